@@ -1,0 +1,45 @@
+"""OELM: freeze the query/key projections of a transformer at an orthogonal start, train the rest.
+
+    import oelm
+    applied = oelm.apply(model, "oelm-freeze", seed=42)
+    print(applied)
+
+The names below are the whole public API. They load on first use, so that `import oelm` stays fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "apply": "oelm.methods.apply",
+    "audit": "oelm.methods.audit",
+    "load": "oelm.methods.save",
+    "methods": "oelm.methods.registry",
+    "Method": "oelm.methods.method",
+    "OELMCallback": "oelm.methods.callback",
+    "OelmError": "oelm.errors",
+    "param_groups": "oelm.methods.groups",
+    "qk_projections": "oelm.methods.readers",
+    "register_attention": "oelm.methods.readers",
+    "register_method": "oelm.methods.registry",
+    "save": "oelm.methods.save",
+}
+
+__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from oelm.errors import OelmError as OelmError
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'oelm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

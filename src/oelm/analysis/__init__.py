@@ -1,0 +1,1 @@
+"""From run folders to tables, verdicts, figures and the report."""

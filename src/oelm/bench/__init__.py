@@ -1,0 +1,1 @@
+"""Honest benchmarks: interleaved arms, a FLOP model, peers."""

@@ -1,0 +1,1 @@
+"""Datasets, tokenizers, token files and batches."""

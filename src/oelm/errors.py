@@ -1,0 +1,41 @@
+"""Errors meant for people: what was wrong, where, and what to do.
+
+Every error that a user can cause is an `OelmError`; the command line prints its message without a
+traceback and exits with `exit_code`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OelmError(Exception):
+    """Something the user can put right. The message says what, where and how."""
+
+    exit_code = 1
+
+
+class UsageError(OelmError):
+    """A wrong name, flag or value: exit code 2, as command lines do."""
+
+    exit_code = 2
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UsageError:
+    """The error for a name that is not among `valid`, with the nearest one that is.
+
+    >>> str(unknown_name("method", "oelm-freze", ["baseline", "oelm-freeze"]))
+    "unknown method 'oelm-freze'; did you mean 'oelm-freeze'? Valid: baseline, oelm-freeze"
+    """
+    names = list(valid)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if not near:  # users also differ in case and separators
+        folded = {_fold(n): n for n in names}
+        near = [folded[_fold(name)]] if _fold(name) in folded else []
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    return UsageError(f"unknown {kind} '{name}'{hint} Valid: {', '.join(names)}")
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "").replace(" ", "")

@@ -1,0 +1,1 @@
+"""Our GPT: one trunk, a language-modelling head and a classification head."""

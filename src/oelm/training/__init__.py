@@ -1,0 +1,1 @@
+"""One loop for every task, with exact resume and honest timing."""
