@@ -22,7 +22,7 @@ class DataConfig:
     dataset: str  # a name of the data catalogue
     variant: str = ""  # e.g. the language of xnli
     source: Literal["auto", "local", "hub", "builtin"] = "auto"
-    tokenizer: str = "gpt2"  # "gpt2", "model" (the pretrained model's own), or "bpe-<vocab>" trained on the corpus
+    tokenizer: str = "gpt2"  # "gpt2", "model" (the pretrained one's own) or "bpe-<vocab>" from the corpus
     max_length: int = 512  # context of a language model, truncation length of a classifier
     train_rows: int = 0  # use only the first n rows of the (seed-independent) shuffled split; 0 = all
     eval_rows: int = 0  # the same for validation and test
