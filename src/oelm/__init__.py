@@ -29,7 +29,7 @@ _HOME = {
     "save": "oelm.methods.save",
 }
 
-__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+__all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
     from oelm.errors import OelmError as OelmError

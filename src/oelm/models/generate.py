@@ -1,0 +1,71 @@
+"""Sampling from a language model: temperature, top-k, top-p, a seed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from oelm.errors import UsageError
+from oelm.models.gpt import GPT
+
+
+@torch.inference_mode()
+def generate(
+    model: GPT,
+    ids: Tensor,
+    new_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    generator: torch.Generator | None = None,
+    stop_id: int | None = None,
+) -> Tensor:
+    """Continue the prompt `ids` (T,) by up to `new_tokens`; temperature 0 takes the likeliest token.
+
+    The model sees its last `context` tokens. Sampling stops early after `stop_id`.
+    """
+    if not len(ids):
+        raise UsageError("the prompt is empty: give at least one token")
+    if new_tokens < 0:
+        raise UsageError(f"new_tokens must not be negative, got {new_tokens}")
+    was_training = model.training
+    model.eval()
+    try:
+        for _ in range(new_tokens):
+            hidden = model(ids[None, -model.config.context :])  # (1, T, d)
+            logits = hidden[0, -1] @ model.tokens.weight.T  # only the last token goes through the head
+            token = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+            ids = torch.cat([ids, token.view(1)])
+            if stop_id is not None and int(token) == stop_id:
+                break
+    finally:
+        model.train(was_training)
+    return ids
+
+
+def sample(
+    logits: Tensor,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """One token from logits (V,): top-k first, then the smallest set that holds top-p of what is left."""
+    if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+        raise UsageError(
+            f"sampling needs temperature >= 0, top_k >= 0 and 0 < top_p <= 1, "
+            f"not {temperature}, {top_k}, {top_p}"
+        )
+    if temperature == 0:
+        return logits.argmax()
+    logits = logits.float() / temperature
+    if 0 < top_k < len(logits):
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], float("-inf"))
+    probabilities = logits.softmax(-1)
+    if top_p < 1:
+        ordered, order = probabilities.sort(descending=True, stable=True)
+        beyond = ordered.cumsum(-1) - ordered >= top_p  # the token that crosses the line stays in
+        probabilities[order[beyond]] = 0
+    return torch.multinomial(probabilities, 1, generator=generator)[0]

@@ -1,0 +1,133 @@
+"""Our GPT as a transformers GPT-2 folder, and back.
+
+GPT-2 holds what the study's architecture needs (pre-LN, learned positions, exact GELU as "gelu", a tied
+head) and biases that ours lacks: they are written as zeros. What GPT-2 cannot hold (rotary positions,
+a method's extras, a classification head) is refused with a word on why.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from oelm.errors import OelmError
+from oelm.models.gpt import GPT, Block, GPTConfig
+
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel
+
+
+def to_gpt2(model: GPT, *, eos_id: int | None = None) -> GPT2LMHeadModel:
+    """A transformers GPT-2 with the same logits."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    _refuse_what_gpt2_cannot_hold(model)
+    c = model.config
+    config = GPT2Config(
+        vocab_size=c.vocab_size,
+        n_positions=c.context,
+        n_embd=c.width,
+        n_layer=c.layers,
+        n_head=c.heads,
+        n_inner=c.ff,
+        activation_function="gelu",
+        resid_pdrop=c.dropout,
+        embd_pdrop=c.dropout,
+        attn_pdrop=c.dropout,
+        bos_token_id=eos_id,
+        eos_token_id=eos_id,
+    )
+    theirs = GPT2LMHeadModel(config)
+    state = {name: tensor.detach().clone() for name, tensor in _gpt2_state(model).items()}
+    state["lm_head.weight"] = state["transformer.wte.weight"]
+    theirs.load_state_dict(state, strict=True)
+    return theirs.eval()
+
+
+def export_hf(model: GPT, folder: Path | str, *, eos_id: int | None = None) -> None:
+    """Write a folder that `transformers.GPT2LMHeadModel.from_pretrained` loads."""
+    to_gpt2(model, eos_id=eos_id).save_pretrained(folder)
+
+
+def import_hf(folder: Path | str) -> GPT:
+    """Our GPT from a GPT-2 folder with the same logits; refused where ours has no place for a weight."""
+    from transformers import GPT2LMHeadModel
+
+    if not (Path(folder) / "config.json").is_file():
+        raise OelmError(f"{folder} holds no config.json: not a transformers folder")
+    theirs = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32)
+    c = theirs.config
+    if c.activation_function != "gelu":
+        raise OelmError(
+            f"{folder}: its activation is '{c.activation_function}', this GPT has the exact GELU ('gelu')"
+        )
+    ours = GPT(
+        GPTConfig(
+            vocab_size=c.vocab_size,
+            context=c.n_positions,
+            width=c.n_embd,
+            layers=c.n_layer,
+            heads=c.n_head,
+            ff=c.n_inner or 4 * c.n_embd,
+            dropout=c.resid_pdrop,
+        )
+    )
+    source = theirs.state_dict()
+    for name, tensor in _gpt2_state(ours).items():
+        theirs_tensor = source[name]
+        if name.endswith(("attn.c_attn.bias", "attn.c_proj.bias")):
+            if theirs_tensor.abs().max() > 0:
+                raise OelmError(f"{folder}: {name} is not zero, and this GPT has no bias in Q/K/V/O")
+        elif name.endswith("attn.c_attn.weight"):
+            block = cast(Block, ours.blocks[int(name.split(".")[2])])
+            for part, weight in zip("qkv", theirs_tensor.chunk(3, dim=1), strict=True):
+                getattr(block.attn, part).weight.data.copy_(weight.T)
+        else:
+            tensor.data.copy_(theirs_tensor)
+    return ours
+
+
+def _gpt2_state(model: GPT) -> dict[str, Tensor]:
+    """GPT-2's tensor names -> ours in GPT-2's layout (Conv1D keeps (in, out)); views where possible."""
+    assert model.positions is not None
+    state: dict[str, Tensor] = {
+        "transformer.wte.weight": model.tokens.weight,
+        "transformer.wpe.weight": model.positions.weight,
+        "transformer.ln_f.weight": model.norm.weight,
+        "transformer.ln_f.bias": model.norm.bias,
+    }
+    for i, block in enumerate(cast(list[Block], model.blocks)):
+        attn, mlp, at = block.attn, block.mlp, f"transformer.h.{i}."
+        qkv = torch.cat([attn.q.weight, attn.k.weight, attn.v.weight]).T
+        state |= {
+            at + "ln_1.weight": block.norm1.weight,
+            at + "ln_1.bias": block.norm1.bias,
+            at + "ln_2.weight": block.norm2.weight,
+            at + "ln_2.bias": block.norm2.bias,
+            at + "attn.c_attn.weight": qkv,
+            at + "attn.c_attn.bias": qkv.new_zeros(qkv.shape[1]),
+            at + "attn.c_proj.weight": attn.o.weight.T,
+            at + "attn.c_proj.bias": qkv.new_zeros(qkv.shape[0]),
+            at + "mlp.c_fc.weight": mlp.up.weight.T,
+            at + "mlp.c_fc.bias": mlp.up.bias,
+            at + "mlp.c_proj.weight": mlp.down.weight.T,
+            at + "mlp.c_proj.bias": mlp.down.bias,
+        }
+    return state
+
+
+def _refuse_what_gpt2_cannot_hold(model: GPT) -> None:
+    plain = set(GPT(model.config).state_dict())
+    extras = sorted(set(model.state_dict()) - plain)
+    reason = None
+    if model.config.classes:
+        reason = "it has a classification head (and GPT-2's classifier pools differently)"
+    elif model.config.position == "rope":
+        reason = "it has rotary positions, GPT-2 has learned ones"
+    elif extras:
+        reason = f"its method adds what GPT-2 has no place for: {', '.join(extras[:3])}"
+    if reason:
+        raise OelmError(f"this model cannot be written as a GPT-2 folder: {reason}. Use oelm.save instead.")

@@ -1,0 +1,144 @@
+"""Our GPT: exact sizes, heads that do not see padding, saving and loading, bad shapes refused."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oelm.errors import OelmError, UsageError
+from oelm.models.gpt import GPT, SIZES, GPTConfig, gpt_config
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def small(**rest):
+    return GPT(gpt_config("smoke", **{"vocab_size": 61, "context": 24, **rest}), seeded()).eval()
+
+
+def count(config):
+    with torch.device("meta"):
+        model = GPT(config)
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_the_studys_parameter_counts():
+    assert count(gpt_config("medium-512")) == 44_896_768
+    assert count(gpt_config("medium-512", classes=2, causal=False)) == 44_897_794
+    with torch.device("meta"):
+        model = GPT(gpt_config("medium-512"))
+    assert sum(b.attn.q.weight.numel() + b.attn.k.weight.numel() for b in model.blocks) == 3_145_728
+
+
+@pytest.mark.parametrize(
+    "size", [size for size in SIZES if size != "medium-512"]
+)  # too large for a unit test
+@pytest.mark.parametrize("position", ["learned", "rope"])
+def test_every_size_trains_one_step(size, position):
+    model = GPT(gpt_config(size, vocab_size=50, context=16, position=position), seeded())
+    ids = torch.randint(50, (2, 17), generator=seeded(1))
+    model.loss(ids[:, :-1], ids[:, 1:]).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("position", ["learned", "rope"])
+def test_a_language_model_never_sees_the_future(position):
+    model = small(position=position)
+    ids = torch.randint(61, (1, 12), generator=seeded(2))
+    changed = ids.clone()
+    changed[0, 7] = (changed[0, 7] + 1) % 61
+    a, b = model.logits(ids), model.logits(changed)
+    assert torch.equal(a[:, :7], b[:, :7])
+    assert not torch.allclose(a[:, 7:], b[:, 7:])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=5),
+    extra=st.integers(0, 4),
+    causal=st.booleans(),
+    relative=st.booleans(),
+)
+def test_a_rows_class_logits_depend_neither_on_padding_nor_on_its_batch(lengths, extra, causal, relative):
+    model = small(classes=3, causal=causal)
+    if relative:
+        for block in model.blocks:
+            block.attn.add_relative_bias(6)
+            torch.nn.init.normal_(block.attn.relative_bias, generator=seeded(5))
+    rows = [torch.randint(61, (n,), generator=seeded(n)) for n in lengths]
+    ids = torch.randint(61, (len(rows), max(lengths) + extra), generator=seeded(9))  # garbage as padding
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = row
+    together = model.classify(ids, torch.tensor(lengths))
+    for i, row in enumerate(rows):
+        alone = model.classify(row[None], torch.tensor([len(row)]))[0]
+        assert torch.allclose(together[i], alone, atol=1e-5)
+
+
+def test_rotary_scores_depend_on_distance_only():
+    from oelm.models.gpt import rotate, rotation_table
+
+    table = rotation_table(GPTConfig(vocab_size=5, context=32, width=16, heads=2))
+    q, k = torch.randn(2, 1, 1, 1, 8, generator=seeded())
+
+    def score(i, j):
+        return (rotate(q, table[i : i + 1]) * rotate(k, table[j : j + 1])).sum()
+
+    assert torch.allclose(score(9, 4), score(25, 20), atol=1e-5)
+    assert not torch.allclose(score(9, 4), score(9, 5), atol=1e-3)
+
+
+def test_relative_bias_starts_as_no_change_and_trains():
+    model = small()
+    ids = torch.randint(61, (2, 20), generator=seeded(3))
+    before = model.logits(ids)
+    for block in model.blocks:
+        block.attn.add_relative_bias(8)
+    assert torch.allclose(model.logits(ids), before, atol=1e-5)
+    model.loss(ids[:, :-1], ids[:, 1:]).backward()
+    assert model.blocks[0].attn.relative_bias.grad.abs().sum() > 0
+
+
+def test_save_and_load_bit_equal(tmp_path):
+    model = small(position="rope")
+    model.save(tmp_path)
+    again = GPT.load(tmp_path)
+    assert again.config == model.config
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_a_foreign_folder_is_refused(tmp_path):
+    with pytest.raises(OelmError, match=r"no config\.json"):
+        GPT.load(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(OelmError, match="oelm-gpt"):
+        GPT.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"heads": 7}, "does not divide"),
+        ({"layers": 0}, "at least 1"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"position": "alibi"}, "position"),
+        ({"causal": False}, "causal"),
+        ({"width": 24, "heads": 8, "position": "rope"}, "even head size"),
+        ({"classes": -1}, "classes"),
+    ],
+)
+def test_impossible_shapes(fields, message):
+    with pytest.raises(UsageError, match=message):
+        GPTConfig(**fields)
+
+
+def test_wrong_use_is_named():
+    with pytest.raises(UsageError, match="medium-512"):
+        gpt_config("medium_512")
+    with pytest.raises(UsageError, match="context"):
+        small().logits(torch.zeros(1, 25, dtype=torch.long))
+    with pytest.raises(UsageError, match="not a classifier"):
+        small().classify(torch.zeros(1, 2, dtype=torch.long), torch.tensor([2]))
+    with pytest.raises(UsageError, match="not a language model"):
+        small(classes=2).logits(torch.zeros(1, 2, dtype=torch.long))

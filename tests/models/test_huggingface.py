@@ -1,0 +1,83 @@
+"""transformers' GPT-2 is the outside oracle of our GPT."""
+
+import pytest
+import torch
+
+from oelm.errors import OelmError
+from oelm.models.gpt import GPT, gpt_config
+from oelm.models.huggingface import export_hf, import_hf, to_gpt2
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def trained(**rest):
+    """A model a few steps away from its start, so that biases and norms are not at their defaults."""
+    model = GPT(gpt_config("smoke", vocab_size=61, context=24, **rest), seeded())
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    ids = torch.randint(61, (4, 25), generator=seeded(1))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model.loss(ids[:, :-1], ids[:, 1:]).backward()
+        optimizer.step()
+    model.zero_grad()
+    return model.eval()
+
+
+def test_logits_agree_both_ways(tmp_path):
+    from transformers import GPT2LMHeadModel
+
+    ours = trained()
+    ids = torch.randint(61, (2, 24), generator=seeded(2))
+    export_hf(ours, tmp_path)
+    theirs = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
+    back = import_hf(tmp_path).eval()
+    with torch.no_grad():
+        assert torch.allclose(theirs(ids).logits, ours.logits(ids), atol=1e-4)
+        assert torch.allclose(back.logits(ids), ours.logits(ids), atol=1e-6)
+
+
+def test_loss_and_gradients_agree_with_transformers():
+    ours = trained()
+    theirs = to_gpt2(ours)
+    ids = torch.randint(61, (3, 20), generator=seeded(3))
+    ours.loss(ids[:, :-1], ids[:, 1:]).backward()
+    theirs(ids, labels=ids).loss.backward()
+    q, k, v = theirs.transformer.h[1].attn.c_attn.weight.grad.chunk(3, dim=1)
+    for mine, want in [
+        (ours.tokens.weight, theirs.transformer.wte.weight.grad),
+        (ours.blocks[1].attn.q.weight, q.T),
+        (ours.blocks[1].attn.k.weight, k.T),
+        (ours.blocks[1].attn.v.weight, v.T),
+        (ours.blocks[0].mlp.down.bias, theirs.transformer.h[0].mlp.c_proj.bias.grad),
+        (ours.norm.weight, theirs.transformer.ln_f.weight.grad),
+    ]:
+        assert torch.allclose(mine.grad, want, atol=1e-4)
+
+
+def test_what_gpt2_cannot_hold_is_refused(tmp_path):
+    with pytest.raises(OelmError, match="rotary"):
+        export_hf(GPT(gpt_config("smoke", vocab_size=9, position="rope")), tmp_path)
+    with pytest.raises(OelmError, match="classification"):
+        export_hf(GPT(gpt_config("smoke", vocab_size=9, classes=2)), tmp_path)
+    model = GPT(gpt_config("smoke", vocab_size=9))
+    model.blocks[0].attn.add_relative_bias(4)
+    with pytest.raises(OelmError, match="relative_bias"):
+        export_hf(model, tmp_path)
+
+
+def test_import_refuses_what_ours_cannot_hold(tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shape = {"vocab_size": 9, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(**shape)).save_pretrained(tmp_path / "tanh")
+    with pytest.raises(OelmError, match="gelu_new"):
+        import_hf(tmp_path / "tanh")
+    biased = GPT2LMHeadModel(GPT2Config(**shape, activation_function="gelu"))
+    biased.transformer.h[0].attn.c_attn.bias.data.fill_(0.5)
+    biased.save_pretrained(tmp_path / "biased")
+    with pytest.raises(OelmError, match="no bias in Q/K/V/O"):
+        import_hf(tmp_path / "biased")
+    with pytest.raises(OelmError, match="not a transformers folder"):
+        import_hf(tmp_path / "nothing")

@@ -1,0 +1,64 @@
+"""The chunked loss against plain cross-entropy: value and gradients, at every chunking."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oelm.models import loss as loss_module
+from oelm.models.loss import IGNORE, cross_entropy_sum
+
+
+def problem(tokens, vocabulary, scale, seed, ignored):
+    g = torch.Generator().manual_seed(seed)
+    hidden = (scale * torch.randn(tokens, 12, generator=g)).requires_grad_()
+    weight = torch.randn(vocabulary, 12, generator=g).requires_grad_()
+    targets = torch.randint(vocabulary, (tokens,), generator=g)
+    targets[torch.rand(tokens, generator=g) < ignored] = IGNORE
+    return hidden, weight, targets
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.integers(1, 40),
+    vocabulary=st.integers(2, 50),
+    rows=st.integers(1, 50),
+    scale=st.sampled_from([0.1, 1.0, 40.0]),  # 40: probabilities underflow in fp32
+    ignored=st.sampled_from([0.0, 0.3]),
+    factor=st.sampled_from([1.0, 0.25]),
+)
+def test_equals_plain_cross_entropy(tokens, vocabulary, rows, scale, ignored, factor):
+    hidden, weight, targets = problem(tokens, vocabulary, scale, tokens * 53 + vocabulary, ignored)
+    plain = F.cross_entropy(hidden @ weight.T, targets, ignore_index=IGNORE, reduction="sum")
+    (factor * plain).backward()
+    expected = hidden.grad, weight.grad
+    hidden.grad = weight.grad = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss_module, "CHUNK_ELEMENTS", rows * vocabulary)
+        ours = cross_entropy_sum(hidden, weight, targets)
+        (factor * ours).backward()
+        with torch.no_grad():
+            quiet = cross_entropy_sum(hidden, weight, targets)
+    assert torch.allclose(ours, plain, rtol=1e-5, atol=1e-4)
+    assert torch.allclose(quiet, plain, rtol=1e-5, atol=1e-4)
+    for got, want in zip((hidden.grad, weight.grad), expected, strict=True):
+        assert torch.allclose(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max() + 1))
+
+
+def test_only_asked_for_gradients_are_made():
+    hidden, weight, targets = problem(6, 9, 1.0, seed=0, ignored=0.0)
+    cross_entropy_sum(hidden, weight.detach(), targets).backward()
+    assert hidden.grad is not None
+    hidden.grad = None
+    cross_entropy_sum(hidden.detach(), weight, targets).backward()
+    assert weight.grad is not None
+    assert hidden.grad is None
+
+
+def test_a_second_backward_is_an_error_not_a_wrong_number():
+    hidden, weight, targets = problem(6, 9, 1.0, seed=0, ignored=0.0)
+    total = cross_entropy_sum(hidden, weight, targets)
+    total.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="used up"):
+        total.backward()
