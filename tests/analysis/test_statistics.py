@@ -1,0 +1,297 @@
+"""Statistics against scipy, and by simulation: do the intervals cover, do the verdicts err as rarely as they say?"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from oelm.analysis import statistics as s
+from oelm.analysis import verdict as v
+
+
+def seeds(values) -> dict[int, float]:
+    return dict(enumerate(float(x) for x in values))
+
+
+finite = st.floats(-5, 5, allow_nan=False)
+
+
+@given(st.lists(st.tuples(finite, finite), min_size=2, max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_paired_interval_is_scipys(pairs):
+    a, b = np.array(pairs).T
+    estimate = s.difference(seeds(a), seeds(b))
+    assert estimate.way == "paired t"
+    assert estimate.n == len(pairs)
+    assert estimate.value == pytest.approx(np.mean(a - b), abs=1e-12)
+    if np.std(a - b) > 1e-6:
+        oracle = stats.ttest_rel(a, b)
+        assert estimate.interval == pytest.approx(tuple(oracle.confidence_interval(0.95)), rel=1e-6, abs=1e-9)
+        assert estimate.p_value == pytest.approx(oracle.pvalue, rel=1e-6)
+
+
+def test_missing_partners_fall_back_to_welch_and_say_so():
+    a, b = {0: 1.0, 1: 1.2, 2: 1.1}, {0: 0.9, 3: 1.0, 4: 0.7}
+    estimate = s.difference(a, b)
+    oracle = stats.ttest_ind(list(a.values()), list(b.values()), equal_var=False)
+    assert estimate.way == "Welch"
+    assert estimate.unpaired == (1, 2, 3, 4)
+    assert estimate.interval == pytest.approx(tuple(oracle.confidence_interval(0.95)))
+    assert estimate.p_value == pytest.approx(oracle.pvalue)
+
+
+def test_three_shared_seeds_stay_paired_and_the_others_are_named():
+    estimate = s.difference({0: 1.0, 1: 2.0, 2: 3.5, 9: 99.0}, {0: 0.9, 1: 1.7, 2: 3.0})
+    assert (estimate.way, estimate.n, estimate.unpaired) == ("paired t", 3, (9,))
+    assert estimate.value == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("arm", "reference"), [({0: 2.0}, {0: 1.0}), ({0: 2.0}, {1: 1.0}), ({0: 2.0}, {0: 1.0, 1: 5.0, 2: 6.0})]
+)
+def test_one_seed_has_no_interval_and_no_verdict(arm, reference):
+    estimate = s.difference(arm, reference)
+    assert estimate.interval is None
+    assert estimate.value == pytest.approx(1.0)  # the partner of the same seed where there is one
+    verdict = v.decide(v.PPL_TARGET, estimate)
+    assert verdict.outcome == v.NO_INTERVAL
+    assert not verdict.decided
+
+
+def test_ratio_scale_is_the_exponential_of_the_log_scale():
+    estimate = s.difference(seeds(np.log([5.0, 5.5, 5.2])), seeds(np.log([4.0, 4.6, 4.1])))
+    ratio = estimate.exp()
+    assert ratio.value == pytest.approx(stats.gmean([5.0 / 4.0, 5.5 / 4.6, 5.2 / 4.1]))
+    assert ratio.interval == pytest.approx(tuple(math.exp(x) for x in estimate.interval))
+
+
+def test_bootstrap_is_bca_and_is_withheld_where_it_would_lie():
+    d = [0.1, 0.3, 0.2, 0.5, 0.0, 0.25]
+    oracle = stats.bootstrap(
+        (np.array(d),), np.mean, method="BCa", n_resamples=4999, rng=np.random.default_rng(0)
+    ).confidence_interval
+    assert s.bootstrap(d) == pytest.approx((oracle.low, oracle.high))
+    assert s.bootstrap(d[:3]) is None
+    assert s.bootstrap([0.2] * 8) is None
+
+
+def test_identical_seeds_give_a_point_not_a_crash():
+    estimate = s.difference(seeds([1.0, 1.0]), seeds([1.0, 1.0]))
+    assert estimate.interval == (0.0, 0.0)
+    assert estimate.p_value == 1.0
+    assert s.difference(seeds([2.0, 2.0]), seeds([1.0, 1.0])).p_value == 0.0
+
+
+def test_mcnemar_is_the_exact_binomial_test_of_the_disagreements():
+    arm = np.array([1] * 12 + [0] * 4 + [1] * 50 + [0] * 20)
+    reference = np.array([0] * 12 + [1] * 4 + [1] * 50 + [0] * 20)
+    assert s.mcnemar(arm, reference) == pytest.approx(stats.binomtest(12, 16).pvalue)
+    assert s.mcnemar(arm, arm) == 1.0
+
+
+def test_one_seed_test_set_error_is_that_of_paired_proportions():
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(0, 2, (2, 1, 400))
+    gained, lost = np.sum((a == 1) & (b == 0)), np.sum((a == 0) & (b == 1))
+    textbook = math.sqrt((gained + lost - (gained - lost) ** 2 / 400) / 399 / 400)
+    assert s.example_se(a - b) == pytest.approx(textbook, rel=1e-2)
+
+
+def test_binomial_fallback_is_wider_than_the_paired_error_of_agreeing_models():
+    rng = np.random.default_rng(0)
+    reference = (rng.random((3, 2000)) < 0.8).astype(float)
+    flips = rng.random((3, 2000)) < 0.1
+    arm = np.where(flips, 1 - reference, reference)
+    assert s.example_se(arm - reference) < s.binomial_se(arm.mean(), reference.mean(), 2000)
+
+
+# --- simulation ------------------------------------------------------------------------------------------
+
+
+def simulated_accuracy(rng, *, n, m, seed_sd, example_sd, rest_sd, mean=0.0):
+    """One study in the crossed model: per-example differences (n seeds, m examples)."""
+    return (
+        mean
+        + rng.normal(0, seed_sd, (n, 1))
+        + rng.normal(0, example_sd, (1, m))
+        + rng.normal(0, rest_sd, (n, m))
+    )
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
+def test_paired_interval_covers_95_percent(n):
+    rng = np.random.default_rng(n)
+    hits = 0
+    for d in rng.normal(0.07, 0.03, (2000, n)):
+        low, high = s._paired(list(d), (), 0.0, 0.95).interval if n < s.MIN_BOOTSTRAP else _t_interval(d)
+        hits += low <= 0.07 <= high
+    assert 0.935 <= hits / 2000 <= 0.965  # three standard errors of the simulation
+
+
+def _t_interval(d):
+    """As `_paired` without its bootstrap, which is not under test here and would take minutes."""
+    result = stats.ttest_1samp(d, 0.0).confidence_interval(0.95)
+    return result.low, result.high
+
+
+@pytest.mark.parametrize(
+    ("seed_sd", "example_sd", "rest_sd"),
+    [(0.01, 0.0, 0.3), (0.0, 0.4, 0.1), (0.01, 0.3, 0.3), (0.02, 0.1, 0.1), (0.002, 0.5, 0.2)],
+)
+@pytest.mark.parametrize("n", [3, 5])
+def test_combined_interval_covers_at_least_95_percent(n, seed_sd, example_sd, rest_sd):
+    """Over fresh seeds *and* a fresh test set, whichever of the two dominates."""
+    rng = np.random.default_rng(17)
+    repeats, m, hits = 600, 300, 0
+    for _ in range(repeats):
+        block = simulated_accuracy(rng, n=n, m=m, seed_sd=seed_sd, example_sd=example_sd, rest_sd=rest_sd)
+        d = block.mean(axis=1)
+        half = stats.t.ppf(0.975, n - 1) * d.std(ddof=1) / math.sqrt(n)
+        low, high = s._widened(float(d.mean()), float(half), s.example_se(block), 0.95)
+        hits += low <= 0.0 <= high
+    assert hits / repeats >= 0.93  # 0.95 minus two standard errors; conservative is allowed
+
+
+def test_seeds_alone_would_miss_the_test_set_error():
+    """Why the second term is there: with a dominant test-set error the plain t interval covers far too rarely."""
+    rng = np.random.default_rng(5)
+    hits = 0
+    for _ in range(400):
+        block = simulated_accuracy(rng, n=5, m=300, seed_sd=0.002, example_sd=0.5, rest_sd=0.1)
+        low, high = _t_interval(block.mean(axis=1))
+        hits += low <= 0.0 <= high
+    assert hits / 400 < 0.5
+
+
+def test_small_bootstraps_cover_too_rarely_which_is_why_they_are_withheld():
+    rng = np.random.default_rng(11)
+    hits = 0
+    for d in rng.normal(0, 1, (200, 3)):
+        means = rng.choice(d, (999, 3)).mean(axis=1)
+        low, high = np.quantile(means, [0.025, 0.975])
+        hits += low <= 0 <= high
+    assert hits / 200 < 0.88
+
+
+def outcomes(rule, true, sd, n, repeats=3000, seed=0):
+    rng = np.random.default_rng(seed)
+    counts: dict[str, int] = {}
+    for d in rng.normal(true, sd, (repeats, n)):
+        half = stats.t.ppf(0.975, n - 1) * d.std(ddof=1) / math.sqrt(n)
+        estimate = s.Estimate(
+            float(d.mean()), (d.mean() - half, d.mean() + half), "paired t", n, n, float(d.std(ddof=1))
+        )
+        # the outcome alone; the planning figure is tested apart and is slow
+        low, high = estimate.interval
+        regions = rule.regions[v._region(rule, low) : v._region(rule, high) + 1]
+        name = regions[0] if len(regions) == 1 else v.UNDECIDED
+        counts[name] = counts.get(name, 0) + 1
+    return {name: count / repeats for name, count in counts.items()}
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_wrong_verdicts_at_the_cut_are_as_rare_as_promised(n):
+    """On the cut itself each side may be claimed in at most 2.5 % of studies."""
+    rates = outcomes(v.PPL_TARGET, math.log(1.05), 0.02, n)
+    assert rates.get(v.HOLDS, 0) <= 0.034
+    assert rates.get(v.FAILS, 0) <= 0.034
+
+
+def test_scenarios_err_rarely_and_are_found_when_they_are_true():
+    assert outcomes(v.SCENARIO, -1.0, 0.4, 5).get("A", 0) > 0.8
+    assert outcomes(v.SCENARIO, -7.0, 0.4, 5).get("B", 0) > 0.95
+    assert outcomes(v.SCENARIO, -3.5, 0.4, 5).get("C", 0) > 0.95
+    wrong = outcomes(v.SCENARIO, -2.01, 0.4, 5)
+    assert wrong.get("A", 0) <= 0.034
+    assert wrong.get("B", 0) == 0
+
+
+# --- verdicts --------------------------------------------------------------------------------------------
+
+
+def estimate_at(value, half, *, n=3, sd=0.02, test_se=0.0):
+    return s.Estimate(value, (value - half, value + half), "paired t", n, n, sd, test_se)
+
+
+@pytest.mark.parametrize(
+    ("rule", "value", "half", "outcome"),
+    [
+        (v.PPL_TARGET, math.log(1.02), 0.01, v.HOLDS),
+        (v.PPL_TARGET, math.log(1.09), 0.02, v.FAILS),
+        (v.PPL_TARGET, math.log(1.05), 0.02, v.UNDECIDED),
+        (v.ACCURACY_TARGET, math.log(0.99), 0.01, v.HOLDS),
+        (v.ACCURACY_TARGET, math.log(0.90), 0.01, v.FAILS),
+        (v.SCENARIO, 0.0, 1.0, "A"),
+        (v.SCENARIO, -2.0, 0.0, "A"),  # ">= -2 points"
+        (v.SCENARIO, -5.0, 0.0, "C"),  # "< -5 points" is B
+        (v.SCENARIO, -3.5, 1.0, "C"),
+        (v.SCENARIO, -8.0, 1.0, "B"),
+        (v.SCENARIO, -2.0, 1.0, v.UNDECIDED),
+        (v.PPL_SIGN, -0.1, 0.05, v.BETTER),
+        (v.ACCURACY_SIGN, -0.1, 0.05, v.WORSE),
+    ],
+)
+def test_decisions(rule, value, half, outcome):
+    assert v.decide(rule, estimate_at(value, half)).outcome == outcome
+
+
+def test_undecided_names_what_is_possible():
+    verdict = v.decide(v.SCENARIO, estimate_at(-3.0, 3.0, sd=1.2))
+    assert verdict.possible == ("B", "C", "A")
+    assert verdict.needed is not None
+    assert verdict.needed.seeds is not None
+    assert verdict.needed.seeds > 3
+
+
+def test_a_diverged_seed_withholds_the_verdict():
+    verdict = v.decide(v.PPL_TARGET, estimate_at(0.0, 0.01), diverged=True)
+    assert (verdict.outcome, verdict.because) == (v.UNDECIDED, "diverged")
+
+
+def test_seeds_needed_matches_scipys_simulated_power():
+    estimate = estimate_at(math.log(1.05) - 0.02, 0.05, sd=0.02)
+    n = v.seeds_needed(v.PPL_TARGET, estimate).seeds
+    assert n is not None
+
+    def power(size):
+        return stats.power(
+            lambda x, axis: stats.ttest_1samp(x, 0.0, axis=axis, alternative="greater"),
+            lambda size, rng=np.random.default_rng(1): rng.normal(0.02, 0.02, size),
+            size,
+            significance=0.025,
+            n_resamples=20000,
+            vectorized=True,
+        ).power
+
+    assert power(n) >= 0.785
+    assert power(n - 1) < 0.81
+
+
+def test_seeds_needed_by_simulation_with_a_test_set_error():
+    estimate = estimate_at(-1.0, 2.0, sd=0.8, test_se=0.25)
+    n = v.seeds_needed(v.SCENARIO, estimate).seeds
+    assert n is not None
+    rng = np.random.default_rng(2)
+    settled = 0
+    for _ in range(3000):
+        d = rng.normal(-1.0, 0.8, n) + rng.normal(0, 0.25)
+        half = math.hypot(stats.t.ppf(0.975, n - 1) * d.std(ddof=1) / math.sqrt(n), 1.96 * 0.25)
+        settled += d.mean() - half >= -2
+    assert settled / 3000 == pytest.approx(0.8, abs=0.07)
+
+
+def test_no_number_of_seeds_is_promised_where_none_would_do():
+    assert v.seeds_needed(v.SCENARIO, estimate_at(-2.3, 2.0, sd=0.5, test_se=1.0)).limit == "test set"
+    assert v.seeds_needed(v.PPL_TARGET, estimate_at(math.log(1.05), 0.02)).limit == "too close"
+
+
+def test_trend_needs_five_points():
+    assert s.trend([1, 2, 3, 4], [1, 2, 3, 4]) is None
+    tau, p = s.trend([1, 2, 3, 4, 5], [2, 4, 6, 8, 10])
+    assert tau == pytest.approx(1.0)
+    assert p == pytest.approx(stats.kendalltau(range(5), range(5)).pvalue)
