@@ -1,4 +1,4 @@
-"""Statistics against scipy, and by simulation: do the intervals cover, do the verdicts err as rarely as they say?"""
+"""Statistics against scipy, and by simulation: do intervals cover, do verdicts err as rarely as they say?"""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_combined_interval_covers_at_least_95_percent(n, seed_sd, example_sd, re
 
 
 def test_seeds_alone_would_miss_the_test_set_error():
-    """Why the second term is there: with a dominant test-set error the plain t interval covers far too rarely."""
+    """Why the second term is there: when the test set dominates, the plain t interval covers too rarely."""
     rng = np.random.default_rng(5)
     hits = 0
     for _ in range(400):
@@ -258,10 +258,12 @@ def test_seeds_needed_matches_scipys_simulated_power():
     n = v.seeds_needed(v.PPL_TARGET, estimate).seeds
     assert n is not None
 
+    rng = np.random.default_rng(1)
+
     def power(size):
         return stats.power(
             lambda x, axis: stats.ttest_1samp(x, 0.0, axis=axis, alternative="greater"),
-            lambda size, rng=np.random.default_rng(1): rng.normal(0.02, 0.02, size),
+            lambda size: rng.normal(0.02, 0.02, size),
             size,
             significance=0.025,
             n_resamples=20000,

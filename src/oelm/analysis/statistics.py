@@ -1,8 +1,9 @@
 """Differences between two arms over seeds, with intervals that say what they cover.
 
 Every figure is made on an additive scale (log perplexity, accuracy, log accuracy) and turned back for
-display. The interval that decides is Student's t over paired seeds. For accuracy the same finite test set judges every
-seed, so its sampling error does not shrink with more seeds; it is estimated from the predictions and added:
+display. The interval that decides is Student's t over paired seeds. For accuracy the same finite test set
+judges every seed, so its sampling error does not shrink with more seeds; it is estimated from the
+predictions and added:
 
     half width^2 = (t(n-1) * seed standard error)^2 + (z * test-set standard error)^2
 
@@ -119,9 +120,8 @@ def _welch(
     else:
         half, p = 0.0, (1.0 if value == 0 else 0.0)
     sd = math.sqrt(float(variance) * n)  # what n paired seeds would need to give the same error
-    return Estimate(
-        value, _widened(value, half, test_se, level), "Welch", len(a), len(b), sd, test_se, None, p, alone
-    )
+    interval = _widened(value, half, test_se, level)
+    return Estimate(value, interval, "Welch", len(a), len(b), sd, test_se, None, p, alone)
 
 
 def bootstrap(d: Sequence[float], level: float = LEVEL) -> Interval | None:
