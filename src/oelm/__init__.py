@@ -18,7 +18,6 @@ _HOME = {
     "apply": "oelm.methods.apply",
     "audit": "oelm.methods.audit",
     "load": "oelm.methods.save",
-    "methods": "oelm.methods.registry",
     "Method": "oelm.methods.method",
     "OELMCallback": "oelm.methods.callback",
     "OelmError": "oelm.errors",
@@ -29,13 +28,18 @@ _HOME = {
     "save": "oelm.methods.save",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", "methods", *_HOME]
 
 if TYPE_CHECKING:
+    from oelm import methods as methods
     from oelm.errors import OelmError as OelmError
+    from oelm.methods.method import Method as Method
+    from oelm.methods.registry import register_method as register_method
 
 
 def __getattr__(name: str) -> Any:
+    if name == "methods":  # a package that is callable, so that the listing and its modules share one name
+        return importlib.import_module("oelm.methods")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'oelm' has no attribute {name!r}")
