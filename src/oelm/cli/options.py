@@ -1,0 +1,140 @@
+"""Arguments that several commands share, so that they read the same everywhere."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from oelm.errors import UsageError
+from oelm.experiments.catalogue import catalogue_files, load_catalogue_files, select
+from oelm.experiments.experiment import Experiment
+from oelm.experiments.scales import SCALES
+from oelm.training.config import Machine
+
+
+def command_parser(subparsers: Any, name: str, text: str, example: str) -> argparse.ArgumentParser:
+    """A sub-parser with its one-line purpose and an example that can be copied."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name, help=text, description=text[:1].upper() + text[1:] + ".", epilog=f"example:\n  {example}"
+    )
+    parser.set_defaults(command=name)
+    return parser
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print facts as JSON")
+
+
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--runs",
+        default=os.environ.get("OELM_RUNS", "runs"),
+        metavar="DIR",
+        help="folder of all runs (or OELM_RUNS)",
+    )
+
+
+def add_catalogue(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--catalogue", action="append", default=[], metavar="FILE.py",
+        help="a Python file that registers experiments of your own (or OELM_CATALOGUE)",
+    )  # fmt: skip
+
+
+def add_scale(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--scale", default="full", metavar="|".join(SCALES), help="full (default), mini or smoke"
+    )
+
+
+def add_changes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", dest="changes",
+        help="change any field of the config by its dotted name, e.g. optim.lr=1e-3, method=oelm-plus",
+    )  # fmt: skip
+    parser.add_argument(
+        "--as",
+        dest="study_name",
+        default="",
+        metavar="STUDY",
+        help="file the runs under another study's name",
+    )
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("ids", nargs="*", metavar="ID", help="experiments (`oelm list`)")
+    parser.add_argument("--phase", type=int, metavar="N", help="all of a phase of the paper's study")
+    parser.add_argument("--study", default="", metavar="NAME", help="all of a study, e.g. gap")
+    parser.add_argument("--all", action="store_true", dest="everything", help="all of the paper's study")
+    add_catalogue(parser)
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("machine")
+    group.add_argument("--data-dir", default="", metavar="DIR", help="local datasets (or OELM_DATA_DIR)")
+    group.add_argument(
+        "--cache-dir", default="", metavar="DIR", help="tokens and tokenizers (or OELM_CACHE_DIR)"
+    )
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
+    group.add_argument(
+        "--threads", type=int, default=0, help="CPU threads; 0 = decided by the launcher or torch"
+    )
+    group.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="also log to tensorboard, wandb or trackio",
+    )
+    group.add_argument("--skip-bad-rows", action="store_true", help="leave broken rows out and count them")
+
+
+def machine_from(args: argparse.Namespace, time_limit: float = 0.0) -> Machine:
+    return Machine(
+        device=args.device,
+        threads=args.threads,
+        data_dir=args.data_dir,
+        cache_dir=args.cache_dir,
+        time_limit=time_limit,
+        trackers=tuple(args.track),
+        skip_bad_rows=args.skip_bad_rows,
+    )
+
+
+def chosen_experiments(args: argparse.Namespace) -> list[Experiment]:
+    load_own(args)
+    return select(args.ids, phase=args.phase, study=args.study, everything=args.everything)
+
+
+def load_own(args: argparse.Namespace) -> None:
+    load_catalogue_files([*catalogue_files(), *args.catalogue])
+
+
+def duration(text: str) -> float:
+    """Seconds from `90`, `90s`, `45m`, `12h` or SLURM's `D-HH:MM:SS` / `HH:MM:SS`.
+
+    >>> duration("1h"), duration("00:01:30"), duration("1-00:00:00")
+    (3600.0, 90.0, 86400.0)
+    """
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    try:
+        if ":" in text:
+            days, _, clock = text.rpartition("-")
+            seconds = 0.0
+            for part in clock.split(":"):
+                seconds = seconds * 60 + float(part)
+            return seconds + 86400 * int(days or 0)
+        if text[-1:] in units:
+            return float(text[:-1]) * units[text[-1]]
+        return float(text)
+    except ValueError:
+        raise UsageError(f"'{text}' is no duration; write 90s, 45m, 12h or HH:MM:SS") from None
+
+
+def existing_folder(text: str) -> Path:
+    path = Path(text)
+    if not path.is_dir():
+        raise UsageError(f"there is no folder {path}")
+    return path

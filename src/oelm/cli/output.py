@@ -1,0 +1,57 @@
+"""Plain output: aligned columns for people and pipes, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], indent: str = "") -> None:
+    """Columns as wide as their widest cell; numbers are right-aligned, the last column is left as it is."""
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(header)]
+    right = [bool(cells) and all(_numeric(row[i]) for row in cells) for i in range(len(header))]
+    for row in [list(header), *cells]:
+        line = "  ".join(
+            text.rjust(width) if flush_right else text.ljust(width)
+            for text, width, flush_right in zip(row, widths, right, strict=True)
+        )
+        print(f"{indent}{line}".rstrip())
+
+
+def bytes_text(count: float) -> str:
+    """
+    >>> bytes_text(514 * 2**20)
+    '514.0 MiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """
+    >>> seconds_text(45), seconds_text(18_400), seconds_text(None)
+    ('45s', '5h 07m', '-')
+    """
+    if seconds is None:
+        return "-"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, whole = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}m {whole:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h {minutes:02d}m" if hours < 48 else f"{hours // 24}d {hours % 24:02d}h"
+
+
+def _numeric(text: str) -> bool:
+    return not text or text == "-" or text.replace(",", "").replace(".", "", 1).lstrip("-+").isdigit()

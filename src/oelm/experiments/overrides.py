@@ -1,0 +1,91 @@
+"""`--set field=value`: any field of a Config by its dotted name, typed, with the nearest name on a typo."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from oelm.errors import UsageError, unknown_name
+from oelm.methods.registry import method as find_method
+from oelm.training.config import Config
+from oelm.training.typed import convert, parse
+
+# What a run is, rather than how it runs: set by the catalogue and the command's own flags.
+_IDENTITY = ("id", "study", "scale", "seed")
+
+
+def field_names(cls: type = Config, prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> annotation of every field that can be set.
+
+    >>> field_names()["optim.lr"]
+    <class 'float'>
+    """
+    hints = typing.get_type_hints(cls)
+    names: dict[str, Any] = {}
+    for f in dataclasses.fields(cls):
+        name, kind = f"{prefix}{f.name}", hints[f.name]
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            names |= field_names(kind, f"{name}.")
+        elif name not in _IDENTITY:
+            names[name] = kind
+    return names
+
+
+def override(config: Config, changes: Mapping[str, Any]) -> Config:
+    """`config` with the dotted fields of `changes`; `method` takes a name of the registry.
+
+    Fields of one section change together, since some only make sense together (a method's `freeze` and
+    `layers`); a new method comes first, so that its own fields can be changed in the same breath.
+    """
+    if "method" in changes:
+        config = _with_method(config, changes["method"])
+    names = field_names()
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        if name == "method":
+            continue
+        if name not in names:
+            raise _unknown_field(name, names)
+        section, _, leaf = name.rpartition(".")
+        sections.setdefault(section, {})[leaf] = convert(names[name], value, name)
+    own = sections.pop("", {})
+    parts = {s: dataclasses.replace(getattr(config, s), **fields) for s, fields in sections.items()}
+    return dataclasses.replace(config, **own, **parts)
+
+
+def override_from_words(config: Config, words: Iterable[str]) -> Config:
+    """The same from a command line's `field=value` words, in their order."""
+    return override(config, dict(split_word(word) for word in words))
+
+
+def split_word(word: str) -> tuple[str, Any]:
+    """`optim.lr=1e-3` -> ("optim.lr", 0.001), typed by the field it names."""
+    name, equals, text = word.partition("=")
+    name = name.strip()
+    if not equals:
+        raise UsageError(f"--set takes field=value, not '{word}' (for example --set optim.lr=1e-3)")
+    if name == "method":
+        return name, text
+    if name in _IDENTITY:
+        raise UsageError(f"'{name}' is not set by --set: it has a flag of its own or names the experiment")
+    names = field_names()
+    if name not in names:
+        raise _unknown_field(name, names)
+    return name, parse(names[name], text, name)
+
+
+def _with_method(config: Config, wish: Any) -> Config:
+    chosen, compare = find_method(wish), config.compare
+    if compare.arm == config.method.name:  # the arm was named after its method and still is
+        compare = dataclasses.replace(compare, arm=chosen.name)
+    return dataclasses.replace(config, method=chosen, compare=compare)
+
+
+def _unknown_field(name: str, names: Mapping[str, Any]) -> UsageError:
+    """A bare `lr` is understood as `optim.lr` in the hint; otherwise the nearest full name."""
+    same_leaf = [n for n in names if n.rpartition(".")[2] == name]
+    if same_leaf:
+        return UsageError(f"unknown field '{name}'; did you mean '{same_leaf[0]}'?")
+    return unknown_name("field", name, ["method", *names])

@@ -1,0 +1,1 @@
+"""The catalogue's entries, one module per study. Each offers EXPERIMENTS."""
