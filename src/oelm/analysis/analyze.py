@@ -1,0 +1,171 @@
+"""The whole analysis of a runs folder: what `oelm analyze` prints and the report shows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from oelm.analysis.compare import Arm, Comparison, Comparisons, compare_all
+from oelm.analysis.costs import Cost, StepRatio, cost, read_benchmarks
+from oelm.analysis.load import Loaded, LoadWarning, load_runs
+from oelm.analysis.messages import Message
+from oelm.analysis.statistics import Estimate
+from oelm.analysis.verdict import Verdict
+from oelm.experiments.catalogue import experiments
+from oelm.experiments.experiment import Reported
+
+# Where a family of transformers models stands; our GPT is told by its causal mask.
+_ENCODERS = ("bert", "minilm", "electra", "albert", "deberta")
+_BOTH = ("t5", "bart")
+
+
+@dataclass(frozen=True)
+class Analysis:
+    loaded: Loaded
+    comparisons: Comparisons
+    benchmarks: list[StepRatio]
+    reported: dict[str, Reported]  # experiment ID -> the study's own figure
+    catalogued: dict[str, tuple[str, ...]]  # study -> IDs, of the studies that have runs here
+
+    @property
+    def warnings(self) -> list[LoadWarning]:
+        return list(dict.fromkeys(self.loaded.warnings))
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        return self.comparisons.arms
+
+    @cached_property
+    def costs(self) -> dict[tuple[str, str, str], Cost]:
+        found = {arm.key: cost(arm, self.benchmarks) for arm in self.arms}
+        return {key: c for key, c in found.items() if c is not None}
+
+    @cached_property
+    def states(self) -> Counter[str]:
+        return Counter(r.state for r in self.loaded.runs)
+
+    @cached_property
+    def compute_seconds(self) -> float:
+        """Of all runs and tuning trials together."""
+        times = (r.timing.get("total_wall_time") for r in (*self.loaded.runs, *self.loaded.trials))
+        return sum(t for t in times if isinstance(t, int | float) and math.isfinite(t))
+
+    @cached_property
+    def disk_bytes(self) -> int:
+        return sum(r.disk_bytes() for r in (*self.loaded.runs, *self.loaded.trials))
+
+    def never_started(self) -> list[str]:
+        """Catalogued experiments of the studies at hand without a single run."""
+        present = {r.id for r in self.loaded.runs}
+        return [id for ids in self.catalogued.values() for id in ids if id not in present]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "runs_folder": str(self.loaded.root),
+            "states": dict(self.states),
+            "trials": len(self.loaded.trials),
+            "comparisons": [_comparison(c) for c in self.comparisons.made],
+            "arms": [_arm(a, self.costs.get(a.key)) for a in self.arms],
+            "waiting": [str(m) for m in self.comparisons.waiting],
+            "never_started": self.never_started(),
+            "warnings": [str(w) for w in self.warnings],
+            "compute_seconds": self.compute_seconds,
+            "disk_bytes": self.disk_bytes,
+        }
+
+
+def analyze(root: Path | str, studies: Iterable[str] = (), benchmarks: Path | str | None = None) -> Analysis:
+    """Load, compare, gather what belongs beside it. `benchmarks` is a folder of interleaved step times."""
+    loaded = load_runs(root, studies)
+    ratios = read_benchmarks(Path(benchmarks), loaded.warnings) if benchmarks else []
+    known = experiments()
+    present = dict.fromkeys(r.config.study for r in loaded.runs)
+    return Analysis(
+        loaded,
+        compare_all(loaded),
+        ratios,
+        {id: e.reported for id, e in known.items() if e.reported is not None},
+        {study: tuple(e.id for e in known.values() if e.study == study) for study in present},
+    )
+
+
+def architecture(arm: Arm) -> str:
+    """ "encoder", "decoder", "encoder-decoder" or "other", as the closing table groups them."""
+    model = arm.config.model
+    if model.family == "gpt":
+        return "decoder" if model.causal else "encoder"
+    name = model.name.lower()
+    if any(part in name for part in _BOTH) and "bert" not in name:
+        return "encoder-decoder"
+    if any(part in name for part in _ENCODERS):
+        return "encoder"
+    return "decoder" if any(part in name for part in ("gpt", "opt", "llama", "qwen", "neox")) else "other"
+
+
+def task(arm: Arm) -> str:
+    return "classification" if arm.config.task == "classification" else "generation"
+
+
+def _comparison(c: Comparison) -> dict[str, Any]:
+    return {
+        "kind": c.kind,
+        "study": c.arm.config.study,
+        "scale": c.arm.config.scale,
+        "group": c.group,
+        "dataset": c.dataset,
+        "arm": c.arm.name,
+        "id": c.arm.id,
+        "reference": c.reference.name,
+        "reference_id": c.reference.id,
+        "metric": c.metric,
+        "difference_points": _estimate(c.effect) if c.metric == "accuracy" else None,
+        "ratio": _estimate(c.ratio.exp()) if c.ratio else None,
+        "target": _verdict(c.target),
+        "sign": _verdict(c.sign),
+        "scenario": _verdict(c.scenario) if c.scenario else None,
+        "test_error": c.test_error,
+        "mcnemar_p": c.mcnemar_p,
+        "refused": _texts(c.refused),
+        "flags": _texts(c.flags),
+        "runs": [str(r.path) for r in c.runs],
+    }
+
+
+def _estimate(e: Estimate | None) -> dict[str, Any] | None:
+    return None if e is None else asdict(e)
+
+
+def _verdict(v: Verdict) -> dict[str, Any]:
+    return asdict(v)
+
+
+def _texts(messages: Iterable[Message]) -> list[str]:
+    return [str(m) for m in messages]
+
+
+def _arm(arm: Arm, spent: Cost | None) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "id": arm.id,
+        "arm": arm.name,
+        "study": arm.config.study,
+        "scale": arm.config.scale,
+        "architecture": architecture(arm),
+        "task": task(arm),
+        "scores": {str(seed): value for seed, value in arm.scores.items()},
+        "states": {str(r.seed): r.state for r in arm.runs},
+    }
+    if spent is not None:
+        step = spent.step
+        out["cost"] = {
+            "parameters": asdict(spent.parameters),
+            "checkpoint_bytes": spent.checkpoint_bytes,
+            "peak_memory_bytes": spent.peak_memory_bytes,
+            "predicted_flop_saving": spent.bound,
+            "step_time_ratio": None if step is None else {"ratio": step.ratio, "interval": step.interval},
+        }
+    return out

@@ -1,0 +1,244 @@
+"""The report's second half: costs, closing tables, reported against reproduced, what is pending."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from oelm.analysis import numbers
+from oelm.analysis.analyze import Analysis, architecture, task
+from oelm.analysis.compare import Arm, Comparison
+from oelm.analysis.costs import Cost
+from oelm.analysis.document import Block, Bullets, Link, Paragraph, Row, Table, Text
+from oelm.analysis.findings import anchor
+from oelm.analysis.load import FINISHED
+from oelm.analysis.statistics import trend
+from oelm.analysis.verdict import FAILS, HOLDS
+from oelm.analysis.words import Words, outcome, tone
+
+
+def where_freezing_holds(analysis: Analysis, w: Words) -> list[Block]:
+    """Architecture x task: per frozen arm, the datasets where the 5 % target holds, fails or is open."""
+    cells: dict[tuple[str, str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for c in analysis.comparisons.of("baseline"):
+        if c.arm.freezes:
+            key = (architecture(c.arm), task(c.arm), c.arm.name)
+            where = c.target.outcome if c.target.outcome in (HOLDS, FAILS) else "open"
+            cells[key][where].append(_place(c, w))
+    if not cells:
+        return [Paragraph(w("none.frozen"))]
+    head = (w("col.architecture"), w("col.task"), w("col.arm"), w("col.holds"), w("col.fails"), w("col.open"))
+    rows = []
+    for (kind, what, arm), found in sorted(cells.items()):
+        listed = [", ".join(dict.fromkeys(found[k])) or "–" for k in (HOLDS, FAILS, "open")]
+        rows.append(Row((w(f"architecture.{kind}"), w(f"task.{what}"), arm, *listed)))
+    return [Table(head, tuple(rows), words=6)]
+
+
+def _place(c: Comparison, w: Words) -> str:
+    return f"{c.dataset} ({w(f'scale.{c.arm.config.scale}')})"
+
+
+def efficiency(analysis: Analysis, w: Words) -> list[Block]:
+    """What each arm trains, stores and takes, beside what it costs in quality."""
+    quality = {c.arm.key: c for c in analysis.comparisons.of("baseline")}
+    columns = (
+        "data",
+        "arm",
+        "quality",
+        "trainable",
+        "frozen",
+        "frozen_share",
+        "checkpoint",
+        "memory",
+        "step",
+        "bound",
+    )
+    head = tuple(w(f"col.{name}") for name in columns)
+    rows = []
+    for arm in analysis.arms:
+        spent = analysis.costs.get(arm.key)
+        if spent is None:
+            continue
+        p, c = spent.parameters, quality.get(arm.key)
+        change: Text = w("role.baseline")
+        if c is not None:
+            change = numbers.change(c.ratio.value) if c.ratio else w("outcome.refused")
+            if c.ratio:
+                change = (Link(str(change), "#" + anchor(arm)),)
+        rows.append(
+            Row(
+                (
+                    f"{arm.config.data.dataset} ({w(f'scale.{arm.config.scale}')})",
+                    (Link(arm.name, "#" + anchor(arm)),),
+                    change,
+                    numbers.count(p.trainable),
+                    numbers.count(p.frozen),
+                    numbers.share(p.frozen, p.total),
+                    numbers.size(spent.checkpoint_bytes),
+                    numbers.size(spent.peak_memory_bytes),
+                    _step(spent, w),
+                    "–" if spent.bound is None else f"{numbers.MINUS}{100 * spent.bound:.1f} %",
+                )
+            )
+        )
+    if not rows:
+        return [Paragraph(w("none.finished"))]
+    return [Paragraph(w("about.efficiency")), Table(head, tuple(rows), words=2)]
+
+
+def _step(spent: Cost, w: Words) -> str:
+    if spent.step is None:
+        return w("step.none")
+    text = f"{spent.step.ratio:.3f}"
+    if spent.step.interval:
+        text += f" ({spent.step.interval[0]:.3f}–{spent.step.interval[1]:.3f})"
+    return text
+
+
+def across_datasets(analysis: Analysis, w: Words) -> list[Block]:
+    """The gap of each frozen arm ordered by the tokens it was trained on: more data, more loss?"""
+    found: dict[tuple[str, str, str], list[tuple[int, Comparison]]] = defaultdict(list)
+    for c in analysis.comparisons.of("baseline"):
+        if c.arm.freezes and c.ratio is not None:
+            key = (c.arm.name, c.metric, c.arm.config.scale)
+            found[key].append((_training_tokens(c.arm), c))
+    head = (w("col.arm"), w("col.data"), w("col.tokens"), w("col.change"), w("col.interval"), "n")
+    rows, remarks = [], []
+    for (arm, metric, scale), entries in found.items():
+        if len(entries) < 2:
+            continue
+        entries.sort(key=lambda e: e[0])
+        for tokens, c in entries:
+            assert c.effect is not None
+            rows.append(
+                Row(
+                    (
+                        f"{arm} ({w(f'scale.{scale}')})",
+                        c.dataset,
+                        numbers.count(tokens) if tokens else "–",
+                        (Link(numbers.effect(c.effect, metric), "#" + anchor(c.arm)),),
+                        w.tell(numbers.interval(c.effect.interval, metric)),
+                        numbers.counted(c.effect),
+                    ),
+                    tone(c.target),
+                )
+            )
+        tau = trend([float(t) for t, _ in entries], [c.effect.value for _, c in entries if c.effect])
+        if tau is None:
+            remarks.append(w("trend.few", arm=arm, n=len(entries)))
+        else:
+            remarks.append(w("trend.tau", arm=arm, tau=f"{tau[0]:.2f}", p=f"{tau[1]:.2f}", n=len(entries)))
+    if not rows:
+        return [Paragraph(w("none.trend"))]
+    return [Table(head, tuple(rows), words=2), Bullets(tuple(remarks))]
+
+
+def _training_tokens(arm: Arm) -> int:
+    """Of the training split; 0 when the manifest does not say."""
+    data = arm.finished[0].manifest.get("data")
+    tokens = data.get("tokens") if isinstance(data, dict) else None
+    value = tokens.get("train") if isinstance(tokens, dict) else None
+    return value if isinstance(value, int) else 0
+
+
+def totals(analysis: Analysis, w: Words) -> list[Block]:
+    """Runs, compute time, disk; what is finished and what is pending."""
+    states = ", ".join(f"{n} {w.state(s)}" for s, n in sorted(analysis.states.items()))
+    rows = [
+        Row((w("total.runs"), f"{len(analysis.loaded.runs)} ({states or '–'})")),
+        Row((w("total.trials"), str(len(analysis.loaded.trials)))),
+        Row((w("total.compute"), numbers.duration(analysis.compute_seconds))),
+        Row((w("total.disk"), numbers.size(analysis.disk_bytes))),
+    ]
+    return [Table((w("col.total"), ""), tuple(rows), words=1), *_pending(analysis, w)]
+
+
+def _pending(analysis: Analysis, w: Words) -> list[Block]:
+    items: list[Text] = []
+    for run in analysis.loaded.runs:
+        if run.state != FINISHED:
+            state = w.state(run.state)
+            progress = f"{run.step} / {run.total_steps}" if run.total_steps else str(run.step)
+            scale = w(f"scale.{run.config.scale}")
+            reason = f" ({run.reason})" if run.reason else ""
+            items.append(
+                w(
+                    "pending.run",
+                    id=run.id,
+                    seed=run.seed,
+                    scale=scale,
+                    state=state,
+                    progress=progress,
+                    reason=reason,
+                )
+            )
+    items.extend(w.tell(m) for m in analysis.comparisons.waiting)
+    never = analysis.never_started()
+    if never:
+        items.append(w("pending.never", ids=", ".join(never)))
+    return [Bullets(tuple(items))] if items else [Paragraph(w("pending.nothing"))]
+
+
+def reported_and_reproduced(analysis: Analysis, w: Words) -> list[Block]:
+    """The study's figures beside ours, each in its own column, at the scale we ran."""
+    head = (w("col.id"), w("col.arm"), w("col.reported"), w("col.ours"), w("col.scale"), "n")
+    rows = []
+    for arm in analysis.arms:
+        said = analysis.reported.get(arm.id)
+        if said is None or not arm.finished:
+            continue
+        ours: Text = (Link(numbers.score(arm.mean, arm.metric), "#" + anchor(arm)),)
+        rows.append(
+            Row(
+                (
+                    arm.id,
+                    arm.name,
+                    str(said),
+                    ours,
+                    w(f"scale.{arm.config.scale}"),
+                    f"n = {len(arm.finished)}",
+                )
+            )
+        )
+    if not rows:
+        return [Paragraph(w("none.reported"))]
+    note = w("about.reported")
+    pairs = _gap_rows(analysis, w)
+    blocks: list[Block] = [Paragraph(note), Table(head, tuple(rows), words=2)]
+    return [*blocks, *pairs]
+
+
+def _gap_rows(analysis: Analysis, w: Words) -> list[Block]:
+    head = (
+        w("col.arm"),
+        w("col.against"),
+        w("col.reported_change"),
+        w("col.ours_change"),
+        w("col.interval"),
+        w("col.verdict"),
+    )
+    rows = []
+    for c in analysis.comparisons.of("baseline"):
+        a, b = analysis.reported.get(c.arm.id), analysis.reported.get(c.reference.id)
+        if a is None or b is None or c.effect is None:
+            continue
+        theirs = (
+            numbers.change(math.log(a.value / b.value))
+            if a.metric == "ppl"
+            else numbers.points(a.value - b.value)
+        )
+        rows.append(
+            Row(
+                (
+                    f"{c.arm.id} ({w(f'scale.{c.arm.config.scale}')})",
+                    c.reference.id,
+                    theirs,
+                    (Link(numbers.effect(c.effect, c.metric), "#" + anchor(c.arm)),),
+                    w.tell(numbers.interval(c.effect.interval, c.metric)),
+                    w.tell(outcome(c.target)),
+                ),
+                tone(c.target),
+            )
+        )
+    return [Table(head, tuple(rows), words=2)] if rows else []

@@ -1,0 +1,303 @@
+"""Arms against their references, from run folders alone.
+
+Three questions, kept apart:
+  baseline        what does the method cost or bring against the arm it is measured by?
+  control         what does freezing alone cost, against the same architecture with trained Q/K?
+  orthogonality   do orthonormal rows beat Gaussian rows of the same scale, both frozen alike?
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from oelm.analysis import guards
+from oelm.analysis.load import FINISHED, Loaded, Run
+from oelm.analysis.messages import Message, say
+from oelm.analysis.statistics import Estimate, binomial_se, difference, example_se, mcnemar
+from oelm.analysis.verdict import (
+    ACCURACY_SIGN,
+    ACCURACY_TARGET,
+    PPL_SIGN,
+    PPL_TARGET,
+    REFUSED,
+    SCENARIO,
+    Verdict,
+    decide,
+)
+from oelm.methods.method import Method
+from oelm.training.config import Config
+
+Kind = Literal["baseline", "control", "orthogonality"]
+TestError = Literal["predictions", "binomial", "none"]
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """All runs of one experiment at one scale: its seeds."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def config(self) -> Config:
+        return self.runs[0].config
+
+    @property
+    def id(self) -> str:
+        return self.config.id
+
+    @property
+    def name(self) -> str:
+        return self.runs[0].arm
+
+    @property
+    def method(self) -> Method:
+        return self.config.method
+
+    @cached_property
+    def finished(self) -> tuple[Run, ...]:
+        """Runs with a test figure, by seed."""
+        done = [r for r in self.runs if r.state == FINISHED and r.result and r.result.test is not None]
+        return tuple(sorted(done, key=lambda r: r.seed))
+
+    @property
+    def diverged(self) -> tuple[Run, ...]:
+        return tuple(r for r in self.runs if r.state == guards.DIVERGED)
+
+    @property
+    def metric(self) -> str:
+        return self.finished[0].result.metric if self.finished and self.finished[0].result else ""
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """Seed -> perplexity, or accuracy as a share."""
+        return {r.seed: r.result.test for r in self.finished if r.result and r.result.test is not None}
+
+    @property
+    def mean(self) -> float:
+        """Over seeds: geometric for perplexity, so that it agrees with the ratio; of finished arms only."""
+        values = list(self.scores.values())
+        return float(np.exp(np.mean(np.log(values))) if self.metric == "ppl" else np.mean(values))
+
+    @property
+    def freezes(self) -> bool:
+        return any(r.result.parameters.frozen > 0 for r in self.finished if r.result)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.config.study, self.config.scale, self.id
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """One arm against one reference. `effect` is the log perplexity ratio or the difference in points of
+    accuracy, `ratio` always the log ratio; both None when the comparison is refused."""
+
+    kind: Kind
+    arm: Arm
+    reference: Arm
+    effect: Estimate | None
+    ratio: Estimate | None
+    target: Verdict
+    sign: Verdict
+    scenario: Verdict | None  # phase 4's rule: classification with our GPT, against its baseline
+    refused: tuple[Message, ...]
+    flags: tuple[Message, ...]
+    test_error: TestError = "none"
+    mcnemar_p: float | None = None  # one seed on each side: whether the test set alone can tell them apart
+
+    @property
+    def metric(self) -> str:
+        return self.arm.metric
+
+    @property
+    def group(self) -> str:
+        return self.arm.config.compare.group or f"{self.arm.config.study}/{self.arm.config.data.dataset}"
+
+    @property
+    def dataset(self) -> str:
+        return self.arm.config.data.dataset
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return (*self.arm.finished, *self.reference.finished)
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    made: tuple[Comparison, ...]
+    arms: tuple[Arm, ...]
+    waiting: tuple[Message, ...]  # comparisons that are planned by the configs but lack finished runs
+
+    def of(self, kind: Kind) -> list[Comparison]:
+        return [c for c in self.made if c.kind == kind]
+
+
+def compare_all(loaded: Loaded) -> Comparisons:
+    """Every comparison that the run folders ask for."""
+    arms = gather(loaded.runs)
+    index = {arm.key: arm for arm in arms}
+    made: list[Comparison] = []
+    waiting: list[Message] = []
+    for arm in arms:
+        wanted: list[tuple[Kind, str]] = [("baseline", arm.config.compare.baseline)]
+        if arm.config.compare.control not in ("", arm.config.compare.baseline):
+            wanted.append(("control", arm.config.compare.control))
+        for kind, name in wanted:
+            if not name or name == arm.id:
+                continue
+            reference = _find(index, arm, name)
+            if arm.finished and reference is not None and reference.finished:
+                made.append(compare(kind, arm, reference, loaded.trials))
+            else:
+                missing = arm.id if not arm.finished else name
+                waiting.append(
+                    say("waiting", id=arm.id, reference=name, missing=missing, scale=arm.config.scale)
+                )
+    for arm, twin in _orthogonality_pairs(arms):
+        made.append(compare("orthogonality", arm, twin, loaded.trials))
+    return Comparisons(tuple(made), arms, tuple(waiting))
+
+
+def gather(runs: Iterable[Run]) -> tuple[Arm, ...]:
+    found: dict[tuple[str, str, str], list[Run]] = {}
+    for run in runs:
+        found.setdefault((run.config.study, run.config.scale, run.id), []).append(run)
+    return tuple(Arm(tuple(sorted(rs, key=lambda r: r.seed))) for rs in found.values())
+
+
+def _find(index: dict[tuple[str, str, str], Arm], arm: Arm, name: str) -> Arm | None:
+    """The named experiment at the arm's scale: in its own study, else wherever it was run."""
+    study, scale, _ = arm.key
+    if (study, scale, name) in index:
+        return index[study, scale, name]
+    elsewhere = [a for (_, s, i), a in index.items() if (s, i) == (scale, name)]
+    return elsewhere[0] if elsewhere else None
+
+
+def _orthogonality_pairs(arms: Sequence[Arm]) -> list[tuple[Arm, Arm]]:
+    """Frozen orthonormal arms with the arm that differs in nothing but Gaussian rows of the same scale."""
+    pairs = []
+    for arm in arms:
+        if arm.method.init != "headwise" or not arm.finished:
+            continue
+        for other in arms:
+            same_place = (other.config.study, other.config.scale, other.config.compare.group) == (
+                arm.config.study,
+                arm.config.scale,
+                arm.config.compare.group,
+            )
+            same_model = arm.config.model == other.config.model and not arm.method.trains_qk
+            if same_place and same_model and other.finished and _scale_matched(arm.method, other.method):
+                pairs.append((arm, other))
+    return pairs
+
+
+def _scale_matched(orthogonal: Method, gaussian: Method) -> bool:
+    """Same method but for the rows; with gain "match" any Gaussian has the scale, else only N(0, 1/d)."""
+    matching = ("normal", "normal-matched") if orthogonal.gain == "match" else ("normal-matched",)
+    return (
+        gaussian.init in matching and replace(gaussian, init="headwise", name=orthogonal.name) == orthogonal
+    )
+
+
+def compare(kind: Kind, arm: Arm, reference: Arm, trials: Sequence[Run] = ()) -> Comparison:
+    """Two arms with finished runs. Refused comparisons carry no numbers."""
+    every = (*arm.runs, *reference.runs)
+    flags = guards.flags(arm.finished, reference.finished, trials, every=every)
+    refused = guards.refusals(arm.finished, reference.finished)
+    if refused:
+        no = Verdict("target", REFUSED)
+        return Comparison(
+            kind, arm, reference, None, None, no, replace(no, rule="sign"), None, refused, flags
+        )
+    perplexity = arm.metric == "ppl"
+    effect, ratio, test_error, p = _perplexity(arm, reference) if perplexity else _accuracy(arm, reference)
+    diverged = bool(arm.diverged or reference.diverged)
+    scenario = None
+    if not perplexity and arm.config.model.family == "gpt" and kind == "baseline":
+        scenario = decide(SCENARIO, effect, diverged=diverged)
+    return Comparison(
+        kind,
+        arm,
+        reference,
+        effect,
+        ratio,
+        decide(PPL_TARGET if perplexity else ACCURACY_TARGET, ratio, diverged=diverged),
+        decide(PPL_SIGN if perplexity else ACCURACY_SIGN, ratio, diverged=diverged),
+        scenario,
+        (),
+        (*flags, *_about_seeds(effect, test_error, perplexity)),
+        test_error,
+        p,
+    )
+
+
+def _about_seeds(effect: Estimate, test_error: TestError, perplexity: bool) -> list[Message]:
+    found = []
+    if effect.way == "Welch":
+        found.append(say("flag.welch", seeds=", ".join(map(str, effect.unpaired))))
+    elif effect.unpaired:
+        found.append(say("flag.dropped", seeds=", ".join(map(str, effect.unpaired))))
+    if effect.way == "none":
+        found.append(say("flag.one_seed"))
+    if not perplexity and test_error == "binomial":
+        found.append(say("flag.binomial"))
+    return found
+
+
+def _perplexity(arm: Arm, reference: Arm) -> tuple[Estimate, Estimate, TestError, None]:
+    """Only the seeds' error: run folders hold no loss per document."""
+    logs = [{s: math.log(x) for s, x in a.scores.items()} for a in (arm, reference)]
+    estimate = difference(*logs)
+    return estimate, estimate, "none", None
+
+
+def _accuracy(arm: Arm, reference: Arm) -> tuple[Estimate, Estimate, TestError, float | None]:
+    points = [{s: 100 * x for s, x in a.scores.items()} for a in (arm, reference)]
+    # No model is right never; half an example keeps the logarithm of a total failure finite.
+    floor = 0.5 / max(1, *(r.result.test_n for r in arm.finished if r.result))
+    logs = [{s: math.log(max(x, floor)) for s, x in a.scores.items()} for a in (arm, reference)]
+    used = difference(*points)
+    seeds_a, seeds_b = _used_seeds(arm, reference, used)
+    a, b = _hits(arm, seeds_a), _hits(reference, seeds_b)
+    if a is None or b is None or a.shape[1] != b.shape[1]:
+        accuracy, base = (float(np.mean(list(x.scores.values()))) for x in (arm, reference))
+        examples = min((r.result.test_n for r in (*arm.finished, *reference.finished) if r.result), default=0)
+        if examples == 0:
+            return used, difference(*logs), "none", None
+        se = binomial_se(accuracy, base, examples)
+        relative = math.hypot(
+            math.sqrt(accuracy * (1 - accuracy) / examples) / max(accuracy, floor),
+            math.sqrt(base * (1 - base) / examples) / max(base, floor),
+        )
+        return difference(*points, test_se=100 * se), difference(*logs, test_se=relative), "binomial", None
+    paired = used.way != "Welch" and seeds_a == seeds_b
+    # d log(accuracy) = d accuracy / accuracy, example by example.
+    scaled_a, scaled_b = a / max(float(a.mean()), floor), b / max(float(b.mean()), floor)
+    se = example_se(a - b) if paired else example_se(a, -b)
+    relative = example_se(scaled_a - scaled_b) if paired else example_se(scaled_a, -scaled_b)
+    p = mcnemar(a[0], b[0]) if len(a) == len(b) == 1 else None
+    return difference(*points, test_se=100 * se), difference(*logs, test_se=relative), "predictions", p
+
+
+def _used_seeds(arm: Arm, reference: Arm, estimate: Estimate) -> tuple[list[int], list[int]]:
+    """The seeds `difference` used on each side."""
+    if estimate.way == "Welch":
+        return sorted(arm.scores), sorted(reference.scores)
+    shared = sorted(arm.scores.keys() & reference.scores.keys())
+    return (shared, shared) if shared else (sorted(arm.scores), sorted(reference.scores))
+
+
+def _hits(arm: Arm, seeds: Iterable[int]) -> np.ndarray | None:
+    """(seeds, examples) of 0/1; None when a run's predictions are missing or of another length."""
+    chosen = set(seeds)
+    rows = [r.hits for r in arm.finished if r.seed in chosen]
+    if any(h is None for h in rows) or len({len(h) for h in rows if h is not None}) != 1:
+        return None
+    return np.stack([h for h in rows if h is not None])

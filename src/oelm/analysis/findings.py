@@ -1,0 +1,240 @@
+"""The report's first half: verdicts in plain words, then every comparison as a table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from oelm.analysis import numbers
+from oelm.analysis.analyze import Analysis
+from oelm.analysis.compare import Arm, Comparison
+from oelm.analysis.document import (
+    Block,
+    Bullets,
+    Card,
+    Cards,
+    Code,
+    Fold,
+    Inline,
+    Link,
+    Paragraph,
+    Row,
+    Table,
+    Text,
+)
+from oelm.analysis.verdict import FAILS, HOLDS, Verdict
+from oelm.analysis.words import Words, badge, outcome, settle, tone, what_it_says
+
+MAIN_METHOD = "oelm-freeze"  # the method the study is about; its verdict stands first
+PathLink = Callable[[Path], str]
+
+
+def anchor(arm: Arm) -> str:
+    """A name for the arm's rows in the list of runs, safe in any document."""
+    return "runs-" + re.sub(r"[^A-Za-z0-9]+", "-", "-".join(arm.key))
+
+
+def by_group(comparisons: Iterable[Comparison]) -> dict[tuple[str, str, str], list[Comparison]]:
+    """(study, scale, group) -> its comparisons, in the order of the runs."""
+    found: dict[tuple[str, str, str], list[Comparison]] = {}
+    for c in comparisons:
+        found.setdefault((c.arm.config.study, c.arm.config.scale, c.group), []).append(c)
+    return found
+
+
+def group_title(comparison: Comparison, w: Words) -> str:
+    config = comparison.arm.config
+    return w(
+        "group.title",
+        task=w(f"task.{config.task}"),
+        dataset=config.data.dataset,
+        scale=w(f"scale.{config.scale}"),
+    )
+
+
+def lead(analysis: Analysis, w: Words) -> str:
+    """One sentence for someone who reads no further."""
+    frozen = [c for c in analysis.comparisons.of("baseline") if c.arm.freezes]
+    if not frozen:
+        return w("lead.nothing")
+    counts = [sum(c.target.outcome == o for c in frozen) for o in (HOLDS, FAILS)]
+    held, failed = counts
+    return w("lead", n=len(frozen), held=held, failed=failed, open=len(frozen) - held - failed)
+
+
+def cards(analysis: Analysis, w: Words) -> Cards:
+    """Per dataset: the study's method first, the best other frozen arm, and orthogonality against scale."""
+    made: list[Card] = []
+    for comparisons in by_group(analysis.comparisons.made).values():
+        chosen = headline(comparisons)
+        if not chosen:
+            continue
+        first = chosen[0]
+        lines: list[Text] = []
+        for c in chosen:
+            words = " ".join(w.tell(m) for m in what_it_says(c))
+            lines.append((words + " ", Link(w("link.runs"), "#" + anchor(c.arm))))
+        made.append(Card(group_title(first, w), tuple(lines), tone(_shown(first)), w.tell(badge(first))))
+    return Cards(tuple(made))
+
+
+def _shown(c: Comparison) -> Verdict:
+    return c.sign if c.kind == "orthogonality" else c.target
+
+
+def headline(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Which comparisons of a group are worth a sentence."""
+    frozen = [c for c in comparisons if c.kind == "baseline" and c.arm.freezes]
+    main = [c for c in frozen if c.arm.method.name == MAIN_METHOD] or frozen[:1]
+    others = [c for c in frozen if c not in main and c.ratio is not None]
+    sign = 1 if comparisons[0].metric == "ppl" else -1
+    best = sorted(others, key=lambda c: sign * (c.ratio.value if c.ratio else 0.0))[:1]
+    if best and main and main[0].ratio and sign * best[0].ratio.value >= sign * main[0].ratio.value:  # type: ignore[union-attr]
+        best = []
+    control = [c for c in comparisons if c.kind == "control" and c.arm in [m.arm for m in (*main, *best)]]
+    orthogonality = [c for c in comparisons if c.kind == "orthogonality" and c.arm.method.name == MAIN_METHOD]
+    return [*main, *control, *best, *orthogonality]
+
+
+def comparison_blocks(analysis: Analysis, w: Words) -> list[Block]:
+    """Every comparison against a baseline, one table per group."""
+    blocks: list[Block] = []
+    for comparisons in by_group(analysis.comparisons.of("baseline")).values():
+        first = comparisons[0]
+        blocks.append(_baseline_table(comparisons, group_title(first, w), w))
+        blocks.extend(_notes(comparisons, w))
+    if not blocks:
+        blocks.append(Paragraph(w("none.comparisons")))
+    return blocks
+
+
+def _baseline_table(comparisons: Sequence[Comparison], caption: str, w: Words) -> Table:
+    metric = comparisons[0].metric
+    accuracy = metric == "accuracy"
+    head = [w("col.arm"), w("col.verdict"), w(f"col.{metric}"), w("col.change"), w("col.interval"), "n"]
+    if accuracy:
+        head.insert(5, w("col.ratio"))
+    if any(c.scenario for c in comparisons):
+        head.insert(2, w("col.scenario"))
+    rows = []
+    references = {c.reference.key: c.reference for c in comparisons}
+    for reference in references.values():
+        figures: tuple[Text, ...] = (_mean(reference), "–", "–", f"n = {len(reference.finished)}")
+        gap = ("",) * (len(head) - 2 - len(figures))
+        rows.append(Row((_linked(reference.name, reference), w("role.baseline"), *gap, *figures)))
+    for c in comparisons:
+        rows.append(_row(c, len(head), accuracy, any(x.scenario for x in comparisons), w))
+    return Table(tuple(head), tuple(rows), caption, words=3 if any(c.scenario for c in comparisons) else 2)
+
+
+def _row(c: Comparison, width: int, accuracy: bool, scenario: bool, w: Words) -> Row:
+    name: Text = (Link(c.arm.name, "#" + anchor(c.arm)),)
+    if c.effect is None or c.ratio is None:
+        return Row((name, w("outcome.refused"), *[""] * (width - 2)), "open")
+    cells: list[Text] = [name, w.tell(outcome(c.target))]
+    if scenario:
+        cells.append(w.tell(outcome(c.scenario)) if c.scenario else "–")
+    cells += [
+        _mean(c.arm),
+        _linked(numbers.effect(c.effect, c.metric), c.arm),
+        _linked(w.tell(numbers.interval(c.effect.interval, c.metric)), c.arm),
+    ]
+    if accuracy:
+        cells.append(_linked(numbers.change(c.ratio.value), c.arm))
+    cells.append(numbers.counted(c.effect))
+    return Row(tuple(cells), tone(c.target))
+
+
+def _linked(text: str, arm: Arm) -> Text:
+    return (Link(text, "#" + anchor(arm)),)
+
+
+def _mean(arm: Arm) -> Text:
+    return _linked(numbers.score(arm.mean, arm.metric), arm)
+
+
+def _notes(comparisons: Sequence[Comparison], w: Words) -> list[Block]:
+    """What a reader of the table must know: refusals first, then flags with the arms they concern."""
+    items: list[Text] = []
+    for c in comparisons:
+        for m in c.refused:
+            items.append((f"{c.arm.name}: ", w.tell(m)))
+    concerned: dict[str, list[str]] = {}
+    for c in comparisons:
+        for m in c.flags:
+            concerned.setdefault(w.tell(m), []).append(c.arm.name)
+        more = settle(c.target)
+        if more is not None and c.effect is not None:
+            concerned.setdefault(w.tell(more), []).append(c.arm.name)
+    for text, arms in concerned.items():
+        items.append((f"{', '.join(dict.fromkeys(arms))}: ", text))
+    return [Fold(w("fold.notes", n=len(items)), (Bullets(tuple(items)),))] if items else []
+
+
+def other_comparisons(analysis: Analysis, kind: str, w: Words) -> list[Block]:
+    """Own-architecture controls, or orthogonality against scale: one table over all datasets."""
+    comparisons = [c for c in analysis.comparisons.made if c.kind == kind]
+    if not comparisons:
+        return [Paragraph(w(f"none.{kind}"))]
+    head = (
+        w("col.data"),
+        w("col.arm"),
+        w("col.against"),
+        w("col.verdict"),
+        w("col.change"),
+        w("col.interval"),
+        "n",
+    )
+    rows = []
+    for c in comparisons:
+        place = f"{c.dataset} ({w(f'scale.{c.arm.config.scale}')})"
+        verdict = c.sign if kind == "orthogonality" else c.target
+        names: tuple[Text, ...] = (place, _linked(c.arm.name, c.arm), _linked(c.reference.name, c.reference))
+        if c.effect is None:
+            rows.append(Row((*names, w("outcome.refused"), "", "", ""), "open"))
+            continue
+        rows.append(
+            Row(
+                (
+                    *names,
+                    w.tell(outcome(verdict)),
+                    _linked(numbers.effect(c.effect, c.metric), c.arm),
+                    _linked(w.tell(numbers.interval(c.effect.interval, c.metric)), c.arm),
+                    numbers.counted(c.effect),
+                ),
+                tone(verdict),
+            )
+        )
+    return [Paragraph(w(f"about.{kind}")), Table(head, tuple(rows), words=4), *_notes(comparisons, w)]
+
+
+def run_blocks(analysis: Analysis, link: PathLink, w: Words) -> list[Block]:
+    """Every run with its figure, folder and command: where each number above leads."""
+    blocks: list[Block] = [Paragraph(w("about.runs"))]
+    head = (w("col.seed"), w("col.state"), w("col.folder"), w("col.command"), w("col.test"))
+    for study in dict.fromkeys(a.config.study for a in analysis.arms):
+        inner: list[Block] = []
+        for arm in (a for a in analysis.arms if a.config.study == study):
+            rows = []
+            for i, run in enumerate(arm.runs):
+                value = run.result.test if run.result else None
+                folder: tuple[Inline, ...] = (Link(str(run.path.name), link(run.path)),)
+                shown = numbers.score(value, run.result.metric) if run.result and value is not None else "–"
+                rows.append(
+                    Row(
+                        (
+                            str(run.seed),
+                            w.state(run.state),
+                            folder,
+                            (Code(run.command),),
+                            shown,
+                        ),
+                        anchor=anchor(arm) if i == 0 else "",
+                    )
+                )
+            caption = f"{arm.id} · {arm.name} · {w(f'scale.{arm.config.scale}')}"
+            inner.append(Table(head, tuple(rows), caption, words=4))
+        runs = sum(len(a.runs) for a in analysis.arms if a.config.study == study)
+        blocks.append(Fold(w("fold.runs", study=study, n=runs), tuple(inner)))
+    return blocks

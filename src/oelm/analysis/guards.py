@@ -1,0 +1,196 @@
+"""What forbids a comparison, and what a reader of it must know.
+
+A refusal: the two arms did not answer the same question (data, tokenizer, budget, evaluation set). A flag:
+they did, but something speaks for one side. Both name the field and the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from oelm.analysis.load import FAIRNESS, FINISHED, Run
+from oelm.analysis.messages import Message, say
+from oelm.training.config import Config
+from oelm.training.folder import config_diff
+
+DIVERGED = "diverged"
+
+# Fields of the config that make another question of it. Steps, rows and schedule are judged by what was
+# really done (`fairness` in results.json) as well.
+_QUESTION = {
+    "task",
+    "scale",
+    "data.dataset",
+    "data.variant",
+    "data.tokenizer",
+    "data.max_length",
+    "data.train_rows",
+    "data.eval_rows",
+    "budget.steps",
+    "budget.epochs",
+    "optim.schedule",
+    "optim.warmup_steps",
+    "optim.warmup_share",
+    "optim.final_lr_share",
+}
+# What the arms are meant to differ in, or what is judged elsewhere.
+_EXPECTED = (
+    "id", "study", "seed", "method", "compare", "tune", "optim.lr", "data.source",
+    "budget.batch_size", "budget.accumulation", "budget.log_every", "budget.checkpoint_every",
+)  # fmt: skip
+
+
+def refusals(arm: Sequence[Run], reference: Sequence[Run]) -> tuple[Message, ...]:
+    """Why these finished runs must not be compared; empty when they may."""
+    found: list[Message] = []
+    for runs in (arm, reference):
+        found.extend(_mixed(runs))
+    for name in ("metric", *FAIRNESS):
+        mine, theirs = _values(arm, name), _values(reference, name)
+        if mine != theirs or len(mine) > 1:
+            found.append(
+                say("refuse.differs", what=say(f"field.{name}"), arm=_short(mine), reference=_short(theirs))
+            )
+    for name, (a, b) in _config_differences(arm[0].config, reference[0].config).items():
+        if name in _QUESTION:
+            found.append(say("refuse.config", field=name, arm=a, reference=b))
+    return tuple(found)
+
+
+def _values(runs: Iterable[Run], name: str) -> set[str]:
+    results = [r.result for r in runs if r.result]
+    if name == "metric":
+        return {r.metric for r in results}
+    return {str(r.fairness.get(name)) for r in results}
+
+
+def _short(values: set[str]) -> str:
+    return " | ".join(v if len(v) <= 24 else v[:12] + "…" for v in sorted(values)) or "-"
+
+
+def _mixed(runs: Sequence[Run]) -> list[Message]:
+    """Seeds of one arm that were run with different settings are not one arm."""
+    first = runs[0]
+    for run in runs[1:]:
+        differing = config_diff(replace(first.config, seed=0), replace(run.config, seed=0))
+        if differing:
+            return [
+                say(
+                    "refuse.mixed",
+                    id=first.id,
+                    a=first.seed,
+                    b=run.seed,
+                    fields=", ".join(f"{n} ({x} / {y})" for n, (x, y) in differing.items()),
+                )
+            ]
+    return []
+
+
+def _config_differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
+    return {
+        name: pair
+        for name, pair in config_diff(a, b).items()
+        if not any(name == e or name.startswith(e + ".") for e in _EXPECTED)
+    }
+
+
+def flags(
+    arm: Sequence[Run], reference: Sequence[Run], trials: Sequence[Run], *, every: Sequence[Run]
+) -> tuple[Message, ...]:
+    """What speaks against taking the comparison at face value. `every` holds all runs of both arms,
+    finished or not; `arm` and `reference` the finished ones."""
+    found = [*_states(every), *_selection([*arm, *reference], trials), *_audits(arm)]
+    a, b = arm[0].config, reference[0].config
+    found.extend(_tuning(a, b, trials))
+    for name, (x, y) in _config_differences(a, b).items():
+        if name in _QUESTION:
+            continue
+        key = "flag.architecture" if name.startswith("model.") else "flag.setting"
+        found.append(say(key, field=name, arm=x, reference=y))
+    unknown = [n for n in FAIRNESS if _values(arm, n) == {"None"} == _values(reference, n)]
+    if unknown:
+        found.append(say("flag.unknown", fields=tuple(say(f"field.{n}") for n in unknown)))
+    found.extend(_identical(arm, reference))
+    return tuple(dict.fromkeys(found))
+
+
+def _states(every: Sequence[Run]) -> list[Message]:
+    found = []
+    diverged = [r for r in every if r.state == DIVERGED]
+    unfinished = [r for r in every if r.state not in (FINISHED, DIVERGED)]
+    if diverged:
+        found.append(say("flag.diverged", n=len(diverged), runs=_named(diverged)))
+    if unfinished:
+        found.append(say("flag.unfinished", n=len(unfinished), runs=_named(unfinished, state=True)))
+    return found
+
+
+def _named(runs: Iterable[Run], state: bool = False) -> tuple[Message, ...]:
+    return tuple(
+        say("run.state", id=r.id, seed=r.seed, state=say(f"state.{r.state}"))
+        if state
+        else say("run.name", id=r.id, seed=r.seed)
+        for r in runs
+    )
+
+
+def _selection(runs: Sequence[Run], trials: Sequence[Run]) -> list[Message]:
+    """Was anything chosen by the figure that is reported?"""
+    found = []
+    ids = {r.id for r in runs}
+    peeked = [t for t in trials if t.id in ids and t.result and t.result.test is not None]
+    if peeked:
+        found.append(say("flag.test_selection_trials", runs=_named(peeked)))
+    judged = []
+    for run in runs:
+        prints = run.manifest.get("data", {})
+        prints = prints.get("fingerprints", {}) if isinstance(prints, dict) else {}
+        held_out = prints.get("validation") if isinstance(prints, dict) else None
+        if run.result and held_out and held_out == run.result.fairness.get("eval_set"):
+            judged.append(run)
+    if judged:
+        found.append(say("flag.test_selection_split", runs=_named(judged)))
+    return found
+
+
+def _audits(arm: Sequence[Run]) -> list[Message]:
+    failed = [r for r in arm if not r.audited]
+    return [say("flag.audit", runs=_named(failed))] if failed else []
+
+
+def _tuning(a: Config, b: Config, trials: Sequence[Run]) -> list[Message]:
+    found = []
+    if a.tune.grid != b.tune.grid or a.tune.seeds != b.tune.seeds:
+        found.append(say("flag.unequal_tuning", arm=_tuned(a), reference=_tuned(b)))
+    elif not a.tune.grid:
+        key = "flag.untuned" if a.optim.lr == b.optim.lr else "flag.unequal_rates"
+        found.append(say(key, arm=f"{a.optim.lr:g}", reference=f"{b.optim.lr:g}"))
+    for config in (a, b):
+        if not config.tune.grid:
+            continue
+        if config.optim.lr in (min(config.tune.grid), max(config.tune.grid)):
+            found.append(say("flag.grid_edge", id=config.id, lr=f"{config.optim.lr:g}"))
+        have = sum(1 for t in trials if t.id == config.id and t.config.scale == config.scale and t.result)
+        promised = len(config.tune.grid) * max(1, len(config.tune.seeds))
+        if have < promised:
+            found.append(say("flag.trials_missing", id=config.id, have=have, promised=promised))
+    return found
+
+
+def _tuned(config: Config) -> Message:
+    if not config.tune.grid:
+        return say("tune.none", lr=f"{config.optim.lr:g}")
+    grid = ", ".join(f"{lr:g}" for lr in config.tune.grid)
+    return say("tune.grid", lr=f"{config.optim.lr:g}", grid=grid, seeds=max(1, len(config.tune.seeds)))
+
+
+def _identical(arm: Sequence[Run], reference: Sequence[Run]) -> list[Message]:
+    """Seeds that agree to the last bit are one run copied, or a seed that reaches nothing."""
+    return [
+        say("flag.identical", id=runs[0].id, n=len(runs))
+        for runs in (arm, reference)
+        if len(runs) > 1 and runs[0].result and runs[0].result.metric == "ppl"
+        if len({r.result.test for r in runs if r.result}) == 1
+    ]

@@ -1,0 +1,308 @@
+"""Run folders to typed records. A folder that cannot be read is named, never skipped in silence.
+
+Only config.yaml, status.json and results.json are read here, so a thousand runs load in seconds; the other
+files are read when asked for, and what is wrong with them joins the same list of warnings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oelm.analysis.messages import Message, say
+from oelm.errors import OelmError
+from oelm.training.config import Config
+from oelm.training.folder import RunFolder
+
+FINISHED, UNREADABLE, NOT_STARTED = "finished", "unreadable", "not started"
+FAIRNESS = ("data", "tokenizer", "eval_set", "batch_rows", "steps", "schedule")
+
+
+@dataclass(frozen=True)
+class LoadWarning:
+    """Which folder, and what is wrong with it."""
+
+    path: Path
+    what: Message
+
+    def text(self, lang: str = "en") -> str:
+        return f"{self.path}: {self.what.text(lang)}"
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+@dataclass(frozen=True)
+class Parameters:
+    total: int
+    trainable: int
+    frozen: int
+    qk_total: int
+    qk_trainable: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """results.json, checked."""
+
+    metric: str  # "ppl" | "accuracy"
+    test: float | None  # None for a tuning trial
+    test_n: int
+    validation: float | None
+    parameters: Parameters
+    steps: int
+    tokens_seen: int
+    lr: float
+    checkpoint_bytes: int | None
+    fairness: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run folder. `result` is there when it finished and its results.json holds water."""
+
+    path: Path
+    config: Config
+    state: str
+    reason: str
+    step: int
+    total_steps: int
+    result: Result | None
+    warnings: list[LoadWarning] = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        return self.config.id
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    @property
+    def arm(self) -> str:
+        return self.config.compare.arm or self.config.method.name
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        return self._lazy("manifest.json", RunFolder(self.path).manifest) or {}
+
+    @cached_property
+    def timing(self) -> dict[str, Any]:
+        return self._lazy("timing_stats.json", RunFolder(self.path).timing) or {}
+
+    @cached_property
+    def audited(self) -> bool:
+        """False when an audit of its frozen tensors was written and did not hold."""
+        report = self._lazy("freeze_audit.json", RunFolder(self.path).freeze_audit) or {}
+        parts = [report, *(v for v in report.values() if isinstance(v, dict))]
+        return all(part.get("ok", True) for part in parts)
+
+    @cached_property
+    def command(self) -> str:
+        stored = self.manifest.get("command")
+        if isinstance(stored, list | tuple):
+            return " ".join(map(str, stored))
+        return str(stored or f"oelm train {self.id} --scale {self.config.scale} --seed {self.seed}")
+
+    @cached_property
+    def hits(self) -> np.ndarray | None:
+        """Classification: per test example, 1 where the prediction is right. None without predictions."""
+        answers = self._lazy("predictions.json", RunFolder(self.path).predictions)
+        if answers is None:
+            return None
+        labels, predicted = answers.get("labels"), answers.get("predicted")
+        sound = isinstance(labels, list) and isinstance(predicted, list) and len(labels) == len(predicted) > 0
+        if not sound:
+            self._warn("warn.predictions")
+            return None
+        hits = (np.asarray(labels) == np.asarray(predicted)).astype(float)
+        stated = self.result.test if self.result else None
+        if stated is not None and abs(float(hits.mean()) - stated) > 1e-6:
+            self._warn("warn.predictions_differ", predicted=f"{hits.mean():.6f}", stated=f"{stated:.6f}")
+            return None
+        return hits
+
+    def metrics(self, kind: str) -> list[dict[str, Any]]:
+        """Rows of metrics.jsonl of one kind; a broken line ends them with a warning."""
+        rows: list[dict[str, Any]] = []
+        try:
+            rows.extend(r for r in RunFolder(self.path).metrics(kind) if isinstance(r.get("step"), int))
+        except (OelmError, OSError, UnicodeDecodeError, AttributeError) as error:
+            self._warn("warn.file", file="metrics.jsonl", error=str(error))
+        return rows
+
+    def disk_bytes(self) -> int:
+        return sum(f.stat().st_size for f in self.path.rglob("*") if f.is_file())
+
+    def _lazy(self, file: str, read: Any) -> dict[str, Any] | None:
+        try:
+            return read()
+        except (OelmError, OSError, UnicodeDecodeError) as error:
+            self._warn("warn.file", file=file, error=str(error))
+            return None
+
+    def _warn(self, key: str, **values: Any) -> None:
+        self.warnings.append(LoadWarning(self.path, say(key, **values)))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Everything below one runs folder."""
+
+    root: Path
+    runs: tuple[Run, ...]  # judged on the test split
+    trials: tuple[Run, ...]  # points of a learning-rate grid
+    warnings: list[LoadWarning]
+
+
+def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
+    """Every run below `root`, <study>/<ID>/scale=<s>/[tune/lr=<lr>/]seed=<n>, of the given studies or all."""
+    root = Path(root)
+    if not root.is_dir():
+        raise OelmError(
+            f"there is no runs folder {root}; run something first (`oelm demo`) or name it with --runs"
+        )
+    warnings: list[LoadWarning] = []
+    wanted = set(studies)
+    known = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if missing := wanted - set(known):
+        raise OelmError(
+            f"no runs of {', '.join(sorted(missing))} in {root}; there are: {', '.join(known) or 'none'}"
+        )
+    runs: list[Run] = []
+    for study in known:
+        if not wanted or study in wanted:
+            for pattern in ("*/scale=*/seed=*", "*/scale=*/tune/*/seed=*"):
+                found = (
+                    read_run(path, warnings) for path in sorted((root / study).glob(pattern)) if path.is_dir()
+                )
+                runs.extend(run for run in found if run is not None)
+    runs = _without_doubles(runs, warnings)
+    return Loaded(
+        root,
+        tuple(r for r in runs if not r.config.tune.trial),
+        tuple(r for r in runs if r.config.tune.trial),
+        warnings,
+    )
+
+
+def read_run(path: Path, warnings: list[LoadWarning]) -> Run | None:
+    """One folder; None (and a warning) when not even its config can be read."""
+    folder = RunFolder(path)
+
+    def warn(key: str, **values: Any) -> None:
+        warnings.append(LoadWarning(path, say(key, **values)))
+
+    try:
+        config = folder.config()
+    except (OelmError, OSError, UnicodeDecodeError) as error:
+        warn("warn.config", error=str(error))
+        return None
+    state, reason, step, total = NOT_STARTED, "", 0, config.budget.steps
+    try:
+        status = folder.status()
+        if status is not None:
+            state, reason = str(status.state), str(status.reason)
+            step, total = int(status.step), int(status.total_steps)
+    except (OelmError, OSError, UnicodeDecodeError, TypeError, ValueError) as error:
+        warn("warn.file", file="status.json", error=str(error))
+        state = UNREADABLE
+    result = None
+    try:
+        raw = folder.results()
+        if raw is not None:
+            result = _result(raw, config)
+            state = FINISHED if state in (UNREADABLE, NOT_STARTED) else state
+        elif state == FINISHED:
+            warn("warn.no_results")
+            state = UNREADABLE
+    except (OelmError, OSError, UnicodeDecodeError, _Unsound) as error:
+        warn("warn.file", file="results.json", error=str(error))
+        state = UNREADABLE
+    if state != FINISHED:
+        result = None  # the best so far of a run that goes on, or that diverged, is not its result
+    run = Run(path, config, state, reason, step, total, result, warnings)
+    _check_place(run, warn)
+    return run
+
+
+class _Unsound(ValueError):
+    """A results.json that is JSON but not a result."""
+
+
+def _result(raw: Mapping[str, Any], config: Config) -> Result:
+    for name, expected in (("id", config.id), ("seed", config.seed), ("scale", config.scale)):
+        if raw.get(name, expected) != expected:
+            raise _Unsound(f"'{name}' is {raw.get(name)!r}, config.yaml says {expected!r}")
+    metric = raw.get("metric")
+    if metric not in ("ppl", "accuracy"):
+        raise _Unsound(f"'metric' is {metric!r}, not 'ppl' or 'accuracy'")
+    test, validation = raw.get("test"), raw.get("validation")
+    counts = _mapping(raw, "parameters")
+    names = ("total", "trainable", "frozen", "qk_total", "qk_trainable")
+    return Result(
+        metric=metric,
+        test=None if test is None else _score(_mapping(raw, "test"), metric, "test"),
+        test_n=0 if test is None else int(_number(_mapping(raw, "test"), "n", "test", default=0)),
+        validation=None if validation is None else _score(_mapping(raw, "validation"), metric, "validation"),
+        parameters=Parameters(**{n: int(_number(counts, n, "parameters")) for n in names}),
+        steps=int(_number(raw, "steps", "")),
+        tokens_seen=int(_number(raw, "tokens_seen", "", default=0)),
+        lr=float(_number(raw, "lr", "", default=config.optim.lr)),
+        checkpoint_bytes=raw["checkpoint_bytes"] if isinstance(raw.get("checkpoint_bytes"), int) else None,
+        fairness=_mapping(raw, "fairness"),
+    )
+
+
+def _mapping(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = raw.get(name)
+    if not isinstance(value, Mapping):
+        raise _Unsound(f"'{name}' is missing or not an object")
+    return value
+
+
+def _number(raw: Mapping[str, Any], name: str, where: str, default: float | None = None) -> float:
+    value = raw.get(name, default)
+    place = f"{where}.{name}" if where else name
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _Unsound(f"'{place}' is {value!r}, not a number")
+    if not math.isfinite(value):
+        raise _Unsound(f"'{place}' is not finite")
+    return value
+
+
+def _score(raw: Mapping[str, Any], metric: str, where: str) -> float:
+    value = float(_number(raw, metric, where))
+    if metric == "accuracy" and not 0 <= value <= 1:
+        raise _Unsound(f"'{where}.accuracy' is {value}, outside 0 to 1")
+    if metric == "ppl" and value < 1:
+        raise _Unsound(f"'{where}.ppl' is {value}, below 1")
+    return value
+
+
+def _check_place(run: Run, warn: Any) -> None:
+    """A folder copied or renamed by hand does not say what its path says."""
+    config, parts = run.config, run.path.parts
+    place = (f"scale={config.scale}", f"seed={config.seed}", config.id)
+    for name in place:
+        if name not in parts:
+            warn("warn.place", expected=name)
+
+
+def _without_doubles(runs: list[Run], warnings: list[LoadWarning]) -> list[Run]:
+    """A run that lies in two folders counts once, and not silently."""
+    seen: dict[tuple[Any, ...], Run] = {}
+    for run in runs:
+        c = run.config
+        key = (c.study, c.id, c.scale, c.seed, c.optim.lr if c.tune.trial else None, c.tune.trial)
+        if key in seen:
+            warnings.append(LoadWarning(run.path, say("warn.double", other=str(seen[key].path))))
+        else:
+            seen[key] = run
+    return list(seen.values())

@@ -1,0 +1,207 @@
+"""Strings of warnings, guards and verdicts, English and Chinese side by side."""
+
+MESSAGES: dict[str, tuple[str, str]] = {
+    "list.separator": (", ", "、"),
+    # -- run folders that cannot be read
+    "warn.config": (
+        "left out, its config cannot be read: {error}",
+        "未计入：无法读取其配置：{error}",
+    ),
+    "warn.file": ("{file} cannot be used: {error}", "{file} 无法使用：{error}"),
+    "warn.no_results": (
+        "status.json says finished, but there is no results.json",
+        "status.json 标记为已完成，但缺少 results.json",
+    ),
+    "warn.predictions": (
+        "predictions.json holds no two lists of equal length; the test-set error is taken from the "
+        "binomial instead",
+        "predictions.json 中没有两个等长的列表；测试集误差改用二项分布估计",
+    ),
+    "warn.predictions_differ": (
+        "predictions.json gives an accuracy of {predicted}, results.json says {stated}; its predictions "
+        "are not used",
+        "predictions.json 算得准确率 {predicted}，而 results.json 记录为 {stated}；不使用这些预测",
+    ),
+    "warn.place": (
+        "the folder's path lacks '{expected}', which its config.yaml says; was it moved by hand? The "
+        "config counts",
+        "文件夹路径中没有其 config.yaml 所写的“{expected}”；是否被手动移动过？以配置为准",
+    ),
+    "warn.double": (
+        "the same run (study, ID, scale, seed) also lies in {other}; only that one counts",
+        "同一次运行（研究、编号、规模、种子）也存在于 {other}；只计入后者",
+    ),
+    "warn.benchmark": ("no benchmark that can be read: {error}", "无法读取的基准测试文件：{error}"),
+    # -- states
+    "state.finished": ("finished", "已完成"),
+    "state.running": ("running", "运行中"),
+    "state.interrupted": ("interrupted", "已中断"),
+    "state.diverged": ("diverged", "已发散"),
+    "state.failed": ("failed", "失败"),
+    "state.oom": ("out of memory", "内存不足"),
+    "state.unreadable": ("unreadable", "无法读取"),
+    "state.not started": ("not started", "未开始"),
+    "run.name": ("{id} seed {seed}", "{id} 种子 {seed}"),
+    "run.state": ("{id} seed {seed} ({state})", "{id} 种子 {seed}（{state}）"),
+    # -- refusals
+    "refuse.differs": (
+        "{what} differs: {arm} against {reference}",
+        "{what}不同：{arm} 对 {reference}",
+    ),
+    "refuse.config": (
+        "{field} differs: {arm} against {reference}",
+        "{field} 不同：{arm} 对 {reference}",
+    ),
+    "refuse.mixed": (
+        "the seeds of {id} were not run alike: seeds {a} and {b} differ in {fields}",
+        "{id} 的各种子设置不一致：种子 {a} 与 {b} 在以下方面不同：{fields}",
+    ),
+    "field.metric": ("the metric", "评价指标"),
+    "field.data": ("the training data", "训练数据"),
+    "field.tokenizer": ("the tokenizer", "分词器"),
+    "field.eval_set": ("the evaluation set", "评测集"),
+    "field.batch_rows": ("the batch", "批大小"),
+    "field.steps": ("the number of steps", "训练步数"),
+    "field.schedule": ("the schedule", "学习率调度"),
+    # -- flags
+    "flag.diverged": (
+        "{n} diverged and are not in the mean, so nothing is decided: {runs}",
+        "{n} 次运行发散，未计入均值，因此不作判定：{runs}",
+    ),
+    "flag.unfinished": ("{n} not finished: {runs}", "{n} 次运行未完成：{runs}"),
+    "flag.test_selection_trials": (
+        "tuning trials were evaluated on the test split, so the rate may have been chosen by it: {runs}",
+        "调参试验在测试集上做过评测，学习率可能据此选出：{runs}",
+    ),
+    "flag.test_selection_split": (
+        "the reported split is the one that chose the checkpoint, so the figure is too good: {runs}",
+        "报告所用的划分就是挑选检查点的划分，数字偏乐观：{runs}",
+    ),
+    "flag.audit": ("the freeze audit did not hold: {runs}", "冻结审计未通过：{runs}"),
+    "flag.unequal_rates": (
+        "unequal learning rates, neither tuned: {arm} against {reference}",
+        "学习率不等且均未调参：{arm} 对 {reference}",
+    ),
+    "flag.untuned": (
+        "neither arm's learning rate was tuned ({arm} for both)",
+        "两组的学习率都未经调参（均为 {arm}）",
+    ),
+    "flag.unequal_tuning": (
+        "unequal tuning: {arm} against {reference}",
+        "调参不对等：{arm} 对 {reference}",
+    ),
+    "tune.none": ("learning rate {lr}, not tuned", "学习率 {lr}，未调参"),
+    "tune.grid": (
+        "learning rate {lr} chosen from {grid} over {seeds} seed(s)",
+        "学习率 {lr}，在 {seeds} 个种子上从 {grid} 中选出",
+    ),
+    "flag.grid_edge": (
+        "the rate of {id} ({lr}) lies at the edge of its grid; a better one may lie outside",
+        "{id} 的学习率（{lr}）位于网格边缘，更优值可能在网格之外",
+    ),
+    "flag.trials_missing": (
+        "{id}: {have} of {promised} tuning trials are in this runs folder",
+        "{id}：本运行文件夹中只有 {promised} 次调参试验中的 {have} 次",
+    ),
+    "flag.architecture": (
+        "another architecture, {field}: {arm} against {reference}; a gain of the architecture is not one "
+        "of freezing",
+        "架构不同，{field}：{arm} 对 {reference}；架构带来的增益不能记在冻结名下",
+    ),
+    "flag.setting": (
+        "another setting, {field}: {arm} against {reference}",
+        "设置不同，{field}：{arm} 对 {reference}",
+    ),
+    "flag.unknown": (
+        "not recorded by either arm, so not checked: {fields}",
+        "两组均未记录，因而未检查：{fields}",
+    ),
+    "flag.identical": (
+        "the {n} seeds of {id} agree to the last digit: the seed seems to reach nothing",
+        "{id} 的 {n} 个种子结果完全相同：种子似乎没有起作用",
+    ),
+    "flag.welch": (
+        "seeds without a partner ({seeds}): Welch's interval over all seeds instead of pairs",
+        "存在未配对的种子（{seeds}）：改用全部种子的 Welch 区间",
+    ),
+    "flag.dropped": (
+        "seeds without a partner are left out: {seeds}",
+        "未配对的种子不计入：{seeds}",
+    ),
+    "flag.one_seed": ("n = 1, no interval, hence no verdict", "n = 1，没有区间，因此不作判定"),
+    "flag.binomial": (
+        "predictions are missing; the test-set error is the binomial one of unpaired answers, which is "
+        "too wide",
+        "缺少预测文件；测试集误差按未配对的二项分布估计，偏宽",
+    ),
+    "waiting": (
+        "{id} against {reference} ({scale}): waits for finished runs of {missing}",
+        "{id} 对 {reference}（{scale}）：等待 {missing} 的运行完成",
+    ),
+    # -- intervals and verdicts
+    "interval": ("{low} to {high}", "{low} 至 {high}"),
+    "interval.none": ("no interval", "无区间"),
+    "outcome.holds": ("within 5 %", "在 5 % 以内"),
+    "outcome.fails": ("misses 5 %", "超出 5 %"),
+    "outcome.undecided": ("undecided", "未定"),
+    "outcome.no interval": ("n = 1, no interval", "n = 1，无区间"),
+    "outcome.refused": ("not comparable", "不可比较"),
+    "outcome.better": ("better", "更好"),
+    "outcome.worse": ("worse", "更差"),
+    "outcome.scenario": ("scenario {name}", "情形 {name}"),
+    "needed.seeds": ("about {n} seeds in all would settle it", "总共约 {n} 个种子可以定论"),
+    "needed.spread": ("at least 3 seeds are needed to say anything", "至少需要 3 个种子才能下结论"),
+    "needed.test set": (
+        "no number of seeds would settle it, the test set is too small",
+        "再多种子也无法定论，测试集太小",
+    ),
+    "needed.too close": (
+        "more than 1000 seeds would be needed: the difference lies on the line",
+        "需要 1000 个以上的种子：差异恰在界线上",
+    ),
+    "because.diverged": (
+        "a diverged seed is an outcome too, so nothing is decided",
+        "发散的种子也是一种结果，因此不作判定",
+    ),
+    "target.holds": ("This is within the 5 % target.{more}", "达到 5 % 的目标。{more}"),
+    "target.fails": ("This misses the 5 % target.{more}", "未达到 5 % 的目标。{more}"),
+    "target.undecided": ("Undecided against the 5 % target: {more}.", "相对 5 % 的目标尚未定论：{more}。"),
+    "target.no interval": ("No verdict: {more}.", "不作判定：{more}。"),
+    "scenario.A": ("the task type decides", "任务类型起决定作用"),
+    "scenario.B": ("the architecture decides", "架构起决定作用"),
+    "scenario.C": ("needs more analysis", "需要进一步分析"),
+    "scenario.decided": ("Scenario {name}: {meaning}.", "情形 {name}：{meaning}。"),
+    "scenario.undecided": (
+        "The scenario is undecided ({possible} possible): {more}.",
+        "情形未定（可能为 {possible}）：{more}。",
+    ),
+    "scenario.no interval": ("No scenario: {more}.", "情形不作判定：{more}。"),
+    "orthogonality.better": (
+        "So orthonormal rows bring something beyond their scale.",
+        "可见正交行除尺度之外确有好处。",
+    ),
+    "orthogonality.worse": (
+        "So orthonormal rows are worse than Gaussian ones of the same scale.",
+        "可见正交行不如同尺度的高斯行。",
+    ),
+    "orthogonality.undecided": (
+        "So no effect of orthogonality beyond scale is shown.",
+        "因此没有显示出正交性在尺度之外的作用。",
+    ),
+    "orthogonality.no interval": (
+        "With one seed, nothing about orthogonality is shown.",
+        "只有一个种子，关于正交性什么也没有显示。",
+    ),
+    "sentence.ppl": (
+        "{arm}: perplexity {effect} against {reference} (95 % interval {interval}, {n}).",
+        "{arm}：困惑度相对 {reference} 变化 {effect}（95 % 区间 {interval}，{n}）。",
+    ),
+    "sentence.accuracy": (
+        "{arm}: accuracy {effect} points against {reference} (95 % interval {interval}, {n}).",
+        "{arm}：准确率相对 {reference} 变化 {effect} 个百分点（95 % 区间 {interval}，{n}）。",
+    ),
+    "sentence.refused": (
+        "{arm} and {reference} are not compared: {why}.",
+        "不比较 {arm} 与 {reference}：{why}。",
+    ),
+}

@@ -1,0 +1,245 @@
+"""Synthetic run folders, written file by file as the training loop leaves them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oelm.methods.registry import method
+from oelm.training.config import (
+    BudgetConfig,
+    CompareConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    TuneConfig,
+)
+from oelm.training.folder import config_to_yaml, run_path
+
+BASE = "GPT-01"
+QK, TOTAL = 12_288, 200_000
+
+
+def lm_config(id: str = BASE, arm: str = "baseline", *, seed: int = 0, **changes: Any) -> Config:
+    """A language-modelling run of the group GPT/tinystories, measured against GPT-01."""
+    baseline = "" if id == BASE else BASE
+    config = Config(
+        id=id,
+        study="paper",
+        task="lm",
+        data=DataConfig(dataset="tinystories", tokenizer="bpe-2048", max_length=128, source="builtin"),
+        model=ModelConfig(family="gpt", name="mini", dropout=0.0),
+        method=method(arm),
+        optim=OptimConfig(lr=4e-3),
+        budget=BudgetConfig(batch_size=16, steps=400, eval_every=100),
+        compare=CompareConfig(group="GPT/tinystories", arm=arm, baseline=baseline, phase=2),
+        tune=TuneConfig(grid=(2e-3, 4e-3, 8e-3), seeds=(0,)),
+        scale="mini",
+        seed=seed,
+    )
+    return replace(config, **changes)
+
+
+def cls_config(id: str = "GPT-CLS-01", arm: str = "baseline", *, seed: int = 0, **changes: Any) -> Config:
+    config = lm_config(id, arm, seed=seed)
+    return replace(
+        config,
+        task="classification",
+        data=replace(config.data, dataset="imdb"),
+        model=replace(config.model, causal=False),
+        compare=CompareConfig(
+            group="GPT-CLS/imdb", arm=arm, baseline="" if id == "GPT-CLS-01" else "GPT-CLS-01", phase=4
+        ),
+        **changes,
+    )
+
+
+def write_run(
+    root: Path,
+    config: Config,
+    value: float = 8.0,
+    *,
+    state: str = "finished",
+    hits: np.ndarray | None = None,
+    fairness: dict[str, Any] | None = None,
+    tokens: int = 1_000_000,
+    attention: bool = False,
+    audit_ok: bool = True,
+    validation_print: str = "val",
+    test: bool = True,
+) -> Path:
+    """One run. `value` is the test perplexity or accuracy; `hits` the per-example 0/1 of a classifier."""
+    folder = run_path(root, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(config_to_yaml(config), encoding="utf-8")
+    metric = "accuracy" if config.task == "classification" else "ppl"
+    if hits is not None:
+        value = float(np.mean(hits))
+    dump(folder / "manifest.json", _manifest(config, tokens, validation_print))
+    dump(
+        folder / "status.json",
+        {
+            "state": state,
+            "step": 400 if state == "finished" else 150,
+            "total_steps": 400,
+            "loss": 2.0,
+            "metric": None,
+            "heartbeat": 1.7e9,
+            "started": 1.7e9,
+            "pid": 1,
+            "host": "test",
+            "attempt": 1,
+            "resumes": 0,
+            "reason": "loss is NaN at step 150" if state == "diverged" else "",
+        },
+    )
+    rows = [
+        {
+            "step": s,
+            "kind": "validation",
+            "loss": round(math.log(8) + 2 / (1 + s / 50) + config.seed * 0.01, 4),
+        }
+        for s in range(0, 401, 50)
+    ]
+    if attention:
+        rows += [_attention(s, frozen=not config.method.trains_qk) for s in range(0, 401, 100)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    dump(
+        folder / "freeze_audit.json", {"start": {"ok": True, "rows": []}, "end": {"ok": audit_ok, "rows": []}}
+    )
+    if state != "finished":
+        return folder
+    frozen = 0 if config.method.trains_qk else QK
+    figures = {"loss": math.log(max(value, 1.01)), metric: value, "n": 2000 if hits is None else len(hits)}
+    dump(
+        folder / "timing_stats.json",
+        {
+            "total_wall_time": 60.0,
+            "peak_memory_bytes": 300_000_000,
+            "mean_step_time": 0.15,
+            "predicted_saving": 0.05 if frozen else 0.0,
+        },
+    )
+    dump(
+        folder / "results.json",
+        {
+            "id": config.id,
+            "study": config.study,
+            "scale": config.scale,
+            "seed": config.seed,
+            "task": config.task,
+            "dataset": config.data.dataset,
+            "arm": config.compare.arm,
+            "method": config.method.name,
+            "metric": metric,
+            "test": figures if test else None,
+            "validation": {**figures, "step": 400},
+            "parameters": {
+                "total": TOTAL,
+                "trainable": TOTAL - frozen,
+                "frozen": frozen,
+                "qk_total": QK,
+                "qk_trainable": QK - frozen,
+            },
+            "steps": 400,
+            "tokens_seen": 400 * 16 * 128,
+            "lr": config.optim.lr,
+            "checkpoint_bytes": 12 * TOTAL - 8 * frozen,
+            "fairness": {
+                "data": "d" * 64,
+                "tokenizer": "t" * 64,
+                "eval_set": "e" * 64,
+                "batch_rows": 16,
+                "steps": 400,
+                "schedule": "cosine",
+                **(fairness or {}),
+            },
+        },
+    )
+    if hits is not None:
+        labels = [0, 1] * (len(hits) // 2) + [0] * (len(hits) % 2)
+        predicted = [y if h else 1 - y for y, h in zip(labels, hits, strict=True)]
+        dump(folder / "predictions.json", {"labels": labels, "predicted": predicted})
+    return folder
+
+
+def write_trials(root: Path, config: Config, **options: Any) -> None:
+    """The learning-rate grid that the config says its rate was chosen from."""
+    for lr in config.tune.grid:
+        trial = replace(config, optim=replace(config.optim, lr=lr), tune=replace(config.tune, trial=True))
+        write_run(root, trial, 8.0, **{"test": False, **options})
+
+
+def write_study(root: Path, *, attention: bool = False) -> Path:
+    """A small study with every kind of comparison: fixed numbers, so that tables can be compared by eye."""
+    ppl = {
+        ("GPT-01", "baseline"): (8.00, 8.10, 7.95),
+        ("GPT-02", "oelm-freeze"): (8.66, 8.71, 8.60),
+        ("GPT-02M", "oelm-random-matched"): (8.70, 8.66, 8.62),
+        ("GPT-03", "oelm-random"): (11.2, 11.9, 11.4),
+        ("GPT-01O", "orthogonal-init"): (7.70, 7.72, 7.66),
+        ("GPT-P", "oelm-plus"): (8.02, 8.15, 7.93),
+    }
+    for (id, arm), values in ppl.items():
+        for seed, value in enumerate(values):
+            config = lm_config(id, arm, seed=seed)
+            if id not in ("GPT-01", "GPT-01O"):
+                config = replace(config, compare=replace(config.compare, control="GPT-01O"))
+            write_run(root, config, value, attention=attention)
+            if seed == 0:
+                write_trials(root, config)
+    rng = np.random.default_rng(7)
+    easy = rng.random(1000)
+    for (id, arm), level in {("GPT-CLS-01", "baseline"): 0.84, ("GPT-CLS-02", "oelm-freeze"): 0.80}.items():
+        for seed in range(3):
+            config = cls_config(id, arm, seed=seed)
+            hits = (easy + rng.normal(0, 0.03, 1000) < level + 0.003 * seed).astype(int)
+            write_run(root, config, hits=hits, attention=attention)
+            if seed == 0:
+                write_trials(root, config)
+    return root
+
+
+def dump(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def _manifest(config: Config, tokens: int, validation_print: str) -> dict[str, Any]:
+    return {
+        "config_hash": "0" * 64,
+        "command": f"oelm train {config.id} --scale {config.scale} --seed {config.seed}",
+        "versions": {"oelm": "0.1.0"},
+        "machine": {"host": "test"},
+        "data": {
+            "origin": "built-in stories",
+            "dataset": config.data.dataset,
+            "fingerprints": {"train": "d" * 64, "validation": validation_print, "test": "e" * 64},
+            "tokens": {"train": tokens},
+            "notes": [],
+        },
+        "tokenizer": {"name": config.data.tokenizer, "hash": "t" * 64, "vocab_size": 2048},
+    }
+
+
+def _attention(step: int, *, frozen: bool) -> dict[str, Any]:
+    """Two layers of four heads, as the training loop logs them."""
+    drift = 0.0 if frozen else step / 400
+    return {
+        "step": step,
+        "kind": "attention",
+        "layers": [
+            {
+                "layer": layer,
+                "entropy": [round(2.0 - 0.2 * head - 0.3 * layer + step / 4000, 4) for head in range(4)],
+                "logit_scale": [round(0.8 + 0.1 * head + drift, 4) for head in range(4)],
+                "orthogonality": [round(0.02 * head + 0.5 * drift, 4) for head in range(4)],
+            }
+            for layer in range(2)
+        ],
+    }
