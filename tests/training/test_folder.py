@@ -86,7 +86,7 @@ def test_command_line_words_become_typed_values():
     assert parse(float, "1e-3", "optim.lr") == 1e-3
     assert parse(tuple[float, ...], "1e-3,3e-3", "tune.grid") == (1e-3, 3e-3)
     assert parse(float | str, "match", "method.gain") == "match"
-    with pytest.raises(UsageError, match="budget.steps: expected a whole number"):
+    with pytest.raises(UsageError, match=r"budget\.steps: expected a whole number"):
         parse(int, "many", "budget.steps")
 
 

@@ -1,0 +1,166 @@
+"""latest.pt and previous.pt: everything an exact resume needs, whole or not at all.
+
+A checkpoint is an ordinary torch file (a zip archive) with the SHA-256 of its bytes in the archive's
+comment, so that one rename makes file and checksum appear together. It is loaded with
+`weights_only=True`: nothing in it can run code.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+
+from oelm.atomic import atomic_open
+from oelm.errors import OelmError
+
+_DIGEST_BYTES = 64  # hex SHA-256, the whole archive comment
+_COMMENT_LENGTH_AT = -2  # the last field of a zip archive without a comment
+
+
+class CorruptCheckpoint(OelmError):
+    """The file is there but not whole."""
+
+
+def save_checkpoint(state: dict[str, Any], latest: Path, previous: Path) -> int:
+    """Write `state` as `latest`, keeping the one before as `previous`; returns the bytes written.
+
+    There is no moment without a whole `latest` once there was one: a kill leaves the old, a full disk
+    raises OSError and leaves the old.
+    """
+    with atomic_open(latest) as file:
+        writer = _HashingWriter(file)
+        torch.save(state, cast(IO[bytes], writer))
+        writer.finish()
+        if latest.exists():
+            _keep(latest, previous)
+    return latest.stat().st_size
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read and verify one checkpoint; CorruptCheckpoint says what is wrong with it."""
+    try:
+        _verify(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except CorruptCheckpoint:
+        raise
+    except Exception as error:  # torch raises half a dozen kinds for a damaged archive
+        raise CorruptCheckpoint(f"{path} cannot be read: {error}") from error
+
+
+def load_newest(latest: Path, previous: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """The newest whole checkpoint (None when there is none) and a word on each that was passed over.
+
+    When files exist and none is whole, that is an error: starting over would overwrite evidence.
+    """
+    words: list[str] = []
+    present = [path for path in (latest, previous) if path.exists()]
+    for path in present:
+        try:
+            return load_checkpoint(path), words
+        except CorruptCheckpoint as error:
+            words.append(f"{error}; going back to the checkpoint before it")
+    if present:
+        raise CorruptCheckpoint(
+            "no checkpoint of this run is whole: "
+            + "; ".join(w.split("; going back")[0] for w in words)
+            + ". Remove them to start the run over."
+        )
+    return None, words
+
+
+def remove_strays(folder: Path) -> int:
+    """Delete temporary files that a killed process left behind; returns the bytes freed."""
+    freed = 0
+    for stray in folder.glob(".*.tmp"):
+        if stray.is_file():
+            freed += stray.stat().st_size
+            stray.unlink(missing_ok=True)
+    return freed
+
+
+def is_disk_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+class _HashingWriter:
+    """A file for torch.save that hashes what passes.
+
+    Errors are kept and raised by `finish`: raised inside `write` they would reach C++ code that turns
+    "no space left on device" into an unrelated complaint.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.hash = hashlib.sha256()
+        self.tail = b""  # the last bytes, held back: they hold the comment length
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        if self.error is None:
+            try:
+                self._pass_on(view)
+            except OSError as error:
+                self.error = error
+        return len(view)
+
+    def _pass_on(self, view: memoryview) -> None:
+        if len(view) < -_COMMENT_LENGTH_AT:
+            joined = self.tail + bytes(view)
+            body, self.tail = joined[:_COMMENT_LENGTH_AT], joined[_COMMENT_LENGTH_AT:]
+            if len(joined) < -_COMMENT_LENGTH_AT:
+                body, self.tail = b"", joined
+            self._emit(body)
+            return
+        self._emit(self.tail)
+        self._emit(view[:_COMMENT_LENGTH_AT])
+        self.tail = bytes(view[_COMMENT_LENGTH_AT:])
+
+    def _emit(self, data: Any) -> None:
+        self.hash.update(data)
+        self.file.write(data)
+
+    def flush(self) -> None:
+        """torch.save asks for it; atomic_open does the real one."""
+
+    def finish(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if self.tail != b"\0\0":
+            raise OelmError("torch.save did not end in a zip archive without comment; cannot add a checksum")
+        self.file.write(_DIGEST_BYTES.to_bytes(2, "little") + self.hash.hexdigest().encode())
+
+
+def _verify(path: Path) -> None:
+    trailer = 2 + _DIGEST_BYTES
+    body = path.stat().st_size - trailer
+    if body <= 0:
+        raise CorruptCheckpoint(f"{path} is truncated ({body + trailer} bytes)")
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while body > 0:
+            block = file.read(min(body, 1 << 22))
+            digest.update(block)
+            body -= len(block)
+        end = file.read()
+    if end[:2] != _DIGEST_BYTES.to_bytes(2, "little") or end[2:] != digest.hexdigest().encode():
+        raise CorruptCheckpoint(f"{path} is damaged: its checksum does not match (truncated or altered)")
+
+
+def _keep(latest: Path, previous: Path) -> None:
+    """Give `latest` its second name; a hard link, because a rename would leave a moment without it."""
+    link = previous.with_name(f".{previous.name}.{os.getpid()}.tmp")
+    link.unlink(missing_ok=True)
+    try:
+        os.link(latest, link)
+    except OSError as error:
+        if is_disk_full(error):
+            raise
+        os.replace(latest, previous)  # a file system without hard links
+        return
+    os.replace(link, previous)

@@ -1,0 +1,66 @@
+"""What a person sees of a run: plain lines in training.log, and on a terminal a live progress line.
+
+Log once, at the edge: the parts of training return words, only the loop writes them here.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any
+
+
+class Journal:
+    """Writes lines with a time stamp to training.log; shows them, and the progress, when a person watches."""
+
+    def __init__(self, path: Path | None, *, title: str = "", show: bool | None = None) -> None:
+        self._file: IO[str] | None = None
+        if path is not None:
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
+        self._progress: Any = None
+        self._task: Any = None
+        self._show = sys.stderr.isatty() if show is None else show
+        self._title = title
+
+    def line(self, text: str) -> None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        if self._file is not None:
+            for part in text.splitlines() or [""]:
+                self._file.write(f"{stamp} {part}\n")
+            self._file.flush()
+        if self._show:
+            self._console().print(text, markup=False, highlight=False)
+
+    def progress(self, step: int, total: int, text: str) -> None:
+        """Move the live line; lines for the file come from `line`, at the rate of log_every."""
+        if not self._show:
+            return
+        self._console()
+        if self._task is None:
+            self._task = self._progress.add_task(self._title, total=total, status="")
+        self._progress.update(self._task, completed=step, status=text)
+
+    def _console(self) -> Any:
+        if self._progress is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[status]}"),
+                console=Console(stderr=True),
+            )
+            self._progress.start()
+        return self._progress.console
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = self._task = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None

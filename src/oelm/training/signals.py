@@ -1,0 +1,52 @@
+"""Being asked to stop: signals of a cluster or a person, and a time limit, as one question the loop asks."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+# SLURM sends SIGTERM or, with --signal, SIGUSR1/2; Ctrl-C is SIGINT.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+
+
+class StopRequest:
+    """While active, the stop signals only set `reason`; the loop looks at it between micro-batches.
+
+    A second Ctrl-C is meant: it interrupts at once, and the last checkpoint remains.
+
+    >>> with StopRequest() as stop:
+    ...     signal.raise_signal(signal.SIGTERM)
+    ...     stop.reason
+    'SIGTERM'
+    """
+
+    def __init__(self, time_limit: float = 0.0) -> None:
+        self.deadline = time.monotonic() + time_limit if time_limit > 0 else None
+        self.time_limit = time_limit
+        self._signal = ""
+        self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def reason(self) -> str:
+        """Why to stop; empty to go on."""
+        if not self._signal and self.deadline is not None and time.monotonic() >= self.deadline:
+            return f"time limit of {self.time_limit:g} s"
+        return self._signal
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._signal == "SIGINT":
+            raise KeyboardInterrupt
+        self._signal = signal.Signals(number).name
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
+            self._before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

@@ -1,0 +1,149 @@
+"""timing_stats.json: whole optimizer steps, synchronised, warm-up and validation excluded.
+
+One record per step is kept in step_times.bin at the place of its number, so that a resumed run goes on
+with it and steps done again overwrite theirs. Times are facts about a machine: they stay out of every
+file that must be the same bytes after a resume.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from oelm.atomic import write_json
+
+WARMUP_STEPS = 3  # of each process: allocators, caches and kernels settle
+_COLUMNS = ("seconds", "tokens", "flops", "full_flops")  # seconds < 0 marks a warm-up step
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What earlier processes of the same run spent; read back from timing_stats.json."""
+
+    wall: float = 0.0
+    validation: float = 0.0
+    validations: int = 0
+    peak_memory: int = 0
+
+
+class Timer:
+    """Times steps and validations of one process and keeps the run's account over all of them."""
+
+    def __init__(self, path: Path, device: torch.device, earlier: dict[str, Any] | None = None) -> None:
+        self.path = path
+        self.device = device
+        earlier = earlier or {}
+        self.before = Totals(
+            wall=earlier.get("total_wall_time", 0.0),
+            validation=earlier.get("total_validation_time", 0.0),
+            validations=earlier.get("num_validations", 0),
+            peak_memory=earlier.get("peak_memory_bytes", 0),
+        )
+        self.began = time.perf_counter()
+        self.validation = 0.0
+        self.validations = 0
+        self.steps_here = 0
+        self.recent: list[float] = []
+        self._pending: dict[int, tuple[float, float, float, float]] = {}
+
+    def synchronise(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    @contextlib.contextmanager
+    def step(self, number: int) -> Iterator[dict[str, float]]:
+        """Time the optimizer step `number` (from 0); the block fills in tokens, flops and full_flops."""
+        facts = {"tokens": 0.0, "flops": 0.0, "full_flops": 0.0}
+        start = self.synchronise()
+        yield facts
+        seconds = self.synchronise() - start
+        self.steps_here += 1
+        warm = self.steps_here > WARMUP_STEPS
+        self._pending[number] = (
+            seconds if warm else -seconds,
+            facts["tokens"],
+            facts["flops"],
+            facts["full_flops"],
+        )
+        self.recent = [*self.recent[-49:], seconds]
+
+    @contextlib.contextmanager
+    def validating(self) -> Iterator[None]:
+        start = self.synchronise()
+        yield
+        self.validation += self.synchronise() - start
+        self.validations += 1
+
+    @property
+    def steps_per_second(self) -> float | None:
+        return len(self.recent) / sum(self.recent) if self.recent else None
+
+    def flush(self) -> None:
+        """Write the records of the steps since the last flush."""
+        if not self._pending:
+            return
+        self.path.touch()
+        with open(self.path, "r+b") as file:
+            for number, record in sorted(self._pending.items()):
+                file.seek(number * 8 * len(_COLUMNS))
+                file.write(np.asarray(record, dtype="<f8").tobytes())
+        self._pending = {}
+
+    def write(self, target: Path, steps: int, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+        """timing_stats.json for the first `steps` steps of the run."""
+        self.flush()
+        stats = self.stats(steps)
+        stats.update(extra or {})
+        write_json(target, stats)
+        return stats
+
+    def stats(self, steps: int) -> dict[str, Any]:
+        table = np.zeros((0, len(_COLUMNS)))
+        if self.path.exists():
+            table = np.fromfile(self.path, dtype="<f8")
+            table = table[: len(table) // len(_COLUMNS) * len(_COLUMNS)].reshape(-1, len(_COLUMNS))[:steps]
+        measured = table[table[:, 0] > 0]
+        seconds = measured[:, 0]
+        known = len(seconds) > 0
+        total = float(seconds.sum())
+
+        def figure(value: Any) -> float | None:
+            return float(value) if known else None
+
+        return {
+            "total_wall_time": self.before.wall + time.perf_counter() - self.began,
+            "num_steps_measured": len(seconds),
+            "warmup_steps": int((table[:, 0] < 0).sum()),
+            "mean_step_time": figure(seconds.mean()) if known else None,
+            "std_step_time": figure(seconds.std(ddof=1)) if len(seconds) > 1 else None,
+            "median_step_time": figure(np.median(seconds)) if known else None,
+            "min_step_time": figure(seconds.min()) if known else None,
+            "max_step_time": figure(seconds.max()) if known else None,
+            "p95_step_time": figure(np.percentile(seconds, 95)) if known else None,
+            "p99_step_time": figure(np.percentile(seconds, 99)) if known else None,
+            "total_validation_time": self.before.validation + self.validation,
+            "num_validations": self.before.validations + self.validations,
+            "tokens_per_second": figure(measured[:, 1].sum() / total) if known else None,
+            "peak_memory_bytes": max(self.before.peak_memory, peak_memory(self.device)),
+            "flops_per_step": figure(measured[:, 2].mean()) if known else None,
+            "flops_per_second": figure(measured[:, 2].sum() / total) if known else None,
+            "predicted_saving": figure(1 - measured[:, 2].sum() / measured[:, 3].sum()) if known else None,
+        }
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes at the highest: of the device on CUDA, of the whole process on CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
