@@ -132,7 +132,7 @@ def _config(model: nn.Module) -> Any:
     return getattr(model, "config", None)
 
 
-def _tied_head(model: nn.Module, embeddings: dict[int, nn.Embedding]) -> nn.Parameter | None:
+def _tied_head(model: nn.Module, embeddings: dict[int, nn.Embedding]) -> torch.Tensor | None:
     """The embedding that also serves as the output matrix, if there is one."""
     tokens = getattr(model, "tokens", None)
     if isinstance(tokens, nn.Embedding):  # our GPT: tied unless it classifies

@@ -56,7 +56,7 @@ class Precision:
 
 
 def choose_precision(wish: Wish, device: torch.device) -> Precision:
-    """The format for `wish` on `device`; a wish that cannot be fulfilled is an error, never a silent change."""
+    """The format for `wish` on `device`; a wish it cannot fulfil is an error, never a silent change."""
     kind = device.type
     if kind == "cuda":
         return _on_cuda(wish)

@@ -11,7 +11,7 @@ import contextlib
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,31 +113,29 @@ class Timer:
             table = np.fromfile(self.path, dtype="<f8")
             table = table[: len(table) // len(_COLUMNS) * len(_COLUMNS)].reshape(-1, len(_COLUMNS))[:steps]
         measured = table[table[:, 0] > 0]
-        seconds = measured[:, 0]
-        known = len(seconds) > 0
-        total = float(seconds.sum())
+        seconds, tokens, flops, full_flops = measured.T
 
-        def figure(value: Any) -> float | None:
-            return float(value) if known else None
+        def figure(measure: Callable[..., Any], *arguments: Any, least: int = 1) -> float | None:
+            return float(measure(*arguments)) if len(seconds) >= least else None
 
         return {
             "total_wall_time": self.before.wall + time.perf_counter() - self.began,
             "num_steps_measured": len(seconds),
             "warmup_steps": int((table[:, 0] < 0).sum()),
-            "mean_step_time": figure(seconds.mean()) if known else None,
-            "std_step_time": figure(seconds.std(ddof=1)) if len(seconds) > 1 else None,
-            "median_step_time": figure(np.median(seconds)) if known else None,
-            "min_step_time": figure(seconds.min()) if known else None,
-            "max_step_time": figure(seconds.max()) if known else None,
-            "p95_step_time": figure(np.percentile(seconds, 95)) if known else None,
-            "p99_step_time": figure(np.percentile(seconds, 99)) if known else None,
+            "mean_step_time": figure(np.mean, seconds),
+            "std_step_time": figure(lambda: seconds.std(ddof=1), least=2),
+            "median_step_time": figure(np.median, seconds),
+            "min_step_time": figure(np.min, seconds),
+            "max_step_time": figure(np.max, seconds),
+            "p95_step_time": figure(np.percentile, seconds, 95),
+            "p99_step_time": figure(np.percentile, seconds, 99),
             "total_validation_time": self.before.validation + self.validation,
             "num_validations": self.before.validations + self.validations,
-            "tokens_per_second": figure(measured[:, 1].sum() / total) if known else None,
+            "tokens_per_second": figure(lambda: tokens.sum() / seconds.sum()),
             "peak_memory_bytes": max(self.before.peak_memory, peak_memory(self.device)),
-            "flops_per_step": figure(measured[:, 2].mean()) if known else None,
-            "flops_per_second": figure(measured[:, 2].sum() / total) if known else None,
-            "predicted_saving": figure(1 - measured[:, 2].sum() / measured[:, 3].sum()) if known else None,
+            "flops_per_step": figure(np.mean, flops),
+            "flops_per_second": figure(lambda: flops.sum() / seconds.sum()),
+            "predicted_saving": figure(lambda: 1 - flops.sum() / full_flops.sum()),
         }
 
 
