@@ -1,0 +1,67 @@
+"""`oelm archive pack | verify | merge`: results in one verified file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from oelm.cli.options import add_json, add_runs, command_parser
+from oelm.cli.output import bytes_text, print_json
+from oelm.experiments.archive import merge, pack, verify
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = command_parser(
+        subparsers,
+        "archive",
+        "pack a study's results into one verified file, or merge one into the runs folder",
+        "oelm archive pack results.tar.gz --study paper\n  oelm archive merge results.tar.gz --runs runs",
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="pack|verify|merge")
+    packing = actions.add_parser("pack", help="configs, manifests, metrics, logs and results in one file")
+    packing.add_argument("file", metavar="FILE.tar.gz")
+    packing.add_argument("--study", default="", help="only this study's runs")
+    packing.add_argument("--weights", action="store_true", help="the best models too")
+    checking = actions.add_parser("verify", help="check every byte of an archive")
+    checking.add_argument("file", metavar="FILE.tar.gz")
+    merging = actions.add_parser("merge", help="add an archive's runs; nothing is ever overwritten")
+    merging.add_argument("file", metavar="FILE.tar.gz")
+    for action in (packing, merging):
+        add_runs(action)
+    for action in (packing, checking, merging):
+        add_json(action)
+
+
+def run(args: argparse.Namespace) -> int:
+    return {"pack": _pack, "verify": _verify, "merge": _merge}[args.action](args)
+
+
+def _pack(args: argparse.Namespace) -> int:
+    made = pack(args.runs, args.file, study=args.study, weights=args.weights)
+    if args.json:
+        print_json({"file": str(made.path), "runs": made.runs, "files": made.files, "bytes": made.bytes})
+    else:
+        print(f"{made.path}: {made.runs} runs, {made.files} files, {bytes_text(made.bytes)}, verified")
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    index = verify(args.file)
+    if args.json:
+        print_json(index)
+    else:
+        print(f"{args.file}: {index['runs']} runs, {len(index['files'])} files, every hash holds")
+    return 0
+
+
+def _merge(args: argparse.Namespace) -> int:
+    done = merge(args.file, args.runs)
+    if args.json:
+        print_json({"added": done.added, "same": done.same, "conflicts": done.conflicts})
+    else:
+        for name in done.conflicts:
+            print(f"conflict, left as it is: {Path(args.runs) / name}")
+        added, same = len(done.added), len(done.same)
+        print(f"{added} files added, {same} already there, {len(done.conflicts)} conflicts")
+    return 1 if done.conflicts else 0

@@ -1,0 +1,251 @@
+"""`oelm run`: many runs, on this machine or through SLURM."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from oelm.cli.options import (
+    add_changes,
+    add_json,
+    add_machine,
+    add_runs,
+    add_selection,
+    chosen_experiments,
+    command_parser,
+    duration,
+    machine_from,
+)
+from oelm.cli.output import print_json, print_table, seconds_text
+from oelm.errors import OelmError, unknown_name
+from oelm.experiments.experiment import DEFAULT_SEED
+from oelm.experiments.launch import RETRIES, Events, Job, LocalLauncher, exit_code
+from oelm.experiments.scales import SCALES
+from oelm.experiments.slots import make_slots
+from oelm.experiments.study import Launcher, Request, Result, carry_out, unequal_arms
+from oelm.experiments.tuning import TRIAL_SEEDS
+from oelm.training.folder import RunFolder, run_path
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = command_parser(
+        subparsers,
+        "run",
+        "many runs, on this machine or through SLURM; the same command goes on where it stopped",
+        "oelm run --phase 2 --seeds 0 1 2 --scale mini\n"
+        "  oelm run --all --gpus 0,1 --pilot\n"
+        "  oelm run --study gap --on slurm --partition gpu --time 8h --dry-run",
+    )
+    add_selection(parser)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[DEFAULT_SEED], metavar="N")
+    parser.add_argument("--scale", nargs="+", default=["full"], metavar="|".join(SCALES))
+    add_changes(parser)
+    add_runs(parser)
+    parser.add_argument("--retries", type=int, default=RETRIES, help="further attempts at a run that fails")
+    parser.add_argument("--retry-diverged", action="store_true", help="try diverged runs once more")
+    parser.add_argument("--pilot", action="store_true", help="one pair first, the rest only if it passes")
+    parser.add_argument("--dry-run", action="store_true", help="show what would run, start nothing")
+    tuning = parser.add_argument_group("tuning")
+    tuning.add_argument(
+        "--tune", action=argparse.BooleanOptionalAction, default=None,
+        help="choose every arm's rate from the same grid on validation (default: as catalogued)",
+    )  # fmt: skip
+    tuning.add_argument("--grid", type=float, nargs="+", default=[], metavar="LR", help="rates to try")
+    tuning.add_argument("--trial-seeds", type=int, nargs="+", default=list(TRIAL_SEEDS), metavar="N")
+    local = parser.add_argument_group("this machine (--on local)")
+    parser.add_argument("--on", default="local", metavar="local|slurm", help="where (default: local)")
+    local.add_argument("--gpus", default="auto", help="auto, none, or devices such as 0,1: one run on each")
+    local.add_argument("--gpus-per-run", type=int, default=1, metavar="N", help="GPUs of one run (torchrun)")
+    local.add_argument("--slots", type=int, default=0, metavar="N", help="runs at a time (0 = automatic)")
+    add_slurm(parser)
+    add_machine(parser)
+    add_json(parser)
+
+
+def add_slurm(parser: argparse.ArgumentParser) -> None:
+    slurm = parser.add_argument_group("SLURM (--on slurm)")
+    slurm.add_argument("--partition", default="")
+    slurm.add_argument("--account", default="")
+    slurm.add_argument("--qos", default="")
+    slurm.add_argument("--gres", default="", help="e.g. gpu:a100:1 (default: gpu:<--gpus-per-run>)")
+    slurm.add_argument("--constraint", default="")
+    slurm.add_argument(
+        "--time", default="24h", metavar="TIME", help="limit of one job; runs go on in the next"
+    )
+    slurm.add_argument("--cpus", type=int, default=4, metavar="N", help="cores of one run")
+    slurm.add_argument(
+        "--memory", type=float, default=0, metavar="GB", help="memory of one run (0 = default)"
+    )
+    slurm.add_argument("--parallel", type=int, default=64, metavar="N", help="array tasks at a time")
+    slurm.add_argument("--no-wait", action="store_true", help="return after submitting")
+
+
+def run(args: argparse.Namespace) -> int:
+    for scale in args.scale:
+        if scale not in SCALES:
+            raise unknown_name("scale", scale, SCALES)
+    if args.on not in ("local", "slurm"):
+        raise unknown_name("place to run on", args.on, ("local", "slurm"))
+    request = Request(
+        experiments=chosen_experiments(args),
+        scales=tuple(args.scale),
+        seeds=tuple(args.seeds),
+        changes=tuple(args.changes),
+        study=args.study_name,
+        tune=args.tune,
+        grid=tuple(args.grid),
+        trial_seeds=tuple(args.trial_seeds),
+        data_dir=args.data_dir,
+    )
+    if not request.experiments:
+        raise OelmError("nothing is selected")
+    launcher = _launcher(args, request)
+    if args.dry_run:
+        return _dry_run(args, request, launcher)
+    say = _quiet if args.json else _say
+    result = carry_out(request, args.runs, launcher, pilot=args.pilot, say=say)
+    if args.json:
+        print_json(_facts(result))
+    else:
+        _summary(result)
+    return exit_code(result.jobs) or (1 if result.notes else 0)
+
+
+def _launcher(args: argparse.Namespace, request: Request) -> Launcher:
+    events = Events() if args.json else _Watcher().events()
+    if args.on == "slurm":
+        from oelm.experiments.slurm import SlurmLauncher, SlurmOptions
+
+        options = SlurmOptions(
+            partition=args.partition,
+            account=args.account,
+            qos=args.qos,
+            gres=args.gres,
+            constraint=args.constraint,
+            time_limit=duration(args.time),
+            cpus=args.cpus,
+            memory_gb=args.memory,
+            gpus_per_run=0 if args.gpus == "none" else args.gpus_per_run,
+            parallel=args.parallel,
+        )
+        return SlurmLauncher(
+            args.runs,
+            options,
+            machine_from(args),
+            wait=not args.no_wait,
+            retries=args.retries,
+            events=events,
+        )
+    count = sum(len(arm.runs) + len(arm.trials) for arm in request.arms())
+    slots = make_slots(
+        count, gpus=args.gpus, gpus_per_run=args.gpus_per_run, slots=args.slots, threads=args.threads
+    )
+    return LocalLauncher(
+        slots, machine_from(args), retries=args.retries, again=args.retry_diverged, events=events
+    )
+
+
+def _dry_run(args: argparse.Namespace, request: Request, launcher: Launcher) -> int:
+    arms = request.arms()
+    configs = [config for arm in arms for config in (*arm.trials, *arm.runs)]
+    if args.on == "slurm":
+        from oelm.experiments.slurm import SlurmLauncher
+
+        assert isinstance(launcher, SlurmLauncher)
+        print(launcher.script(len(configs)))
+        return 0
+    if args.json:
+        print_json([str(run_path(args.runs, config)) for config in configs])
+        return 0
+    for difference in unequal_arms(arms):
+        print(f"unequal: {difference}")
+    for config in configs:
+        rate = "tuned" if config.tune.grid == () and _tunes(arms, config.id) else f"{config.optim.lr:g}"
+        print(f"{'trial' if config.tune.trial else 'run  '}  lr {rate:8} {run_path(args.runs, config)}")
+    assert isinstance(launcher, LocalLauncher)
+    print(f"{len(configs)} runs in {len(launcher.slots)} slots: {', '.join(s.name for s in launcher.slots)}")
+    return 0
+
+
+def _tunes(arms: Sequence[Any], id: str) -> bool:
+    return any(arm.trials for arm in arms if arm.experiment.id == id)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _quiet(text: str) -> None:
+    """With --json only JSON goes to stdout; people's words go to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Watcher:
+    """One line per change of state, and a line of progress now and then."""
+
+    def __init__(self, every: float = 30.0) -> None:
+        self.every = every
+        self.last = time.monotonic()
+
+    def events(self) -> Events:
+        return Events(changed=self.changed, tick=self.tick)
+
+    def changed(self, job: Job) -> None:
+        where = f" on {job.slot}" if job.slot else ""
+        why = f": {job.reason}" if job.reason and job.state != "finished" else ""
+        metric = _metric(job) if job.state == "finished" else ""
+        _say(f"{time.strftime('%H:%M:%S')}  {job.state:11} {job.name}{where}{why}{metric}")
+
+    def tick(self, jobs: Sequence[Job]) -> None:
+        if time.monotonic() - self.last < self.every:
+            return
+        self.last = time.monotonic()
+        counts: dict[str, int] = {}
+        for job in jobs:
+            counts[job.state] = counts.get(job.state, 0) + 1
+        left = []
+        for job in jobs:
+            if job.state == "running" and (status := RunFolder(job.folder).status()):
+                share = f"{status.step}/{status.total_steps}"
+                left.append(f"{job.name} {share} (ETA {seconds_text(status.eta_seconds)})")
+        total = ", ".join(f"{n} {state}" for state, n in counts.items())
+        _say(f"{time.strftime('%H:%M:%S')}  {total}; {'; '.join(left)}")
+
+
+def _metric(job: Job) -> str:
+    results = RunFolder(job.folder).results()
+    if not results:
+        return ""
+    name, split = results["metric"], "test" if results.get("test") else "validation"
+    return f"  {split} {name} {results[split][name]:.4g}"
+
+
+def _summary(result: Result) -> None:
+    counts: dict[str, int] = {}
+    for job in result.jobs:
+        counts[job.state] = counts.get(job.state, 0) + 1
+    print()
+    troubled = [job for job in result.jobs if job.state != "finished"]
+    if troubled:
+        print_table(("run", "state", "reason"), [(j.name, j.state, j.reason or "-") for j in troubled])
+    print(f"{len(result.jobs)} runs: {', '.join(f'{n} {s}' for s, n in counts.items()) or 'none'}")
+    if any(not job.ended for job in result.jobs):
+        print("the same command goes on with what is not finished")
+
+
+def _facts(result: Result) -> dict[str, Any]:
+    return {
+        "runs": [
+            {"id": j.config.id, "seed": j.config.seed, "scale": j.config.scale, "trial": j.config.tune.trial}
+            | {"state": j.state, "reason": j.reason, "folder": str(j.folder)}
+            for j in result.jobs
+        ],
+        "tuned": [
+            {"id": c.id, "rate": c.rate, "losses": c.losses, "at_edge": c.at_edge} for c in result.choices
+        ],
+        "unequal": [str(d) for d in result.unequal],
+        "notes": result.notes,
+    }

@@ -1,0 +1,111 @@
+"""`oelm train ID`: one run in this process, resumable by the same command."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from oelm.cli.options import (
+    add_catalogue,
+    add_changes,
+    add_json,
+    add_machine,
+    add_runs,
+    add_scale,
+    command_parser,
+    duration,
+    load_own,
+    machine_from,
+)
+from oelm.cli.output import print_json
+from oelm.errors import OelmError
+from oelm.experiments.catalogue import experiment
+from oelm.experiments.experiment import DEFAULT_SEED, stand_ins
+from oelm.experiments.launch import prepare
+from oelm.experiments.study import Request
+from oelm.experiments.tuning import choose, tuned
+from oelm.training.config import Config
+from oelm.training.folder import RunFolder
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = command_parser(
+        subparsers,
+        "train",
+        "one run in this process; the same command goes on where it stopped",
+        "oelm train GPT-02 --scale mini --seed 0 --set budget.steps=600",
+    )
+    parser.add_argument("id", metavar="ID")
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED)
+    parser.add_argument(
+        "--time-limit", default="0", metavar="TIME", help="checkpoint and exit 75 after this (e.g. 3h)"
+    )
+    add_scale(parser)
+    add_changes(parser)
+    add_runs(parser)
+    add_catalogue(parser)
+    add_machine(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    load_own(args)
+    e = experiment(args.id)
+    changed = any(word.startswith("optim.lr=") for word in args.changes)
+    request = Request(
+        [e],
+        (args.scale,),
+        (args.seed,),
+        args.changes,
+        args.study_name,
+        tune=False if changed and e.tuned else None,
+        data_dir=args.data_dir,
+    )
+    config = request.config(e, args.scale, args.seed)
+    config = _with_tuned_rate(request, config, Path(args.runs), quiet=args.json)
+    (job,) = prepare([config], args.runs)
+    if not args.json:
+        print(f"{job.name} ({config.scale}) in {job.folder}")
+        for note in stand_ins(config):
+            print(f"note: {note}")
+    from oelm.experiments.worker import work
+
+    code = work(job.folder, machine_from(args, duration(args.time_limit)))
+    _tell(RunFolder(job.folder), as_json=args.json)
+    return code
+
+
+def _with_tuned_rate(request: Request, config: Config, root: Path, quiet: bool) -> Config:
+    """For an experiment whose rate is tuned: the chosen one, if its trials have been run."""
+    (arm,) = request.arms()
+    if not arm.trials:
+        return config
+    try:
+        choice = choose(arm.trials, root)
+    except OelmError:
+        raise OelmError(
+            f"{config.id} runs with a rate tuned on validation, and its trials have not been run: "
+            f"`oelm run {config.id} --scale {config.scale}` does both. To train it with a rate of your "
+            f"own, say so: --set optim.lr={config.optim.lr:g}"
+        ) from None
+    if not quiet:
+        print(f"tuned {choice}")
+    return tuned(config, choice, arm.trials)
+
+
+def _tell(folder: RunFolder, as_json: bool) -> None:
+    status, results = folder.status(), folder.results()
+    state = status.state if status else "not started"
+    if as_json:
+        print_json({"folder": str(folder.path), "state": state, "results": results})
+        return
+    reason = f": {status.reason}" if status and status.reason else ""
+    print(f"{state}{reason}")
+    if results:
+        metric = results["metric"]
+        for split in ("validation", "test"):
+            if results.get(split):
+                print(f"  {split} {metric} {results[split][metric]:.4g}, loss {results[split]['loss']:.4f}")
+    elif state == "interrupted":
+        print("  the same command goes on from the last checkpoint")

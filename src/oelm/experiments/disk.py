@@ -1,0 +1,53 @@
+"""What checkpoints of ended runs take, and freeing it: never a best model, never a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from oelm.experiments.lock import Busy, RunLock
+from oelm.experiments.registry import Run, scan, state_of
+from oelm.training.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Freeable:
+    """A finished run's resume checkpoints: needed to go on, and there is nothing left to go on with."""
+
+    run: Run
+    files: tuple[Path, ...]
+    bytes: int
+
+
+def freeable(root: Path | str) -> list[Freeable]:
+    found = []
+    for run in scan(root):
+        if run.state != "finished":
+            continue
+        files = _checkpoints(run.path)
+        if files:
+            found.append(Freeable(run, files, sum(file.stat().st_size for file in files)))
+    return found
+
+
+def free(items: Iterable[Freeable]) -> int:
+    """Remove them; returns the bytes freed. A run that is no longer finished, or locked, is left alone."""
+    freed = 0
+    for item in items:
+        try:
+            with RunLock(item.run.path, patience=0):
+                if state_of(item.run.path)[0] != "finished":
+                    continue
+                for file in item.files:
+                    size = file.stat().st_size if file.exists() else 0
+                    file.unlink(missing_ok=True)
+                    freed += size
+        except Busy:
+            continue
+    return freed
+
+
+def _checkpoints(path: Path) -> tuple[Path, ...]:
+    folder = RunFolder(path)
+    return tuple(file for file in (folder.latest, folder.previous) if file.exists())

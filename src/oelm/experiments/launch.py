@@ -1,0 +1,240 @@
+"""Many runs on this machine: a process per run, a slot per process, until every run has an end.
+
+Idempotent. What is finished is skipped, what was interrupted goes on, what fails is tried again a bounded
+number of times, what another launcher works on is waited for (and taken over should that one die). The
+run folders are the only memory: a killed launcher is replaced by the same command.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from oelm.experiments.lock import Busy, is_held
+from oelm.experiments.registry import state_of
+from oelm.experiments.slots import Slot
+from oelm.experiments.worker import CONSOLE, machine_words, note_attempt
+from oelm.training.config import Config, Machine
+from oelm.training.folder import (
+    EXIT_DIVERGED,
+    EXIT_FINISHED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    RunFolder,
+    run_path,
+)
+
+RETRIES = 2
+_POLL_SECONDS = 0.2
+_ELSEWHERE_SECONDS = 2.0  # how often a run that another launcher works on is looked at
+
+
+@dataclass
+class Job:
+    """One run on its way through a launcher."""
+
+    config: Config
+    folder: Path
+    state: str = "pending"
+    reason: str = ""
+    failures: int = 0
+    step: int = -1  # at the end of the last attempt: an attempt that got further is no failure
+    slot: str = ""
+
+    @property
+    def name(self) -> str:
+        c = self.config
+        trial = f" lr={c.optim.lr:g}" if c.tune.trial else ""
+        return f"{c.id}{trial} seed {c.seed}"
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("finished", "diverged", "failed")
+
+
+@dataclass
+class Events:
+    """What a launcher tells the one who watches. Each is optional."""
+
+    changed: Callable[[Job], None] = lambda job: None
+    tick: Callable[[Sequence[Job]], None] = lambda jobs: None
+
+
+@dataclass
+class _Active:
+    job: Job
+    slot: Slot
+    process: subprocess.Popen[bytes] = field(repr=False)
+
+
+def prepare(configs: Iterable[Config], root: Path | str) -> list[Job]:
+    """Claim a folder for every run (refused when one holds another config) and see how far it is."""
+    jobs = []
+    for config in configs:
+        folder = RunFolder(run_path(root, config))
+        folder.claim(config)
+        jobs.append(Job(config, folder.path))
+    return jobs
+
+
+class LocalLauncher:
+    """Runs jobs in `slots` of this machine. `launch` returns when each has ended or the user stopped it."""
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        machine: Machine,
+        *,
+        retries: int = RETRIES,
+        again: bool = False,
+        events: Events | None = None,
+    ) -> None:
+        self.slots = list(slots)
+        self.machine = machine
+        self.retries = retries
+        self.again = again  # try diverged runs once more
+        self.events = events or Events()
+        self.stopped = False
+        self._active: list[_Active] = []
+        self._interrupts = 0
+
+    def launch(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        waiting = deque(job for job in jobs if not self._settled(job))
+        elsewhere: deque[tuple[float, Job]] = deque()
+        with self._signals():
+            while (waiting or elsewhere or self._active) and not (self.stopped and not self._active):
+                for done in self._collect():
+                    if not done.ended and not self.stopped:
+                        if done.state == "elsewhere":
+                            elsewhere.append((time.monotonic(), done))
+                        else:
+                            waiting.append(done)
+                self._recall(elsewhere, waiting)
+                self._fill(waiting, elsewhere)
+                self.events.tick(jobs)
+                time.sleep(_POLL_SECONDS)
+        return jobs
+
+    def _settled(self, job: Job) -> bool:
+        """Whether an earlier launch already brought the run to its end."""
+        state, _, note = state_of(job.folder)
+        if state == "finished" or (state == "diverged" and not self.again):
+            status = RunFolder(job.folder).status()
+            job.reason = note or (status.reason if status else "")
+            self._change(job, state)
+            return True
+        return False
+
+    def _fill(self, waiting: deque[Job], elsewhere: deque[tuple[float, Job]]) -> None:
+        taken = {active.slot.name for active in self._active}
+        free = [slot for slot in self.slots if slot.name not in taken]
+        while free and waiting and not self.stopped:
+            job = waiting.popleft()
+            if is_held(job.folder):
+                self._change(job, "elsewhere")
+                elsewhere.append((time.monotonic(), job))
+                continue
+            if self._settled(job):  # another launcher may have finished it since
+                continue
+            self._start(job, free.pop(0))
+
+    def _recall(self, elsewhere: deque[tuple[float, Job]], waiting: deque[Job]) -> None:
+        """Look again at what others worked on: finished, or abandoned and to be gone on with."""
+        while elsewhere and time.monotonic() - elsewhere[0][0] > _ELSEWHERE_SECONDS:
+            _, job = elsewhere.popleft()
+            if self._settled(job):
+                continue
+            if is_held(job.folder):
+                elsewhere.append((time.monotonic(), job))
+            else:
+                waiting.append(job)
+
+    def _start(self, job: Job, slot: Slot) -> None:
+        machine = replace(self.machine, threads=self.machine.threads or slot.threads)
+        command = [sys.executable, "-m", "oelm.experiments.worker", str(job.folder)]
+        command += ["--machine", machine_words(machine), "--processes", str(slot.processes)]
+        with open(job.folder / CONSOLE, "ab") as console:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                env={**os.environ, **slot.environment},
+                start_new_session=True,  # Ctrl-C reaches the launcher alone, which asks workers to checkpoint
+            )
+        self._active.append(_Active(job, slot, process))
+        job.slot = slot.name
+        self._change(job, "running")
+
+    def _collect(self) -> Iterator[Job]:
+        for active in list(self._active):
+            code = active.process.poll()
+            if code is None:
+                continue
+            self._active.remove(active)
+            active.job.slot = ""
+            self._judge(active.job, code)
+            yield active.job
+
+    def _judge(self, job: Job, code: int) -> None:
+        status = RunFolder(job.folder).status()
+        job.reason = status.reason if status else ""
+        if code == EXIT_FINISHED:
+            return self._change(job, "finished")
+        if code == EXIT_DIVERGED:
+            return self._change(job, "diverged")
+        if code == Busy.exit_code:
+            return self._change(job, "elsewhere")
+        if code < 0:
+            job.reason = f"killed by {signal.Signals(-code).name}"
+            note_attempt(job.folder, code, job.reason)
+        step = status.step if status else 0
+        progress, job.step = step > job.step, step
+        if code == EXIT_INTERRUPTED and (self.stopped or progress):
+            return self._change(job, "interrupted")
+        job.failures += 1
+        if code == EXIT_USAGE or job.failures > self.retries:
+            job.reason = job.reason or f"exit code {code}; see {job.folder / CONSOLE}"
+            return self._change(job, "failed")
+        return self._change(job, "interrupted" if self.stopped else "again")
+
+    def _change(self, job: Job, state: str) -> None:
+        if job.state != state or state == "again":
+            job.state = state
+            self.events.changed(job)
+
+    # -- stopping -------------------------------------------------------------------------------
+
+    def stop(self, *_: object) -> None:
+        """Ask every worker to checkpoint and leave; asked again, end them (the last checkpoint holds)."""
+        self._interrupts += 1
+        self.stopped = True
+        number = signal.SIGTERM if self._interrupts == 1 else signal.SIGKILL
+        for active in self._active:
+            if active.process.poll() is None:
+                active.process.send_signal(number)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        old = {n: signal.signal(n, self.stop) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+
+def exit_code(jobs: Sequence[Job]) -> int:
+    """0 when all finished; 75 when some only wait to be continued; 1 when any failed or diverged."""
+    states = {job.state for job in jobs}
+    if states & {"failed", "diverged"}:
+        return 1
+    return 0 if states <= {"finished"} else EXIT_INTERRUPTED

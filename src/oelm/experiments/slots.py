@@ -1,0 +1,95 @@
+"""Where local runs go: one per GPU, or CPU slots that share the cores without fighting over them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from oelm.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One place for one run at a time."""
+
+    name: str
+    environment: dict[str, str] = field(default_factory=dict)
+    threads: int = 0
+    processes: int = 1
+
+
+def make_slots(
+    runs: int, *, gpus: str = "auto", gpus_per_run: int = 1, slots: int = 0, threads: int = 0
+) -> list[Slot]:
+    """Slots for at most `runs` runs. `gpus`: "auto", "none", or device numbers such as "0,1"."""
+    if slots < 0 or threads < 0 or gpus_per_run < 1:
+        raise UsageError("--slots and --threads are 0 (automatic) or more, --gpus-per-run is 1 or more")
+    devices = _devices(gpus)
+    if devices:
+        return _gpu_slots(devices, gpus_per_run, slots, threads)
+    if gpus_per_run > 1:
+        raise UsageError(f"--gpus-per-run {gpus_per_run} needs GPUs, and there are none here")
+    return _cpu_slots(runs, slots, threads)
+
+
+def _devices(gpus: str) -> list[str]:
+    if gpus == "none":
+        return []
+    if gpus == "auto":
+        return _visible_gpus()
+    devices = [part.strip() for part in gpus.split(",") if part.strip()]
+    if not devices or len(set(devices)) != len(devices):
+        raise UsageError(f"--gpus takes device numbers such as 0,1 (each once), not '{gpus}'")
+    return devices
+
+
+def _visible_gpus() -> list[str]:
+    """What CUDA would show, asked without loading torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [d.strip() for d in visible.split(",") if d.strip() and d.strip() != "-1"]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [str(i) for i, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU ")]
+
+
+def _gpu_slots(devices: Sequence[str], per_run: int, slots: int, threads: int) -> list[Slot]:
+    if len(devices) < per_run:
+        raise UsageError(f"--gpus-per-run {per_run} with only {len(devices)} GPUs ({', '.join(devices)})")
+    groups = [devices[i : i + per_run] for i in range(0, len(devices) - per_run + 1, per_run)]
+    groups = groups[: slots or len(groups)]
+    share = threads or max(1, cores() // len(groups))
+    return [
+        Slot(
+            name=f"gpu {'+'.join(group)}",
+            environment={"CUDA_VISIBLE_DEVICES": ",".join(group), **_thread_environment(share)},
+            threads=share,
+            processes=per_run,
+        )
+        for group in groups
+    ]
+
+
+def _cpu_slots(runs: int, slots: int, threads: int) -> list[Slot]:
+    """Small models gain more from two runs side by side than from two threads in one."""
+    count = slots or min(cores(), max(2, cores() // 4))
+    count = max(1, min(count, runs))
+    share = threads or max(1, cores() // count)
+    return [Slot(f"cpu {i}", _thread_environment(share), share) for i in range(count)]
+
+
+def _thread_environment(threads: int) -> dict[str, str]:
+    # OpenMP threads that wait by spinning slow a neighbouring process down several times over.
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+
+
+def cores() -> int:
+    """Cores this process may use, not those the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

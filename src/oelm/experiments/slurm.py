@@ -1,0 +1,255 @@
+"""Many runs through SLURM, by submitit: one array task per run, requeued at its time limit until it ends.
+
+The run folders are the truth and the queue only a hint: a task that starts looks at its folder, skips what
+is finished, goes on with what was interrupted, and leaves when another process holds the lock. At the time
+limit (or a preemption) SLURM signals the task, the worker checkpoints, the task is requeued and resumes
+exactly where it was. Each run folder links to the logs of its job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from oelm.errors import OelmError
+from oelm.experiments.launch import RETRIES, Events, Job
+from oelm.experiments.lock import Busy, is_held
+from oelm.experiments.registry import state_of
+from oelm.experiments.worker import machine_words
+from oelm.training.config import Machine
+from oelm.training.folder import EXIT_DIVERGED, EXIT_FINISHED
+
+JOBS_FOLDER = ".slurm"  # below the runs folder: submitit's scripts, pickles and logs
+JOB_ID = "slurm_job"  # in the run folder: the job that was last submitted for it
+_POLL_SECONDS = {"slurm": 5.0, "local": 0.2}
+_GRACE_SECONDS = 120  # between SLURM's signal and its kill: time for a checkpoint
+_REQUEUES = 1000  # a run of many time limits is normal; only a finished or failed one ends
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """What sbatch is asked for; one task is one run."""
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    gres: str = ""  # "" = gpu:<gpus_per_run> when that is not 0
+    constraint: str = ""
+    time_limit: float = 24 * 3600.0  # seconds
+    cpus: int = 4
+    memory_gb: float = 0.0
+    gpus_per_run: int = 1
+    parallel: int = 64
+    grace: int = _GRACE_SECONDS
+
+    def parameters(self) -> dict[str, Any]:
+        """In submitit's words (those of sbatch)."""
+        gres = self.gres or (f"gpu:{self.gpus_per_run}" if self.gpus_per_run else "")
+        wishes = {
+            "partition": self.partition,
+            "account": self.account,
+            "qos": self.qos,
+            "gres": gres,
+            "constraint": self.constraint,
+            "mem": f"{self.memory_gb:g}GB" if self.memory_gb else "",
+        }
+        return {
+            "job_name": "oelm",
+            "time": max(1, int(self.time_limit // 60)),
+            "nodes": 1,
+            "ntasks_per_node": 1,
+            "cpus_per_task": self.cpus,
+            "signal_delay_s": self.grace,
+            "array_parallelism": self.parallel,
+            "wckey": "oelm",
+            **{name: value for name, value in wishes.items() if value},
+            # A requeued task appends to the same logs; without --requeue some clusters refuse it.
+            "additional_parameters": {"requeue": True},
+        }
+
+
+class SlurmTask:
+    """What a job runs: the worker as a child process. Pickled by submitit, called on the node."""
+
+    def __init__(self, folder: str, machine: Machine, processes: int) -> None:
+        self.folder = folder
+        self.machine = machine
+        self.processes = processes
+        self._child: subprocess.Popen[bytes] | None = None
+        self._code: int | None = None
+
+    def __call__(self) -> int:
+        command = [sys.executable, "-m", "oelm.experiments.worker", self.folder]
+        command += ["--machine", machine_words(self.machine), "--processes", str(max(1, self.processes))]
+        environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+        if self.machine.threads:
+            environment["OMP_NUM_THREADS"] = str(self.machine.threads)
+        self._child = subprocess.Popen(command, env=environment, start_new_session=True)
+        # A thread waits for the child, so that the signal handler (`checkpoint`), which interrupts this very
+        # frame, can wait as well without asking for a lock that this frame holds.
+        threading.Thread(target=self._wait_for_child, daemon=True).start()
+        code = self._ended()
+        if code not in (EXIT_FINISHED, EXIT_DIVERGED, Busy.exit_code):
+            raise OelmError(f"the run in {self.folder} ended with code {code}; see its logs")
+        return code
+
+    def checkpoint(self) -> Any:
+        """Called by submitit on SLURM's signal: let the worker checkpoint, then ask to be requeued."""
+        from submitit.helpers import DelayedSubmission
+
+        if self._child is not None:
+            if self._code is None:
+                os.kill(self._child.pid, signal.SIGTERM)
+            if self._ended() in (EXIT_FINISHED, EXIT_DIVERGED):
+                return None  # it ended just in time
+        return DelayedSubmission(SlurmTask(self.folder, self.machine, self.processes))
+
+    def _wait_for_child(self) -> None:
+        assert self._child is not None
+        self._code = self._child.wait()
+
+    def _ended(self) -> int:
+        while self._code is None:
+            time.sleep(0.1)
+        return self._code
+
+
+class SlurmLauncher:
+    """Submits runs as one array and, if asked to wait, watches their folders until all have ended."""
+
+    def __init__(
+        self,
+        root: Path | str,
+        options: SlurmOptions,
+        machine: Machine,
+        *,
+        wait: bool = True,
+        retries: int = RETRIES,
+        events: Events | None = None,
+        cluster: Literal["slurm", "local"] = "slurm",
+    ) -> None:
+        self.root = Path(root).resolve()
+        self.options = options
+        self.machine = replace(machine, threads=machine.threads or options.cpus)
+        self.wait = wait
+        self.retries = retries
+        self.events = events or Events()
+        self.cluster = cluster  # "local": submitit's own processes instead of a queue, all at once
+        self._handles: dict[Path, Any] = {}
+        self._names: set[str] = set()  # jobs that the queue knows
+        self._asked = -math.inf
+
+    def launch(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        waiting = [job for job in jobs if not self._look(job)]
+        self._submit([job for job in waiting if not self._cared_for(job)])
+        while self.wait and waiting:
+            time.sleep(_POLL_SECONDS[self.cluster])
+            waiting = [job for job in waiting if not self._look(job)]
+            lost = [job for job in waiting if not self._cared_for(job) and not self._look(job)]
+            self._submit([job for job in lost if self._once_more(job)])
+            waiting = [job for job in waiting if not job.ended]
+            self.events.tick(jobs)
+        return jobs
+
+    def script(self, count: int) -> str:
+        """The sbatch script of an array of `count` runs, without submitting or even having SLURM."""
+        from submitit.slurm import slurm
+
+        if shutil.which("srun"):
+            executor = self._executor()
+            executor.parameters["map_count"] = count
+            return str(executor._make_submission_file_text(executor._submitit_command_str, "dry-run"))
+        folder = self.root / JOBS_FOLDER / "%j"
+        command = f"{sys.executable} -u -m submitit.core._submit {folder}"
+        return str(slurm._make_sbatch_string(command, folder, map_count=count, **self.options.parameters()))
+
+    # -- one run --------------------------------------------------------------------------------
+
+    def _look(self, job: Job) -> bool:
+        """Read the run's state from its folder; True when it has ended."""
+        state, status, _ = state_of(job.folder)
+        job.reason = status.reason if status else ""
+        if state in ("finished", "diverged"):
+            self._change(job, state)
+        elif state == "running":
+            self._change(job, "running")
+        return job.ended
+
+    def _cared_for(self, job: Job) -> bool:
+        """Whether a process works on the run, or the queue still knows the job submitted for it."""
+        if is_held(job.folder):
+            return True
+        if self.cluster == "local":
+            return job.folder in self._handles and not self._handles[job.folder].done()
+        try:
+            name = (job.folder / JOB_ID).read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return False
+        return name in self._queue()
+
+    def _once_more(self, job: Job) -> bool:
+        """A job that is gone without an end: submit it again a bounded number of times."""
+        job.failures += 1
+        if job.failures <= self.retries:
+            return True
+        job.reason = job.reason or f"its job ended without a result; see {job.folder / 'slurm.err'}"
+        self._change(job, "failed")
+        return False
+
+    def _queue(self) -> set[str]:
+        """Jobs that are pending, running or being requeued; asked once per look, not once per run."""
+        if time.monotonic() - self._asked > _POLL_SECONDS[self.cluster] / 2:
+            command = ["squeue", "--noheader", "--array", "--format=%F_%K %A"]
+            listed = subprocess.run(command, capture_output=True, text=True, check=False)
+            if listed.returncode == 0:  # otherwise the controller is busy: believe what it last said
+                self._names = {word for line in listed.stdout.splitlines() for word in line.split()}
+                self._asked = time.monotonic()
+        return self._names
+
+    def _submit(self, jobs: Sequence[Job]) -> None:
+        if not jobs:
+            return
+        executor = self._executor()
+        tasks = [SlurmTask(str(job.folder), self.machine, self.options.gpus_per_run) for job in jobs]
+        with executor.batch():
+            submitted = [executor.submit(task) for task in tasks]
+        for job, handle in zip(jobs, submitted, strict=True):
+            (job.folder / JOB_ID).write_text(f"{handle.job_id}\n", encoding="utf-8")
+            for name, log in (("slurm.out", handle.paths.stdout), ("slurm.err", handle.paths.stderr)):
+                with contextlib.suppress(FileNotFoundError):
+                    (job.folder / name).unlink()
+                (job.folder / name).symlink_to(os.path.relpath(log, job.folder))
+            self._handles[job.folder] = handle
+            self._change(job, "submitted")
+        self._asked = -math.inf
+
+    def _executor(self) -> Any:
+        import submitit
+
+        folder = self.root / JOBS_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.cluster == "slurm":
+            if shutil.which("sbatch") is None:
+                raise OelmError("`sbatch` is not on this machine: submit from a login node of the cluster")
+            executor: Any = submitit.SlurmExecutor(folder=str(folder / "%j"), max_num_timeout=_REQUEUES)
+            executor.update_parameters(**self.options.parameters())
+            return executor
+        executor = submitit.LocalExecutor(folder=str(folder / "%j"), max_num_timeout=_REQUEUES)
+        executor.update_parameters(timeout_min=max(1, int(self.options.time_limit // 60)))
+        return executor
+
+    def _change(self, job: Job, state: str) -> None:
+        if job.state != state:
+            job.state = state
+            self.events.changed(job)

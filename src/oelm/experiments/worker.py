@@ -1,0 +1,130 @@
+"""One run in this process: take the folder's lock, train, leave a word about how it ended.
+
+`python -m oelm.experiments.worker FOLDER` is what every launcher starts; the folder's config.yaml says
+all there is to know. Exit codes are those of `training.folder`, and 77 when another process has the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from oelm.errors import OelmError
+from oelm.experiments.lock import RunLock
+from oelm.training.config import Machine
+from oelm.training.folder import EXIT_CODES, EXIT_FAILED, EXIT_FINISHED, RunFolder, State, Status
+from oelm.training.typed import from_mapping
+
+ATTEMPTS = "attempts.jsonl"
+CONSOLE = "console.log"
+
+
+def work(path: Path | str, machine: Machine, processes: int = 1) -> int:
+    """Bring the run in `path` to its end, or as far as it gets; the exit code says which."""
+    folder = RunFolder(path)
+    with RunLock(folder.path):
+        status = folder.status()
+        if status is not None and status.state == "finished":
+            return EXIT_FINISHED
+        try:
+            code = _torchrun(folder, machine, processes) if processes > 1 else _fit(folder, machine)
+        except OelmError as error:
+            _note_failure(folder, str(error))
+            note_attempt(folder.path, error.exit_code, str(error))
+            print(f"oelm: {error}", file=sys.stderr)
+            return error.exit_code
+        except Exception as error:
+            traceback.print_exc()
+            reason = f"{type(error).__name__}: {error}"
+            _note_failure(folder, reason)
+            note_attempt(folder.path, EXIT_FAILED, reason)
+            return EXIT_FAILED
+        after = folder.status()
+        note_attempt(folder.path, code, after.reason if after else "")
+        return code
+
+
+def _fit(folder: RunFolder, machine: Machine) -> int:
+    from oelm.training.fit import fit
+
+    return int(fit(folder.config(), folder.path, machine).exit_code)
+
+
+def _torchrun(folder: RunFolder, machine: Machine, processes: int) -> int:
+    """One run over several GPUs of this host. torchrun reports every failure as 1; the folder knows more."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"),
+        *("-m", "oelm.experiments.worker", "--rank", str(folder.path), "--machine", machine_words(machine)),
+    ]
+    child = subprocess.Popen(command, start_new_session=True)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda *_: os.killpg(child.pid, signal.SIGTERM))
+    code = child.wait()
+    status = folder.status()
+    if status is None:
+        raise OelmError(f"torchrun ended with code {code} before the run began; see {folder.path / CONSOLE}")
+    return EXIT_CODES.get(status.state, code or EXIT_FAILED)
+
+
+def note_attempt(path: Path, code: int, reason: str) -> None:
+    """One line per process that worked on the run: how it ended and why. Never rewritten."""
+    record = {
+        "time": time.time(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "exit_code": code,
+        "reason": reason,
+    }
+    with open(path / ATTEMPTS, "a", encoding="utf-8") as file:
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def attempts(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = (path / ATTEMPTS).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def _note_failure(folder: RunFolder, reason: str) -> None:
+    """status.json for a run whose loop could not write it itself."""
+    status = folder.status() or Status(started=time.time(), pid=os.getpid(), host=socket.gethostname())
+    failed: State = "failed"
+    if status.state in ("running", "interrupted", "failed"):
+        folder.write_status(replace(status, state=failed, reason=reason))
+
+
+def machine_words(machine: Machine) -> str:
+    return json.dumps(asdict(machine))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m oelm.experiments.worker", description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("--machine", default="{}", help="fields of Machine as JSON")
+    parser.add_argument("--processes", type=int, default=1, help="GPUs of one run, by torchrun")
+    parser.add_argument("--rank", action="store_true", help="one of torchrun's processes: the lock is held")
+    args = parser.parse_args(argv)
+    machine = from_mapping(Machine, json.loads(args.machine), "machine")
+    if args.rank:
+        return _fit(RunFolder(args.folder), machine)
+    try:
+        return work(args.folder, machine, args.processes)
+    except OelmError as error:
+        print(f"oelm: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
