@@ -1,0 +1,89 @@
+"""What is refused, or warned of, before a method changes anything in a model."""
+
+from __future__ import annotations
+
+import warnings
+
+from torch import nn
+
+from oelm.errors import OelmError, UsageError
+from oelm.methods.ffn import FeedForward
+from oelm.methods.method import Method
+from oelm.methods.readers import Projection
+from oelm.methods.registry import PRETRAINED_DEFAULT
+
+
+def check_seed(seed: int) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise UsageError(f"seed must be a whole number, 0 or more, got {seed!r} ({type(seed).__name__})")
+
+
+def check_depth(chosen: Method, projections: list[Projection]) -> None:
+    depth = max(p.place.depth for p in projections)
+    if chosen.freeze == "all-but-last" and chosen.layers >= depth:
+        raise OelmError(
+            f"method '{chosen.name}' leaves the last {chosen.layers} layers trained, but this model has only "
+            f"{depth}: it would freeze nothing. Use fewer layers, e.g. dataclasses.replace(method, layers=1)"
+        )
+
+
+def check_ties(
+    model: nn.Module, chosen: Method, projections: list[Projection], matrices: list[FeedForward]
+) -> None:
+    """A tensor that also serves elsewhere (tied) must not be redrawn or frozen by accident."""
+    if chosen.touches_nothing:
+        return
+    targets: list[Projection | FeedForward] = [p for p in projections if p.role in chosen.parts]
+    shared = owners(model)
+    for target in [*targets, *matrices]:
+        names = shared[id(target.weight.parameter)]
+        if len(names) > 1:
+            raise OelmError(
+                f"{target.name} is tied: {' and '.join(names)} are one tensor, so '{chosen.name}' "
+                f"would change both. Untie them first (give one its own nn.Parameter)"
+            )
+
+
+def owners(model: nn.Module) -> dict[int, list[str]]:
+    """By id, the names under which modules hold each parameter; a module that is listed twice counts once."""
+    names: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None:
+                names.setdefault(id(parameter), []).append(f"{name}.{attribute}" if name else attribute)
+    return names
+
+
+def check_extras(chosen: Method, projections: list[Projection]) -> None:
+    for p in projections:
+        kind, ours = type(p.attention).__name__, not type(p.attention).__module__.startswith("transformers.")
+        if chosen.has_extras and isinstance(p.attention, nn.MultiheadAttention):
+            raise OelmError(
+                f"method '{chosen.name}' adds trainable parts to the projections, for which "
+                f"torch.nn.MultiheadAttention ({p.attention_name or 'the model itself'}) has no place"
+            )
+        if chosen.conv and not ours and getattr(p.attention, "is_causal", None) is not True:
+            raise OelmError(
+                f"method '{chosen.name}' convolves q and k causally over time; {p.attention_name} ({kind}) "
+                f"is not a causal self-attention, so it has no such order"
+            )
+        if chosen.relative_bias and not hasattr(p.attention, "add_relative_bias"):
+            raise OelmError(
+                f"method '{chosen.name}' needs an attention that adds a relative bias to its scores; {kind} "
+                f"does not. oelm's own GPT does, and any attention with a method add_relative_bias(span)"
+            )
+
+
+def warn_if_trained_weights_are_discarded(
+    model: nn.Module, chosen: Method, projections: list[Projection]
+) -> None:
+    """from_pretrained marks each tensor it filled, which a fresh model built from a config does not carry."""
+    if not chosen.draws or not {"q", "k"} & set(chosen.parts):
+        return
+    if any(getattr(p.weight.parameter, "_is_hf_initialized", False) for p in projections):
+        origin = getattr(model, "name_or_path", "") or "a checkpoint"
+        warnings.warn(
+            f"'{chosen.name}' discards the trained Q/K that {type(model).__name__} was loaded with "
+            f"({origin}). '{PRETRAINED_DEFAULT}' keeps and freezes them, at no cost seen so far",
+            stacklevel=3,
+        )

@@ -1,0 +1,103 @@
+"""What a method promised about each tensor, kept on the model so that audit, save and load find it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from oelm.errors import OelmError
+from oelm.methods.method import Method
+from oelm.methods.readers import unwrap
+
+_ATTRIBUTE = "_oelm"
+
+
+@dataclass
+class TensorRecord:
+    """One parameter that a method set or freezes at some time of the run."""
+
+    name: str  # of the parameter
+    projection: str  # of the projection it belongs to: names its random stream
+    part: str  # "q", "k" or "ffn"
+    kind: str  # "weight" or "bias"
+    stack: str
+    layer: int
+    depth: int
+    num_heads: int
+    head_dim: int
+    transposed: bool
+    rebuildable: bool  # a pure function of (seed, projection, method): a compact save may leave it out
+    freezes_at: float | None  # share of the run; None = trains throughout
+    thaws_at: float | None  # share of the run; None = never
+    sha256: str = ""  # of its bytes since it froze; "" while it trains
+
+    def frozen_at(self, progress: float) -> bool:
+        """Whether it is frozen at this share of the run: a pure function, so a resume simply asks again."""
+        if self.freezes_at is None or progress < self.freezes_at:
+            return False
+        return self.thaws_at is None or progress < self.thaws_at
+
+    @property
+    def ever_frozen(self) -> bool:
+        return self.freezes_at is not None
+
+    @property
+    def ever_trained(self) -> bool:
+        return self.freezes_at is None or self.freezes_at > 0 or self.thaws_at is not None
+
+    def heads(self, tensor: Tensor) -> Tensor:
+        """A weight as (num_heads, head_dim, d_in), detached."""
+        rows = tensor.detach().t() if self.transposed else tensor.detach()
+        return rows.unflatten(0, (self.num_heads, self.head_dim))
+
+
+@dataclass
+class Record:
+    """The method of a model, its seed, its tensors, and where in the run it stands."""
+
+    method: Method
+    seed: int
+    tensors: dict[str, TensorRecord]
+    extras: list[str] = field(default_factory=list)  # names of the parameters that the method added
+    frozen_before: list[str] = field(default_factory=list)  # parameters that were frozen already: no promise
+    progress: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "method": self.method.to_dict(),
+            "seed": self.seed,
+            "progress": self.progress,
+            "extras": list(self.extras),
+            "frozen_before": list(self.frozen_before),
+            "tensors": [dataclasses.asdict(t) for t in self.tensors.values()],
+        }
+
+
+def attach(model: nn.Module, record: Record) -> None:
+    setattr(unwrap(model), _ATTRIBUTE, record)
+
+
+def record_of(model: nn.Module) -> Record | None:
+    return getattr(unwrap(model), _ATTRIBUTE, None)
+
+
+def required_record(model: nn.Module, wish: str) -> Record:
+    record = record_of(model)
+    if record is None:
+        raise OelmError(
+            f"{wish}: no method was applied to this {type(unwrap(model)).__name__}; call oelm.apply first"
+        )
+    return record
+
+
+def sha256(tensor: Tensor) -> str:
+    """Of the bytes, shape and dtype: what "bit-equal" means here."""
+    data = tensor.detach().cpu().contiguous()
+    digest = hashlib.sha256(f"{data.dtype}{tuple(data.shape)}".encode())
+    digest.update(data.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
