@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from oelm.methods.checks import owners
 from oelm.methods.method import ORTHONORMAL
 from oelm.methods.orthogonal import orthonormality_error
 from oelm.methods.readers import unwrap
