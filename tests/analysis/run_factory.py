@@ -173,7 +173,7 @@ def write_trials(root: Path, config: Config, **options: Any) -> None:
     """The learning-rate grid that the config says its rate was chosen from."""
     for lr in config.tune.grid:
         trial = replace(config, optim=replace(config.optim, lr=lr), tune=replace(config.tune, trial=True))
-        write_run(root, trial, 8.0, **{"test": False, **options})
+        write_run(root, trial, 0.8 if config.task == "classification" else 8.0, **{"test": False, **options})
 
 
 def write_study(root: Path, *, attention: bool = False) -> Path:
@@ -230,16 +230,16 @@ def _manifest(config: Config, tokens: int, validation_print: str) -> dict[str, A
 def _attention(step: int, *, frozen: bool) -> dict[str, Any]:
     """Two layers of four heads, as the training loop logs them."""
     drift = 0.0 if frozen else step / 400
-    return {
-        "step": step,
-        "kind": "attention",
-        "layers": [
-            {
-                "layer": layer,
-                "entropy": [round(2.0 - 0.2 * head - 0.3 * layer + step / 4000, 4) for head in range(4)],
-                "logit_scale": [round(0.8 + 0.1 * head + drift, 4) for head in range(4)],
-                "orthogonality": [round(0.02 * head + 0.5 * drift, 4) for head in range(4)],
-            }
-            for layer in range(2)
-        ],
-    }
+    layers = []
+    for layer in range(2):
+        heads = [round(2.0 - 0.2 * head - 0.3 * layer + step / 4000, 4) for head in range(4)]
+        entry = {
+            "layer": layer,
+            "entropy": round(sum(heads) / 4, 4),
+            "entropy_heads": heads,
+            "logit_scale": 0.8 + drift,
+        }
+        if not frozen:
+            entry |= {"off_orthogonal_q": 0.02 + 0.4 * drift, "off_orthogonal_k": 0.03 + 0.5 * drift}
+        layers.append(entry)
+    return {"step": step, "kind": "attention", "layers": layers}

@@ -119,7 +119,7 @@ def across_datasets(analysis: Analysis, w: Words) -> list[Block]:
                         numbers.count(tokens) if tokens else "–",
                         (Link(numbers.effect(c.effect, metric), "#" + anchor(c.arm)),),
                         w.tell(numbers.interval(c.effect.interval, metric)),
-                        numbers.counted(c.effect),
+                        numbers.seeds(c.effect),
                     ),
                     tone(c.target),
                 )
@@ -197,7 +197,7 @@ def reported_and_reproduced(analysis: Analysis, w: Words) -> list[Block]:
                     str(said),
                     ours,
                     w(f"scale.{arm.config.scale}"),
-                    f"n = {len(arm.finished)}",
+                    str(len(arm.finished)),
                 )
             )
         )

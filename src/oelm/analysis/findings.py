@@ -73,7 +73,7 @@ def cards(analysis: Analysis, w: Words) -> Cards:
         first = chosen[0]
         lines: list[Text] = []
         for c in chosen:
-            words = " ".join(w.tell(m) for m in what_it_says(c))
+            words = w("sentence.separator").join(w.tell(m) for m in what_it_says(c))
             lines.append((words + " ", Link(w("link.runs"), "#" + anchor(c.arm))))
         made.append(Card(group_title(first, w), tuple(lines), tone(_shown(first)), w.tell(badge(first))))
     return Cards(tuple(made))
@@ -92,9 +92,12 @@ def headline(comparisons: Sequence[Comparison]) -> list[Comparison]:
     best = sorted(others, key=lambda c: sign * (c.ratio.value if c.ratio else 0.0))[:1]
     if best and main and main[0].ratio and sign * best[0].ratio.value >= sign * main[0].ratio.value:  # type: ignore[union-attr]
         best = []
-    control = [c for c in comparisons if c.kind == "control" and c.arm in [m.arm for m in (*main, *best)]]
-    orthogonality = [c for c in comparisons if c.kind == "orthogonality" and c.arm.method.name == MAIN_METHOD]
-    return [*main, *control, *best, *orthogonality]
+    controls = {c.arm.key: c for c in comparisons if c.kind == "control"}
+    said = [c for first in (*main, *best) for c in (first, controls.get(first.arm.key)) if c is not None]
+    return [
+        *said,
+        *(c for c in comparisons if c.kind == "orthogonality" and c.arm.method.name == MAIN_METHOD),
+    ]
 
 
 def comparison_blocks(analysis: Analysis, w: Words) -> list[Block]:
@@ -110,40 +113,43 @@ def comparison_blocks(analysis: Analysis, w: Words) -> list[Block]:
 
 
 def _baseline_table(comparisons: Sequence[Comparison], caption: str, w: Words) -> Table:
+    """Columns that say nothing for this metric are left out."""
     metric = comparisons[0].metric
-    accuracy = metric == "accuracy"
-    head = [w("col.arm"), w("col.verdict"), w(f"col.{metric}"), w("col.change"), w("col.interval"), "n"]
-    if accuracy:
-        head.insert(5, w("col.ratio"))
-    if any(c.scenario for c in comparisons):
-        head.insert(2, w("col.scenario"))
+    columns = ["arm", "verdict", "scenario", metric, "change", "interval", "ratio", "seeds"]
+    if metric == "ppl":
+        columns.remove("ratio")  # the change is the ratio
+    if not any(c.scenario for c in comparisons):
+        columns.remove("scenario")
     rows = []
-    references = {c.reference.key: c.reference for c in comparisons}
-    for reference in references.values():
-        figures: tuple[Text, ...] = (_mean(reference), "–", "–", f"n = {len(reference.finished)}")
-        gap = ("",) * (len(head) - 2 - len(figures))
-        rows.append(Row((_linked(reference.name, reference), w("role.baseline"), *gap, *figures)))
+    for reference in {c.reference.key: c.reference for c in comparisons}.values():
+        cells: dict[str, Text] = {
+            "arm": _linked(reference.name, reference),
+            "verdict": w("role.baseline"),
+            metric: _mean(reference),
+            "seeds": str(len(reference.finished)),
+        }
+        rows.append(Row(tuple(cells.get(name, "–") for name in columns)))
     for c in comparisons:
-        rows.append(_row(c, len(head), accuracy, any(x.scenario for x in comparisons), w))
-    return Table(tuple(head), tuple(rows), caption, words=3 if any(c.scenario for c in comparisons) else 2)
+        cells = _cells(c, w)
+        rows.append(Row(tuple(cells.get(name, "–") for name in columns), tone(c.target)))
+    words = columns.index(metric)
+    return Table(tuple(w(f"col.{name}") for name in columns), tuple(rows), caption, words)
 
 
-def _row(c: Comparison, width: int, accuracy: bool, scenario: bool, w: Words) -> Row:
-    name: Text = (Link(c.arm.name, "#" + anchor(c.arm)),)
+def _cells(c: Comparison, w: Words) -> dict[str, Text]:
+    name = _linked(c.arm.name, c.arm)
     if c.effect is None or c.ratio is None:
-        return Row((name, w("outcome.refused"), *[""] * (width - 2)), "open")
-    cells: list[Text] = [name, w.tell(outcome(c.target))]
-    if scenario:
-        cells.append(w.tell(outcome(c.scenario)) if c.scenario else "–")
-    cells += [
-        _mean(c.arm),
-        _linked(numbers.effect(c.effect, c.metric), c.arm),
-        _linked(w.tell(numbers.interval(c.effect.interval, c.metric)), c.arm),
-    ]
-    if accuracy:
-        cells.append(_linked(numbers.change(c.ratio.value), c.arm))
-    cells.append(numbers.counted(c.effect))
-    return Row(tuple(cells), tone(c.target))
+        return {"arm": name, "verdict": w("outcome.refused")}
+    return {
+        "arm": name,
+        "verdict": w.tell(outcome(c.target)),
+        "scenario": w.tell(outcome(c.scenario)) if c.scenario else "–",
+        c.metric: _mean(c.arm),
+        "change": _linked(numbers.effect(c.effect, c.metric), c.arm),
+        "interval": _linked(w.tell(numbers.interval(c.effect.interval, c.metric)), c.arm),
+        "ratio": _linked(numbers.change(c.ratio.value), c.arm),
+        "seeds": numbers.seeds(c.effect),
+    }
 
 
 def _linked(text: str, arm: Arm) -> Text:
@@ -201,7 +207,7 @@ def other_comparisons(analysis: Analysis, kind: str, w: Words) -> list[Block]:
                     w.tell(outcome(verdict)),
                     _linked(numbers.effect(c.effect, c.metric), c.arm),
                     _linked(w.tell(numbers.interval(c.effect.interval, c.metric)), c.arm),
-                    numbers.counted(c.effect),
+                    numbers.seeds(c.effect),
                 ),
                 tone(verdict),
             )

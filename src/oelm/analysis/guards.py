@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from oelm.analysis.load import FAIRNESS, FINISHED, Run
-from oelm.analysis.messages import Message, say
+from oelm.analysis.messages import Message, say, state_name
 from oelm.training.config import Config
 from oelm.training.folder import config_diff
 
@@ -129,7 +129,7 @@ def _states(every: Sequence[Run]) -> list[Message]:
 
 def _named(runs: Iterable[Run], state: bool = False) -> tuple[Message, ...]:
     return tuple(
-        say("run.state", id=r.id, seed=r.seed, state=say(f"state.{r.state}"))
+        say("run.state", id=r.id, seed=r.seed, state=state_name(r.state))
         if state
         else say("run.name", id=r.id, seed=r.seed)
         for r in runs

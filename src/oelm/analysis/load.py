@@ -17,10 +17,12 @@ import numpy as np
 
 from oelm.analysis.messages import Message, say
 from oelm.errors import OelmError
+from oelm.experiments.registry import state_of
+from oelm.experiments.study import audit_holds
 from oelm.training.config import Config
 from oelm.training.folder import RunFolder
 
-FINISHED, UNREADABLE, NOT_STARTED = "finished", "unreadable", "not started"
+FINISHED, BROKEN, PENDING = "finished", "broken", "pending"  # as `oelm status` calls them
 FAIRNESS = ("data", "tokenizer", "eval_set", "batch_rows", "steps", "schedule")
 
 
@@ -100,8 +102,7 @@ class Run:
     def audited(self) -> bool:
         """False when an audit of its frozen tensors was written and did not hold."""
         report = self._lazy("freeze_audit.json", RunFolder(self.path).freeze_audit) or {}
-        parts = [report, *(v for v in report.values() if isinstance(v, dict))]
-        return all(part.get("ok", True) for part in parts)
+        return audit_holds(report)
 
     @cached_property
     def command(self) -> str:
@@ -204,29 +205,28 @@ def read_run(path: Path, warnings: list[LoadWarning]) -> Run | None:
     except (OelmError, OSError, UnicodeDecodeError) as error:
         warn("warn.config", error=str(error))
         return None
-    state, reason, step, total = NOT_STARTED, "", 0, config.budget.steps
     try:
-        status = folder.status()
-        if status is not None:
-            state, reason = str(status.state), str(status.reason)
-            step, total = int(status.step), int(status.total_steps)
-    except (OelmError, OSError, UnicodeDecodeError, TypeError, ValueError) as error:
-        warn("warn.file", file="status.json", error=str(error))
-        state = UNREADABLE
+        state, status, note = state_of(path)
+    except (OSError, UnicodeDecodeError) as error:
+        state, status, note = BROKEN, None, str(error)
+    if state == BROKEN:
+        warn("warn.file", file="status.json", error=note)
     result = None
     try:
         raw = folder.results()
         if raw is not None:
             result = _result(raw, config)
-            state = FINISHED if state in (UNREADABLE, NOT_STARTED) else state
+            state = FINISHED if state in (BROKEN, PENDING) else state
         elif state == FINISHED:
             warn("warn.no_results")
-            state = UNREADABLE
+            state = BROKEN
     except (OelmError, OSError, UnicodeDecodeError, _Unsound) as error:
         warn("warn.file", file="results.json", error=str(error))
-        state = UNREADABLE
+        state = BROKEN
     if state != FINISHED:
         result = None  # the best so far of a run that goes on, or that diverged, is not its result
+    reason = note or (str(status.reason) if status else "")
+    step, total = (status.step, status.total_steps) if status else (0, config.budget.steps)
     run = Run(path, config, state, reason, step, total, result, warnings)
     _check_place(run, warn)
     return run

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from oelm.analysis.strings import string
+from oelm.analysis.strings import TABLE, string
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,12 @@ class Message:
 
 def say(key: str, **values: Any) -> Message:
     return Message(key, tuple(values.items()))
+
+
+def state_name(state: str) -> Message | str:
+    """A state of a run in words; one that another version wrote stays as it is."""
+    key = f"state.{state}"
+    return say(key) if key in TABLE else state
 
 
 def _say(value: Any, lang: str) -> Any:

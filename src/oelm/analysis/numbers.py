@@ -48,10 +48,9 @@ def interval(bounds: Interval | None, metric: str) -> Message:
     return say("interval", low=show(bounds[0]), high=show(bounds[1]))
 
 
-def counted(estimate: Estimate) -> str:
-    if estimate.way == "Welch":
-        return f"n = {estimate.n} / {estimate.n_reference}"
-    return f"n = {estimate.n}"
+def seeds(estimate: Estimate) -> str:
+    """The n of an estimate; both arms' when they are not paired."""
+    return f"{estimate.n} / {estimate.n_reference}" if estimate.way == "Welch" else str(estimate.n)
 
 
 def count(value: int) -> str:

@@ -2,6 +2,7 @@
 
 MESSAGES: dict[str, tuple[str, str]] = {
     "list.separator": (", ", "、"),
+    "sentence.separator": (" ", ""),
     # -- run folders that cannot be read
     "warn.config": (
         "left out, its config cannot be read: {error}",
@@ -39,8 +40,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "state.diverged": ("diverged", "已发散"),
     "state.failed": ("failed", "失败"),
     "state.oom": ("out of memory", "内存不足"),
-    "state.unreadable": ("unreadable", "无法读取"),
-    "state.not started": ("not started", "未开始"),
+    "state.broken": ("unreadable", "无法读取"),
+    "state.pending": ("not started", "未开始"),
+    "state.dead": ("dead", "进程已消失"),
+    "state.stalled": ("stalled", "停滞"),
     "run.name": ("{id} seed {seed}", "{id} 种子 {seed}"),
     "run.state": ("{id} seed {seed} ({state})", "{id} 种子 {seed}（{state}）"),
     # -- refusals

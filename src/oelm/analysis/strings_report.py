@@ -12,9 +12,9 @@ REPORT: dict[str, tuple[str, str]] = {
     ),
     "report.command": ("Made again with", "重新生成："),
     "lead": (
-        "Of {n} comparisons of frozen arms with their baselines, {held} stay within the 5 % target, "
-        "{failed} miss it and {open} are not decided.",
-        "在 {n} 项冻结组与各自基线的比较中，{held} 项达到 5 % 的目标，{failed} 项未达到，{open} 项未有定论。",
+        "Frozen arms compared with their baselines: {n}. Within the 5 % target: {held}; beyond it: {failed}; "
+        "not decided: {open}.",
+        "冻结组与基线的比较共 {n} 项：{held} 项达到 5 % 的目标，{failed} 项未达到，{open} 项未有定论。",
     ),
     "lead.nothing": (
         "There is no finished comparison of a frozen arm with its baseline yet.",
@@ -87,6 +87,7 @@ REPORT: dict[str, tuple[str, str]] = {
     "col.change": ("Change", "变化"),
     "col.ratio": ("Relative", "相对变化"),
     "col.interval": ("95 % interval", "95 % 区间"),
+    "col.seeds": ("n", "n"),
     "col.data": ("Data", "数据"),
     "col.quality": ("Quality", "质量"),
     "col.trainable": ("Trained", "可训练参数"),
@@ -192,7 +193,7 @@ REPORT: dict[str, tuple[str, str]] = {
     "figure.heads.y": ("layer", "层"),
     "attention.entropy": ("entropy of attention, nats", "注意力熵（nats）"),
     "attention.logit_scale": ("scale of logits", "logit 尺度"),
-    "attention.orthogonality": ("distance from orthogonality", "与正交的距离"),
+    "attention.orthogonality": ("distance from orthogonal", "与正交的距离"),
     # -- caveats
     "caveat.seeds": (
         "Perplexity intervals cover the seeds, not the choice of test text. Accuracy intervals cover both.",

@@ -7,8 +7,7 @@ from typing import Any
 from oelm.analysis import numbers
 from oelm.analysis.compare import Comparison
 from oelm.analysis.document import Tone
-from oelm.analysis.messages import Message, say
-from oelm.analysis.strings import string
+from oelm.analysis.messages import Message, say, state_name
 from oelm.analysis.verdict import BETTER, FAILS, HOLDS, NO_INTERVAL, REFUSED, UNDECIDED, WORSE, Verdict
 
 _TONES: dict[str, Tone] = {HOLDS: "good", BETTER: "good", "A": "good", FAILS: "bad", WORSE: "bad", "B": "bad"}
@@ -27,8 +26,8 @@ class Words:
         return message.text(self.lang)
 
     def state(self, name: str) -> str:
-        """A state of a run; one that another version wrote stays as it is."""
-        return string(f"state.{name}", self.lang, missing=name)
+        shown = state_name(name)
+        return shown if isinstance(shown, str) else self.tell(shown)
 
 
 def tone(verdict: Verdict) -> Tone:
@@ -65,7 +64,7 @@ def what_it_says(comparison: Comparison) -> tuple[Message, ...]:
             reference=c.reference.name,
             effect=numbers.effect(c.effect, c.metric),
             interval=numbers.interval(c.effect.interval, c.metric),
-            n=numbers.counted(c.effect),
+            n=f"n = {numbers.seeds(c.effect)}",
         )
     ]
     if c.kind == "orthogonality":

@@ -1,0 +1,281 @@
+"""What the report draws, from comparisons and run folders."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from oelm.analysis.analyze import Analysis
+from oelm.analysis.compare import Arm, Comparison
+from oelm.analysis.document import Figure
+from oelm.analysis.figures import INK, Look, canvas, legend_below, to_svg
+from oelm.analysis.findings import by_group, group_title
+from oelm.analysis.load import Run
+from oelm.analysis.verdict import SCENARIO_A, SCENARIO_B, TARGET
+from oelm.analysis.words import Words
+
+# panel -> fields of a layer's entry in metrics.jsonl; frozen Q/K carry no distance, it cannot change
+ATTENTION = {
+    "entropy": ("entropy",),
+    "logit_scale": ("logit_scale",),
+    "orthogonality": ("off_orthogonal_q", "off_orthogonal_k"),
+}
+MOST_ROWS = 40  # a forest of more arms is not read any more
+
+
+def all_figures(analysis: Analysis, w: Words) -> dict[str, list[Figure]]:
+    """Section -> figures, in reading order."""
+    made = analysis.comparisons
+    look = Look([a.name for a in analysis.arms])
+    figures: dict[str, list[Figure]] = {"comparisons": [], "figures": [], "efficiency": []}
+    perplexity = [c for c in made.of("baseline") if c.metric == "ppl" and c.effect is not None]
+    if perplexity:
+        figures["comparisons"].append(gap(perplexity, look, w))
+    for i, (_, group) in enumerate(by_group(made.of("baseline")).items()):
+        accurate = [c for c in group if c.metric == "accuracy" and c.effect is not None]
+        if accurate:
+            figures["comparisons"].append(accuracy(accurate, look, w, name=f"accuracy-{i}"))
+        arms = list({a.key: a for c in group for a in (c.reference, c.arm)}.values())
+        title = group_title(group[0], w)
+        for drawn in (
+            curves(arms, look, w, title, name=f"curves-{i}"),
+            attention(arms, look, w, title, name=f"attention-{i}"),
+            heads(arms, w, title, name=f"heads-{i}"),
+        ):
+            if drawn is not None:
+                figures["figures"].append(drawn)
+    shares = [c for c in made.of("baseline") if c.ratio is not None]
+    if any(c.arm.freezes for c in shares):
+        figures["efficiency"].append(parameters(shares, look, w))
+    return figures
+
+
+def gap(comparisons: Sequence[Comparison], look: Look, w: Words) -> Figure:
+    """A forest of perplexity changes with intervals and the 5 % line, grouped by dataset."""
+    shown = list(comparisons)[:MOST_ROWS]
+    figure, axes = canvas("gap", 1.1 + 0.3 * len(shown))
+    labels = []
+    for y, c in enumerate(shown):
+        assert c.effect is not None
+        style = look.of(c.arm.name)
+        middle = _percent(c.effect.value)
+        if c.effect.interval is not None:
+            low, high = (_percent(b) for b in c.effect.interval)
+            axes.plot([low, high], [y, y], color=style["color"], linewidth=2, solid_capstyle="butt")
+        face = style["color"] if c.effect.interval is not None else "none"
+        axes.plot(
+            [middle], [y], marker=style["marker"], color=style["color"], markerfacecolor=face, linestyle=""
+        )
+        labels.append(f"{c.arm.name} · {c.dataset}")
+    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.axvline(100 * TARGET, color=INK, linewidth=1.2, linestyle="--")
+    axes.annotate("5 %", (100 * TARGET, 1), xycoords=("data", "axes fraction"), xytext=(3, -2),
+                  textcoords="offset points", va="top", color=INK)  # fmt: skip
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.9)
+    axes.set_xlabel(w("figure.gap.axis"))
+    axes.grid(axis="x")
+    return _figure("gap", figure, w("figure.gap"))
+
+
+def accuracy(comparisons: Sequence[Comparison], look: Look, w: Words, *, name: str) -> Figure:
+    """Bars of accuracy with the interval of the difference, and the lines between the scenarios."""
+    figure, axes = canvas(name, 3.2)
+    reference = comparisons[0].reference
+    base = 100 * reference.mean
+    bars: list[tuple[str, float, tuple[float, float] | None]] = [(reference.name, base, None)]
+    for c in comparisons:
+        assert c.effect is not None
+        bounds = c.effect.interval
+        middle = base + c.effect.value
+        bars.append((c.arm.name, middle, None if bounds is None else (base + bounds[0], base + bounds[1])))
+    for x, (arm, value, bounds) in enumerate(bars):
+        style = look.of(arm)
+        hatch = ("", "//", "..", "xx", "--")[x % 5]
+        axes.bar(
+            [x], [value], width=0.55, color=style["color"], alpha=0.75, hatch=hatch, edgecolor=INK, lw=0.6
+        )
+        if bounds is not None:
+            axes.plot([x, x], bounds, color=INK, linewidth=1.6, marker="_", markersize=9)
+    for cut, text in ((SCENARIO_A, "A | C"), (SCENARIO_B, "C | B")):
+        axes.axhline(base + cut, color=INK, linewidth=1, linestyle="--")
+        axes.annotate(text, (1, base + cut), xycoords=("axes fraction", "data"), xytext=(4, 0),
+                      textcoords="offset points", va="center", color=INK)  # fmt: skip
+    lows = [min([v, *(b or ())]) for _, v, b in bars] + [base + SCENARIO_B]
+    highs = [max([v, *(b or ())]) for _, v, b in bars]
+    axes.set_ylim(max(0, min(lows) - 3), min(100, max(highs) + 2))
+    axes.set_xticks(range(len(bars)), [_broken(arm) for arm, _, _ in bars])
+    axes.set_ylabel(w("figure.accuracy.axis"))
+    axes.grid(axis="y")
+    caption = f"{group_title(comparisons[0], w)}. {w('figure.accuracy')}"
+    return _figure(name, figure, caption)
+
+
+def curves(arms: Iterable[Arm], look: Look, w: Words, title: str, *, name: str) -> Figure | None:
+    """Validation loss over steps, mean and range over seeds."""
+    figure, axes = canvas(name, 3.4)
+    drawn = 0
+    for arm in arms:
+        steps, values = _series([_column(r, "validation", "loss") for r in arm.finished])
+        if len(steps) < 2:
+            continue
+        style = look.of(arm.name)
+        axes.plot(
+            steps,
+            values.mean(axis=0),
+            label=arm.name,
+            markevery=max(1, len(steps) // 8),
+            markersize=4,
+            **style,
+        )
+        if len(values) > 1:
+            axes.fill_between(
+                steps, values.min(axis=0), values.max(axis=0), color=style["color"], alpha=0.15, lw=0
+            )
+        drawn += 1
+    if not drawn:
+        return None
+    axes.set_xlabel(w("figure.curves.x"))
+    axes.set_ylabel(w("figure.curves.y"))
+    axes.grid()
+    legend_below(figure, axes, drawn)
+    return _figure(name, figure, w("figure.curves", title=title))
+
+
+def parameters(comparisons: Sequence[Comparison], look: Look, w: Words) -> Figure:
+    """Trained share of Q/K against the loss of quality."""
+    figure, axes = canvas("parameters", 3.4)
+    seen: set[str] = set()
+    for c in comparisons:
+        result = c.arm.finished[0].result
+        if result is None or c.ratio is None or not result.parameters.qk_total:
+            continue
+        worse = _percent(c.ratio.value) if c.metric == "ppl" else -_percent(c.ratio.value)
+        x = 100 * result.parameters.qk_trainable / result.parameters.qk_total
+        style = look.of(c.arm.name)
+        label = c.arm.name if c.arm.name not in seen else None
+        seen.add(c.arm.name)
+        axes.plot(
+            [x],
+            [worse],
+            marker=style["marker"],
+            color=style["color"],
+            linestyle="",
+            markersize=7,
+            label=label,
+        )
+    axes.axhline(100 * TARGET, color=INK, linewidth=1.2, linestyle="--")
+    axes.axhline(0, color=INK, linewidth=0.8)
+    axes.set_xlim(-4, 104)
+    axes.set_xlabel(w("figure.parameters.x"))
+    axes.set_ylabel(w("figure.parameters.y"))
+    axes.grid()
+    legend_below(figure, axes, len(seen))
+    return _figure("parameters", figure, w("figure.parameters"))
+
+
+def attention(arms: Iterable[Arm], look: Look, w: Words, title: str, *, name: str) -> Figure | None:
+    """Entropy, logit scale and distance from orthogonality over training, averaged over heads and layers."""
+    found: dict[str, list[tuple[str, Any, Any]]] = defaultdict(list)
+    for arm in arms:
+        for what in ATTENTION:
+            steps, values = _series([_attention_mean(r, what) for r in arm.finished])
+            if len(steps):
+                found[what].append((arm.name, steps, values.mean(axis=0)))
+    if not found:
+        return None
+    kinds = [k for k in ATTENTION if k in found]
+    figure, axes = canvas(name, 3.2, len(kinds), squeeze=False)
+    for panel, what in zip(axes[0], kinds, strict=True):
+        for label, steps, values in found[what]:
+            panel.plot(steps, values, label=label, markersize=4, **look.of(label))
+        panel.set_title(w(f"attention.{what}"))
+        panel.set_xlabel(w("figure.curves.x"))
+        panel.grid()
+    legend_below(figure, axes[0][0], len(found[kinds[0]]))
+    return _figure(name, figure, w("figure.attention", title=title))
+
+
+def heads(arms: Sequence[Arm], w: Words, title: str, *, name: str) -> Figure | None:
+    """The last entropy of each head as a map, layer by head, for up to four arms."""
+    found = ((a.name, _last_entropy(a.finished[0])) for a in arms if a.finished)
+    maps = [(arm, grid) for arm, grid in found if grid is not None][:4]
+    if not maps:
+        return None
+    figure, axes = canvas(name, 2.6, len(maps), squeeze=False)
+    highest = max(float(np.nanmax(g)) for _, g in maps)
+    image: Any = None
+    for panel, (arm, grid) in zip(axes[0], maps, strict=True):
+        image = panel.pcolormesh(grid, cmap="cividis", vmin=0, vmax=highest, edgecolors="none")
+        panel.set_title(_broken(arm))
+        panel.set_xlabel(w("figure.heads.x"))
+        panel.set_xticks(np.arange(grid.shape[1]) + 0.5, [str(i + 1) for i in range(grid.shape[1])])
+        panel.set_yticks(np.arange(grid.shape[0]) + 0.5, [str(i + 1) for i in range(grid.shape[0])])
+    axes[0][0].set_ylabel(w("figure.heads.y"))
+    bar = figure.colorbar(image, ax=list(axes[0]), shrink=0.9)
+    bar.ax.tick_params(colors=INK)
+    bar.outline.set_visible(False)
+    return _figure(name, figure, w("figure.heads", title=title))
+
+
+def _figure(name: str, figure: Any, caption: str) -> Figure:
+    return Figure(name, to_svg(figure, caption), caption)
+
+
+def _percent(log_ratio: float) -> float:
+    return 100 * math.expm1(log_ratio)
+
+
+def _broken(name: str) -> str:
+    """A long arm name on two lines."""
+    if len(name) <= 12 or "-" not in name:
+        return name
+    cuts = [i for i, c in enumerate(name) if c == "-"]
+    at = min(cuts, key=lambda i: abs(i - len(name) / 2))
+    return name[: at + 1] + "\n" + name[at + 1 :]
+
+
+def _column(run: Run, kind: str, name: str) -> dict[int, float]:
+    """step -> value of one metric; what is no finite number is left out."""
+    rows = ((r["step"], r.get(name)) for r in run.metrics(kind))
+    return {s: float(v) for s, v in rows if isinstance(v, int | float) and math.isfinite(v)}
+
+
+def _layers(row: dict[str, Any]) -> list[dict[str, Any]]:
+    layers = row.get("layers")
+    return [entry for entry in layers if isinstance(entry, dict)] if isinstance(layers, list) else []
+
+
+def _numbers(values: Iterable[Any]) -> list[float]:
+    return [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
+
+
+def _attention_mean(run: Run, panel: str) -> dict[int, float]:
+    """step -> mean over layers (and over Q and K where both are logged)."""
+    found = {}
+    for row in run.metrics("attention"):
+        values = _numbers(entry.get(name) for entry in _layers(row) for name in ATTENTION[panel])
+        if values:
+            found[row["step"]] = float(np.mean(values))
+    return found
+
+
+def _last_entropy(run: Run) -> np.ndarray | None:
+    """(layers, heads) at the last step that was logged."""
+    rows = run.metrics("attention")
+    heads = [entry.get("entropy_heads") for entry in _layers(rows[-1])] if rows else []
+    grid = [_numbers(h) for h in heads if isinstance(h, list)]
+    return np.array(grid) if grid and len({len(x) for x in grid}) == 1 and grid[0] else None
+
+
+def _series(runs: Sequence[dict[int, float]]) -> tuple[np.ndarray, np.ndarray]:
+    """The steps that all seeds share, and (seeds, steps) of their values."""
+    runs = [r for r in runs if r]
+    if not runs:
+        return np.array([]), np.empty((0, 0))
+    steps = sorted(set.intersection(*(set(r) for r in runs)))
+    return np.array(steps), np.array([[r[s] for s in steps] for r in runs])
