@@ -1,0 +1,66 @@
+"""Random orders as pure functions: the i-th element of a shuffle without making the shuffle.
+
+A run that resumes at step 71,304 must see the batch it would have seen, on another machine and with
+another numpy. So the order is arithmetic of our own (a Feistel network over splitmix64) rather than
+the stream of a library's generator, and needs no memory for a corpus of any size.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_MASK = (1 << 64) - 1
+_ROUNDS = 6
+
+
+def mix(*values: int) -> int:
+    """One well-mixed 64-bit number from any integers; the order of the values matters."""
+    state = 0x9E3779B97F4A7C15
+    for value in values:
+        state = _splitmix((state ^ (value & _MASK)) + 0x9E3779B97F4A7C15 & _MASK)
+    return state
+
+
+def _splitmix(z: int) -> int:
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
+    return z ^ (z >> 31)
+
+
+def _splitmix_array(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # uint64 arrays wrap around, as meant
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def shuffled(positions: ArrayLike, size: int, *key: int) -> NDArray[np.int64]:
+    """Where `positions` of 0..size-1 land in the shuffle named by `key`: a bijection of range(size).
+
+    >>> sorted(shuffled(range(10), 10, 42).tolist()) == list(range(10))
+    True
+    >>> int(shuffled([3], 10, 42)[0]) == int(shuffled(range(10), 10, 42)[3])
+    True
+    """
+    values = np.asarray(positions, dtype=np.uint64)
+    if size < 2:
+        return values.astype(np.int64)
+    half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    mask = np.uint64((1 << int(half)) - 1)
+    keys = [np.uint64(mix(*key, size, number)) for number in range(_ROUNDS)]
+    # The network shuffles 0..4^half-1; values that land outside the range walk on until they are inside.
+    result = _feistel(values, half, mask, keys)
+    outside = np.flatnonzero(result >= np.uint64(size))
+    while outside.size:
+        result[outside] = _feistel(result[outside], half, mask, keys)
+        outside = outside[result[outside] >= np.uint64(size)]
+    return result.astype(np.int64)
+
+
+def _feistel(
+    values: NDArray[np.uint64], half: np.uint64, mask: np.uint64, keys: list[np.uint64]
+) -> NDArray[np.uint64]:
+    left, right = values >> half, values & mask
+    for key in keys:
+        left, right = right, left ^ (_splitmix_array(right ^ key) & mask)
+    return (left << half) | right
