@@ -82,7 +82,15 @@ def _gpt2(**rest: Any) -> dict[str, Any]:
     return {"vocab_size": V, "n_embd": W, "n_layer": L, "n_head": H, "n_positions": 32, **off, **rest}
 
 
-_T5 = {"vocab_size": V, "d_model": W, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": H, "dropout_rate": 0.0}
+_T5 = {
+    "vocab_size": V,
+    "d_model": W,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": H,
+    "dropout_rate": 0.0,
+}
 _BART = {
     "vocab_size": V,
     "d_model": W,

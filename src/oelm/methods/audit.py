@@ -113,7 +113,7 @@ def _check(
     promised = "frozen" if frozen else "trains"
     if frozen and tensor.thaws_at is not None:
         promised += f" until {100 * tensor.thaws_at:.0f} % of the run"
-    orthonormal = _promises_orthonormal(tensor, record) and frozen
+    orthonormal = frozen and _promises_orthonormal(tensor, record, parameter)
     promised += ", orthonormal per head" if orthonormal else ""
     if not frozen and tensor.name in record.frozen_before and not tensor.ever_frozen:
         return AuditRow(tensor.name, "as it was before: frozen by the user", ())
@@ -157,13 +157,15 @@ def _training_faults(parameter: nn.Parameter, optimizer: _Optimizer) -> list[str
     return faults
 
 
-def _promises_orthonormal(tensor: TensorRecord, record: Record) -> bool:
+def _promises_orthonormal(tensor: TensorRecord, record: Record, parameter: nn.Parameter) -> bool:
     method = record.method
     if tensor.kind != "weight" or tensor.part not in method.parts or method.init not in ORTHONORMAL:
         return False
-    # A tall "global" matrix has orthonormal columns as a whole, which says nothing of its heads; and what
-    # trained before it froze, or was thawed in between, promises its bytes only.
-    return tensor.freezes_at == 0.0 and (method.init != "global" or tensor.part == "ffn")
+    if tensor.freezes_at != 0.0:  # what trained before it froze promises its bytes only
+        return False
+    # A tall matrix drawn as a whole has orthonormal columns, which says nothing of each of several heads.
+    _, head_dim, d_in = tensor.heads(parameter).shape
+    return method.init != "global" or tensor.num_heads == 1 or tensor.num_heads * head_dim <= d_in
 
 
 def _frozen_by_accident(record: Record, parameters: dict[str, nn.Parameter]) -> list[AuditRow]:

@@ -27,6 +27,17 @@ def check_depth(chosen: Method, projections: list[Projection]) -> None:
         )
 
 
+def check_head_sizes(chosen: Method, projections: list[Projection]) -> None:
+    """Before anything is changed: the start of the last layer must not fail after that of the first."""
+    for p in projections if chosen.init in ("headwise", "qr", "polar") else []:
+        d_in = p.heads().shape[-1]
+        if p.role in chosen.parts and p.head_dim > d_in:
+            raise OelmError(
+                f"{p.name}: a head of {p.head_dim} rows cannot have orthonormal rows in {d_in} dimensions; "
+                f'use init "normal-matched" or "global", or more and smaller heads'
+            )
+
+
 def check_ties(
     model: nn.Module, chosen: Method, projections: list[Projection], matrices: list[FeedForward]
 ) -> None:

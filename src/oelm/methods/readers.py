@@ -52,11 +52,6 @@ class Projection:
         """Whether it shares a parameter with something else, so that it cannot be frozen alone yet."""
         return self.weight.layout is not None or (self.bias is not None and self.bias.layout is not None)
 
-    @property
-    def module_name(self) -> str:
-        """The name of the module whose parameters hold it."""
-        return self.name if self.weight.attribute == "weight" and not self.fused else self.attention_name
-
     def __str__(self) -> str:
         return f"{self.name} ({self.role}, {self.num_heads} heads x {self.head_dim})"
 

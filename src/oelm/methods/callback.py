@@ -1,0 +1,103 @@
+"""`oelm.OELMCallback`: a method's schedule, audit and metadata under the Hugging Face Trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from oelm.errors import OelmError
+from oelm.methods.apply import Applied
+from oelm.methods.audit import AuditReport, audit
+from oelm.methods.readers import unwrap
+from oelm.methods.record import Record, required_record
+from oelm.methods.save import METADATA, read_metadata, restore, save_metadata
+
+
+class OELMCallback(TrainerCallback):
+    """Pass it to the Trainer after `oelm.apply`:
+
+        oelm.apply(model, "oelm-gradual", seed=42)
+        trainer = Trainer(model, args, train_dataset=..., callbacks=[oelm.OELMCallback()])
+        trainer.train()                              # or trainer.train(resume_from_checkpoint=True)
+
+    It follows the schedule (a resumed run simply asks where it is), writes oelm.json into every checkpoint so
+    that `oelm.load` understands it, and audits at the end: `report` holds the result, and a broken promise is
+    an error unless `strict` is False.
+
+    The Trainer builds its optimizer from what trains at that moment, so tensors that thaw later are open
+    between the Trainer's construction and the start of training; without a gradient they cost nothing.
+    """
+
+    def __init__(self, *, strict: bool = True) -> None:
+        self.strict = strict
+        self.report: AuditReport | None = None
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        model: nn.Module = kwargs["model"]
+        record = required_record(model, "OELMCallback")
+        thawing = _thawing(model, record)
+        for parameter in thawing:
+            parameter.requires_grad_(True)
+        if thawing and args.ddp_find_unused_parameters is None:
+            args.ddp_find_unused_parameters = True  # what is frozen now gets no gradient to wait for
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        model, optimizer = kwargs["model"], kwargs["optimizer"]
+        record = required_record(model, "OELMCallback")
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if any(id(p) not in held for p in _thawing(model, record)):
+            raise OelmError(
+                f"the optimizer does not hold the tensors that '{record.method.name}' thaws later. Give the "
+                f"callback to Trainer(callbacks=[...]), or build the optimizer from oelm.param_groups"
+            )
+        progress = state.global_step / max(state.max_steps, 1)
+        for name, tensor in record.tensors.items():
+            if tensor.frozen_at(progress) and tensor.sha256:
+                unwrap(model).get_parameter(name).requires_grad_(False)
+        self._follow(state, model, optimizer)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._follow(state, kwargs["model"], kwargs["optimizer"])
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and folder.is_dir():
+            save_metadata(kwargs["model"], folder)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        model, best = kwargs["model"], state.best_model_checkpoint
+        if args.load_best_model_at_end and best and (Path(best) / METADATA).is_file():
+            restore(
+                model, read_metadata(best), best
+            )  # the weights are the best checkpoint's; so is what it promised
+        self.report = audit(model, kwargs["optimizer"])
+        if self.strict and not self.report.ok:
+            raise OelmError(str(self.report))
+
+    @staticmethod
+    def _follow(state: TrainerState, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        total = max(state.max_steps, 1)
+        Applied(model).step(min(state.global_step, total), total, optimizer)
+
+
+def _thawing(model: nn.Module, record: Record) -> list[nn.Parameter]:
+    """The parameters that are frozen at the start and trained later."""
+    return [
+        unwrap(model).get_parameter(name)
+        for name, tensor in record.tensors.items()
+        if tensor.frozen_at(0.0) and tensor.ever_trained
+    ]

@@ -1,0 +1,148 @@
+"""Putting a method into a model: split what is fused, set the starts, add the extras, write the record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from oelm.errors import OelmError
+from oelm.methods import orthogonal
+from oelm.methods.ffn import FeedForward, ffn_matrices
+from oelm.methods.fused import SplitProjection, split_multihead
+from oelm.methods.method import Method
+from oelm.methods.projection import EXTRAS, ExtendedProjection
+from oelm.methods.readers import Projection, is_transposed, qk_projections
+from oelm.methods.record import Record, TensorRecord, attach
+from oelm.methods.schedule import freezing_times
+
+
+@torch.no_grad()
+def install(model: nn.Module, chosen: Method, seed: int, *, draw: bool) -> Record:
+    """Give the model the structure of a method and its record; freezes nothing yet.
+
+    draw: Also set the starts. False when the weights come from a file.
+    """
+    projections = qk_projections(model)
+    if not chosen.trains_qk or chosen.has_extras:
+        _split_fused(model, projections)
+        projections = qk_projections(model)
+    matrices = ffn_matrices(model) if "ffn" in chosen.parts else []
+    targets: list[Projection | FeedForward] = [p for p in projections if p.role in chosen.parts]
+    if draw and chosen.init != "keep":
+        for target in [*targets, *matrices]:
+            _start(chosen, seed, target)
+    names = {id(p): name for name, p in model.named_parameters()}
+    record = Record(chosen, seed, {})
+    record.frozen_before = [name for name, p in model.named_parameters() if not p.requires_grad]
+    tracked: list[Projection | FeedForward] = [p for p in projections if not p.fused]
+    for target in [*tracked, *matrices]:
+        _remember(record, names, target)
+    _add_extras(model, chosen, seed, projections, record)
+    attach(model, record)
+    return record
+
+
+def _split_fused(model: nn.Module, projections: list[Projection]) -> None:
+    done: set[int] = set()
+    for p in (p for p in projections if p.fused):
+        if isinstance(p.attention, nn.MultiheadAttention):
+            if id(p.attention) not in done:
+                split_multihead(p.attention)
+            done.add(id(p.attention))
+        elif id(p.weight.owner) not in done:
+            assert p.weight.layout is not None
+            done.add(id(p.weight.owner))
+            split = SplitProjection(p.weight.owner, p.weight.layout, p.weight.transposed)
+            _replace(model, p.name.rpartition(".")[0], split)
+
+
+def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
+    """Put `new` where `name` is, wherever else the model refers to the same module."""
+    old = model.get_submodule(name)
+    for module in list(model.modules()):
+        for child, value in list(module._modules.items()):
+            if value is old:
+                module._modules[child] = new
+
+
+def _start(chosen: Method, seed: int, target: Projection | FeedForward) -> None:
+    generator = orthogonal.stream(seed, target.name) if chosen.draws else None
+    init = chosen.init
+    if isinstance(target, Projection):
+        before = target.heads()
+    else:
+        before = target.weight.view()  # (1, rows, d_in): one head
+        init = "global" if init == "headwise" else init
+    if init in ("qr", "polar") and before.shape[-2] > before.shape[-1]:
+        new = orthogonal.start(init, chosen.gain, before.mT, generator).mT
+    else:
+        new = orthogonal.start(init, chosen.gain, before, generator)
+    target.weight.write(new)
+    if chosen.draws and target.bias is not None:
+        target.bias.view().zero_()
+
+
+def _remember(record: Record, names: dict[int, str], target: Projection | FeedForward) -> None:
+    chosen = record.method
+    if isinstance(target, Projection):
+        part, heads, head_dim = target.role, target.num_heads, target.head_dim
+    else:
+        part, heads, head_dim = "ffn", 1, target.weight.view().shape[1]
+    acts = part in chosen.parts
+    freezes_at, thaws_at = freezing_times(chosen, target.place) if acts else (None, None)
+    always_frozen = freezes_at == 0.0 and thaws_at is None
+    for kind, window in (("weight", target.weight), ("bias", target.bias)):
+        if window is None:
+            continue
+        name = names[id(window.parameter)]
+        record.tensors[name] = TensorRecord(
+            name=name,
+            projection=target.name,
+            part=part,
+            kind=kind,
+            stack=target.place.stack,
+            layer=target.place.layer,
+            depth=target.place.depth,
+            num_heads=heads,
+            head_dim=head_dim,
+            transposed=window.transposed,
+            rebuildable=always_frozen and chosen.draws and chosen.gain != "match",
+            freezes_at=freezes_at,
+            thaws_at=thaws_at,
+        )
+
+
+def _add_extras(
+    model: nn.Module, chosen: Method, seed: int, projections: list[Projection], record: Record
+) -> None:
+    if chosen.has_extras:
+        for p in projections:
+            base = p.weight.owner
+            extended = ExtendedProjection(base, p.role, p.num_heads, p.head_dim, is_transposed(base), chosen)
+            extended.start(seed, p.name)
+            _replace(model, p.name, extended)
+            record.extras += [f"{p.name}.{name}" for name in EXTRAS if getattr(extended, name) is not None]
+    if chosen.conv:
+        _refuse_caches(model, {p.attention_name: p.attention for p in projections})
+    if chosen.relative_bias:
+        for name, attention in {p.attention_name: p.attention for p in projections}.items():
+            attention.add_relative_bias(chosen.relative_bias)  # type: ignore[operator]
+            record.extras.append(f"{name}.relative_bias" if name else "relative_bias")
+
+
+def _refuse_caches(model: nn.Module, attentions: dict[str, nn.Module]) -> None:
+    """Incremental decoding shows a projection one token at a time; a convolution needs those before it."""
+    for config in (getattr(model, "config", None), getattr(model, "generation_config", None)):
+        if hasattr(config, "use_cache"):
+            config.use_cache = False  # type: ignore[union-attr]
+    for attention in attentions.values():
+        attention.register_forward_pre_hook(_refuse_cache, with_kwargs=True)
+
+
+def _refuse_cache(_module: nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
+    for name in ("past_key_values", "past_key_value", "layer_past"):
+        cache = kwargs.get(name)
+        if cache is not None and getattr(cache, "get_seq_length", lambda: 1)() > 0:
+            raise OelmError("the convolution on q and k needs the tokens before: call with use_cache=False")

@@ -1,0 +1,285 @@
+"""Saving a model with its method and loading it again with what was frozen still frozen, bit for bit.
+
+Beside the weights stands oelm.json: the method, the seed, the position in the schedule, and the hash of each
+frozen tensor. A full save keeps the model's own files, so plain transformers loads it too. A compact save
+leaves out the frozen random tensors, which the seed rebuilds; the stored hashes prove it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+from safetensors.torch import save as serialize
+from torch import Tensor, nn
+
+from oelm.atomic import atomic_open, write_json
+from oelm.errors import OelmError
+from oelm.methods.install import install
+from oelm.methods.method import Method
+from oelm.methods.readers import unwrap
+from oelm.methods.record import Record, required_record, sha256
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+METADATA = "oelm.json"
+WEIGHTS = "model.safetensors"
+COMPACT = (
+    "oelm_compact.safetensors"  # not model.safetensors: plain transformers must not take it for a whole model
+)
+EXTRAS = "oelm_extras.safetensors"
+_FORMAT = 1
+
+
+def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None:
+    """Write a model to which a method was applied, for `oelm.load`.
+
+    compact: Leave out frozen random tensors and rebuild them from the seed. Smaller by their share; plain
+        transformers cannot load it. The rebuilt numbers come from this machine's linear algebra: should
+        another library round differently, `oelm.load` says so by hash rather than load something else.
+    """
+    record = required_record(model, "save")
+    model, folder = unwrap(model), Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    kind = _kind(model)
+    for stale in (METADATA, COMPACT, EXTRAS, *([WEIGHTS] if compact else [])):
+        (folder / stale).unlink(missing_ok=True)
+    if compact:
+        _save_shape(model, folder, kind)
+        kept = {n: t for n, t in _native(model).items() if n not in _rebuilt(record)}
+        _write_tensors(folder / COMPACT, kept)
+    elif kind == "transformers":
+        extras = set(record.extras)
+        state = {name: tensor for name, tensor in model.state_dict().items() if name not in extras}
+        model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
+    elif kind == "oelm":
+        model.save(folder)  # type: ignore[operator]
+    else:
+        _write_tensors(folder / WEIGHTS, _without_aliases(model.state_dict()))
+    save_metadata(model, folder, compact=compact)
+
+
+def save_metadata(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None:
+    """Write oelm.json, and the extras under their own names, into a folder that already has the weights."""
+    record = required_record(model, "save")
+    model, folder = unwrap(model), Path(folder)
+    if record.extras and not compact:
+        _write_tensors(folder / EXTRAS, {name: model.get_parameter(name).detach() for name in record.extras})
+    about = {
+        "format": _FORMAT,
+        "class": f"{type(model).__module__}:{type(model).__qualname__}",
+        "kind": _kind(model),
+        "compact": compact,
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+    }
+    write_json(folder / METADATA, {**about, **record.to_dict()})
+
+
+def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
+    """The model that `oelm.save` (or a Trainer with `oelm.OELMCallback`) wrote, ready to go on training.
+
+    model: For classes that are neither ours nor transformers': a freshly built model of the same shape, to
+        which no method was applied. Code is never loaded from a folder, only weights.
+    """
+    folder = Path(folder)
+    about = read_metadata(folder)
+    method, seed, compact = Method.from_dict(about["method"]), about["seed"], about["compact"]
+    plain = unwrap(model) if model is not None else _build(folder, about)
+    if model is not None and getattr(plain, "_oelm", None) is not None:
+        raise OelmError("load(folder, model=...) wants a plain model; this one already carries a method")
+    record = install(plain, method, seed, draw=compact)
+    if compact:
+        wanted = set(_native(plain)) - _rebuilt(record)
+        _load_native(plain, _read_tensors(folder / COMPACT), folder, wanted)
+    else:
+        if about["kind"] != "transformers" or model is not None:
+            _load_state(plain, _read_tensors(folder / WEIGHTS), folder, record)
+        if record.extras:
+            _load_native(plain, _read_tensors(folder / EXTRAS), folder, set(record.extras))
+    restore(plain, about, folder)
+    return plain
+
+
+def read_metadata(folder: Path | str) -> dict[str, Any]:
+    """The contents of oelm.json, checked."""
+    path = Path(folder) / METADATA
+    if not Path(folder).is_dir():
+        raise OelmError(f"{folder} is not a folder")
+    if not path.is_file():
+        raise OelmError(
+            f"{folder} holds no {METADATA}: it was not written by oelm.save. Load it with the library "
+            f"that wrote it, then call oelm.apply"
+        )
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        known = about["format"] == _FORMAT and {
+            "class",
+            "kind",
+            "compact",
+            "method",
+            "seed",
+            "tensors",
+        } <= set(about)
+    except (ValueError, KeyError, TypeError) as error:
+        raise OelmError(f"{path} is damaged: {error}") from None
+    if not known:
+        raise OelmError(f"{path} has format {about['format']!r}; this version of oelm reads format {_FORMAT}")
+    return about
+
+
+def restore(model: nn.Module, about: dict[str, Any], folder: Path | str) -> None:
+    """Take over position, frozen state and promises from saved metadata; check each frozen tensor's hash."""
+    record = required_record(model, "restore")
+    saved = {entry["name"]: entry for entry in about["tensors"]}
+    if set(saved) != set(record.tensors):
+        odd = sorted(set(saved) ^ set(record.tensors))
+        raise OelmError(
+            f"{folder}: saved from another architecture; {odd[0]} (and {len(odd) - 1} more) do not match"
+        )
+    record.progress, record.frozen_before = about["progress"], list(about["frozen_before"])
+    for name, tensor in record.tensors.items():
+        parameter = unwrap(model).get_parameter(name)
+        tensor.sha256 = saved[name]["sha256"]
+        frozen = tensor.frozen_at(record.progress)
+        if frozen and sha256(parameter) != tensor.sha256:
+            how = "rebuilt from the seed" if about["compact"] and tensor.rebuildable else "loaded"
+            raise OelmError(
+                f"{folder}: {name} as {how} is not the tensor that was saved (its hash differs)."
+                + (" Save it in full on the machine that made it." if how.startswith("rebuilt") else "")
+            )
+        parameter.requires_grad_(not frozen)
+    for name in record.frozen_before:
+        if name not in record.tensors or not record.tensors[name].ever_frozen:
+            unwrap(model).get_parameter(name).requires_grad_(False)
+
+
+def _kind(model: nn.Module) -> str:
+    if type(model).__module__.startswith("transformers."):
+        return "transformers"
+    ours = type(model).__module__.startswith("oelm.")
+    return "oelm" if ours and hasattr(model, "save") and hasattr(type(model), "from_config") else "module"
+
+
+def _build(folder: Path, about: dict[str, Any]) -> nn.Module:
+    """A plain model of the saved class; transformers' full saves bring their weights along."""
+    cls = _saved_class(folder, about)
+    if about["kind"] == "oelm":
+        model = cls.from_config(folder)
+    elif about["compact"]:
+        model = cls(cls.config_class.from_pretrained(folder))
+    else:
+        with _quiet_transformers():
+            return cls.from_pretrained(folder)
+    return model.to(getattr(torch, about["dtype"]))
+
+
+def _saved_class(folder: Path, about: dict[str, Any]) -> Any:
+    """The class named by the metadata; only ours and transformers' are ever imported for a file's sake."""
+    module, _, name = str(about["class"]).partition(":")
+    if about["kind"] == "module" or module.split(".")[0] not in ("oelm", "transformers"):
+        raise OelmError(
+            f"{folder} holds a {name}, a class of your own: build one and call oelm.load(folder, model=...)"
+        )
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        raise OelmError(
+            f"{folder} holds a {module}.{name}, which the installed version does not have"
+        ) from None
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise OelmError(f"{folder / METADATA} names {module}.{name}, which is no model class")
+    return cls
+
+
+def _save_shape(model: nn.Module, folder: Path, kind: str) -> None:
+    """What is needed to build the model without its weights."""
+    if kind == "transformers":
+        model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
+    elif kind == "oelm":
+        model.save(folder)  # type: ignore[operator]
+        (folder / WEIGHTS).unlink()
+
+
+def _native(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and persistent buffer once, under the names that modules hold them by."""
+    tensors = {name: p.detach() for name, p in model.named_parameters()}
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                tensors[f"{prefix}.{name}" if prefix else name] = buffer
+    return tensors
+
+
+def _load_native(model: nn.Module, tensors: dict[str, Tensor], folder: Path, wanted: set[str]) -> None:
+    """Copy tensors in by the names of `_native`: exactly the wanted ones."""
+    if wanted != set(tensors):
+        raise _misfit(folder, wanted - set(tensors), set(tensors) - wanted)
+    own = _native(model)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+
+
+def _load_state(model: nn.Module, state: dict[str, Tensor], folder: Path, record: Record) -> None:
+    own = model.state_dict()
+    aliases = set(own) - set(_without_aliases(own))
+    missing, unknown = model.load_state_dict(state, strict=False)
+    gone = set(missing) - aliases - set(record.extras)
+    if gone or unknown:
+        raise _misfit(folder, gone, set(unknown))
+
+
+def _misfit(folder: Path, missing: set[str], unknown: set[str]) -> OelmError:
+    names = f"missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}"
+    return OelmError(f"{folder}: the weights do not fit the model ({names})")
+
+
+def _rebuilt(record: Record) -> set[str]:
+    """The tensors that a compact save leaves to the seed."""
+    return {name for name, tensor in record.tensors.items() if tensor.rebuildable}
+
+
+def _without_aliases(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """One name per tensor: a file has no notion of tied weights, and needs none."""
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    unique = {}
+    for name, tensor in state.items():
+        key = (tensor.data_ptr(), tuple(tensor.shape))
+        if tensor.numel() == 0 or key not in seen:
+            unique[name] = tensor
+            seen.add(key)
+    return unique
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    data = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with atomic_open(path) as file:
+        file.write(serialize(data, metadata={"format": "pt"}))
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise OelmError(f"{path} is missing: the folder is incomplete") from None
+    except Exception as error:  # safetensors raises its own type for damaged files
+        raise OelmError(f"{path} is damaged: {error}") from None
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """transformers reports keys it does not know, such as our extras, as a warning; we account for them."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
