@@ -233,8 +233,10 @@ class LocalLauncher:
 
 
 def exit_code(jobs: Sequence[Job]) -> int:
-    """0 when all finished; 75 when some only wait to be continued; 1 when any failed or diverged."""
-    states = {job.state for job in jobs}
+    """0 when all finished; 75 when some only wait to be continued; 1 when any failed or diverged.
+
+    A rate of a grid that diverges is an answer, not a failure."""
+    states = {job.state for job in jobs if not (job.state == "diverged" and job.config.tune.trial)}
     if states & {"failed", "diverged"}:
         return 1
     return 0 if states <= {"finished"} else EXIT_INTERRUPTED

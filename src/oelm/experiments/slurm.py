@@ -33,7 +33,7 @@ from oelm.training.folder import EXIT_DIVERGED, EXIT_FINISHED
 JOBS_FOLDER = ".slurm"  # below the runs folder: submitit's scripts, pickles and logs
 JOB_ID = "slurm_job"  # in the run folder: the job that was last submitted for it
 _POLL_SECONDS = {"slurm": 5.0, "local": 0.2}
-_GRACE_SECONDS = 120  # between SLURM's signal and its kill: time for a checkpoint
+_GRACE_SECONDS = 120
 _REQUEUES = 1000  # a run of many time limits is normal; only a finished or failed one ends
 
 
@@ -51,10 +51,13 @@ class SlurmOptions:
     memory_gb: float = 0.0
     gpus_per_run: int = 1
     parallel: int = 64
-    grace: int = _GRACE_SECONDS
+    grace: int = (
+        0  # seconds between SLURM's signal and its kill, for a checkpoint; 0 = a fifth, 2 min at most
+    )
 
     def parameters(self) -> dict[str, Any]:
         """In submitit's words (those of sbatch)."""
+        grace = self.grace or int(min(_GRACE_SECONDS, max(10, self.time_limit / 5)))
         gres = self.gres or (f"gpu:{self.gpus_per_run}" if self.gpus_per_run else "")
         wishes = {
             "partition": self.partition,
@@ -70,7 +73,7 @@ class SlurmOptions:
             "nodes": 1,
             "ntasks_per_node": 1,
             "cpus_per_task": self.cpus,
-            "signal_delay_s": self.grace,
+            "signal_delay_s": grace,
             "array_parallelism": self.parallel,
             "wckey": "oelm",
             **{name: value for name, value in wishes.items() if value},

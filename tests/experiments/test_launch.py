@@ -1,0 +1,188 @@
+"""Launchers that are killed, raced and given broken work; training itself is a stub (see stub/)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oelm.experiments.registry import scan
+from oelm.experiments.worker import attempts
+
+Start = Callable[..., "subprocess.Popen[str]"]
+GOOD = ("GOOD-1", "GOOD-2", "GOOD-3")
+
+
+def results(root: Path) -> dict[str, object]:
+    return {str(p.relative_to(root)): json.loads(p.read_text()) for p in sorted(root.rglob("results.json"))}
+
+
+def steps_of(root: Path) -> dict[str, int]:
+    return {run.name: run.status.step for run in scan(root) if run.status}
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def alone(root: Path) -> bool:
+    return not list(root.rglob("TWO AT ONCE"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def uninterrupted(start_oelm: Start, root: Path, tmp_path: Path) -> dict[str, object]:
+    """The results of the same request, never disturbed."""
+    process = start_oelm(*GOOD, "--seeds", "0", "1", STUB_STEP_SECONDS="0")
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    found = results(root)
+    root.rename(tmp_path / "undisturbed")
+    assert len(found) == 6
+    return found
+
+
+def test_finished_runs_are_skipped_the_second_time(start_oelm: Start, root: Path) -> None:
+    for _ in range(2):
+        process = start_oelm("GOOD-1", STUB_STEP_SECONDS="0")
+        output = process.communicate()[0]
+        assert process.returncode == 0, output
+    (starts,) = root.rglob("starts")
+    assert len(starts.read_text().splitlines()) == 1
+
+
+def test_a_killed_launcher_is_replaced_by_the_same_command(
+    start_oelm: Start, root: Path, uninterrupted: dict[str, object]
+) -> None:
+    words = (*GOOD, "--seeds", "0", "1", "--slots", "2")
+    first = start_oelm(*words)
+    wait_until(lambda: any(step > 2 for step in steps_of(root).values()))
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    second = start_oelm(*words)
+    output = second.communicate()[0]
+    assert second.returncode == 0, output
+    assert results(root) == uninterrupted
+    assert alone(root)
+
+
+def test_a_killed_worker_goes_on_from_its_checkpoint(
+    start_oelm: Start, root: Path, uninterrupted: dict[str, object]
+) -> None:
+    process = start_oelm(*GOOD, "--seeds", "0", "1", "--slots", "2")
+    wait_until(lambda: any(step > 2 for step in steps_of(root).values()))
+    victim = next(run for run in scan(root) if run.state == "running" and run.status and run.status.step > 0)
+    assert victim.status is not None
+    os.kill(victim.status.pid, signal.SIGKILL)
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    assert results(root) == uninterrupted
+    assert attempts(victim.path)[0]["reason"] == "killed by SIGKILL"
+
+
+def test_ctrl_c_leaves_a_state_that_the_same_command_continues(
+    start_oelm: Start, root: Path, uninterrupted: dict[str, object]
+) -> None:
+    words = (*GOOD, "--seeds", "0", "1", "--slots", "2")
+    first = start_oelm(*words)
+    wait_until(lambda: any(step > 2 for step in steps_of(root).values()))
+    os.kill(first.pid, signal.SIGINT)
+    output = first.communicate()[0]
+    assert first.returncode == 75, output
+    assert "the same command goes on" in output
+    states = {run.state for run in scan(root)}
+    assert states <= {"interrupted", "pending", "finished"}, states
+    second = start_oelm(*words)
+    output = second.communicate()[0]
+    assert second.returncode == 0, output
+    assert results(root) == uninterrupted
+
+
+def test_two_launchers_never_run_the_same_run_twice(
+    start_oelm: Start, root: Path, uninterrupted: dict[str, object]
+) -> None:
+    words = (*GOOD, "--seeds", "0", "1", "--slots", "2")
+    processes = [start_oelm(*words) for _ in range(3)]
+    outputs = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    assert results(root) == uninterrupted
+    assert alone(root)
+    assert all(len(path.read_text().splitlines()) == 1 for path in root.rglob("starts"))
+
+
+def test_a_broken_experiment_does_not_stop_the_good_ones(start_oelm: Start, root: Path) -> None:
+    process = start_oelm("BROKEN-1", "DIVERGES-1", *GOOD, "--retries", "1", STUB_STEP_SECONDS="0")
+    output = process.communicate()[0]
+    assert process.returncode == 1, output
+    states = {run.id: run.state for run in scan(root)}
+    assert states == {"BROKEN-1": "failed", "DIVERGES-1": "diverged", **dict.fromkeys(GOOD, "finished")}
+    broken = next(run for run in scan(root) if run.id == "BROKEN-1")
+    assert [a["reason"] for a in attempts(broken.path)] == ["label -1 in row 7"] * 2
+    assert "label -1 in row 7" in output
+    assert "loss is nan at step 1" in output
+    assert "Traceback" not in output
+
+
+def test_a_failure_that_passes_is_retried_and_its_reason_kept(start_oelm: Start, root: Path) -> None:
+    process = start_oelm("FLAKY-1", STUB_STEP_SECONDS="0")
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    (run,) = scan(root)
+    assert [a["reason"] for a in attempts(run.path)] == ["RuntimeError: the network went away", ""]
+
+
+def test_a_folder_with_another_config_is_refused_with_the_difference(start_oelm: Start, root: Path) -> None:
+    start_oelm("GOOD-1", STUB_STEP_SECONDS="0").communicate()
+    process = start_oelm("GOOD-1", "--set", "optim.lr=0.5")
+    output = process.communicate()[0]
+    assert process.returncode == 2
+    assert "optim.lr" in output
+    assert "Traceback" not in output
+
+
+def test_tuning_gives_every_arm_the_same_grid_and_runs_the_best_rate(start_oelm: Start, root: Path) -> None:
+    words = ("TUNED-1", "TUNED-2", "--seeds", "3", "4", "--trial-seeds", "0", "1")
+    process = start_oelm(*words, STUB_STEP_SECONDS="0")
+    output = process.communicate()[0]
+    assert process.returncode == 0, output  # a rate of the grid that diverges is an answer, not a failure
+    assert "diverged" in output
+    runs = [run for run in scan(root) if not run.trial]
+    assert {(run.id, run.seed, run.state) for run in runs} == {
+        (id, seed, "finished") for id in ("TUNED-1", "TUNED-2") for seed in (3, 4)
+    }
+    for found in runs:
+        assert json.loads((found.path / "results.json").read_text())["lr"] == 3e-3
+        assert "grid:" in (found.path / "config.yaml").read_text()
+    trials = [run for run in scan(root) if run.trial]
+    assert len(trials) == 12
+    assert {run.state for run in trials if run.trial == "5"} == {"diverged"}
+    assert all(json.loads(p.read_text())["test"] is None for p in root.rglob("tune/**/results.json"))
+
+
+def test_a_pilot_that_passes_lets_the_rest_run(start_oelm: Start, root: Path) -> None:
+    process = start_oelm(*GOOD, "--seeds", "0", "1", "--pilot", STUB_STEP_SECONDS="0")
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    assert "pilot: GOOD-1 and GOOD-2" in output
+    assert len(results(root)) == 6
+
+
+def test_a_pilot_that_fails_its_audit_stops_the_rest(start_oelm: Start, root: Path) -> None:
+    process = start_oelm("GOOD-1", "UNSOUND-1", "GOOD-3", "--pilot", STUB_STEP_SECONDS="0")
+    output = process.communicate()[0]
+    assert process.returncode == 1, output
+    assert "freeze audit does not hold" in output
+    assert {run.id for run in scan(root)} == {"GOOD-1", "UNSOUND-1"}
