@@ -51,127 +51,27 @@ class Dice:
         return self.below(100) < percent
 
 
-GIRLS = [
-    "Mira",
-    "Lena",
-    "Asha",
-    "Ines",
-    "Tamsin",
-    "Odile",
-    "Runa",
-    "Petra",
-    "Zofia",
-    "Hana",
-    "Marit",
-    "Dalia",
-    "Noor",
-    "Selma",
-    "Ivy",
-    "Berit",
-]
-BOYS = [
-    "Oren",
-    "Tobin",
-    "Kasper",
-    "Emil",
-    "Rafi",
-    "Anselm",
-    "Bruno",
-    "Ilya",
-    "Matteo",
-    "Nils",
-    "Idris",
-    "Jonas",
-    "Pavel",
-    "Ravi",
-    "Stellan",
-    "Hugo",
-]
-COLOURS = [
-    "red",
-    "blue",
-    "green",
-    "yellow",
-    "white",
-    "black",
-    "brown",
-    "grey",
-    "golden",
-    "silver",
-    "purple",
-    "orange",
-]
-THINGS = [
-    "kite",
-    "drum",
-    "lantern",
-    "boat",
-    "basket",
-    "whistle",
-    "mirror",
-    "blanket",
-    "flute",
-    "kettle",
-    "hammer",
-    "ladder",
-    "marble",
-    "clock",
-    "compass",
-    "bell",
-    "puppet",
-    "ribbon",
-    "shell",
-    "spoon",
-    "map",
-    "brush",
-    "candle",
-    "coat",
-    "hat",
-    "key",
-    "rope",
-    "book",
-    "pencil",
-    "wheel",
-]
-PLACES = [
-    "garden",
-    "harbour",
-    "market",
-    "mill",
-    "bridge",
-    "orchard",
-    "well",
-    "barn",
-    "tower",
-    "school",
-    "forest",
-    "bakery",
-    "stable",
-    "library",
-    "square",
-    "lighthouse",
-    "chapel",
-    "quarry",
-    "meadow",
-    "ferry",
-]
-BOXES = ["chest", "drawer", "sack", "barrel", "cupboard", "crate", "jar", "bucket"]
-FRUITS = ["plums", "pears", "apples", "figs", "cherries", "nuts", "peaches", "lemons"]
-ANIMALS = ["dog", "cat", "goat", "hen", "donkey", "goose", "pony", "owl", "rabbit", "fox"]
-PETS = ["Pip", "Bramble", "Moss", "Juno", "Tuck", "Clover", "Fern", "Dot", "Rusty", "Olive"]
-SECRETS = [
-    "lantern",
-    "thunder",
-    "pebble",
-    "harvest",
-    "sparrow",
-    "winter",
-    "copper",
-    "saffron",
-    "anchor",
-    "velvet",
-]
-MOODS = ["happy", "proud", "tired", "curious", "worried", "calm", "eager", "shy"]
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+GIRLS = _words("Mira Lena Asha Ines Tamsin Odile Runa Petra Zofia Hana Marit Dalia Noor Selma Ivy Berit")
+BOYS = _words("Oren Tobin Kasper Emil Rafi Anselm Bruno Ilya Matteo Nils Idris Jonas Pavel Ravi Stellan Hugo")
+COLOURS = _words("red blue green yellow white black brown grey golden silver purple orange")
+THINGS = _words(
+    "kite drum lantern boat basket whistle mirror blanket flute kettle hammer ladder marble clock compass "
+    "bell puppet ribbon shell spoon map brush candle coat hat key rope book pencil wheel"
+)
+PLACES = _words(
+    "garden harbour market mill bridge orchard well barn tower school forest bakery stable library square "
+    "lighthouse chapel quarry meadow ferry"
+)
+BOXES = _words("chest drawer sack barrel cupboard crate jar bucket")
+FRUITS = _words("plums pears apples figs cherries nuts peaches lemons")
+ANIMALS = _words("dog cat goat hen donkey goose pony owl rabbit fox")
+PETS = _words("Pip Bramble Moss Juno Tuck Clover Fern Dot Rusty Olive")
+SECRETS = _words("lantern thunder pebble harvest sparrow winter copper saffron anchor velvet")
+MOODS = _words("happy proud tired curious worried calm eager shy")
 WEATHER = (
     "The wind blew hard that day.",
     "It had rained all night.",
@@ -180,21 +80,7 @@ WEATHER = (
     "Snow was falling, soft and slow.",
     "Far away, a storm was rising.",
 )
-_NUMBERS = [
-    "no",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-]
+_NUMBERS = _words("no one two three four five six seven eight nine ten eleven twelve")
 
 
 @dataclass(frozen=True)
@@ -249,12 +135,19 @@ class _World:
         self.left: dict[Thing, str] = {}  # where a thing was put down
         self.text: list[str] = []
         self.asks: list[Callable[[], None]] = []  # what the end of the story must recall
+        self._had: set[str] = set()
 
     def say(self, sentence: str) -> None:
         self.text.append(sentence[0].upper() + sentence[1:])
 
     def two(self) -> list[Person]:
         return self.dice.some(self.cast, 2)
+
+    def fresh(self, options: Sequence[str]) -> str:
+        """One that this story has not had yet, so that the end can ask for it without doubt."""
+        chosen = self.dice.pick([option for option in options if option not in self._had])
+        self._had.add(chosen)
+        return chosen
 
 
 def _open_story(world: _World) -> None:
@@ -318,7 +211,7 @@ def _weather(world: _World) -> None:
 
 def _pet(world: _World) -> None:
     owner, dice = world.dice.pick(world.cast), world.dice
-    name, animal = dice.pick(PETS), dice.pick(ANIMALS)
+    name, animal = world.fresh(PETS), dice.pick(ANIMALS)
     world.say(
         f"{owner.name} had {article(animal)} called {name}, and {name} followed {owner.whom} everywhere."
     )
@@ -329,7 +222,7 @@ def _pet(world: _World) -> None:
 
 def _fruit(world: _World) -> None:
     dice, (eater, friend) = world.dice, world.two()
-    fruit, count = dice.pick(FRUITS), 3 + dice.below(7)
+    fruit, count = world.fresh(FRUITS), 3 + dice.below(7)
     eaten = 1 + dice.below(count - 2)
     world.say(f"{eater.name} picked {_NUMBERS[count]} {fruit} and ate {_NUMBERS[eaten]} of them.")
 
@@ -344,7 +237,7 @@ def _fruit(world: _World) -> None:
 
 def _secret(world: _World) -> None:
     dice, (teller, listener) = world.dice, world.two()
-    word, place = dice.pick(SECRETS), dice.pick(world.places)
+    word, place = world.fresh(SECRETS), dice.pick(world.places)
     world.say(f'{teller.name} told {listener.name} the word for the door of the {place}: "{word}".')
     world.asks.append(
         lambda: world.say(f'At the {place} {listener.name} whispered "{word}", and the door opened.')

@@ -69,6 +69,7 @@ class Dataset:
     sizes: Mapping[str, int] = field(default_factory=dict)
     licence: str = ""
     variants: Mapping[str, Variant] = field(default_factory=dict)
+    default: str = ""  # what a file holds that names no variant
     validation_share: float = 0.05
     test_share: float = 0.05
     holdout_within: int = 0
@@ -248,6 +249,7 @@ _ENTRIES = (
         sizes={"train": 392_702, "validation": 2_490, "test": 5_010},
         licence="CC BY-NC 4.0",
         group="premise",
+        default="English",
         variants={code: _language(code, name) for code, name in _LANGUAGES.items()},
     ),
     Dataset(

@@ -64,9 +64,8 @@ def _plain(dataset: Dataset, variant: Variant, folder: Path) -> Found:
         if stem is not None:
             found.files[split] = [named[stem]]
         if own is None and stem is not None and split in variant.stems and variant.needs:
-            found.notes.append(
-                f"{split} comes from {named[stem].name}: there is no file of it for {variant.about}"
-            )
+            default = f" ({dataset.default})" if dataset.default else ""
+            found.notes.append(f"{split} comes from {named[stem].name}{default}: none for {variant.about}")
         elif own is not None:
             found.notes.append(f"{split} comes from {named[own].name}")
     if not found.files and not any(_SHARD.match(stem) for stem in named) and set(SPLITS) & set(named):

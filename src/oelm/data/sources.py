@@ -75,6 +75,12 @@ def _folder(data_dir: Path | str | None) -> Path | None:
     return folder
 
 
+def local_folder(entry: Dataset, data_dir: Path | str | None = None) -> Path | None:
+    """The dataset's folder below the data folder, if there is one."""
+    folder = _folder(data_dir)
+    return dataset_folder(entry, folder) if folder else None
+
+
 def _open(
     entry: Dataset, variant: str, source: SourceName, folder: Path | None, cache: Path
 ) -> tuple[Source, tuple[str, ...]]:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oelm.atomic import write_json, write_text
-from oelm.data.bytelevel import WordCache
 from oelm.data.tokenizer_files import find_files, gpt2_files, special_tokens
+from oelm.data.words import WordCache, word_pattern
 from oelm.errors import OelmError, UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class Tokenizer:
         self.vocab_size: int = inner.get_vocab_size(with_added_tokens=True)
         self.dtype = np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
         self._json = inner.to_str()
-        self._words = WordCache(self._encode_word, self.dtype) if _is_gpt2_like(self._json) else None
+        words = word_pattern(json.loads(self._json))
+        self._words = WordCache(words, self._encode_word, self.dtype) if words else None
         self.layout = self._read_layout()
         self.hash = self._digest()
 
@@ -193,20 +194,6 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
 def _require_room(room: int, max_length: int) -> None:
     if room < 2:
         raise UsageError(f"max_length {max_length} leaves no room for text beside the special tokens")
-
-
-def _is_gpt2_like(text: str) -> bool:
-    """Whether `WordCache` may serve it: plain byte-level BPE, no token that is matched before the words."""
-    facts = json.loads(text)
-    pre = facts.get("pre_tokenizer") or {}
-    return (
-        facts["model"].get("type") == "BPE"
-        and pre.get("type") == "ByteLevel"
-        and not pre.get("add_prefix_space")
-        and pre.get("use_regex", True)
-        and not facts.get("normalizer")
-        and not facts.get("added_tokens")
-    )
 
 
 def load_tokenizer(
