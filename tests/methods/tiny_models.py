@@ -113,67 +113,133 @@ FAMILIES: dict[str, Family] = {
     "albert": Family(_encoder("Albert", embedding_size=16), 2, 1),
     "deberta-v2": Family(
         _encoder(
-            "DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"], max_relative_positions=8, pooler_dropout=0.0
+            "DebertaV2",
+            relative_attention=True,
+            pos_att_type=["p2c", "c2p"],
+            max_relative_positions=8,
+            pooler_dropout=0.0,
         ),
         4 * L,
     ),
     "deberta-v2-shared": Family(
-        _encoder("DebertaV2", relative_attention=True, pos_att_type=["p2c"], share_att_key=True, pooler_dropout=0.0),
+        _encoder(
+            "DebertaV2", relative_attention=True, pos_att_type=["p2c"], share_att_key=True, pooler_dropout=0.0
+        ),
         2 * L,
     ),
     "mpnet": Family(_encoder("MPNet"), 2 * L),
     "modernbert": Family(
-        _encoder("ModernBert", embedding_dropout=0.0, attention_dropout=0.0, mlp_dropout=0.0, classifier_dropout=0.0,
-                 bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2, pad_token_id=0), 2 * L
+        _encoder(
+            "ModernBert",
+            embedding_dropout=0.0,
+            attention_dropout=0.0,
+            mlp_dropout=0.0,
+            classifier_dropout=0.0,
+            bos_token_id=1,
+            cls_token_id=1,
+            eos_token_id=2,
+            sep_token_id=2,
+            pad_token_id=0,
+        ),
+        2 * L,
     ),
     "distilbert": Family(
         _decoder(
-            "DistilBertConfig", "DistilBertForSequenceClassification", vocab_size=V, dim=W, n_layers=L, n_heads=H,
-            hidden_dim=64, max_position_embeddings=32, dropout=0.0, attention_dropout=0.0, seq_classif_dropout=0.0,
+            "DistilBertConfig",
+            "DistilBertForSequenceClassification",
+            vocab_size=V,
+            dim=W,
+            n_layers=L,
+            n_heads=H,
+            hidden_dim=64,
+            max_position_embeddings=32,
+            dropout=0.0,
+            attention_dropout=0.0,
+            seq_classif_dropout=0.0,
         ),
         2 * L,
     ),
     "vit": Family(
         _decoder(
-            "ViTConfig", "ViTForImageClassification", hidden_size=W, num_hidden_layers=L, num_attention_heads=H,
-            intermediate_size=64, image_size=16, patch_size=8, num_labels=3, **DROPOUT_OFF,
+            "ViTConfig",
+            "ViTForImageClassification",
+            hidden_size=W,
+            num_hidden_layers=L,
+            num_attention_heads=H,
+            intermediate_size=64,
+            image_size=16,
+            patch_size=8,
+            num_labels=3,
+            **DROPOUT_OFF,
         ),
         2 * L,
     ),
     "gpt2": Family(_decoder("GPT2Config", "GPT2LMHeadModel", **_gpt2()), 2 * L),
     "gpt2-cross": Family(_decoder("GPT2Config", "GPT2LMHeadModel", **_gpt2(add_cross_attention=True)), 4 * L),
-    "gpt-bigcode": Family(_decoder("GPTBigCodeConfig", "GPTBigCodeForCausalLM", **_gpt2(multi_query=True)), 2 * L),
+    "gpt-bigcode": Family(
+        _decoder("GPTBigCodeConfig", "GPTBigCodeForCausalLM", **_gpt2(multi_query=True)), 2 * L
+    ),
     "gpt-bigcode-mha": Family(
         _decoder("GPTBigCodeConfig", "GPTBigCodeForCausalLM", **_gpt2(multi_query=False)), 2 * L
     ),
     "gpt-neox": Family(_decoder("GPTNeoXConfig", "GPTNeoXForCausalLM", **ENCODER), 2 * L),
     "gpt-neo": Family(
         _decoder(
-            "GPTNeoConfig", "GPTNeoForCausalLM", vocab_size=V, hidden_size=W, num_layers=2, num_heads=H,
-            attention_types=[[["global", "local"], 1]], max_position_embeddings=32, **_TINY_IDS,
-            embed_dropout=0.0, attention_dropout=0.0, resid_dropout=0.0,
+            "GPTNeoConfig",
+            "GPTNeoForCausalLM",
+            vocab_size=V,
+            hidden_size=W,
+            num_layers=2,
+            num_heads=H,
+            attention_types=[[["global", "local"], 1]],
+            max_position_embeddings=32,
+            **_TINY_IDS,
+            embed_dropout=0.0,
+            attention_dropout=0.0,
+            resid_dropout=0.0,
         ),
-        4, 2,
+        4,
+        2,
     ),
     "bloom": Family(
         _decoder("BloomConfig", "BloomForCausalLM", vocab_size=V, hidden_size=W, n_layer=L, n_head=H), 2 * L
     ),
     "falcon": Family(
-        _decoder("FalconConfig", "FalconForCausalLM", **{**ENCODER, "new_decoder_architecture": True, "num_kv_heads": 2}),
+        _decoder(
+            "FalconConfig",
+            "FalconForCausalLM",
+            **{**ENCODER, "new_decoder_architecture": True, "num_kv_heads": 2},
+        ),
         2 * L,
     ),
     "falcon-multi-query": Family(
-        _decoder("FalconConfig", "FalconForCausalLM", **{**ENCODER, "new_decoder_architecture": False, "multi_query": True}),
+        _decoder(
+            "FalconConfig",
+            "FalconForCausalLM",
+            **{**ENCODER, "new_decoder_architecture": False, "multi_query": True},
+        ),
         2 * L,
     ),
     "mpt": Family(
-        _decoder("MptConfig", "MptForCausalLM", vocab_size=V, d_model=W, n_layers=L, n_heads=H, max_seq_len=32), 2 * L
+        _decoder(
+            "MptConfig", "MptForCausalLM", vocab_size=V, d_model=W, n_layers=L, n_heads=H, max_seq_len=32
+        ),
+        2 * L,
     ),
     "phi3": Family(_decoder("Phi3Config", "Phi3ForCausalLM", **LLAMA), 2 * L),
     "opt": Family(
         _decoder(
-            "OPTConfig", "OPTForCausalLM", vocab_size=V, hidden_size=W, num_hidden_layers=L, ffn_dim=64,
-            num_attention_heads=H, max_position_embeddings=32, word_embed_proj_dim=W, dropout=0.0, **_TINY_IDS,
+            "OPTConfig",
+            "OPTForCausalLM",
+            vocab_size=V,
+            hidden_size=W,
+            num_hidden_layers=L,
+            ffn_dim=64,
+            num_attention_heads=H,
+            max_position_embeddings=32,
+            word_embed_proj_dim=W,
+            dropout=0.0,
+            **_TINY_IDS,
         ),
         2 * L,
     ),
@@ -192,7 +258,7 @@ FAMILIES: dict[str, Family] = {
     "torch-attention-unpacked": Family(
         lambda: nn.MultiheadAttention(W, H, kdim=W - 8, vdim=W - 16, batch_first=True), 2, 1
     ),
-}  # fmt: skip
+}
 
 
 def build(family: str) -> nn.Module:

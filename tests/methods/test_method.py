@@ -1,0 +1,115 @@
+"""The Method dataclass and the registry: data that explains itself and refuses nonsense."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+import oelm
+from oelm.errors import OelmError, UsageError
+from oelm.methods.method import Method
+from oelm.methods.registry import ALIASES, method
+
+STUDY_AND_CONTROLS = [
+    "baseline",
+    "oelm-freeze",
+    "oelm-random",
+    "oelm-random-matched",
+    "oelm-global",
+    "oelm-pretrained",
+    "freeze-pretrained",
+    "orthogonal-init",
+    "oelm-partial",
+    "oelm-gradual",
+    "oelm-early",
+    "oelm-qk-ffn",
+    "oelm-ffn",
+    "oelm-conv",
+    "oelm-lowrank",
+    "oelm-plus",
+    "oelm-core",
+    "oelm-temperature",
+    "oelm-relative",
+]
+
+
+def test_every_promised_preset_exists():
+    assert set(STUDY_AND_CONTROLS) <= set(oelm.methods())
+
+
+@pytest.mark.parametrize("preset", oelm.methods().values(), ids=lambda m: m.name)
+def test_a_preset_says_what_it_is_for_and_survives_yaml_and_json(preset):
+    assert preset.purpose
+    assert preset.controls
+    assert preset.reference
+    assert Method.from_dict(yaml.safe_load(yaml.safe_dump(preset.to_dict()))) == preset
+    assert Method.from_dict(json.loads(json.dumps(preset.to_dict()))) == preset
+
+
+@pytest.mark.parametrize("preset", [m for m in oelm.methods().values() if m.control], ids=lambda m: m.name)
+def test_a_control_has_the_same_architecture_and_trains_its_q_and_k(preset):
+    control = method(preset.control)
+    assert control.trains_qk
+    for extra in ("conv", "lowrank", "core", "temperature", "relative_bias"):
+        assert getattr(control, extra) == getattr(preset, extra)
+
+
+@pytest.mark.parametrize(("typed", "meant"), [*ALIASES.items(), ("OELM_Freeze", "oelm-freeze")])
+def test_what_users_of_the_study_type_is_understood(typed, meant):
+    assert method(typed).name == meant
+
+
+def test_a_typo_gets_the_nearest_name():
+    with pytest.raises(UsageError, match="did you mean 'oelm-freeze'"):
+        method("oelm-freze")
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"init": "headwize"}, "headwise"),
+        ({"freeze": "most"}, "freeze"),
+        ({"parts": ("q", "v")}, "part"),
+        ({"parts": ("q", "q")}, "twice"),
+        ({"gain": 0.0, "init": "headwise"}, "gain"),
+        ({"gain": True, "init": "headwise"}, "gain"),
+        ({"gain": 2.0}, "keep"),
+        ({"conv": 1}, "taps"),
+        ({"lowrank": -1}, "lowrank"),
+        ({"core": 1}, "core"),
+        ({"freeze": "first"}, "layers"),
+        ({"layers": 2, "freeze": "all"}, "layers"),
+        ({"schedule": "gradual"}, "nothing to act on"),
+        ({"schedule": "gradual", "freeze": "all"}, "thaw_to"),
+        ({"schedule": "gradual", "freeze": "all", "thaw_from": 0.9, "thaw_to": 0.1}, "after"),
+        ({"schedule": "early", "freeze": "all"}, "freeze_at"),
+        ({"freeze": "all", "freeze_at": 0.5}, "freeze_at"),
+        ({"freeze": "all", "thaw_to": 0.5}, "gradual"),
+        ({"freeze": "all", "parts": ()}, "empty"),
+    ],
+)
+def test_a_field_that_is_wrong_or_would_do_nothing_is_refused(fields, word):
+    with pytest.raises(UsageError, match=word):
+        Method("mine", **fields)
+
+
+def test_unknown_fields_of_a_stored_method_get_the_nearest_name():
+    with pytest.raises(UsageError, match="did you mean 'lowrank'"):
+        Method.from_dict({"name": "mine", "low_rank": 4})
+
+
+def test_registering_a_method_of_ones_own():
+    mine = oelm.register_method(dataclasses.replace(method("oelm-freeze"), name="test-registry-mine", gain=2))
+    assert oelm.methods()["test-registry-mine"] is mine
+    assert mine.gain == 2.0
+    with pytest.raises(OelmError, match="exists already"):
+        oelm.register_method(dataclasses.replace(mine, gain=3.0))
+
+
+def test_methods_are_listed_without_torch():
+    code = "import sys, oelm; assert len(oelm.methods()) > 20; from oelm.methods import method; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
