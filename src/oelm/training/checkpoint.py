@@ -84,7 +84,10 @@ def remove_strays(folder: Path) -> int:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Also when a library wrote the file and only passed the system's words on."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return os.strerror(errno.ENOSPC) in str(error)
 
 
 class _HashingWriter:

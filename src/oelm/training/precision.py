@@ -41,11 +41,15 @@ class Precision:
     reason: str
     device: str = "cpu"
 
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """What the matrix products compute in."""
+        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.dtype]
+
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         if self.dtype == "fp32":
             return contextlib.nullcontext()
-        kind = torch.bfloat16 if self.dtype == "bf16" else torch.float16
-        return torch.autocast(self.device, dtype=kind)
+        return torch.autocast(self.device, dtype=self.torch_dtype)
 
     def scaler(self) -> torch.amp.GradScaler:
         """Scales the loss under fp16, whose small gradients would vanish; does nothing otherwise."""

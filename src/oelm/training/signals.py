@@ -30,6 +30,11 @@ class StopRequest:
         self._before: dict[signal.Signals, Any] = {}
 
     @property
+    def signalled(self) -> bool:
+        """Whether somebody asked, as against a time limit that has passed."""
+        return bool(self._signal)
+
+    @property
     def reason(self) -> str:
         """Why to stop; empty to go on."""
         if not self._signal and self.deadline is not None and time.monotonic() >= self.deadline:

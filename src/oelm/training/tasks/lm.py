@@ -1,0 +1,47 @@
+"""Language modelling with our GPT on a packed stream of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+import numpy as np
+from torch import Tensor, nn
+
+from oelm.data.lm_batches import LMBatches, eval_windows
+from oelm.data.tokens import TokenFile
+from oelm.models.gpt import GPT
+from oelm.training.tasks.task import Batch, Metric, Tensors
+
+
+class LanguageModelling:
+    """Next-token prediction; the figure is perplexity per token, every token of the split a target once."""
+
+    metric: Metric = "ppl"
+
+    def __init__(
+        self, splits: Mapping[str, TokenFile | np.ndarray], *, context: int, rows_per_step: int, seed: int
+    ) -> None:
+        self.splits = splits
+        self.context = context
+        self.batches = LMBatches(splits["train"], context, rows_per_step, seed)
+        self.steps_per_epoch = -(-self.batches.windows // rows_per_step)
+
+    def micro_batches(self, step: int, rows: int) -> list[Batch]:
+        return [_batch(part) for part in self.batches.batch(step).split(rows)]
+
+    def loss(self, model: nn.Module, tensors: Tensors) -> Tensor:
+        return cast(GPT, model).loss(tensors["ids"], tensors["targets"], reduction="sum")
+
+    def eval_batches(self, split: str, rows: int) -> Iterator[Batch]:
+        for windows in eval_windows(self.splits[split], self.context, rows):
+            yield _batch(windows)
+
+    def score(self, model: nn.Module, tensors: Tensors) -> tuple[Tensor, None]:
+        return self.loss(model, tensors), None
+
+
+def _batch(windows: Tensor) -> Batch:
+    """(b, t + 1) tokens as inputs and the targets one further."""
+    ids, targets = windows[:, :-1], windows[:, 1:]
+    return Batch({"ids": ids, "targets": targets}, weight=targets.numel(), tokens=targets.numel())
