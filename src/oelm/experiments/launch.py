@@ -8,6 +8,7 @@ run folders are the only memory: a killed launcher is replaced by the same comma
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 from oelm.experiments.lock import Busy, is_held
 from oelm.experiments.registry import state_of
 from oelm.experiments.slots import Slot
-from oelm.experiments.worker import CONSOLE, machine_words, note_attempt
+from oelm.experiments.worker import COMMAND, CONSOLE, machine_words, note_attempt
 from oelm.training.config import Config, Machine
 from oelm.training.folder import (
     EXIT_DIVERGED,
@@ -167,7 +168,7 @@ class LocalLauncher:
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
-                env={**os.environ, **slot.environment},
+                env={**os.environ, **slot.environment, COMMAND: shlex.join(sys.argv)},
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which asks workers to checkpoint
             )
         self._active.append(_Active(job, slot, process))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oelm.errors import OelmError
+from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.experiments.lock import is_held, read_holder
 from oelm.training.folder import RunFolder, Status
 
@@ -145,6 +145,25 @@ def _folders(path: str | Path, prefix: str = "") -> Iterator[os.DirEntry[str]]:
     for entry in entries:
         if entry.name.startswith(prefix) and not entry.name.startswith(".") and entry.is_dir():
             yield entry
+
+
+def find_run(root: Path | str, name: str, *, scale: str = "", seed: int | None = None) -> Path:
+    """The run folder meant by a path, or by an experiment ID when only one run of it fits."""
+    path = Path(name)
+    if path.is_dir():
+        if not RunFolder(path).exists():
+            raise OelmError(f"{path} is not a run folder: it has no config.yaml")
+        return path
+    runs = scan(root, trials=False)
+    same = [r for r in runs if r.id.lower() == name.lower()]
+    if not same:
+        raise unknown_name("run", name, sorted({r.id for r in runs}) or ["(there are none)"])
+    fitting = [r for r in same if (not scale or r.scale == scale) and (seed is None or r.seed == seed)]
+    if len(fitting) != 1:
+        listed = "\n".join(f"  {r.path}" for r in (fitting or same))
+        wrong = "several runs fit" if fitting else "no run of it fits"
+        raise UsageError(f"'{name}': {wrong}; name one with --scale and --seed, or by its folder:\n{listed}")
+    return fitting[0].path
 
 
 def tail(path: Path, lines: int = 20, most: int = 64 * 1024) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from oelm.errors import OelmError
 from oelm.experiments.launch import RETRIES, Events, Job
 from oelm.experiments.lock import Busy, is_held
 from oelm.experiments.registry import state_of
-from oelm.experiments.worker import machine_words
+from oelm.experiments.worker import COMMAND, machine_words
 from oelm.training.config import Machine
 from oelm.training.folder import EXIT_DIVERGED, EXIT_FINISHED
 
@@ -85,8 +86,9 @@ class SlurmOptions:
 class SlurmTask:
     """What a job runs: the worker as a child process. Pickled by submitit, called on the node."""
 
-    def __init__(self, folder: str, machine: Machine, processes: int) -> None:
+    def __init__(self, folder: str, machine: Machine, processes: int, typed: str) -> None:
         self.folder = folder
+        self.typed = typed  # the command a person gave, for the manifest
         self.machine = machine
         self.processes = processes
         self._child: subprocess.Popen[bytes] | None = None
@@ -95,7 +97,7 @@ class SlurmTask:
     def __call__(self) -> int:
         command = [sys.executable, "-m", "oelm.experiments.worker", self.folder]
         command += ["--machine", machine_words(self.machine), "--processes", str(max(1, self.processes))]
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", COMMAND: self.typed}
         if self.machine.threads:
             environment["OMP_NUM_THREADS"] = str(self.machine.threads)
         self._child = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -116,7 +118,7 @@ class SlurmTask:
                 os.kill(self._child.pid, signal.SIGTERM)
             if self._ended() in (EXIT_FINISHED, EXIT_DIVERGED):
                 return None  # it ended just in time
-        return DelayedSubmission(SlurmTask(self.folder, self.machine, self.processes))
+        return DelayedSubmission(SlurmTask(self.folder, self.machine, self.processes, self.typed))
 
     def _wait_for_child(self) -> None:
         assert self._child is not None
@@ -224,7 +226,8 @@ class SlurmLauncher:
         if not jobs:
             return
         executor = self._executor()
-        tasks = [SlurmTask(str(job.folder), self.machine, self.options.gpus_per_run) for job in jobs]
+        typed, processes = shlex.join(sys.argv), self.options.gpus_per_run
+        tasks = [SlurmTask(str(job.folder), self.machine, processes, typed) for job in jobs]
         with executor.batch():
             submitted = [executor.submit(task) for task in tasks]
         for job, handle in zip(jobs, submitted, strict=True):

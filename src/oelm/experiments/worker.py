@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from oelm.training.typed import from_mapping
 
 ATTEMPTS = "attempts.jsonl"
 CONSOLE = "console.log"
+COMMAND = "OELM_COMMAND"  # environment: what a person typed to get this run, for its manifest
 
 
 def work(path: Path | str, machine: Machine, processes: int = 1) -> int:
@@ -117,6 +119,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rank", action="store_true", help="one of torchrun's processes: the lock is held")
     args = parser.parse_args(argv)
     machine = from_mapping(Machine, json.loads(args.machine), "machine")
+    sys.argv = shlex.split(os.environ.get(COMMAND, "")) or sys.argv
     if args.rank:
         return _fit(RunFolder(args.folder), machine)
     try:

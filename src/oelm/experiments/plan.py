@@ -1,0 +1,170 @@
+"""What a run will take before it starts: parameters, steps, tokens, disk and time.
+
+Parameters are counted on the real network with the method applied; no file of a pretrained model is needed.
+Disk is a bound. Time is what finished runs of the same experiment took, or else an estimate from FLOPs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from oelm.data.catalogue import dataset
+from oelm.errors import OelmError
+from oelm.training.config import Config
+from oelm.training.folder import run_path
+
+if TYPE_CHECKING:
+    from torch import nn
+
+GPT2_VOCABULARY = 50257
+ASSUMED_PEAK_SHARE = 0.5  # of the measured matrix-product rate, for an estimate without any finished run
+
+# Shapes of the study's pretrained models, so that counting them asks no hub.
+KNOWN_SHAPES: dict[str, tuple[str, dict[str, int]]] = {
+    "bert-base-uncased": ("bert", {}),
+    "google-t5/t5-small": ("t5", {}),
+    "facebook/bart-base": (
+        "bart",
+        {"d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "vocab_size": 50265}
+        | {"encoder_attention_heads": 12, "decoder_attention_heads": 12}
+        | {"encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one run will take. A number that cannot be known here is None, with the reason in words."""
+
+    folder: Path
+    steps: int | None
+    tokens: int | None  # shown to the network in all; an upper bound for classification
+    parameters: dict[str, int] | None
+    parameters_note: str
+    disk_bytes: int | None
+    seconds: float | None
+    time_basis: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "folder": str(self.folder)}
+
+    @property
+    def steps_text(self) -> str:
+        return f"{self.steps:,}" if self.steps else "decided by the data (epochs)"
+
+    @property
+    def tokens_text(self) -> str:
+        return f"{self.tokens:,}" if self.tokens else "decided by the data"
+
+
+def estimate(config: Config, root: Path | str) -> Plan:
+    """The plan of one run; slow the first time (it builds the network), but never asks a hub."""
+    steps = planned_steps(config)
+    rows = config.budget.batch_size * config.budget.accumulation
+    tokens = steps * rows * config.data.max_length if steps else None
+    counts, flops, note = _count(config, rows)
+    disk = _disk(counts) if counts else None
+    seconds, basis = _time(config, root, steps, flops)
+    return Plan(run_path(root, config), steps, tokens, counts, note, disk, seconds, basis)
+
+
+def planned_steps(config: Config) -> int | None:
+    """Optimizer steps; None when only the data can say."""
+    if config.budget.steps:
+        return config.budget.steps
+    rows = dataset(config.data.dataset).sizes.get("train", 0)
+    if config.data.train_rows:
+        rows = min(rows or config.data.train_rows, config.data.train_rows)
+    if not rows:
+        return None
+    return config.budget.epochs * math.ceil(rows / (config.budget.batch_size * config.budget.accumulation))
+
+
+def _count(config: Config, rows: int) -> tuple[dict[str, int] | None, float | None, str]:
+    """(parameter counts, FLOPs of one step, why not)."""
+    from oelm.methods.apply import apply
+    from oelm.training.flops import flop_model
+
+    try:
+        network = _network(config)
+        # Counting needs the method's shape and freezing, not its draw.
+        bare = replace(config.method, init="keep", gain=1.0)
+        applied = apply(network, bare, seed=0)
+    except OelmError as error:
+        return None, None, str(error)
+    counts = {
+        name: int(getattr(applied, name))
+        for name in ("total", "trainable", "frozen", "qk_total", "qk_trainable")
+    }
+    length = config.data.max_length
+    target = length if config.task == "denoising" else 0
+    return counts, flop_model(network).step(rows, length, target).total, ""
+
+
+def _network(config: Config) -> nn.Module:
+    from oelm.training.networks import build_network
+
+    classes = len(dataset(config.data.dataset).label_names) if config.task == "classification" else 0
+    name = config.model.name
+    if config.model.family == "hf" and name in KNOWN_SHAPES:
+        return _from_shape(*KNOWN_SHAPES[name], classes=classes)
+    vocabulary = _vocabulary(config)
+    return build_network(config, vocab_size=vocabulary, classes=classes, pad_id=0, eos_id=1)
+
+
+def _from_shape(kind: str, fields: dict[str, int], classes: int) -> nn.Module:
+    import transformers as hf
+
+    if classes:
+        shape = hf.AutoConfig.for_model(kind, num_labels=classes, **fields)
+        return hf.AutoModelForSequenceClassification.from_config(shape)
+    return hf.AutoModelForSeq2SeqLM.from_config(hf.AutoConfig.for_model(kind, **fields))
+
+
+def _vocabulary(config: Config) -> int:
+    name = config.data.tokenizer
+    return int(name.removeprefix("bpe-")) if name.startswith("bpe-") else GPT2_VOCABULARY
+
+
+def _disk(counts: dict[str, int]) -> int:
+    """fp32 weights, and Adam's two moments of what trains; how many of each are kept is training's rule."""
+    from oelm.training.memory import DiskPlan
+
+    weights, moments = 4 * counts["total"], 8 * counts["trainable"]
+    return DiskPlan(checkpoint=weights + moments, best=weights).total
+
+
+def _time(
+    config: Config, root: Path | str, steps: int | None, flops: float | None
+) -> tuple[float | None, str]:
+    if steps is None:
+        return None, "the number of steps is decided by the data"
+    measured = _measured_step(config, root)
+    if measured is not None:
+        return steps * measured, "by the steps of earlier runs of it here"
+    if flops is None:
+        return None, "unknown"
+    import torch
+
+    from oelm.training.flops import gemm_peak
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rate = gemm_peak(device) * ASSUMED_PEAK_SHARE
+    share = f"{ASSUMED_PEAK_SHARE:.0%}"
+    return steps * flops / rate, f"if this {device.type} reaches {share} of its matrix-product rate"
+
+
+def _measured_step(config: Config, root: Path | str) -> float | None:
+    place = run_path(root, replace(config, tune=replace(config.tune, trial=False))).parent
+    found = []
+    for file in place.glob("seed=*/timing_stats.json"):
+        try:
+            found.append(float(json.loads(file.read_text(encoding="utf-8"))["median_step_time"]))
+        except (OSError, ValueError, KeyError):
+            continue
+    return median(found) if found else None
