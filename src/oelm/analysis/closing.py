@@ -9,7 +9,7 @@ from oelm.analysis import numbers
 from oelm.analysis.analyze import Analysis, architecture, task
 from oelm.analysis.compare import Arm, Comparison
 from oelm.analysis.costs import Cost
-from oelm.analysis.document import Block, Bullets, Link, Paragraph, Row, Table, Text
+from oelm.analysis.document import Block, Bullets, Fold, Link, Paragraph, Row, Table, Text
 from oelm.analysis.findings import anchor
 from oelm.analysis.load import FINISHED
 from oelm.analysis.statistics import trend
@@ -78,7 +78,7 @@ def efficiency(analysis: Analysis, w: Words) -> list[Block]:
                     numbers.size(spent.checkpoint_bytes),
                     numbers.size(spent.peak_memory_bytes),
                     _step(spent, w),
-                    "–" if spent.bound is None else f"{numbers.MINUS}{100 * spent.bound:.1f} %",
+                    "–" if not spent.bound else f"{numbers.MINUS}{100 * spent.bound:.1f} %",
                 )
             )
         )
@@ -174,10 +174,11 @@ def _pending(analysis: Analysis, w: Words) -> list[Block]:
                 )
             )
     items.extend(w.tell(m) for m in analysis.comparisons.waiting)
+    blocks: list[Block] = [Bullets(tuple(items))] if items else [Paragraph(w("pending.nothing"))]
     never = analysis.never_started()
     if never:
-        items.append(w("pending.never", ids=", ".join(never)))
-    return [Bullets(tuple(items))] if items else [Paragraph(w("pending.nothing"))]
+        blocks.append(Fold(w("pending.never", n=len(never)), (Paragraph(", ".join(never)),)))
+    return blocks
 
 
 def reported_and_reproduced(analysis: Analysis, w: Words) -> list[Block]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -168,7 +168,15 @@ def gather(runs: Iterable[Run]) -> tuple[Arm, ...]:
     found: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         found.setdefault((run.config.study, run.config.scale, run.id), []).append(run)
-    return tuple(Arm(tuple(sorted(rs, key=lambda r: r.seed))) for rs in found.values())
+    arms = [Arm(tuple(sorted(rs, key=lambda r: r.seed))) for rs in found.values()]
+    return tuple(sorted(arms, key=_reading_order))
+
+
+def _reading_order(arm: Arm) -> tuple[Any, ...]:
+    """Language models before classifiers, groups together, a baseline before what is measured against it."""
+    config, compare = arm.config, arm.config.compare
+    classifies = config.task == "classification"
+    return config.study, config.scale, classifies, compare.group, bool(compare.baseline), arm.id
 
 
 def _find(index: dict[tuple[str, str, str], Arm], arm: Arm, name: str) -> Arm | None:

@@ -10,6 +10,7 @@ import io
 import re
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import matplotlib as mpl
@@ -24,6 +25,7 @@ WIDTH = 7.2
 
 _STYLE: dict[Any, Any] = {  # matplotlib types its keys as a list of literals
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a "$" in an arm's name is a dollar
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -39,6 +41,11 @@ _STYLE: dict[Any, Any] = {  # matplotlib types its keys as a list of literals
     "legend.frameon": False,
     "axes.axisbelow": True,
 }
+
+
+def house_style() -> AbstractContextManager[None]:
+    """Around everything that draws: matplotlib reads its settings whenever it makes a new piece."""
+    return mpl.rc_context(_STYLE)
 
 
 class Look:
@@ -58,9 +65,8 @@ class Look:
 
 def canvas(name: str, height: float, columns: int = 1, **options: Any) -> tuple[Canvas, Any]:
     """A figure outside pyplot: no display, no global state."""
-    with mpl.rc_context(_STYLE):
-        figure = Canvas(figsize=(WIDTH, height), layout="constrained")
-        axes = figure.subplots(1, columns, **options)
+    figure = Canvas(figsize=(WIDTH, height), layout="constrained")
+    axes = figure.subplots(1, columns, **options)
     figure.set_label(name)
     return figure, axes
 
@@ -68,7 +74,7 @@ def canvas(name: str, height: float, columns: int = 1, **options: Any) -> tuple[
 def to_svg(figure: Canvas, title: str) -> str:
     """Inline SVG that scales with its container and takes its text colour from the page."""
     out = io.StringIO()
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": str(figure.get_label())}), warnings.catch_warnings():
+    with mpl.rc_context({"svg.hashsalt": str(figure.get_label())}), warnings.catch_warnings():
         # Chinese labels are text in the SVG; the browser has the glyphs that matplotlib's font lacks.
         warnings.filterwarnings("ignore", message=".*Glyph .* missing from")
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

@@ -80,7 +80,9 @@ def _inline(part: Inline) -> str:
             target = part.href.replace(" ", "%20").replace("(", "%28").replace(")", "%29")
             return f"[{_escape(part.text)}]({target})"
         case Code():
-            return "`" + part.text.replace("`", "'").replace("|", "\\|").replace("\n", " ") + "`"
+            if re.fullmatch(r"[^`<>&|\n]+", part.text):
+                return f"`{part.text}`"
+            return f"<code>{_escape(part.text)}</code>"  # what backticks cannot hold safely in a table
         case Strong():
             return f"**{_escape(part.text)}**"
         case _:

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.compare import Arm, Comparison
 from oelm.analysis.document import Figure
-from oelm.analysis.figures import INK, Look, canvas, legend_below, to_svg
+from oelm.analysis.figures import INK, Look, canvas, house_style, legend_below, to_svg
 from oelm.analysis.findings import by_group, group_title
 from oelm.analysis.load import Run
 from oelm.analysis.verdict import SCENARIO_A, SCENARIO_B, TARGET
@@ -24,11 +25,17 @@ ATTENTION = {
     "logit_scale": ("logit_scale",),
     "orthogonality": ("off_orthogonal_q", "off_orthogonal_k"),
 }
+MOST_LETTERS = 28
 MOST_ROWS = 40  # a forest of more arms is not read any more
 
 
 def all_figures(analysis: Analysis, w: Words) -> dict[str, list[Figure]]:
     """Section -> figures, in reading order."""
+    with house_style():
+        return _all_figures(analysis, w)
+
+
+def _all_figures(analysis: Analysis, w: Words) -> dict[str, list[Figure]]:
     made = analysis.comparisons
     look = Look([a.name for a in analysis.arms])
     figures: dict[str, list[Figure]] = {"comparisons": [], "figures": [], "efficiency": []}
@@ -70,7 +77,7 @@ def gap(comparisons: Sequence[Comparison], look: Look, w: Words) -> Figure:
         axes.plot(
             [middle], [y], marker=style["marker"], color=style["color"], markerfacecolor=face, linestyle=""
         )
-        labels.append(f"{c.arm.name} · {c.dataset}")
+        labels.append(f"{_short(c.arm.name)} · {_short(c.dataset)}")
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.axvline(100 * TARGET, color=INK, linewidth=1.2, linestyle="--")
     axes.annotate("5 %", (100 * TARGET, 1), xycoords=("data", "axes fraction"), xytext=(3, -2),
@@ -127,7 +134,7 @@ def curves(arms: Iterable[Arm], look: Look, w: Words, title: str, *, name: str) 
         axes.plot(
             steps,
             values.mean(axis=0),
-            label=arm.name,
+            label=_short(arm.name),
             markevery=max(1, len(steps) // 8),
             markersize=4,
             **style,
@@ -157,7 +164,7 @@ def parameters(comparisons: Sequence[Comparison], look: Look, w: Words) -> Figur
         worse = _percent(c.ratio.value) if c.metric == "ppl" else -_percent(c.ratio.value)
         x = 100 * result.parameters.qk_trainable / result.parameters.qk_total
         style = look.of(c.arm.name)
-        label = c.arm.name if c.arm.name not in seen else None
+        label = _short(c.arm.name) if c.arm.name not in seen else None
         seen.add(c.arm.name)
         axes.plot(
             [x],
@@ -192,7 +199,7 @@ def attention(arms: Iterable[Arm], look: Look, w: Words, title: str, *, name: st
     figure, axes = canvas(name, 3.2, len(kinds), squeeze=False)
     for panel, what in zip(axes[0], kinds, strict=True):
         for label, steps, values in found[what]:
-            panel.plot(steps, values, label=label, markersize=4, **look.of(label))
+            panel.plot(steps, values, label=_short(label), markersize=4, **look.of(label))
         panel.set_title(w(f"attention.{what}"))
         panel.set_xlabel(w("figure.curves.x"))
         panel.grid()
@@ -210,7 +217,9 @@ def heads(arms: Sequence[Arm], w: Words, title: str, *, name: str) -> Figure | N
     highest = max(float(np.nanmax(g)) for _, g in maps)
     image: Any = None
     for panel, (arm, grid) in zip(axes[0], maps, strict=True):
-        image = panel.pcolormesh(grid, cmap="cividis", vmin=0, vmax=highest, edgecolors="none")
+        image = panel.pcolormesh(
+            grid, cmap=colormaps["cividis"].resampled(16), vmin=0, vmax=highest, edgecolors="none"
+        )
         panel.set_title(_broken(arm))
         panel.set_xlabel(w("figure.heads.x"))
         panel.set_xticks(np.arange(grid.shape[1]) + 0.5, [str(i + 1) for i in range(grid.shape[1])])
@@ -230,8 +239,14 @@ def _percent(log_ratio: float) -> float:
     return 100 * math.expm1(log_ratio)
 
 
+def _short(name: str) -> str:
+    """A name must not push the drawing off its own figure."""
+    return name if len(name) <= MOST_LETTERS else name[: MOST_LETTERS - 1] + "…"
+
+
 def _broken(name: str) -> str:
     """A long arm name on two lines."""
+    name = _short(name)
     if len(name) <= 12 or "-" not in name:
         return name
     cuts = [i for i, c in enumerate(name) if c == "-"]

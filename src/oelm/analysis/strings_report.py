@@ -134,8 +134,8 @@ REPORT: dict[str, tuple[str, str]] = {
         "{id} seed {seed} ({scale}): {state} at step {progress}{reason}",
         "{id} 种子 {seed}（{scale}）：{state}，步数 {progress}{reason}",
     ),
-    "pending.never": ("In the catalogue, never started: {ids}", "目录中尚未启动：{ids}"),
-    "pending.nothing": ("Nothing is pending.", "没有待完成的运行。"),
+    "pending.never": ("In the catalogue, never started ({n})", "目录中尚未启动（{n}）"),
+    "pending.nothing": ("No run that was started is pending.", "已启动的运行没有待完成的。"),
     "none.comparisons": ("No comparison has finished runs on both sides yet.", "还没有两侧都完成的比较。"),
     "none.control": (
         "No arm names an own-architecture control with finished runs.",

@@ -1,0 +1,88 @@
+"""What the study's figures imply by arithmetic alone: no run is needed to check them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class GPTShape:
+    """The study's Medium-512; the fields are what its parameters depend on."""
+
+    vocabulary: int = 50_257
+    context: int = 512
+    width: int = 512
+    layers: int = 6
+    feed_forward: int = 2048
+
+    @property
+    def parameters(self) -> int:
+        """Tied embedding, learned positions, per block two LayerNorms, four projections without bias and an
+        MLP with biases, and a final LayerNorm.
+
+        >>> GPTShape().parameters, GPTShape().qk
+        (44896768, 3145728)
+        """
+        d, ff = self.width, self.feed_forward
+        block = 4 * d * d + 2 * d * ff + ff + d + 4 * d
+        return self.vocabulary * d + self.context * d + self.layers * block + 2 * d
+
+    @property
+    def qk(self) -> int:
+        return 2 * self.layers * self.width**2
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """fp32 weights and Adam's two moments."""
+        return 12 * self.parameters
+
+    @property
+    def frozen_checkpoint_bytes(self) -> int:
+        """The same when Q/K have no moments."""
+        return self.checkpoint_bytes - 8 * self.qk
+
+
+BERT_TOTAL = 109_484_547
+BERT_FROZEN = 12 * 2 * (768 * 768 + 768)  # twelve layers, Q and K, weights and biases
+
+
+def weight_gradient_bound(expansion: int = 4) -> float:
+    """Share of a block's matmul FLOPs that the weight gradients of Q and K are: 4/72 for a 4x MLP.
+
+    Per token and d^2: 4 projections and an MLP of 2 x expansion are 12 units, each computed forward, for the
+    input gradient and for the weight gradient at 2 FLOPs: 72. Freezing two units saves 2 x 2.
+
+    >>> round(100 * weight_gradient_bound(), 2)
+    5.56
+    """
+    units = 4 + 2 * expansion
+    return 2 * 2 / (3 * 2 * units)
+
+
+def row_norm(sd: float, width: int) -> float:
+    """Expected norm of a row of N(0, sd) entries; an orthonormal row has 1.
+
+    >>> round(row_norm(0.02, 512), 2)
+    0.45
+    """
+    return sd * math.sqrt(width)
+
+
+def logit_ratio(sd: float, width: int) -> float:
+    """How many times larger attention logits are with orthonormal rows in Q and K than with N(0, sd) rows."""
+    return 1 / row_norm(sd, width) ** 2
+
+
+def epochs(steps: int, batch: int, context: int, tokens: float) -> float:
+    """Passes over a corpus of `tokens` tokens."""
+    return steps * batch * context / tokens
+
+
+def accuracy_noise(accuracy: float, reference: float, examples: int) -> float:
+    """Standard error of the difference of two accuracies (in per cent) on `examples` test rows, in points, if
+    the two models' answers were independent; pairing usually makes it smaller, seeds make it larger."""
+    a, b = accuracy / 100, reference / 100
+    return 100 * math.sqrt((a * (1 - a) + b * (1 - b)) / examples)

@@ -1,0 +1,113 @@
+"""`oelm analyze`: tables, gaps with intervals, verdicts, in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oelm.cli.options import add_catalogue, add_json, add_runs, command_parser, load_own
+from oelm.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from oelm.analysis.analyze import Analysis
+    from oelm.analysis.document import Block
+
+BENCHMARKS = "benchmarks/results"
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = command_parser(
+        subparsers, "analyze", "tables, gaps with confidence intervals, verdicts", "oelm analyze --all gap"
+    )
+    parser.add_argument("studies", nargs="*", metavar="STUDY", help="only these studies (default: every one)")
+    parser.add_argument(
+        "--all", action="store_true", help="also costs, closing tables, totals and what is pending"
+    )
+    add_runs(parser)
+    add_benchmarks(parser)
+    add_catalogue(parser)
+    add_json(parser)
+
+
+def add_benchmarks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--benchmarks",
+        default=BENCHMARKS,
+        metavar="DIR",
+        help="interleaved step times (of `oelm bench step`)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    analysis = load_analysis(args, args.studies)
+    if args.json:
+        print_json(analysis.to_dict())
+        return 0
+    from oelm.analysis import closing, findings
+    from oelm.analysis.words import Words
+
+    w = Words("en")
+    print(findings.lead(analysis, w), end="\n\n")
+    print_blocks([findings.cards(analysis, w)])
+    sections = [
+        ("comparisons", findings.comparison_blocks(analysis, w)),
+        ("control", findings.other_comparisons(analysis, "control", w)),
+        ("orthogonality", findings.other_comparisons(analysis, "orthogonality", w)),
+    ]
+    if args.all:
+        sections += [
+            ("where", closing.where_freezing_holds(analysis, w)),
+            ("efficiency", closing.efficiency(analysis, w)),
+            ("trend", closing.across_datasets(analysis, w)),
+            ("reported", closing.reported_and_reproduced(analysis, w)),
+            ("totals", closing.totals(analysis, w)),
+        ]
+    for name, blocks in sections:
+        title = w(f"section.{name}")
+        print(f"\n{title}\n{'=' * len(title)}\n")
+        print_blocks(blocks)
+    print_warnings(analysis)
+    return 0
+
+
+def load_analysis(args: argparse.Namespace, studies: Iterable[str] = ()) -> Analysis:
+    from oelm.analysis.analyze import analyze
+
+    load_own(args)
+    return analyze(Path(args.runs), studies, Path(args.benchmarks))
+
+
+def print_warnings(analysis: Analysis) -> None:
+    if analysis.warnings:
+        print(f"\n{len(analysis.warnings)} folders need attention:")
+        for warning in analysis.warnings:
+            print(f"  {warning}")
+
+
+def print_blocks(blocks: Iterable[Block]) -> None:
+    """A document's blocks as plain text; figures have no place here."""
+    from oelm.analysis.document import Bullets, Cards, Fold, Paragraph, Table, plain
+
+    for block in blocks:
+        if isinstance(block, Paragraph):
+            print(plain(block.text), end="\n\n")
+        elif isinstance(block, Cards):
+            for card in block.cards:
+                print(f"{card.title}: {card.badge}")
+                for line in card.lines:
+                    print(f"  {plain(line).removesuffix(' runs')}")
+                print()
+        elif isinstance(block, Table):
+            if block.caption:
+                print(block.caption)
+            print_table(block.head, [[plain(cell) for cell in row.cells] for row in block.rows], indent="  ")
+            print()
+        elif isinstance(block, Bullets):
+            for item in block.items:
+                print(f"  - {plain(item)}")
+            print()
+        elif isinstance(block, Fold):
+            print(block.title)
+            print_blocks(block.blocks)

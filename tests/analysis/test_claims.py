@@ -1,0 +1,62 @@
+"""The claims page: every figure on it is computed, and the committed page is the one the code makes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from run_factory import write_study
+
+from oelm.analysis import arithmetic
+from oelm.analysis.analyze import analyze
+from oelm.analysis.claims import NOT_RUN, claims, claims_page
+
+
+def test_parameter_counts_are_those_of_the_architecture():
+    shape = arithmetic.GPTShape()
+    assert (shape.parameters, shape.qk) == (44_896_768, 3_145_728)
+    assert arithmetic.BERT_FROZEN == 14_174_208
+    assert round(shape.checkpoint_bytes / arithmetic.MIB) == 514
+    assert round(shape.frozen_checkpoint_bytes / arithmetic.MIB) == 490
+
+
+def test_bounds_and_norms():
+    assert arithmetic.weight_gradient_bound() == pytest.approx(4 / 72)
+    assert arithmetic.row_norm(1 / math.sqrt(512), 512) == pytest.approx(1)
+    assert arithmetic.logit_ratio(0.02, 512) == pytest.approx(4.88, abs=0.01)
+    assert arithmetic.epochs(100_000, 8, 512, 99e6) == pytest.approx(4.137, abs=0.001)
+
+
+def test_without_runs_the_page_says_so_rather_than_nothing():
+    page = claims_page(None, "oelm report --claims FILE")
+    assert page.count(NOT_RUN) == sum(c.needs_runs for c in claims(None))
+    for figure in (
+        "44,896,768",
+        "3,145,728",
+        "7.0 %",
+        "5.6 %",
+        "0.45",
+        "5 h 07 min",
+        "0.33 s",
+        "+9.8 %",
+        "2,119,719",
+    ):
+        assert figure in page
+
+
+def test_with_runs_ours_stand_apart_from_the_reported(tmp_path):
+    page = claims_page(analyze(write_study(tmp_path)), "x")
+    section = page.partition("## 4. ")[2].partition("## 5. ")[0]
+    reported, _, ours = section.partition("**Our runs.**")
+    assert "4.69 against 4.97" in reported
+    assert "against oelm-random-matched" in ours
+    assert "4.69" not in ours
+
+
+def test_the_committed_page_has_every_claim():
+    page = (Path(__file__).parents[2] / "docs" / "claims.md").read_text(encoding="utf-8")
+    for claim in claims(None):
+        assert f". {claim.title}\n" in page
+        for line in claim.arithmetic:
+            assert line in page

@@ -1,0 +1,257 @@
+"""Comparisons and their guards, on synthetic run folders with known answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_factory import cls_config, lm_config, write_run, write_study, write_trials
+from scipy import stats
+
+from oelm.analysis.analyze import analyze, architecture
+from oelm.analysis.compare import Comparison
+from oelm.analysis.verdict import FAILS, HOLDS, NO_INTERVAL, REFUSED, UNDECIDED
+from oelm.training.config import TuneConfig
+
+A, B = (8.5, 8.8, 8.6), (8.0, 8.1, 8.2)
+
+
+def pair(root: Path, arm=A, base=B, *, change=lambda c: c, **options) -> Comparison:
+    """Three seeds of a frozen arm and its baseline; `change` alters the arm's config."""
+    for seed, value in enumerate(base):
+        write_run(root, lm_config(seed=seed), value)
+    for seed, value in enumerate(arm):
+        write_run(root, change(lm_config("GPT-02", "oelm-freeze", seed=seed)), value, **options)
+    write_trials(root, lm_config(seed=0))
+    write_trials(root, change(lm_config("GPT-02", "oelm-freeze", seed=0)))
+    (comparison,) = analyze(root).comparisons.of("baseline")
+    return comparison
+
+
+def texts(messages) -> str:
+    return " | ".join(map(str, messages))
+
+
+def test_perplexity_ratio_is_paired_on_the_log_scale(tmp_path):
+    c = pair(tmp_path)
+    oracle = stats.ttest_rel(np.log(A), np.log(B))
+    low, high = oracle.confidence_interval(0.95)
+    assert c.ratio.exp().value == pytest.approx(stats.gmean(np.divide(A, B)))
+    assert c.ratio.exp().interval == pytest.approx((math.exp(low), math.exp(high)))
+    assert (c.flags, c.refused) == ((), ())
+
+
+def test_target_verdicts(tmp_path):
+    assert pair(tmp_path / "a", arm=(8.01, 8.12, 8.20)).target.outcome == HOLDS
+    assert pair(tmp_path / "b", arm=(9.0, 9.1, 9.2)).target.outcome == FAILS
+    assert pair(tmp_path / "c").target.outcome == UNDECIDED
+
+
+def test_one_seed_gives_numbers_but_no_verdict(tmp_path):
+    c = pair(tmp_path, arm=(9.9,), base=(8.0,))
+    assert c.target.outcome == NO_INTERVAL
+    assert "n = 1" in texts(c.flags)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("data", "x" * 64, "training data"),
+        ("tokenizer", "x" * 64, "tokenizer"),
+        ("eval_set", "x" * 64, "evaluation set"),
+        ("batch_rows", 32, "the batch"),
+        ("steps", 800, "number of steps"),
+        ("schedule", "linear", "schedule"),
+    ],
+)
+def test_another_question_is_refused_and_named(tmp_path, field, value, words):
+    c = pair(tmp_path, fairness={field: value})
+    assert c.target.outcome == REFUSED
+    assert c.effect is None
+    assert c.ratio is None
+    assert words in texts(c.refused)
+
+
+def test_another_context_length_is_refused(tmp_path):
+    c = pair(tmp_path, change=lambda k: replace(k, data=replace(k.data, max_length=64)))
+    assert "data.max_length" in texts(c.refused)
+
+
+def test_seeds_run_with_different_settings_are_not_one_arm(tmp_path):
+    odd = lambda k: replace(k, optim=replace(k.optim, weight_decay=0.1)) if k.seed == 2 else k  # noqa: E731
+    c = pair(tmp_path, change=odd)
+    assert "optim.weight_decay" in texts(c.refused)
+
+
+def test_a_diverged_seed_withholds_the_verdict_and_is_named(tmp_path):
+    write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=3), state="diverged")
+    c = pair(tmp_path, arm=(9.0, 9.1, 9.2))
+    assert c.target.outcome == UNDECIDED
+    assert c.target.because == "diverged"
+    assert "GPT-02 seed 3" in texts(c.flags)
+
+
+def test_an_unfinished_seed_is_named(tmp_path):
+    write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=3), state="interrupted")
+    assert "GPT-02 seed 3 (interrupted)" in texts(pair(tmp_path).flags)
+
+
+def test_the_studys_unequal_rates_are_flagged(tmp_path):
+    untuned = TuneConfig()
+    for seed in range(3):
+        write_run(tmp_path, lm_config(seed=seed, tune=untuned), B[seed])
+        arm = lm_config("GPT-02", "oelm-freeze", seed=seed, tune=untuned)
+        write_run(tmp_path, replace(arm, optim=replace(arm.optim, lr=1e-2)), A[seed])
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    assert "unequal learning rates, neither tuned: 0.01 against 0.004" in texts(c.flags)
+
+
+def test_tuning_only_one_arm_is_flagged(tmp_path):
+    c = pair(tmp_path, change=lambda k: replace(k, tune=TuneConfig()))
+    assert "unequal tuning" in texts(c.flags)
+
+
+def test_a_rate_at_the_edge_of_its_grid_is_flagged(tmp_path):
+    c = pair(tmp_path, change=lambda k: replace(k, optim=replace(k.optim, lr=8e-3)))
+    assert "edge of its grid" in texts(c.flags)
+
+
+def test_missing_trials_are_flagged(tmp_path):
+    for seed in range(2):
+        write_run(tmp_path, lm_config(seed=seed), B[seed])
+        write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=seed), A[seed])
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    assert "0 of 3 tuning trials" in texts(c.flags)
+
+
+def test_selection_on_the_test_split_is_flagged(tmp_path):
+    c = pair(tmp_path / "split", validation_print="e" * 64)
+    assert "chose the checkpoint" in texts(c.flags)
+    write_trials(tmp_path / "trials", lm_config(seed=0), test=True)
+    (tmp_path / "trials").mkdir(exist_ok=True)
+    for seed in range(2):
+        write_run(tmp_path / "trials", lm_config(seed=seed), B[seed])
+        write_run(tmp_path / "trials", lm_config("GPT-02", "oelm-freeze", seed=seed), A[seed])
+    (c,) = analyze(tmp_path / "trials").comparisons.of("baseline")
+    assert "evaluated on the test split" in texts(c.flags)
+
+
+def test_a_failed_freeze_audit_is_flagged(tmp_path):
+    assert "audit did not hold" in texts(pair(tmp_path, audit_ok=False).flags)
+
+
+def test_another_architecture_is_flagged_not_refused(tmp_path):
+    c = pair(tmp_path, change=lambda k: replace(k, model=replace(k.model, position="rope")))
+    assert c.effect is not None
+    assert "model.position" in texts(c.flags)
+
+
+def test_missing_partners_are_said(tmp_path):
+    for seed in (0, 1, 2):
+        write_run(tmp_path, lm_config(seed=seed), 8 + seed / 10)
+    for seed in (5, 6, 7):
+        write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=seed), 9 + seed / 10)
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    assert c.effect.way == "Welch"
+    assert "Welch" in texts(c.flags)
+
+
+def test_identical_seeds_are_suspicious(tmp_path):
+    assert "agree to the last digit" in texts(pair(tmp_path, arm=(8.5, 8.5, 8.5)).flags)
+
+
+def test_a_baseline_not_run_yet_is_waited_for(tmp_path):
+    write_run(tmp_path, lm_config("GPT-02", "oelm-freeze"), 8.5)
+    analysis = analyze(tmp_path)
+    assert analysis.comparisons.made == ()
+    assert "waits for finished runs of GPT-01" in texts(analysis.comparisons.waiting)
+
+
+def test_orthogonality_control_and_baseline_are_three_questions(tmp_path):
+    made = analyze(write_study(tmp_path)).comparisons
+    (orthogonality,) = made.of("orthogonality")
+    assert (orthogonality.arm.name, orthogonality.reference.name) == ("oelm-freeze", "oelm-random-matched")
+    assert orthogonality.sign.outcome == UNDECIDED
+    assert {c.arm.name: c.reference.name for c in made.of("control")}["oelm-plus"] == "orthogonal-init"
+    # frozen N(0, 0.02) differs in scale too and must never stand in for the matched control
+    assert all(c.reference.name != "oelm-random" for c in made.of("orthogonality"))
+
+
+# --- accuracy --------------------------------------------------------------------------------------------
+
+
+def classifiers(root: Path, levels=(0.84, 0.80), examples=1000, predictions=True, seeds=3) -> Comparison:
+    rng = np.random.default_rng(1)
+    easy = rng.random(examples)
+    for (id, arm), level in zip(
+        (("GPT-CLS-01", "baseline"), ("GPT-CLS-02", "oelm-freeze")), levels, strict=True
+    ):
+        for seed in range(seeds):
+            hits = (easy + rng.normal(0, 0.02, examples) < level).astype(int)
+            folder = write_run(root, cls_config(id, arm, seed=seed), hits=hits)
+            if not predictions:
+                (folder / "predictions.json").unlink()
+    (comparison,) = analyze(root).comparisons.of("baseline")
+    return comparison
+
+
+def test_accuracy_interval_holds_the_test_set_error(tmp_path):
+    c = classifiers(tmp_path)
+    a, b = ([100 * x.scores[s] for s in range(3)] for x in (c.arm, c.reference))
+    seeds_only = stats.ttest_rel(a, b).confidence_interval(0.95)
+    low, high = c.effect.interval
+    assert c.test_error == "predictions"
+    assert c.effect.test_se > 0
+    assert low < seeds_only.low
+    assert high > seeds_only.high
+    assert c.ratio.exp().value == pytest.approx(stats.gmean(np.divide(a, b)))
+
+
+def test_lost_predictions_widen_the_interval_and_are_said(tmp_path):
+    kept = classifiers(tmp_path / "kept")
+    lost = classifiers(tmp_path / "lost", predictions=False)
+    assert lost.test_error == "binomial"
+    assert lost.effect.test_se > kept.effect.test_se
+    assert "predictions are missing" in texts(lost.flags)
+
+
+@pytest.mark.parametrize(
+    ("levels", "examples", "outcome"),
+    [
+        ((0.80, 0.80), 20_000, "A"),
+        ((0.85, 0.75), 20_000, "B"),
+        ((0.84, 0.805), 20_000, "C"),
+        ((0.84, 0.82), 300, UNDECIDED),
+    ],
+)
+def test_scenarios_of_phase_four(tmp_path, levels, examples, outcome):
+    assert classifiers(tmp_path, levels, examples).scenario.outcome == outcome
+
+
+def test_one_seed_of_a_classifier_still_tells_what_the_test_set_can(tmp_path):
+    c = classifiers(tmp_path, seeds=1)
+    assert c.effect.interval is None
+    assert c.scenario.outcome == NO_INTERVAL
+    assert 0 <= c.mcnemar_p < 0.05
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ({"family": "gpt", "name": "mini", "causal": True}, "decoder"),
+        ({"family": "gpt", "name": "mini", "causal": False}, "encoder"),
+        ({"family": "hf", "name": "bert-base-uncased"}, "encoder"),
+        ({"family": "hf", "name": "minilm"}, "encoder"),
+        ({"family": "hf", "name": "tiny-bart"}, "encoder-decoder"),
+        ({"family": "hf", "name": "t5-small"}, "encoder-decoder"),
+        ({"family": "hf", "name": "gpt2"}, "decoder"),
+    ],
+)
+def test_architectures(tmp_path, model, kind):
+    config = lm_config()
+    write_run(tmp_path, replace(config, model=replace(config.model, **model)))
+    (arm,) = analyze(tmp_path).arms
+    assert architecture(arm) == kind

@@ -1,0 +1,144 @@
+"""Run folders as people leave them: broken ones are named, never skipped in silence, never a crash."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_factory import cls_config, dump, lm_config, write_run, write_study, write_trials
+
+from oelm.analysis.analyze import analyze
+from oelm.analysis.load import load_runs
+from oelm.errors import OelmError
+
+
+def warnings_of(loaded) -> list[str]:
+    return [str(w) for w in loaded.warnings]
+
+
+def test_a_sound_folder_loads_without_a_word(tmp_path):
+    write_run(tmp_path, lm_config(seed=3), 7.5)
+    write_trials(tmp_path, lm_config(seed=0))
+    loaded = load_runs(tmp_path)
+    (run,) = loaded.runs
+    assert (run.id, run.seed, run.state, run.arm) == ("GPT-01", 3, "finished", "baseline")
+    assert run.result.test == 7.5
+    assert len(loaded.trials) == 3
+    assert loaded.warnings == []
+
+
+def edit_results(folder: Path, **changes) -> None:
+    path = folder / "results.json"
+    dump(path, {**json.loads(path.read_text()), **changes})
+
+
+BREAKAGES = {
+    "config is no YAML": lambda f: (f / "config.yaml").write_text("{ no: yaml: at all"),
+    "config is binary": lambda f: (f / "config.yaml").write_bytes(b"\xff\xfe\x00"),
+    "config has an unknown field": lambda f: (f / "config.yaml").write_text("id: x\nstuddy: y\n"),
+    "config is gone": lambda f: (f / "config.yaml").unlink(),
+    "results are cut off": lambda f: (f / "results.json").write_text('{"id": "GPT-01", "te'),
+    "results are a list": lambda f: (f / "results.json").write_text("[]"),
+    "results are empty": lambda f: (f / "results.json").write_text(""),
+    "results are gone": lambda f: (f / "results.json").unlink(),
+    "perplexity is NaN": lambda f: edit_results(f, test={"ppl": float("nan"), "n": 5}),
+    "perplexity below one": lambda f: edit_results(f, test={"ppl": 0.3, "n": 5}),
+    "perplexity is text": lambda f: edit_results(f, test={"ppl": "8", "n": 5}),
+    "metric unknown": lambda f: edit_results(f, metric="bleu"),
+    "another seed's results": lambda f: edit_results(f, seed=99),
+    "parameters missing": lambda f: edit_results(f, parameters=None),
+    "fairness missing": lambda f: edit_results(f, fairness=None),
+    "status is cut off": lambda f: (f / "status.json").write_text('{"state": "fini'),
+}
+
+
+@pytest.mark.parametrize("name", BREAKAGES)
+def test_a_broken_folder_is_named_and_the_others_still_count(tmp_path, name):
+    for seed in range(3):
+        write_run(tmp_path, lm_config(seed=seed), 8.0 + seed / 10)
+        broken = write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=seed), 8.5 + seed / 10)
+    BREAKAGES[name](broken)
+    analysis = analyze(tmp_path)
+    assert any(str(broken) in text for text in map(str, analysis.warnings)), "the folder must be named"
+    (comparison,) = analysis.comparisons.of("baseline")
+    assert comparison.effect is not None
+    assert comparison.effect.n >= 2  # the sound seeds are still compared
+    analysis.to_dict()
+
+
+def test_lazily_read_files_warn_too(tmp_path):
+    folder = write_run(tmp_path, cls_config(), hits=np.ones(10, dtype=int))
+    for name in ("manifest.json", "timing_stats.json", "predictions.json", "freeze_audit.json"):
+        (folder / name).write_text("{broken")
+    (folder / "metrics.jsonl").write_text('{"step": 1, "kind": "validation", "loss": 2}\n{broken\n')
+    loaded = load_runs(tmp_path)
+    (run,) = loaded.runs
+    assert loaded.warnings == []  # nothing read yet
+    assert (run.manifest, run.timing, run.hits) == ({}, {}, None)
+    assert run.audited  # unknown is not failed; the warning tells
+    assert len(run.metrics("validation")) == 1
+    assert len(loaded.warnings) == 5
+
+
+def test_predictions_that_contradict_the_results_are_not_used(tmp_path):
+    folder = write_run(tmp_path, cls_config(), hits=np.array([1, 1, 0, 1]))
+    dump(folder / "predictions.json", {"labels": [0, 1, 0, 1], "predicted": [1, 0, 1, 0]})
+    loaded = load_runs(tmp_path)
+    assert loaded.runs[0].hits is None
+    assert "0.750000" in warnings_of(loaded)[0]
+
+
+def test_a_copied_folder_counts_once(tmp_path):
+    folder = write_run(tmp_path, lm_config(seed=0), 8.0)
+    shutil.copytree(folder, folder.with_name("seed=1"))
+    loaded = load_runs(tmp_path)
+    assert len(loaded.runs) == 1
+    texts = " ".join(warnings_of(loaded))
+    assert "seed=0" in texts
+    assert "also lies in" in texts
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path):
+    (tmp_path / "paper" / "GPT-01" / "scale=mini" / "seed=banana").mkdir(parents=True)
+    loaded = load_runs(tmp_path)
+    assert loaded.runs == ()
+    assert "seed=banana" in warnings_of(loaded)[0]
+
+
+def test_an_unfinished_run_has_no_result_even_if_results_lie_there(tmp_path):
+    folder = write_run(tmp_path, lm_config(), 8.0)
+    status = json.loads((folder / "status.json").read_text())
+    dump(folder / "status.json", {**status, "state": "interrupted"})
+    (run,) = load_runs(tmp_path).runs
+    assert (run.state, run.result) == ("interrupted", None)
+
+
+def test_a_missing_runs_folder_or_study_says_what_to_do(tmp_path):
+    with pytest.raises(OelmError, match="oelm demo"):
+        load_runs(tmp_path / "nothing")
+    write_run(tmp_path, lm_config())
+    with pytest.raises(OelmError, match="there are: paper"):
+        load_runs(tmp_path, ["papers"])
+
+
+def test_studies_are_chosen_by_name(tmp_path):
+    write_run(tmp_path, lm_config())
+    write_run(tmp_path, replace(lm_config(), study="gap"))
+    assert {r.config.study for r in load_runs(tmp_path, ["gap"]).runs} == {"gap"}
+
+
+def test_an_empty_runs_folder_gives_an_empty_analysis(tmp_path):
+    analysis = analyze(tmp_path)
+    assert analysis.to_dict()["comparisons"] == []
+
+
+def test_totals_count_runs_trials_time_and_disk(tmp_path):
+    analysis = analyze(write_study(tmp_path))
+    assert dict(analysis.states) == {"finished": 24}
+    assert len(analysis.loaded.trials) == 24
+    assert analysis.compute_seconds == 48 * 60.0
+    assert analysis.disk_bytes == sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file())

@@ -1,0 +1,318 @@
+"""The report as a reader gets it: tables that do not drift, two whole languages, no string turned markup."""
+
+from __future__ import annotations
+
+import os
+import re
+import string as string_module
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from run_factory import dump, lm_config, write_run, write_study
+
+from oelm.analysis import closing, findings
+from oelm.analysis.analyze import analyze
+from oelm.analysis.document import Document, Figure, Section
+from oelm.analysis.figures import standalone
+from oelm.analysis.html import to_html
+from oelm.analysis.markdown import to_markdown
+from oelm.analysis.plots import all_figures
+from oelm.analysis.report import build, relative_link, write_html, write_markdown
+from oelm.analysis.strings import LANGUAGES, TABLE
+from oelm.analysis.words import Words
+from oelm.methods.registry import method
+
+GOLDEN = Path(__file__).parent / "golden"
+HOSTILE = "$\\frac{$<script>alert(1)</script>\"'&`|*_[x](javascript:alert(2))"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A small study with every kind of comparison, and one malformed folder."""
+    root = write_study(tmp_path_factory.mktemp("runs"), attention=True)
+    broken = root / "paper" / "GPT-02" / "scale=mini" / "seed=9"
+    broken.mkdir()
+    (broken / "config.yaml").write_text("not: [a config")
+    return root
+
+
+@pytest.fixture(scope="module")
+def analysis(study):
+    return analyze(study)
+
+
+@pytest.fixture(scope="module")
+def documents(analysis, tmp_path_factory):
+    """Language -> the built document; drawing is what takes time, so it is done once."""
+    folder = tmp_path_factory.mktemp("out")
+    return {lang: build(analysis, folder, lang=lang) for lang in LANGUAGES}
+
+
+# --- tables ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_tables_are_the_golden_ones(analysis, lang):
+    """Change them on purpose with OELM_GOLDEN=write, and read the diff."""
+    w = Words(lang)
+    sections = [
+        ("verdict", [findings.cards(analysis, w)]),
+        ("comparisons", findings.comparison_blocks(analysis, w)),
+        ("control", findings.other_comparisons(analysis, "control", w)),
+        ("orthogonality", findings.other_comparisons(analysis, "orthogonality", w)),
+        ("where", closing.where_freezing_holds(analysis, w)),
+        ("efficiency", closing.efficiency(analysis, w)),
+        ("reported", closing.reported_and_reproduced(analysis, w)),
+    ]
+    document = Document(
+        w("report.title"),
+        findings.lead(analysis, w),
+        (),
+        tuple(Section(w(f"section.{name}"), name, tuple(blocks)) for name, blocks in sections),
+        lang,
+    )
+    text = to_markdown(document)
+    path = GOLDEN / f"tables_{lang}.md"
+    if os.environ.get("OELM_GOLDEN") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_datasets_are_ordered_by_training_tokens(tmp_path):
+    for i, (name, tokens) in enumerate([("tinystories", 900), ("wikitext2", 100), ("openwebtext", 500)]):
+        for arm, ppl in (("baseline", 8.0), ("oelm-freeze", 8.6)):
+            for seed in range(2):
+                config = lm_config(f"X-{i}-{arm}", arm, seed=seed)
+                base = "" if arm == "baseline" else f"X-{i}-baseline"
+                config = replace(
+                    config,
+                    data=replace(config.data, dataset=name),
+                    compare=replace(config.compare, group=f"X/{name}", baseline=base),
+                )
+                write_run(tmp_path, config, ppl + seed / 10, tokens=tokens)
+    table, remarks = closing.across_datasets(analyze(tmp_path), Words("en"))
+    assert [row.cells[1] for row in table.rows] == ["wikitext2", "openwebtext", "tinystories"]
+    assert "too few" in str(remarks.items[0])
+
+
+def test_a_step_ratio_comes_from_a_benchmark_or_not_at_all(study, tmp_path):
+    w = Words("en")
+    (_, without) = closing.efficiency(analyze(study), w)
+    assert all("not benchmarked" in row.cells for row in without.rows)
+    dump(
+        tmp_path / "step.json",
+        {
+            "kind": "step",
+            "interleaved": True,
+            "model": "mini",
+            "arms": [
+                {"method": "baseline"},
+                {"method": "oelm-freeze", "ratio": {"value": 0.957, "low": 0.95, "high": 0.964}},
+            ],
+        },
+    )
+    (tmp_path / "broken.json").write_text("{")
+    measured = analyze(study, benchmarks=tmp_path)
+    (_, table) = closing.efficiency(measured, w)
+    shown = [row.cells[8] for row in table.rows if "oelm-freeze" in str(row.cells[1])]
+    assert shown == ["0.957 (0.950–0.964)"] * 2
+    assert any("broken.json" in str(x) for x in measured.warnings)
+
+
+# --- languages -------------------------------------------------------------------------------------------
+
+
+def fields(text: str) -> set[str]:
+    return {name for _, name, _, _ in string_module.Formatter().parse(text) if name is not None}
+
+
+def test_both_languages_say_everything_with_the_same_values():
+    for key, (english, chinese) in TABLE.items():
+        assert english, key
+        assert chinese or key == "sentence.separator", key
+        assert fields(english) == fields(chinese), key
+
+
+def test_chinese_is_chinese():
+    """Left in Latin letters only where it is a name or a symbol."""
+    left = {k for k, (_, zh) in TABLE.items() if not re.search(r"[\u4e00-\u9fff]", zh)}
+    assert left == {"list.separator", "sentence.separator", "col.seeds", "caveat.data"}
+
+
+def test_every_key_that_the_code_names_exists():
+    source = "\n".join(p.read_text(encoding="utf-8") for p in Path(findings.__file__).parent.glob("*.py"))
+    used = set(re.findall(r'(?:\bw|say|self)\(\s*"([a-z_]+(?:\.[A-Za-z_ ]+)*)"', source))
+    assert used <= set(TABLE)
+    assert len(used) > 60  # the pattern still finds them
+
+
+# --- HTML ------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text; void elements and balance are checked as they come."""
+
+    VOID = ("meta", "link", "br", "img", "path", "use", "rect")
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open, f"</{tag}> closes nothing"
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_html_is_whole_and_self_contained(documents, lang):
+    text = to_html(documents[lang])
+    page = Page(text)
+    assert page.open == []
+    names = [tag for tag, _ in page.tags]
+    assert "script" not in names
+    assert names.count("svg") >= 6
+    for tag, attributes in page.tags:
+        for name in ("src", "href", "xlink:href", "action", "data"):
+            target = attributes.get(name)
+            assert target is None or target.startswith(("#", "./", "../", "data:,")), (tag, target)
+        assert not any(name.startswith("on") for name in attributes)
+    assert not re.findall(r"url\((?!#)", text)
+    assert "@import" not in text
+
+
+def test_every_link_within_the_page_has_its_target_and_ids_are_unique(documents):
+    page = Page(to_html(documents["en"]))
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    for _, attributes in page.tags:
+        for name in ("href", "xlink:href"):
+            target = attributes.get(name) or ""
+            assert not target.startswith("#") or target[1:] in ids, target
+
+
+def test_every_run_folder_is_linked_with_its_command(analysis, tmp_path):
+    path = write_html(analysis, tmp_path / "out" / "report.html")
+    page = Page(path.read_text(encoding="utf-8"))
+    linked = {a["href"] for tag, a in page.tags if tag == "a" and not a["href"].startswith("#")}
+    assert len(linked) == len(analysis.loaded.runs)
+    for href in linked:
+        assert (path.parent / href).is_dir()
+    assert "oelm train GPT-02 --scale mini --seed 1" in "".join(page.text)
+
+
+def hostile_run(root: Path) -> None:
+    evil = replace(
+        lm_config("GPT-02", "oelm-freeze"),
+        method=replace(method("oelm-freeze"), name=HOSTILE, purpose=HOSTILE),
+    )
+    evil = replace(
+        evil,
+        compare=replace(evil.compare, arm=HOSTILE, group=HOSTILE),
+        data=replace(evil.data, dataset=HOSTILE),
+    )
+    base = replace(lm_config(), data=evil.data, compare=replace(lm_config().compare, group=HOSTILE))
+    for seed in range(2):
+        write_run(root, replace(base, seed=seed), 8 + seed / 10)
+        folder = write_run(root, replace(evil, seed=seed), 9 + seed / 10, attention=True)
+        dump(folder / "manifest.json", {"command": HOSTILE, "data": {"origin": HOSTILE, "dataset": HOSTILE}})
+    write_run(root, replace(evil, seed=5), state="diverged")
+    status = root / "paper" / "GPT-02" / "scale=mini" / "seed=5" / "status.json"
+    dump(status, {"state": HOSTILE, "reason": HOSTILE, "step": 1, "total_steps": 2})
+
+
+def test_nothing_a_run_says_becomes_markup(tmp_path):
+    hostile_run(tmp_path / "runs")
+    document = build(analyze(tmp_path / "runs"), tmp_path, command=HOSTILE)
+    text, markdown = to_html(document), to_markdown(document)
+    page = Page(text)
+    assert page.open == []
+    assert "script" not in [tag for tag, _ in page.tags]
+    assert "<script" not in text
+    assert "javascript:" not in " ".join(a.get("href") or "" for _, a in page.tags)
+    assert HOSTILE in "".join(page.text)  # shown as what it is
+    assert "<script" not in markdown
+    assert "](javascript:" not in markdown.replace("\\](", "")
+
+
+def test_links_to_folders_cannot_be_anything_else(tmp_path):
+    assert relative_link(tmp_path / "javascript:alert(1)", tmp_path).startswith("./javascript%3A")
+    assert relative_link(tmp_path.parent / "a b", tmp_path) == "../a%20b"
+
+
+def test_markdown_report_brings_its_figures(analysis, tmp_path):
+    path = write_markdown(analysis, tmp_path / "report.md")
+    named = re.findall(r"\]\((report_figures/[^)]+)\)", path.read_text(encoding="utf-8"))
+    assert len(named) >= 6
+    for name in named:
+        assert ET.parse(tmp_path / name).getroot().tag.endswith("svg")
+
+
+def test_caveats_name_what_was_not_shown(documents):
+    text = to_markdown(documents["en"])
+    for words in (
+        "cover the seeds, not the choice of test text",
+        "no correction",
+        "mini scale",
+        "built-in stories",
+    ):
+        assert words in text
+    assert "seed=9" in text  # the malformed folder is named
+
+
+# --- figures ---------------------------------------------------------------------------------------------
+
+
+def drawn(document: Document) -> dict[str, str]:
+    found = [b for section in document.sections for b in section.blocks if isinstance(b, Figure)]
+    return {figure.name: figure.svg for figure in found}
+
+
+def test_figures_are_the_same_bytes_every_time_and_keep_their_words(study, documents):
+    first = drawn(documents["en"])
+    again = {f.name: f.svg for figures in all_figures(analyze(study), Words("en")).values() for f in figures}
+    assert first == again
+    assert {n.partition("-")[0] for n in first} == {
+        "gap",
+        "accuracy",
+        "curves",
+        "attention",
+        "heads",
+        "parameters",
+    }
+    for svg in first.values():
+        ET.fromstring(svg)
+        assert "currentColor" in svg
+        assert "currentColor" not in standalone(svg)
+        assert "<image" not in svg
+    assert "oelm-random-matched" in first["gap"]
+    assert "5 %" in first["gap"]
+
+
+def test_chinese_figures_keep_chinese_words(documents):
+    assert "困惑度变化" in drawn(documents["zh"])["gap"]
+
+
+def test_an_empty_folder_still_gives_a_report(tmp_path):
+    text = to_html(build(analyze(tmp_path), tmp_path))
+    assert "no finished comparison" in text
+    assert Page(text).open == []
