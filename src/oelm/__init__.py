@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "Applied": "oelm.methods.apply",
     "apply": "oelm.methods.apply",
+    "AuditReport": "oelm.methods.audit",
     "audit": "oelm.methods.audit",
     "load": "oelm.methods.save",
     "Method": "oelm.methods.method",
@@ -33,8 +35,18 @@ __all__ = ["__version__", "methods", *_HOME]
 if TYPE_CHECKING:
     from oelm import methods as methods
     from oelm.errors import OelmError as OelmError
+    from oelm.methods.apply import Applied as Applied
+    from oelm.methods.apply import apply as apply
+    from oelm.methods.audit import AuditReport as AuditReport
+    from oelm.methods.audit import audit as audit
+    from oelm.methods.callback import OELMCallback as OELMCallback
+    from oelm.methods.groups import param_groups as param_groups
     from oelm.methods.method import Method as Method
+    from oelm.methods.readers import qk_projections as qk_projections
+    from oelm.methods.readers import register_attention as register_attention
     from oelm.methods.registry import register_method as register_method
+    from oelm.methods.save import load as load
+    from oelm.methods.save import save as save
 
 
 def __getattr__(name: str) -> Any:

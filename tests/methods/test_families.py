@@ -36,7 +36,7 @@ def test_every_projection_is_found_with_its_place(family):
 @families
 @torch.no_grad()
 def test_what_is_called_q_and_k_is_q_and_k_of_that_head(family):
-    """With a query head at zero its scores are zero whatever the keys are: so nothing the key head does shows.
+    """With a query head at zero its scores are zero whatever the keys are: what the key head does is unseen.
 
     This fails if rows of v were taken for k, or rows of one head for another's.
     """
@@ -117,7 +117,7 @@ def test_biases_of_drawn_projections_are_zero_and_those_of_kept_ones_stay(family
 
 @families
 def test_a_split_model_computes_what_the_plain_one_does_with_its_state_dict(family):
-    """The state dict after apply has the plain model's keys and shapes, and gives the plain model's outputs."""
+    """The state dict after apply has the plain model's keys and shapes, and gives the same outputs there."""
     plain, model = build(family), build(family)
     shapes = {k: v.shape for k, v in plain.state_dict().items()}
     oelm.apply(model, "oelm-freeze", seed=3)

@@ -73,6 +73,7 @@ class OELMCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+        self._follow(state, kwargs["model"], kwargs["optimizer"])  # where a resume from here will stand
         if state.is_world_process_zero and folder.is_dir():
             save_metadata(kwargs["model"], folder)
 
@@ -80,6 +81,7 @@ class OELMCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         model, best = kwargs["model"], state.best_model_checkpoint
+        self._follow(state, model, kwargs["optimizer"])
         if args.load_best_model_at_end and best and (Path(best) / METADATA).is_file():
             restore(
                 model, read_metadata(best), best

@@ -1,0 +1,353 @@
+"""oelm.apply: what it refuses, what it freezes when, and the schedules."""
+
+import copy
+import dataclasses
+import pickle
+import warnings
+
+import pytest
+import torch
+from tiny_models import ENCODER, build, outputs
+from torch import nn
+
+import oelm
+from oelm.errors import OelmError, UsageError
+from oelm.methods.method import Method
+from oelm.methods.registry import method
+
+
+class Odd(nn.Module):
+    """An attention whose names say nothing to anyone."""
+
+    def __init__(self, width=16, names=("alpha", "beta", "gamma")):
+        super().__init__()
+        self.n = 2
+        for name in names:
+            setattr(self, name, nn.Linear(width, width))
+
+
+class OddAttention(Odd):
+    pass
+
+
+def frozen_layers(model):
+    return {
+        (p.place.stack, p.place.layer)
+        for p in oelm.qk_projections(model)
+        if not p.weight.parameter.requires_grad
+    }
+
+
+# -- bad input ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [True, "1", -1, 1.0, None])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(UsageError, match="seed must be a whole number"):
+        oelm.apply(build("bert"), "oelm-freeze", seed=seed)
+
+
+def test_a_model_without_attention_is_refused():
+    with pytest.raises(OelmError, match="no attention"):
+        oelm.apply(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), "oelm-freeze")
+    with pytest.raises(OelmError, match="no linear layers"):
+        oelm.apply(nn.Conv2d(3, 3, 3), "oelm-freeze")
+
+
+def test_an_unknown_attention_names_the_candidates_and_the_lines_that_fix_it():
+    with pytest.raises(OelmError) as error:
+        oelm.apply(nn.ModuleList([OddAttention()]), "oelm-freeze")
+    assert "0.alpha: Linear" in str(error.value)
+    assert "import oelm" in str(error.value)
+    assert "oelm.register_attention(" in str(error.value)
+
+
+def test_partly_understood_is_an_error_not_a_half_freeze():
+    understood = Odd(names=("q", "k", "v"))
+    understood.num_heads = 2
+    oelm.qk_projections(understood)
+    for other in (OddAttention(), Odd(names=("q_proj", "something"))):
+        with pytest.raises(OelmError, match="not understood, so nothing was changed"):
+            oelm.qk_projections(nn.ModuleList([understood, other]))
+    understood.kv_extra = nn.Linear(16, 16)
+    holder = OddAttention(names=("q", "k", "qk_gate"))
+    holder.num_heads = 2
+    with pytest.raises(OelmError, match="qk_gate"):
+        oelm.qk_projections(holder)
+
+
+def test_deberta_v1_is_refused_because_its_fused_layout_is_its_own():
+    from transformers import DebertaConfig, DebertaModel
+
+    with pytest.raises(OelmError, match="in_proj"):
+        oelm.apply(DebertaModel(DebertaConfig(**ENCODER)), "oelm-freeze")
+
+
+def test_heads_that_do_not_divide_are_refused():
+    model = Odd(names=("q", "k", "v"))
+    model.num_heads = 3
+    with pytest.raises(OelmError, match="16 rows do not divide by 3"):
+        oelm.apply(model, "oelm-freeze")
+    nameless = Odd(names=("q", "k", "v"))
+    with pytest.raises(OelmError, match="number of heads") as error:
+        oelm.apply(nameless, "oelm-freeze")
+    assert "oelm.register_attention(" in str(error.value)
+
+
+def test_heads_larger_than_the_width_are_refused_before_anything_changes():
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.num_heads = 1
+            self.q, self.k = nn.Linear(4, 8), nn.Linear(4, 8)
+
+    model = Wide()
+    before = model.q.weight.clone()
+    with pytest.raises(OelmError, match="cannot have orthonormal rows"):
+        oelm.apply(model, "oelm-freeze")
+    assert torch.equal(model.q.weight, before)
+    oelm.apply(model, "oelm-random-matched")
+
+
+def test_a_method_that_would_freeze_nothing_is_refused():
+    nothing = dataclasses.replace(method("oelm-partial"), layers=3)
+    with pytest.raises(OelmError, match="freeze nothing"):
+        oelm.apply(build("bert"), nothing)
+
+
+def test_a_second_method_is_refused():
+    model = build("bert")
+    oelm.apply(model, "baseline")
+    with pytest.raises(OelmError, match="already carries method 'baseline'"):
+        oelm.apply(model, "oelm-freeze")
+
+
+def test_a_tied_projection_is_not_frozen_by_accident():
+    model = build("llama")
+    model.model.layers[0].self_attn.q_proj.weight = model.model.layers[0].self_attn.o_proj.weight
+    with pytest.raises(OelmError, match="tied"):
+        oelm.apply(model, "oelm-freeze")
+
+
+def test_extras_are_refused_where_they_make_no_sense():
+    for family, name, word in [
+        ("bert", "oelm-conv", "causal"),
+        ("t5", "oelm-plus", "causal"),
+        ("torch-encoder", "oelm-lowrank", "no place"),
+        ("gpt2", "oelm-relative", "relative bias"),
+    ]:
+        model = build(family)
+        before = {n: p.clone() for n, p in model.named_parameters()}
+        with pytest.raises(OelmError, match=word):
+            oelm.apply(model, name)
+        assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
+
+
+# -- registering -------------------------------------------------------------------------------------------
+
+
+def test_registering_an_attention_makes_it_understood():
+    class Registered(Odd):
+        pass
+
+    oelm.register_attention(Registered, q="alpha", k="beta", num_heads="n")
+    model = nn.ModuleList([Registered(), Registered()])
+    applied = oelm.apply(model, "oelm-freeze")
+    assert applied.frozen == 2 * 2 * (16 * 16 + 16)
+
+    class Pooling(OddAttention):
+        pass
+
+    oelm.register_attention("Pooling", ignore=True)
+    oelm.apply(nn.ModuleList([Registered(), Pooling()]), "oelm-freeze")
+
+    oelm.register_attention("Misfit", q="nowhere", k="beta", num_heads="n")
+    with pytest.raises(OelmError, match="has no 'nowhere'"):
+        oelm.apply(type("Misfit", (Odd,), {})(), "oelm-freeze")
+    for wrong in ({"q": "alpha"}, {}, {"fused": "x", "layout": "diagonal"}):
+        with pytest.raises(UsageError):
+            oelm.register_attention("Wrong", **wrong)
+
+
+# -- what is drawn -----------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_tensors_and_q_differs_from_k():
+    first, second, other = (build("bert") for _ in range(3))
+    for model, seed in ((first, 1), (second, 1), (other, 2)):
+        oelm.apply(model, "oelm-freeze", seed=seed)
+    a, b, c = ([p.heads() for p in oelm.qk_projections(m)] for m in (first, second, other))
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    assert not any(torch.equal(x, y) for x, y in zip(a, c, strict=True))
+    assert len({x.flatten()[0].item() for x in a}) == len(a)
+
+
+def test_apply_neither_uses_nor_moves_the_global_generator():
+    model = build("gpt2")
+    state = torch.get_rng_state()
+    oelm.apply(model, "oelm-freeze", seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_match_keeps_the_norm_of_each_head():
+    model = build("gpt-neox")
+    before = [p.heads().flatten(1).norm(dim=1) for p in oelm.qk_projections(model)]
+    oelm.apply(model, "oelm-pretrained")
+    after = [p.heads().flatten(1).norm(dim=1) for p in oelm.qk_projections(model)]
+    assert all(torch.allclose(x, y, rtol=1e-5) for x, y in zip(before, after, strict=True))
+
+
+def test_random_weights_in_a_pretrained_model_get_a_warning(tmp_path):
+    model = build("bert")
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="freeze-pretrained"):
+        oelm.apply(loaded, "oelm-freeze")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        oelm.apply(type(model).from_pretrained(tmp_path), "oelm-pretrained")
+        oelm.apply(type(model).from_pretrained(tmp_path), "freeze-pretrained")
+        oelm.apply(build("bert"), "oelm-freeze")  # only its config could have come from somewhere
+
+
+# -- what is frozen, when ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("freeze", "n", "layers"), [("first", 1, {0}), ("first", 9, {0, 1, 2}), ("all-but-last", 1, {0, 1})]
+)
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_layers_are_chosen_from_the_bottom_or_the_top(family, freeze, n, layers):
+    model = build(family)
+    oelm.apply(model, Method("mine", init="headwise", freeze=freeze, layers=n))
+    assert {layer for _, layer in frozen_layers(model)} == layers
+
+
+def test_encoder_and_decoder_count_their_own_layers():
+    model = build("bart")
+    oelm.apply(model, Method("mine", freeze="first", layers=1))
+    assert frozen_layers(model) == {("model.encoder.layers", 0), ("model.decoder.layers", 0)}
+    cross = [p for p in oelm.qk_projections(model) if "encoder_attn" in p.name and p.place.layer == 0]
+    assert cross
+    assert not any(p.weight.parameter.requires_grad for p in cross)
+
+
+def test_one_part_alone_can_be_frozen():
+    model = build("gpt2")
+    oelm.apply(model, Method("keys", init="headwise", parts=("k",), freeze="all"))
+    for p in oelm.qk_projections(model):
+        assert p.weight.parameter.requires_grad == (p.role == "q")
+    assert oelm.audit(model).ok
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "torch-encoder"])
+def test_gradual_thaws_from_the_top_and_is_a_function_of_the_position(family):
+    model = build(family)
+    applied = oelm.apply(model, "oelm-gradual", seed=1)  # between 20 % and 80 %
+    seen, changes = [], []
+    for step in range(11):
+        changes.append(applied.step(step, 10))
+        seen.append({layer for _, layer in frozen_layers(model)})
+    assert seen == [{0, 1, 2}] * 2 + [{0, 1}] * 3 + [{0}] * 3 + [set()] * 3
+    assert [i for i, changed in enumerate(changes) if changed] == [2, 5, 8]
+    fresh = build(family)
+    resumed = oelm.apply(fresh, "oelm-gradual", seed=1)
+    assert resumed.step(6, 10)
+    assert {layer for _, layer in frozen_layers(fresh)} == {0}
+    assert not resumed.step(6, 10)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_what_thaws_trains_for_real_and_what_is_frozen_has_no_state(family):
+    model = build(family)
+    applied = oelm.apply(model, "oelm-gradual", seed=1)
+    optimizer = torch.optim.AdamW(oelm.param_groups(model, lr=1e-2, weight_decay=0.1))
+    layout = [len(g["params"]) for g in optimizer.param_groups]
+    for step in range(10):
+        applied.step(step, 10, optimizer)
+        weights = {p.name: p.heads().clone() for p in oelm.qk_projections(model)}
+        optimizer.zero_grad()
+        outputs(model).square().mean().backward()
+        optimizer.step()
+        for p in oelm.qk_projections(model):
+            parameter = p.weight.parameter
+            assert torch.equal(p.heads(), weights[p.name]) != parameter.requires_grad
+            assert (parameter in optimizer.state) == parameter.requires_grad
+        assert oelm.audit(model, optimizer).ok
+    assert layout == [len(g["params"]) for g in optimizer.param_groups]
+
+
+def test_a_scheduled_run_resumed_in_the_middle_ends_bit_equal():
+    def train(start, stop, model, applied, optimizer):
+        for step in range(start, stop):
+            applied.step(step, 10, optimizer)
+            optimizer.zero_grad()
+            outputs(model).square().mean().backward()
+            optimizer.step()
+
+    def fresh(name):
+        model = build("gpt2")
+        applied = oelm.apply(model, name, seed=1)
+        return model, applied, torch.optim.AdamW(oelm.param_groups(model, lr=1e-2, weight_decay=0.1))
+
+    for name in ("oelm-gradual", "oelm-early"):
+        whole = fresh(name)
+        train(0, 10, *whole)
+        for cut in (1, 2, 6):
+            part, resumed = fresh(name), fresh(name)
+            train(0, cut, *part)
+            resumed[0].load_state_dict(part[0].state_dict())
+            resumed[2].load_state_dict(copy.deepcopy(part[2].state_dict()))
+            train(cut, 10, *resumed)
+            pairs = zip(whole[0].parameters(), resumed[0].parameters(), strict=True)
+            assert all(torch.equal(a, b) for a, b in pairs)
+            assert oelm.audit(resumed[0], resumed[2]).ok
+
+
+def test_early_trains_then_freezes_and_drops_the_optimizer_state():
+    model = build("bert")
+    applied = oelm.apply(model, dataclasses.replace(method("oelm-early"), freeze_at=0.5), seed=1)
+    optimizer = torch.optim.AdamW(oelm.param_groups(model, lr=1e-2))
+    assert applied.frozen == 0
+    outputs(model).square().mean().backward()
+    optimizer.step()
+    weight = oelm.qk_projections(model)[0].weight.parameter
+    assert weight in optimizer.state
+    applied.step(5, 10, optimizer)
+    assert applied.qk_trainable == 0
+    assert weight not in optimizer.state
+    assert weight.grad is None
+    assert oelm.audit(model, optimizer).ok
+
+
+@pytest.mark.parametrize("position", [(-1, 10), (11, 10), (0, 0)])
+def test_a_position_outside_the_run_is_refused(position):
+    applied = oelm.apply(build("bert"), "oelm-gradual")
+    with pytest.raises(UsageError, match="no position in a run"):
+        applied.step(*position)
+
+
+def test_what_the_user_froze_before_stays_frozen():
+    model = build("gpt2")
+    model.requires_grad_(False)
+    model.lm_head.weight.requires_grad_(True)
+    applied = oelm.apply(model, "oelm-freeze")
+    assert applied.trainable == model.lm_head.weight.numel()
+    assert oelm.audit(model).ok
+
+
+def test_an_applied_model_can_be_copied_and_pickled():
+    for family in ("gpt2", "torch-encoder"):
+        model = build(family)
+        oelm.apply(model, "oelm-freeze", seed=1)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(outputs(twin), outputs(model))
+            assert oelm.audit(twin).ok
+
+
+def test_wrappers_are_seen_through():
+    model = build("bert")
+    oelm.apply(model, "oelm-freeze")
+    wrapped = nn.DataParallel(model)
+    assert oelm.audit(wrapped).ok
+    assert len(oelm.qk_projections(wrapped)) == len(oelm.qk_projections(model))

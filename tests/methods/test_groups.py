@@ -1,0 +1,99 @@
+"""Parameter groups: nothing twice, nothing forgotten, rates and decay where they belong."""
+
+import dataclasses
+
+import pytest
+import torch
+from tiny_models import FAMILIES, build
+
+import oelm
+from oelm.errors import OelmError, UsageError
+from oelm.methods.registry import method
+
+
+def by_name(model, groups):
+    names = {id(p): n for n, p in model.named_parameters()}
+    return {names[id(p)]: group for group in groups for p in group["params"]}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["baseline", "oelm-freeze", "oelm-gradual", "oelm-early"])
+def test_every_tensor_that_ever_trains_is_in_exactly_one_group(family, name):
+    model = build(family)
+    oelm.apply(model, name)
+    groups = oelm.param_groups(model, lr=1e-3, weight_decay=0.1)
+    listed = [id(p) for g in groups for p in g["params"]]
+    assert len(listed) == len(set(listed))
+    frozen_for_good = name == "oelm-freeze"
+    wanted = {id(p) for p in model.parameters() if p.requires_grad or not frozen_for_good}
+    assert set(listed) == wanted
+
+
+def test_matrices_decay_and_biases_norms_and_identity_starts_do_not():
+    model = build("own-gpt")
+    oelm.apply(
+        model,
+        dataclasses.replace(method("oelm-plus"), name="all", core=True, temperature=True, relative_bias=4),
+    )
+    groups = by_name(model, oelm.param_groups(model, lr=1e-3, weight_decay=0.1))
+    decaying = {n for n, g in groups.items() if g["weight_decay"]}
+    assert "blocks.0.attn.v.weight" in decaying
+    assert "blocks.0.attn.q.lowrank_a" in decaying
+    for still in (
+        "mlp.up.bias",
+        "norm1.weight",
+        "attn.q.conv",
+        "attn.q.core",
+        "attn.q.temperature",
+        "attn.relative_bias",
+    ):
+        assert f"blocks.0.{still}" in groups
+        assert f"blocks.0.{still}" not in decaying
+
+
+def test_layers_learn_slower_towards_the_embedding():
+    model = build("bert")
+    oelm.apply(model, "baseline")
+    rates = {n: g["lr"] for n, g in by_name(model, oelm.param_groups(model, lr=1.0, layer_decay=0.5)).items()}
+    assert rates["classifier.weight"] == 1.0
+    assert rates["bert.encoder.layer.2.output.dense.weight"] == 0.5
+    assert rates["bert.encoder.layer.0.attention.self.query.weight"] == 0.125
+    assert rates["bert.embeddings.word_embeddings.weight"] == 0.0625
+
+
+def test_layer_decay_knows_two_stacks():
+    model = build("bart")
+    rates = {n: g["lr"] for n, g in by_name(model, oelm.param_groups(model, lr=1.0, layer_decay=0.5)).items()}
+    for stack in ("encoder", "decoder"):
+        assert rates[f"model.{stack}.layers.1.fc1.weight"] == 0.5
+        assert rates[f"model.{stack}.layers.0.fc1.weight"] == 0.25
+        assert rates[f"model.{stack}.embed_positions.weight"] == 0.125
+    assert rates["model.shared.weight"] == 0.125
+
+
+def test_q_and_k_that_thaw_have_their_own_rate():
+    model = build("gpt2")
+    oelm.apply(model, "oelm-gradual")
+    groups = by_name(model, oelm.param_groups(model, lr=1e-3, qk_lr=1e-5))
+    for name, group in groups.items():
+        assert group["lr"] == (1e-5 if ".c_attn.q." in name or ".c_attn.k." in name else 1e-3)
+
+
+def test_a_fused_q_cannot_have_its_own_rate_and_says_so():
+    model = build("gpt2")
+    oelm.apply(model, "baseline")
+    with pytest.raises(OelmError, match="shares one tensor with V"):
+        oelm.param_groups(model, lr=1e-3, qk_lr=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"lr": -1.0}, {"lr": 1.0, "layer_decay": 0.0}, {"lr": 1.0, "weight_decay": -1.0}]
+)
+def test_impossible_rates_are_refused(wrong):
+    with pytest.raises(UsageError):
+        oelm.param_groups(build("bert"), **wrong)
+
+
+def test_groups_work_with_other_optimizers_and_without_a_method():
+    model = build("bert")
+    torch.optim.SGD(oelm.param_groups(model, lr=0.1, weight_decay=0.1), momentum=0.9)

@@ -1,0 +1,193 @@
+"""Round trips: what was saved comes back bit for bit, frozen as it was, or not at all."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from tiny_models import FAMILIES, build, outputs
+from transformers import PreTrainedModel
+
+import oelm
+from oelm.errors import OelmError
+
+
+def moved(family, name, position=(5, 10)):
+    """A model somewhere in its run, its trainable tensors moved."""
+    model = build(family)
+    applied = oelm.apply(model, name, seed=1)
+    applied.step(*position)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(
+                    0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+                )
+    return model
+
+
+def loaded(folder, family):
+    own = isinstance(build(family), PreTrainedModel) or family == "own-gpt"
+    return oelm.load(folder).eval() if own else oelm.load(folder, model=build(family)).eval()
+
+
+def same(a, b):
+    pairs = zip(a.named_parameters(), b.named_parameters(), strict=True)
+    return all(
+        n == m and torch.equal(p, q) and p.requires_grad == q.requires_grad for (n, p), (m, q) in pairs
+    )
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_comes_back_bit_equal(family, compact, tmp_path):
+    model = moved(family, "oelm-freeze")
+    oelm.save(model, tmp_path, compact=compact)
+    again = loaded(tmp_path, family)
+    assert same(model, again)
+    assert torch.equal(outputs(again), outputs(model))
+    assert oelm.audit(again).ok
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("own-gpt", "oelm-plus"),
+        ("own-gpt", "oelm-relative"),
+        ("gpt2", "oelm-plus"),
+        ("gpt2", "oelm-gradual"),
+        ("llama", "oelm-core"),
+        ("vit", "oelm-lowrank"),
+        ("bert", "oelm-early"),
+        ("bert", "oelm-pretrained"),
+        ("bert", "oelm-freeze-matched"),
+        ("modernbert", "oelm-qk-ffn"),
+        ("t5", "oelm-partial"),
+        ("gpt2", "orthogonal-init"),
+    ],
+)
+def test_every_kind_of_method_comes_back_bit_equal(family, name, compact, tmp_path):
+    model = moved(family, name)
+    oelm.save(model, tmp_path, compact=compact)
+    again = loaded(tmp_path, family)
+    assert same(model, again)
+    assert torch.equal(outputs(again), outputs(model))
+    assert oelm.audit(again).ok
+
+
+def test_training_goes_on_after_a_load_as_if_nothing_had_happened(tmp_path):
+    def train(model, start, stop):
+        applied = oelm.Applied(model)
+        for step in range(start, stop):
+            applied.step(step, 10)
+            model.zero_grad()
+            outputs(model).square().mean().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.requires_grad:
+                        parameter.sub_(parameter.grad)
+
+    whole, part = build("gpt2"), build("gpt2")
+    for model in (whole, part):
+        oelm.apply(model, "oelm-gradual", seed=1)
+    train(whole, 0, 10)
+    train(part, 0, 5)
+    oelm.save(part, tmp_path)
+    again = loaded(tmp_path, "gpt2")
+    assert oelm.Applied(again).progress == 0.4  # the position last followed
+    train(again, 5, 10)
+    assert same(whole, again)
+
+
+def test_a_compact_save_is_smaller_by_what_the_seed_rebuilds(tmp_path):
+    model = moved("gpt2", "oelm-freeze")
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    sizes = {}
+    for compact in (False, True):
+        oelm.save(model, tmp_path / str(compact), compact=compact)
+        sizes[compact] = sum(f.stat().st_size for f in (tmp_path / str(compact)).glob("*.safetensors"))
+    assert sizes[False] - sizes[True] == pytest.approx(4 * frozen, rel=0.2)
+
+
+def test_saving_over_an_older_save_leaves_nothing_of_it(tmp_path):
+    oelm.save(moved("own-gpt", "oelm-plus"), tmp_path, compact=True)
+    later = moved("own-gpt", "oelm-freeze")
+    oelm.save(later, tmp_path)
+    assert same(later, oelm.load(tmp_path))
+    assert not list(tmp_path.glob("oelm_*"))
+
+
+def test_a_foreign_or_damaged_folder_is_a_clear_error(tmp_path):
+    with pytest.raises(OelmError, match="is not a folder"):
+        oelm.load(tmp_path / "nowhere")
+    build("bert").save_pretrained(tmp_path / "plain")
+    with pytest.raises(OelmError, match=r"holds no oelm\.json"):
+        oelm.load(tmp_path / "plain")
+
+    good = tmp_path / "good"
+    oelm.save(moved("own-gpt", "oelm-plus"), good)
+
+    def damaged(name, change):
+        folder = tmp_path / name
+        shutil.copytree(good, folder)
+        change(folder)
+        return folder
+
+    def edit(**fields):
+        def change(folder):
+            about = json.loads((folder / "oelm.json").read_text())
+            (folder / "oelm.json").write_text(json.dumps({**about, **fields}))
+
+        return change
+
+    cases = [
+        ("cut", lambda f: (f / "oelm.json").write_text("{"), "damaged"),
+        ("list", lambda f: (f / "oelm.json").write_text("[]"), "damaged"),
+        ("future", edit(format=99), "format 99"),
+        ("code", edit(**{"class": "os:system"}), "class of your own"),
+        ("gone", edit(**{"class": "oelm.models.gpt:GPT9"}), "does not have"),
+        ("noclass", edit(**{"class": "oelm.models.gpt:gpt_config"}), "no model class"),
+        ("other", edit(tensors=[]), "another architecture"),
+        ("weights", lambda f: (f / "model.safetensors").unlink(), "missing"),
+        ("extras", lambda f: (f / "oelm_extras.safetensors").write_bytes(b"nonsense"), "damaged"),
+    ]
+    for name, change, word in cases:
+        with pytest.raises(OelmError, match=word):
+            oelm.load(damaged(name, change))
+
+
+def test_a_changed_frozen_tensor_is_noticed_on_load(tmp_path):
+    model = moved("own-gpt", "oelm-freeze")
+    oelm.save(model, tmp_path)
+    with torch.no_grad():
+        model.blocks[0].attn.q.weight[0, 0] += 1e-6
+    model.save(tmp_path)
+    with pytest.raises(OelmError, match=r"blocks\.0\.attn\.q\.weight.*hash differs"):
+        oelm.load(tmp_path)
+
+
+def test_a_wrong_seed_in_a_compact_save_is_noticed(tmp_path):
+    oelm.save(moved("gpt2", "oelm-freeze"), tmp_path, compact=True)
+    about = json.loads((tmp_path / "oelm.json").read_text())
+    (tmp_path / "oelm.json").write_text(json.dumps({**about, "seed": 2}))
+    with pytest.raises(OelmError, match="rebuilt from the seed"):
+        oelm.load(tmp_path)
+
+
+def test_a_model_without_a_method_is_not_saved_and_one_with_a_method_is_no_target(tmp_path):
+    with pytest.raises(OelmError, match="no method was applied"):
+        oelm.save(build("bert"), tmp_path)
+    model = moved("torch-encoder", "oelm-freeze")
+    oelm.save(model, tmp_path)
+    with pytest.raises(OelmError, match="class of your own"):
+        oelm.load(tmp_path)
+    with pytest.raises(OelmError, match="already carries"):
+        oelm.load(tmp_path, model=model)
+
+
+def test_a_compact_folder_is_not_mistaken_for_a_whole_model_by_transformers(tmp_path):
+    model = moved("bert", "oelm-freeze")
+    oelm.save(model, tmp_path, compact=True)
+    with pytest.raises(OSError, match=r"safetensors"):
+        type(model).from_pretrained(tmp_path)

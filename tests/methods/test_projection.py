@@ -1,0 +1,150 @@
+"""The small trainable parts: start as the identity, compute what they say, train, and are counted."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import build, outputs
+
+import oelm
+from oelm.errors import OelmError
+from oelm.methods.method import Method
+from oelm.methods.projection import causal_conv
+from oelm.methods.registry import method
+
+EVERYTHING = dataclasses.replace(method("oelm-plus"), name="everything", core=True, temperature=True)
+
+
+def reference_conv(x, taps):
+    """The same by torch's own grouped convolution."""
+    padded = F.pad(x.mT, (len(taps) - 1, 0))
+    return F.conv1d(padded, taps.flip(0).T[:, None], groups=x.shape[2]).mT
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 6), st.integers(2, 5), st.integers(0, 99))
+def test_the_convolution_is_torchs_grouped_one_forwards_and_backwards(B, T, C, taps, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(B, T, C, generator=generator, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(taps, C, generator=generator, dtype=torch.float64, requires_grad=True)
+    g = torch.randn(B, T, C, generator=generator, dtype=torch.float64)
+    got, want = causal_conv(x, w), reference_conv(x, w)
+    assert torch.allclose(got, want)
+    for a, b in zip(torch.autograd.grad(got, (x, w), g), torch.autograd.grad(want, (x, w), g), strict=True):
+        assert torch.allclose(a, b)
+
+
+def test_the_convolution_passes_torchs_gradient_check_and_sees_no_future():
+    x = torch.randn(2, 6, 3, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(causal_conv, (x, w))
+    changed = x.detach().clone()
+    changed[:, 4:] += 1
+    assert torch.equal(causal_conv(x, w)[:, :4], causal_conv(changed, w)[:, :4])
+
+
+@pytest.mark.parametrize("family", ["own-gpt", "gpt2", "llama", "gpt-neox"])
+def test_extras_start_as_the_identity_and_then_train(family):
+    plain, model = build(family), build(family)
+    oelm.apply(plain, "oelm-freeze", seed=1)
+    applied = oelm.apply(model, EVERYTHING, seed=1)
+    assert torch.allclose(outputs(model), outputs(plain), atol=1e-6)
+
+    optimizer = torch.optim.AdamW(oelm.param_groups(model, lr=1e-2, weight_decay=0.1))
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    for _ in range(2):  # B starts at zero, so A moves from the second step on
+        optimizer.zero_grad()
+        outputs(model).square().mean().backward()
+        optimizer.step()
+    after = dict(model.named_parameters())
+    extras = [
+        n for n in after if n.rpartition(".")[2] in ("conv", "core", "temperature", "lowrank_a", "lowrank_b")
+    ]
+    assert extras
+    assert all(not torch.equal(before[n], after[n]) for n in extras)
+    assert all(torch.equal(before[n], p) for n, p in after.items() if not p.requires_grad)
+    assert oelm.audit(model, optimizer).ok
+    assert applied.qk_trainable == sum(after[n].numel() for n in extras)
+
+
+def test_each_extra_computes_what_it_says():
+    model = build("own-gpt")
+    x = torch.randn(2, 6, 32)
+    plain = {p.role: p.heads() for p in oelm.qk_projections(model)[:2]}
+    oelm.apply(model, Method("kept", lowrank=2, core=True, temperature=True, conv=3))
+    q, k = model.blocks[0].attn.q, model.blocks[0].attn.k
+    with torch.no_grad():
+        for parameter in (*q.parameters(), *k.parameters()):
+            if parameter is not q.weight and parameter is not k.weight:
+                parameter.normal_()
+    y = x @ plain["q"].reshape(32, 32).T + x @ q.lowrank_a.T @ q.lowrank_b.T
+    y = torch.stack([y.view(2, 6, 4, 8)[:, :, h] @ q.core[h] * q.temperature[h] for h in range(4)], dim=2)
+    assert torch.allclose(q(x), reference_conv(y.flatten(2), q.conv), atol=1e-4)
+    assert k.core is None  # q' C k has one C
+    assert k.temperature is None
+
+
+@pytest.mark.parametrize(
+    ("name", "per_layer"),
+    [
+        ("oelm-conv", 2 * 4 * 128),
+        ("oelm-lowrank", 2 * 8 * (128 + 128)),
+        ("oelm-plus", 2 * 4 * 128 + 2 * 4 * (128 + 128)),
+        ("oelm-core", 8 * 16 * 16),
+        ("oelm-temperature", 8),
+        ("oelm-relative", 8 * 129),
+    ],
+)
+def test_the_trainable_share_of_q_and_k(name, per_layer):
+    from oelm.models.gpt import GPT, gpt_config
+
+    model = GPT(gpt_config("mini", vocab_size=64, context=32))
+    applied = oelm.apply(model, name)
+    assert applied.qk_trainable == 4 * per_layer
+    assert applied.qk_total == 4 * (2 * 128 * 128 + per_layer)
+    trained = GPT(gpt_config("mini", vocab_size=64, context=32))
+    control = oelm.apply(trained, applied.method.control)
+    assert control.total == applied.total
+    assert control.frozen == 0
+
+
+def test_relative_bias_trains_in_our_gpt():
+    model = build("own-gpt")
+    oelm.apply(model, "oelm-relative")
+    outputs(model).square().mean().backward()
+    assert model.blocks[0].attn.relative_bias.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gpt-neox"])
+def test_a_convolution_refuses_to_decode_with_a_cache_and_generates_without(family):
+    model = build(family)
+    oelm.apply(model, "oelm-conv")
+    ids = torch.tensor([[5, 6, 7]])
+    assert (
+        model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=63).shape[1] > 3
+    )
+    with pytest.raises(OelmError, match="use_cache=False"):
+        model.generate(
+            ids, max_new_tokens=3, do_sample=False, use_cache=True, pad_token_id=0, eos_token_id=63
+        )
+
+
+def test_packed_sequences_are_refused_by_the_convolution():
+    with pytest.raises(OelmError, match="packs sequences"):
+        causal_conv(torch.randn(7, 4), torch.randn(3, 4))
+
+
+def test_extras_work_under_gradient_checkpointing():
+    model = build("llama")
+    oelm.apply(model, "oelm-plus")
+    model.train()
+    model.gradient_checkpointing_enable()
+    outputs(model).square().mean().backward()
+    grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    model.gradient_checkpointing_disable()
+    outputs(model).square().mean().backward()
+    assert all(torch.allclose(p.grad, grads[n], atol=1e-6) for n, p in model.named_parameters() if n in grads)
