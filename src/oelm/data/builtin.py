@@ -2,7 +2,7 @@
 
 People own things, carry them, give them away, count fruit and keep secret words; what was said early is
 asked for late. So a model that only looks at the last few words stays far from one that attends to the
-whole story. `builtin_tasks` makes labelled tasks of the same world.
+whole story. `builtin_tasks` makes labelled tasks of the same world, `builtin_probes` tasks without a world.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _SIZES: dict[str, dict[str, int]] = {
     "stories-2way": {"train": 8_000, "validation": 1_000, "test": 1_000},
     "stories-4way": {"train": 8_000, "validation": 1_000, "test": 1_000},
     "stories-pairs": {"train": 12_000, "validation": 1_000, "test": 1_000},
+    "task-copy": {"train": 20_000, "validation": 500, "test": 500},
+    "task-recall": {"train": 20_000, "validation": 500, "test": 500},
 }
 
 T = TypeVar("T")
@@ -308,10 +310,12 @@ def generate(kind: str, split: str, *, seed: int = SEED) -> Iterator[Row]:
     >>> sorted(row), row["label"] in (0, 1)
     (['label', 'text'], True)
     """
+    from oelm.data.builtin_probes import PROBES
     from oelm.data.builtin_tasks import TASKS
 
+    make = {**TASKS, **PROBES}
     count = sizes(kind)[split]
     where = (seed, sorted(_SIZES).index(kind), ("train", "validation", "test").index(split))
     for index in range(count):
         dice = Dice(*where, index)
-        yield {"text": story(dice)} if kind == "stories" else TASKS[kind](dice)
+        yield {"text": story(dice)} if kind == "stories" else make[kind](dice)

@@ -321,6 +321,18 @@ _ENTRIES = (
         licence="our own text, as this package",
         builtin="stories-pairs",
     ),
+    Dataset(
+        name="task-recall",
+        about="built in: key-value pairs, then the keys again, whose values must be named (induction)",
+        licence="our own text, as this package",
+        builtin="task-recall",
+    ),
+    Dataset(
+        name="task-copy",
+        about="built in: random letters, then the same letters again",
+        licence="our own text, as this package",
+        builtin="task-copy",
+    ),
 )
 
 _REGISTRY: dict[str, Dataset] = {entry.name: entry for entry in _ENTRIES}
