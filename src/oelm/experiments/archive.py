@@ -77,7 +77,7 @@ def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool
     # mtime 0 and sorted members: the same results make the same archive, byte for byte.
     with (
         atomic_open(target) as file,
-        gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as zipped,
+        gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
         text = json.dumps(index, indent=1).encode()
@@ -179,7 +179,7 @@ def _check_index(index: Any, source: Path) -> None:
 def _read_members(tar: tarfile.TarFile, index: dict[str, Any], into: Path | None) -> None:
     """Check every member against the index, writing it below `into` if given; anything else is refused."""
     expected = {entry["path"]: entry for entry in index["files"]}
-    for info in tar:
+    while (info := tar.next()) is not None:  # from where the index ended: iterating would start over
         entry = expected.pop(info.name, None)
         if entry is None or not info.isreg():
             raise OelmError(f"the archive holds '{info.name}', which its index does not list as a file")

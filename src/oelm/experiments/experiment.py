@@ -148,7 +148,8 @@ def minilm_installed() -> bool:
 def stand_ins(config: Config) -> list[str]:
     """What this run uses in place of the real thing, in words for `oelm show`, `train` and the log."""
     said = []
-    if config.data.source == "builtin":
+    entry = datasets().get(config.data.dataset)
+    if config.data.source == "builtin" and entry is not None and not entry.builtin:
         said.append(
             f"built-in text stands in for '{config.data.dataset}' (--data-dir or OELM_DATA_DIR for real text)"
         )

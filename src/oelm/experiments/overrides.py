@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from oelm.training.typed import convert, parse
 _IDENTITY = ("id", "study", "scale", "seed")
 
 
+@functools.cache
 def field_names(cls: type = Config, prefix: str = "") -> dict[str, Any]:
     """Dotted name -> annotation of every field that can be set.
 

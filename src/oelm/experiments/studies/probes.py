@@ -14,7 +14,7 @@ from oelm.experiments.studies.paper import LM_BUDGET, LM_MODEL, LM_OPTIM
 from oelm.methods.registry import method as find_method
 from oelm.training.config import DataConfig
 
-TASKS = ("recall", "copy")
+TASKS = ("recall", "copy")  # the built-in datasets task-recall and task-copy
 TOKENIZER = "bpe-512"  # made of letters and digits: a small vocabulary is the task's own
 
 
@@ -26,7 +26,7 @@ def _arm(task: str, name: str, position: str) -> Experiment:
         study="probes",
         title=f"{task}: {method.purpose}",
         task="lm",
-        data=DataConfig(dataset=task, source="builtin", tokenizer=TOKENIZER, max_length=128),
+        data=DataConfig(dataset=f"task-{task}", source="builtin", tokenizer=TOKENIZER, max_length=128),
         model=replace(LM_MODEL, position=position),  # type: ignore[arg-type]
         method=name,
         optim=LM_OPTIM,

@@ -1,0 +1,221 @@
+"""The catalogue against the study's own tables, written out here a second time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oelm.data.catalogue import dataset
+from oelm.errors import UsageError
+from oelm.experiments import experiment as experiment_module
+from oelm.experiments.catalogue import experiment, experiments, register_experiment, select
+from oelm.experiments.experiment import Experiment, stand_ins
+from oelm.experiments.scales import SCALES
+from oelm.training.config import Config, DataConfig
+from oelm.training.folder import config_from_yaml, config_hash, config_to_yaml
+
+# ID: dataset, method, rate, steps or epochs, batch, reported figure
+LANGUAGE_MODELS = {
+    "GPT-01": ("tinystories", "baseline", 3e-4, 100_000, 4.27),
+    "GPT-02": ("tinystories", "oelm-freeze", 1e-3, 100_000, 4.69),
+    "GPT-03": ("tinystories", "oelm-random", 1e-3, 100_000, 4.97),
+    "GPT-04": ("openwebtext", "baseline", 3e-4, 100_000, 47.24),
+    "GPT-05": ("openwebtext", "oelm-freeze", 1e-3, 100_000, 54.29),
+    "GPT-06": ("wikitext103", "baseline", 3e-4, 200_000, 25.13),
+    "GPT-07": ("wikitext103", "oelm-freeze", 1e-3, 200_000, 29.03),
+}
+FINE_TUNED = {
+    "XNLI-01": ("xnli", "baseline", 2e-5, 16, 76.71),
+    "XNLI-02": ("xnli", "oelm-freeze", 1e-4, 16, 77.79),
+    "SST-2-01": ("sst2", "baseline", 2e-5, 32, 93.12),
+    "SST-2-02": ("sst2", "oelm-freeze", 1e-4, 32, 91.28),
+    "MNLI-01": ("mnli", "baseline", 2e-5, 32, 83.44),
+    "MNLI-02": ("mnli", "oelm-freeze", 1e-4, 32, 82.23),
+}
+CLASSIFIERS = {
+    f"GPT-CLS-{number:02d}": (
+        dataset,
+        "baseline" if number % 2 else "oelm-freeze",
+        3e-4 if number % 2 else 1e-3,
+    )
+    for number, dataset in enumerate(
+        ("imdb", "imdb", "agnews", "agnews", "xnli", "xnli", "mnli", "mnli"), start=1
+    )
+}
+
+
+@pytest.mark.parametrize("id", LANGUAGE_MODELS)
+def test_language_models_have_the_studys_settings(id: str) -> None:
+    dataset, method, rate, steps, ppl = LANGUAGE_MODELS[id]
+    e, c = experiment(id), experiment(id).at("full")
+    assert (c.task, c.data.dataset, c.method.name, c.optim.lr, c.budget.steps) == (
+        *("lm", dataset, method),
+        *(rate, steps),
+    )
+    assert (c.model.family, c.model.name, c.model.position, c.model.dropout) == (
+        "gpt",
+        "medium-512",
+        "learned",
+        0.1,
+    )
+    assert (c.data.tokenizer, c.data.max_length, c.budget.batch_size) == ("gpt2", 512, 8)
+    assert (c.optim.schedule, c.optim.warmup_steps, c.optim.clip) == ("cosine", 1000, 1.0)
+    assert (c.budget.eval_every, c.seed) == (1000, 42)
+    assert e.reported is not None
+    assert (e.reported.metric, e.reported.value) == ("ppl", ppl)
+    assert c.compare.phase == (3 if dataset == "wikitext103" else 2)
+
+
+@pytest.mark.parametrize("id", FINE_TUNED)
+def test_fine_tuned_models_have_the_studys_settings(id: str) -> None:
+    dataset, method, rate, batch, accuracy = FINE_TUNED[id]
+    e, c = experiment(id), experiment(id).at("full")
+    assert (c.task, c.data.dataset, c.method.name) == ("classification", dataset, method)
+    assert (c.optim.lr, c.budget.batch_size, c.budget.epochs, c.budget.steps) == (rate, batch, 3, 0)
+    assert (c.model.family, c.model.name, c.model.pretrained) == ("hf", "bert-base-uncased", True)
+    assert (c.data.max_length, c.data.tokenizer) == (128, "model")
+    assert (c.optim.schedule, c.optim.warmup_share, c.optim.clip) == ("linear", 0.1, 1.0)
+    assert e.reported is not None
+    assert (e.reported.metric, e.reported.value) == ("accuracy", accuracy)
+    assert c.compare.phase == 1
+
+
+@pytest.mark.parametrize("id", CLASSIFIERS)
+def test_classifiers_from_scratch_have_the_studys_settings(id: str) -> None:
+    dataset, method, rate = CLASSIFIERS[id]
+    c = experiment(id).at("full")
+    assert (c.task, c.data.dataset, c.method.name, c.optim.lr) == ("classification", dataset, method, rate)
+    assert (c.model.family, c.model.name, c.model.causal) == ("gpt", "medium-512", False)
+    assert (c.budget.batch_size, c.budget.accumulation, c.budget.steps) == (16, 2, 10_000)
+    assert (c.optim.warmup_steps, c.data.max_length) == (500, 512)
+    assert c.compare.phase == 4
+
+
+def test_the_paper_holds_exactly_the_studys_ids_in_phases_1_to_4() -> None:
+    ids = {e.id for e in experiments().values() if e.study == "paper" and e.phase in (1, 2, 3, 4)}
+    assert ids == {*LANGUAGE_MODELS, *FINE_TUNED, *CLASSIFIERS}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_experiment_resolves_and_survives_yaml(scale: str) -> None:
+    for e in experiments().values():
+        config = e.at(scale)  # type: ignore[arg-type]
+        again = config_from_yaml(config_to_yaml(config))
+        assert config_hash(again) == config_hash(config), e.id
+
+
+def test_baselines_and_controls_exist_and_train_their_queries_and_keys() -> None:
+    known = experiments()
+    for e in known.values():
+        for partner in (e.baseline, e.control):
+            assert partner == "" or partner in known, f"{e.id} names {partner}"
+        if e.control:
+            assert known[e.control].at("smoke").method.trains_qk, f"{e.id} is controlled by {e.control}"
+        if e.baseline:
+            assert known[e.baseline].at("smoke").compare.group == e.at("smoke").compare.group
+
+
+def test_a_control_differs_from_its_arm_only_in_what_trains() -> None:
+    """A gain that the architecture brings must not be booked on freezing."""
+    known = experiments()
+    pairs = [(e, known[e.control]) for e in known.values() if e.study == "gap" and e.control]
+    assert pairs
+    for arm, control in pairs:
+        a, c = arm.at("mini").method, control.at("mini").method
+        extras = ("conv", "lowrank", "core", "temperature", "relative_bias")
+        assert [getattr(a, x) for x in extras] == [getattr(c, x) for x in extras], arm.id
+        assert arm.at("mini").model == control.at("mini").model, arm.id
+
+
+def test_small_scales_keep_the_shape_and_need_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OELM_DATA_DIR", raising=False)
+    for e in experiments().values():
+        full = e.at("full")
+        for scale in ("mini", "smoke"):
+            small = e.at(scale)  # type: ignore[arg-type]
+            hub = dataset(small.data.dataset).hub  # what comes by pip or is built in asks no hub anyway
+            assert small.data.source in (("local", "builtin") if hub else ("auto", "builtin")), e.id
+            assert small.data.tokenizer != "gpt2", e.id
+            assert (small.task, small.method, small.model.family) == (
+                full.task,
+                full.method,
+                full.model.family,
+            )
+            assert small.compare == full.compare
+            assert (small.model.position, small.model.causal) == (full.model.position, full.model.causal)
+            assert bool(small.budget.epochs) == bool(full.budget.epochs)
+    ratio = experiment("GPT-02").at("mini").optim.lr / experiment("GPT-01").at("mini").optim.lr
+    assert ratio == pytest.approx(1e-3 / 3e-4)
+    assert experiment("GPT-06").at("mini").budget.steps == 2 * experiment("GPT-04").at("mini").budget.steps
+
+
+def test_real_text_is_taken_where_the_data_folder_holds_it(tmp_path: Path) -> None:
+    (tmp_path / "tinystories").mkdir()
+    (tmp_path / "tinystories" / "train.jsonl").write_text('{"text": "Once."}\n')
+    local = experiment("GPT-01").at("mini", data_dir=str(tmp_path))
+    builtin = experiment("GPT-04").at("mini", data_dir=str(tmp_path))
+    assert (local.data.source, builtin.data.source) == ("local", "builtin")
+    assert stand_ins(local) == []
+    assert "built-in text stands in for 'openwebtext'" in stand_ins(builtin)[0]
+    smoke = experiment("GPT-01").at("smoke", data_dir=str(tmp_path))
+    assert smoke.data.source == "builtin"
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_mini_bert_is_minilm_where_pip_has_it_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    monkeypatch.setattr(experiment_module, "minilm_installed", lambda: installed)
+    config = experiment("SST-2-02").at("mini")
+    assert (config.model.name, config.model.pretrained) == (
+        ("minilm", True) if installed else ("tiny-bert", False)
+    )
+    said = " ".join(stand_ins(config))
+    assert ("all-MiniLM-L6-v2" in said) if installed else ("random 'tiny-bert'" in said)
+
+
+def test_an_experiment_of_ones_own_is_a_few_lines() -> None:
+    mine = Experiment(
+        id="MINE-01",
+        study="mine",
+        task="lm",
+        data=DataConfig("tinystories"),
+        method="oelm_v2",
+        baseline="GPT-01",
+    )
+    try:
+        register_experiment(mine)
+        assert experiment("mine-01").at("smoke").method.name == "oelm-freeze"
+        assert select(study="mine") == [mine]
+        with pytest.raises(UsageError, match="registered already"):
+            register_experiment(replace(mine))
+    finally:
+        from oelm.experiments import catalogue
+
+        catalogue._registered.pop("MINE-01", None)
+
+
+@pytest.mark.parametrize("id", ["", "../up", "a b", "a/b", ".hidden"])
+def test_ids_that_cannot_name_a_folder_are_refused(id: str) -> None:
+    with pytest.raises(UsageError):
+        register_experiment(Experiment(id=id, study="s", task="lm", data=DataConfig("x"), method="baseline"))
+
+
+def test_selection() -> None:
+    assert [e.id for e in select(phase=3)] == ["GPT-06", "GPT-07"]
+    assert {e.phase for e in select(everything=True)} == {1, 2, 3, 4, 5}
+    with pytest.raises(UsageError, match="GPT-01"):
+        select(["GPT-O1"])
+    with pytest.raises(UsageError, match="there is no phase 9"):
+        select(phase=9)
+    with pytest.raises(UsageError, match="name what to run"):
+        select()
+
+
+def test_every_config_has_a_folder_of_its_own() -> None:
+    from oelm.training.folder import run_path
+
+    configs: list[Config] = [e.at("smoke") for e in experiments().values()]
+    assert len({run_path("runs", c) for c in configs}) == len(configs)

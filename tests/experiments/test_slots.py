@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from oelm.errors import UsageError
+from oelm.experiments import slots as slots_module
+from oelm.experiments.slots import make_slots
+
+
+@pytest.fixture(autouse=True)
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots_module, "cores", lambda: 8)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(slots_module.shutil, "which", lambda name: None)
+
+
+def test_one_run_per_gpu() -> None:
+    first, second = make_slots(10, gpus="2,5")
+    assert (first.environment["CUDA_VISIBLE_DEVICES"], second.environment["CUDA_VISIBLE_DEVICES"]) == (
+        "2",
+        "5",
+    )
+    assert first.threads == 4
+    assert first.environment["OMP_WAIT_POLICY"] == "passive"
+
+
+def test_several_gpus_per_run_leave_the_odd_one_out() -> None:
+    made = make_slots(10, gpus="0,1,2,3,4", gpus_per_run=2)
+    assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in made] == ["0,1", "2,3"]
+    assert {s.processes for s in made} == {2}
+
+
+@pytest.mark.parametrize(
+    ("runs", "slots", "expected"), [(1, 0, (1, 8)), (9, 0, (2, 4)), (9, 4, (4, 2)), (3, 16, (3, 2))]
+)
+def test_cpu_slots_divide_the_threads(runs: int, slots: int, expected: tuple[int, int]) -> None:
+    made = make_slots(runs, slots=slots)
+    assert (len(made), made[0].threads) == expected
+    assert made[0].environment["OMP_NUM_THREADS"] == str(made[0].threads)
+
+
+def test_what_cuda_shows_is_taken_automatically(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    assert [s.name for s in make_slots(5)] == ["gpu 3", "gpu 4"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert make_slots(5)[0].name == "cpu 0"
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [{"gpus": "0,0"}, {"gpus": ","}, {"gpus": "0", "gpus_per_run": 2}, {"gpus_per_run": 2}, {"slots": -1}],
+)
+def test_impossible_wishes_are_refused(wish: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        make_slots(3, **wish)  # type: ignore[arg-type]
