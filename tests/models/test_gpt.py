@@ -31,9 +31,7 @@ def test_the_studys_parameter_counts():
     assert sum(b.attn.q.weight.numel() + b.attn.k.weight.numel() for b in model.blocks) == 3_145_728
 
 
-@pytest.mark.parametrize(
-    "size", [size for size in SIZES if size != "medium-512"]
-)  # too large for a unit test
+@pytest.mark.parametrize("size", [size for size in SIZES if size != "medium-512"])
 @pytest.mark.parametrize("position", ["learned", "rope"])
 def test_every_size_trains_one_step(size, position):
     model = GPT(gpt_config(size, vocab_size=50, context=16, position=position), seeded())

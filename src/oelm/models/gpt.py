@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from oelm.atomic import write_json
 from oelm.errors import OelmError, UsageError, unknown_name
+from oelm.models.lean import Tie, gelu_linear, lean_here, tied_embedding
 from oelm.models.loss import cross_entropy_sum
 
 
@@ -60,6 +61,7 @@ SIZES: dict[str, dict[str, int]] = {
     "medium-512": {"width": 512, "layers": 6, "heads": 8, "ff": 2048},  # the study's
     "small-256": {"width": 256, "layers": 4, "heads": 8, "ff": 1024},
     "mini": {"width": 128, "layers": 4, "heads": 8, "ff": 512},  # minutes on a CPU
+    "tiny": {"width": 64, "layers": 2, "heads": 4, "ff": 256},  # the demo: many runs in minutes
     "smoke": {"width": 32, "layers": 2, "heads": 4, "ff": 64},  # seconds, for tests
 }
 
@@ -128,7 +130,8 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.ff, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x)))
+        x = self.up(x)
+        return gelu_linear(x, self.down) if lean_here(x) else self.down(F.gelu(x))
 
 
 class Block(nn.Module):
@@ -173,17 +176,19 @@ class GPT(nn.Module):
 
     def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
         """ids (B, T) -> hidden states (B, T, d). `lengths` (B,) marks right padding."""
-        _, T = ids.shape
+        return self._trunk(self.tokens(ids), lengths)
+
+    def _trunk(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        T = x.shape[1]
         if self.config.context < T:
             raise UsageError(f"{T} tokens do not fit the context of {self.config.context}")
-        x = self.tokens(ids)  # (B, T, d)
         if self.positions is not None:
             x = x + self.positions.weight[:T]
         x = self.drop(x)
         rotation = self.rotation[:T] if self.rotation is not None else None
         mask = None
         if lengths is not None and not self.config.causal:  # causal rows never see their own right padding
-            mask = (torch.arange(T, device=ids.device) < lengths[:, None])[:, None, None, :]  # (B, 1, 1, T)
+            mask = (torch.arange(T, device=x.device) < lengths[:, None])[:, None, None, :]  # (B, 1, 1, T)
         for block in self.blocks:
             x = block(x, rotation, mask)
         return self.norm(x)
@@ -191,8 +196,11 @@ class GPT(nn.Module):
     def loss(self, ids: Tensor, targets: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
         """Cross-entropy of the next token; targets (B, T), IGNORE (-100) where they do not count."""
         self._must_be("a language model", classes=False)
-        hidden = self(ids)
-        total = cross_entropy_sum(hidden.flatten(0, 1), self.tokens.weight, targets.flatten())
+        weight = self.tokens.weight
+        tie = Tie() if weight.requires_grad and lean_here(weight) else None
+        x = tied_embedding(ids, weight, tie) if tie else self.tokens(ids)
+        hidden = self._trunk(x)
+        total = cross_entropy_sum(hidden.flatten(0, 1), weight, targets.flatten(), tie)
         if reduction == "sum":
             return total
         return total / (targets >= 0).sum().clamp(min=1)
