@@ -30,9 +30,10 @@ STUDIES = {
     "finetune": "freezing in a pretrained encoder: keep, orthonormalise or throw away its Q/K",
     "gpt-cls": "phase 4's question with tuned and warmed-up arms",
     "probes": "why: recall and copy tasks that only attention can solve",
+    "demo": "the whole story in minutes on two cores (`oelm demo`)",
 }
 
-_HOMES = ("paper", "controls", "gap", "finetune", "gpt_cls", "probes")
+_HOMES = ("paper", "controls", "gap", "finetune", "gpt_cls", "probes", "demo")
 
 _registered: dict[str, Experiment] = {}
 
