@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import sys
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -34,7 +35,7 @@ def save_checkpoint(state: dict[str, Any], latest: Path, previous: Path) -> int:
     """
     with atomic_open(latest) as file:
         writer = _HashingWriter(file)
-        torch.save(state, cast(IO[bytes], writer))
+        torch.save(_canonical(state), cast(IO[bytes], writer))
         writer.finish()
         if latest.exists():
             _keep(latest, previous)
@@ -153,6 +154,18 @@ def _verify(path: Path) -> None:
         end = file.read()
     if end[:2] != _DIGEST_BYTES.to_bytes(2, "little") or end[2:] != digest.hexdigest().encode():
         raise CorruptCheckpoint(f"{path} is damaged: its checksum does not match (truncated or altered)")
+
+
+def _canonical(value: Any) -> Any:
+    """The same value with one object per distinct text: pickle writes a repeated object as a reference, and
+    equal states must be equal bytes whether their keys were made here or read from a file."""
+    if isinstance(value, str):
+        return sys.intern(value)
+    if isinstance(value, dict):
+        return {_canonical(key): _canonical(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_canonical(inner) for inner in value]
+    return value
 
 
 def _keep(latest: Path, previous: Path) -> None:

@@ -89,7 +89,8 @@ def _work(run: Run) -> Outcome:
         train(run)
         finish(run)
     except Interrupted as stopped:
-        run.save()
+        if not run.is_saved:  # it is when the test split was being scored, with the best model's weights
+            run.save()
         return Outcome(
             "interrupted", f"stopped by {stopped} at step {run.progress.step}; run it again to go on"
         )
@@ -138,7 +139,7 @@ def validation_due(run: Run) -> bool:
 def checkpoint_due(run: Run) -> bool:
     p, every = run.progress, run.config.budget.checkpoint_every or eval_every(run)
     done = p.step >= run.total_steps or p.stopped_early
-    return p.step > 0 and (p.step % every == 0 or done) and run.saved != (p.step, p.validated)
+    return p.step > 0 and (p.step % every == 0 or done) and not run.is_saved
 
 
 def eval_every(run: Run) -> int:

@@ -95,7 +95,7 @@ class Run:
     status: Status
     progress: Progress = field(default_factory=Progress)
     metrics: MetricsLog | None = None  # the writing process' only
-    saved: tuple[int, int] = (0, 0)  # (step, validated) of the last checkpoint
+    _saved: tuple[int, int] | None = None  # (step, validated) of the last checkpoint
     _schedule_changed: bool = False
 
     def __post_init__(self) -> None:
@@ -218,6 +218,11 @@ class Run:
 
     # -- saving ---------------------------------------------------------------------------------
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether latest.pt holds this very point of the run."""
+        return self._saved == (self.progress.step, self.progress.validated)
+
     def save(self) -> None:
         """latest.pt: everything an exact resume needs."""
         rng = self.world.gather(random_state(self.world.device))
@@ -236,7 +241,7 @@ class Run:
             }
             save_checkpoint(state, self.folder.latest, self.folder.previous)
             self.timer.write(self.folder.timing_file, p.step)
-        self.saved = (p.step, p.validated)
+        self._saved = (p.step, p.validated)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Put everything back as `save` found it, except the metrics file."""
@@ -262,7 +267,7 @@ class Run:
             self.journal.line(
                 f"precision is now {self.precision.dtype}, was {state['precision']}: not an exact resume"
             )
-        self.saved = (self.progress.step, self.progress.validated)
+        self._saved = (self.progress.step, self.progress.validated)
         self.rewire()
 
     def save_best(self) -> None:

@@ -1,0 +1,53 @@
+"""Tiny runs on built-in data: a fraction of a second each once torch is warm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from oelm.methods.registry import method
+from oelm.training.config import BudgetConfig, Config, DataConfig, Machine, ModelConfig, OptimConfig
+
+SHAPES: dict[str, tuple[str, str, str, str]] = {  # name -> task, dataset, family, model
+    "lm": ("lm", "stories", "gpt", "smoke"),
+    "gpt-cls": ("classification", "stories-2way", "gpt", "smoke"),
+    "bert": ("classification", "stories-pairs", "hf", "tiny-bert"),
+    "t5": ("denoising", "stories", "hf", "tiny-t5"),
+    "bart": ("denoising", "stories", "hf", "tiny-bart"),
+    "t5-cls": ("classification", "stories-2way", "hf", "tiny-t5"),
+    "bart-cls": ("classification", "stories-2way", "hf", "tiny-bart"),
+}
+
+
+def smoke_config(shape: str = "lm", name: str = "oelm-freeze", **sections: dict[str, Any]) -> Config:
+    """A run of a dozen steps; `sections` change fields: smoke_config("lm", budget={"steps": 4})."""
+    task, dataset, family, model = SHAPES[shape]
+    config = Config(
+        id="SMOKE",
+        study="tests",
+        task=task,  # type: ignore[arg-type]
+        data=DataConfig(
+            dataset, source="builtin", tokenizer="bpe-300", max_length=16, train_rows=40, eval_rows=6
+        ),
+        model=ModelConfig(family=family, name=model, causal=shape != "gpt-cls"),  # type: ignore[arg-type]
+        method=method(name),
+        optim=OptimConfig(lr=3e-3, warmup_steps=3),
+        budget=BudgetConfig(batch_size=4, steps=12, eval_every=4, log_every=3),
+        scale="smoke",
+    )
+    for section, fields in sections.items():
+        config = replace(config, **{section: replace(getattr(config, section), **fields)})
+    return config
+
+
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return Machine(device="cpu", threads=1, cache_dir=str(tmp_path_factory.mktemp("cache")), gemm_peak=False)
+
+
+@pytest.fixture(scope="session")
+def make() -> Callable[..., Config]:
+    return smoke_config

@@ -1,0 +1,163 @@
+"""Killed at any moment, the same call continues, and every number ends the same, bit by bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from oelm.training.checkpoint import load_checkpoint
+from oelm.training.config import Config, Machine
+from oelm.training.fit import fit
+from oelm.training.folder import RunFolder, config_to_yaml
+from oelm.training.run import Interrupted, Run
+
+DRIVER = Path(__file__).with_name("kill_driver.py")
+EQUAL_FILES = ("metrics.jsonl", "results.json", "latest.pt", "freeze_audit.json", "best/model.safetensors")
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """The files that must not know how often a run was interrupted."""
+    for name in EQUAL_FILES:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), f"{name} differs"
+    a, b = load_checkpoint(one / "latest.pt"), load_checkpoint(other / "latest.pt")
+    assert a["progress"] == b["progress"]
+    for part in ("model", "optimizer"):
+        assert a[part].keys() == b[part].keys()
+    for name, tensor in a["model"].items():
+        assert torch.equal(tensor, b["model"][name]), name
+    for name, state in a["optimizer"].items():
+        for key, tensor in state.items():
+            assert torch.equal(tensor, b["optimizer"][name][key]), (name, key)
+
+
+def drive(config: Config, folder: Path, machine: Machine, how: str, seed: int) -> int:
+    """Run to the end through SIGKILLs; the number of them."""
+    done = subprocess.run(
+        [sys.executable, str(DRIVER), str(folder), machine.cache_dir, how, str(seed)],
+        input=config_to_yaml(config),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return int(done.stdout.split()[-1])
+
+
+# Mid-epoch, under accumulation, with dropout; checkpoints both with and apart from validations.
+RUNS = {
+    "lm": {
+        "shape": "lm",
+        "model": {"dropout": 0.1},
+        "budget": {"accumulation": 2, "steps": 30, "eval_every": 6, "checkpoint_every": 4},
+    },
+    "gpt-cls": {
+        "shape": "gpt-cls",
+        "name": "oelm-gradual",
+        "model": {"dropout": 0.1},
+        "budget": {"accumulation": 2, "steps": 0, "epochs": 6, "eval_every": 4},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["time", "io"])
+@pytest.mark.parametrize("kind", list(RUNS))
+def test_killed_runs_end_with_the_same_bytes(tmp_path, machine, make, kind, how):
+    config = make(**RUNS[kind])
+    assert fit(config, tmp_path / "whole", machine).state == "finished"
+    kills = drive(config, tmp_path / "killed", machine, how, seed=hash_free_seed(kind, how))
+    assert kills >= 3
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+def hash_free_seed(*words: str) -> int:
+    """A seed that differs by test and is the same in every process."""
+    return sum(ord(letter) for word in words for letter in word)
+
+
+@pytest.mark.parametrize("shape", ["lm", "gpt-cls", "bert", "t5", "bart"])
+def test_stopped_between_any_micro_batches(tmp_path, machine, make, shape, monkeypatch):
+    """Asked to stop in the middle of a step, in a validation and in the test: nothing is lost or repeated."""
+    config = make(
+        shape,
+        "oelm-early",
+        model={"dropout": 0.1},
+        data={"eval_rows": 2},
+        budget={"accumulation": 2, "checkpoint_every": 5},
+    )
+    assert fit(config, tmp_path / "whole", machine).state == "finished"
+    interrupt_now_and_then(monkeypatch)
+    outcomes = []
+    while not outcomes or outcomes[-1].state == "interrupted":
+        outcomes.append(fit(config, tmp_path / "stopped", machine))
+        assert len(outcomes) < 60
+    assert outcomes[-1].state == "finished"
+    assert len(outcomes) > 3
+    assert all(outcome.exit_code == 75 for outcome in outcomes[:-1])
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def interrupt_now_and_then(monkeypatch) -> None:
+    """As a signal would, in training and evaluation alike; ever less often, so that it ends."""
+    looks, next_stop, patience = 0, 5, 4
+
+    def check(run):
+        nonlocal looks, next_stop, patience
+        looks += 1
+        if looks == next_stop:
+            patience += 3
+            next_stop = looks + patience
+            raise Interrupted("test")
+
+    monkeypatch.setattr(Run, "check_stop", check)
+
+
+def test_damaged_latest_falls_back_to_previous(tmp_path, machine, make):
+    config = make("lm")
+    assert fit(config, tmp_path / "whole", machine).state == "finished"
+    assert fit(config, tmp_path / "hurt", machine).state == "finished"
+    folder = RunFolder(tmp_path / "hurt")
+    content = folder.latest.read_bytes()
+    folder.latest.write_bytes(content[: len(content) // 2])
+    folder.results_file.unlink()
+    assert fit(config, folder.path, machine).state == "finished"
+    assert "checksum does not match" in folder.log_file.read_text()
+    assert "going back to the checkpoint before" in folder.log_file.read_text()
+    assert_same_run(tmp_path / "whole", tmp_path / "hurt")
+
+
+def test_no_whole_checkpoint_is_an_error_not_a_fresh_start(tmp_path, machine, make):
+    config = make("lm", budget={"steps": 4})
+    fit(config, tmp_path, machine)
+    folder = RunFolder(tmp_path)
+    folder.results_file.unlink()
+    for path in (folder.latest, folder.previous):
+        if path.exists():
+            path.write_bytes(b"nonsense")
+    outcome = fit(config, tmp_path, machine)
+    assert outcome.state == "failed"
+    assert "no checkpoint of this run is whole" in outcome.reason
+
+
+def test_changed_data_is_noticed(tmp_path, machine, make):
+    lines = [f'{{"text": "a story about {word} and its friend"}}\n' for word in ("fox", "owl", "cat")] * 20
+    data = tmp_path / "data" / "tinystories"
+    data.mkdir(parents=True)
+    for split in ("train", "validation", "test"):
+        (data / f"{split}.jsonl").write_text("".join(lines))
+    config = make("lm", data={"dataset": "tinystories", "source": "local", "train_rows": 0, "eval_rows": 0})
+    local = replace(machine, data_dir=str(tmp_path / "data"))
+    assert fit(config, tmp_path / "run", local).state == "finished"
+    RunFolder(tmp_path / "run").results_file.unlink()
+    (data / "test.jsonl").write_text("".join(lines[1:]))
+    outcome = fit(config, tmp_path / "run", local)
+    assert outcome.state == "failed"
+    assert "the test data is not what this run began with" in outcome.reason
