@@ -238,6 +238,14 @@ def test_one_seed_of_a_classifier_still_tells_what_the_test_set_can(tmp_path):
     assert 0 <= c.mcnemar_p < 0.05
 
 
+def test_a_baseline_at_chance_decides_nothing(tmp_path):
+    """Two arms that both guess differ by nothing, which must not read as 'freezing costs nothing'."""
+    c = classifiers(tmp_path, levels=(0.5, 0.5), examples=4000)
+    assert c.target.outcome == c.scenario.outcome == UNDECIDED
+    assert c.target.because == "chance"
+    assert "no better than" in texts(c.flags)
+
+
 @pytest.mark.parametrize(
     ("model", "kind"),
     [

@@ -249,7 +249,7 @@ def test_undecided_names_what_is_possible():
 
 
 def test_a_diverged_seed_withholds_the_verdict():
-    verdict = v.decide(v.PPL_TARGET, estimate_at(0.0, 0.01), diverged=True)
+    verdict = v.decide(v.PPL_TARGET, estimate_at(0.0, 0.01), withhold="diverged")
     assert (verdict.outcome, verdict.because) == (v.UNDECIDED, "diverged")
 
 

@@ -226,24 +226,35 @@ def compare(kind: Kind, arm: Arm, reference: Arm, trials: Sequence[Run] = ()) ->
         )
     perplexity = arm.metric == "ppl"
     effect, ratio, test_error, p = _perplexity(arm, reference) if perplexity else _accuracy(arm, reference)
-    diverged = bool(arm.diverged or reference.diverged)
+    withhold = "diverged" if arm.diverged or reference.diverged else ""
+    if at_chance(reference):
+        withhold, flags = "chance", (*flags, say("flag.chance", id=reference.id))
     scenario = None
     if not perplexity and arm.config.model.family == "gpt" and kind == "baseline":
-        scenario = decide(SCENARIO, effect, diverged=diverged)
+        scenario = decide(SCENARIO, effect, withhold=withhold)
     return Comparison(
         kind,
         arm,
         reference,
         effect,
         ratio,
-        decide(PPL_TARGET if perplexity else ACCURACY_TARGET, ratio, diverged=diverged),
-        decide(PPL_SIGN if perplexity else ACCURACY_SIGN, ratio, diverged=diverged),
+        decide(PPL_TARGET if perplexity else ACCURACY_TARGET, ratio, withhold=withhold),
+        decide(PPL_SIGN if perplexity else ACCURACY_SIGN, ratio, withhold=withhold),
         scenario,
         (),
         (*flags, *_about_seeds(effect, test_error, perplexity)),
         test_error,
         p,
     )
+
+
+def at_chance(arm: Arm) -> bool:
+    """Whether a classifier is within two standard errors of always naming the most frequent class."""
+    guessed = [r.most_frequent for r in arm.finished if r.most_frequent is not None]
+    if not guessed:
+        return False
+    share, examples = guessed[0], min(r.result.test_n for r in arm.finished if r.result)
+    return arm.mean < share + 2 * math.sqrt(share * (1 - share) / max(1, examples))
 
 
 def _about_seeds(effect: Estimate, test_error: TestError, perplexity: bool) -> list[Message]:

