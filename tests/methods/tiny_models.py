@@ -201,6 +201,11 @@ FAMILIES: dict[str, Family] = {
         4,
         2,
     ),
+    "gpt-neox-japanese": Family(
+        _decoder("GPTNeoXJapaneseConfig", "GPTNeoXJapaneseForCausalLM", **ENCODER), 2 * L
+    ),
+    "openai-gpt": Family(_decoder("OpenAIGPTConfig", "OpenAIGPTLMHeadModel", **_gpt2()), 2 * L),
+    "ctrl": Family(_decoder("CTRLConfig", "CTRLLMHeadModel", **_gpt2(dff=64)), 2 * L),
     "bloom": Family(
         _decoder("BloomConfig", "BloomForCausalLM", vocab_size=V, hidden_size=W, n_layer=L, n_head=H), 2 * L
     ),

@@ -32,45 +32,33 @@ class AttentionSpec:
     ignore: bool = False
 
 
-#: Names of separate projections: (query names, key names). The position projections of DeBERTa and the
-#: global ones of Longformer are queries and keys too: freezing only half of them would be a half-freeze.
-QUERY_NAMES = (
-    "q",
-    "query",
-    "q_proj",
-    "query_proj",
-    "q_lin",
-    "q_linear",
-    "linear_q",
-    "to_q",
-    "wq",
-    "w_q",
-    "fc_q",
-    "query_layer",
-    "query_global",
-    "pos_query_proj",
-)
-KEY_NAMES = (
-    "k",
-    "key",
-    "k_proj",
-    "key_proj",
-    "k_lin",
-    "k_linear",
-    "linear_k",
-    "to_k",
-    "wk",
-    "w_k",
-    "fc_k",
-    "key_layer",
-    "key_global",
-    "pos_key_proj",
-)
+_WAYS = [
+    "{}",
+    "{}_proj",
+    "{}_lin",
+    "{}_linear",
+    "{}_layer",
+    "{}_head",
+    "{}_global",
+    "pos_{}_proj",
+    "relative_{}_proj",
+    "linear_{}",
+    "to_{}",
+    "w{}",
+    "w_{}",
+    "fc_{}",
+    "proj_{}",
+    "project_{}",
+    "projection_{}",
+]
+
+#: Names of separate projections, in lower case. The position projections of DeBERTa and the global ones of
+#: Longformer are queries and keys too: freezing only half of them would be a half-freeze.
+QUERY_NAMES = frozenset(way.format(word) for way in _WAYS for word in ("q", "query"))
+KEY_NAMES = frozenset(way.format(word) for way in _WAYS for word in ("k", "key"))
 
 #: Parts of names that make a matrix of an attention module suspect of holding Q or K.
-SUSPECTS = frozenset(
-    {"q", "k", "qk", "kv", "qkv", "query", "key", "wq", "wk", "wqkv", "attn", "in", "keys", "queries"}
-)
+SUSPECTS = frozenset({"q", "k", "qk", "kv", "qkv", "query", "key", "wq", "wk", "wqkv", "keys", "queries"})
 
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_query_heads")
 HEAD_DIM = (
@@ -110,12 +98,15 @@ _FUSED: dict[str, AttentionSpec | Callable[[nn.Module], AttentionSpec]] = {
     "ImageGPTAttention": _gpt2,
     "GPTBigCodeAttention": _big_code,
     "GPTNeoXAttention": _PER_HEAD,
+    "GPTNeoXJapaneseAttention": _PER_HEAD,
     "BloomAttention": _PER_HEAD,
     "PersimmonAttention": _PER_HEAD,
     "FalconAttention": _falcon,
     "ModernBertAttention": AttentionSpec(fused="Wqkv"),
     "MptAttention": AttentionSpec(fused="Wqkv"),
     "Phi3Attention": AttentionSpec(fused="qkv_proj"),
+    "Phi4MultimodalAttention": AttentionSpec(fused="qkv_proj"),
+    "modeling_openai.Attention": AttentionSpec(fused="c_attn"),
 }
 
 _registered: dict[str, AttentionSpec] = {}
@@ -126,7 +117,8 @@ def known_spec(attention: nn.Module) -> AttentionSpec | None:
     for cls in type(attention).__mro__:
         if cls.__name__ in _registered:
             return _registered[cls.__name__]
-    spec = _FUSED.get(type(attention).__name__)
+    name, file = type(attention).__name__, type(attention).__module__.rpartition(".")[2]
+    spec = _FUSED.get(name) or _FUSED.get(f"{file}.{name}")
     return spec(attention) if callable(spec) else spec
 
 

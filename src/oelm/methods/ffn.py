@@ -28,6 +28,7 @@ NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("lin1",), "lin2"),
     (("linear1",), "linear2"),
     (("ffn",), "ffn_output"),
+    (("ffn.0",), "ffn.2"),
     (("intermediate.dense",), "output.dense"),
 )
 

@@ -108,9 +108,9 @@ def _spec(name: str, module: nn.Module) -> AttentionSpec | None:
         return None  # its children q and k are read through the attention that holds it
     if (spec := known_spec(module)) is not None:
         return spec
-    children = {child: m for child, m in module.named_children() if is_matrix(m)}
-    queries = tuple(n for n in QUERY_NAMES if n in children)
-    keys = tuple(n for n in KEY_NAMES if n in children)
+    children = [child for child, m in module.named_children() if is_matrix(m)]
+    queries = tuple(child for child in children if child.lower() in QUERY_NAMES)
+    keys = tuple(child for child in children if child.lower() in KEY_NAMES)
     return AttentionSpec(q=queries, k=keys) if queries and keys else None
 
 
@@ -121,12 +121,11 @@ def _refuse_the_half_understood(model: nn.Module, understood: set[str]) -> None:
     for name, module in model.named_modules():
         if not is_matrix(module) or name in covered:
             continue
-        parent, _, own = name.rpartition(".")
-        inside_attention = any(
-            re.search("attention|attn", type(m).__name__, re.IGNORECASE) for m in _ancestors(model, parent)
+        own = name.rpartition(".")[2].lower()
+        around = _attention_around(model, name)
+        odd = around is not None and (
+            not _related(around, understood) or bool(set(re.split(r"[_\d]+", own)) & SUSPECTS)
         )
-        words = set(re.split(r"[_\d]+", own.lower()))
-        odd = inside_attention and (words & SUSPECTS or not _near(parent, understood))
         if odd or own in QUERY_NAMES or own in KEY_NAMES:
             suspects.append((name, module))
     if suspects:
@@ -151,21 +150,20 @@ def _covered(model: nn.Module, understood: set[str]) -> set[str]:
     return names
 
 
-def _ancestors(model: nn.Module, name: str) -> list[nn.Module]:
-    steps = name.split(".") if name else []
-    return [model.get_submodule(".".join(steps[: i + 1])) for i in range(len(steps))] or [model]
+def _attention_around(model: nn.Module, name: str) -> str | None:
+    """The name of the innermost module around `name` whose class is called an attention."""
+    steps = name.split(".")
+    for depth in range(len(steps) - 1, -1, -1):
+        around = ".".join(steps[:depth])
+        if re.search("attention|attn", type(model.get_submodule(around)).__name__, re.IGNORECASE):
+            return around
+    return None
 
 
-def _near(name: str, understood: set[str]) -> bool:
-    """Whether `name` stands inside, around or beside an understood attention (its output projection, say)."""
-    family = name.rpartition(".")[0]
-    return any(
-        u == name
-        or name.startswith(f"{u}.")
-        or u.startswith(f"{name}.")
-        or (family and u.startswith(f"{family}."))
-        for u in understood
-    )
+def _related(name: str, understood: set[str]) -> bool:
+    """Whether an understood attention is this module, holds it, or stands inside it."""
+    inside = f"{name}." if name else ""
+    return any(u == name or u.startswith(inside) or name.startswith(f"{u}.") for u in understood)
 
 
 def _candidates(modules: list[tuple[str, nn.Module]]) -> str:
