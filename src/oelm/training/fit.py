@@ -68,13 +68,12 @@ def fit(config: Config, folder: Path | str, machine: Machine = Machine()) -> Out
         try:
             run = set_up(config, machine, place, world, stop)
             outcome = _work(run)
-        except UsageError:
-            raise
         except Exception as error:
             outcome = _failure(error)
             record_failure(place, run, outcome.state, outcome.reason, traceback.format_exc())
-            if outcome.state == "failed" and not isinstance(error, OelmError) and not is_disk_full(error):
-                raise  # a fault of the program, not of the run: its traceback belongs to whoever called
+            known = isinstance(error, OelmError) or is_disk_full(error) or outcome.state != "failed"
+            if isinstance(error, UsageError) or not known:
+                raise  # a wrong wish, or a fault of the program: both belong to whoever called
             return outcome
         run.close(outcome.state, outcome.reason)
         return outcome

@@ -44,7 +44,8 @@ def machine_facts() -> dict[str, Any]:
 def base_manifest(config_hash: str) -> dict[str, Any]:
     return {
         "config_hash": config_hash,
-        "command": shlex.join(sys.argv),
+        # A launcher passes on what a person typed.
+        "command": os.environ.get("OELM_COMMAND") or shlex.join(sys.argv),
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": versions(),
         "machine": machine_facts(),
