@@ -147,7 +147,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """What the runner remarks; plain, since a run's words may hold anything rich would read as markup."""
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def changed(self, job: Job) -> None:
         if not job.ended:
