@@ -122,6 +122,7 @@ def test_links_and_unlisted_members_are_refused(tmp_path: Path) -> None:
         merge(forged(tmp_path / "l.tar.gz", "s/evil", b"", link="/etc/passwd"), tmp_path / "runs")
     with pytest.raises(OelmError, match="does not list"):
         merge(forged(tmp_path / "u.tar.gz", "s/evil", listed="s/other"), tmp_path / "runs")
+    (tmp_path / "runs").mkdir(exist_ok=True)
     (tmp_path / "runs" / "s").symlink_to(tmp_path)
     with pytest.raises(OelmError, match="link"):
         merge(forged(tmp_path / "t.tar.gz", "s/evil"), tmp_path / "runs")

@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         findings.append(finding)
         if not args.json:
             print(f"{finding.verdict:8} {finding.subject}: {finding.text}", flush=True)
+            for note in finding.notes:
+                print(f"{'':8} note: {note}", flush=True)
             if finding.remedy and finding.verdict == "problem":
                 print(f"{'':8} what to do: {finding.remedy}", flush=True)
     problems = [f for f in findings if f.verdict == "problem"]

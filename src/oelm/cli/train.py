@@ -51,6 +51,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     load_own(args)
+    machine = machine_from(args, duration(args.time_limit))
     e = experiment(args.id)
     changed = any(word.startswith("optim.lr=") for word in args.changes)
     request = Request(
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"note: {note}")
     from oelm.experiments.worker import work
 
-    code = work(job.folder, machine_from(args, duration(args.time_limit)))
+    code = work(job.folder, machine)
     _tell(RunFolder(job.folder), as_json=args.json)
     return code
 

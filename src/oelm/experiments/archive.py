@@ -7,6 +7,7 @@ the same content is skipped, one with other content is a conflict and stays as i
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -15,7 +16,6 @@ import os
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -99,9 +99,11 @@ def verify(source: Path | str) -> dict[str, Any]:
 def merge(source: Path | str, root: Path | str) -> Merged:
     """Put the archive's runs below `root`. Nothing is written unless every hash in the archive holds."""
     root = Path(root)
-    root.mkdir(parents=True, exist_ok=True)
     result = Merged()
-    with tempfile.TemporaryDirectory(prefix=".merge-", dir=root) as staging, _opened(source) as (tar, index):
+    with contextlib.ExitStack() as stack:
+        tar, index = stack.enter_context(_opened(source))
+        root.mkdir(parents=True, exist_ok=True)
+        staging = stack.enter_context(tempfile.TemporaryDirectory(prefix=".merge-", dir=root))
         _read_members(tar, index, Path(staging))
         for entry in index["files"]:
             name = entry["path"]
@@ -145,7 +147,7 @@ def _add(tar: tarfile.TarFile, name: str, file: Any, size: int) -> None:
     tar.addfile(info, file)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(source: Path | str) -> Iterator[tuple[tarfile.TarFile, dict[str, Any]]]:
     """The archive as a stream, and its index, which must come first and be sound."""
     source = Path(source)

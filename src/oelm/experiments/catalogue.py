@@ -9,6 +9,7 @@ import functools
 import importlib
 import os
 import runpy
+import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -98,8 +99,11 @@ def _run_file(path: str) -> None:
         raise UsageError(f"catalogue file {path} does not exist")
     try:
         runpy.run_path(path)
-    except OelmError as error:
-        raise UsageError(f"{path}: {error}") from None
+    except Exception as error:  # a user's file may do anything; its author wants the line, not our stack
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+        where = f"{path}, line {lines[-1]}" if lines else path
+        said = str(error) if isinstance(error, OelmError) else f"{type(error).__name__}: {error}"
+        raise UsageError(f"{where}: {said}") from None
 
 
 def _studies_of(known: Iterable[Experiment]) -> list[str]:

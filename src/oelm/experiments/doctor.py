@@ -20,7 +20,7 @@ from oelm.experiments.plan import estimate
 from oelm.training.config import Config, Machine
 from oelm.training.folder import RunFolder
 
-Verdict = Literal["ok", "warning", "problem"]
+Verdict = Literal["ok", "problem"]
 
 _TRIAL_ROWS = 200  # of the training split; enough for a batch of any experiment
 _TRIAL_EVAL_ROWS = 20
@@ -35,6 +35,7 @@ class Finding:
     verdict: Verdict
     text: str
     remedy: str = ""
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,13 +54,16 @@ def examine(
         needed += (plan.disk_bytes or 0) * runs_each
     if configs:
         yield _disk(Path(root), needed, len(configs) * runs_each)
-    seen: set[tuple[str, str, str, int]] = set()
+    checked: dict[tuple[str, str, str, int], Finding] = {}
     for config in configs:
         data = (config.data.dataset, config.data.variant, config.data.source, config.data.train_rows)
-        if data not in seen:
-            seen.add(data)
-            yield _data(config, machine)
-        yield _one_step(config, machine)
+        if data not in checked:
+            checked[data] = _data(config, machine)
+            yield checked[data]
+        if checked[data].verdict == "problem":
+            yield Finding(config.id, "problem", "not tried: its data has a problem", "see above")
+        else:
+            yield _one_step(config, machine)
 
 
 def _software() -> Iterator[Finding]:
@@ -145,8 +149,7 @@ def _data(config: Config, machine: Machine) -> Finding:
         return Finding(
             subject, "problem", "; ".join(report.errors), "mend the rows, or leave them out: --skip-bad-rows"
         )
-    notes = f" ({'; '.join(report.warnings)})" if report.warnings else ""
-    return Finding(subject, "warning" if notes else "ok", f"{rows} rows from {report.origin}{notes}")
+    return Finding(subject, "ok", f"{rows} rows from {report.origin}", notes=tuple(report.warnings))
 
 
 def _one_step(config: Config, machine: Machine) -> Finding:

@@ -1,0 +1,194 @@
+"""The command line as its users meet it: help, typos, facts as JSON, and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oelm.cli import main as main_module
+from oelm.cli.main import COMMANDS, main
+
+INSTALLED = [
+    name for name in COMMANDS if (Path(main_module.__file__).parent / f"{COMMANDS[name][0]}.py").exists()
+]
+
+
+def facts(capsys: pytest.CaptureFixture[str], *words: str) -> object:
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leave:
+        main(["--help"])
+    assert leave.value.code == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+    assert main([]) == 0
+
+
+@pytest.mark.parametrize("command", INSTALLED)
+def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leave:
+        main([command, "--help"])
+    assert leave.value.code == 0
+    text = capsys.readouterr().out
+    assert f"oelm {command}" in text
+    assert "example" in text
+
+
+def test_a_command_whose_module_is_missing_is_an_error_not_a_crash(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(main_module.COMMANDS, "bench", ("no_such_module", "x"))
+    assert main(["bench"]) == 1
+    assert "not part of this installation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["lst"], "did you mean 'list'"),
+        (["list", "--stduy", "gap"], "did you mean '--study'"),
+        (["list", "--study", "gup"], "did you mean 'gap'"),
+        (["show", "GPT-O2"], "did you mean 'GPT-02'"),
+        (["show", "GPT-02", "--scale", "minni"], "did you mean 'mini'"),
+        (["show", "GPT-02", "--set", "optim.lrr=1"], "optim.lr"),
+        (["diff", "GPT-01", "GPT-2"], "did you mean 'GPT-0"),
+        (["train", "GPT-02", "--seed", "x"], "invalid int value"),
+        (["train", "GPT-02", "--time-limit", "soon"], "no duration"),
+        (["run"], "name what to run"),
+        (["run", "--phase", "7"], "there is no phase 7"),
+        (["run", "GPT-01", "--on", "slrum"], "did you mean 'slurm'"),
+        (["run", "GPT-01", "--gpus", "0,0"], "--gpus"),
+        (["run", "GPT-01", "--scal", "smoke"], "did you mean '--scale'"),
+        (["status", "--state", "runing"], "runing"),
+        (["generate", "NOPE", "--prompt", "x", "--runs", "nowhere"], "unknown run"),
+        (["archive", "merge", "nowhere.tar.gz"], "there is no archive"),
+        (["archive"], "required"),
+        (["--verion"], "did you mean '--version'"),
+    ],
+)
+def test_a_typo_gets_the_nearest_name_and_exit_code_2(
+    words: list[str],
+    hint: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(words)
+    except SystemExit as leave:
+        code = int(leave.code or 0)
+    error = capsys.readouterr().err
+    assert code == 2, error
+    assert hint in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []  # a mistake leaves nothing behind
+
+
+def test_a_user_error_in_a_real_process_shows_no_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "oelm.cli.main", "show", "GPT-99"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("oelm: unknown experiment 'GPT-99'")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"{sys.executable} -m oelm.cli.main list | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+def test_list_groups_by_phase_and_shows_reported_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    text = capsys.readouterr().out
+    assert text.index("phase 1") < text.index("XNLI-01") < text.index("phase 2") < text.index("GPT-01")
+    assert "PPL 4.69" in text
+    assert "accuracy 77.79 %" in text
+    listed = facts(capsys, "list", "--phase", "3")
+    assert isinstance(listed, list)
+    assert [(e["id"], e["reported"]["value"]) for e in listed] == [("GPT-06", 25.13), ("GPT-07", 29.03)]
+
+
+def test_diff_names_the_rate_beside_the_method(capsys: pytest.CaptureFixture[str]) -> None:
+    found = facts(capsys, "diff", "GPT-01", "GPT-02")
+    assert isinstance(found, dict)
+    assert found["optim.lr"] == [3e-4, 1e-3]
+    assert found["method.freeze"] == ["none", "all"]
+    assert "budget.steps" not in found
+
+
+def test_show_prints_all_that_will_happen(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("GPT-02", "--runs", str(tmp_path / "runs"))
+    shown = facts(capsys, "show", *words)
+    assert isinstance(shown, dict)
+    plan = shown["plan"]
+    assert plan["parameters"]["total"] == 44_896_768
+    assert plan["parameters"]["frozen"] == plan["parameters"]["qk_total"] == 3_145_728
+    assert (plan["steps"], plan["tokens"]) == (100_000, 100_000 * 8 * 512)
+    # Two checkpoints and one being written, 12 bytes for what trains and 4 for what is frozen; best twice.
+    assert plan["disk_bytes"] == 3 * (4 * 44_896_768 + 8 * 41_751_040) + 2 * 4 * 44_896_768
+    assert plan["seconds"] > 0
+    assert shown["unequal"] == ["GPT-02 has optim.lr 0.001, GPT-01 has 0.0003: as the study published it"]
+    assert main(["show", *words, "--scale", "smoke", "--set", "method=oelm-plus"]) == 0
+    text = capsys.readouterr().out
+    assert "built-in text stands in for 'tinystories'" in text
+    assert "name: oelm-plus" in text
+
+
+@pytest.mark.slow
+def test_show_counts_bert_exactly(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = facts(capsys, "show", "MNLI-02")
+    assert isinstance(shown, dict)
+    counts = shown["plan"]["parameters"]
+    assert (counts["total"], counts["frozen"], counts["trainable"]) == (109_484_547, 14_174_208, 95_310_339)
+
+
+def test_methods_says_what_each_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    named = facts(capsys, "methods")
+    assert isinstance(named, dict)
+    assert "oelm_v2" in named["oelm-freeze"]["aliases"]
+    assert all(m["purpose"] and m["controls"] for m in named.values())
+
+
+def test_dry_run_of_everything_starts_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    words = ["run", "--all", "--scale", "smoke", "--seeds", "0", "1", "--runs", str(runs), "--dry-run"]
+    listed = facts(capsys, *words)
+    assert isinstance(listed, list)
+    assert len(set(listed)) == len(listed)
+    assert str(runs / "paper" / "GPT-CLS-08" / "scale=smoke" / "seed=1") in listed
+    assert not runs.exists()
+    assert main(words) == 0
+    assert "unequal: GPT-02" in capsys.readouterr().out
+
+
+def test_a_catalogue_file_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from oelm.experiments.catalogue import register_experiment\n"
+        "from oelm.experiments.experiment import Experiment\n"
+        "from oelm.training.config import DataConfig\n"
+        "register_experiment(Experiment(id='OWN-1', study='own', task='lm', data=DataConfig('stories'),"
+        " method='oelm-plus'))\n"
+    )
+    command = [sys.executable, "-m", "oelm.cli.main", "list", "--study", "own"]
+    environment = {**os.environ, "OELM_CATALOGUE": str(own)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "OWN-1" in done.stdout
+    broken = tmp_path / "broken.py"
+    broken.write_text("\nimport oelm.nothing\n")
+    assert main(["list", "--catalogue", str(broken)]) == 2
+    assert "broken.py, line 2: ModuleNotFoundError" in capsys.readouterr().err
+    assert main(["list", "--catalogue", str(tmp_path / "none.py")]) == 2
+    assert "does not exist" in capsys.readouterr().err

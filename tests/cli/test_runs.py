@@ -1,0 +1,226 @@
+"""Commands on real runs: one smoke experiment trained in this process, then looked at in every way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from os import close, environ, read, write
+from pathlib import Path
+
+import pytest
+
+from oelm.atomic import write_json
+from oelm.cli.main import main
+from oelm.training.folder import RunFolder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OELM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("OELM_DATA_DIR", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, cache: None) -> Path:
+    runs = tmp_path_factory.mktemp("study") / "runs"
+    assert main(["train", "GPT-02", "--scale", "smoke", "--seed", "1", "--runs", str(runs)]) == 0
+    return runs
+
+
+@pytest.fixture
+def folder(root: Path) -> RunFolder:
+    return RunFolder(root / "paper" / "GPT-02" / "scale=smoke" / "seed=1")
+
+
+def test_train_leaves_a_complete_run_folder(folder: RunFolder) -> None:
+    results, manifest = folder.results(), folder.manifest()
+    assert results is not None
+    assert results["test"]["ppl"] > 1
+    assert results["method"] == "oelm-freeze" or results["arm"] == "oelm-freeze"
+    assert manifest is not None
+    assert "standing in for tinystories" in manifest["data"]["origin"]
+    status = folder.status()
+    assert status is not None
+    assert status.state == "finished"
+
+
+def test_training_again_changes_nothing(
+    root: Path, folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = folder.results_file.read_bytes()
+    words = ["train", "GPT-02", "--scale", "smoke", "--seed", "1", "--runs", str(root), "--json"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "finished"
+    assert folder.results_file.read_bytes() == before
+
+
+def test_another_config_in_the_same_folder_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "GPT-02", "--scale", "smoke", "--seed", "1", "--runs", str(root)]
+    assert main([*words, "--set", "optim.lr=0.5"]) == 2
+    assert "optim.lr" in capsys.readouterr().err
+
+
+def test_a_tuned_experiment_says_how_to_get_its_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "TS-FREEZE-TUNED", "--scale", "smoke", "--runs", str(tmp_path / "runs")]) == 1
+    error = capsys.readouterr().err
+    assert "oelm run TS-FREEZE-TUNED --scale smoke" in error
+
+
+def test_status_as_table_and_json(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--runs", str(root)]) == 0
+    assert "1 runs: 1 finished" in capsys.readouterr().out
+    assert main(["status", "--runs", str(root), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["id"], row["state"], row["step"], row["total_steps"]) == ("GPT-02", "finished", 8, 8)
+    assert row["metric"]["name"] == "ppl"
+    assert main(["status", "--runs", str(root), "--state", "running", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_monitor_once_shows_runs_and_the_log(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["monitor", "--runs", str(root), "--once"]) == 0
+    text = capsys.readouterr().out
+    assert "GPT-02" in text
+    assert "finished" in text
+
+
+def test_monitor_on_a_terminal_follows_keys_and_leaves_it_as_it_was(tmp_path: Path) -> None:
+    """A pseudo-terminal, as over ssh: 300 runs, arrow keys, then q."""
+    for seed in range(300):
+        place = tmp_path / "runs" / "s" / "X-1" / "scale=full" / f"seed={seed}"
+        place.mkdir(parents=True)
+        state = "diverged" if seed == 299 else "finished"
+        write_json(place / "status.json", {"state": state, "heartbeat": time.time(), "reason": "loss is nan"})
+        (place / "training.log").write_text(f"the log of seed {seed}\n")
+    main_end, terminal = pty.openpty()
+    command = [
+        sys.executable,
+        "-m",
+        "oelm.cli.main",
+        "monitor",
+        "--runs",
+        str(tmp_path / "runs"),
+        "--every",
+        "0.2",
+    ]
+    process = subprocess.Popen(
+        command,
+        stdin=terminal,
+        stdout=terminal,
+        env={**environ, "TERM": "xterm", "LINES": "40", "COLUMNS": "160"},
+    )
+    close(terminal)
+    seen = ""
+
+    def until(words: str) -> None:
+        nonlocal seen
+        deadline = time.monotonic() + 30
+        while words not in seen:
+            assert time.monotonic() < deadline, seen[-2000:]
+            if select.select([main_end], [], [], 0.2)[0]:
+                seen += read(main_end, 65536).decode(errors="replace")
+
+    until("the log of seed 299")  # trouble comes first, and is selected
+    assert "DIVERGED" in seen
+    write(main_end, b"\x1b[B")
+    until("the log of seed 0")
+    write(main_end, b"q")
+    with contextlib.suppress(OSError):  # Linux's word for a terminal whose other end has gone
+        while process.poll() is None:
+            if select.select([main_end], [], [], 0.2)[0]:
+                read(main_end, 65536)
+    assert process.wait() == 0
+    close(main_end)
+
+
+def test_generate_is_the_same_for_the_same_seed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", "gpt-02", "--runs", str(root), "--prompt", "Once", "--tokens", "8", "--json"]
+    texts = []
+    for seed in ("3", "3", "4"):
+        assert main([*words, "--sample-seed", seed]) == 0
+        texts.append(json.loads(capsys.readouterr().out)["text"])
+    assert texts[0] == texts[1] != texts[2]
+    assert main([*words[:-1], "--top-p", "0"]) == 2
+    assert main(["generate", "gpt-02", "--runs", str(root), "--prompt", ""]) == 2
+
+
+@pytest.mark.slow
+def test_export_loads_in_transformers_with_the_same_logits(
+    root: Path, folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "exported"
+    words = ["export", "GPT-02", "--runs", str(root), "--to", "hf", "-o", str(target)]
+    assert main(words) == 0
+    import torch
+    from transformers import AutoTokenizer, GPT2LMHeadModel
+
+    from oelm.data.tokenizers import Tokenizer
+    from oelm.methods.save import load
+
+    ours, theirs = load(folder.best).eval(), GPT2LMHeadModel.from_pretrained(target).eval()
+    text = "Mira went to the harbour."
+    ids = torch.tensor([Tokenizer.load_from(folder.best).encode(text)])
+    assert AutoTokenizer.from_pretrained(target)(text).input_ids == ids[0].tolist()
+    with torch.inference_mode():
+        torch.testing.assert_close(ours.logits(ids), theirs(ids).logits, atol=1e-4, rtol=1e-4)
+    assert main(words) == 2  # a folder with something in it is never written over
+    assert "not empty" in capsys.readouterr().err
+
+
+def test_clean_frees_only_after_a_yes(
+    root: Path, folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["clean", "--runs", str(root)]) == 0  # no terminal to ask, so nothing happens
+    assert "nothing was removed" in capsys.readouterr().out
+    assert folder.latest.exists()
+    assert main(["clean", "--runs", str(root), "--yes", "--json"]) == 0
+    freed = json.loads(capsys.readouterr().out)
+    assert freed["freed_bytes"] == freed["freeable_bytes"] > 0
+    assert not folder.latest.exists()
+    assert folder.best.is_dir()
+    assert folder.results() is not None
+
+
+def test_archive_travels(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed = str(tmp_path / "paper.tar.gz")
+    assert main(["archive", "pack", packed, "--runs", str(root), "--study", "paper"]) == 0
+    assert main(["archive", "verify", packed]) == 0
+    assert main(["archive", "merge", packed, "--runs", str(tmp_path / "other")]) == 0
+    capsys.readouterr()
+    assert main(["status", "--runs", str(tmp_path / "other"), "--json"]) == 0
+    assert [r["state"] for r in json.loads(capsys.readouterr().out)] == ["finished"]
+
+
+def test_doctor_takes_a_real_step_and_names_what_is_wrong(
+    tmp_path: Path, cache: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = str(tmp_path / "runs")
+    assert main(["doctor", "GPT-02", "GPT-CLS-01", "--scale", "smoke", "--runs", runs, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    subjects = [f["subject"] for f in report["findings"]]
+    assert subjects[:5] == ["software", "machine", "precision", "runs folder", "disk"]
+    assert {"data tinystories", "GPT-02", "data imdb", "GPT-CLS-01"} <= set(subjects)
+    assert not Path(runs).exists()
+
+    data = tmp_path / "data" / "imdb"
+    data.mkdir(parents=True)
+    rows = [{"text": f"a film {i}", "label": i % 2} for i in range(40)]
+    for split in ("train", "validation", "test"):
+        bad = [*rows, {"text": "the classic", "label": -1}] if split == "train" else rows
+        (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in bad))
+    words = ["doctor", "GPT-CLS-01", "--scale", "mini", "--runs", runs, "--data-dir", str(tmp_path / "data")]
+    assert main(words) == 1
+    text = capsys.readouterr().out
+    assert "-1" in text
+    assert "train.jsonl" in text
+    assert "what to do" in text

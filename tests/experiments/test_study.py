@@ -1,0 +1,120 @@
+"""Phases of the study from start to results with real training, also when processes are killed midway."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oelm.experiments.catalogue import select
+from oelm.experiments.registry import scan
+from oelm.training.folder import RunFolder
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def start(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.Popen[str]]:
+    """`oelm run ...` at smoke scale, with a cache shared by the tests of this session and no hub."""
+    cache = tmp_path_factory.getbasetemp() / "oelm-cache"
+    environment = {**os.environ, "OELM_CACHE_DIR": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop("OELM_DATA_DIR", None)
+
+    def run(*words: str, root: Path = tmp_path / "runs") -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "oelm.cli.main", "run", *words, "--scale", "smoke", "--gpus", "none"]
+        return subprocess.Popen(
+            [*command, "--runs", str(root)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return run
+
+
+def ended(process: subprocess.Popen[str], code: int = 0) -> str:
+    output = process.communicate(timeout=400)[0]
+    assert process.returncode == code, output
+    return output
+
+
+@pytest.mark.parametrize("phase", [1, 2, 4])
+def test_a_phase_of_the_study_from_start_to_results(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, phase: int
+) -> None:
+    output = ended(start("--phase", str(phase)))
+    runs = {run.id: run for run in scan(tmp_path / "runs")}
+    assert set(runs) == {e.id for e in select(phase=phase)}
+    assert {run.state for run in runs.values()} == {"finished"}
+    for id, run in runs.items():
+        folder = RunFolder(run.path)
+        results, audit, manifest = folder.results(), folder.freeze_audit(), folder.manifest()
+        assert results is not None
+        assert audit is not None
+        assert manifest is not None
+        assert results["test"] is not None, id
+        assert results["metric"] == ("ppl" if phase == 2 else "accuracy")
+        assert (results["parameters"]["frozen"] > 0) == (results["arm"] != "baseline")
+        assert all(part["ok"] for part in audit.values() if isinstance(part, dict) and "ok" in part)
+        assert "--phase" in manifest["command"]  # the command a person can type again
+        assert "built-in" in manifest["data"]["origin"]
+    assert "as the study published it" in output
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_killing_launcher_and_worker_ends_with_the_same_results(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    words = ("GPT-CLS-02", "--set", "budget.steps=80", "--set", "budget.eval_every=10")
+    quiet, rough = tmp_path / "quiet", tmp_path / "rough"
+    ended(start(*words, root=quiet))
+
+    launcher = start(*words, root=rough)
+    wait_for(lambda: any(run.status and run.status.step > 10 for run in scan(rough)))
+    os.kill(launcher.pid, signal.SIGKILL)
+    launcher.communicate()
+    alive = [run.status.pid for run in scan(rough) if run.state == "running" and run.status]
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: all(run.state != "running" for run in scan(rough)))
+    ended(start(*words, root=rough))
+
+    for run in scan(quiet):
+        other = rough / run.path.relative_to(quiet)
+        for name in ("results.json", "metrics.jsonl"):
+            assert (run.path / name).read_bytes() == (other / name).read_bytes(), f"{run.name} {name}"
+    if alive:
+        assert any(json.loads((r.path / "status.json").read_text())["attempt"] > 1 for r in scan(rough))
+
+
+def test_a_tuned_experiment_gets_its_trials_first(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    output = ended(start("TS-FREEZE-TUNED", "--seeds", "0", "--trial-seeds", "0"))
+    assert "tuned TS-FREEZE-TUNED: rate" in output
+    assert "unequal" not in output
+    finals = [run for run in scan(tmp_path / "runs") if not run.trial]
+    assert {run.state for run in finals} == {"finished"}
+    for run in finals:
+        config = RunFolder(run.path).config()
+        assert config.tune.grid == (1e-3, 4e-3)
+        assert config.optim.lr in config.tune.grid
+    for run in scan(tmp_path / "runs"):
+        if run.trial:
+            results = RunFolder(run.path).results()
+            assert results is not None
+            assert results["test"] is None
