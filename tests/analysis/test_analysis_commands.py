@@ -1,0 +1,105 @@
+"""`oelm analyze`, `oelm report` and `oelm demo` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from run_factory import lm_config, write_run, write_study
+
+from oelm.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("runs"))
+
+
+def test_analyze_says_the_verdict_first(runs, capsys):
+    assert main(["analyze", "--runs", str(runs)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Frozen arms compared with their baselines: 5.")
+    assert "oelm-freeze: perplexity +8.0 % against baseline (95 % interval +7.0 % to +9.0 %, n = 3)" in out
+    assert "Orthogonality or scale?" in out
+    assert "Cost of each arm" not in out
+
+
+def test_analyze_all_adds_the_closing_tables(runs, capsys):
+    assert main(["analyze", "--all", "paper", "--runs", str(runs)]) == 0
+    out = capsys.readouterr().out
+    for words in ("Where freezing holds", "Cost of each arm", "not benchmarked", "24 finished", "48 min"):
+        assert words in out
+
+
+def test_analyze_json_is_json_with_n_and_interval(runs, capsys):
+    assert main(["analyze", "--json", "--runs", str(runs)]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    freeze = next(c for c in facts["comparisons"] if c["id"] == "GPT-02" and c["kind"] == "baseline")
+    assert freeze["ratio"]["n"] == 3
+    low, high = freeze["ratio"]["interval"]
+    assert low < freeze["ratio"]["value"] < high
+    assert freeze["target"]["outcome"] == "fails"
+    assert all(run.startswith(str(runs)) for run in freeze["runs"])
+
+
+def test_a_broken_folder_is_told_on_the_terminal(tmp_path, capsys):
+    folder = write_run(tmp_path, lm_config())
+    (folder / "results.json").write_text("{")
+    assert main(["analyze", "--runs", str(tmp_path)]) == 0
+    assert f"{folder}: results.json cannot be used" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["analyze", "report"])
+def test_a_missing_runs_folder_is_an_error_in_words(tmp_path, capsys, command):
+    assert main([command, "--runs", str(tmp_path / "none")]) == 1
+    error = capsys.readouterr().err
+    assert "there is no runs folder" in error
+    assert "Traceback" not in error
+
+
+def test_report_prints_its_paths_last_and_knows_its_languages(runs, tmp_path, capsys):
+    html, markdown = tmp_path / "r.html", tmp_path / "r.md"
+    words = ["report", "--runs", str(runs), "-o", str(html), "--markdown", str(markdown), "--lang", "zh"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [str(html), str(markdown)]
+    text = html.read_text(encoding="utf-8")
+    assert '<html lang="zh-CN">' in text
+    assert "--lang zh" in text  # the command that makes it again
+    assert main(["report", "--runs", str(runs), "--lang", "de"]) == 2
+    assert "unknown language 'de'" in capsys.readouterr().err
+
+
+def test_claims_need_no_runs(tmp_path, capsys):
+    page = tmp_path / "claims.md"
+    assert main(["report", "--claims", str(page), "--runs", str(tmp_path / "none")]) == 0
+    assert "44,896,768" in page.read_text(encoding="utf-8")
+
+
+def test_help_of_the_three_commands_loads_nothing_heavy():
+    code = (
+        "import sys; from oelm.cli.main import build_parser\n"
+        "for c in ('analyze', 'report', 'demo'): build_parser(c)\n"
+        "heavy = {'torch', 'transformers', 'matplotlib', 'scipy', 'datasets'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+def test_demo_from_start_to_report_and_again(tmp_path, capsys):
+    """Real runs at smoke scale, one seed; the second call finds everything done."""
+    words = ["demo", "--scale", "smoke", "--seeds", "0", "--runs", str(tmp_path / "demo")]
+    words += ["--cache-dir", str(tmp_path / "cache")]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "8/8" in out
+    assert "n = 1" in out
+    report = tmp_path / "demo" / "report.html"
+    assert out.splitlines()[-1] == str(report)
+    assert "oelm-random-matched" in report.read_text(encoding="utf-8")
+    before = sorted((p, p.stat().st_mtime_ns) for p in (tmp_path / "demo").rglob("results.json"))
+    assert len(before) == 8
+    assert main(words) == 0
+    assert sorted((p, p.stat().st_mtime_ns) for p in (tmp_path / "demo").rglob("results.json")) == before
