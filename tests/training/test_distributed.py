@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,71 +17,83 @@ from oelm.training.distributed import World, choose_device
 from oelm.training.fit import fit
 from oelm.training.folder import RunFolder, config_to_yaml
 
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 DRIVER = """
-import sys
+import json, sys, torch
 from oelm.training.config import Machine
 from oelm.training.fit import fit
 from oelm.training.folder import config_from_yaml
-config = config_from_yaml(open(sys.argv[1]).read())
-machine = Machine(device="cpu", threads=1, cache_dir=sys.argv[3], gemm_peak=False, time_limit=float(sys.argv[4]))
-sys.exit(fit(config, sys.argv[2], machine).exit_code)
+torch.distributed.init_process_group("gloo")  # once for all runs
+for yaml, folder, cache, limit in json.load(open(sys.argv[1])):
+    machine = Machine(device="cpu", threads=1, cache_dir=cache, gemm_peak=False, time_limit=limit)
+    fit(config_from_yaml(yaml), folder, machine)
 """
 
 
-def torchrun(config: Config, folder: Path, machine: Machine, limit: float = 0.0) -> None:
-    folder.parent.mkdir(exist_ok=True)
-    script, yaml = folder.parent / "driver.py", folder.parent / "config.yaml"
-    script.write_text(DRIVER)
-    yaml.write_text(config_to_yaml(config))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    arguments = [str(script), str(yaml), str(folder), machine.cache_dir, str(limit)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run(
-        command + arguments, capture_output=True, text=True, env=environment, timeout=300, check=False
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, machine: Machine, make: Any) -> dict[str, RunFolder]:
+    """All runs of two processes under one torchrun, since starting it costs more than the runs."""
+    root = tmp_path_factory.mktemp("two")
+    configs = two_process_configs(make)
+    jobs = [(configs[name], name, limit) for name, limit in JOBS]
+    (root / "driver.py").write_text(DRIVER)
+    (root / "jobs.json").write_text(
+        json.dumps([(config_to_yaml(c), str(root / n), machine.cache_dir, limit) for c, n, limit in jobs])
     )
-    assert RunFolder(folder).status() is not None, done.stderr
+    done = subprocess.run(
+        [*TORCHRUN, "--nproc-per-node=2", str(root / "driver.py"), str(root / "jobs.json")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"},
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {name: RunFolder(root / name) for name in configs}
 
 
-def losses(folder: Path, kind: str) -> list[float]:
-    return [row["loss"] for row in RunFolder(folder).metrics(kind)]
+# The last one is asked to stop after each of its first steps, then goes on.
+JOBS = [("lm", 0.0), ("gpt-cls", 0.0), ("whole", 0.0), ("stopped", 1e-6), ("stopped", 1e-6), ("stopped", 0.0)]
+
+
+def two_process_configs(make: Any) -> dict[str, Config]:
+    """Accumulation, a schedule that thaws (other tensors to average), and rows that do not divide by two."""
+    even = {"model": {"dropout": 0.0}, "data": {"train_rows": 37}}
+    budget = {"accumulation": 2, "steps": 8, "log_every": 1}
+    dropped = make("lm", model={"dropout": 0.1}, budget={"steps": 8, "log_every": 1})
+    return {
+        "lm": make("lm", "oelm-gradual", **even, budget=budget),
+        "gpt-cls": make("gpt-cls", "oelm-gradual", **even, budget=budget),
+        "whole": dropped,
+        "stopped": dropped,
+    }
+
+
+def losses(folder: RunFolder, kind: str) -> list[float]:
+    return [row["loss"] for row in folder.metrics(kind)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["lm", "gpt-cls"])
-def test_two_processes_give_the_losses_of_one(tmp_path, machine, make, shape):
-    """With accumulation, a thawing schedule (other tensors to average) and, for rows, a batch that is not even."""
-    config = make(
-        shape,
-        "oelm-gradual",
-        model={"dropout": 0.0},
-        data={"train_rows": 37},
-        budget={"accumulation": 2, "steps": 8, "log_every": 1},
-    )
-    assert fit(config, tmp_path / "one", machine).state == "finished"
-    torchrun(config, tmp_path / "two" / "run", machine)
-    two = RunFolder(tmp_path / "two" / "run")
-    assert two.status().state == "finished", two.log_file.read_text()
+def test_two_processes_give_the_losses_of_one(tmp_path, machine, make, runs, shape):
+    assert fit(two_process_configs(make)[shape], tmp_path, machine).state == "finished"
+    one, two = RunFolder(tmp_path), runs[shape]
+    assert two.status().state == "finished"
     for kind in ("train", "validation"):
-        assert losses(two.path, kind) == pytest.approx(losses(tmp_path / "one", kind), rel=1e-4)
-    assert two.results()["test"]["loss"] == pytest.approx(
-        RunFolder(tmp_path / "one").results()["test"]["loss"], rel=1e-4
-    )
+        assert losses(two, kind) == pytest.approx(losses(one, kind), rel=1e-4)
+    assert two.results()["test"]["loss"] == pytest.approx(one.results()["test"]["loss"], rel=1e-4)
+    assert two.results()["test"]["n"] == one.results()["test"]["n"]
     assert two.freeze_audit()["end"]["ok"]
-    steps = [row["step"] for row in two.metrics("train")]
-    assert steps == list(range(1, 9))  # one writer
+    assert [row["step"] for row in two.metrics("train")] == list(range(1, 9))  # one writer
 
 
 @pytest.mark.slow
-def test_two_processes_stop_together_and_resume_exactly(tmp_path, machine, make):
-    config = make("lm", model={"dropout": 0.1}, budget={"steps": 8, "log_every": 1})
-    torchrun(config, tmp_path / "whole" / "run", machine)
-    torchrun(config, tmp_path / "stopped" / "run", machine, limit=1e-6)
-    stopped = RunFolder(tmp_path / "stopped" / "run")
-    assert stopped.status().state == "interrupted"
-    torchrun(config, stopped.path, machine)
+def test_two_processes_stop_together_and_resume_exactly(runs):
+    stopped, whole = runs["stopped"], runs["whole"]
     assert stopped.status().state == "finished"
+    assert stopped.status().resumes == 2
     for name in ("metrics.jsonl", "results.json", "latest.pt"):
-        assert (stopped.path / name).read_bytes() == (tmp_path / "whole" / "run" / name).read_bytes(), name
+        assert (stopped.path / name).read_bytes() == (whole.path / name).read_bytes(), name
 
 
 def test_one_process_alone_is_the_identity():

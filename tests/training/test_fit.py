@@ -129,11 +129,12 @@ def test_finished_run_is_left_alone(tmp_path, machine, make):
 def test_tuning_trial_never_sees_the_test_split(tmp_path, machine, make, monkeypatch):
     asked = []
     original = LanguageModelling.eval_batches
-    monkeypatch.setattr(
-        LanguageModelling,
-        "eval_batches",
-        lambda self, split, n: asked.append(split) or original(self, split, n),
-    )
+
+    def watched(self, split, rows):
+        asked.append(split)
+        return original(self, split, rows)
+
+    monkeypatch.setattr(LanguageModelling, "eval_batches", watched)
     fit(make("lm", tune={"trial": True}), tmp_path, machine)
     folder = RunFolder(tmp_path)
     assert folder.results()["test"] is None

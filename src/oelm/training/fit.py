@@ -211,9 +211,9 @@ def backward(run: Run, batches: list[Batch]) -> float:
             run.scaler.scale(loss * world.size).backward()  # averaging divides by the number of processes
         total += loss.detach()
         run.check_stop()
-    summed, asked = world.sum([float(total), float(bool(run.stop.reason))])
+    summed, asked = world.sum([float(total), float(bool(run.stop_reason))])
     if asked and world.size > 1:  # every process stops at the same place
-        raise Interrupted(run.stop.reason or "a signal to another process")
+        raise Interrupted(run.stop_reason or "a signal to another process")
     return summed
 
 

@@ -108,7 +108,10 @@ class Run:
 
     def rewire(self) -> None:
         """After something froze or thawed: what is averaged between processes, and what a step costs."""
-        self.objective = self.world.wrap(Objective(self.model, self.prepared.task))
+        objective = Objective(self.model, self.prepared.task)
+        if self.config.compile:
+            objective.compile()
+        self.objective = self.world.wrap(objective)
         self.flops: FlopModel = flop_model(self.model)
         self.full_flops = self.flops.all_trained()
         self._qk_trained = max(self._qk_trained, self.applied.qk_trainable)
@@ -182,13 +185,16 @@ class Run:
             )
         )
 
+    @property
+    def stop_reason(self) -> str:
+        """Why to stop now, if at all; a time limit shorter than one step must not stall a run for ever."""
+        return self.stop.reason if self.stop.signalled or self.timer.steps_here else ""
+
     def check_stop(self) -> None:
         """Raise Interrupted when asked to stop; many processes agree on it after whole steps instead."""
         self.pulse()
-        if self.world.size > 1 or not self.stop.reason:
-            return
-        if self.stop.signalled or self.timer.steps_here:  # a limit shorter than one step must not stall a run
-            raise Interrupted(self.stop.reason)
+        if self.world.size == 1 and self.stop_reason:
+            raise Interrupted(self.stop_reason)
 
     def show_progress(self) -> None:
         self.journal.progress(self.progress.step, self.total_steps, self.pace())

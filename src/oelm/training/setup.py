@@ -47,8 +47,6 @@ def set_up(config: Config, machine: Machine, folder: RunFolder, world: World, st
 
     prepared.model.to(world.device).train()
     applied = apply(prepared.model, config.method, seed=config.seed)
-    if config.compile:
-        prepared.model.compile()
     optimizer = build_optimizer(prepared.model, config.optim)
     plan = disk_plan(prepared.model, optimizer)
     journal.line(str(applied))

@@ -6,6 +6,7 @@ The one reader for config.yaml and for `--set field=value`, so that both give th
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ def from_mapping(cls: type[T], mapping: Any, where: str = "") -> T:
     if not isinstance(mapping, Mapping):
         raise UsageError(f"{place}: expected a mapping of fields, got {_shown(mapping)}")
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     values = {}
     for name, value in mapping.items():
         if name not in fields:
@@ -47,6 +48,12 @@ def from_mapping(cls: type[T], mapping: Any, where: str = "") -> T:
         if name not in values and not optional:
             raise UsageError(f"{place}: the field '{name}' is missing")
     return cls(**values)
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Resolving annotations is most of the cost of reading a config, and a thousand configs are read at once."""
+    return typing.get_type_hints(cls)
 
 
 def convert(kind: Any, value: Any, where: str) -> Any:
