@@ -88,6 +88,8 @@ def gpt2(config: GPTConfig) -> nn.Module:
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
+            bos_token_id=None,
+            eos_token_id=None,
         )
     )
 

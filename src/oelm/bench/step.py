@@ -1,0 +1,104 @@
+"""`oelm bench step`: whole optimizer steps of several arms, interleaved, with memory and FLOPs beside."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from oelm.bench.arms import GEMM, PEERS
+from oelm.bench.interleave import interleave, ratio
+from oelm.bench.results import record
+from oelm.errors import UsageError, unknown_name
+from oelm.methods.registry import ALIASES, methods
+
+DEFAULT_ARMS = ("baseline", "oelm-freeze", "plain", "transformers", "trainer")
+
+
+@dataclass(frozen=True)
+class StepBench:
+    """One interleaved comparison. The first arm is the one that all others are measured against."""
+
+    arms: tuple[str, ...] = DEFAULT_ARMS
+    size: str = "medium-512"
+    vocabulary: int = 50257
+    context: int = 512
+    batch: int = 4
+    position: str = "learned"
+    rounds: int = 12
+    warmup: int = 2
+    threads: int = 0  # 0 = all cores
+    compiled: bool = False  # our arms through torch.compile
+
+    def __post_init__(self) -> None:
+        if len(set(self.arms)) != len(self.arms) or not self.arms:
+            raise UsageError(f"a benchmark needs different arms, not {list(self.arms)}")
+        known = [*methods(), *ALIASES, *PEERS]
+        for arm in self.arms:
+            if arm not in known:
+                raise unknown_name("arm", arm, [*methods(), *PEERS])
+        if self.rounds < 3:
+            raise UsageError("an interval needs at least 3 rounds")
+
+    def specs(self) -> list[dict[str, Any]]:
+        shared = {
+            "size": self.size,
+            "vocabulary": self.vocabulary,
+            "context": self.context,
+            "batch": self.batch,
+            "position": self.position,
+            "seed": 0,
+            "compile": self.compiled,
+        }
+        return [{"arm": GEMM}, *({"arm": arm, **shared} for arm in self.arms)]
+
+
+def run(bench: StepBench, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Measure; the result is what goes into benchmarks/results."""
+    threads = bench.threads or os.cpu_count() or 1
+    measured = interleave(
+        bench.specs(), rounds=bench.rounds, warmup=bench.warmup, threads=threads, progress=progress
+    )
+    return record(
+        "step",
+        interleaved=True,
+        model=bench.size,
+        settings={**asdict(bench), "threads": threads, "precision": "fp32", "dropout": 0.0},
+        **summarise(measured, bench.arms),
+    )
+
+
+def summarise(measured: dict[str, dict[str, Any]], arms: Sequence[str]) -> dict[str, Any]:
+    """Ratios to the first arm, share of the GEMM peak, bytes: from the raw seconds of the rounds."""
+    gemm = measured[GEMM]
+    peak = gemm["facts"]["flops"] / statistics.median(gemm["seconds"])
+    first = measured[arms[0]]
+    rows = []
+    for name in arms:
+        arm = measured[name]
+        facts, seconds = arm["facts"], statistics.median(arm["seconds"])
+        r = ratio(arm["seconds"], first["seconds"])
+        row: dict[str, Any] = {
+            "name": name,
+            "method": "" if name in PEERS else name,
+            "median_seconds": seconds,
+            "tokens_per_second": facts["tokens"] / seconds,
+            "ratio": {"value": r.median, "low": r.low, "high": r.high, "rounds": r.rounds},
+            "memory": arm["memory"],
+            "memory_ratio": arm["memory"]["peak_bytes"] / first["memory"]["peak_bytes"],
+            "parameters": facts["parameters"],
+            "trainable": facts["trainable"],
+            "seconds": arm["seconds"],
+        }
+        if "flops" in facts:
+            row["flops_per_step"] = facts["flops"]
+            row["flops_ratio"] = (
+                facts["flops"] / first["facts"]["flops"] if "flops" in first["facts"] else None
+            )
+            row["gemm_peak_share"] = facts["flops"] / seconds / peak
+            if "flops" in first["facts"]:
+                row["flops_ratio"] = facts["flops"] / first["facts"]["flops"]
+        rows.append(row)
+    return {"gemm_peak_flops": peak, "gemm_seconds": gemm["seconds"], "arms": rows}
