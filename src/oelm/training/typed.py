@@ -51,8 +51,8 @@ def from_mapping(cls: type[T], mapping: Any, where: str = "") -> T:
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    """Resolving annotations is most of the cost of reading a config, and a thousand configs are read at once."""
+def _hints(cls: Any) -> dict[str, Any]:
+    """Resolving annotations is most of the cost of reading a config; a thousand are read at once."""
     return typing.get_type_hints(cls)
 
 
