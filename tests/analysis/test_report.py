@@ -101,23 +101,27 @@ def test_datasets_are_ordered_by_training_tokens(tmp_path):
 
 def test_a_step_ratio_comes_from_a_benchmark_or_not_at_all(study, tmp_path):
     w = Words("en")
-    (_, without) = closing.efficiency(analyze(study), w)
+    (_, without) = closing.efficiency(analyze(study), w)  # wall times of its runs exist and are not compared
     assert all("not benchmarked" in row.cells for row in without.rows)
-    dump(
-        tmp_path / "step.json",
+    arms = [
+        {"method": "baseline", "ratio": {"value": 1.0, "low": 1.0, "high": 1.0}},
         {
-            "kind": "step",
-            "interleaved": True,
-            "model": "mini",
-            "arms": [
-                {"method": "baseline"},
-                {"method": "oelm-freeze", "ratio": {"value": 0.957, "low": 0.95, "high": 0.964}},
-            ],
+            "method": "oelm-freeze",
+            "ratio": {"value": 0.957, "low": 0.95, "high": 0.964},
+            "flops_ratio": 0.951,
         },
-    )
+        {"method": "", "name": "transformers", "ratio": {"value": 1.7, "low": 1.6, "high": 1.8}},
+    ]
+    step = {"kind": "step", "interleaved": True, "model": "mini", "settings": {"context": 128}, "arms": arms}
+    dump(tmp_path / "step.json", step)
+    dump(tmp_path / "other_context.json", {**step, "settings": {"context": 2048}})
+    dump(tmp_path / "other_first.json", {**step, "arms": arms[1:]})
+    dump(tmp_path / "not_interleaved.json", {**step, "interleaved": False})
     (tmp_path / "broken.json").write_text("{")
     measured = analyze(study, benchmarks=tmp_path)
-    (_, table) = closing.efficiency(measured, w)
+    (_, table, source) = closing.efficiency(measured, w)
+    assert "step.json" in str(source.text)
+    assert "other" not in str(source.text)
     shown = [row.cells[8] for row in table.rows if "oelm-freeze" in str(row.cells[1])]
     assert shown == ["0.957 (0.950–0.964)"] * 2
     assert any("broken.json" in str(x) for x in measured.warnings)

@@ -84,16 +84,16 @@ def efficiency(analysis: Analysis, w: Words) -> list[Block]:
         )
     if not rows:
         return [Paragraph(w("none.finished"))]
-    return [Paragraph(w("about.efficiency")), Table(head, tuple(rows), words=2)]
+    files = dict.fromkeys(c.step.source.name for c in analysis.costs.values() if c.step)
+    source = [Paragraph(w("about.benchmarks", files=", ".join(files)), small=True)] if files else []
+    return [Paragraph(w("about.efficiency")), Table(head, tuple(rows), words=2), *source]
 
 
 def _step(spent: Cost, w: Words) -> str:
     if spent.step is None:
         return w("step.none")
-    text = f"{spent.step.ratio:.3f}"
-    if spent.step.interval:
-        text += f" ({spent.step.interval[0]:.3f}–{spent.step.interval[1]:.3f})"
-    return text
+    low, high = spent.step.interval
+    return f"{spent.step.ratio:.3f} ({low:.3f}–{high:.3f})"
 
 
 def across_datasets(analysis: Analysis, w: Words) -> list[Block]:

@@ -24,10 +24,22 @@ class StepRatio:
 
     method: str
     model: str
+    context: int | None
+    position: str | None
     ratio: float
-    interval: tuple[float, float] | None
-    bound: float | None  # the ratio that the FLOP model promises
+    interval: tuple[float, float]
+    bound: float | None  # saving that the FLOP model allows, as a share
     source: Path
+
+    def fits(self, arm: Arm) -> bool:
+        """Whether it was measured on the arm's own network; another one saves another share."""
+        config = arm.config
+        return (
+            self.method == arm.method.name
+            and self.model == config.model.name
+            and self.context in (None, config.data.max_length)
+            and self.position in (None, config.model.position)
+        )
 
 
 @dataclass(frozen=True)
@@ -52,9 +64,7 @@ def cost(arm: Arm, benchmarks: list[StepRatio]) -> Cost | None:
         peak_memory_bytes=_whole(_median([t.get("peak_memory_bytes") for t in timings])),
         compute_seconds=sum(_finite([t.get("total_wall_time") for t in timings])),
         bound=_median([t.get("predicted_saving") for t in timings]),
-        step=next(
-            (b for b in benchmarks if b.method == arm.method.name and b.model == arm.config.model.name), None
-        ),
+        step=next((b for b in benchmarks if b.fits(arm)), None),
     )
 
 
@@ -72,25 +82,26 @@ def read_benchmarks(folder: Path, warnings: list[LoadWarning]) -> list[StepRatio
 
 
 def _step_ratios(raw: Any, path: Path) -> list[StepRatio]:
-    """A step benchmark names its arms with `ratio` {value, low, high} to the first arm; others have none."""
+    """The methods of an interleaved step benchmark. Ratios are to its first arm: it must be the baseline."""
     if not isinstance(raw, dict) or raw.get("kind") != "step" or not raw.get("interleaved", False):
         return []
-    found = []
-    for arm in raw["arms"]:
-        ratio = arm.get("ratio")
-        if ratio is None or not arm.get("method"):
-            continue
-        found.append(
-            StepRatio(
-                method=str(arm["method"]),
-                model=str(raw["model"]),
-                ratio=float(ratio["value"]),
-                interval=(float(ratio["low"]), float(ratio["high"])) if "low" in ratio else None,
-                bound=float(arm["flops_ratio"]) if "flops_ratio" in arm else None,
-                source=path,
-            )
+    arms, settings = raw["arms"], raw.get("settings", {})
+    if not arms or arms[0].get("method") != "baseline":
+        return []
+    return [
+        StepRatio(
+            method=str(arm["method"]),
+            model=str(raw["model"]),
+            context=settings.get("context"),
+            position=settings.get("position"),
+            ratio=float(arm["ratio"]["value"]),
+            interval=(float(arm["ratio"]["low"]), float(arm["ratio"]["high"])),
+            bound=None if arm.get("flops_ratio") is None else 1 - float(arm["flops_ratio"]),
+            source=path,
         )
-    return found
+        for arm in arms[1:]
+        if arm.get("method")
+    ]
 
 
 def _finite(values: list[Any]) -> list[float]:

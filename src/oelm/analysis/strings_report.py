@@ -66,6 +66,7 @@ REPORT: dict[str, tuple[str, str]] = {
         "interleaved benchmark; beside it stands what the FLOP model allows at most.",
         "质量指困惑度或准确率相对基线的变化。步时仅取自交错基准测试；旁边列出 FLOP 模型允许的最大节省。",
     ),
+    "about.benchmarks": ("Step times from {files}.", "步时取自 {files}。"),
     "about.reported": (
         "Left the study's printed figures, right our runs at the scale named. They are never averaged or "
         "mixed; at "
