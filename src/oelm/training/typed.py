@@ -37,7 +37,8 @@ def from_mapping(cls: type[T], mapping: Any, where: str = "") -> T:
     if not isinstance(mapping, Mapping):
         raise UsageError(f"{place}: expected a mapping of fields, got {_shown(mapping)}")
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
-    hints = _hints(cls)
+    kind: Any = cls  # a class is hashable, whatever its type variable says
+    hints = _hints(kind)
     values = {}
     for name, value in mapping.items():
         if name not in fields:
