@@ -128,6 +128,9 @@ def test_a_foreign_or_damaged_folder_is_a_clear_error(tmp_path):
     good = tmp_path / "good"
     oelm.save(moved("own-gpt", "oelm-plus"), good)
 
+    config = json.loads((good / "config.json").read_text())
+    wider = json.dumps({**config, "ff": config["ff"] * 2})
+
     def damaged(name, change):
         folder = tmp_path / name
         shutil.copytree(good, folder)
@@ -150,6 +153,8 @@ def test_a_foreign_or_damaged_folder_is_a_clear_error(tmp_path):
         ("noclass", edit(**{"class": "oelm.models.gpt:gpt_config"}), "no model class"),
         ("other", edit(tensors=[]), "another architecture"),
         ("weights", lambda f: (f / "model.safetensors").unlink(), "missing"),
+        ("dtype", edit(dtype="load"), "no sense"),
+        ("width", lambda f: (f / "config.json").write_text(wider), "another shape"),
         ("extras", lambda f: (f / "oelm_extras.safetensors").write_bytes(b"nonsense"), "damaged"),
     ]
     for name, change, word in cases:
@@ -164,6 +169,21 @@ def test_a_changed_frozen_tensor_is_noticed_on_load(tmp_path):
         model.blocks[0].attn.q.weight[0, 0] += 1e-6
     model.save(tmp_path)
     with pytest.raises(OelmError, match=r"blocks\.0\.attn\.q\.weight.*hash differs"):
+        oelm.load(tmp_path)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_what_could_not_be_loaded_is_not_saved(compact, tmp_path):
+    model = moved("bert", "oelm-freeze")
+    with pytest.raises(OelmError, match="something changed or cast it"):
+        oelm.save(model.half(), tmp_path / "half", compact=compact)
+    assert not (tmp_path / "half").exists()
+
+
+def test_a_transformers_folder_without_weights_is_a_clear_error(tmp_path):
+    oelm.save(moved("bert", "oelm-freeze"), tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(OelmError, match="transformers cannot load it"):
         oelm.load(tmp_path)
 
 

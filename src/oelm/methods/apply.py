@@ -21,7 +21,7 @@ from oelm.methods.ffn import ffn_matrices
 from oelm.methods.install import install
 from oelm.methods.method import Method
 from oelm.methods.readers import qk_projections, unwrap
-from oelm.methods.record import record_of
+from oelm.methods.record import record_of, required_record
 from oelm.methods.registry import method as resolve
 from oelm.methods.schedule import settle
 
@@ -65,9 +65,7 @@ class Applied:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = unwrap(model)
-        record = record_of(self.model)
-        assert record is not None
-        self._record = record
+        self._record = required_record(model, "Applied")
 
     @property
     def method(self) -> Method:

@@ -99,12 +99,10 @@ def _remember(record: Record, names: dict[int, str], target: Projection | FeedFo
         name = names[id(window.parameter)]
         record.tensors[name] = TensorRecord(
             name=name,
-            projection=target.name,
             part=part,
             kind=kind,
             stack=target.place.stack,
             layer=target.place.layer,
-            depth=target.place.depth,
             num_heads=heads,
             head_dim=head_dim,
             transposed=window.transposed,

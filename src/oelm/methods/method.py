@@ -91,8 +91,8 @@ class Method:
         purpose: One line: what it is for.
         controls: One line: what comparing with it controls for.
         reference: The idea or paper it comes from.
-        control: Name of the preset with the same architecture and start whose Q/K train: what freezing is
-            charged against.
+        control: Name of the preset with the same architecture whose Q/K train, at the fairest start: what
+            freezing is charged against.
     """
 
     name: str

@@ -6,6 +6,7 @@ plain projection does. The projection's own weight and bias keep their names (an
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -91,8 +92,9 @@ class ExtendedProjection(nn.Module):
 def causal_conv(x: Tensor, taps: Tensor) -> Tensor:
     """y[b, t, c] = sum_i taps[i, c] x[b, t - i, c]: a depthwise convolution that sees no future token.
 
-    Shift and add on the (B, T, rows) layout the projection already has: no transposes, no padded copy.
-    benchmarks: several times faster than F.conv1d(groups=rows) on a CPU, forward and backward.
+    Shift and add on the (B, T, rows) layout the projection already has: no transposes, no padded copy, and
+    in pieces of the batch that stay in the processor's cache between the taps. F.conv1d(groups=rows) takes
+    several times as long on a CPU, forward and backward.
     """
     if x.dim() != 3:
         raise OelmError(
@@ -102,28 +104,35 @@ def causal_conv(x: Tensor, taps: Tensor) -> Tensor:
     return _CausalConv.apply(x, taps.to(x.dtype))
 
 
+_PIECE = 2**18  # numbers of x taken at a time: 1 MB in fp32
+
+
 class _CausalConv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, taps: Tensor) -> Tensor:
         ctx.save_for_backward(x, taps)
-        y = x * taps[0]
-        for i in range(1, min(len(taps), x.shape[1])):
-            y[:, i:].addcmul_(x[:, :-i], taps[i])
+        y = torch.empty_like(x)
+        for x_, y_ in _pieces(x, y):
+            torch.mul(x_, taps[0], out=y_)
+            for i in range(1, min(len(taps), x.shape[1])):
+                y_[:, i:].addcmul_(x_[:, :-i], taps[i])
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, taps = ctx.saved_tensors
-        shifts = range(1, min(len(taps), x.shape[1]))
-        grad_x = grad_taps = None
-        if ctx.needs_input_grad[0]:
-            grad_x = grad * taps[0]
-            for i in shifts:
-                grad_x[:, :-i].addcmul_(grad[:, i:], taps[i])
-        if ctx.needs_input_grad[1]:
-            grad_taps = torch.zeros_like(taps)
-            grad_taps[0] = (grad * x).sum((0, 1))
-            for i in shifts:
-                grad_taps[i] = (grad[:, i:] * x[:, :-i]).sum((0, 1))
+        grad_x, grad_taps = torch.empty_like(x), torch.zeros_like(taps)
+        for x_, g_, grad_x_ in _pieces(x, grad, grad_x):
+            torch.mul(g_, taps[0], out=grad_x_)
+            grad_taps[0] += (g_ * x_).sum((0, 1))
+            for i in range(1, min(len(taps), x.shape[1])):
+                grad_x_[:, :-i].addcmul_(g_[:, i:], taps[i])
+                grad_taps[i] += (g_[:, i:] * x_[:, :-i]).sum((0, 1))
         return grad_x, grad_taps
+
+
+def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of one shape (B, T, rows) in step, some rows of the batch at a time."""
+    _, T, rows = tensors[0].shape
+    return zip(*(t.split(max(1, _PIECE // max(1, T * rows))) for t in tensors), strict=True)

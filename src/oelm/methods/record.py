@@ -22,16 +22,14 @@ class TensorRecord:
     """One parameter that a method set or freezes at some time of the run."""
 
     name: str  # of the parameter
-    projection: str  # of the projection it belongs to: names its random stream
     part: str  # "q", "k" or "ffn"
     kind: str  # "weight" or "bias"
     stack: str
     layer: int
-    depth: int
     num_heads: int
     head_dim: int
     transposed: bool
-    rebuildable: bool  # a pure function of (seed, projection, method): a compact save may leave it out
+    rebuildable: bool  # a pure function of seed, name and method: a compact save may leave it out
     freezes_at: float | None  # share of the run; None = trains throughout
     thaws_at: float | None  # share of the run; None = never
     sha256: str = ""  # of its bytes since it froze; "" while it trains

@@ -23,18 +23,23 @@ from oelm.errors import OelmError
 from oelm.methods.install import install
 from oelm.methods.method import Method
 from oelm.methods.readers import unwrap
-from oelm.methods.record import Record, required_record, sha256
+from oelm.methods.record import Record, record_of, required_record, sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 METADATA = "oelm.json"
 WEIGHTS = "model.safetensors"
-COMPACT = (
-    "oelm_compact.safetensors"  # not model.safetensors: plain transformers must not take it for a whole model
-)
-EXTRAS = "oelm_extras.safetensors"
+COMPACT_WEIGHTS = "oelm_compact.safetensors"  # by this name transformers does not take it for a whole model
+EXTRA_WEIGHTS = "oelm_extras.safetensors"
 _FORMAT = 1
+_FIELDS = {"class", "kind", "compact", "dtype", "method", "seed", "progress", "frozen_before", "tensors"}
+_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 
 
 def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None:
@@ -46,14 +51,15 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
     """
     record = required_record(model, "save")
     model, folder = unwrap(model), Path(folder)
+    _refuse_what_changed(model, record)
     folder.mkdir(parents=True, exist_ok=True)
     kind = _kind(model)
-    for stale in (METADATA, COMPACT, EXTRAS, *([WEIGHTS] if compact else [])):
+    for stale in (METADATA, COMPACT_WEIGHTS, EXTRA_WEIGHTS, *([WEIGHTS] if compact else [])):
         (folder / stale).unlink(missing_ok=True)
     if compact:
         _save_shape(model, folder, kind)
         kept = {n: t for n, t in _native(model).items() if n not in _rebuilt(record)}
-        _write_tensors(folder / COMPACT, kept)
+        _write_tensors(folder / COMPACT_WEIGHTS, kept)
     elif kind == "transformers":
         extras = set(record.extras)
         state = {name: tensor for name, tensor in model.state_dict().items() if name not in extras}
@@ -65,12 +71,24 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
     save_metadata(model, folder, compact=compact)
 
 
+def _refuse_what_changed(model: nn.Module, record: Record) -> None:
+    """Before anything is written: a folder that `load` would refuse by hash is of no use to anyone."""
+    for name, tensor in record.tensors.items():
+        if tensor.sha256 and sha256(model.get_parameter(name)) != tensor.sha256:
+            raise OelmError(
+                f"{name} is not what it was when '{record.method.name}' froze it: something changed or "
+                f"cast it (oelm.audit tells more). Save before casting to a dtype, or cast before oelm.apply"
+            )
+
+
 def save_metadata(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None:
     """Write oelm.json, and the extras under their own names, into a folder that already has the weights."""
     record = required_record(model, "save")
     model, folder = unwrap(model), Path(folder)
     if record.extras and not compact:
-        _write_tensors(folder / EXTRAS, {name: model.get_parameter(name).detach() for name in record.extras})
+        _write_tensors(
+            folder / EXTRA_WEIGHTS, {name: model.get_parameter(name).detach() for name in record.extras}
+        )
     about = {
         "format": _FORMAT,
         "class": f"{type(model).__module__}:{type(model).__qualname__}",
@@ -91,17 +109,17 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
     about = read_metadata(folder)
     method, seed, compact = Method.from_dict(about["method"]), about["seed"], about["compact"]
     plain = unwrap(model) if model is not None else _build(folder, about)
-    if model is not None and getattr(plain, "_oelm", None) is not None:
+    if record_of(plain) is not None:
         raise OelmError("load(folder, model=...) wants a plain model; this one already carries a method")
-    record = install(plain, method, seed, draw=compact)
+    record = install(plain, method, seed, draw=compact and method.draws)
     if compact:
         wanted = set(_native(plain)) - _rebuilt(record)
-        _load_native(plain, _read_tensors(folder / COMPACT), folder, wanted)
+        _load_native(plain, _read_tensors(folder / COMPACT_WEIGHTS), folder, wanted)
     else:
         if about["kind"] != "transformers" or model is not None:
             _load_state(plain, _read_tensors(folder / WEIGHTS), folder, record)
         if record.extras:
-            _load_native(plain, _read_tensors(folder / EXTRAS), folder, set(record.extras))
+            _load_native(plain, _read_tensors(folder / EXTRA_WEIGHTS), folder, set(record.extras))
     restore(plain, about, folder)
     return plain
 
@@ -118,18 +136,14 @@ def read_metadata(folder: Path | str) -> dict[str, Any]:
         )
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
-        known = about["format"] == _FORMAT and {
-            "class",
-            "kind",
-            "compact",
-            "method",
-            "seed",
-            "tensors",
-        } <= set(about)
+        if about["format"] != _FORMAT:
+            raise OelmError(f"{path} has format {about['format']!r}; this oelm reads format {_FORMAT}")
+        if missing := _FIELDS - set(about):
+            raise ValueError(f"{', '.join(sorted(missing))} missing")
+        if about["dtype"] not in _DTYPES or not all({"name", "sha256"} <= set(t) for t in about["tensors"]):
+            raise ValueError("a field has no sense")
     except (ValueError, KeyError, TypeError) as error:
         raise OelmError(f"{path} is damaged: {error}") from None
-    if not known:
-        raise OelmError(f"{path} has format {about['format']!r}; this version of oelm reads format {_FORMAT}")
     return about
 
 
@@ -174,9 +188,12 @@ def _build(folder: Path, about: dict[str, Any]) -> nn.Module:
     elif about["compact"]:
         model = cls(cls.config_class.from_pretrained(folder))
     else:
-        with _quiet_transformers():
-            return cls.from_pretrained(folder)
-    return model.to(getattr(torch, about["dtype"]))
+        try:
+            with _quiet_transformers():
+                return cls.from_pretrained(folder)
+        except OSError as error:
+            raise OelmError(f"{folder}: transformers cannot load it: {error}") from None
+    return model.to(_DTYPES[about["dtype"]])
 
 
 def _saved_class(folder: Path, about: dict[str, Any]) -> Any:
@@ -223,12 +240,17 @@ def _load_native(model: nn.Module, tensors: dict[str, Tensor], folder: Path, wan
     own = _native(model)
     with torch.no_grad():
         for name, tensor in tensors.items():
+            if own[name].shape != tensor.shape:
+                raise _misfit(folder, {name}, set())
             own[name].copy_(tensor)
 
 
 def _load_state(model: nn.Module, state: dict[str, Tensor], folder: Path, record: Record) -> None:
     own = model.state_dict()
     aliases = set(own) - set(_without_aliases(own))
+    odd = {name for name, tensor in state.items() if name in own and own[name].shape != tensor.shape}
+    if odd:
+        raise _misfit(folder, odd, set())
     missing, unknown = model.load_state_dict(state, strict=False)
     gone = set(missing) - aliases - set(record.extras)
     if gone or unknown:
@@ -236,7 +258,7 @@ def _load_state(model: nn.Module, state: dict[str, Tensor], folder: Path, record
 
 
 def _misfit(folder: Path, missing: set[str], unknown: set[str]) -> OelmError:
-    names = f"missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}"
+    names = f"missing or of another shape {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}"
     return OelmError(f"{folder}: the weights do not fit the model ({names})")
 
 
