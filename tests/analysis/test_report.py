@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from run_factory import dump, lm_config, write_run, write_study
 
-from oelm.analysis import closing, findings
+from oelm.analysis import closing, findings, plots, report
 from oelm.analysis.analyze import analyze
 from oelm.analysis.document import Document, Figure, Section
-from oelm.analysis.figures import standalone
+from oelm.analysis.figures import Look, standalone
 from oelm.analysis.html import to_html
 from oelm.analysis.markdown import to_markdown
 from oelm.analysis.plots import all_figures
@@ -308,12 +308,28 @@ def test_figures_are_the_same_bytes_every_time_and_keep_their_words(study, docum
         assert "currentColor" in svg
         assert "currentColor" not in standalone(svg)
         assert "<image" not in svg
-    assert "oelm-random-matched" in first["gap"]
-    assert "5 %" in first["gap"]
+    assert "oelm-random-matched" in first["gap-0"]
+    assert "5 %" in first["gap-0"]
 
 
 def test_chinese_figures_keep_chinese_words(documents):
-    assert "困惑度变化" in drawn(documents["zh"])["gap"]
+    assert "困惑度变化" in drawn(documents["zh"])["gap-0"]
+
+
+def test_no_arm_is_dropped_from_the_forest_and_no_two_look_alike(monkeypatch, analysis):
+    monkeypatch.setattr(plots, "MOST_ROWS", 2)
+    svgs = [f.svg for f in all_figures(analysis, Words("en"))["comparisons"] if f.name.startswith("gap")]
+    assert len(svgs) == 3
+    for arm in ("orthogonal-init", "oelm-freeze", "oelm-random-matched", "oelm-random", "oelm-plus"):
+        assert any(arm in svg for svg in svgs)
+    looks = [tuple(map(str, Look([str(i) for i in range(40)]).of(str(i)).values())) for i in range(40)]
+    assert len(set(looks)) == 40
+
+
+def test_curves_left_out_are_said(monkeypatch, analysis, tmp_path):
+    monkeypatch.setattr(plots, "MOST_GROUPS", 1)
+    monkeypatch.setattr(report, "MOST_GROUPS", 1)
+    assert "first 1 of 2 groups" in to_markdown(build(analysis, tmp_path)).replace("\\", "")
 
 
 def test_an_empty_folder_still_gives_a_report(tmp_path):

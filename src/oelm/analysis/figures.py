@@ -56,10 +56,11 @@ class Look:
 
     def of(self, arm: str) -> dict[str, Any]:
         i = self.order.setdefault(arm, len(self.order))
+        turn = i // len(COLOURS)  # past the last colour, markers and dashes shift against the colours
         return {
             "color": COLOURS[i % len(COLOURS)],
-            "marker": MARKERS[i % len(MARKERS)],
-            "linestyle": DASHES[(i // 2 if i >= len(DASHES) else i) % len(DASHES)],
+            "marker": MARKERS[(i + turn) % len(MARKERS)],
+            "linestyle": DASHES[(i + 3 * turn) % len(DASHES)],
         }
 
 

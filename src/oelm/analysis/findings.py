@@ -32,7 +32,7 @@ PathLink = Callable[[Path], str]
 
 def anchor(arm: Arm) -> str:
     """A name for the arm's rows in the list of runs, safe in any document."""
-    return "runs-" + re.sub(r"[^A-Za-z0-9]+", "-", "-".join(arm.key))
+    return "runs-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(arm.key))
 
 
 def by_group(comparisons: Iterable[Comparison]) -> dict[tuple[str, str, str], list[Comparison]]:
@@ -175,7 +175,7 @@ def _notes(comparisons: Sequence[Comparison], w: Words) -> list[Block]:
             concerned.setdefault(w.tell(more), []).append(c.arm.name)
     for text, arms in concerned.items():
         items.append((f"{', '.join(dict.fromkeys(arms))}: ", text))
-    return [Fold(w("fold.notes", n=len(items)), (Bullets(tuple(items)),))] if items else []
+    return [Paragraph(w("notes"), small=True), Bullets(tuple(items))] if items else []
 
 
 def other_comparisons(analysis: Analysis, kind: str, w: Words) -> list[Block]:

@@ -26,7 +26,8 @@ ATTENTION = {
     "orthogonality": ("off_orthogonal_q", "off_orthogonal_k"),
 }
 MOST_LETTERS = 28
-MOST_ROWS = 40  # a forest of more arms is not read any more
+MOST_ROWS = 40  # of one forest; more arms get a figure each
+MOST_GROUPS = 12  # whose curves are drawn; a report of fifty would take minutes to make and longer to read
 
 
 def all_figures(analysis: Analysis, w: Words) -> dict[str, list[Figure]]:
@@ -40,12 +41,15 @@ def _all_figures(analysis: Analysis, w: Words) -> dict[str, list[Figure]]:
     look = Look([a.name for a in analysis.arms])
     figures: dict[str, list[Figure]] = {"comparisons": [], "figures": [], "efficiency": []}
     perplexity = [c for c in made.of("baseline") if c.metric == "ppl" and c.effect is not None]
-    if perplexity:
-        figures["comparisons"].append(gap(perplexity, look, w))
-    for i, (_, group) in enumerate(by_group(made.of("baseline")).items()):
+    for start in range(0, len(perplexity), MOST_ROWS):
+        rows = perplexity[start : start + MOST_ROWS]
+        figures["comparisons"].append(gap(rows, look, w, name=f"gap-{start // MOST_ROWS}"))
+    for i, group in enumerate(by_group(made.of("baseline")).values()):
         accurate = [c for c in group if c.metric == "accuracy" and c.effect is not None]
         if accurate:
             figures["comparisons"].append(accuracy(accurate, look, w, name=f"accuracy-{i}"))
+        if i >= MOST_GROUPS:
+            continue
         arms = list({a.key: a for c in group for a in (c.reference, c.arm)}.values())
         title = group_title(group[0], w)
         for drawn in (
@@ -61,12 +65,11 @@ def _all_figures(analysis: Analysis, w: Words) -> dict[str, list[Figure]]:
     return figures
 
 
-def gap(comparisons: Sequence[Comparison], look: Look, w: Words) -> Figure:
+def gap(comparisons: Sequence[Comparison], look: Look, w: Words, *, name: str) -> Figure:
     """A forest of perplexity changes with intervals and the 5 % line, grouped by dataset."""
-    shown = list(comparisons)[:MOST_ROWS]
-    figure, axes = canvas("gap", 1.1 + 0.3 * len(shown))
+    figure, axes = canvas(name, 1.1 + 0.3 * len(comparisons))
     labels = []
-    for y, c in enumerate(shown):
+    for y, c in enumerate(comparisons):
         assert c.effect is not None
         style = look.of(c.arm.name)
         middle = _percent(c.effect.value)
@@ -86,7 +89,7 @@ def gap(comparisons: Sequence[Comparison], look: Look, w: Words) -> Figure:
     axes.set_ylim(len(labels) - 0.4, -0.9)
     axes.set_xlabel(w("figure.gap.axis"))
     axes.grid(axis="x")
-    return _figure("gap", figure, w("figure.gap"))
+    return _figure(name, figure, w("figure.gap"))
 
 
 def accuracy(comparisons: Sequence[Comparison], look: Look, w: Words, *, name: str) -> Figure:

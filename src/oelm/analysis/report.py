@@ -9,12 +9,12 @@ from urllib.parse import quote
 import oelm
 from oelm.analysis import closing, findings
 from oelm.analysis.analyze import Analysis
-from oelm.analysis.document import Block, Bullets, Code, Document, Figure, Section, Text
+from oelm.analysis.document import Block, Bullets, Code, Document, Figure, Paragraph, Section, Text
 from oelm.analysis.figures import standalone
 from oelm.analysis.html import to_html
 from oelm.analysis.load import FINISHED
 from oelm.analysis.markdown import to_markdown
-from oelm.analysis.plots import all_figures
+from oelm.analysis.plots import MOST_GROUPS, all_figures
 from oelm.analysis.words import Words
 from oelm.atomic import write_text
 
@@ -31,7 +31,7 @@ def build(analysis: Analysis, folder: Path, *, lang: str = "en", command: str = 
         ("where", closing.where_freezing_holds(analysis, w)),
         ("efficiency", [*closing.efficiency(analysis, w), *figures["efficiency"]]),
         ("trend", closing.across_datasets(analysis, w)),
-        ("figures", list(figures["figures"])),
+        ("figures", [*_limited(analysis, w), *figures["figures"]]),
         ("reported", closing.reported_and_reproduced(analysis, w)),
         ("caveats", [Bullets(tuple(caveats(analysis, w)))]),
         ("totals", closing.totals(analysis, w)),
@@ -107,6 +107,11 @@ def _origins(analysis: Analysis) -> dict[str, str]:
         if isinstance(data, dict) and data.get("origin"):
             found.setdefault(arm.config.data.dataset, str(data["origin"]))
     return found
+
+
+def _limited(analysis: Analysis, w: Words) -> list[Block]:
+    groups = len(findings.by_group(analysis.comparisons.of("baseline")))
+    return [Paragraph(w("figure.limited", drawn=MOST_GROUPS, n=groups))] if groups > MOST_GROUPS else []
 
 
 def _warnings(analysis: Analysis, w: Words) -> list[Block]:

@@ -121,7 +121,7 @@ REPORT: dict[str, tuple[str, str]] = {
     "total.trials": ("Tuning trials", "调参试验"),
     "total.compute": ("Compute time", "计算时间"),
     "total.disk": ("Disk", "磁盘"),
-    "fold.notes": ("What to know about these numbers ({n})", "关于这些数字的说明（{n}）"),
+    "notes": ("What to know about these numbers:", "关于这些数字，须知："),
     "fold.runs": ("{study}: {n} runs", "{study}：{n} 次运行"),
     "trend.few": (
         "{arm}: {n} datasets are too few to test for a trend (five are the least).",
@@ -154,6 +154,10 @@ REPORT: dict[str, tuple[str, str]] = {
         "这些实验没有原研究公布的数字。",
     ),
     # -- figures
+    "figure.limited": (
+        "Curves are drawn for the first {drawn} of {n} groups; `oelm report STUDY` draws one study's.",
+        "仅绘制 {n} 组中前 {drawn} 组的曲线；用 `oelm report STUDY` 可绘制单个研究的曲线。",
+    ),
     "figure.gap": (
         "Change of perplexity against the baseline. Dot: mean over seeds; bar: 95 % interval; dashed: the "
         "5 % target. "
