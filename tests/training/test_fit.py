@@ -1,13 +1,11 @@
-"""Whole runs at smoke scale: what a user finds in the folder, and what happens when something goes wrong."""
+"""Whole runs at smoke scale: what a user finds in the folder."""
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
-import signal
-import subprocess
+import sys
+import types
 from dataclasses import replace
 
 import pytest
@@ -15,13 +13,11 @@ import torch
 
 import oelm
 from oelm.data.tokenizers import Tokenizer
-from oelm.errors import UsageError
+from oelm.errors import OelmError, UsageError
 from oelm.models.gpt import GPT
-from oelm.training import setup
-from oelm.training.checkpoint import _HashingWriter, load_checkpoint
 from oelm.training.fit import fit
 from oelm.training.folder import RunFolder
-from oelm.training.tasks.classification import Classification
+from oelm.training.networks import build_network
 from oelm.training.tasks.lm import LanguageModelling
 
 
@@ -167,205 +163,6 @@ def test_schedules_act_at_their_steps(tmp_path, machine, make, name):
     assert counts["qk_trainable"] == counts["qk_total"]  # they trained at some time
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_stops_as_diverged(tmp_path, machine, make, monkeypatch, bad):
-    original, calls = LanguageModelling.loss, []
-
-    def loss(self, model, tensors):
-        calls.append(model.training)
-        factor = bad if calls.count(True) == 6 else 1.0
-        return original(self, model, tensors) * factor
-
-    monkeypatch.setattr(LanguageModelling, "loss", loss)
-    outcome = fit(make("lm"), tmp_path, machine)
-    assert (outcome.state, outcome.exit_code) == ("diverged", 76)
-    assert "at step 6; the last finite loss was 5." in outcome.reason
-    assert RunFolder(tmp_path).status().reason == outcome.reason
-    assert RunFolder(tmp_path).results() is None
-    assert load_checkpoint(tmp_path / "latest.pt")["progress"]["step"] == 4
-    assert fit(make("lm"), tmp_path, machine).state == "diverged"  # and is not tried again for nothing
-
-
-def test_an_exploding_loss_stops_as_diverged(tmp_path, machine, make):
-    config = make("lm", "baseline", optim={"lr": 30.0, "warmup_steps": 0, "clip": 0.0}, budget={"steps": 100})
-    outcome = fit(config, tmp_path, machine)
-    assert outcome.state == "diverged"
-
-
-class Memory:
-    """A machine on which more than `most` rows at once do not fit."""
-
-    def __init__(self, most, error):
-        self.most, self.error, self.seen = most, error, []
-
-    def watch(self, original):
-        def loss(task, model, tensors):
-            count = len(tensors["ids"])
-            if count > self.most:
-                raise self.error
-            self.seen.append(count)
-            return original(task, model, tensors)
-
-        return loss
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-    ],
-    ids=["cuda", "cpu"],
-)
-def test_out_of_memory_halves_the_micro_batch_only(tmp_path, machine, make, monkeypatch, error):
-    config = make("gpt-cls", model={"dropout": 0.0}, budget={"batch_size": 8, "log_every": 1})
-    fit(config, tmp_path / "roomy", machine)
-    memory = Memory(3, error)
-    monkeypatch.setattr(Classification, "loss", memory.watch(Classification.loss))
-    assert fit(config, tmp_path / "tight", machine).state == "finished"
-    assert max(memory.seen) == 2
-    texts = [row["text"] for row in rows(tmp_path / "tight", "event")]
-    assert [t for t in texts if "micro-batches now have" in t] == [
-        "out of memory: micro-batches now have 4 rows, a step as many as before",
-        "out of memory: micro-batches now have 2 rows, a step as many as before",
-    ]
-    assert load_checkpoint(tmp_path / "tight" / "latest.pt")["progress"]["split"] == 4
-    roomy, tight = (rows(tmp_path / name, "train") for name in ("roomy", "tight"))
-    assert [r["tokens"] for r in roomy] == [r["tokens"] for r in tight]
-    assert [r["loss"] for r in roomy] == pytest.approx([r["loss"] for r in tight], rel=1e-4)
-
-
-def test_memory_that_never_suffices_is_its_own_state(tmp_path, machine, make, monkeypatch):
-    memory = Memory(0, MemoryError())
-    monkeypatch.setattr(LanguageModelling, "loss", memory.watch(LanguageModelling.loss))
-    outcome = fit(make("lm"), tmp_path, machine)
-    assert (outcome.state, outcome.exit_code) == ("oom", 1)
-    assert RunFolder(tmp_path).status().state == "oom"
-
-
-def test_signal_in_training_asks_to_be_continued(tmp_path, machine, make, monkeypatch):
-    original, calls = LanguageModelling.loss, []
-
-    def loss(self, model, tensors):
-        calls.append(1)
-        if len(calls) == 5:
-            os.kill(os.getpid(), signal.SIGUSR1)
-        return original(self, model, tensors)
-
-    monkeypatch.setattr(LanguageModelling, "loss", loss)
-    outcome = fit(make("lm", budget={"eval_every": 100}), tmp_path, machine)
-    assert (outcome.state, outcome.exit_code) == ("interrupted", 75)
-    assert "SIGUSR1" in outcome.reason
-    assert load_checkpoint(tmp_path / "latest.pt")["progress"]["step"] == 4
-    assert RunFolder(tmp_path).status().state == "interrupted"
-
-
-def test_time_limit_makes_progress_each_time(tmp_path, machine, make):
-    config, hurried = make("lm", budget={"steps": 4}), replace(machine, time_limit=1e-6)
-    outcomes = [fit(config, tmp_path, hurried).state for _ in range(4)]
-    assert outcomes[0] == "interrupted"
-    steps = RunFolder(tmp_path).status().step
-    assert steps >= 3
-    assert fit(config, tmp_path, machine).state == "finished"
-
-
-def test_full_disk_stops_cleanly(tmp_path, machine, make, monkeypatch):
-    original, written = _HashingWriter.finish, []
-
-    def finish(self):
-        written.append(1)
-        if len(written) == 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        original(self)
-
-    monkeypatch.setattr(_HashingWriter, "finish", finish)
-    outcome = fit(make("lm"), tmp_path, machine)
-    assert outcome.state == "failed"
-    assert "disk full" in outcome.reason
-    assert "disk full" in RunFolder(tmp_path).status().reason
-    assert load_checkpoint(tmp_path / "latest.pt")["progress"]["step"] == 4
-    monkeypatch.undo()
-    assert fit(make("lm"), tmp_path, machine).state == "finished"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_really_full_disk(tmp_path, machine, make):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=900k", "tmpfs", disk], check=False).returncode:
-        pytest.skip("no right to mount here")
-    try:
-        config = make("lm", data={"tokenizer": "bpe-600"})
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(setup, "require_disk", lambda plan, folder: None)  # somebody else filled it later
-            outcome = fit(config, disk / "run", machine)
-        assert outcome.state == "failed"
-        assert "disk full" in outcome.reason
-        assert load_checkpoint(disk / "run" / "latest.pt")["progress"]["step"] >= 4
-        (disk / "run" / "training.log").read_text()
-        refused = fit(config, disk / "other", machine)
-        assert refused.state == "failed"
-        assert "disk full: this run needs" in refused.reason
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"budget": {"batch_size": 0}}, "batch_size must be at least 1"),
-        ({"budget": {"steps": 0}}, "say how long to train"),
-        ({"optim": {"lr": 0.0}}, r"optim\.lr must be positive"),
-        ({"model": {"name": "smok"}}, "did you mean 'smoke'"),
-        ({"model": {"pretrained": True}}, "pretrained is for transformers models"),
-        ({"model": {"family": "hf", "name": "tiny-bert"}}, "task lm trains our GPT"),
-        ({"data": {"dataset": "storys"}}, "did you mean 'stories'"),
-        ({"data": {"dataset": "stories-2way"}}, "is for classification"),
-        ({"data": {"max_length": 0}}, "max_length must be at least 1"),
-        ({"data": {"tokenizer": "bpe-many"}}, "a vocabulary size is expected"),
-    ],
-)
-def test_bad_wishes_are_errors_before_anything_runs(tmp_path, machine, make, changes, message):
-    with pytest.raises(UsageError, match=message):
-        fit(make("lm", **changes), tmp_path, machine)
-    assert RunFolder(tmp_path).status().state == "failed"
-
-
-def test_missing_tokenizer_is_a_named_failure(tmp_path, machine, make, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    outcome = fit(make("lm", data={"tokenizer": "no-such-tokenizer"}), tmp_path, machine)
-    assert outcome.state == "failed"
-    assert "no-such-tokenizer" in outcome.reason
-
-
-def test_a_fault_of_the_program_is_recorded_and_raised(tmp_path, machine, make, monkeypatch):
-    def broken(self, model, tensors):
-        raise KeyError("surprise")
-
-    monkeypatch.setattr(LanguageModelling, "loss", broken)
-    with pytest.raises(KeyError):
-        fit(make("lm"), tmp_path, machine)
-    assert RunFolder(tmp_path).status().state == "failed"
-    assert "surprise" in RunFolder(tmp_path).log_file.read_text()
-
-
-def test_a_broken_freeze_fails_the_audit(tmp_path, machine, make, monkeypatch):
-    from oelm.training.run import Run
-
-    original = Run.audit
-
-    def tampered(run, when):
-        if when == "end":
-            with torch.no_grad():
-                run.model.blocks[0].attn.q.weight.mul_(1.01)
-        original(run, when)
-
-    monkeypatch.setattr(Run, "audit", tampered)
-    outcome = fit(make("lm"), tmp_path, machine)
-    assert outcome.state == "failed"
-    assert "its bytes changed since it was frozen" in outcome.reason
-
-
 def test_tensorboard_gets_the_rows_and_missing_trackers_are_named(tmp_path, machine, make):
     pytest.importorskip("tensorboard")
     fit(make("lm"), tmp_path / "run", replace(machine, trackers=("tensorboard",)))
@@ -375,6 +172,55 @@ def test_tensorboard_gets_the_rows_and_missing_trackers_are_named(tmp_path, mach
     assert [e.step for e in events.Scalars("train/loss")] == [3, 6, 9, 12]
     with pytest.raises(UsageError, match="did you mean 'tensorboard'"):
         fit(make("lm"), tmp_path / "typo", replace(machine, trackers=("tensorbord",)))
+
+
+def test_a_service_gets_each_row_once_over_resumes(tmp_path, machine, make, monkeypatch):
+    sent, started = [], []
+    service = types.ModuleType("trackio")
+    service.init = lambda **settings: started.append(settings)
+    service.log = lambda values, step: sent.append((step, sorted(values)))
+    service.finish = lambda: None
+    monkeypatch.setitem(sys.modules, "trackio", service)
+    config, tracked = make("lm", budget={"checkpoint_every": 100}), replace(machine, trackers=("trackio",))
+    fit(config, tmp_path, tracked)
+    RunFolder(tmp_path).results_file.unlink()
+    (tmp_path / "latest.pt").unlink()  # as if killed before its only checkpoint: every step is done again
+    assert fit(config, tmp_path, tracked).state == "finished"
+    steps = [step for step, _ in sent]
+    assert steps == sorted(set(steps)) == [3, 4, 6, 8, 9, 12]
+    assert started[0]["name"] == started[1]["name"]
+    assert sent[-1][1] == [
+        f"{kind}/{what}"
+        for kind, what in (
+            ("train", "grad_norm"),
+            ("train", "loss"),
+            ("train", "lr"),
+            ("train", "tokens"),
+            ("validation", "loss"),
+            ("validation", "n"),
+            ("validation", "ppl"),
+        )
+    ]
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UsageError, match=r"pip install 'oelm\[wandb\]'"):
+        fit(config, tmp_path / "other", replace(machine, trackers=("wandb",)))
+
+
+def test_half_precision_files_train_in_single(tmp_path, make):
+    hf = pytest.importorskip("transformers")
+    shape = hf.BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    hf.BertModel(shape).half().save_pretrained(tmp_path)
+    config = make("bert", model={"name": str(tmp_path), "pretrained": True, "dropout": 0.3})
+    model = build_network(config, vocab_size=300, classes=3, pad_id=0, eos_id=1)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert model.config.num_labels == 3
+    assert model.config.hidden_dropout_prob == 0.3
+    hf.BertForSequenceClassification(shape).save_pretrained(tmp_path / "two")  # a head of two classes
+    other = make("bert", model={"name": str(tmp_path / "two"), "pretrained": True})
+    with pytest.raises(OelmError, match="another number of classes"):
+        build_network(other, vocab_size=300, classes=3, pad_id=0, eos_id=1)
 
 
 def test_global_random_state_is_the_callers(tmp_path, machine, make):

@@ -15,9 +15,10 @@ import torch
 
 @contextlib.contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """Within it, random numbers drawn stay the caller's business no more, and CUDA adds in a fixed order."""
-    with torch.random.fork_rng():
-        if device.type != "cuda":
+    """Within it CUDA adds in a fixed order; after it, the caller's random state is what it was before."""
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if cuda else []):
+        if not cuda:
             yield
             return
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

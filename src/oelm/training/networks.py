@@ -104,8 +104,11 @@ def _build_transformers(config: Config, vocab_size: int, classes: int, pad_id: i
     try:
         # dtype always: transformers keeps the file's own, and a half-precision file would train in half.
         return kind.from_pretrained(model_folder(config), config=shape, dtype=torch.float32)
-    except OSError as error:
-        raise OelmError(f"model '{config.model.name}': its weights do not load ({_first(error)})") from None
+    except (OSError, RuntimeError) as error:
+        raise OelmError(
+            f"model '{config.model.name}': its weights do not load ({_first(error)}). A head for "
+            "another number of classes does not fit either: start from the model without it"
+        ) from None
 
 
 def _tiny_shape(config: Config, vocab_size: int, pad_id: int, eos_id: int, labels: dict[str, int]) -> Any:

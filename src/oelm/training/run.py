@@ -214,12 +214,12 @@ class Run:
             raise OelmError(f"the audit at the {when} of the run failed: {report}")
 
     def close(self, state: State, reason: str) -> None:
-        """The last word of this process."""
-        self.journal.line(f"{state}{': ' + reason if reason else ''}")
+        """The last word of this process; the status first, as the disk may be full."""
+        self.pulse(force=True, state=state, reason=reason)
         if self.metrics is not None:
             self.metrics.close()
             self.metrics = None
-        self.pulse(force=True, state=state, reason=reason)
+        self.journal.line(f"{state}{': ' + reason if reason else ''}")
         self.journal.close()
 
     # -- saving ---------------------------------------------------------------------------------
@@ -282,9 +282,13 @@ class Run:
             return
         fresh, old = (self.folder.path / name for name in (".best.new", ".best.old"))
         shutil.rmtree(fresh, ignore_errors=True)
-        save(self.model, fresh)
-        self.prepared.tokenizer.save(fresh)
-        sync_tree(fresh)
+        try:
+            save(self.model, fresh)
+            self.prepared.tokenizer.save(fresh)
+            sync_tree(fresh)
+        except BaseException:  # half a model must not go on filling a full disk
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
         shutil.rmtree(old, ignore_errors=True)
         if self.folder.best.exists():
             self.folder.best.rename(old)

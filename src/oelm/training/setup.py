@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
@@ -87,16 +88,18 @@ def total_steps(config: Config, prepared: Prepared) -> int:
 
 def record_failure(folder: RunFolder, run: Run | None, state: State, reason: str, trace: str) -> None:
     """Leave the reason where people look, also when the run never came to life or the disk is full."""
-    try:
+    if int(os.environ.get("RANK", "0")) != 0:
+        return
+    with contextlib.suppress(OSError):
         if run is not None:
-            run.journal.line(trace)
             run.close(state, reason)
-        elif int(os.environ.get("RANK", "0")) == 0:
+        else:
             status = folder.status() or Status()
             folder.write_status(dataclasses.replace(status, state=state, reason=reason))
-    except OSError:
-        if run is not None:
-            run.journal.close()
+    with contextlib.suppress(OSError):
+        journal = Journal(folder.log_file, show=False)
+        journal.line(trace)
+        journal.close()
 
 
 def _begin(folder: RunFolder, world: World) -> Status:

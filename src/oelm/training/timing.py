@@ -86,7 +86,8 @@ class Timer:
 
     @property
     def steps_per_second(self) -> float | None:
-        return len(self.recent) / sum(self.recent) if self.recent else None
+        """By the median of recent steps, which one slow step (a compilation, a busy disk) does not move."""
+        return 1 / float(np.median(self.recent)) if self.recent else None
 
     def flush(self) -> None:
         """Write the records of the steps since the last flush."""

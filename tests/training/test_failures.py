@@ -1,0 +1,223 @@
+"""What happens when something goes wrong: a word for people, a state for launchers, nothing lost."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import signal
+import subprocess
+from dataclasses import replace
+
+import pytest
+import torch
+
+from oelm.errors import UsageError
+from oelm.training import setup
+from oelm.training.checkpoint import _HashingWriter, load_checkpoint
+from oelm.training.fit import fit
+from oelm.training.folder import RunFolder
+from oelm.training.run import Run
+from oelm.training.tasks.classification import Classification
+from oelm.training.tasks.lm import LanguageModelling
+
+
+def rows(folder, kind):
+    return list(RunFolder(folder).metrics(kind))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_stops_as_diverged(tmp_path, machine, make, monkeypatch, bad):
+    original, calls = LanguageModelling.loss, []
+
+    def loss(self, model, tensors):
+        calls.append(model.training)
+        factor = bad if calls.count(True) == 6 else 1.0
+        return original(self, model, tensors) * factor
+
+    monkeypatch.setattr(LanguageModelling, "loss", loss)
+    outcome = fit(make("lm"), tmp_path, machine)
+    assert (outcome.state, outcome.exit_code) == ("diverged", 76)
+    assert "at step 6; the last finite loss was 5." in outcome.reason
+    assert RunFolder(tmp_path).status().reason == outcome.reason
+    assert RunFolder(tmp_path).results() is None
+    assert load_checkpoint(tmp_path / "latest.pt")["progress"]["step"] == 4
+    assert fit(make("lm"), tmp_path, machine).state == "diverged"  # and is not tried again for nothing
+
+
+def test_an_exploding_loss_stops_as_diverged(tmp_path, machine, make):
+    config = make("lm", "baseline", optim={"lr": 30.0, "warmup_steps": 0, "clip": 0.0}, budget={"steps": 100})
+    outcome = fit(config, tmp_path, machine)
+    assert outcome.state == "diverged"
+
+
+class Memory:
+    """A machine on which more than `most` rows at once do not fit."""
+
+    def __init__(self, most, error):
+        self.most, self.error, self.seen = most, error, []
+
+    def watch(self, original):
+        def loss(task, model, tensors):
+            count = len(tensors["ids"])
+            if count > self.most:
+                raise self.error
+            self.seen.append(count)
+            return original(task, model, tensors)
+
+        return loss
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=["cuda", "cpu"],
+)
+def test_out_of_memory_halves_the_micro_batch_only(tmp_path, machine, make, monkeypatch, error):
+    config = make("gpt-cls", model={"dropout": 0.0}, budget={"batch_size": 8, "log_every": 1})
+    fit(config, tmp_path / "roomy", machine)
+    memory = Memory(3, error)
+    monkeypatch.setattr(Classification, "loss", memory.watch(Classification.loss))
+    assert fit(config, tmp_path / "tight", machine).state == "finished"
+    assert max(memory.seen) == 2
+    texts = [row["text"] for row in rows(tmp_path / "tight", "event")]
+    assert [t for t in texts if "micro-batches now have" in t] == [
+        "out of memory: micro-batches now have 4 rows, a step as many as before",
+        "out of memory: micro-batches now have 2 rows, a step as many as before",
+    ]
+    assert load_checkpoint(tmp_path / "tight" / "latest.pt")["progress"]["split"] == 4
+    roomy, tight = (rows(tmp_path / name, "train") for name in ("roomy", "tight"))
+    assert [r["tokens"] for r in roomy] == [r["tokens"] for r in tight]
+    assert [r["loss"] for r in roomy] == pytest.approx([r["loss"] for r in tight], rel=1e-4)
+
+
+def test_memory_that_never_suffices_is_its_own_state(tmp_path, machine, make, monkeypatch):
+    memory = Memory(0, MemoryError())
+    monkeypatch.setattr(LanguageModelling, "loss", memory.watch(LanguageModelling.loss))
+    outcome = fit(make("lm"), tmp_path, machine)
+    assert (outcome.state, outcome.exit_code) == ("oom", 1)
+    assert RunFolder(tmp_path).status().state == "oom"
+
+
+def test_signal_in_training_asks_to_be_continued(tmp_path, machine, make, monkeypatch):
+    original, calls = LanguageModelling.loss, []
+
+    def loss(self, model, tensors):
+        calls.append(1)
+        if len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return original(self, model, tensors)
+
+    monkeypatch.setattr(LanguageModelling, "loss", loss)
+    outcome = fit(make("lm", budget={"eval_every": 100}), tmp_path, machine)
+    assert (outcome.state, outcome.exit_code) == ("interrupted", 75)
+    assert "SIGUSR1" in outcome.reason
+    assert load_checkpoint(tmp_path / "latest.pt")["progress"]["step"] == 4
+    assert RunFolder(tmp_path).status().state == "interrupted"
+
+
+def test_time_limit_makes_progress_each_time(tmp_path, machine, make):
+    config, hurried = make("lm", budget={"steps": 4}), replace(machine, time_limit=1e-6)
+    outcomes = [fit(config, tmp_path, hurried).state for _ in range(4)]
+    assert outcomes[0] == "interrupted"
+    steps = RunFolder(tmp_path).status().step
+    assert steps >= 3
+    assert fit(config, tmp_path, machine).state == "finished"
+
+
+def test_full_disk_stops_cleanly(tmp_path, machine, make, monkeypatch):
+    original, written = _HashingWriter.finish, []
+
+    def finish(self):
+        written.append(1)
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(self)
+
+    monkeypatch.setattr(_HashingWriter, "finish", finish)
+    outcome = fit(make("lm"), tmp_path, machine)
+    assert outcome.state == "failed"
+    assert "disk full" in outcome.reason
+    assert "disk full" in RunFolder(tmp_path).status().reason
+    assert load_checkpoint(tmp_path / "latest.pt")["progress"]["step"] == 4
+    monkeypatch.undo()
+    assert fit(make("lm"), tmp_path, machine).state == "finished"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_really_full_disk(tmp_path, machine, make):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=900k", "tmpfs", disk], check=False).returncode:
+        pytest.skip("no right to mount here")
+    try:
+        config = make("lm", data={"tokenizer": "bpe-600"})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(setup, "require_disk", lambda plan, folder: None)  # somebody else filled it later
+            outcome = fit(config, disk / "run", machine)
+        assert outcome.state == "failed"
+        assert "disk full" in outcome.reason
+        assert load_checkpoint(disk / "run" / "latest.pt")["progress"]["step"] >= 4
+        (disk / "run" / "training.log").read_text()
+        refused = fit(config, disk / "other", machine)
+        assert refused.state == "failed"
+        assert "disk full: this run needs" in refused.reason
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"budget": {"batch_size": 0}}, "batch_size must be at least 1"),
+        ({"budget": {"steps": 0}}, "say how long to train"),
+        ({"optim": {"lr": 0.0}}, r"optim\.lr must be positive"),
+        ({"model": {"name": "smok"}}, "did you mean 'smoke'"),
+        ({"model": {"pretrained": True}}, "pretrained is for transformers models"),
+        ({"model": {"family": "hf", "name": "tiny-bert"}}, "task lm trains our GPT"),
+        ({"data": {"dataset": "storys"}}, "did you mean 'stories'"),
+        ({"data": {"dataset": "stories-2way"}}, "is for classification"),
+        ({"data": {"max_length": 0}}, "max_length must be at least 1"),
+        ({"data": {"tokenizer": "bpe-many"}}, "a vocabulary size is expected"),
+    ],
+)
+def test_bad_wishes_are_errors_before_anything_runs(tmp_path, machine, make, changes, message):
+    with pytest.raises(UsageError, match=message):
+        fit(make("lm", **changes), tmp_path, machine)
+    assert RunFolder(tmp_path).status().state == "failed"
+
+
+def test_missing_tokenizer_is_a_named_failure(tmp_path, machine, make, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    outcome = fit(make("lm", data={"tokenizer": "no-such-tokenizer"}), tmp_path, machine)
+    assert outcome.state == "failed"
+    assert "no-such-tokenizer" in outcome.reason
+
+
+def test_a_fault_of_the_program_is_recorded_and_raised(tmp_path, machine, make, monkeypatch):
+    def broken(self, model, tensors):
+        raise KeyError("surprise")
+
+    monkeypatch.setattr(LanguageModelling, "loss", broken)
+    with pytest.raises(KeyError):
+        fit(make("lm"), tmp_path, machine)
+    assert RunFolder(tmp_path).status().state == "failed"
+    assert "surprise" in RunFolder(tmp_path).log_file.read_text()
+
+
+def test_a_broken_freeze_fails_the_audit(tmp_path, machine, make, monkeypatch):
+    original = Run.audit
+
+    def tampered(run, when):
+        if when == "end":
+            with torch.no_grad():
+                run.model.blocks[0].attn.q.weight.mul_(1.01)
+        original(run, when)
+
+    monkeypatch.setattr(Run, "audit", tampered)
+    outcome = fit(make("lm"), tmp_path, machine)
+    assert outcome.state == "failed"
+    assert "its bytes changed since it was frozen" in outcome.reason
