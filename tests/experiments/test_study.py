@@ -13,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from oelm.experiments.catalogue import select
+from oelm.experiments.catalogue import experiment, select
+from oelm.experiments.launch import prepare
+from oelm.experiments.overrides import override
 from oelm.experiments.registry import scan
+from oelm.experiments.worker import attempts, machine_words
+from oelm.training.config import Machine
 from oelm.training.folder import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -118,3 +122,22 @@ def test_a_tuned_experiment_gets_its_trials_first(
             results = RunFolder(run.path).results()
             assert results is not None
             assert results["test"] is None
+
+
+def test_one_run_over_two_processes_stops_and_goes_on(tmp_path: Path) -> None:
+    """What `--gpus-per-run 2` starts, here on CPU: torchrun below a worker that holds the lock."""
+    changes = {"budget.steps": 200, "budget.eval_every": 50}
+    (job,) = prepare([override(experiment("GPT-02").at("smoke", 0), changes)], tmp_path / "runs")
+    folder = RunFolder(job.folder)
+    machine = machine_words(Machine(cache_dir=str(tmp_path / "cache"), device="cpu"))
+    command = [sys.executable, "-m", "oelm.experiments.worker", str(job.folder), "--machine", machine]
+    process = subprocess.Popen([*command, "--processes", "2"], stderr=subprocess.DEVNULL)
+    wait_for(lambda: (status := folder.status()) and status.step > 20)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=120) == 75
+    done = subprocess.run([*command, "--processes", "2"], stderr=subprocess.DEVNULL, check=False)
+    assert done.returncode == 0
+    assert [a["exit_code"] for a in attempts(job.folder)] == [75, 0]
+    steps = [row["step"] for row in folder.metrics("train")]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 200

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
+from oelm.cli.board import board, counts, say
 from oelm.cli.options import (
     add_changes,
     add_json,
@@ -19,15 +19,15 @@ from oelm.cli.options import (
     duration,
     machine_from,
 )
-from oelm.cli.output import print_json, print_table, seconds_text
+from oelm.cli.output import print_json, print_table
 from oelm.errors import OelmError, unknown_name
 from oelm.experiments.experiment import DEFAULT_SEED
-from oelm.experiments.launch import RETRIES, Events, Job, LocalLauncher, exit_code
+from oelm.experiments.launch import RETRIES, Events, LocalLauncher, exit_code
 from oelm.experiments.scales import SCALES
 from oelm.experiments.slots import make_slots
 from oelm.experiments.study import Launcher, Request, Result, carry_out, unequal_arms
 from oelm.experiments.tuning import TRIAL_SEEDS
-from oelm.training.folder import RunFolder, run_path
+from oelm.training.folder import run_path
 
 
 def add_parser(subparsers: Any) -> None:
@@ -102,11 +102,11 @@ def run(args: argparse.Namespace) -> int:
     )
     if not request.experiments:
         raise OelmError("nothing is selected")
-    launcher = _launcher(args, request)
     if args.dry_run:
-        return _dry_run(args, request, launcher)
-    say = _quiet if args.json else _say
-    result = carry_out(request, args.runs, launcher, pilot=args.pilot, say=say)
+        return _dry_run(args, request, _launcher(args, request, Events()))
+    with board(quiet=args.json) as events:
+        launcher = _launcher(args, request, events)
+        result = carry_out(request, args.runs, launcher, pilot=args.pilot, say=_aside if args.json else say)
     if args.json:
         print_json(_facts(result))
     else:
@@ -114,8 +114,7 @@ def run(args: argparse.Namespace) -> int:
     return exit_code(result.jobs) or (1 if result.notes else 0)
 
 
-def _launcher(args: argparse.Namespace, request: Request) -> Launcher:
-    events = Events() if args.json else _Watcher().events()
+def _launcher(args: argparse.Namespace, request: Request, events: Events) -> Launcher:
     if args.on == "slurm":
         from oelm.experiments.slurm import SlurmLauncher, SlurmOptions
 
@@ -174,64 +173,17 @@ def _tunes(arms: Sequence[Any], id: str) -> bool:
     return any(arm.trials for arm in arms if arm.experiment.id == id)
 
 
-def _say(text: str) -> None:
-    print(text, flush=True)
-
-
-def _quiet(text: str) -> None:
+def _aside(text: str) -> None:
     """With --json only JSON goes to stdout; people's words go to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
-class _Watcher:
-    """One line per change of state, and a line of progress now and then."""
-
-    def __init__(self, every: float = 30.0) -> None:
-        self.every = every
-        self.last = time.monotonic()
-
-    def events(self) -> Events:
-        return Events(changed=self.changed, tick=self.tick)
-
-    def changed(self, job: Job) -> None:
-        where = f" on {job.slot}" if job.slot else ""
-        why = f": {job.reason}" if job.reason and job.state != "finished" else ""
-        metric = _metric(job) if job.state == "finished" else ""
-        _say(f"{time.strftime('%H:%M:%S')}  {job.state:11} {job.name}{where}{why}{metric}")
-
-    def tick(self, jobs: Sequence[Job]) -> None:
-        if time.monotonic() - self.last < self.every:
-            return
-        self.last = time.monotonic()
-        counts: dict[str, int] = {}
-        for job in jobs:
-            counts[job.state] = counts.get(job.state, 0) + 1
-        left = []
-        for job in jobs:
-            if job.state == "running" and (status := RunFolder(job.folder).status()):
-                share = f"{status.step}/{status.total_steps}"
-                left.append(f"{job.name} {share} (ETA {seconds_text(status.eta_seconds)})")
-        total = ", ".join(f"{n} {state}" for state, n in counts.items())
-        _say(f"{time.strftime('%H:%M:%S')}  {total}; {'; '.join(left)}")
-
-
-def _metric(job: Job) -> str:
-    results = RunFolder(job.folder).results()
-    if not results:
-        return ""
-    name, split = results["metric"], "test" if results.get("test") else "validation"
-    return f"  {split} {name} {results[split][name]:.4g}"
-
-
 def _summary(result: Result) -> None:
-    counts: dict[str, int] = {}
-    for job in result.jobs:
-        counts[job.state] = counts.get(job.state, 0) + 1
     print()
     troubled = [job for job in result.jobs if job.state != "finished"]
     if troubled:
         print_table(("run", "state", "reason"), [(j.name, j.state, j.reason or "-") for j in troubled])
-    print(f"{len(result.jobs)} runs: {', '.join(f'{n} {s}' for s, n in counts.items()) or 'none'}")
+    print(f"{len(result.jobs)} runs: {counts(result.jobs)}")
     if any(not job.ended for job in result.jobs):
         print("the same command goes on with what is not finished")
 

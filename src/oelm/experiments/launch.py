@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -225,6 +226,9 @@ class LocalLauncher:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
+            yield
+            return
         old = {n: signal.signal(n, self.stop) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield

@@ -15,6 +15,7 @@ from oelm.experiments.studies.paper import (
     LM_BUDGET,
     LM_MODEL,
     LM_OPTIM,
+    WIKITEXT_MINI,
     bert_budget,
     bert_data,
     cls_data,
@@ -59,7 +60,7 @@ _BERT_ARMS = (
 def _lm(
     stem: str, arm: str, dataset: str, method: str | Method, steps: int, title: str, **rest: object
 ) -> Experiment:
-    mini = {"data.dataset": "wikitext2"} if dataset == "wikitext103" else {}
+    mini = dict(WIKITEXT_MINI) if dataset == "wikitext103" else {}
     made = Experiment(
         id=f"{stem}-{arm}",
         study="paper",
@@ -157,7 +158,7 @@ def _seq2seq(number: int, stem: str, name: str, method: str, title: str) -> Expe
         group=f"{stem}/wikitext103",
         baseline="" if number == 1 else f"{stem}-01",
         tuned=True,
-        mini={"data.dataset": "wikitext2"},
+        mini=dict(WIKITEXT_MINI),
     )
 
 

@@ -45,7 +45,7 @@ def _language_model(arm: str, title: str) -> Experiment:
             **_SMALL,
             "data.train_rows": 4000,
             "data.eval_rows": 100,
-            "optim.lr": 4e-3,
+            "optim.lr": 2e-3,
             "budget.batch_size": 16,
             "budget.steps": 400,
             "budget.eval_every": 80,
@@ -86,7 +86,7 @@ _SMALL = {
     "model.name": "tiny",
     "data.tokenizer": "bpe-1024",
     "data.max_length": 64,
-    "optim.warmup_steps": 30,
+    "optim.warmup_steps": 80,
     "budget.log_every": 20,
 }
 

@@ -46,9 +46,11 @@ MINI: dict[str, Any] = {
     "data.tokenizer": "bpe-1024",
     "budget.batch_size": 8,
     "budget.steps": 500,
-    "budget.eval_every": 100,
+    "budget.eval_every": 250,
     "optim.warmup_steps": 50,
 }
+# Rows of validation and of test that make about 50,000 tokens: more would cost as much as the training.
+EVAL_ROWS = {"tinystories": 200, "wikitext2": 15, "openwebtext": 60}
 GRIDS: dict[str, tuple[float, ...]] = {"mini": (2e-3, 4e-3, 8e-3)}
 TRIAL_SHARE = 0.5  # a trial runs this share of the steps; the same for every arm
 
@@ -80,7 +82,7 @@ def _arm(stem: str, dataset: str, name: str, position: str) -> Experiment:
         tuned=True,
         grids=GRIDS,
         trial_share=TRIAL_SHARE,
-        mini=MINI,
+        mini={**MINI, "data.eval_rows": EVAL_ROWS[dataset]},
     )
 
 
