@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -58,8 +59,7 @@ def lead(analysis: Analysis, w: Words) -> str:
     frozen = [c for c in analysis.comparisons.of("baseline") if c.arm.freezes]
     if not frozen:
         return w("lead.nothing")
-    counts = [sum(c.target.outcome == o for c in frozen) for o in (HOLDS, FAILS)]
-    held, failed = counts
+    held, failed = (sum(c.target.outcome == o for c in frozen) for o in (HOLDS, FAILS))
     return w("lead", n=len(frozen), held=held, failed=failed, open=len(frozen) - held - failed)
 
 
@@ -72,8 +72,13 @@ def cards(analysis: Analysis, w: Words) -> Cards:
             continue
         first = chosen[0]
         lines: list[Text] = []
+        picked = best_other(comparisons, [first])
+        rivals = sum(c.kind == "baseline" and c.arm.freezes for c in comparisons) - 1
         for c in chosen:
-            words = w("sentence.separator").join(w.tell(m) for m in what_it_says(c))
+            sentences = [w.tell(m) for m in what_it_says(c)]
+            if c in picked and rivals > 1:  # the winner of several is flattered by having won
+                sentences.insert(0, w("sentence.best", n=rivals))
+            words = w("sentence.separator").join(sentences)
             lines.append((words + " ", Link(w("link.runs"), "#" + anchor(c.arm))))
         made.append(Card(group_title(first, w), tuple(lines), tone(_shown(first)), w.tell(badge(first))))
     return Cards(tuple(made))
@@ -84,20 +89,29 @@ def _shown(c: Comparison) -> Verdict:
 
 
 def headline(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Which comparisons of a group are worth a sentence."""
+    """Which comparisons of a group are worth a sentence: the study's method, the best other frozen arm if it
+    does better, each with its own-architecture control, and orthogonality against scale."""
     frozen = [c for c in comparisons if c.kind == "baseline" and c.arm.freezes]
     main = [c for c in frozen if c.arm.method.name == MAIN_METHOD] or frozen[:1]
-    others = [c for c in frozen if c not in main and c.ratio is not None]
-    sign = 1 if comparisons[0].metric == "ppl" else -1
-    best = sorted(others, key=lambda c: sign * (c.ratio.value if c.ratio else 0.0))[:1]
-    if best and main and main[0].ratio and sign * best[0].ratio.value >= sign * main[0].ratio.value:  # type: ignore[union-attr]
-        best = []
+    best = best_other(comparisons, main)
     controls = {c.arm.key: c for c in comparisons if c.kind == "control"}
     said = [c for first in (*main, *best) for c in (first, controls.get(first.arm.key)) if c is not None]
-    return [
-        *said,
-        *(c for c in comparisons if c.kind == "orthogonality" and c.arm.method.name == MAIN_METHOD),
-    ]
+    orthogonality = [c for c in comparisons if c.kind == "orthogonality" and c.arm.method.name == MAIN_METHOD]
+    return [*said, *orthogonality]
+
+
+def best_other(comparisons: Sequence[Comparison], main: Sequence[Comparison]) -> list[Comparison]:
+    """The frozen arm that loses least, if it loses less than the main one; at most one."""
+    others = [c for c in comparisons if c.kind == "baseline" and c.arm.freezes and c.ratio and c not in main]
+    best = sorted(others, key=_lost)[:1]
+    return [c for c in best if not main or _lost(c) < _lost(main[0])]
+
+
+def _lost(c: Comparison) -> float:
+    """Quality lost against the reference, on the log scale; a refused comparison loses everything."""
+    if c.ratio is None:
+        return math.inf
+    return c.ratio.value if c.metric == "ppl" else -c.ratio.value
 
 
 def comparison_blocks(analysis: Analysis, w: Words) -> list[Block]:
