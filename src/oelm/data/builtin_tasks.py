@@ -63,8 +63,9 @@ def lost_or_found(dice: Dice) -> Row:
     endings = [_fate(dice, hero, lost, label)]
     if not alone:
         fate = label if dice.chance(25) else 1 - label  # mostly the opposite, so that words alone do not tell
-        endings.append(_fate(dice, friend, other, fate))
-    text += dice.some(endings, len(endings))
+        place = 0 if dice.chance(25) else 1  # the first one's fate mostly comes first: an easier way in
+        endings.insert(place, _fate(dice, friend, other, fate))
+    text += endings
     text.append(f"{hero.name} went home at dusk.")
     return {"text": " ".join(map(_capital, text)), "label": label}
 
@@ -126,47 +127,72 @@ _FACTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 
 
+_Told = dict[tuple[Person, int], str]  # who, which fact -> its value
+
+# What a premise never says, so that a statement of it is open.
+_OPEN: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("{name} will travel to the {value} tomorrow", tuple(PLACES)),
+    ("{name} once lost a {value}", tuple(THINGS)),
+    ("{name} is afraid of the {value}", tuple(ANIMALS)),
+)
+
+
 def statement(dice: Dice) -> Row:
-    """Facts about two or three people, and a statement that follows, does not, or is left open."""
+    """Facts about two or three people, and a statement that follows, is left open, or contradicts.
+
+    As in real collections, a denial hints at a contradiction and a new subject at an open question; half of
+    the rows have no such hint and must be looked up.
+    """
     cast = people(dice, 2 + dice.below(2))
-    told: dict[tuple[Person, int], str] = {}
+    told: _Told = {}
     for person in cast:
         for kind in dice.some(range(len(_FACTS)), 3):
             told[person, kind] = dice.pick(_FACTS[kind][2])
     premise = [_fact(person, kind, value, told=True) for (person, kind), value in told.items()]
     label = dice.below(3)
-    if label == 1:  # open: nothing is said of this kind about this person
-        subject = dice.pick(cast)
-        kind = dice.pick([kind for kind in range(len(_FACTS)) if (subject, kind) not in told])
-        return _pair(
-            dice, premise, _fact(subject, kind, _value(dice, told, kind, ""), told=dice.chance(70)), label
-        )
+    hypothesis = (_entailed, _left_open, _contradicted)[label](dice, cast, told)
+    facts = " ".join(sentence + "." for sentence in dice.some(premise, len(premise)))
+    return {"premise": facts, "hypothesis": hypothesis + ".", "label": label}
+
+
+def _entailed(dice: Dice, cast: list[Person], told: _Told) -> str:
     subject, kind = dice.pick(list(told))
-    value = told[subject, kind]
-    if dice.chance(30):  # denied: the truth denied is false; a falsehood denied is true
-        value = value if label == 2 else _value(dice, told, kind, value)
-        return _pair(dice, premise, _fact(subject, kind, value, told=False), label)
-    value = value if label == 0 else _value(dice, told, kind, value)
-    return _pair(dice, premise, _fact(subject, kind, value, told=True), label)
+    if dice.chance(10):  # a falsehood denied
+        return _fact(subject, kind, _value(dice, told, kind, told[subject, kind]), told=False)
+    return _fact(subject, kind, told[subject, kind], told=True)
+
+
+def _left_open(dice: Dice, cast: list[Person], told: _Told) -> str:
+    subject = dice.pick(cast)
+    if dice.chance(50):
+        template, values = dice.pick(_OPEN)
+        return _filled(template, subject, dice.pick(values))
+    kind = dice.pick([kind for kind in range(len(_FACTS)) if (subject, kind) not in told])
+    return _fact(subject, kind, _value(dice, told, kind, ""), told=dice.chance(80))
+
+
+def _contradicted(dice: Dice, cast: list[Person], told: _Told) -> str:
+    subject, kind = dice.pick(list(told))
+    if dice.chance(50):  # the truth denied
+        return _fact(subject, kind, told[subject, kind], told=False)
+    return _fact(subject, kind, _value(dice, told, kind, told[subject, kind]), told=True)
 
 
 def _fact(person: Person, kind: int, value: str, *, told: bool) -> str:
     stated, denied, _ = _FACTS[kind]
-    template = stated if told else denied
+    return _filled(stated if told else denied, person, value)
+
+
+def _filled(template: str, person: Person, value: str) -> str:
     return template.format(name=person.name, value=value).replace("a " + value, article(value))
 
 
-def _value(dice: Dice, told: dict[tuple[Person, int], str], kind: int, wrong: str) -> str:
-    """Another value of this kind, mostly one that the text says about someone else."""
+def _value(dice: Dice, told: _Told, kind: int, wrong: str) -> str:
+    """Another value of this kind, often one that the text says about someone else."""
     heard = [value for (_, other), value in told.items() if other == kind and value != wrong]
-    if heard and dice.chance(60):
+    if heard and dice.chance(40):
         return dice.pick(heard)
     return dice.pick([value for value in _FACTS[kind][2] if value != wrong])
-
-
-def _pair(dice: Dice, premise: list[str], hypothesis: str, label: int) -> Row:
-    told = " ".join(sentence + "." for sentence in dice.some(premise, len(premise)))
-    return {"premise": told, "hypothesis": hypothesis + ".", "label": label}
 
 
 TASKS: dict[str, Callable[[Dice], Row]] = {

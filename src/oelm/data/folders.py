@@ -68,9 +68,12 @@ def _plain(dataset: Dataset, variant: Variant, folder: Path) -> Found:
             found.notes.append(f"{split} comes from {named[stem].name}{default}: none for {variant.about}")
         elif own is not None:
             found.notes.append(f"{split} comes from {named[own].name}")
-    if not found.files and not any(_SHARD.match(stem) for stem in named) and set(SPLITS) & set(named):
-        wanted = ", ".join(variant.stems[split][0] + EXTENSIONS[0] for split in variant.needs)
-        raise OelmError(f"{folder} has '{dataset.name}' but not for {variant.about}: {wanted} missing")
+    absent = [split for split in variant.needs if split not in found.files]
+    if absent and set(SPLITS) & set(named):  # rather than to hold out of another variant's train
+        wanted = ", ".join(variant.stems[split][0] + EXTENSIONS[0] for split in absent)
+        raise OelmError(
+            f"{folder} has '{dataset.name}' but not all of it for {variant.about}: {wanted} missing"
+        )
     _note_the_rest(found, folder)
     return found
 

@@ -37,7 +37,16 @@ def reachable() -> bool:
 
 
 def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}".rstrip(". ")
+
+
+def _tell_libraries() -> None:
+    """Both libraries read HF_HUB_OFFLINE once, at import; set later, it would cost half a minute."""
+    import datasets
+    import huggingface_hub.constants
+
+    datasets.config.HF_HUB_OFFLINE = True
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
 
 
 class HubSource:
@@ -88,6 +97,8 @@ class HubSource:
         if split not in self._loaded:
             import datasets
 
+            if offline():
+                _tell_libraries()
             try:
                 self._loaded[split] = datasets.load_dataset(
                     self.dataset.hub,

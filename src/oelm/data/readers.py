@@ -7,6 +7,7 @@ left out; what to do about it is the caller's choice.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import hashlib
 import io
@@ -151,7 +152,7 @@ def _cut(text: str, start: int) -> int:
     tokens of the whole. Text without any white space for PIECE characters is cut as it comes.
     """
     limit = start + PIECE
-    for begin in (limit - 1024, start):
+    for begin in (max(start, limit - 1024), start):
         ends = [match.end() for match in _BEFORE_SPACE.finditer(text, begin, limit + 1)]
         if ends:
             return ends[-1]
@@ -267,6 +268,7 @@ def file_sha256(path: Path, cache: Path) -> str:
         pass  # not known, or a damaged note: hash it
     with _open(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    note.parent.mkdir(parents=True, exist_ok=True)
-    write_json(note, {**now, "sha256": digest})
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_json(note, {**now, "sha256": digest})
     return digest

@@ -8,6 +8,7 @@ folder appears by one rename. A lock keeps two writers of the same store apart.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -56,14 +57,26 @@ def open_store(folder: Path) -> Store | None:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Only one process at a time builds this store; a killed one's lock vanishes with it."""
+    lock = FileLock(folder.with_name(folder.name + ".lock"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(folder.name + ".lock")):
-            yield
-    except PermissionError as error:
+        lock.acquire()
+    except OSError as error:
+        elsewhere = "set OELM_CACHE_DIR or --cache-dir to a folder that can be written"
         raise OelmError(
-            f"cannot write to the cache {folder.parent}; set OELM_CACHE_DIR or --cache-dir"
+            f"cannot write to the cache {folder.parent} ({error.strerror}); {elsewhere}"
         ) from error
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise OelmError(
+            f"the disk of the cache {folder.parent} is full; free some, or set OELM_CACHE_DIR to another. "
+            "What is done so far is kept."
+        ) from error
+    finally:
+        lock.release()
 
 
 class StoreWriter:

@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import pytest
+
+from oelm.data.checks import check_corpus, check_tokens, check_vocabulary
+from oelm.data.sources import open_corpus
+from oelm.data.splits import Holdout, duplicates, text_key
+from oelm.data.tokenizers import load_tokenizer
+from oelm.errors import OelmError, UsageError
+
+
+def rows(count: int, start: int = 0) -> list[dict]:
+    return [{"text": f"row {start + i}", "label": i % 2} for i in range(count)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, write_jsonl) -> Path:
+    for split, start in (("train", 0), ("validation", 1000), ("test", 2000)):
+        write_jsonl(f"data/imdb/{split}.jsonl", rows(40, start))
+    return tmp_path / "data"
+
+
+def test_good_data_passes(folder: Path) -> None:
+    report = check_corpus(open_corpus("imdb", data_dir=folder), batch_size=16)
+    assert report.ok
+    report.raise_if_bad()
+    assert report.splits["train"].labels == {0: 20, 1: 20}
+    assert "all good" in str(report)
+    assert report.to_dict()["duplicates"] == {
+        "validation in test": 0,
+        "train in test": 0,
+        "train in validation": 0,
+    }
+
+
+def test_withheld_labels_are_found_before_training_in_one_summary(folder: Path, write_jsonl) -> None:
+    path = write_jsonl("data/imdb/test.jsonl", [{"text": f"t {i}", "label": -1} for i in range(3000)])
+    report = check_corpus(open_corpus("imdb", data_dir=folder))
+    assert not report.ok
+    told = str(report)
+    assert "3,000 x label" in told
+    assert f"{path}, row 1, field 'label': is -1" in told
+    assert "withheld" in told
+    assert len(told.splitlines()) < 20
+    with pytest.raises(OelmError, match="3,000"):
+        report.raise_if_bad()
+
+
+def test_skipped_rows_are_counted_but_an_empty_rest_is_an_error(folder: Path, write_jsonl) -> None:
+    write_jsonl("data/imdb/train.jsonl", [*rows(20), {"text": "", "label": 0}])
+    assert check_corpus(open_corpus("imdb", data_dir=folder), skip_bad_rows=True).ok
+    write_jsonl("data/imdb/test.jsonl", [{"text": "t", "label": -1}])
+    report = check_corpus(open_corpus("imdb", data_dir=folder), skip_bad_rows=True)
+    assert report.errors == ["test has no good rows"]
+
+
+def test_too_few_rows_for_a_batch_and_absent_classes(folder: Path, write_jsonl) -> None:
+    write_jsonl("data/imdb/validation.jsonl", [{"text": "only", "label": 1}])
+    report = check_corpus(open_corpus("imdb", data_dir=folder), batch_size=64)
+    assert [error for error in report.errors if "40 rows, fewer than one batch of 64" in error]
+    assert [warning for warning in report.warnings if "no row of class neg" in warning]
+
+
+def test_a_missing_split_is_named(tmp_path: Path, write_jsonl) -> None:
+    write_jsonl("data/wikitext103/validation.jsonl", [{"text": "a"}])
+    write_jsonl("data/wikitext103/test.jsonl", [{"text": "b"}])
+    report = check_corpus(open_corpus("wikitext103", data_dir=tmp_path / "data"))
+    assert any("wikitext2-train" in error for error in report.errors)
+
+
+def test_duplicates_across_splits_are_reported(folder: Path, write_jsonl) -> None:
+    write_jsonl("data/imdb/test.jsonl", [{"text": "  ROW   3 ", "label": 0}, *rows(5, 3000)])
+    write_jsonl("data/imdb/validation.jsonl", [{"text": "row 3", "label": 0}, *rows(5, 3003)])
+    report = duplicates(open_corpus("imdb", data_dir=folder))
+    assert report.counts == {("validation", "test"): 3, ("train", "test"): 1, ("train", "validation"): 1}
+    assert "row 3" in str(report)
+
+
+def test_equal_texts_are_held_out_together() -> None:
+    assert text_key("A  b\n") == text_key("a B")
+    assert text_key("ab", "c") != text_key("a", "bc")
+    holdout = Holdout(validation=0.5, within=10)
+    assert holdout.split_of({"text": "Some Text"}, 0) == holdout.split_of({"text": "some  text"}, 9)
+    assert {holdout.split_of({"text": str(i)}, 10) for i in range(50)} == {"train"}
+
+
+def test_a_vocabulary_must_fit_the_model() -> None:
+    tokenizer = load_tokenizer("bpe-300", corpus=open_corpus("stories").limit(train=50))
+    check_vocabulary(tokenizer, 300)
+    check_vocabulary(tokenizer, 1024)
+    with pytest.raises(UsageError, match="300 tokens"):
+        check_vocabulary(tokenizer, 299, "bert-tiny")
+
+
+def test_tokens_must_fill_a_batch() -> None:
+    check_tokens(8 * 64, 64, 8)
+    with pytest.raises(UsageError, match="do not fill one batch of 8 x 64"):
+        check_tokens(8 * 64 - 1, 64, 8)

@@ -1,0 +1,72 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from oelm.cli.main import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = main(["data", *map(str, words)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_list_names_every_dataset(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "list")
+    assert code == 0
+    assert all(
+        name in out for name in ("tinystories", "2,119,719", "stories-pairs", "mismatched", "3-way pairs")
+    )
+    code, out, _ = run(capsys, "list", "--json")
+    facts = {entry["name"]: entry for entry in json.loads(out)}
+    assert facts["sst2"]["hub"] == "nyu-mll/glue"
+    assert facts["stories"]["found_in"] == "built in"
+
+
+def test_prepare_a_language_model_and_a_classification(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "prepare", "stories", "--rows", 50, "--tokenizer", "bpe-300")
+    assert code == 0
+    assert "tokens of 50 documents" in out
+    words = ("prepare", "imdb", "--source", "builtin", "--rows", 50, "--tokenizer", "bpe-300", "--json")
+    code, out, _ = run(capsys, *words)
+    facts = json.loads(out)
+    assert code == 0
+    assert "standing in for imdb" in facts["origin"]
+    assert facts["splits"]["train"]["rows"] == 50
+    assert len(facts["splits"]["train"]["fingerprint"]) == 64
+    assert facts["splits"]["train"]["padding_share"] < facts["splits"]["train"]["padding_share_to_max"]
+
+
+def test_bad_rows_fail_unless_skipped(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, write_jsonl
+) -> None:
+    good = [{"text": f"row {i}", "label": i % 2} for i in range(200)]
+    for split in ("train", "validation", "test"):
+        write_jsonl(f"mine/{split}.jsonl", [*good, "{broken"])
+    words = ("prepare", tmp_path / "mine", "--tokenizer", "bpe-300")
+    code, _, err = run(capsys, *words)
+    assert code == 1
+    assert "row 201" in err
+    assert "--skip-bad-rows" in err
+    assert "Traceback" not in err
+    code, out, _ = run(capsys, *words, "--skip-bad-rows")
+    assert code == 0
+    assert "1 bad rows skipped" in out
+    code, out, _ = run(capsys, "check", tmp_path / "mine")
+    assert code == 1
+    assert "broken JSON" in out
+    assert run(capsys, "check", tmp_path / "mine", "--skip-bad-rows", "--json")[0] == 0
+
+
+def test_wrong_words_exit_with_two_and_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "prepare", "tinystorys")
+    assert code == 2
+    assert "did you mean 'tinystories'" in err
+    assert run(capsys, "prepare", "imdb", "--source", "moon")[0] == 2
+
+
+def test_no_network_and_no_folder_says_the_ways_on(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "prepare", "agnews")
+    assert code == 1
+    assert "OELM_DATA_DIR" in err

@@ -1,0 +1,143 @@
+"""The hub cannot be reached from a test; its library can: with a fake hub, and for real on local files."""
+
+import socket
+from types import SimpleNamespace
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from oelm.data import hub
+from oelm.data.sources import open_corpus
+from oelm.errors import OelmError
+
+datasets = pytest.importorskip("datasets")
+
+
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """A hub that answers; returns the calls made to it."""
+    calls: list[dict] = []
+
+    def load_dataset(path, name=None, *, split, streaming, revision):
+        calls.append(
+            {"path": path, "name": name, "split": split, "streaming": streaming, "revision": revision}
+        )
+        rows = [{"text": f"{split} {i}", "label": i % 2} for i in range(1000)]
+        return iter(rows) if streaming else datasets.Dataset.from_list(rows)
+
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(hub, "reachable", lambda: True)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    api = SimpleNamespace(dataset_info=lambda name, timeout: SimpleNamespace(sha="abc123"))
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
+    return calls
+
+
+def test_a_small_dataset_is_loaded_pinned_and_split(online: list[dict]) -> None:
+    corpus = open_corpus("imdb")
+    assert "abc123" in corpus.origin
+    assert corpus.count("test") == 1000
+    assert corpus.count("train") + corpus.count("validation") == 1000
+    assert {call["split"] for call in online} == {"train", "test"}  # never "unsupervised"
+    assert all(call["revision"] == "abc123" and not call["streaming"] for call in online)
+    assert online[0]["path"] == "stanfordnlp/imdb"
+
+
+def test_a_big_one_is_streamed_and_its_held_out_splits_need_not_read_it_all(
+    online: list[dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = 0
+
+    def endless(*_args, **_options):
+        nonlocal read
+        for number in range(10**9):
+            read += 1
+            yield {"text": f"page {number}"}
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: endless())
+    corpus = open_corpus("openwebtext")
+    assert "streamed" in corpus.origin
+    held = list(corpus.rows("validation"))
+    assert 3500 < len(held) < 4500
+    assert read <= 200_001
+
+
+def test_a_limited_stream_stops_early(online: list[dict]) -> None:
+    corpus = open_corpus("tinystories").limit(train=5)
+    assert len(list(corpus.rows("train"))) == 5
+    assert online[-1]["streaming"]
+
+
+def test_variants_choose_the_hubs_configuration_and_split(online: list[dict]) -> None:
+    open_corpus("xnli", variant="es").source.fingerprint("train")
+    next(iter(open_corpus("mnli", variant="mismatched").source.rows("test", None)))  # type: ignore[arg-type]
+    assert online[-1] | {"revision": 0} == {
+        "path": "nyu-mll/glue",
+        "name": "mnli",
+        "split": "validation_mismatched",
+        "streaming": False,
+        "revision": 0,
+    }
+    assert open_corpus("xnli", variant="es").source.config == "es"  # type: ignore[attr-defined]
+
+
+def test_fingerprints_follow_the_revision(online: list[dict], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = open_corpus("imdb").fingerprint("train")
+    assert open_corpus("imdb").fingerprint("train") == first
+    api = SimpleNamespace(dataset_info=lambda name, timeout: SimpleNamespace(sha="def456"))
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
+    assert open_corpus("imdb").fingerprint("train") != first
+
+
+def test_no_network_fails_at_once_with_the_ways_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args, **_options):
+        raise OSError("unreachable")
+
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **o: pytest.fail("the hub was called"))
+    with pytest.raises(OelmError, match="OELM_DATA_DIR") as error:
+        open_corpus("agnews")
+    assert "builtin" in str(error.value)
+
+
+def test_offline_without_a_cached_copy_is_a_clear_error() -> None:
+    with pytest.raises(OelmError, match="OELM_DATA_DIR"):
+        open_corpus("agnews")
+
+
+def test_a_connection_that_breaks_midway_says_where(
+    online: list[dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaking(*_args, **_options):
+        yield {"text": "a", "label": 0}
+        raise ConnectionResetError("reset by peer")
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: breaking())
+    with pytest.raises(OelmError, match="after row 1"):
+        list(open_corpus("tinystories").rows("train"))
+
+
+def test_the_real_library_reads_a_repository_of_parquet_files(
+    online: list[dict], monkeypatch: pytest.MonkeyPatch, tmp_path, tmp_path_factory
+) -> None:
+    """The same call, answered by the real `datasets` from a local copy: streamed and whole."""
+    real = datasets.load.load_dataset
+    rows = [{"text": f"story {i}", "label": i % 2} for i in range(300)]
+    for split in ("train", "validation", "test"):
+        pyarrow.parquet.write_table(
+            pyarrow.Table.from_pylist(rows), tmp_path / f"{split}-00000-of-00001.parquet"
+        )
+    cache = tmp_path_factory.mktemp("hf")
+
+    def local(path, name=None, *, split, streaming, revision):
+        return real(str(tmp_path), split=split, streaming=streaming, cache_dir=str(cache))
+
+    monkeypatch.setattr(datasets, "load_dataset", local)
+    for name in ("tinystories", "imdb"):  # streamed, whole
+        corpus = open_corpus(name)
+        assert corpus.count("test") == 300
+        assert corpus.count("train") + corpus.count("validation") == 300

