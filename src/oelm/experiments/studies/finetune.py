@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oelm.experiments.experiment import Experiment
-from oelm.experiments.studies.paper import BERT_MODEL, BERT_OPTIM, bert_data
-from oelm.methods.method import Method
+from oelm.experiments.studies.comparison import Arm, comparison
+from oelm.experiments.studies.paper import fine_tuned
 from oelm.methods.registry import method as find_method
 from oelm.training.config import BudgetConfig
 
@@ -20,7 +19,7 @@ SETS = (("SST2", "sst2"), ("MNLI", "mnli"), ("AGNEWS", "agnews"))
 RANDOM_AT_NORM = replace(find_method("oelm-random"), name="oelm-random-at-norm", gain="match")
 
 # arm, method, what it answers
-ARMS: tuple[tuple[str, str | Method, str], ...] = (
+ARMS: tuple[Arm, ...] = (
     ("baseline", "baseline", "all trained"),
     ("freeze-pretrained", "freeze-pretrained", "Q/K as they are, frozen"),
     (
@@ -42,22 +41,15 @@ ARMS: tuple[tuple[str, str | Method, str], ...] = (
 BUDGET = BudgetConfig(batch_size=32, epochs=3, eval_every=0)
 
 EXPERIMENTS = [
-    Experiment(
-        id=f"FT-{stem}-{arm}",
-        study="finetune",
-        title=title,
-        task="classification",
-        data=bert_data(dataset),
-        model=BERT_MODEL,
-        method=method,
-        optim=BERT_OPTIM,
-        budget=BUDGET,
-        group=f"finetune/{dataset}",
-        baseline="" if arm == "baseline" else f"FT-{stem}-baseline",
-        control=f"FT-{stem}-{trained}" if (trained := find_method(method).control) else "",
-        arm=arm,
-        tuned=True,
-    )
+    e
     for stem, dataset in SETS
-    for arm, method, title in ARMS
+    for e in comparison(
+        fine_tuned,
+        dataset,
+        ARMS,
+        stem=f"FT-{stem}",
+        study="finetune",
+        group=f"finetune/{dataset}",
+        budget=BUDGET,
+    )
 ]

@@ -6,11 +6,13 @@ that the architecture brings must not be booked on freezing. All arms get the sa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from oelm.experiments.experiment import Experiment
-from oelm.experiments.studies.paper import LM_BUDGET, LM_MODEL, LM_OPTIM, lm_data
+from oelm.experiments.studies.comparison import Arm, comparison
+from oelm.experiments.studies.paper import LM_MODEL, language_model
 from oelm.methods.registry import method as find_method
 
 SETS = (("TS", "tinystories"), ("WT2", "wikitext2"), ("OWT", "openwebtext"))
@@ -55,40 +57,30 @@ GRIDS: dict[str, tuple[float, ...]] = {"mini": (2e-3, 4e-3, 8e-3)}
 TRIAL_SHARE = 0.5  # a trial runs this share of the steps; the same for every arm
 
 
-def gap_id(stem: str, method: str, position: str) -> str:
-    return f"GAP-{stem}-{method}" + ("-rope" if position == "rope" else "")
+def arms_of(names: Sequence[str], note: str = "") -> list[Arm]:
+    return [(name, name, find_method(name).purpose + note) for name in names]
 
 
-def _arm(stem: str, dataset: str, name: str, position: str) -> Experiment:
-    method = find_method(name)
-    if name != "baseline":
-        baseline = gap_id(stem, "baseline", position)
-    else:  # the rotary baseline is measured against the study's learned positions
-        baseline = gap_id(stem, "baseline", "learned") if position == "rope" else ""
-    return Experiment(
-        id=gap_id(stem, name, position),
-        study="gap",
-        title=f"{method.purpose}{', rotary positions' if position == 'rope' else ''}",
-        task="lm",
-        data=lm_data(dataset),
-        model=replace(LM_MODEL, position=position),  # type: ignore[arg-type]
-        method=name,
-        optim=LM_OPTIM,
-        budget=LM_BUDGET,
-        group=f"gap/{dataset}",
-        baseline=baseline,
-        control=gap_id(stem, method.control, position) if method.control else "",
-        arm=name + ("-rope" if position == "rope" else ""),
-        tuned=True,
-        grids=GRIDS,
-        trial_share=TRIAL_SHARE,
-        mini={**MINI, "data.eval_rows": EVAL_ROWS[dataset]},
+def _corpus(stem: str, dataset: str) -> list[Experiment]:
+    settings: dict[str, Any] = {
+        "stem": f"GAP-{stem}",
+        "study": "gap",
+        "group": f"gap/{dataset}",
+        "grids": GRIDS,
+        "trial_share": TRIAL_SHARE,
+        "mini": {**MINI, "data.eval_rows": EVAL_ROWS[dataset]},
+    }
+    learned = comparison(language_model, dataset, arms_of(LEARNED_ARMS), **settings)
+    rope = comparison(
+        language_model,
+        dataset,
+        arms_of(ROPE_ARMS, ", rotary positions"),
+        suffix="-rope",
+        baseline_of_first=learned[0].id,  # the rotary baseline against the study's learned positions
+        model=replace(LM_MODEL, position="rope"),
+        **settings,
     )
+    return [*learned, *rope]
 
 
-EXPERIMENTS = [
-    _arm(stem, dataset, name, position)
-    for stem, dataset in SETS
-    for position, arms in (("learned", LEARNED_ARMS), ("rope", ROPE_ARMS))
-    for name in arms
-]
+EXPERIMENTS = [e for stem, dataset in SETS for e in _corpus(stem, dataset)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from oelm.experiments.experiment import Experiment
-from oelm.experiments.studies.paper import CLS_BUDGET, CLS_MODEL, CLS_OPTIM, cls_data
+from oelm.experiments.studies.comparison import Arm, comparison
+from oelm.experiments.studies.paper import classifier
 
 SETS = (("IMDB", "imdb"), ("AGNEWS", "agnews"), ("XNLI", "xnli"), ("MNLI", "mnli"))
 
 # arm, method, what it answers
-ARMS = (
+ARMS: tuple[Arm, ...] = (
     ("baseline", "baseline", "the study's baseline, tuned"),
     ("orthogonal-init", "orthogonal-init", "the same start as the method, trained"),
     ("oelm-freeze", "oelm-freeze", "the method"),
@@ -16,22 +16,9 @@ ARMS = (
 )
 
 EXPERIMENTS = [
-    Experiment(
-        id=f"CLS-{stem}-{arm}",
-        study="gpt-cls",
-        title=title,
-        task="classification",
-        data=cls_data(dataset),
-        model=CLS_MODEL,
-        method=method,
-        optim=CLS_OPTIM,
-        budget=CLS_BUDGET,
-        group=f"gpt-cls/{dataset}",
-        baseline="" if arm == "baseline" else f"CLS-{stem}-baseline",
-        control="" if method in ("baseline", "orthogonal-init") else f"CLS-{stem}-orthogonal-init",
-        arm=arm,
-        tuned=True,
-    )
+    e
     for stem, dataset in SETS
-    for arm, method, title in ARMS
+    for e in comparison(
+        classifier, dataset, ARMS, stem=f"CLS-{stem}", study="gpt-cls", group=f"gpt-cls/{dataset}"
+    )
 ]

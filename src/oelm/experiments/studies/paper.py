@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from oelm.experiments.experiment import Experiment, Reported
 from oelm.training.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig
@@ -36,94 +38,108 @@ ON_PRETRAINED_ROWS = (
 )
 
 
-def lm_data(dataset: str) -> DataConfig:
+def language_model(dataset: str, **own: Any) -> Experiment:
+    """The study's GPT on a corpus; `own` says what this experiment is and where it differs."""
     rows = OWT_PAGES if dataset == "openwebtext" else 0
-    return DataConfig(dataset=dataset, tokenizer="gpt2", max_length=512, train_rows=rows)
+    settings: dict[str, Any] = {
+        "task": "lm",
+        "data": DataConfig(dataset=dataset, tokenizer="gpt2", max_length=512, train_rows=rows),
+        "model": LM_MODEL,
+        "optim": LM_OPTIM,
+        "budget": LM_BUDGET,
+        "mini": WIKITEXT_MINI if dataset == "wikitext103" else {},
+    }
+    return Experiment(**{**settings, **own})
 
 
-def bert_data(dataset: str) -> DataConfig:
-    variant = "en" if dataset == "xnli" else ""
-    return DataConfig(dataset=dataset, variant=variant, tokenizer="model", max_length=128)
+def fine_tuned(dataset: str, **own: Any) -> Experiment:
+    """The study's BERT on a classification task."""
+    settings: dict[str, Any] = {
+        "task": "classification",
+        "data": DataConfig(dataset=dataset, variant=_variant(dataset), tokenizer="model", max_length=128),
+        "model": BERT_MODEL,
+        "optim": BERT_OPTIM,
+        "budget": BudgetConfig(batch_size=16 if dataset == "xnli" else 32, epochs=3, eval_every=0),
+    }
+    return Experiment(**{**settings, **own})
 
 
-def bert_budget(dataset: str) -> BudgetConfig:
-    return BudgetConfig(batch_size=16 if dataset == "xnli" else 32, epochs=3, eval_every=0)
+def classifier(dataset: str, **own: Any) -> Experiment:
+    """The study's GPT with a classification head, from scratch."""
+    settings: dict[str, Any] = {
+        "task": "classification",
+        "data": DataConfig(dataset=dataset, variant=_variant(dataset), tokenizer="gpt2", max_length=512),
+        "model": CLS_MODEL,
+        "optim": CLS_OPTIM,
+        "budget": CLS_BUDGET,
+    }
+    return Experiment(**{**settings, **own})
 
 
-def cls_data(dataset: str) -> DataConfig:
-    variant = "en" if dataset == "xnli" else ""
-    return DataConfig(dataset=dataset, variant=variant, tokenizer="gpt2", max_length=512)
+def _variant(dataset: str) -> str:
+    return "en" if dataset == "xnli" else ""
+
+
+def _published(
+    make: Callable[..., Experiment], id: str, dataset: str, method: str, baseline: str, **own: Any
+) -> Experiment:
+    """As the study ran it: the frozen arms with their own, higher rate."""
+    settings = {"id": id, "study": "paper", "method": method, "baseline": baseline, "published": True}
+    plain = make(dataset, **{**settings, **own})
+    if method == "baseline":
+        return plain
+    rate = FROZEN_BERT_RATE if make is fine_tuned else FROZEN_LM_RATE
+    return replace(plain, optim=replace(plain.optim, lr=rate), notes=(ON_UNEQUAL_RATES, *plain.notes))
 
 
 def _lm(
     id: str, dataset: str, method: str, ppl: float, baseline: str, steps: int = 100_000, note: str = ""
 ) -> Experiment:
-    frozen = method != "baseline"
-    mini: dict[str, object] = {}
-    notes = [ON_UNEQUAL_RATES] if frozen else []
-    if dataset == "openwebtext":
-        notes.append("the report says 100K steps, its scripts ran 150K; about 99M tokens of the corpus")
-    if dataset == "wikitext103":
-        mini = dict(WIKITEXT_MINI)
-        notes.append("mini scale trains on WikiText-2, the same source in a laptop's size")
-    return Experiment(
-        id=id,
-        study="paper",
+    notes = {
+        "openwebtext": ("the report says 100K steps, its scripts ran 150K; about 99M tokens of the corpus",),
+        "wikitext103": ("mini scale trains on WikiText-2, the same source in a laptop's size",),
+    }
+    return _published(
+        language_model,
+        id,
+        dataset,
+        method,
+        baseline,
         phase=3 if dataset == "wikitext103" else 2,
         title=f"GPT Medium-512 on {dataset}",
-        task="lm",
-        data=lm_data(dataset),
-        model=LM_MODEL,
-        method=method,
-        optim=replace(LM_OPTIM, lr=FROZEN_LM_RATE) if frozen else LM_OPTIM,
         budget=replace(LM_BUDGET, steps=steps),
         group=f"GPT/{dataset}",
-        baseline=baseline,
         reported=Reported("ppl", ppl, note),
-        published=True,
-        notes=tuple(notes),
-        mini=mini,
+        notes=notes.get(dataset, ()),
     )
 
 
 def _bert(id: str, dataset: str, method: str, accuracy: float, baseline: str) -> Experiment:
-    frozen = method != "baseline"
-    return Experiment(
-        id=id,
-        study="paper",
+    return _published(
+        fine_tuned,
+        id,
+        dataset,
+        method,
+        baseline,
         phase=1,
         title=f"BERT fine-tuned on {dataset}",
-        task="classification",
-        data=bert_data(dataset),
-        model=BERT_MODEL,
-        method=method,
-        optim=replace(BERT_OPTIM, lr=FROZEN_BERT_RATE) if frozen else BERT_OPTIM,
-        budget=bert_budget(dataset),
         group=f"BERT/{dataset}",
-        baseline=baseline,
         reported=Reported("accuracy", accuracy),
-        published=True,
-        notes=(ON_UNEQUAL_RATES, ON_PRETRAINED_ROWS) if frozen else (),
+        notes=() if method == "baseline" else (ON_PRETRAINED_ROWS,),
     )
 
 
 def _cls(number: int, dataset: str, method: str, baseline: str) -> Experiment:
-    frozen = method != "baseline"
-    return Experiment(
-        id=f"GPT-CLS-{number:02d}",
-        study="paper",
+    return _published(
+        classifier,
+        f"GPT-CLS-{number:02d}",
+        dataset,
+        method,
+        baseline,
         phase=4,
         title=f"GPT classifier from scratch on {dataset}",
-        task="classification",
-        data=cls_data(dataset),
-        model=CLS_MODEL,
-        method=method,
-        optim=replace(CLS_OPTIM, lr=FROZEN_LM_RATE) if frozen else CLS_OPTIM,
-        budget=CLS_BUDGET,
         group=f"GPT-CLS/{dataset}",
-        baseline=baseline,
-        published=True,
-        notes=("planned by the study, never reported", *([ON_UNEQUAL_RATES] if frozen else [])),
+        notes=("planned by the study, never reported",),
     )
 
 

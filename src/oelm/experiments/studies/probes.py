@@ -7,45 +7,39 @@ separator, the string again. Perplexity on them is dominated by the tokens that 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from oelm.experiments.experiment import Experiment
-from oelm.experiments.studies.gap import LEARNED_ARMS
-from oelm.experiments.studies.paper import LM_BUDGET, LM_MODEL, LM_OPTIM
-from oelm.methods.registry import method as find_method
+from oelm.experiments.studies.comparison import comparison
+from oelm.experiments.studies.gap import LEARNED_ARMS, arms_of
+from oelm.experiments.studies.paper import LM_BUDGET, LM_MODEL, language_model
 from oelm.training.config import DataConfig
 
 TASKS = ("recall", "copy")  # the built-in datasets task-recall and task-copy
+ROPE_ARMS = ("baseline", "orthogonal-init", "oelm-freeze", "oelm-plus", "trained-plus")
 TOKENIZER = "bpe-512"  # made of letters and digits: a small vocabulary is the task's own
 
 
-def _arm(task: str, name: str, position: str) -> Experiment:
-    method = find_method(name)
-    suffix = "-rope" if position == "rope" else ""
-    return Experiment(
-        id=f"PROBE-{task}-{name}{suffix}",
-        study="probes",
-        title=f"{task}: {method.purpose}",
-        task="lm",
-        data=DataConfig(dataset=f"task-{task}", source="builtin", tokenizer=TOKENIZER, max_length=128),
-        model=replace(LM_MODEL, position=position),  # type: ignore[arg-type]
-        method=name,
-        optim=LM_OPTIM,
-        budget=replace(LM_BUDGET, steps=20_000),
-        group=f"probes/{task}",
-        baseline="" if name == "baseline" and not suffix else f"PROBE-{task}-baseline",
-        control=f"PROBE-{task}-{method.control}{suffix}" if method.control else "",
-        arm=name + suffix,
-        tuned=True,
-        mini={"data.tokenizer": TOKENIZER, "data.max_length": 64, "budget.steps": 1000},
+def _task(task: str) -> list[Experiment]:
+    settings: dict[str, Any] = {
+        "stem": f"PROBE-{task}",
+        "study": "probes",
+        "group": f"probes/{task}",
+        "data": DataConfig(dataset=f"task-{task}", source="builtin", tokenizer=TOKENIZER, max_length=128),
+        "budget": replace(LM_BUDGET, steps=20_000),
+        "mini": {"data.tokenizer": TOKENIZER, "data.max_length": 64, "budget.steps": 1000},
+    }
+    learned = comparison(language_model, f"task-{task}", arms_of(LEARNED_ARMS, f" ({task})"), **settings)
+    rope = comparison(
+        language_model,
+        f"task-{task}",
+        arms_of(ROPE_ARMS, f" ({task}, rotary positions)"),
+        suffix="-rope",
+        baseline_of_first=learned[0].id,
+        model=replace(LM_MODEL, position="rope"),
+        **settings,
     )
+    return [*learned, *rope]
 
 
-EXPERIMENTS = [
-    _arm(task, name, position)
-    for task in TASKS
-    for position, arms in (
-        ("learned", LEARNED_ARMS),
-        ("rope", ("baseline", "orthogonal-init", "oelm-freeze", "oelm-plus", "trained-plus")),
-    )
-    for name in arms
-]
+EXPERIMENTS = [e for task in TASKS for e in _task(task)]
