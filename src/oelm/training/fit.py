@@ -68,9 +68,12 @@ def fit(config: Config, folder: Path | str, machine: Machine = Machine()) -> Out
         try:
             run = set_up(config, machine, place, world, stop)
             outcome = _work(run)
+        except KeyboardInterrupt:  # the second one: at once, and the last checkpoint is what remains
+            record_failure(place, world, run, "interrupted", "Ctrl-C, twice; run it again to go on")
+            raise
         except Exception as error:
             outcome = _failure(error)
-            record_failure(place, run, outcome.state, outcome.reason, traceback.format_exc())
+            record_failure(place, world, run, outcome.state, outcome.reason, traceback.format_exc())
             known = isinstance(error, OelmError) or is_disk_full(error) or outcome.state != "failed"
             if isinstance(error, UsageError) or not known:
                 raise  # a wrong wish, or a fault of the program: both belong to whoever called
@@ -99,13 +102,9 @@ def _work(run: Run) -> Outcome:
     return Outcome("finished")
 
 
-def _interrupted(stopped: Interrupted) -> Outcome:
-    return Outcome("interrupted", f"stopped by {stopped}; run it again to go on")
-
-
 def _failure(error: Exception) -> Outcome:
-    if isinstance(error, Interrupted):  # while the data was prepared: nothing to save yet
-        return _interrupted(error)
+    if isinstance(error, Interrupted):  # nothing to save yet
+        return Outcome("interrupted", f"stopped by {error} while preparing; run it again to go on")
     if is_disk_full(error):
         return Outcome("failed", f"disk full ({error}); the last checkpoint is intact")
     if is_out_of_memory(error):

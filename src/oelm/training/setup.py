@@ -86,9 +86,11 @@ def total_steps(config: Config, prepared: Prepared) -> int:
     return min(filter(None, (config.budget.steps, by_epochs)))
 
 
-def record_failure(folder: RunFolder, run: Run | None, state: State, reason: str, trace: str) -> None:
+def record_failure(
+    folder: RunFolder, world: World, run: Run | None, state: State, reason: str, trace: str = ""
+) -> None:
     """Leave the reason where people look, also when the run never came to life or the disk is full."""
-    if int(os.environ.get("RANK", "0")) != 0:
+    if not world.main:
         return
     with contextlib.suppress(OSError):
         if run is not None:
@@ -98,7 +100,7 @@ def record_failure(folder: RunFolder, run: Run | None, state: State, reason: str
             folder.write_status(dataclasses.replace(status, state=state, reason=reason))
     with contextlib.suppress(OSError):
         journal = Journal(folder.log_file, show=False)
-        journal.line(trace)
+        journal.line(trace or reason)
         journal.close()
 
 
