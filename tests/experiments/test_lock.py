@@ -83,6 +83,34 @@ def test_the_lock_can_be_taken_again_after_an_error_inside(tmp_path: Path) -> No
         pass
 
 
+def test_a_forked_child_does_not_keep_the_lock_of_a_killed_holder(tmp_path: Path) -> None:
+    """Tokenising forks worker processes; they may outlive a holder that was killed."""
+    program = """
+import os, sys, time
+from oelm.experiments.lock import RunLock
+with RunLock(sys.argv[1]):
+    child = os.fork()
+    if child == 0:
+        time.sleep(30)
+        os._exit(0)
+    print(child, flush=True)
+    time.sleep(30)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    try:
+        assert is_held(tmp_path)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process_alive(child)
+        assert not is_held(tmp_path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
 def test_a_reused_pid_is_not_taken_for_the_old_process() -> None:
     assert process_alive(os.getpid())
     assert not process_alive(os.getpid(), start=-5.0)

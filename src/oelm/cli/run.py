@@ -27,7 +27,7 @@ from oelm.experiments.scales import SCALES
 from oelm.experiments.slots import make_slots
 from oelm.experiments.study import Launcher, Request, Result, carry_out, unequal_arms
 from oelm.experiments.tuning import TRIAL_SEEDS
-from oelm.training.folder import run_path
+from oelm.training.folder import EXIT_INTERRUPTED, run_path
 
 
 def add_parser(subparsers: Any) -> None:
@@ -111,7 +111,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(_facts(result))
     else:
         _summary(result)
-    return exit_code(result.jobs) or (1 if result.notes else 0)
+    code = exit_code(result.jobs) or (1 if result.notes else 0)
+    return 0 if code == EXIT_INTERRUPTED and args.no_wait else code
 
 
 def _launcher(args: argparse.Namespace, request: Request, events: Events) -> Launcher:

@@ -31,6 +31,20 @@ _ZOMBIE = -1.0  # "start time" of a process that has ended and was not yet colle
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
+_held_files: set[int] = set()
+
+
+def _let_go_in_child() -> None:
+    """A forked child shares the lock: should the holder be killed, a child left over would keep it."""
+    for file in _held_files:
+        with contextlib.suppress(OSError):
+            os.close(file)
+    _held_files.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
 class Busy(OelmError):
     """The run is being worked on by another process."""
 
@@ -67,6 +81,7 @@ class RunLock:
             self._beat.stop()
             self._beat = None
         if self._file is not None:
+            _held_files.discard(self._file)
             os.close(self._file)  # releases the flock; the file stays, so that no two files can be "the lock"
             self._file = None
 
@@ -84,6 +99,7 @@ class RunLock:
         os.ftruncate(file, 0)
         os.write(file, json.dumps(_me()).encode())
         self._file = file
+        _held_files.add(file)
         return True
 
     def _try_without_flock(self) -> bool:

@@ -158,14 +158,19 @@ class SlurmLauncher:
     def launch(self, jobs: Sequence[Job]) -> Sequence[Job]:
         waiting = [job for job in jobs if not self._look(job)]
         self._submit([job for job in waiting if not self._cared_for(job)])
-        while self.wait and waiting:
+        if self.wait:
+            with contextlib.suppress(KeyboardInterrupt):  # only the watching ends: the queue goes on
+                self._watch(jobs, waiting)
+        return jobs
+
+    def _watch(self, jobs: Sequence[Job], waiting: list[Job]) -> None:
+        while waiting:
             time.sleep(_POLL_SECONDS[self.cluster])
             waiting = [job for job in waiting if not self._look(job)]
             lost = [job for job in waiting if not self._cared_for(job) and not self._look(job)]
             self._submit([job for job in lost if self._once_more(job)])
             waiting = [job for job in waiting if not job.ended]
             self.events.tick(jobs)
-        return jobs
 
     def script(self, count: int) -> str:
         """The sbatch script of an array of `count` runs, without submitting or even having SLURM."""

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from oelm.atomic import write_json
+from oelm.errors import OelmError, UsageError
+from oelm.experiments.catalogue import experiment
+from oelm.experiments.overrides import override
+from oelm.experiments.study import Request
+from oelm.experiments.tuning import choose, trial_configs, tuned
+from oelm.training.config import Config
+from oelm.training.folder import RunFolder, Status, run_path
+
+CONFIG = experiment("GPT-02").at("smoke", 5)
+
+
+def trials_with(root: Path, losses: dict[float, list[float]]) -> list[Config]:
+    """Ended trials whose best validation losses per seed are given; inf means diverged."""
+    seeds = range(len(next(iter(losses.values()))))
+    trials = trial_configs(CONFIG, tuple(losses), tuple(seeds))
+    for trial in trials:
+        loss = losses[trial.optim.lr][trial.seed]
+        folder = RunFolder(run_path(root, trial))
+        folder.claim(trial)
+        state = "diverged" if math.isinf(loss) else "finished"
+        write_json(folder.status_file, asdict(Status(state=state)))  # type: ignore[arg-type]
+        if state == "finished":
+            write_json(folder.results_file, {"validation": {"loss": loss, "accuracy": 1 - loss}})
+    return trials
+
+
+def test_the_mean_over_seeds_decides_not_the_luckiest_seed(tmp_path: Path) -> None:
+    trials = trials_with(tmp_path, {1e-3: [2.0, 4.0], 2e-3: [2.8, 2.9], 4e-3: [3.5, 3.5]})
+    choice = choose(trials, tmp_path)
+    assert choice.rate == 2e-3
+    assert not choice.at_edge
+    final = tuned(CONFIG, choice, trials)
+    assert (final.optim.lr, final.tune.trial, final.seed) == (2e-3, False, 5)
+    assert (final.tune.grid, final.tune.seeds) == ((1e-3, 2e-3, 4e-3), (0, 1))
+
+
+def test_a_rate_that_diverges_once_is_out_and_an_edge_is_said(tmp_path: Path) -> None:
+    choice = choose(
+        trials_with(tmp_path, {1e-3: [3.0, 3.0], 2e-3: [2.0, math.inf], 4e-3: [4.0, 4.0]}), tmp_path
+    )
+    assert choice.rate == 1e-3
+    assert choice.at_edge
+    assert "edge of the grid" in str(choice)
+
+
+def test_no_rate_at_all_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OelmError, match="finite loss"):
+        choose(trials_with(tmp_path, {1e-3: [math.inf], 2e-3: [math.inf]}), tmp_path)
+
+
+def test_a_choice_waits_for_all_trials(tmp_path: Path) -> None:
+    trials = trials_with(tmp_path, {1e-3: [3.0], 2e-3: [2.0]})
+    RunFolder(run_path(tmp_path, trials[1])).status_file.unlink()
+    with pytest.raises(OelmError, match="not started"):
+        choose(trials, tmp_path)
+
+
+def test_trials_are_shorter_where_asked_and_never_less_than_a_step() -> None:
+    config = override(CONFIG, {"budget.steps": 100})
+    assert {t.budget.steps for t in trial_configs(config, (1e-3,), (0,), 0.25)} == {25}
+    assert trial_configs(override(config, {"budget.steps": 1}), (1e-3,), (0,), 0.1)[0].budget.steps == 1
+    for grid, seeds in (((), (0,)), ((0.0,), (0,)), ((1e-3,), ())):
+        with pytest.raises(UsageError):
+            trial_configs(config, grid, seeds)
+
+
+def test_tuned_and_untuned_runs_of_one_experiment_never_share_a_folder(tmp_path: Path) -> None:
+    plain, catalogued = experiment("GPT-02"), experiment("TS-FREEZE-TUNED")
+    places = {
+        (e.id, tune): run_path(tmp_path, Request([e], ("smoke",), tune=tune).arms()[0].runs[0])
+        for e in (plain, catalogued)
+        for tune in (None, True, False)
+    }
+    assert places["GPT-02", None] == places["GPT-02", False] != places["GPT-02", True]
+    assert (
+        places["TS-FREEZE-TUNED", None] == places["TS-FREEZE-TUNED", True] != places["TS-FREEZE-TUNED", False]
+    )
