@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oelm.models.gpt import GPTConfig
+from oelm.models.huggingface import gpt2_config
 
 Step = Callable[[], float]  # one whole optimizer step -> the loss
 
@@ -74,24 +75,9 @@ def plain(config: GPTConfig, ids: Tensor) -> tuple[nn.Module, torch.optim.Optimi
 
 def gpt2(config: GPTConfig) -> nn.Module:
     """transformers' own GPT-2 of the same shape."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2LMHeadModel
 
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=config.vocab_size,
-            n_positions=config.context,
-            n_embd=config.width,
-            n_layer=config.layers,
-            n_head=config.heads,
-            n_inner=config.ff,
-            activation_function="gelu",
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    )
+    return GPT2LMHeadModel(gpt2_config(config))
 
 
 def transformers(config: GPTConfig, ids: Tensor) -> tuple[nn.Module, torch.optim.Optimizer, Step]:

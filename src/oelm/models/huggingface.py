@@ -17,30 +17,35 @@ from oelm.errors import OelmError
 from oelm.models.gpt import GPT, Block, GPTConfig
 
 if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+
+def gpt2_config(config: GPTConfig, *, eos_id: int | None = None) -> GPT2Config:
+    """transformers' name for each of our sizes."""
+    from transformers import GPT2Config
+
+    return GPT2Config(
+        vocab_size=config.vocab_size,
+        n_positions=config.context,
+        n_embd=config.width,
+        n_layer=config.layers,
+        n_head=config.heads,
+        n_inner=config.ff,
+        activation_function="gelu",
+        resid_pdrop=config.dropout,
+        embd_pdrop=config.dropout,
+        attn_pdrop=config.dropout,
+        bos_token_id=eos_id,
+        eos_token_id=eos_id,
+    )
 
 
 def to_gpt2(model: GPT, *, eos_id: int | None = None) -> GPT2LMHeadModel:
     """A transformers GPT-2 with the same logits."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2LMHeadModel
 
     _refuse_what_gpt2_cannot_hold(model)
-    c = model.config
-    config = GPT2Config(
-        vocab_size=c.vocab_size,
-        n_positions=c.context,
-        n_embd=c.width,
-        n_layer=c.layers,
-        n_head=c.heads,
-        n_inner=c.ff,
-        activation_function="gelu",
-        resid_pdrop=c.dropout,
-        embd_pdrop=c.dropout,
-        attn_pdrop=c.dropout,
-        bos_token_id=eos_id,
-        eos_token_id=eos_id,
-    )
-    theirs = GPT2LMHeadModel(config)
+    theirs = GPT2LMHeadModel(gpt2_config(model.config, eos_id=eos_id))
     state = {name: tensor.detach().clone() for name, tensor in _gpt2_state(model).items()}
     state["lm_head.weight"] = state["transformer.wte.weight"]
     theirs.load_state_dict(state, strict=True)
