@@ -78,6 +78,18 @@ def test_a_failing_run_is_submitted_again_a_bounded_number_of_times(
     assert "label -1 in row 7" in output
 
 
+@pytest.mark.slow
+def test_a_job_that_sbatch_refuses_is_an_error_with_its_words(
+    start_oelm: Start, slurm: dict[str, str]
+) -> None:
+    process = start_oelm("GOOD-1", "GOOD-2", "--on", "slurm", "--partition", "nowhere", **slurm)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 1, output
+    assert "sbatch refused the jobs" in output
+    assert "partition" in output
+    assert "Traceback" not in output
+
+
 def test_dry_run_prints_the_sbatch_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", "GPT-01", "GPT-02", "--scale", "smoke", "--on", "slurm", "--dry-run", "--time", "3h"]
     words += [
@@ -106,7 +118,7 @@ def test_dry_run_prints_the_sbatch_script(tmp_path: Path, capsys: pytest.Capture
     )
     for words_of_script in (*expected, "requeue", "signal=USR2@120"):
         assert words_of_script in script, script
-    assert not (tmp_path / "runs" / "paper").exists()  # nothing was claimed
+    assert not (tmp_path / "runs").exists()  # nothing was claimed, nothing was written
 
 
 def test_submitit_without_a_queue(

@@ -152,7 +152,7 @@ class SlurmLauncher:
         self.events = events or Events()
         self.cluster = cluster  # "local": submitit's own processes instead of a queue, all at once
         self._handles: dict[Path, Any] = {}
-        self._names: set[str] = set()  # jobs that the queue knows
+        self._names: set[str] | None = None  # jobs that the queue knows
         self._asked = -math.inf
 
     def launch(self, jobs: Sequence[Job]) -> Sequence[Job]:
@@ -176,12 +176,8 @@ class SlurmLauncher:
         """The sbatch script of an array of `count` runs, without submitting or even having SLURM."""
         from submitit.slurm import slurm
 
-        if shutil.which("srun"):
-            executor = self._executor()
-            executor.parameters["map_count"] = count
-            return str(executor._make_submission_file_text(executor._submitit_command_str, "dry-run"))
         folder = self.root / JOBS_FOLDER / "%j"
-        command = f"{sys.executable} -u -m submitit.core._submit {folder}"
+        command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(folder)])
         return str(slurm._make_sbatch_string(command, folder, map_count=count, **self.options.parameters()))
 
     # -- one run --------------------------------------------------------------------------------
@@ -206,7 +202,8 @@ class SlurmLauncher:
             name = (job.folder / JOB_ID).read_text(encoding="utf-8").strip()
         except FileNotFoundError:
             return False
-        return name in self._queue()
+        queue = self._queue()
+        return queue is None or name in queue
 
     def _once_more(self, job: Job) -> bool:
         """A job that is gone without an end: submit it again a bounded number of times."""
@@ -217,8 +214,9 @@ class SlurmLauncher:
         self._change(job, "failed")
         return False
 
-    def _queue(self) -> set[str]:
-        """Jobs that are pending, running or being requeued; asked once per look, not once per run."""
+    def _queue(self) -> set[str] | None:
+        """Jobs that are pending, running or being requeued; asked once per look, not once per run. None while
+        the controller has never answered: then nothing may be taken for lost."""
         if time.monotonic() - self._asked > _POLL_SECONDS[self.cluster] / 2:
             command = ["squeue", "--noheader", "--array", "--format=%F_%K %A"]
             listed = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -230,11 +228,16 @@ class SlurmLauncher:
     def _submit(self, jobs: Sequence[Job]) -> None:
         if not jobs:
             return
+        from submitit.core.utils import FailedJobError
+
         executor = self._executor()
         typed, processes = shlex.join(sys.argv), self.options.gpus_per_run
-        tasks = [SlurmTask(str(job.folder), self.machine, processes, typed) for job in jobs]
-        with executor.batch():
-            submitted = [executor.submit(task) for task in tasks]
+        tasks = [SlurmTask(str(job.folder.resolve()), self.machine, processes, typed) for job in jobs]
+        try:
+            with executor.batch():
+                submitted = [executor.submit(task) for task in tasks]
+        except (FailedJobError, subprocess.CalledProcessError) as error:
+            raise OelmError(f"sbatch refused the jobs: {_last_line(error)}") from None
         for job, handle in zip(jobs, submitted, strict=True):
             (job.folder / JOB_ID).write_text(f"{handle.job_id}\n", encoding="utf-8")
             for name, log in (("slurm.out", handle.paths.stdout), ("slurm.err", handle.paths.stderr)):
@@ -264,3 +267,8 @@ class SlurmLauncher:
         if job.state != state:
             job.state = state
             self.events.changed(job)
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
