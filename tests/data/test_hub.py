@@ -1,5 +1,6 @@
 """The hub cannot be reached from a test; its library can: with a fake hub, and for real on local files."""
 
+import itertools
 import socket
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from oelm.data import hub
+from oelm.data import checks, hub
 from oelm.data.sources import open_corpus
 from oelm.errors import OelmError
 
@@ -61,6 +62,17 @@ def test_a_big_one_is_streamed_and_its_held_out_splits_need_not_read_it_all(
     held = list(corpus.rows("validation"))
     assert 3500 < len(held) < 4500
     assert read <= 200_001
+
+
+def test_a_stream_is_checked_at_its_beginning_only(
+    online: list[dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = ({"text": f"page {number}"} for number in itertools.count())
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: endless)
+    monkeypatch.setattr(checks, "_STREAM_ROWS", 50)
+    report = checks.check_corpus(open_corpus("tinystories"), find_duplicates=False)
+    assert report.splits["train"].rows == 50
+    assert any("while it is tokenised" in warning for warning in report.warnings)
 
 
 def test_a_limited_stream_stops_early(online: list[dict]) -> None:

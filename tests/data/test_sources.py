@@ -222,7 +222,7 @@ def test_files_of_the_user_need_no_entry(tmp_path: Path, write_jsonl) -> None:
     train = write_jsonl("x/mine-train.jsonl", labelled(300, classes=3))
     test = write_jsonl("x/mine-test.jsonl", labelled(9, 1000, classes=3))
     corpus = open_corpus(f"file:{train},{test}")
-    assert corpus.dataset.shape == "3-way"
+    assert corpus.dataset.shape == dataset(f"file:{train},{test}").shape == "3-way"
     assert corpus.count("test") == 9
     assert corpus.count("validation") > 0
     folder = tmp_path / "folder"

@@ -90,6 +90,8 @@ def test_the_hash_does_not_depend_on_where_the_files_were(
     monkeypatch.setenv("OELM_TOKENIZERS", str(tmp_path))
     assert tokenizer_files.gpt2_files()[0].parent == tmp_path / "gpt2"
     assert load_tokenizer("gpt2").hash == gpt2.hash
+    (tmp_path / "gpt2" / "special_tokens_map.json").write_text('{"eos_token": "<|endoftext|>"}')
+    assert load_tokenizer("model", model_folder=tmp_path / "gpt2").hash == gpt2.hash  # as a model's own files
 
 
 def test_a_missing_tokenizer_names_the_ways_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -343,12 +343,21 @@ def datasets() -> dict[str, Dataset]:
     return dict(_REGISTRY)
 
 
+def is_path(name: str) -> bool:
+    """Whether a dataset's name is files or a folder rather than a name of the catalogue."""
+    return name.startswith(("file:", "/", "./", "../", "~"))
+
+
 def dataset(name: str) -> Dataset:
-    """The entry of that name; a near miss is named in the error.
+    """The entry of that name, or one made from the files it names; a near miss is named in the error.
 
     >>> dataset("imdb").shape
     '2-way'
     """
+    if is_path(name):
+        from oelm.data.folders import dataset_from_path  # it reads files, which the catalogue itself does not
+
+        return dataset_from_path(name)[0]
     if name not in _REGISTRY:
         raise unknown_name("dataset", name, _REGISTRY)
     return _REGISTRY[name]

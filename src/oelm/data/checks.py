@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from oelm.data.tokenizers import Tokenizer
 
 
+_STREAM_ROWS = 10_000  # of a split, when all of it would have to come over the network
+
+
 @dataclass
 class SplitCheck:
     """What one pass over one split found."""
@@ -95,6 +98,9 @@ def check_corpus(
     batch_size: rows per batch; a train split with fewer is an error (for a classification; the windows of a
                 language model are counted once there are tokens: `check_tokens`)
     """
+    if corpus.source.streamed:
+        corpus = corpus.limit(train=_STREAM_ROWS, validation=_STREAM_ROWS, test=_STREAM_ROWS)
+        corpus.notes.append("the rest of the stream is checked while it is tokenised")
     report = CheckReport(corpus.name, corpus.origin, warnings=list(corpus.notes))
     for split in SPLITS:
         try:

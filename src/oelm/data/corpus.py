@@ -32,6 +32,7 @@ class Source(Protocol):
 
     splits: dict[str, str]
     take_first: bool
+    streamed: bool  # over a network: reading all of it takes hours
 
     @property
     def origin(self) -> str: ...

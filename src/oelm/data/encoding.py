@@ -37,6 +37,7 @@ class Progress:
     total_bytes: int
     total_rows: int
     seconds: float
+    bytes_before: int = 0  # done by an earlier process that was stopped
 
     @property
     def share(self) -> float | None:
@@ -47,11 +48,14 @@ class Progress:
 
     @property
     def megabytes_per_second(self) -> float:
-        return self.bytes / 1e6 / max(self.seconds, 1e-9)
+        return (self.bytes - self.bytes_before) / 1e6 / max(self.seconds, 1e-9)
 
     @property
     def eta_seconds(self) -> float | None:
-        return self.seconds * (1 - self.share) / self.share if self.share else None
+        if not self.share or self.bytes <= self.bytes_before:
+            return None
+        left = self.bytes * (1 - self.share) / self.share
+        return self.seconds * left / (self.bytes - self.bytes_before)
 
 
 Report = Callable[[Progress], None]
@@ -122,6 +126,7 @@ class _Job:
         self.report, self.skip = progress, skip_bad_rows
         self.rows = int(writer.state.get("rows", 0))
         self.bytes = int(writer.state.get("bytes", 0))
+        self._bytes_before = self.bytes
         self.problems = Problems()
 
     def run(self, make_chunks: Callable[[Iterable[Row]], Iterator[Any]], workers: int) -> None:
@@ -157,8 +162,18 @@ class _Job:
         if self.report is not None:
             total_bytes, total_rows = self.corpus.expected(self.split)
             seconds = time.monotonic() - self._started
-            done, tokens = self.bytes, self.writer.count("ids")
-            self.report(Progress(self.split, self.rows, done, tokens, total_bytes, total_rows, seconds))
+            self.report(
+                Progress(
+                    split=self.split,
+                    rows=self.rows,
+                    bytes=self.bytes,
+                    tokens=self.writer.count("ids"),
+                    total_bytes=total_bytes,
+                    total_rows=total_rows,
+                    seconds=seconds,
+                    bytes_before=self._bytes_before,
+                )
+            )
 
     def meta(self, identity: dict[str, str], facts: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -122,11 +122,6 @@ def read_info(folder: Path) -> dict[str, object]:
     return info if isinstance(info, dict) else {}
 
 
-def is_path(name: str) -> bool:
-    """Whether a dataset's name is files or a folder rather than a name of the catalogue."""
-    return name.startswith(("file:", "/", "./", "../", "~"))
-
-
 def dataset_from_path(name: str) -> tuple[Dataset, Found]:
     """A dataset of the user's own files, its task and classes read from them.
 

@@ -56,7 +56,7 @@ class HubSource:
         self.dataset = dataset
         self.config = variant.config or dataset.config or None
         self.splits = {**dataset.hub_splits, **variant.hub_splits}
-        self.take_first = self.stream = dataset.stream and not offline()
+        self.take_first = self.streamed = dataset.stream and not offline()
         if not offline() and not reachable():
             raise self._error("the hub cannot be reached from here")
         self.revision = None if offline() else self._revision()
@@ -67,7 +67,7 @@ class HubSource:
     @property
     def origin(self) -> str:
         place = f"{self.dataset.hub}" + (f" ({self.config})" if self.config else "")
-        how = ", streamed" if self.stream else ""
+        how = ", streamed" if self.streamed else ""
         return f"Hugging Face hub {place}@{self.revision or 'as cached'}{how}"
 
     def rows(self, split: str, problems: Problems) -> Iterator[tuple[str, int, Row]]:
@@ -104,7 +104,7 @@ class HubSource:
                     self.dataset.hub,
                     self.config,
                     split=self.splits[split],
-                    streaming=self.stream,
+                    streaming=self.streamed,
                     revision=self.revision,
                 )
             except Exception as error:  # the library raises from a dozen families; all mean: not obtainable

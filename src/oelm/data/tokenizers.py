@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -290,7 +289,6 @@ def _from_files(wanted: str, data_dir: Path | str | None) -> Tokenizer:
     from tokenizers import models
 
     folder = find_files(wanted, data_dir)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     special = special_tokens(folder)
     if (folder / "tokenizer.json").is_file():
         inner = Inner.from_file(str(folder / "tokenizer.json"))
