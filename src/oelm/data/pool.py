@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -109,13 +110,14 @@ class _Workers:
 
 
 def _serve() -> None:
-    """The child's whole life. Its input comes from the parent alone."""
+    """The child's whole life. Its input comes from the parent alone, and so does its end: not by Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     tokenizer = Tokenizer.from_json(*pickle.load(source))
     while True:
         try:
             chunk = pickle.load(source)
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             return
         try:
             answer: Any = chunk.encode(tokenizer)

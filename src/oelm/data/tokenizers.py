@@ -64,10 +64,11 @@ class Tokenizer:
         self.vocab_size: int = inner.get_vocab_size(with_added_tokens=True)
         self.dtype = np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
         self._json = inner.to_str()
-        words = word_pattern(json.loads(self._json))
+        facts = json.loads(self._json)
+        words = word_pattern(facts)
         self._words = WordCache(words, self._encode_word, self.dtype) if words else None
         self.layout = self._read_layout()
-        self.hash = self._digest()
+        self.hash = self._digest(facts)
 
     def _encode_word(self, word: str) -> list[int]:
         return self._inner.encode(word, add_special_tokens=False).ids
@@ -129,8 +130,7 @@ class Tokenizer:
             end=tuple(two.ids[second[-1] + 1 :]),
         )
 
-    def _digest(self) -> str:
-        facts = json.loads(self._json)
+    def _digest(self, facts: dict[str, Any]) -> str:
         kept = {key: facts.get(key) for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")}
         kept |= {"eos": self.eos_id, "pad": self.pad_id, "layout": repr(self.layout)}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
