@@ -189,12 +189,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "scenario.no interval": ("No scenario: {more}.", "情形不作判定：{more}。"),
     "orthogonality.better": (
-        "So orthonormal rows bring something beyond their scale.",
-        "可见正交行除尺度之外确有好处。",
+        "Here orthonormal rows did better than Gaussian ones of the same scale.",
+        "在此处，正交行优于同尺度的高斯行。",
     ),
     "orthogonality.worse": (
-        "So orthonormal rows are worse than Gaussian ones of the same scale.",
-        "可见正交行不如同尺度的高斯行。",
+        "Here orthonormal rows did worse than Gaussian ones of the same scale.",
+        "在此处，正交行不如同尺度的高斯行。",
     ),
     "orthogonality.undecided": (
         "So no effect of orthogonality beyond scale is shown.",
