@@ -2,7 +2,8 @@
 
 import os
 
-for name in [name for name in os.environ if name.startswith("OELM_") and name != "OELM_SHARED"]:
+FOR_TESTS = ("OELM_SHARED", "OELM_SCREENSHOTS")
+for name in [name for name in os.environ if name.startswith("OELM_") and name not in FOR_TESTS]:
     del os.environ[name]
 os.environ |= {
     "OMP_NUM_THREADS": "1",  # tests run side by side, and busy threads of two processes slow each other
