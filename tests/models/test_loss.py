@@ -62,3 +62,12 @@ def test_a_second_backward_is_an_error_not_a_wrong_number():
     total.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="used up"):
         total.backward()
+
+
+@pytest.mark.parametrize("wrong", [-1, 9])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_target_that_is_no_token_is_an_error_not_a_token(wrong, training):
+    hidden, weight, targets = problem(6, 9, 1.0, seed=0, ignored=0.0)
+    targets[2] = wrong
+    with torch.set_grad_enabled(training), pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        cross_entropy_sum(hidden, weight, targets)

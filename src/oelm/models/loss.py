@@ -102,7 +102,7 @@ def _softmax_and_loss(buffer: Tensor, h: Tensor, w: Tensor, targets: Tensor) -> 
     else:
         p = torch.softmax(buffer, dim=-1, dtype=torch.float32)[:, : len(w)]
     counts = targets != IGNORE
-    p_target = p.gather(1, targets.clamp(min=0)[:, None]).squeeze(1)
+    p_target = p.gather(1, _place(targets)[:, None]).squeeze(1)
     losses = -p_target.log()
     lost = counts & (p_target < 1e-30)  # underflow: rare, so those rows are done again in the log domain
     if bool(lost.any()):
@@ -111,11 +111,17 @@ def _softmax_and_loss(buffer: Tensor, h: Tensor, w: Tensor, targets: Tensor) -> 
     return p.to(h.dtype), losses[counts].sum()
 
 
+def _place(targets: Tensor) -> Tensor:
+    """Where to look: anywhere for what does not count. Any other negative target (the classic -1) stays as
+    it is and is out of bounds, as in plain cross-entropy."""
+    return targets.masked_fill(targets == IGNORE, 0)
+
+
 def _subtract_onehot(p: Tensor, targets: Tensor) -> None:
     """p - onehot(target) in place, and zero rows where the target does not count."""
     counts = targets != IGNORE
     rows = torch.arange(len(targets), device=targets.device)
-    p[rows, targets.clamp(min=0)] -= counts.to(p.dtype)
+    p[rows, _place(targets)] -= counts.to(p.dtype)
     if not bool(counts.all()):
         p[~counts] = 0
 
