@@ -81,3 +81,35 @@ def test_import_refuses_what_ours_cannot_hold(tmp_path):
         import_hf(tmp_path / "biased")
     with pytest.raises(OelmError, match="not a transformers folder"):
         import_hf(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"tie_word_embeddings": False},
+        {"layer_norm_epsilon": 1e-6},
+        {"scale_attn_weights": False},
+        {"scale_attn_by_inverse_layer_idx": True},
+    ],
+)
+def test_import_refuses_a_gpt2_that_computes_something_else(tmp_path, setting):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shape = {"vocab_size": 9, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(**shape, activation_function="gelu", **setting)).save_pretrained(tmp_path)
+    with pytest.raises(OelmError, match=f"its {next(iter(setting))} is"):
+        import_hf(tmp_path)
+
+
+def test_import_of_a_foreign_or_damaged_folder_is_a_clear_error(tmp_path):
+    from transformers import BertConfig
+
+    BertConfig().save_pretrained(tmp_path / "bert")
+    with pytest.raises(OelmError, match="holds a bert, not a GPT-2"):
+        import_hf(tmp_path / "bert")
+    for name, content in (("model.safetensors", b"nonsense"), ("config.json", b"{")):
+        folder = tmp_path / name
+        export_hf(trained(), folder)
+        (folder / name).write_bytes(content)
+        with pytest.raises(OelmError, match="not load"):
+            import_hf(folder)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from oelm.errors import OelmError
@@ -61,14 +62,11 @@ def import_hf(folder: Path | str) -> GPT:
     """Our GPT from a GPT-2 folder with the same logits; refused where ours has no place for a weight."""
     from transformers import GPT2LMHeadModel
 
-    if not (Path(folder) / "config.json").is_file():
-        raise OelmError(f"{folder} holds no config.json: not a transformers folder")
-    theirs = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32)
-    c = theirs.config
-    if c.activation_function != "gelu":
-        raise OelmError(
-            f"{folder}: its activation is '{c.activation_function}', this GPT has the exact GELU ('gelu')"
-        )
+    c = _read_gpt2_config(Path(folder))
+    try:
+        theirs = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise OelmError(f"{folder}: its weights do not load: {error}") from None
     ours = GPT(
         GPTConfig(
             vocab_size=c.vocab_size,
@@ -93,6 +91,34 @@ def import_hf(folder: Path | str) -> GPT:
         else:
             tensor.data.copy_(theirs_tensor)
     return ours
+
+
+#: GPT-2's settings that change its numbers and that ours has no counterpart of: (field, ours, in words).
+_FIXED = (
+    ("activation_function", "gelu", "this GPT has the exact GELU ('gelu')"),
+    ("tie_word_embeddings", True, "this GPT's head is its embedding"),
+    ("layer_norm_epsilon", 1e-5, "this GPT's norms have 1e-05"),
+    ("scale_attn_weights", True, "this GPT divides scores by the root of the head size"),
+    ("scale_attn_by_inverse_layer_idx", False, "this GPT scales every layer alike"),
+)
+
+
+def _read_gpt2_config(folder: Path) -> GPT2Config:
+    """The config of a GPT-2 that ours can be; without this the import would be another network's."""
+    from transformers import AutoConfig, GPT2Config
+
+    if not (folder / "config.json").is_file():
+        raise OelmError(f"{folder} holds no config.json: not a transformers folder")
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise OelmError(f"{folder}: its config.json does not load: {error}") from None
+    if not isinstance(config, GPT2Config):
+        raise OelmError(f"{folder} holds a {config.model_type}, not a GPT-2")
+    for field, ours, words in _FIXED:
+        if getattr(config, field) != ours:
+            raise OelmError(f"{folder}: its {field} is {getattr(config, field)!r}, {words}")
+    return config
 
 
 def _gpt2_state(model: GPT) -> dict[str, Tensor]:
