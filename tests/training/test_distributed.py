@@ -6,27 +6,52 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from oelm.errors import UsageError
+from oelm.methods.audit import audit
+from oelm.methods.save import load
 from oelm.training.config import Config, Machine
-from oelm.training.distributed import World, choose_device
+from oelm.training.distributed import World, choose_device, world_of
 from oelm.training.fit import fit
 from oelm.training.folder import RunFolder, config_to_yaml
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 DRIVER = """
-import json, sys, torch
+import json, os, sys, torch
+import torch.distributed as dist
 from oelm.training.config import Machine
 from oelm.training.fit import fit
 from oelm.training.folder import config_from_yaml
-torch.distributed.init_process_group("gloo")  # once for all runs
-for yaml, folder, cache, limit in json.load(open(sys.argv[1])):
-    machine = Machine(device="cpu", threads=1, cache_dir=cache, gemm_peak=False, time_limit=limit)
+from oelm.training.sharding import ShardedWorld
+
+# How FSDP sends gradients, by the name it has in this version of torch.
+sends = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+facts, place, send = {}, ShardedWorld.place, getattr(dist, sends)
+
+def noted_place(world, model):
+    place(world, model)
+    facts.update(held=sum(p.to_local().numel() for p in model.parameters()), sent=0)
+
+def noted_send(*, input, **named):
+    facts["sent"] += input.numel()
+    return send(input=input, **named)
+
+ShardedWorld.place = noted_place
+setattr(dist, sends, noted_send)
+dist.init_process_group("gloo")  # once for all runs
+for yaml, folder, cache, limit, shard in json.load(open(sys.argv[1])):
+    machine = Machine(
+        device="cpu", threads=1, cache_dir=cache, gemm_peak=False, time_limit=limit, shard=shard
+    )
     fit(config_from_yaml(yaml), folder, machine)
+    if shard:
+        with open(f"{folder}/facts-{dist.get_rank()}.json", "w") as file:
+            json.dump(facts, file)
 """
 
 
@@ -35,11 +60,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory, machine: Machine, make: Any) 
     """All runs of two processes under one torchrun, since starting it costs more than the runs."""
     root = tmp_path_factory.mktemp("two")
     configs = two_process_configs(make)
-    jobs = [(configs[name], name, limit) for name, limit in JOBS]
+    fit(configs["lm"], root / "sharded-later", replace(machine, time_limit=1e-6))
+    jobs = []
+    for name, limit in JOBS:
+        shape, shard = name.removeprefix("sharded-"), name.startswith("sharded-")
+        config = configs["lm" if shape in ("later", "before") else shape]
+        jobs.append((config_to_yaml(config), str(root / name), machine.cache_dir, limit, shard))
     (root / "driver.py").write_text(DRIVER)
-    (root / "jobs.json").write_text(
-        json.dumps([(config_to_yaml(c), str(root / n), machine.cache_dir, limit) for c, n, limit in jobs])
-    )
+    (root / "jobs.json").write_text(json.dumps(jobs))
     done = subprocess.run(
         [*TORCHRUN, "--nproc-per-node=2", str(root / "driver.py"), str(root / "jobs.json")],
         capture_output=True,
@@ -49,11 +77,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory, machine: Machine, make: Any) 
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return {name: RunFolder(root / name) for name in configs}
+    return {name: RunFolder(root / name) for name, _ in JOBS}
 
 
-# The last one is asked to stop after each of its first steps, then goes on.
-JOBS = [("lm", 0.0), ("gpt-cls", 0.0), ("whole", 0.0), ("stopped", 1e-6), ("stopped", 1e-6), ("stopped", 0.0)]
+# Those with a time limit are asked to stop after their first step, then go on.
+STOPPED = [("stopped", 1e-6), ("stopped", 1e-6), ("stopped", 0.0)]
+JOBS = [
+    *[("lm", 0.0), ("gpt-cls", 0.0), ("whole", 0.0), *STOPPED],
+    *[("sharded-lm", 0.0), ("sharded-bert", 0.0), ("sharded-whole", 0.0)],
+    *[(f"sharded-{name}", limit) for name, limit in STOPPED],
+    *[("sharded-later", 0.0), ("sharded-before", 1e-6)],  # begun by one process, to be ended by one
+]
 
 
 def two_process_configs(make: Any) -> dict[str, Config]:
@@ -64,6 +98,7 @@ def two_process_configs(make: Any) -> dict[str, Config]:
     return {
         "lm": make("lm", "oelm-gradual", **even, budget=budget),
         "gpt-cls": make("gpt-cls", "oelm-gradual", **even, budget=budget),
+        "bert": make("bert", "oelm-freeze", **even, budget=budget),
         "whole": dropped,
         "stopped": dropped,
     }
@@ -73,27 +108,58 @@ def losses(folder: RunFolder, kind: str) -> list[float]:
     return [row["loss"] for row in folder.metrics(kind)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", ["lm", "gpt-cls"])
-def test_two_processes_give_the_losses_of_one(tmp_path, machine, make, runs, shape):
-    assert fit(two_process_configs(make)[shape], tmp_path, machine).state == "finished"
-    one, two = RunFolder(tmp_path), runs[shape]
+def must_agree(two: RunFolder, one: RunFolder) -> None:
     assert two.status().state == "finished"
     for kind in ("train", "validation"):
         assert losses(two, kind) == pytest.approx(losses(one, kind), rel=1e-4)
     assert two.results()["test"]["loss"] == pytest.approx(one.results()["test"]["loss"], rel=1e-4)
     assert two.results()["test"]["n"] == one.results()["test"]["n"]
+    assert two.results()["parameters"] == one.results()["parameters"]
     assert two.freeze_audit()["end"]["ok"]
     assert [row["step"] for row in two.metrics("train")] == list(range(1, 9))  # one writer
 
 
 @pytest.mark.slow
-def test_two_processes_stop_together_and_resume_exactly(runs):
-    stopped, whole = runs["stopped"], runs["whole"]
+@pytest.mark.parametrize("name", ["lm", "gpt-cls", "sharded-lm", "sharded-bert", "sharded-later"])
+def test_two_processes_give_the_losses_of_one(tmp_path, machine, make, runs, name):
+    shape = {"sharded-later": "lm"}.get(name, name.removeprefix("sharded-"))
+    assert fit(two_process_configs(make)[shape], tmp_path, machine).state == "finished"
+    must_agree(runs[name], RunFolder(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["", "sharded-"])
+def test_two_processes_stop_together_and_resume_exactly(runs, kind):
+    stopped, whole = runs[f"{kind}stopped"], runs[f"{kind}whole"]
     assert stopped.status().state == "finished"
     assert stopped.status().resumes == 2
     for name in ("metrics.jsonl", "results.json", "latest.pt"):
         assert (stopped.path / name).read_bytes() == (whole.path / name).read_bytes(), name
+
+
+@pytest.mark.slow
+def test_one_process_goes_on_with_what_two_divided(tmp_path, machine, make, runs):
+    config = two_process_configs(make)["lm"]
+    before = runs["sharded-before"]
+    assert before.status().state == "interrupted"
+    assert fit(config, before.path, machine).state == "finished"
+    assert fit(config, tmp_path, machine).state == "finished"
+    must_agree(before, RunFolder(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_divided_network_is_held_in_halves_and_saved_whole(runs):
+    run = runs["sharded-whole"]
+    counts = run.results()["parameters"]
+    assert counts["frozen"] > 0
+    for rank in range(2):
+        facts = json.loads((run.path / f"facts-{rank}.json").read_text())
+        assert facts["held"] / counts["total"] == pytest.approx(0.5, abs=0.01)
+        assert facts["sent"] == 8 * counts["trainable"]  # 8 steps: nothing of what is frozen
+    best = load(run.best)
+    assert type(best).__name__ == "GPT"
+    assert sum(p.numel() for p in best.parameters()) == counts["total"]
+    assert audit(best).ok
 
 
 def test_one_process_alone_is_the_identity():
@@ -102,8 +168,20 @@ def test_one_process_alone_is_the_identity():
         assert world.sum([1.5, 2.0]) == [1.5, 2.0]
         assert world.gather("x") == ["x"]
         assert world.share(3) == [0, 1, 2]
+        assert list(world.deal("ab")) == [("a", True), ("b", True)]
         module = torch.nn.Linear(2, 2)
         assert world.wrap(module) is module
+
+
+def test_one_process_divides_nothing():
+    with pytest.raises(UsageError, match="this run has only one"):
+        world_of(Machine(device="cpu", shard=True))
+
+
+def test_the_last_round_is_filled_up(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert list(World("cpu").deal("abcde")) == [("b", True), ("d", True), ("e", False)]
 
 
 def test_devices_that_are_not_there():

@@ -89,6 +89,11 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
         help="also log to tensorboard, wandb or trackio",
     )
     group.add_argument("--skip-bad-rows", action="store_true", help="leave broken rows out and count them")
+    group.add_argument(
+        "--shard",
+        action="store_true",
+        help="divide network and optimizer between the GPUs of a run (FSDP), when one cannot hold them",
+    )
 
 
 def machine_from(args: argparse.Namespace, time_limit: float = 0.0) -> Machine:
@@ -100,6 +105,7 @@ def machine_from(args: argparse.Namespace, time_limit: float = 0.0) -> Machine:
         time_limit=time_limit,
         trackers=tuple(args.track),
         skip_bad_rows=args.skip_bad_rows,
+        shard=args.shard,
     )
 
 

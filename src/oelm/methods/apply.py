@@ -105,7 +105,7 @@ class Applied:
         for projection in qk_projections(self.model):
             for window in (projection.weight, projection.bias):
                 if window is not None:
-                    yield window.view().numel(), window.parameter.requires_grad
+                    yield window.size, window.parameter.requires_grad
         for name in self._record.extras:
             parameter = self.model.get_parameter(name)
             yield parameter.numel(), parameter.requires_grad

@@ -9,6 +9,14 @@ import torch
 from torch import Tensor, nn
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that is divided between processes (FSDP): every one of them must ask for it.
+
+    Any other tensor is whole already."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
 @dataclass(frozen=True)
 class Layout:
     """Rows of a fused weight: `groups` repeats of one piece per part, `sizes` rows of each part in all.
@@ -54,9 +62,27 @@ class Window:
     def parameter(self) -> nn.Parameter:
         return getattr(self.owner, self.attribute)
 
+    @property
+    def rows(self) -> int:
+        """Output features of this part; known without looking at any number."""
+        if self.layout is None:
+            return self.parameter.shape[-1 if self.transposed else 0]
+        return self.layout.sizes[self.layout.roles.index(self.role)]
+
+    @property
+    def size(self) -> int:
+        all_rows = self.parameter.shape[-1 if self.transposed else 0]
+        return self.parameter.numel() // all_rows * self.rows
+
     def view(self) -> Tensor:
         """(groups, rows per group, ...) of the live parameter, writable."""
-        tensor = self.parameter.detach()
+        return self._cut(self.parameter.detach())
+
+    def values(self) -> Tensor:
+        """The same to look at only, also where processes hold a part of the parameter each."""
+        return self._cut(whole(self.parameter.detach()))
+
+    def _cut(self, tensor: Tensor) -> Tensor:
         tensor = tensor.t() if self.transposed else tensor
         if self.layout is None:
             return tensor[None]

@@ -45,7 +45,7 @@ class Projection:
 
     def heads(self) -> Tensor:
         """The weights as (num_heads, head_dim, d_in), detached."""
-        return self.weight.view().reshape(self.num_heads, self.head_dim, -1)
+        return self.weight.values().reshape(self.num_heads, self.head_dim, -1)
 
     @property
     def fused(self) -> bool:
@@ -203,13 +203,13 @@ def _read(
                 bias = None if fused.bias is None else Window(fused, "bias", False, layout, role)
                 weight = Window(fused, "weight", transposed, layout, role)
                 found.append((role, f"{spec.fused}.{role}", weight, bias))
-    sizes = {role: weight.view().flatten(0, 1).shape[0] for role, _, weight, _ in found}
+    sizes = {role: weight.rows for role, _, weight, _ in found}
     head_dim = _head_dim(model, name, module, spec, sizes["q"])
     return [
         Projection(
             name=f"{name}.{child}" if name else child,
             role=role,
-            num_heads=_divide(f"{name}.{child}", weight.view().flatten(0, 1).shape[0], head_dim),
+            num_heads=_divide(f"{name}.{child}", weight.rows, head_dim),
             head_dim=head_dim,
             place=place,
             attention=module,

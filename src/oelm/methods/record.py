@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from oelm.errors import OelmError
+from oelm.methods.layout import whole
 from oelm.methods.method import Method
 from oelm.methods.readers import unwrap
 
@@ -50,7 +51,8 @@ class TensorRecord:
 
     def heads(self, tensor: Tensor) -> Tensor:
         """A weight as (num_heads, head_dim, d_in), detached."""
-        rows = tensor.detach().t() if self.transposed else tensor.detach()
+        full = whole(tensor.detach())
+        rows = full.t() if self.transposed else full
         return rows.unflatten(0, (self.num_heads, self.head_dim))
 
 
@@ -95,7 +97,7 @@ def required_record(model: nn.Module, wish: str) -> Record:
 
 def sha256(tensor: Tensor) -> str:
     """Of the bytes, shape and dtype: what "bit-equal" means here."""
-    data = tensor.detach().cpu().contiguous()
+    data = whole(tensor.detach()).cpu().contiguous()
     digest = hashlib.sha256(f"{data.dtype}{tuple(data.shape)}".encode())
     digest.update(data.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

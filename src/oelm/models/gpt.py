@@ -152,6 +152,7 @@ class GPT(nn.Module):
     """One trunk, two heads. `forward` gives the hidden states; `loss`, `logits` and `classify` the heads."""
 
     rotation: Tensor | None
+    ways_in = ("loss", "logits", "classify")  # called from outside like `forward`, and never by each other
 
     def __init__(self, config: GPTConfig, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -176,6 +177,9 @@ class GPT(nn.Module):
 
     def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
         """ids (B, T) -> hidden states (B, T, d). `lengths` (B,) marks right padding."""
+        return self._hidden(ids, lengths)
+
+    def _hidden(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
         return self._trunk(self.tokens(ids), lengths)
 
     def _trunk(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -208,13 +212,13 @@ class GPT(nn.Module):
     def logits(self, ids: Tensor) -> Tensor:
         """ids (B, T) -> next-token logits (B, T, V)."""
         self._must_be("a language model", classes=False)
-        return F.linear(self(ids), self.tokens.weight)
+        return F.linear(self._hidden(ids), self.tokens.weight)
 
     def classify(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """ids (B, T) right-padded, lengths (B,) -> (B, classes) from each row's last valid token."""
         self._must_be("a classifier", classes=True)
         assert self.head is not None
-        hidden = self(ids, lengths)
+        hidden = self._hidden(ids, lengths)
         last = hidden[torch.arange(len(ids), device=ids.device), lengths - 1]  # (B, d)
         return self.head(last)
 

@@ -6,13 +6,13 @@ Cheap (a few sequences) and deterministic, so the rows may stand in metrics.json
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from oelm.methods.readers import qk_projections
-from oelm.models.gpt import GPT, Attention, rotate
+from oelm.models.gpt import GPT, Attention, Block, rotate
 
 MAX_ROWS = 4
 MAX_TOKENS = 256
@@ -36,11 +36,16 @@ def attention_statistics(
     if "lengths" in tensors:
         lengths = tensors["lengths"][:MAX_ROWS].clamp(max=ids.shape[1]).to(device)
     seen: dict[str, Tensor] = {}
-    attentions = [block.attn for block in model.blocks]
+    attentions = [cast(Block, block).attn for block in model.blocks]
     hooks = [
         getattr(attn, part).register_forward_hook(_keep(seen, f"{layer}{part}"))
         for layer, attn in enumerate(attentions)
         for part in "qk"
+    ]
+    hooks += [
+        attn.register_forward_hook(_keep_bias(seen, f"{layer}bias"))
+        for layer, attn in enumerate(attentions)
+        if attn.relative_bias is not None
     ]
     was_training = model.training
     model.eval()
@@ -54,7 +59,7 @@ def attention_statistics(
     rows = []
     for layer, attn in enumerate(attentions):
         q, k = (seen[f"{layer}{part}"] for part in "qk")
-        row = _layer(model, attn, q, k, lengths)  # type: ignore[arg-type]
+        row = _layer(model, attn, q, k, seen.get(f"{layer}bias"), lengths)
         rows.append({"layer": layer, **row, **orthogonality.get(layer, {})})
     return rows
 
@@ -77,7 +82,16 @@ def _keep(seen: dict[str, Tensor], name: str) -> Any:
     return hook
 
 
-def _layer(model: GPT, attn: Attention, q: Tensor, k: Tensor, lengths: Tensor | None) -> dict[str, Any]:
+def _keep_bias(seen: dict[str, Tensor], name: str) -> Any:
+    def hook(attn: Attention, inputs: tuple[Tensor, ...], _output: Any) -> None:
+        seen[name] = attn._bias(inputs[0].shape[1], None).float()
+
+    return hook
+
+
+def _layer(
+    model: GPT, attn: Attention, q: Tensor, k: Tensor, bias: Tensor | None, lengths: Tensor | None
+) -> dict[str, Any]:
     B, T, _ = q.shape
     q, k = (x.view(B, T, attn.num_heads, -1) for x in (q, k))  # (B, T, nh, hs)
     if model.rotation is not None:
@@ -91,8 +105,8 @@ def _layer(model: GPT, attn: Attention, q: Tensor, k: Tensor, lengths: Tensor | 
     if lengths is not None:
         counted = position[None, :] < lengths[:, None]
         visible &= counted[:, None, None, :]
-    if attn.relative_bias is not None:
-        scores = scores + attn._bias(T, None).masked_fill(~visible, 0.0)
+    if bias is not None:
+        scores = scores + bias.masked_fill(~visible, 0.0)
     shown = scores[(visible & counted[:, None, :, None]).expand_as(scores)]
     p = scores.masked_fill(~visible, float("-inf")).softmax(-1)
     entropy = -(p * p.clamp(min=1e-30).log()).sum(-1)  # (B, nh, T)

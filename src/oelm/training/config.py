@@ -124,4 +124,5 @@ class Machine:
     time_limit: float = 0.0  # seconds after which the run checkpoints and asks to be continued; 0 = none
     trackers: tuple[str, ...] = ()  # of tensorboard, wandb, trackio
     skip_bad_rows: bool = False
+    shard: bool = False  # divide network and optimizer between the processes of a run (FSDP)
     gemm_peak: bool = True  # measure the machine's matrix products at the end, a third of a second

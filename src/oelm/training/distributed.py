@@ -1,7 +1,8 @@
 """One run over many processes (torchrun): the same global batch, one writer.
 
 Every process plans every batch and takes its share of the rows, so nothing about the data has to be sent.
-Only gradients of what trains are averaged: DistributedDataParallel does not know frozen tensors.
+Every process holds the whole network here (DistributedDataParallel), a part of it in sharding.py. Only
+gradients of what trains are averaged: frozen tensors have none, and neither way knows them.
 Without torchrun there is one process, and every call here is the identity.
 """
 
@@ -10,15 +11,20 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from oelm.errors import UsageError
+from oelm.training.config import Machine
+
+T = TypeVar("T")
+TensorsByName = dict[str, dict[str, Tensor]]  # of each parameter: its optimizer state
 
 
 class World:
@@ -77,6 +83,18 @@ class World:
         """Whether the rows of `share` count, or only fill the place of a process left without any."""
         return self.rank < rows
 
+    def deal(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
+        """This process' items, each with whether it counts: the last round is filled up with its first one,
+        since the processes of a divided network only compute together."""
+        items = iter(items)
+        while dealt := list(islice(items, self.size)):
+            counts = self.rank < len(dealt)
+            yield dealt[self.rank if counts else 0], counts
+
+    def place(self, model: nn.Module) -> None:
+        """Bring a network to where it trains, before anything refers to its parameters."""
+        model.to(self.device)
+
     def wrap(self, module: nn.Module) -> nn.Module:
         """The module whose backward pass averages gradients over processes. Made anew when tensors thaw."""
         if self.size == 1:
@@ -90,11 +108,37 @@ class World:
             return module.no_sync()
         return contextlib.nullcontext()
 
-    def same_weights(self, model: nn.Module) -> None:
-        """Give every process the first one's weights."""
+    def undivided(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """Around what `main` alone does with the whole network, such as saving it."""
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def rewriting(self, model: nn.Module) -> Iterator[None]:
+        """Around what `main` alone writes into the whole network; then every process gets its weights."""
+        yield
         if self.size > 1:
-            for tensor in model.state_dict().values():
-                dist.broadcast(tensor, 0)
+            for tensor in (*model.parameters(), *model.buffers()):
+                dist.broadcast(tensor.detach(), 0)
+
+    def whole(self, state: TensorsByName) -> TensorsByName:
+        """Optimizer state as one process would hold it, on `main`; every process must ask."""
+        return state
+
+    def own(self, state: TensorsByName, parameters: Mapping[str, Tensor]) -> TensorsByName:
+        """The reverse of `whole`: what this process keeps of it."""
+        return state
+
+    def __str__(self) -> str:
+        return f"{self.size} processes" if self.size > 1 else "one process"
+
+
+def world_of(machine: Machine) -> World:
+    """The processes as the machine wants them to work together."""
+    if not machine.shard:
+        return World(machine.device)
+    from oelm.training.sharding import ShardedWorld  # FSDP takes a second to import, which few runs need
+
+    return ShardedWorld(machine.device)
 
 
 def choose_device(wish: str, local_rank: int = 0) -> torch.device:

@@ -21,7 +21,7 @@ from oelm.training.attention import attention_statistics
 from oelm.training.checkpoint import is_disk_full
 from oelm.training.config import Config, Machine
 from oelm.training.determinism import deterministic
-from oelm.training.distributed import World
+from oelm.training.distributed import world_of
 from oelm.training.folder import EXIT_CODES, RunFolder, State
 from oelm.training.memory import is_out_of_memory
 from oelm.training.optimizer import clip_gradients, set_rate
@@ -54,7 +54,7 @@ def fit(config: Config, folder: Path | str, machine: Machine = Machine()) -> Out
     """
     place = RunFolder(folder)
     with (
-        World(machine.device) as world,
+        world_of(machine) as world,
         StopRequest(machine.time_limit) as stop,
         deterministic(world.device),
     ):

@@ -232,6 +232,9 @@ class Run:
     def save(self) -> None:
         """latest.pt: everything an exact resume needs."""
         rng = self.world.gather(random_state(self.world.device))
+        moments = self.world.whole(optimizer_state(self.model, self.optimizer))
+        with self.world.undivided(self.model):
+            weights = self.model.state_dict() if self.world.main else {}
         p = self.progress
         if self.metrics is not None:
             state = {
@@ -239,8 +242,8 @@ class Run:
                 "config_hash": config_hash(self.config),
                 "progress": dataclasses.asdict(p),
                 "metrics_bytes": self.metrics.sync(),
-                "model": self.model.state_dict(),
-                "optimizer": optimizer_state(self.model, self.optimizer),
+                "model": weights,
+                "optimizer": moments,
                 "scaler": self.scaler.state_dict(),
                 "rng": rng,
                 "precision": self.precision.dtype,
@@ -256,10 +259,13 @@ class Run:
         if state["config_hash"] != config_hash(self.config):
             raise OelmError(f"{self.folder.latest} belongs to another config than {self.folder.config_file}")
         self.progress = Progress(**state["progress"])
-        self.model.load_state_dict(state["model"])
+        with self.world.rewriting(self.model):
+            if self.world.main:
+                self.model.load_state_dict(state["model"])
         # As of the last whole step: what changes at the next one is told by that step, again.
         self.applied.step(max(0, self.progress.step - 1), self.total_steps)
-        load_optimizer_state(self.model, self.optimizer, state["optimizer"])
+        moments = self.world.own(state["optimizer"], dict(self.model.named_parameters()))
+        load_optimizer_state(self.model, self.optimizer, moments)
         self.scaler.load_state_dict(state["scaler"])
         rng = state["rng"]
         if len(rng) == self.world.size:
@@ -278,8 +284,11 @@ class Run:
 
     def save_best(self) -> None:
         """best/: a folder that stands alone, swapped in as a whole."""
-        if not self.world.main:
-            return
+        with self.world.undivided(self.model):
+            if self.world.main:
+                self._write_best()
+
+    def _write_best(self) -> None:
         fresh, old = (self.folder.path / name for name in (".best.new", ".best.old"))
         shutil.rmtree(fresh, ignore_errors=True)
         try:
@@ -297,15 +306,18 @@ class Run:
 
     def load_best(self) -> None:
         """The weights of best/ into the network, on every process."""
-        if self.world.main:
-            state: dict[str, torch.Tensor] = {}
-            for path in sorted(self.folder.best.glob("*.safetensors")):  # weights, and a method's extras
-                state.update(load_file(path))
-            # Tied weights are stored once, so keys may be missing; a key without a place is an error.
-            unexpected = self.model.load_state_dict(state, strict=False).unexpected_keys
-            if unexpected:
-                raise OelmError(f"{self.folder.best} does not fit this run's network: {unexpected[:3]}")
-        self.world.same_weights(self.model)
+        with self.world.rewriting(self.model):
+            if self.world.main:
+                self._read_best()
+
+    def _read_best(self) -> None:
+        state: dict[str, torch.Tensor] = {}
+        for path in sorted(self.folder.best.glob("*.safetensors")):  # weights, and a method's extras
+            state.update(load_file(path))
+        # Tied weights are stored once, so keys may be missing; a key without a place is an error.
+        unexpected = self.model.load_state_dict(state, strict=False).unexpected_keys
+        if unexpected:
+            raise OelmError(f"{self.folder.best} does not fit this run's network: {unexpected[:3]}")
 
 
 def recover_best(folder: RunFolder) -> None:

@@ -46,8 +46,8 @@ def set_up(config: Config, machine: Machine, folder: RunFolder, world: World, st
     journal.line(f"precision: {precision.dtype} ({precision.reason})")
     prepared = _prepare(config, machine, folder, world, stop, status, journal)
 
-    prepared.model.to(world.device).train()
-    applied = apply(prepared.model, config.method, seed=config.seed)
+    applied = apply(prepared.model.train(), config.method, seed=config.seed)
+    world.place(prepared.model)
     optimizer = build_optimizer(prepared.model, config.optim)
     plan = disk_plan(prepared.model, optimizer)
     journal.line(str(applied))
@@ -124,11 +124,10 @@ def _begin(folder: RunFolder, world: World) -> Status:
 
 
 def _opening(config: Config, world: World, status: Status) -> list[str]:
-    processes = f", {world.size} processes" if world.size > 1 else ""
     threads = torch.get_num_threads()
     return [
         f"{config.study} {config.id}, scale {config.scale}, seed {config.seed}, method {config.method.name}",
-        f"attempt {status.attempt} on {status.host}: {world.device}, {threads} threads{processes}",
+        f"attempt {status.attempt} on {status.host}: {world.device}, {threads} threads, {world}",
     ]
 
 

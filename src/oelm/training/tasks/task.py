@@ -125,12 +125,12 @@ def evaluate(
     was_training = model.training
     model.eval()
     try:
-        for index, batch in enumerate(task.eval_batches(split, rows)):
-            if index % world.size != world.rank:
-                continue
+        for batch, counts in world.deal(task.eval_batches(split, rows)):
             tensors = {name: tensor.to(world.device) for name, tensor in batch.tensors.items()}
             with precision.autocast():
                 total, predicted = task.score(model, tensors)
+            if not counts:
+                continue
             loss += float(total)
             weight += batch.weight
             if predicted is not None:
