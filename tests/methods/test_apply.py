@@ -336,6 +336,24 @@ def test_what_the_user_froze_before_stays_frozen():
     assert oelm.audit(model).ok
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gpt-neox", "torch-encoder"])
+def test_splitting_a_fused_tensor_keeps_what_trained_beside_what_did_not(family):
+    """Only biases train (BitFit), or only matrices: V's part of a fused pair stays as the user left it."""
+    for trained in ("bias", "weight"):
+        model = build(family)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.endswith(trained))
+        oelm.apply(model, "oelm-freeze")
+        qk = {
+            id(window.parameter)
+            for p in oelm.qk_projections(model)
+            for window in (p.weight, p.bias)
+            if window is not None
+        }
+        rest = {n: p.requires_grad for n, p in model.named_parameters() if id(p) not in qk}
+        assert rest == {name: name.endswith(trained) for name in rest}
+
+
 def test_an_applied_model_can_be_copied_and_pickled():
     for family in ("gpt2", "torch-encoder"):
         model = build(family)

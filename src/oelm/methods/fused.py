@@ -24,9 +24,11 @@ class SplitProjection(nn.Module):
         weight, bias = fused.weight, fused.bias
         assert isinstance(weight, Tensor)
         columns = weight if transposed else weight.t()  # (d_in, rows)
-        biases = layout.split(bias) if isinstance(bias, Tensor) else [None] * len(layout.roles)
-        for role, part, part_bias in zip(layout.roles, layout.split(columns.detach()), biases, strict=True):
-            self.add_module(role, _linear(part.t(), part_bias, weight.requires_grad))
+        for role, part in zip(layout.roles, layout.split(columns.detach()), strict=True):
+            self.add_module(role, _linear(_own(part.t(), like=weight)))
+        if isinstance(bias, Tensor):
+            for role, part in zip(layout.roles, layout.split(bias.detach()), strict=True):
+                getattr(self, role).bias = _own(part, like=bias)
         self.train(fused.training)
         self.register_state_dict_post_hook(_join_keys)
         self.register_load_state_dict_pre_hook(_split_keys)
@@ -46,17 +48,16 @@ class SplitProjection(nn.Module):
         return None if parts[0] is None else self.layout.join(parts)
 
 
-def _linear(weight: Tensor, bias: Tensor | None, trains: bool) -> nn.Linear:
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    linear.weight = _own(weight, trains)
-    if bias is not None:
-        linear.bias = _own(bias, trains)
+def _linear(weight: nn.Parameter) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = weight
     return linear
 
 
-def _own(part: Tensor, trains: bool) -> nn.Parameter:
+def _own(part: Tensor, *, like: Tensor) -> nn.Parameter:
     """A parameter with memory of its own; a part of a tensor that a user had frozen stays frozen."""
-    return nn.Parameter(part.detach().clone(memory_format=torch.contiguous_format), requires_grad=trains)
+    own = part.detach().clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(own, requires_grad=like.requires_grad)
 
 
 def _join_keys(module: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: Any) -> None:
@@ -115,24 +116,21 @@ _PARTS = ("q", "k", "v")
 def split_multihead(attention: nn.MultiheadAttention) -> None:
     """Turn a torch attention into its split form, in place (others hold references to it)."""
     packed = attention._qkv_same_embed_dim
-    weights = (
-        attention.in_proj_weight.detach().chunk(3)
-        if packed
-        else [getattr(attention, f"{part}_proj_weight").detach() for part in _PARTS]
-    )
-    trains = (attention.in_proj_weight if packed else attention.q_proj_weight).requires_grad
+    if packed:
+        fused = attention.in_proj_weight
+        weights = [_own(weight, like=fused) for weight in fused.chunk(3)]
+    else:
+        weights = [getattr(attention, f"{part}_proj_weight") for part in _PARTS]
     bias = attention.in_proj_bias
-    biases = [None] * 3 if bias is None else bias.detach().chunk(3)
+    biases = [None] * 3 if bias is None else [_own(part, like=bias) for part in bias.chunk(3)]
     for name in ("in_proj_weight", "in_proj_bias", *(f"{part}_proj_weight" for part in _PARTS)):
         attention._parameters.pop(name, None)
     attention.__dict__.pop("_qkv_same_embed_dim", None)
     attention.__class__ = SplitMultiheadAttention
     attention._was_packed = packed
     for part, weight, part_bias in zip(_PARTS, weights, biases, strict=True):
-        attention.register_parameter(f"{part}_proj_weight", _own(weight, trains))
-        attention.register_parameter(
-            f"{part}_proj_bias", None if part_bias is None else _own(part_bias, trains)
-        )
+        attention.register_parameter(f"{part}_proj_weight", weight)
+        attention.register_parameter(f"{part}_proj_bias", part_bias)
     attention.register_state_dict_post_hook(_join_multihead_keys)
     attention.register_load_state_dict_pre_hook(_split_multihead_keys)
 
