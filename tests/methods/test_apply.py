@@ -129,6 +129,31 @@ def test_a_tied_projection_is_not_frozen_by_accident():
         oelm.apply(model, "oelm-freeze")
 
 
+def test_weights_that_cannot_be_set_or_frozen_are_refused():
+    with torch.device("meta"):
+        model = build("bert")
+    assert oelm.apply(model, "baseline").frozen == 0  # counting needs no weights
+    with torch.device("meta"), pytest.raises(OelmError, match="meta device"):
+        oelm.apply(build("bert"), "oelm-freeze")
+    normed = build("llama")
+    nn.utils.parametrizations.weight_norm(normed.model.layers[1].self_attn.k_proj)
+    with pytest.raises(OelmError, match=r"layers\.1\.self_attn\.k_proj: its weight is computed"):
+        oelm.apply(normed, "oelm-freeze")
+
+
+@pytest.mark.parametrize("name", ["oelm-pretrained", "oelm-pretrained-polar"])
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_rows_that_no_start_follows_from_are_named_before_anything_changes(family, name):
+    model = build(family)
+    last = oelm.qk_projections(model)[-1]
+    last.weight.view().zero_()
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    with pytest.raises(OelmError, match=rf"{last.name}: .*dependent"):
+        oelm.apply(model, name)
+    assert {n: p.requires_grad for n, p in model.named_parameters()} == dict.fromkeys(before, True)
+    assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
+
+
 def test_extras_are_refused_where_they_make_no_sense():
     for family, name, word in [
         ("bert", "oelm-conv", "causal"),

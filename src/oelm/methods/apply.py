@@ -15,6 +15,7 @@ from oelm.methods.checks import (
     check_head_sizes,
     check_seed,
     check_ties,
+    check_weights,
     warn_if_trained_weights_are_discarded,
 )
 from oelm.methods.ffn import ffn_matrices
@@ -53,6 +54,7 @@ def apply(model: nn.Module, method: str | Method, *, seed: int = 0) -> Applied:
     matrices = ffn_matrices(model) if "ffn" in chosen.parts else []
     check_depth(chosen, projections)
     check_head_sizes(chosen, projections)
+    check_weights(chosen, projections, matrices)
     check_ties(model, chosen, projections, matrices)
     check_extras(chosen, projections)
     warn_if_trained_weights_are_discarded(model, chosen, projections)

@@ -8,6 +8,7 @@ from torch import nn
 
 from oelm.errors import OelmError, UsageError
 from oelm.methods.ffn import FeedForward
+from oelm.methods.install import start_of
 from oelm.methods.method import Method
 from oelm.methods.readers import Projection
 from oelm.methods.registry import PRETRAINED_DEFAULT
@@ -25,6 +26,30 @@ def check_depth(chosen: Method, projections: list[Projection]) -> None:
             f"method '{chosen.name}' leaves the last {chosen.layers} layers trained, but this model has only "
             f"{depth}: it would freeze nothing. Use fewer layers, e.g. dataclasses.replace(method, layers=1)"
         )
+
+
+def check_weights(chosen: Method, projections: list[Projection], matrices: list[FeedForward]) -> None:
+    """Tensors that cannot be set or frozen, and weights from which no start follows, before any is changed:
+    an error at the last layer must not leave the first ones rewritten."""
+    if chosen.touches_nothing:
+        return
+    targets: list[Projection | FeedForward] = [p for p in projections if p.role in chosen.parts]
+    for target in [*targets, *matrices]:
+        weight = target.weight.parameter
+        if not isinstance(weight, nn.Parameter):
+            raise OelmError(
+                f"{target.name}: its weight is computed from other tensors (a parametrization such as weight "
+                f"norm), so it can be neither set nor frozen. Remove that first"
+            )
+        if weight.is_meta:
+            raise OelmError(f"{target.name} is on the meta device: load or draw the weights, then apply")
+        if chosen.init != "keep" and not weight.is_floating_point():
+            raise OelmError(f"{target.name} holds {weight.dtype}, not numbers to start from: apply, then quantise")
+        if chosen.init in ("qr", "polar"):
+            try:
+                start_of(chosen, 0, target)
+            except OelmError as error:
+                raise OelmError(f"{target.name}: {error}") from None
 
 
 def check_head_sizes(chosen: Method, projections: list[Projection]) -> None:

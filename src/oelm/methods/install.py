@@ -67,7 +67,8 @@ def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
                 module._modules[child] = new
 
 
-def _start(chosen: Method, seed: int, target: Projection | FeedForward) -> None:
+def start_of(chosen: Method, seed: int, target: Projection | FeedForward) -> torch.Tensor:
+    """What the method makes of a target's weights; changes nothing."""
     generator = orthogonal.stream(seed, target.name) if chosen.draws else None
     init = chosen.init
     if isinstance(target, Projection):
@@ -76,10 +77,12 @@ def _start(chosen: Method, seed: int, target: Projection | FeedForward) -> None:
         before = target.weight.view()  # (1, rows, d_in): one head
         init = "global" if init == "headwise" else init
     if init in ("qr", "polar") and before.shape[-2] > before.shape[-1]:
-        new = orthogonal.start(init, chosen.gain, before.mT, generator).mT
-    else:
-        new = orthogonal.start(init, chosen.gain, before, generator)
-    target.weight.write(new)
+        return orthogonal.start(init, chosen.gain, before.mT, generator).mT
+    return orthogonal.start(init, chosen.gain, before, generator)
+
+
+def _start(chosen: Method, seed: int, target: Projection | FeedForward) -> None:
+    target.weight.write(start_of(chosen, seed, target))
     if chosen.draws and target.bias is not None:
         target.bias.view().zero_()
 
