@@ -74,6 +74,8 @@ def test_a_typo_gets_the_nearest_name():
         ({"freeze": "most"}, "freeze"),
         ({"parts": ("q", "v")}, "part"),
         ({"parts": ("q", "q")}, "twice"),
+        ({"parts": None}, "list of names"),
+        ({"parts": "qk"}, "list of names"),
         ({"gain": 0.0, "init": "headwise"}, "gain"),
         ({"gain": True, "init": "headwise"}, "gain"),
         ({"gain": 2.0}, "keep"),
@@ -99,6 +101,9 @@ def test_a_field_that_is_wrong_or_would_do_nothing_is_refused(fields, word):
 def test_unknown_fields_of_a_stored_method_get_the_nearest_name():
     with pytest.raises(UsageError, match="did you mean 'lowrank'"):
         Method.from_dict({"name": "mine", "low_rank": 4})
+    for wrong in (None, {}, ["name"], "oelm-freeze"):
+        with pytest.raises(UsageError, match="mapping of fields with a name"):
+            Method.from_dict(wrong)
 
 
 def test_registering_a_method_of_ones_own():

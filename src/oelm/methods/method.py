@@ -117,7 +117,8 @@ class Method:
 
     def __post_init__(self) -> None:
         # YAML and JSON know lists only; a method read back must equal the one written.
-        object.__setattr__(self, "parts", tuple(self.parts))
+        if isinstance(self.parts, list):
+            object.__setattr__(self, "parts", tuple(self.parts))
         if isinstance(self.gain, int) and not isinstance(self.gain, bool):
             object.__setattr__(self, "gain", float(self.gain))
         _check_choices(self)
@@ -153,6 +154,8 @@ class Method:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Method:
         """The inverse of `to_dict`; an unknown field is an error with the nearest valid name."""
+        if not isinstance(fields, dict) or "name" not in fields:
+            raise UsageError(f"a method is a mapping of fields with a name, got {fields!r}")
         valid = [f.name for f in dataclasses.fields(cls)]
         for key in fields:
             if key not in valid:
@@ -166,6 +169,8 @@ def _check_choices(m: Method) -> None:
     for name, kind in (("init", Init), ("freeze", Freeze), ("schedule", Schedule)):
         if getattr(m, name) not in get_args(kind):
             raise unknown_name(f"{name} of method '{m.name}':", str(getattr(m, name)), get_args(kind))
+    if not isinstance(m.parts, tuple):
+        raise UsageError(f"method '{m.name}': parts must be a list of names, got {m.parts!r}")
     for part in m.parts:
         if part not in get_args(Part):
             raise unknown_name(f"part of method '{m.name}':", str(part), get_args(Part))
