@@ -186,3 +186,16 @@ def test_a_pilot_that_fails_its_audit_stops_the_rest(start_oelm: Start, root: Pa
     assert process.returncode == 1, output
     assert "freeze audit does not hold" in output
     assert {run.id for run in scan(root)} == {"GOOD-1", "UNSOUND-1"}
+
+
+def test_a_folder_with_a_broken_status_does_not_end_the_others(start_oelm: Start, root: Path) -> None:
+    process = start_oelm("GOOD-1", STUB_STEP_SECONDS="0")
+    process.communicate()
+    (status,) = root.rglob("status.json")
+    status.write_text("{")
+    process = start_oelm("GOOD-1", "GOOD-2", "--slots", "1", "--retries", "0", STUB_STEP_SECONDS="0")
+    output = process.communicate()[0]
+    assert process.returncode == 1, output
+    assert {run.id: run.state for run in scan(root)} == {"GOOD-1": "broken", "GOOD-2": "finished"}
+    assert "not JSON" in output
+    assert "Traceback" not in output

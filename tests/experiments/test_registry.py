@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from oelm.atomic import write_json
+from oelm.cli.main import main
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch import prepare
@@ -74,12 +75,30 @@ def test_another_hosts_run_is_believed_by_its_heartbeat(tmp_path: Path) -> None:
     assert state(tmp_path)[0] == "dead"
 
 
-def test_a_broken_status_is_shown_not_raised(tmp_path: Path) -> None:
-    folder = make(tmp_path)
-    (folder / "status.json").write_text("{")
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "expected a JSON object"),
+        (b"\xff\xfe", "decode"),
+        (b'{"state": "finshed"}', "finshed"),
+        (b'{"state": "finished", "step": "ten"}', "step is 'ten'"),
+        (b'{"state": "finished", "loss": "low"}', "loss is 'low'"),
+        (b'{"state": "finished", "metric": {"name": "ppl"}}', "metric"),
+        (None, "directory"),
+    ],
+)
+def test_a_broken_status_is_shown_not_raised(tmp_path: Path, content: bytes | None, said: str) -> None:
+    file = make(tmp_path) / "status.json"
+    if content is None:
+        file.mkdir()
+    else:
+        file.write_bytes(content)
     found, reason = state(tmp_path)
     assert found == "broken"
-    assert "status.json" in reason
+    assert said in reason
+    assert main(["status", "--runs", str(tmp_path)]) == 0
+    assert main(["monitor", "--once", "--runs", str(tmp_path)]) == 0
 
 
 def test_trials_are_found_apart_from_the_runs(tmp_path: Path) -> None:
@@ -94,9 +113,16 @@ def test_strangers_in_the_runs_folder_are_passed_over(tmp_path: Path) -> None:
     make(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / ".slurm" / "1").mkdir(parents=True)
-    (tmp_path / "paper" / "GPT-01" / "scale=smoke" / "seed=x").mkdir()
+    (tmp_path / "paper" / "GPT-01" / "scale=smoke" / "old").mkdir()
     assert len(scan(tmp_path)) == 1
     assert scan(tmp_path / "nowhere") == []
+
+
+def test_a_seed_that_is_no_number_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "paper" / "GPT-01" / "scale=smoke" / "seed=x").mkdir(parents=True)
+    found, reason = state(tmp_path)
+    assert found == "broken"
+    assert "'x' is no seed" in reason
 
 
 def test_only_the_tail_of_a_long_log_is_read(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from oelm.cli.output import seconds_text
 from oelm.experiments.launch import Events, Job
+from oelm.experiments.registry import state_of
 from oelm.training.folder import RunFolder
 
 _PLAIN_SECONDS = 30.0
@@ -91,7 +92,7 @@ def _rows(jobs: Sequence[Job]) -> Iterator[tuple[str, str, str, str, str]]:
     for job in jobs:
         if job.state != "running":
             continue
-        status = RunFolder(job.folder).status()
+        _, status, _ = state_of(job.folder)
         if status is None or not status.total_steps:
             yield job.name, job.slot, "preparing", "-", "-"
             continue

@@ -127,9 +127,8 @@ class LocalLauncher:
 
     def _settled(self, job: Job) -> bool:
         """Whether an earlier launch already brought the run to its end."""
-        state, _, note = state_of(job.folder)
+        state, status, note = state_of(job.folder)
         if state == "finished" or (state == "diverged" and not self.again):
-            status = RunFolder(job.folder).status()
             job.reason = note or (status.reason if status else "")
             self._change(job, state)
             return True
@@ -187,8 +186,8 @@ class LocalLauncher:
             yield active.job
 
     def _judge(self, job: Job, code: int) -> None:
-        status = RunFolder(job.folder).status()
-        job.reason = status.reason if status else ""
+        _, status, note = state_of(job.folder)  # never raises: one broken folder must not end the others
+        job.reason = status.reason if status else note
         if code == EXIT_FINISHED:
             return self._change(job, "finished")
         if code == EXIT_DIVERGED:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.experiments.lock import is_held, read_holder
-from oelm.training.folder import RunFolder, Status
+from oelm.training.folder import RunFolder, State, Status
 
 STALL_SECONDS = 300.0  # without a heartbeat for this long a living process is taken to hang
 
@@ -91,16 +91,16 @@ def scan(root: Path | str, *, trials: bool = True) -> list[Run]:
                     for rate in _folders(os.path.join(scale.path, "tune"), "lr="):
                         for place in _folders(rate.path, "seed="):
                             found.append(_look(place, study.name, experiment.name, scale.name, rate.name[3:]))
-    return [run for run in found if run is not None]
+    return found
 
 
-def _look(place: os.DirEntry[str], study: str, id: str, scale: str, trial: str = "") -> Run | None:
-    digits = place.name.removeprefix("seed=")
-    if not digits.isdigit():
-        return None
-    path = Path(place.path)
+def _look(place: os.DirEntry[str], study: str, id: str, scale: str, trial: str = "") -> Run:
+    digits, path = place.name.removeprefix("seed="), Path(place.path)
+    scale = scale.removeprefix("scale=")
+    if not digits.isdecimal():
+        return Run(path, study, id, scale, -1, "broken", None, trial, f"'{digits}' is no seed: {path}")
     state, status, note = state_of(path)
-    return Run(path, study, id, scale.removeprefix("scale="), int(digits), state, status, trial, note)
+    return Run(path, study, id, scale, int(digits), state, status, trial, note)
 
 
 def state_of(path: Path) -> tuple[str, Status | None, str]:
@@ -109,8 +109,11 @@ def state_of(path: Path) -> tuple[str, Status | None, str]:
     folder = RunFolder(path)
     try:
         status = folder.status()
-    except (OelmError, TypeError, ValueError) as error:
-        return "broken", None, str(error)
+        problem = _unsound(status) if status is not None else ""
+    except (OelmError, OSError, ValueError) as error:
+        status, problem = None, str(error)
+    if problem:
+        return "broken", None, problem
     if status is None:
         if is_held(path):
             return "running", None, "starting"
@@ -122,6 +125,24 @@ def state_of(path: Path) -> tuple[str, Status | None, str]:
     if status.age > STALL_SECONDS:
         return "stalled", status, f"no heartbeat for {status.age / 60:.0f} min"
     return "running", status, ""
+
+
+def _unsound(status: Status) -> str:
+    """What no version of the trainer would have written; "" when all is as it should be."""
+    if status.state not in get_args(State):
+        return f"status.json has the unknown state {status.state!r}"
+    numbers = ("step", "total_steps", "heartbeat", "started", "pid")
+    wrong = [name for name in numbers if not isinstance(getattr(status, name), int | float)]
+    wrong += [n for n in ("loss", "steps_per_second", "eta_seconds") if not _number_or_none(status, n)]
+    metric = status.metric
+    if metric is not None and not (isinstance(metric, dict) and {"name", "value"} <= metric.keys()):
+        wrong.append("metric")
+    return f"status.json: {wrong[0]} is {getattr(status, wrong[0])!r}" if wrong else ""
+
+
+def _number_or_none(status: Status, name: str) -> bool:
+    value = getattr(status, name)
+    return value is None or isinstance(value, int | float)
 
 
 def _lives(path: Path, status: Status) -> bool:
@@ -156,8 +177,10 @@ def find_run(root: Path | str, name: str, *, scale: str = "", seed: int | None =
         return path
     runs = scan(root, trials=False)
     same = [r for r in runs if r.id.lower() == name.lower()]
+    if not runs:
+        raise UsageError(f"there is no run '{name}': {root} holds none (`oelm train {name}` makes one)")
     if not same:
-        raise unknown_name("run", name, sorted({r.id for r in runs}) or ["(there are none)"])
+        raise unknown_name("run", name, sorted({r.id for r in runs}))
     fitting = [r for r in same if (not scale or r.scale == scale) and (seed is None or r.seed == seed)]
     if len(fitting) != 1:
         listed = "\n".join(f"  {r.path}" for r in (fitting or same))
