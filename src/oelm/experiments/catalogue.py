@@ -121,6 +121,4 @@ def _load_own() -> None:
 def _add(entry: Experiment) -> None:
     if entry.id in _registered:
         raise UsageError(f"the experiment '{entry.id}' is registered already; give yours another ID")
-    if not entry.id or any(c in entry.id for c in "/\\= ") or entry.id.startswith("."):
-        raise UsageError(f"'{entry.id}' cannot be an experiment ID: it names a folder")
     _registered[entry.id] = entry

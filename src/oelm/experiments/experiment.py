@@ -45,6 +45,12 @@ class Reported:
         return f"{'PPL' if self.metric == 'ppl' else 'accuracy'} {self.value:g}{unit}"
 
 
+def require_folder_name(name: str, what: str) -> None:
+    """IDs and studies name folders below the runs folder, one level each."""
+    if not name or name.startswith(".") or any(c in name for c in "/\\= ") or not name.isprintable():
+        raise UsageError(f"'{name}' cannot be {what}: it names a folder (no spaces, slashes, = or first dot)")
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A question with an ID. The sections hold the full-scale settings; `mini` and `smoke` follow from
@@ -75,6 +81,10 @@ class Experiment:
     notes: tuple[str, ...] = ()
     mini: Mapping[str, Any] = field(default_factory=dict)
     smoke: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_folder_name(self.id, "an experiment ID")
+        require_folder_name(self.study, "a study's name")
 
     @property
     def kind(self) -> str:

@@ -41,7 +41,8 @@ def _devices(gpus: str) -> list[str]:
     if gpus == "auto":
         return _visible_gpus()
     devices = [part.strip() for part in gpus.split(",") if part.strip()]
-    if not devices or len(set(devices)) != len(devices):
+    named = all(d.isdecimal() or d.startswith(("GPU-", "MIG-")) for d in devices)  # as CUDA names them
+    if not devices or not named or len(set(devices)) != len(devices):
         raise UsageError(f"--gpus takes device numbers such as 0,1 (each once), not '{gpus}'")
     return devices
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from oelm.errors import OelmError
-from oelm.experiments.experiment import DEFAULT_SEED, Experiment, stand_ins
+from oelm.experiments.experiment import DEFAULT_SEED, Experiment, require_folder_name, stand_ins
 from oelm.experiments.fairness import Difference, check_arms
 from oelm.experiments.launch import Job, prepare
 from oelm.experiments.overrides import override_from_words
@@ -46,6 +46,10 @@ class Request:
     grid: tuple[float, ...] = ()  # () = the experiment's
     trial_seeds: tuple[int, ...] = TRIAL_SEEDS
     data_dir: str = ""
+
+    def __post_init__(self) -> None:
+        if self.study:
+            require_folder_name(self.study, "a study's name (--as)")
 
     def arms(self) -> list[Arm]:
         return [self._arm(e, scale) for scale in self.scales for e in self.experiments]
@@ -133,8 +137,9 @@ def _pilot(
     arms: Sequence[Arm], root: Path | str, launcher: Launcher, result: Result, say: Callable[[str], None]
 ) -> bool:
     """The first arm and its baseline, one seed each; the rest only when both pass the gate."""
-    by_id = {arm.experiment.id: arm for arm in arms}
-    pair = next(((by_id[a.experiment.baseline], a) for a in arms if a.experiment.baseline in by_id), None)
+    place = {(arm.experiment.id, arm.runs[0].scale): arm for arm in arms}
+    partners = ((place.get((a.experiment.baseline, a.runs[0].scale)), a) for a in arms)
+    pair = next(((baseline, arm) for baseline, arm in partners if baseline is not None), None)
     chosen = [(arm.trials or arm.runs)[0] for arm in (pair or arms[:1])]
     say(f"pilot: {' and '.join(c.id for c in chosen)}")
     jobs = launcher.launch(prepare(chosen, root))
