@@ -12,6 +12,8 @@ import pytest
 
 from oelm.cli import main as main_module
 from oelm.cli.main import COMMANDS, main
+from oelm.experiments.catalogue import experiment
+from oelm.experiments.launch import prepare
 
 INSTALLED = [
     name for name in COMMANDS if (Path(main_module.__file__).parent / f"{COMMANDS[name][0]}.py").exists()
@@ -67,8 +69,13 @@ def test_a_command_whose_module_is_missing_is_an_error_not_a_crash(
         (["run", "GPT-01", "--on", "slrum"], "did you mean 'slurm'"),
         (["run", "GPT-01", "--gpus", "0,0"], "--gpus"),
         (["run", "GPT-01", "--scal", "smoke"], "did you mean '--scale'"),
-        (["status", "--state", "runing"], "runing"),
-        (["generate", "NOPE", "--prompt", "x", "--runs", "nowhere"], "unknown run"),
+        (["status", "--state", "runing"], "did you mean 'running'"),
+        (["data", "prepar", "stories"], "did you mean 'prepare'"),
+        (["data", "check", "stories", "--source", "buitlin"], "did you mean 'builtin'"),
+        (["run", "GPT-01", "--gpus", "x,y"], "--gpus"),
+        (["run", "GPT-01", "--as", "../elsewhere", "--dry-run"], "cannot be a study's name"),
+        (["train", "GPT-01", "--scale", "smoke", "--as", "a/b"], "cannot be a study's name"),
+        (["generate", "NOPE", "--prompt", "x", "--runs", "nowhere"], "nowhere holds none"),
         (["archive", "merge", "nowhere.tar.gz"], "there is no archive"),
         (["archive"], "required"),
         (["--verion"], "did you mean '--version'"),
@@ -91,6 +98,37 @@ def test_a_typo_gets_the_nearest_name_and_exit_code_2(
     assert hint in error
     assert "Traceback" not in error
     assert list(tmp_path.iterdir()) == []  # a mistake leaves nothing behind
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["report", "--runs", "runs", "-o", "."], "directory"),
+        (["report", "--runs", "runs", "-o", "file/report.html"], "file"),
+        (["archive", "pack", "nowhere/results.tar.gz", "--runs", "runs"], "No such file or directory"),
+        (["export", "GPT-01", "--runs", "runs", "-o", "file"], "file is there already"),
+        (["analyze", "--runs", "file"], "there is no runs folder file"),
+        (["analyze", "--runs", "empty"], "no runs in empty yet"),
+        (["report", "--runs", "empty"], "no runs in empty yet"),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_said_without_a_traceback(
+    words: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    (job,) = prepare([experiment("GPT-01").at("smoke", 0)], "runs")
+    (job.folder / "best").mkdir()
+    assert main(words) in (1, 2)
+    error = capsys.readouterr().err
+    assert error.startswith("oelm: ")
+    assert said in error
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_user_error_in_a_real_process_shows_no_traceback() -> None:

@@ -34,7 +34,8 @@ class LoadWarning:
     what: Message
 
     def text(self, lang: str = "en") -> str:
-        return f"{self.path}: {self.what.text(lang)}"
+        """On one line, whatever a parser had to say."""
+        return " ".join(f"{self.path}: {self.what.text(lang)}".split())
 
     def __str__(self) -> str:
         return self.text()

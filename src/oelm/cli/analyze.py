@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from oelm.cli.options import add_catalogue, add_json, add_runs, command_parser, load_own
 from oelm.cli.output import print_json, print_table
+from oelm.errors import OelmError
 
 if TYPE_CHECKING:
     from oelm.analysis.analyze import Analysis
@@ -76,7 +77,12 @@ def load_analysis(args: argparse.Namespace, studies: Iterable[str] = ()) -> Anal
     from oelm.analysis.analyze import analyze
 
     load_own(args)
-    return analyze(Path(args.runs), studies, Path(args.benchmarks))
+    analysis = analyze(Path(args.runs), studies, Path(args.benchmarks))
+    if not (analysis.loaded.runs or analysis.loaded.trials or analysis.warnings):
+        raise OelmError(
+            f"no runs in {args.runs} yet; `oelm demo` or `oelm train` make some (--runs names another)"
+        )
+    return analysis
 
 
 def print_warnings(analysis: Analysis) -> None:

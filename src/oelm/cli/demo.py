@@ -12,6 +12,7 @@ from typing import Any
 
 from oelm.cli.analyze import BENCHMARKS, print_blocks, print_warnings
 from oelm.cli.options import add_machine, command_parser, machine_from
+from oelm.cli.output import output_file
 from oelm.errors import unknown_name
 from oelm.experiments.catalogue import select
 from oelm.experiments.launch import Events, Job, LocalLauncher, exit_code
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     string("report.title", args.lang)  # an unknown language is said before minutes of work
     if args.scale not in SCALES:
         raise unknown_name("scale", args.scale, SCALES)
+    output = output_file(args.output or str(Path(args.runs) / "report.html"))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the demo's text is installed or built in; no hub is asked
     started = time.monotonic()
     request = Request(
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     launcher = LocalLauncher(slots, machine_from(args), events=progress.events())
     with progress:
         result = carry_out(request, args.runs, launcher, say=progress.say)
-    path = _tell(args)
+    path = _tell(args, output)
     if launcher.stopped or any(not job.ended for job in result.jobs):
         print("Not everything has ended; `oelm demo` goes on where it stopped.")
     print(f"{time.monotonic() - started:.0f} s. The report:")
@@ -87,7 +89,7 @@ def _introduce(args: argparse.Namespace, total: int) -> None:
     print(f"{total} runs in {args.runs}/.\n", flush=True)
 
 
-def _tell(args: argparse.Namespace) -> Path:
+def _tell(args: argparse.Namespace, output: Path) -> Path:
     """The verdict in words, then the report on disk."""
     from oelm.analysis import findings
     from oelm.analysis.analyze import analyze
@@ -102,7 +104,6 @@ def _tell(args: argparse.Namespace) -> Path:
         print(f"- {caveat}")
     print_warnings(analysis)
     print()
-    output = Path(args.output or Path(args.runs) / "report.html")
     command = ["oelm", "report", STUDY, "--runs", args.runs, "-o", str(output)]
     return write_html(analysis, output, lang=args.lang, command=shlex.join([*command, "--lang", args.lang]))
 

@@ -51,6 +51,11 @@ class Parser(argparse.ArgumentParser):
         options["allow_abbrev"] = False  # an abbreviation that works today may mean another flag tomorrow
         super().__init__(**options)  # type: ignore[arg-type]
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            kind = action.metavar if isinstance(action.metavar, str) else action.dest
+            raise unknown_name(kind.lower(), str(value), map(str, action.choices))
+
     def error(self, message: str) -> NoReturn:
         raise SystemExit(_fail(f"{message}\n(`{self.prog} --help` shows the usage)", 2))
 
@@ -84,6 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `oelm list | head`: the reader has gone, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is None:  # not about a file that someone named
+            raise
+        return _fail(f"{error.filename}: {error.strerror}", 1)
 
 
 def _dispatch(words: list[str]) -> int:

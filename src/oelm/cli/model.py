@@ -95,8 +95,8 @@ def _export(args: argparse.Namespace, folder: RunFolder) -> int:
     if args.to not in FORMATS:
         raise unknown_name("export format", args.to, FORMATS)
     target = Path(args.output or Path("exports") / folder.config().id)
-    if target.exists() and any(target.iterdir()):
-        raise UsageError(f"{target} is not empty; name another folder with -o")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} is there already; name a new or empty folder with -o")
     from oelm.data.tokenizers import Tokenizer
     from oelm.methods.save import load
     from oelm.models.gpt import GPT

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
+
+from oelm.errors import UsageError
 
 
 def print_json(value: Any) -> None:
@@ -22,6 +25,14 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], indent: st
             for text, width, flush_right in zip(row, widths, right, strict=True)
         )
         print(f"{indent}{line}".rstrip())
+
+
+def output_file(text: str) -> Path:
+    """A path to write a file to; said to be impossible before the work is done, not after."""
+    path = Path(text)
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory; name the file to write")
+    return path
 
 
 def bytes_text(count: float) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from oelm.cli.analyze import add_benchmarks, load_analysis, print_warnings
 from oelm.cli.options import add_catalogue, add_runs, command_parser
+from oelm.cli.output import output_file
 
 
 def add_parser(subparsers: Any) -> None:
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     from oelm.analysis.strings import string
 
     string("report.title", args.lang)  # an unknown language is said before minutes of work
+    html = output_file(args.output or "report.html")
+    markdown = output_file(args.markdown) if args.markdown else None
     if args.claims:
         _write_claims(args)
         if not (args.output or args.markdown):
@@ -48,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     command = command_line(args)
     made = []
     if args.output or not args.markdown:
-        made.append(write_html(analysis, Path(args.output or "report.html"), lang=args.lang, command=command))
-    if args.markdown:
-        made.append(write_markdown(analysis, Path(args.markdown), lang=args.lang, command=command))
+        made.append(write_html(analysis, html, lang=args.lang, command=command))
+    if markdown:
+        made.append(write_markdown(analysis, markdown, lang=args.lang, command=command))
     print_warnings(analysis)
     for path in made:
         print(path)
@@ -63,7 +66,7 @@ def _write_claims(args: argparse.Namespace) -> None:
     from oelm.atomic import write_text
 
     analysis = load_analysis(args, args.studies) if Path(args.runs).is_dir() else None
-    write_text(args.claims, claims_page(analysis, command_line(args)))
+    write_text(output_file(args.claims), claims_page(analysis, command_line(args)))
     print(args.claims)
 
 

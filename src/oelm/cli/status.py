@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any
 
 from oelm.cli.options import add_json, add_runs, command_parser
@@ -37,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
         print_json([r.to_dict() for r in runs])
         return 0
     if not runs:
-        print(f"no runs in {args.runs}")
+        there = Path(args.runs).is_dir()
+        print(f"no runs in {args.runs}" if there else f"no runs: there is no folder {args.runs} (--runs)")
         return 0
     print_table(HEADER, [cells(r) for r in runs])
     print(f"\n{summary(runs)}")

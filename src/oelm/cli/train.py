@@ -99,7 +99,8 @@ def _tell(folder: RunFolder, as_json: bool) -> None:
     status, results = folder.status(), folder.results()
     state = status.state if status else "not started"
     if as_json:
-        print_json({"folder": str(folder.path), "state": state, "results": results})
+        reason = status.reason if status else ""
+        print_json({"folder": str(folder.path), "state": state, "reason": reason, "results": results})
         return
     reason = f": {status.reason}" if status and status.reason else ""
     print(f"{state}{reason}")

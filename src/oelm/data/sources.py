@@ -24,7 +24,7 @@ from oelm.data.folders import Found, dataset_folder, dataset_from_path, find_fil
 from oelm.data.problems import Problems
 from oelm.data.readers import TEXT_EXTENSIONS, Row, articles, file_sha256, read_rows, text_lines
 from oelm.data.store import cache_root
-from oelm.errors import OelmError, UsageError
+from oelm.errors import OelmError, UsageError, unknown_name
 
 SourceName = Literal["auto", "local", "hub", "builtin"]
 SOURCES: tuple[SourceName, ...] = ("auto", "local", "hub", "builtin")
@@ -46,7 +46,7 @@ def open_corpus(
     data_dir: a folder with one sub-folder per dataset; default OELM_DATA_DIR
     """
     if source not in SOURCES:
-        raise UsageError(f"source '{source}' is not one of {', '.join(SOURCES)}")
+        raise unknown_name("source", source, SOURCES)
     cache = cache_root(cache_dir)
     if is_path(name):
         if source in ("hub", "builtin"):

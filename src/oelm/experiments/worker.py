@@ -43,7 +43,6 @@ def work(path: Path | str, machine: Machine, processes: int = 1) -> int:
         except OelmError as error:
             _note_failure(folder, str(error))
             note_attempt(folder.path, error.exit_code, str(error))
-            print(f"oelm: {error}", file=sys.stderr)
             return error.exit_code
         except Exception as error:
             traceback.print_exc()
@@ -123,10 +122,14 @@ def main(argv: list[str] | None = None) -> int:
     if args.rank:
         return _fit(RunFolder(args.folder), machine)
     try:
-        return work(args.folder, machine, args.processes)
+        code = work(args.folder, machine, args.processes)
     except OelmError as error:
         print(f"oelm: {error}", file=sys.stderr)
         return error.exit_code
+    status = RunFolder(args.folder).status()
+    if code != EXIT_FINISHED and status is not None:
+        print(f"oelm: {status.state}: {status.reason}", file=sys.stderr)  # for console.log
+    return code
 
 
 if __name__ == "__main__":
