@@ -76,6 +76,28 @@ def test_partly_understood_is_an_error_not_a_half_freeze():
         oelm.qk_projections(holder)
 
 
+@pytest.mark.parametrize("fused", ["in_proj_qkv", "in_proj_qkvz", "kv_b_proj", "qkv"])
+def test_a_hybrid_models_other_queries_and_keys_are_not_overlooked(fused):
+    """A linear attention whose class does not say so, beside attentions that are understood."""
+
+    class Mixer(Odd):
+        pass
+
+    understood = Odd(names=("q", "k", "v"))
+    understood.num_heads = 2
+    with pytest.raises(OelmError, match=fused):
+        oelm.qk_projections(nn.ModuleList([understood, Mixer(names=(fused, "out_proj"))]))
+
+
+def test_a_gate_in_the_query_projection_is_not_frozen_with_it():
+    from transformers import Qwen3NextConfig
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention
+
+    small = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    with pytest.raises(OelmError, match="64 query rows are not 4 heads of 8"):
+        oelm.apply(Qwen3NextAttention(Qwen3NextConfig(**small), layer_idx=3), "oelm-freeze")
+
+
 def test_deberta_v1_is_refused_because_its_fused_layout_is_its_own():
     from transformers import DebertaConfig, DebertaModel
 

@@ -44,7 +44,7 @@ def check_weights(chosen: Method, projections: list[Projection], matrices: list[
         if weight.is_meta:
             raise OelmError(f"{target.name} is on the meta device: load or draw the weights, then apply")
         if chosen.init != "keep" and not weight.is_floating_point():
-            raise OelmError(f"{target.name} holds {weight.dtype}, not numbers to start from: apply, then quantise")
+            raise OelmError(f"{target.name} holds {weight.dtype}, which is quantised: apply, then quantise")
         if chosen.init in ("qr", "polar"):
             try:
                 start_of(chosen, 0, target)

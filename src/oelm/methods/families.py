@@ -60,6 +60,10 @@ KEY_NAMES = frozenset(way.format(word) for way in _WAYS for word in ("k", "key")
 #: Parts of names that make a matrix of an attention module suspect of holding Q or K.
 SUSPECTS = frozenset({"q", "k", "qk", "kv", "qkv", "query", "key", "wq", "wk", "wqkv", "keys", "queries"})
 
+#: Parts of names that say so wherever they stand: no other layer is called after several of q, k and v.
+#: A linear attention beside the full ones of a hybrid model (in_proj_qkv, in_proj_qkvz) has Q/K as well.
+FUSED_WORDS = frozenset({"qk", "kv", "qkv", "qkvz", "wqkv", "wkv"})
+
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_query_heads")
 HEAD_DIM = (
     "head_dim",

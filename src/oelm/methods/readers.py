@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from oelm.errors import OelmError
 from oelm.methods.families import (
+    FUSED_WORDS,
     HEAD_DIM,
     HEADS,
     KEY_NAMES,
@@ -122,11 +123,10 @@ def _refuse_the_half_understood(model: nn.Module, understood: set[str]) -> None:
         if not is_matrix(module) or name in covered:
             continue
         own = name.rpartition(".")[2].lower()
+        words = set(re.split(r"[_\d]+", own))
         around = _attention_around(model, name)
-        odd = around is not None and (
-            not _related(around, understood) or bool(set(re.split(r"[_\d]+", own)) & SUSPECTS)
-        )
-        if odd or own in QUERY_NAMES or own in KEY_NAMES:
+        odd = around is not None and (not _related(around, understood) or bool(words & SUSPECTS))
+        if odd or words & FUSED_WORDS or own in QUERY_NAMES or own in KEY_NAMES:
             suspects.append((name, module))
     if suspects:
         raise OelmError(
@@ -286,6 +286,12 @@ def _head_dim(model: nn.Module, name: str, module: nn.Module, spec: AttentionSpe
     heads = _number(model, module, spec.num_heads, HEADS)
     head_dim = _number(model, module, spec.head_dim, HEAD_DIM)
     if heads is not None and heads * (head_dim or 0) != q_rows:
+        used = next((size for n in HEAD_DIM if isinstance(size := getattr(module, n, None), int)), None)
+        if used is not None:
+            raise OelmError(
+                f"{name} ({type(module).__name__}): {q_rows} query rows are not {heads} heads of {used}, so "
+                f"they hold something beside the queries, such as a gate, which must not be frozen with them"
+            )
         # Some configs name a head size that the module does not use; the number of heads decides.
         return _divide(name, q_rows, heads)
     if head_dim is None:
