@@ -224,3 +224,21 @@ def test_doctor_takes_a_real_step_and_names_what_is_wrong(
     assert "-1" in text
     assert "train.jsonl" in text
     assert "what to do" in text
+
+
+def test_dividing_a_run_needs_processes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["run", "GPT-02", "--scale", "smoke", "--runs", str(tmp_path), "--shard"]) == 2
+    assert "--gpus-per-run" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_train_under_torchrun_divides_the_network(tmp_path: Path, cache: None) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words = ["train", "GPT-02", "--scale", "smoke", "--runs", str(tmp_path), "--shard", "--device", "cpu"]
+    command = [*torchrun, "-m", "oelm.cli.main", *words, "--set", "budget.steps=4"]
+    for _ in range(2):  # the second time there is nothing left to do
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("finished") == 1
+    (folder,) = (RunFolder(path.parent) for path in tmp_path.rglob("results.json"))
+    assert "2 processes with a part of the network each" in folder.log_file.read_text()

@@ -178,6 +178,12 @@ def test_one_process_divides_nothing():
         world_of(Machine(device="cpu", shard=True))
 
 
+def test_a_divided_network_is_not_compiled(tmp_path, machine, make, monkeypatch):
+    monkeypatch.setattr("oelm.training.fit.world_of", lambda machine: World(machine.device))
+    with pytest.raises(UsageError, match="compile=false"):
+        fit(replace(make(), compile=True), tmp_path, replace(machine, shard=True))
+
+
 def test_the_last_round_is_filled_up(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")

@@ -20,7 +20,7 @@ from oelm.cli.options import (
     machine_from,
 )
 from oelm.cli.output import print_json, print_table
-from oelm.errors import OelmError, unknown_name
+from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.experiments.experiment import DEFAULT_SEED
 from oelm.experiments.launch import RETRIES, Events, LocalLauncher, exit_code
 from oelm.experiments.scales import SCALES
@@ -89,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
             raise unknown_name("scale", scale, SCALES)
     if args.on not in ("local", "slurm"):
         raise unknown_name("place to run on", args.on, ("local", "slurm"))
+    if args.shard and args.gpus_per_run < 2:
+        raise UsageError("--shard divides a run between GPUs: add --gpus-per-run with 2 or more")
     request = Request(
         experiments=chosen_experiments(args),
         scales=tuple(args.scale),

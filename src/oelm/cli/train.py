@@ -25,6 +25,7 @@ from oelm.experiments.experiment import DEFAULT_SEED, stand_ins
 from oelm.experiments.launch import prepare
 from oelm.experiments.study import Request
 from oelm.experiments.tuning import choose, tuned
+from oelm.experiments.worker import is_first, work
 from oelm.training.config import Config
 from oelm.training.folder import RunFolder
 
@@ -64,16 +65,15 @@ def run(args: argparse.Namespace) -> int:
         data_dir=args.data_dir,
     )
     config = request.config(e, args.scale, args.seed)
-    config = _with_tuned_rate(request, config, Path(args.runs), quiet=args.json)
+    config = _with_tuned_rate(request, config, Path(args.runs), quiet=args.json or not is_first())
     (job,) = prepare([config], args.runs)
-    if not args.json:
+    if is_first() and not args.json:
         print(f"{job.name} ({config.scale}) in {job.folder}")
         for note in stand_ins(config):
             print(f"note: {note}")
-    from oelm.experiments.worker import work
-
     code = work(job.folder, machine)
-    _tell(RunFolder(job.folder), as_json=args.json)
+    if is_first():
+        _tell(RunFolder(job.folder), as_json=args.json)
     return code
 
 

@@ -7,6 +7,7 @@ all there is to know. Exit codes are those of `training.folder`, and 77 when ano
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -34,7 +35,8 @@ COMMAND = "OELM_COMMAND"  # environment: what a person typed to get this run, fo
 def work(path: Path | str, machine: Machine, processes: int = 1) -> int:
     """Bring the run in `path` to its end, or as far as it gets; the exit code says which."""
     folder = RunFolder(path)
-    with RunLock(folder.path):
+    # Under a torchrun of the user's own, the first process holds the lock for all of them.
+    with RunLock(folder.path) if is_first() else contextlib.nullcontext():
         status = folder.status()
         if status is not None and status.state == "finished":
             return EXIT_FINISHED
@@ -77,8 +79,15 @@ def _torchrun(folder: RunFolder, machine: Machine, processes: int) -> int:
     return EXIT_CODES.get(status.state, code or EXIT_FAILED)
 
 
+def is_first() -> bool:
+    """Whether this process speaks for its run: alone, or the first of torchrun's."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def note_attempt(path: Path, code: int, reason: str) -> None:
-    """One line per process that worked on the run: how it ended and why. Never rewritten."""
+    """One line per attempt at the run: how it ended and why. Never rewritten."""
+    if not is_first():
+        return
     record = {
         "time": time.time(),
         "host": socket.gethostname(),

@@ -13,7 +13,7 @@ import torch
 
 from oelm.atomic import write_json
 from oelm.data.encoding import Progress as EncodingProgress
-from oelm.errors import OelmError
+from oelm.errors import OelmError, UsageError
 from oelm.methods.apply import apply
 from oelm.training.checkpoint import load_newest, remove_strays
 from oelm.training.config import Config, Machine
@@ -34,6 +34,8 @@ from oelm.training.trackers import open_trackers
 
 def set_up(config: Config, machine: Machine, folder: RunFolder, world: World, stop: StopRequest) -> Run:
     """A run ready for its next step, which is the first one or the one after its checkpoint."""
+    if machine.shard and config.compile:
+        raise UsageError("a network that is divided between processes cannot be compiled: compile=false")
     if machine.threads:
         torch.set_num_threads(machine.threads)
     status = _begin(folder, world)
