@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 import oelm
 from oelm.errors import OelmError
+from oelm.methods.save import save_metadata
 
 
 def moved(family, name, position=(5, 10)):
@@ -129,7 +130,9 @@ def test_a_foreign_or_damaged_folder_is_a_clear_error(tmp_path):
     oelm.save(moved("own-gpt", "oelm-plus"), good)
 
     config = json.loads((good / "config.json").read_text())
-    wider = json.dumps({**config, "ff": config["ff"] * 2})
+
+    def reshape(**fields):
+        return lambda folder: (folder / "config.json").write_text(json.dumps({**config, **fields}))
 
     def damaged(name, change):
         folder = tmp_path / name
@@ -153,8 +156,22 @@ def test_a_foreign_or_damaged_folder_is_a_clear_error(tmp_path):
         ("noclass", edit(**{"class": "oelm.models.gpt:gpt_config"}), "no model class"),
         ("other", edit(tensors=[]), "another architecture"),
         ("weights", lambda f: (f / "model.safetensors").unlink(), "missing"),
-        ("dtype", edit(dtype="load"), "no sense"),
-        ("width", lambda f: (f / "config.json").write_text(wider), "another shape"),
+        ("dtype", edit(dtype="load"), "field dtype makes no sense"),
+        ("position", edit(progress=7), "field progress makes no sense"),
+        ("text", edit(progress="0.5"), "field progress makes no sense"),
+        ("seed", edit(seed=None), "field seed makes no sense"),
+        ("kind", edit(kind="anything"), "field kind makes no sense"),
+        ("names", edit(tensors=[{"name": [], "sha256": ""}]), "field tensors makes no sense"),
+        ("frozen", edit(frozen_before=["no.such.tensor"]), "has no no.such.tensor"),
+        ("method", edit(method={"init": "keep"}), "damaged: a method is a mapping"),
+        ("typo", edit(method={"name": "x", "init": "headwize"}), "damaged: unknown init"),
+        ("block", edit(**{"class": "oelm.models.gpt:Block"}), "no model class"),
+        ("swap", edit(kind="transformers"), "no model class"),
+        ("heads", reshape(heads=config["heads"] // 2), "was saved with"),
+        ("shape", reshape(width="32"), "config.json"),
+        ("field", reshape(new=1), "config.json"),
+        ("nojson", lambda f: (f / "config.json").write_text("{"), "config.json"),
+        ("width", reshape(ff=config["ff"] * 2), "another shape"),
         ("extras", lambda f: (f / "oelm_extras.safetensors").write_bytes(b"nonsense"), "damaged"),
     ]
     for name, change, word in cases:
@@ -180,11 +197,41 @@ def test_what_could_not_be_loaded_is_not_saved(compact, tmp_path):
     assert not (tmp_path / "half").exists()
 
 
-def test_a_transformers_folder_without_weights_is_a_clear_error(tmp_path):
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_damaged_transformers_folder_is_a_clear_error(compact, tmp_path):
+    def damaged(name, content):
+        folder = tmp_path / f"{name}{len(content or '')}"
+        oelm.save(moved("bert", "oelm-freeze"), folder, compact=compact)
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_bytes(content)
+        return folder
+
+    weights = "oelm_compact.safetensors" if compact else "model.safetensors"
+    for name in (weights, "config.json"):
+        for content in (None, b"", b"[1]"):
+            with pytest.raises(OelmError, match=r"cannot load it|is missing|is damaged|do not fit"):
+                oelm.load(damaged(name, content))
+
+
+def test_other_heads_in_a_transformers_config_are_another_model(tmp_path):
     oelm.save(moved("bert", "oelm-freeze"), tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(OelmError, match="transformers cannot load it"):
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_attention_heads": 2}))
+    with pytest.raises(OelmError, match="was saved with 4 heads of 8, this model has 2 of 16"):
         oelm.load(tmp_path)
+
+
+def test_weights_in_shards(tmp_path):
+    model = moved("gpt2", "oelm-freeze")
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    save_metadata(model, tmp_path)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert same(model, oelm.load(tmp_path))
+    assert same(model, oelm.load(tmp_path, model=build("gpt2")))
+    oelm.save(model, tmp_path, compact=True)  # and nothing of them stays behind, to be taken for the model
+    assert not list(tmp_path.glob("model*"))
+    assert same(model, oelm.load(tmp_path))
 
 
 def test_a_wrong_seed_in_a_compact_save_is_noticed(tmp_path):

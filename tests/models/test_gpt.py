@@ -112,6 +112,11 @@ def test_a_foreign_folder_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(OelmError, match="oelm-gpt"):
         GPT.load(tmp_path)
+    for name, content in (("model.safetensors", b"nonsense"), ("config.json", b"{"), ("config.json", b"[]")):
+        GPT(gpt_config("smoke", vocab_size=9)).save(tmp_path / "hurt")
+        (tmp_path / "hurt" / name).write_bytes(content)
+        with pytest.raises(OelmError, match=name):
+            GPT.load(tmp_path / "hurt")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from oelm.atomic import atomic_open, write_json
-from oelm.errors import OelmError
+from oelm.errors import OelmError, UsageError
 from oelm.methods.install import install
 from oelm.methods.method import Method
 from oelm.methods.readers import unwrap
@@ -54,8 +54,10 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
     _refuse_what_changed(model, record)
     folder.mkdir(parents=True, exist_ok=True)
     kind = _kind(model)
-    for stale in (METADATA, COMPACT_WEIGHTS, EXTRA_WEIGHTS, *([WEIGHTS] if compact else [])):
+    for stale in (METADATA, COMPACT_WEIGHTS, EXTRA_WEIGHTS):
         (folder / stale).unlink(missing_ok=True)
+    for stale_weights in folder.glob("model*.safetensors*") if compact else ():  # also in shards
+        stale_weights.unlink()
     if compact:
         _save_shape(model, folder, kind)
         kept = {n: t for n, t in _native(model).items() if n not in _rebuilt(record)}
@@ -117,7 +119,7 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
         _load_native(plain, _read_tensors(folder / COMPACT_WEIGHTS), folder, wanted)
     else:
         if about["kind"] != "transformers" or model is not None:
-            _load_state(plain, _read_tensors(folder / WEIGHTS), folder, record)
+            _load_state(plain, _read_weights(folder), folder, record)
         if record.extras:
             _load_native(plain, _read_tensors(folder / EXTRA_WEIGHTS), folder, set(record.extras))
     restore(plain, about, folder)
@@ -140,11 +142,28 @@ def read_metadata(folder: Path | str) -> dict[str, Any]:
             raise OelmError(f"{path} has format {about['format']!r}; this oelm reads format {_FORMAT}")
         if missing := _FIELDS - set(about):
             raise ValueError(f"{', '.join(sorted(missing))} missing")
-        if about["dtype"] not in _DTYPES or not all({"name", "sha256"} <= set(t) for t in about["tensors"]):
-            raise ValueError("a field has no sense")
-    except (ValueError, KeyError, TypeError) as error:
+        for field, makes_sense in _sense(about).items():
+            if not makes_sense:
+                raise ValueError(f"the field {field} makes no sense")
+        Method.from_dict(about["method"])
+    except (ValueError, KeyError, TypeError, UsageError) as error:
         raise OelmError(f"{path} is damaged: {error}") from None
     return about
+
+
+def _sense(about: dict[str, Any]) -> dict[str, bool]:
+    """Which fields hold what `save_metadata` could have written."""
+    seed, progress, tensors = about["seed"], about["progress"], about["tensors"]
+    texts = [*about["frozen_before"], *(value for t in tensors for value in (t["name"], t["sha256"]))]
+    return {
+        "class": isinstance(about["class"], str),
+        "kind": about["kind"] in ("transformers", "oelm", "module"),
+        "compact": isinstance(about["compact"], bool),
+        "dtype": about["dtype"] in _DTYPES,
+        "seed": isinstance(seed, int) and seed >= 0,
+        "progress": isinstance(progress, int | float) and 0 <= progress <= 1,
+        "tensors": all(isinstance(text, str) for text in texts),
+    }
 
 
 def restore(model: nn.Module, about: dict[str, Any], folder: Path | str) -> None:
@@ -156,9 +175,18 @@ def restore(model: nn.Module, about: dict[str, Any], folder: Path | str) -> None
         raise OelmError(
             f"{folder}: saved from another architecture; {odd[0]} (and {len(odd) - 1} more) do not match"
         )
+    parameters = dict(unwrap(model).named_parameters())
+    if unknown := set(about["frozen_before"]) - set(parameters):
+        raise OelmError(f"{folder}: saved from another architecture; this one has no {sorted(unknown)[0]}")
     record.progress, record.frozen_before = about["progress"], list(about["frozen_before"])
     for name, tensor in record.tensors.items():
-        parameter = unwrap(model).get_parameter(name)
+        heads = (saved[name].get("num_heads"), saved[name].get("head_dim"))
+        if heads != (tensor.num_heads, tensor.head_dim):
+            raise OelmError(
+                f"{folder}: {name} was saved with {heads[0]} heads of {heads[1]}, this model has "
+                f"{tensor.num_heads} of {tensor.head_dim}: the same numbers mean something else in it"
+            )
+        parameter = parameters[name]
         tensor.sha256 = saved[name]["sha256"]
         frozen = tensor.frozen_at(record.progress)
         if frozen and sha256(parameter) != tensor.sha256:
@@ -170,7 +198,7 @@ def restore(model: nn.Module, about: dict[str, Any], folder: Path | str) -> None
         parameter.requires_grad_(not frozen)
     for name in record.frozen_before:
         if name not in record.tensors or not record.tensors[name].ever_frozen:
-            unwrap(model).get_parameter(name).requires_grad_(False)
+            parameters[name].requires_grad_(False)
 
 
 def _kind(model: nn.Module) -> str:
@@ -182,18 +210,16 @@ def _kind(model: nn.Module) -> str:
 
 def _build(folder: Path, about: dict[str, Any]) -> nn.Module:
     """A plain model of the saved class; transformers' full saves bring their weights along."""
-    cls = _saved_class(folder, about)
+    cls, dtype = _saved_class(folder, about), _DTYPES[about["dtype"]]
     if about["kind"] == "oelm":
-        model = cls.from_config(folder)
-    elif about["compact"]:
-        model = cls(cls.config_class.from_pretrained(folder))
-    else:
-        try:
-            with _quiet_transformers():
-                return cls.from_pretrained(folder)
-        except OSError as error:
-            raise OelmError(f"{folder}: transformers cannot load it: {error}") from None
-    return model.to(_DTYPES[about["dtype"]])
+        return cls.from_config(folder).to(dtype)
+    try:
+        if about["compact"]:
+            return cls(cls.config_class.from_pretrained(folder)).to(dtype)
+        with _quiet_transformers():
+            return cls.from_pretrained(folder)
+    except Exception as error:  # a dozen kinds, of transformers, safetensors, torch and huggingface_hub
+        raise OelmError(f"{folder}: transformers cannot load it: {error}") from error
 
 
 def _saved_class(folder: Path, about: dict[str, Any]) -> Any:
@@ -209,8 +235,9 @@ def _saved_class(folder: Path, about: dict[str, Any]) -> Any:
         raise OelmError(
             f"{folder} holds a {module}.{name}, which the installed version does not have"
         ) from None
-    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise OelmError(f"{folder / METADATA} names {module}.{name}, which is no model class")
+    builds = "from_config" if about["kind"] == "oelm" else "from_pretrained"
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module) and hasattr(cls, builds)):
+        raise OelmError(f"{folder / METADATA} names {module}.{name}, which is no model class of that kind")
     return cls
 
 
@@ -283,6 +310,15 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     data = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with atomic_open(path) as file:
         file.write(serialize(data, metadata={"format": "pt"}))
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """All of a model's own tensors, in one file or in the shards that transformers makes of a large one."""
+    shards = sorted(folder.glob("model-*-of-*.safetensors"))
+    state: dict[str, Tensor] = {}
+    for path in [folder / WEIGHTS] if (folder / WEIGHTS).exists() or not shards else shards:
+        state.update(_read_tensors(path))
+    return state
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

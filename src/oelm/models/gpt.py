@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -237,7 +238,11 @@ class GPT(nn.Module):
     @classmethod
     def load(cls, folder: Path | str) -> GPT:
         model = cls.from_config(folder)
-        state = load_file(Path(folder) / "model.safetensors")
+        path = Path(folder) / "model.safetensors"
+        try:
+            state = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise OelmError(f"{path} does not load: {error}") from None
         missing, unexpected = model.load_state_dict(state, strict=False)
         if missing or unexpected:
             raise OelmError(
@@ -254,9 +259,14 @@ class GPT(nn.Module):
             fields = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise OelmError(f"{folder} holds no config.json: not a saved GPT") from None
-        if fields.pop("model_type", None) != "oelm-gpt":
+        except ValueError as error:
+            raise OelmError(f"{path} is damaged: {error}") from None
+        if not isinstance(fields, dict) or fields.pop("model_type", None) != "oelm-gpt":
             raise OelmError(f"{path} does not describe an oelm GPT (model_type is not 'oelm-gpt')")
-        return cls(GPTConfig(**fields))
+        try:
+            return cls(GPTConfig(**fields))
+        except (TypeError, UsageError) as error:
+            raise OelmError(f"{path} describes no GPT: {error}") from None
 
 
 def rotation_table(config: GPTConfig) -> Tensor:
