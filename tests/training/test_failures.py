@@ -175,6 +175,16 @@ def test_really_full_disk(tmp_path, machine, make):
         ({"budget": {"batch_size": 0}}, "batch_size must be at least 1"),
         ({"budget": {"steps": 0}}, "say how long to train"),
         ({"optim": {"lr": 0.0}}, r"optim\.lr must be positive"),
+        ({"optim": {"lr": math.inf}}, r"optim\.lr must be positive"),
+        ({"optim": {"warmup_steps": -5}}, r"optim\.warmup_steps must be at least 0"),
+        ({"optim": {"warmup_share": 2.0}}, r"optim\.warmup_share must be between 0 and 1"),
+        ({"optim": {"final_lr_share": -1.0}}, r"optim\.final_lr_share must be between 0 and 1"),
+        ({"optim": {"beta1": 1.5}}, r"optim\.beta1"),
+        ({"optim": {"eps": math.nan}}, r"optim\.eps"),
+        ({"optim": {"clip": -1.0}}, r"optim\.clip must be at least 0"),
+        ({"model": {"dropout": 2.0}}, r"model\.dropout must be between 0 and 1"),
+        ({"budget": {"log_every": 0}}, r"budget\.log_every must be at least 1"),
+        ({"data": {"pad_to_max": True}}, r"pad_to_max is for classification"),
         ({"model": {"name": "smok"}}, "did you mean 'smoke'"),
         ({"model": {"pretrained": True}}, "pretrained is for transformers models"),
         ({"model": {"family": "hf", "name": "tiny-bert"}}, "task lm trains our GPT"),
@@ -188,6 +198,34 @@ def test_bad_wishes_are_errors_before_anything_runs(tmp_path, machine, make, cha
     with pytest.raises(UsageError, match=message):
         fit(make("lm", **changes), tmp_path, machine)
     assert RunFolder(tmp_path).status().state == "failed"
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 2**70])
+def test_a_seed_that_no_generator_takes_is_refused(tmp_path, machine, make, seed):
+    with pytest.raises(UsageError, match="seed must be a whole number from 0"):
+        fit(replace(make("lm"), seed=seed), tmp_path, machine)
+
+
+def test_a_number_of_threads_below_zero_is_refused(tmp_path, machine, make):
+    with pytest.raises(UsageError, match="threads must be 0"):
+        fit(make("lm"), tmp_path, replace(machine, threads=-1))
+
+
+def test_windows_too_short_to_hide_anything_in_are_refused(tmp_path, machine, make):
+    with pytest.raises(UsageError, match="max_length of at least 10"):
+        fit(make("t5", data={"max_length": 9}), tmp_path, machine)
+
+
+def test_a_split_with_nothing_to_score_is_a_named_failure(tmp_path, machine, make, monkeypatch):
+    monkeypatch.setattr(LanguageModelling, "eval_batches", lambda task, split, rows: iter(()))
+    outcome = fit(make("lm"), tmp_path, machine)
+    assert outcome.state == "failed"
+    assert "the validation split is too short" in outcome.reason
+
+
+def test_a_warm_up_longer_than_the_run_is_told(tmp_path, machine, make):
+    fit(make("lm", optim={"warmup_steps": 100}, budget={"steps": 2}), tmp_path, machine)
+    assert "its rate never rises above 2% of optim.lr" in (tmp_path / "training.log").read_text()
 
 
 def test_missing_tokenizer_is_a_named_failure(tmp_path, machine, make, monkeypatch):

@@ -27,6 +27,7 @@ from oelm.training.optimizer import build_optimizer
 from oelm.training.precision import choose_precision
 from oelm.training.prepare import Prepared, prepare
 from oelm.training.run import Interrupted, Run, recover_best
+from oelm.training.schedule import warmup_steps
 from oelm.training.signals import StopRequest
 from oelm.training.timing import Timer
 from oelm.training.trackers import open_trackers
@@ -36,6 +37,8 @@ def set_up(config: Config, machine: Machine, folder: RunFolder, world: World, st
     """A run ready for its next step, which is the first one or the one after its checkpoint."""
     if machine.shard and config.compile:
         raise UsageError("a network that is divided between processes cannot be compiled: compile=false")
+    if machine.threads < 0:
+        raise UsageError(f"threads must be 0 (torch's own choice) or more, not {machine.threads}")
     if machine.threads:
         torch.set_num_threads(machine.threads)
     status = _begin(folder, world)
@@ -76,6 +79,12 @@ def set_up(config: Config, machine: Machine, folder: RunFolder, world: World, st
         total_steps=total_steps(config, prepared),
         status=status,
     )
+    warm = warmup_steps(config.optim, run.total_steps)
+    if warm > run.total_steps:
+        journal.line(
+            f"the warm-up takes {warm} steps, the run only {run.total_steps}: its rate never rises above "
+            f"{run.total_steps / warm:.0%} of optim.lr"
+        )
     torch.manual_seed(config.seed + world.rank)  # dropout; each process its own
     run.audit("start")
     _resume(run, state)

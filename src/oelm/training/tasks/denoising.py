@@ -22,6 +22,7 @@ from oelm.data.tokens import TokenFile
 from oelm.training.tasks.task import Batch, Metric, Tensors
 
 SENTINELS = 100  # as many as T5 has; tokenizers without any get them after their last id
+SHORTEST = 8  # tokens of a window that something is hidden in
 _MEAN_SPAN = 3.0
 _EVAL_SEED = 0  # the same hidden spans for every arm and seed
 
@@ -110,7 +111,7 @@ class Denoising:
         number = 0
         for windows in eval_windows(self.splits[split], self.window, rows):
             plain = windows[:, :-1].numpy()
-            if plain.shape[1] < 8:  # the split's last scrap: too short to hide anything in
+            if plain.shape[1] < SHORTEST:  # the split's last scrap
                 continue
             corrupted = []
             for row in plain:

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from oelm.errors import OelmError
 from oelm.training.distributed import World
 from oelm.training.precision import Precision
 
@@ -143,6 +144,8 @@ def evaluate(
         model.train(was_training)
     loss, total_weight, total_correct = world.sum([loss, float(weight), float(correct)])
     n = round(total_weight)
+    if n == 0:
+        raise OelmError(f"the {split} split is too short: there is nothing in it to score")
     if task.metric != "accuracy":
         return Evaluation(loss / n, n)
     everything = {number: pair for part in world.gather(found) for number, pair in part.items()}
