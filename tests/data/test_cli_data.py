@@ -70,3 +70,47 @@ def test_no_network_and_no_folder_says_the_ways_on(capsys: pytest.CaptureFixture
     code, _, err = run(capsys, "prepare", "agnews")
     assert code == 1
     assert "OELM_DATA_DIR" in err
+
+
+def test_prepare_and_check_report_texts_that_stand_in_two_splits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for split, texts in {
+        "train": ("one", "Two  ", "three"),
+        "validation": ("four",),
+        "test": ("two", "five"),
+    }.items():
+        lines = [json.dumps({"text": f"{text} sheep in a field"}) for text in texts]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines))
+    words = (folder, "--tokenizer", "bpe-300", "--cache-dir", tmp_path / "cache")
+    code, out, _ = run(capsys, "prepare", *words)
+    assert code == 0
+    assert "1 rows of train also stand in test, e.g. 'Two   sheep in a field'" in out
+    code, out, _ = run(capsys, "prepare", *words, "--json")
+    assert json.loads(out)["duplicates"] == {
+        "validation in test": 0,
+        "train in test": 1,
+        "train in validation": 0,
+    }
+    code, out, _ = run(capsys, "prepare", *words, "--no-duplicates")
+    assert "stand in" not in out
+    code, out, _ = run(capsys, "check", folder)
+    assert "also stand in test" in out
+
+
+def test_a_dataset_of_ones_own_catalogue_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split in ("train", "validation", "test"):
+        (tmp_path / f"{split}.csv").write_text(f"body,priority\n{split} fire,urgent\n{split} tea,normal\n")
+    files = {split: str(tmp_path / f"{split}.csv") for split in ("train", "validation", "test")}
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from oelm.data.catalogue import Dataset, register_dataset\n"
+        "register_dataset(Dataset(name='tickets-of-mine', about='mine', label_names=('normal', 'urgent'),\n"
+        f"    aliases={{'text': ('body',), 'label': ('priority',)}}, files={files!r}))\n"
+    )
+    code, out, _ = run(capsys, "check", "tickets-of-mine", "--catalogue", own)
+    assert code == 0
+    assert "train               2 rows" in out
+    assert "tickets-of-mine" in run(capsys, "list", "--catalogue", own)[1]

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from oelm.cli.options import add_json, command_parser
+from oelm.cli.options import add_catalogue, add_json, command_parser, load_own
 from oelm.cli.output import bytes_text, print_json, print_table, seconds_text
 from oelm.data.catalogue import SPLITS, Dataset, datasets
 
@@ -25,6 +25,7 @@ def add_parser(subparsers: Any) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listed = actions.add_parser("list", help="all datasets: task, classes, official sizes, licence")
     listed.add_argument("--data-dir", default="", metavar="DIR", help="also say what this folder holds")
+    add_catalogue(listed)
     add_json(listed)
     prepare = actions.add_parser(
         "prepare", help="fetch, check and tokenise, so that a training starts at once"
@@ -39,7 +40,6 @@ def add_parser(subparsers: Any) -> None:
     check = actions.add_parser("check", help="read all rows and report what is wrong, before a training does")
     _add_source(check)
     check.add_argument("--batch-size", type=int, default=1, help="rows that train must at least have")
-    check.add_argument("--no-duplicates", action="store_true", help="do not look for texts in two splits")
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
@@ -51,10 +51,13 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", default="", metavar="DIR", help="local datasets (or OELM_DATA_DIR)")
     parser.add_argument("--rows", type=int, default=0, metavar="N", help="at most N rows of each split")
     parser.add_argument("--skip-bad-rows", action="store_true", help="leave broken rows out and count them")
+    parser.add_argument("--no-duplicates", action="store_true", help="do not look for texts in two splits")
+    add_catalogue(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    load_own(args)
     return {"list": _list, "prepare": _prepare, "check": _check}[args.action](args)
 
 
@@ -138,6 +141,8 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace) -> int:
+    from oelm.data.checks import checkable
+    from oelm.data.splits import duplicates
     from oelm.data.tokenizers import load_tokenizer
 
     corpus = _open(args)
@@ -148,10 +153,14 @@ def _prepare(args: argparse.Namespace) -> int:
         args.tokenizer, corpus=corpus, data_dir=args.data_dir or None, cache_dir=args.cache_dir or None
     )
     facts = {split: _prepare_split(args, corpus, split, tokenizer) for split in corpus.splits}
+    found = None if args.no_duplicates else duplicates(checkable(corpus))
+    _say(args, "" if found is None else "\n".join(f"  {line}" for line in str(found).splitlines()))
     if args.json:
         tokens = {"name": tokenizer.name, "hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size}
-        about = {"dataset": corpus.name, "origin": corpus.origin, "notes": corpus.notes}
-        print_json({**about, "tokenizer": tokens, "splits": facts, "skipped": corpus.skipped})
+        about: dict[str, Any] = {"dataset": corpus.name, "origin": corpus.origin, "notes": corpus.notes}
+        shared = found.to_dict() if found is not None else None
+        about |= {"tokenizer": tokens, "splits": facts, "skipped": corpus.skipped, "duplicates": shared}
+        print_json(about)
     for split in SPLITS:
         corpus.require(split)  # what is missing is an error, after all that is there has been prepared
     return 0
@@ -188,7 +197,7 @@ def _prepare_split(
 
 
 def _say(args: argparse.Namespace, text: str) -> None:
-    if not args.json:
+    if text and not args.json:
         print(text)
 
 

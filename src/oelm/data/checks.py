@@ -90,6 +90,15 @@ class CheckReport:
         }
 
 
+def checkable(corpus: Corpus) -> Corpus:
+    """The corpus, or the beginning of one that comes over the network: reading all of it takes hours."""
+    if not corpus.source.streamed:
+        return corpus
+    corpus = corpus.limit(train=_STREAM_ROWS, validation=_STREAM_ROWS, test=_STREAM_ROWS)
+    corpus.notes.append("the rest of the stream is checked while it is tokenised")
+    return corpus
+
+
 def check_corpus(
     corpus: Corpus, *, batch_size: int = 1, skip_bad_rows: bool = False, find_duplicates: bool = True
 ) -> CheckReport:
@@ -98,9 +107,7 @@ def check_corpus(
     batch_size: rows per batch; a train split with fewer is an error (for a classification; the windows of a
                 language model are counted once there are tokens: `check_tokens`)
     """
-    if corpus.source.streamed:
-        corpus = corpus.limit(train=_STREAM_ROWS, validation=_STREAM_ROWS, test=_STREAM_ROWS)
-        corpus.notes.append("the rest of the stream is checked while it is tokenised")
+    corpus = checkable(corpus)
     report = CheckReport(corpus.name, corpus.origin, warnings=list(corpus.notes))
     for split in SPLITS:
         try:

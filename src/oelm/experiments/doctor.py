@@ -140,7 +140,6 @@ def _data(config: Config, machine: Machine) -> Finding:
             corpus,
             batch_size=config.budget.batch_size,
             skip_bad_rows=machine.skip_bad_rows,
-            find_duplicates=False,
         )
     except OelmError as error:
         return Finding(subject, "problem", str(error), f"`oelm data check {config.data.dataset}` says more")
@@ -149,7 +148,8 @@ def _data(config: Config, machine: Machine) -> Finding:
         return Finding(
             subject, "problem", "; ".join(report.errors), "mend the rows, or leave them out: --skip-bad-rows"
         )
-    return Finding(subject, "ok", f"{rows} rows from {report.origin}", notes=tuple(report.warnings))
+    shared = str(report.duplicates).splitlines()  # no error: official splits share texts, too
+    return Finding(subject, "ok", f"{rows} rows from {report.origin}", notes=(*shared, *report.warnings))
 
 
 def _one_step(config: Config, machine: Machine) -> Finding:
