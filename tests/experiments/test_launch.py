@@ -199,3 +199,19 @@ def test_a_folder_with_a_broken_status_does_not_end_the_others(start_oelm: Start
     assert {run.id: run.state for run in scan(root)} == {"GOOD-1": "broken", "GOOD-2": "finished"}
     assert "not JSON" in output
     assert "Traceback" not in output
+
+
+def test_workers_know_the_datasets_of_the_users_catalogue(
+    start_oelm: Start, root: Path, own_catalogue: Path
+) -> None:
+    """The stub training looks its dataset up, as the real one does."""
+    own_catalogue.write_text(
+        own_catalogue.read_text()
+        + "from oelm.data.catalogue import Dataset, register_dataset\n"
+        + "register_dataset(Dataset(name='mine', about='x', files={'train': 'a.txt'}))\n"
+        + "register_experiment(Experiment(id='GOOD-MINE', study='t', task='lm', data=DataConfig('mine'),"
+        + " method='baseline', smoke={'budget.steps': 2, 'data.source': 'auto'}))\n"
+    )
+    process = start_oelm("GOOD-MINE", "--retries", "0", STUB_STEP_SECONDS="0")
+    output = process.communicate()[0]
+    assert process.returncode == 0, output

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any
 
 from oelm.errors import UsageError
@@ -137,10 +136,3 @@ def duration(text: str) -> float:
         return float(text)
     except ValueError:
         raise UsageError(f"'{text}' is no duration; write 90s, 45m, 12h or HH:MM:SS") from None
-
-
-def existing_folder(text: str) -> Path:
-    path = Path(text)
-    if not path.is_dir():
-        raise UsageError(f"there is no folder {path}")
-    return path

@@ -36,7 +36,10 @@ STUDIES = {
 
 _HOMES = ("paper", "controls", "gap", "finetune", "gpt_cls", "probes", "demo")
 
+CATALOGUE = "OELM_CATALOGUE"  # environment: files of a user's own, as in PATH
+
 _registered: dict[str, Experiment] = {}
+_loaded: list[str] = []
 
 
 def register_experiment(experiment: Experiment) -> Experiment:
@@ -89,8 +92,13 @@ def load_catalogue_files(paths: Iterable[str]) -> None:
             _run_file(str(Path(path).expanduser().resolve()))
 
 
+def for_workers() -> dict[str, str]:
+    """Environment of a worker: it has to know the datasets that the files loaded here have registered."""
+    return {CATALOGUE: os.pathsep.join(_loaded)} if _loaded else {}
+
+
 def catalogue_files() -> list[str]:
-    return [p for p in os.environ.get("OELM_CATALOGUE", "").split(os.pathsep) if p]
+    return [p for p in os.environ.get(CATALOGUE, "").split(os.pathsep) if p]
 
 
 @functools.cache
@@ -99,6 +107,7 @@ def _run_file(path: str) -> None:
         raise UsageError(f"catalogue file {path} does not exist")
     try:
         runpy.run_path(path)
+        _loaded.append(path)
     except Exception as error:  # a user's file may do anything; its author wants the line, not our stack
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         where = f"{path}, line {lines[-1]}" if lines else path

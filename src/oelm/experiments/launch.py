@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from oelm.experiments.catalogue import for_workers
 from oelm.experiments.lock import Busy, is_held
 from oelm.experiments.registry import state_of
 from oelm.experiments.slots import Slot
@@ -168,7 +169,7 @@ class LocalLauncher:
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
-                env={**os.environ, **slot.environment, COMMAND: shlex.join(sys.argv)},
+                env={**os.environ, **for_workers(), **slot.environment, COMMAND: shlex.join(sys.argv)},
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which asks workers to checkpoint
             )
         self._active.append(_Active(job, slot, process))

@@ -18,12 +18,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from oelm.errors import OelmError
+from oelm.experiments.catalogue import for_workers
 from oelm.experiments.launch import RETRIES, Events, Job
 from oelm.experiments.lock import Busy, is_held
 from oelm.experiments.registry import state_of
@@ -86,9 +87,9 @@ class SlurmOptions:
 class SlurmTask:
     """What a job runs: the worker as a child process. Pickled by submitit, called on the node."""
 
-    def __init__(self, folder: str, machine: Machine, processes: int, typed: str) -> None:
+    def __init__(self, folder: str, machine: Machine, processes: int, environment: Mapping[str, str]) -> None:
         self.folder = folder
-        self.typed = typed  # the command a person gave, for the manifest
+        self.environment = dict(environment)  # the command a person gave, the catalogue files it loaded
         self.machine = machine
         self.processes = processes
         self._child: subprocess.Popen[bytes] | None = None
@@ -97,7 +98,7 @@ class SlurmTask:
     def __call__(self) -> int:
         command = [sys.executable, "-m", "oelm.experiments.worker", self.folder]
         command += ["--machine", machine_words(self.machine), "--processes", str(max(1, self.processes))]
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", COMMAND: self.typed}
+        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", **self.environment}
         if self.machine.threads:
             environment["OMP_NUM_THREADS"] = str(self.machine.threads)
         self._child = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -118,7 +119,7 @@ class SlurmTask:
                 os.kill(self._child.pid, signal.SIGTERM)
             if self._ended() in (EXIT_FINISHED, EXIT_DIVERGED):
                 return None  # it ended just in time
-        return DelayedSubmission(SlurmTask(self.folder, self.machine, self.processes, self.typed))
+        return DelayedSubmission(SlurmTask(self.folder, self.machine, self.processes, self.environment))
 
     def _wait_for_child(self) -> None:
         assert self._child is not None
@@ -231,8 +232,9 @@ class SlurmLauncher:
         from submitit.core.utils import FailedJobError
 
         executor = self._executor()
-        typed, processes = shlex.join(sys.argv), self.options.gpus_per_run
-        tasks = [SlurmTask(str(job.folder.resolve()), self.machine, processes, typed) for job in jobs]
+        shared = {COMMAND: shlex.join(sys.argv), **for_workers()}
+        processes = self.options.gpus_per_run
+        tasks = [SlurmTask(str(job.folder.resolve()), self.machine, processes, shared) for job in jobs]
         try:
             with executor.batch():
                 submitted = [executor.submit(task) for task in tasks]

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.errors import OelmError
+from oelm.experiments.catalogue import catalogue_files, load_catalogue_files
 from oelm.experiments.lock import RunLock
 from oelm.training.config import Machine
 from oelm.training.folder import EXIT_CODES, EXIT_FAILED, EXIT_FINISHED, RunFolder, State, Status
@@ -128,6 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     machine = from_mapping(Machine, json.loads(args.machine), "machine")
     sys.argv = shlex.split(os.environ.get(COMMAND, "")) or sys.argv
+    load_catalogue_files(catalogue_files())  # a user's datasets are known where they are registered
     if args.rank:
         return _fit(RunFolder(args.folder), machine)
     try:

@@ -42,6 +42,9 @@ def fit(config, path, machine):
         (folder.path / "alone").unlink()
         return types.SimpleNamespace(state=state, exit_code=EXIT_CODES[state], reason=reason)
 
+    from oelm.data.catalogue import dataset
+
+    dataset(config.data.dataset)
     step = 0
     if "BROKEN" in config.id:
         (folder.path / "alone").unlink()
