@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from oelm import atomic
 from oelm.training.checkpoint import load_checkpoint
 from oelm.training.config import Config, Machine
 from oelm.training.fit import fit
@@ -132,6 +133,43 @@ def test_damaged_latest_falls_back_to_previous(tmp_path, machine, make):
     assert "checksum does not match" in folder.log_file.read_text()
     assert "going back to the checkpoint before" in folder.log_file.read_text()
     assert_same_run(tmp_path / "whole", tmp_path / "hurt")
+
+
+def test_a_kill_after_the_fallback_leaves_the_good_one(tmp_path, machine, make, monkeypatch):
+    """The damaged checkpoint must not take the place of the one before while the next is written."""
+    config, folder = make("lm"), RunFolder(tmp_path)
+    assert fit(config, tmp_path, machine).state == "finished"
+    folder.results_file.unlink()
+    folder.latest.write_bytes(folder.latest.read_bytes()[:-1])
+    replace_file = os.replace
+
+    def killed(source, target):
+        if str(target) == str(folder.latest) and str(source).endswith(".tmp"):
+            raise KeyboardInterrupt
+        replace_file(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic.os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fit(config, tmp_path, machine)
+    assert fit(config, tmp_path, machine).state == "finished"
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut"])
+def test_the_last_weights_never_stand_in_for_the_best(tmp_path, machine, make, damage):
+    config, folder = make("lm", "oelm-plus"), RunFolder(tmp_path)
+    assert fit(config, tmp_path, machine).state == "finished"
+    folder.results_file.unlink()
+    if damage == "gone":
+        folder.best.rename(tmp_path / "elsewhere")
+    elif damage == "empty":
+        (folder.best / "model.safetensors").unlink()
+    else:
+        (folder.best / "oelm_extras.safetensors").write_bytes(b"half")
+    outcome = fit(config, tmp_path, machine)
+    assert outcome.state == "failed"
+    assert str(folder.best) in outcome.reason
+    assert folder.results() is None
 
 
 def test_no_whole_checkpoint_is_an_error_not_a_fresh_start(tmp_path, machine, make):

@@ -117,13 +117,20 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
     if compact:
         wanted = set(_native(plain)) - _rebuilt(record)
         _load_native(plain, _read_tensors(folder / COMPACT_WEIGHTS), folder, wanted)
+    elif about["kind"] == "transformers" and model is None:
+        _load_extras(plain, folder, record)  # the rest came with the class
     else:
-        if about["kind"] != "transformers" or model is not None:
-            _load_state(plain, _read_weights(folder), folder, record)
-        if record.extras:
-            _load_native(plain, _read_tensors(folder / EXTRA_WEIGHTS), folder, set(record.extras))
+        load_weights(plain, folder)
     restore(plain, about, folder)
     return plain
+
+
+def load_weights(model: nn.Module, folder: Path | str) -> None:
+    """Put the weights of a full save into a model that has its shape and method: all of them, or an error."""
+    record = required_record(model, "load_weights")
+    model, folder = unwrap(model), Path(folder)
+    _load_state(model, _read_weights(folder), folder, record)
+    _load_extras(model, folder, record)
 
 
 def read_metadata(folder: Path | str) -> dict[str, Any]:
@@ -272,14 +279,21 @@ def _load_native(model: nn.Module, tensors: dict[str, Tensor], folder: Path, wan
             own[name].copy_(tensor)
 
 
+def _load_extras(model: nn.Module, folder: Path, record: Record) -> None:
+    if record.extras:
+        _load_native(model, _read_tensors(folder / EXTRA_WEIGHTS), folder, set(record.extras))
+
+
 def _load_state(model: nn.Module, state: dict[str, Tensor], folder: Path, record: Record) -> None:
     own = model.state_dict()
-    aliases = set(own) - set(_without_aliases(own))
     odd = {name for name, tensor in state.items() if name in own and own[name].shape != tensor.shape}
     if odd:
         raise _misfit(folder, odd, set())
     missing, unknown = model.load_state_dict(state, strict=False)
-    gone = set(missing) - aliases - set(record.extras)
+    # Of tied weights a file has one, by whichever name.
+    loaded = {_identity(own[name]) for name in state if name in own}
+    gone = {name for name in missing if name not in own or _identity(own[name]) not in loaded}
+    gone -= set(record.extras)
     if gone or unknown:
         raise _misfit(folder, gone, set(unknown))
 
@@ -299,11 +313,14 @@ def _without_aliases(state: dict[str, Tensor]) -> dict[str, Tensor]:
     seen: set[tuple[int, tuple[int, ...]]] = set()
     unique = {}
     for name, tensor in state.items():
-        key = (tensor.data_ptr(), tuple(tensor.shape))
-        if tensor.numel() == 0 or key not in seen:
+        if tensor.numel() == 0 or _identity(tensor) not in seen:
             unique[name] = tensor
-            seen.add(key)
+            seen.add(_identity(tensor))
     return unique
+
+
+def _identity(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
+    return tensor.data_ptr(), tuple(tensor.shape)
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

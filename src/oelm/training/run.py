@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from oelm.atomic import write_json
 from oelm.errors import OelmError
 from oelm.methods.apply import Applied
 from oelm.methods.audit import audit
-from oelm.methods.save import save
+from oelm.methods.save import load_weights, save
 from oelm.training.checkpoint import save_checkpoint
 from oelm.training.config import Config, Machine
 from oelm.training.distributed import World
@@ -95,6 +94,7 @@ class Run:
     status: Status
     progress: Progress = field(default_factory=Progress)
     metrics: MetricsLog | None = None  # the writing process' only
+    updating: bool = False  # within the optimizer's update: the weights are of no whole step
     _saved: tuple[int, int] | None = None  # (step, validated) of the last checkpoint
     _schedule_changed: bool = False
 
@@ -308,16 +308,7 @@ class Run:
         """The weights of best/ into the network, on every process."""
         with self.world.rewriting(self.model):
             if self.world.main:
-                self._read_best()
-
-    def _read_best(self) -> None:
-        state: dict[str, torch.Tensor] = {}
-        for path in sorted(self.folder.best.glob("*.safetensors")):  # weights, and a method's extras
-            state.update(load_file(path))
-        # Tied weights are stored once, so keys may be missing; a key without a place is an error.
-        unexpected = self.model.load_state_dict(state, strict=False).unexpected_keys
-        if unexpected:
-            raise OelmError(f"{self.folder.best} does not fit this run's network: {unexpected[:3]}")
+                load_weights(self.model, self.folder.best)
 
 
 def recover_best(folder: RunFolder) -> None:

@@ -88,6 +88,10 @@ def set_up(config: Config, machine: Machine, folder: RunFolder, world: World, st
     torch.manual_seed(config.seed + world.rank)  # dropout; each process its own
     run.audit("start")
     _resume(run, state)
+    if words:  # or the next checkpoint would keep the damaged one as the one before
+        world.barrier()
+        if world.main:
+            folder.previous.replace(folder.latest)
     return run
 
 
