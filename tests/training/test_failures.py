@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from oelm.errors import UsageError
+from oelm.errors import OelmError, UsageError
 from oelm.training import setup
 from oelm.training.checkpoint import _HashingWriter, load_checkpoint
 from oelm.training.fit import fit
@@ -99,7 +99,51 @@ def test_memory_that_never_suffices_is_its_own_state(tmp_path, machine, make, mo
     monkeypatch.setattr(LanguageModelling, "loss", memory.watch(LanguageModelling.loss))
     outcome = fit(make("lm"), tmp_path, machine)
     assert (outcome.state, outcome.exit_code) == ("oom", 1)
+    assert "even with micro-batches of one row" in outcome.reason
     assert RunFolder(tmp_path).status().state == "oom"
+
+
+def test_memory_that_runs_out_in_the_update_does_not_repeat_half_of_it(tmp_path, machine, make, monkeypatch):
+    """The tensors that were updated already would be updated twice, in silence."""
+    original, calls = torch.optim.AdamW.step, []
+
+    def step(self, *args):
+        calls.append(1)
+        if len(calls) == 6:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(self, *args)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    outcome = fit(make("lm"), tmp_path, machine)
+    assert outcome.state == "oom"
+    assert "in the optimizer's update" in outcome.reason
+    assert len(calls) == 6
+    assert load_checkpoint(tmp_path / "latest.pt")["progress"]["step"] == 4
+    monkeypatch.undo()
+    assert fit(make("lm"), tmp_path, machine).state == "finished"
+
+
+def test_a_place_that_cannot_be_written_is_a_named_failure(tmp_path, machine, make, monkeypatch):
+    (tmp_path / "file").write_text("not a folder")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OelmError, match="cannot be made a run folder"):
+            fit(make("lm"), place, machine)
+
+    def denied(folder, status):
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder.status_file))
+
+    monkeypatch.setattr(RunFolder, "write_status", denied)  # a folder that has become read-only
+    outcome = fit(make("lm"), tmp_path / "run", machine)
+    assert outcome.state == "failed"
+    assert "Permission denied" in outcome.reason
+
+
+def test_after_an_impossible_wish_the_folder_takes_a_possible_one(tmp_path, machine, make):
+    with pytest.raises(UsageError):
+        fit(make("lm", optim={"lr": -1.0}), tmp_path, machine)
+    assert fit(make("lm", budget={"steps": 2}), tmp_path, machine).state == "finished"
+    with pytest.raises(UsageError, match="holds a run with another config"):
+        fit(make("lm", optim={"lr": -1.0}), tmp_path, machine)
 
 
 def test_signal_in_training_asks_to_be_continued(tmp_path, machine, make, monkeypatch):

@@ -23,7 +23,7 @@ from oelm.training.config import Config, Machine
 from oelm.training.determinism import deterministic
 from oelm.training.distributed import world_of
 from oelm.training.folder import EXIT_CODES, RunFolder, State
-from oelm.training.memory import is_out_of_memory
+from oelm.training.memory import OutOfMemory, is_out_of_memory
 from oelm.training.optimizer import clip_gradients, set_rate
 from oelm.training.results import write_results
 from oelm.training.run import Diverged, Interrupted, Run, random_state, set_random_state
@@ -74,7 +74,8 @@ def fit(config: Config, folder: Path | str, machine: Machine = Machine()) -> Out
         except Exception as error:
             outcome = _failure(error)
             record_failure(place, world, run, outcome.state, outcome.reason, traceback.format_exc())
-            known = isinstance(error, OelmError) or is_disk_full(error) or outcome.state != "failed"
+            told = isinstance(error, OelmError | OSError) or is_disk_full(error)
+            known = told or outcome.state != "failed"
             if isinstance(error, UsageError) or not known:
                 raise  # a wrong wish, or a fault of the program: both belong to whoever called
             return outcome
@@ -108,7 +109,7 @@ def _failure(error: Exception) -> Outcome:
     if is_disk_full(error):
         return Outcome("failed", f"disk full ({error}); the last checkpoint is intact")
     if is_out_of_memory(error):
-        return Outcome("oom", f"out of memory even with the smallest micro-batch: {error}")
+        return Outcome("oom", f"out of memory: {error}")
     reason = str(error) if isinstance(error, OelmError) else f"{type(error).__name__}: {error}"
     return Outcome("failed", reason)
 
@@ -156,8 +157,19 @@ def with_less_memory(run: Run, action: Callable[[], T]) -> T:
             # The weights are those of the last whole step: nothing of a begun one may remain.
             run.optimizer.zero_grad(set_to_none=True)
             set_random_state(before, run.world.device)
-            if not is_out_of_memory(error) or run.world.size > 1 or run.micro_rows == 1:
+            if not is_out_of_memory(error):
                 raise
+            if run.updating:
+                raise OutOfMemory(
+                    f"in the optimizer's update, where smaller micro-batches are no help: {error}"
+                ) from error
+            if run.micro_rows == 1:
+                raise OutOfMemory(f"even with micro-batches of one row: {error}") from error
+            if run.world.size > 1:  # the others wait for this process' gradients, so they cannot begin again
+                raise OutOfMemory(
+                    f"with micro-batches of {run.micro_rows} rows over {run.world.size} processes; halve "
+                    f"budget.batch_size and double budget.accumulation: {error}"
+                ) from error
         run.progress.split *= 2
         if run.world.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -176,8 +188,10 @@ def take_step(run: Run) -> None:
         run.scaler.unscale_(run.optimizer)
         norm = clip_gradients(run.model.parameters(), optim.clip)
         running = must_not_diverge(run, loss, norm)
+        run.updating = True
         run.scaler.step(run.optimizer)
         run.scaler.update()
+        run.updating = False
         run.optimizer.zero_grad(set_to_none=True)
         facts["tokens"] = sum(batch.tokens for batch in batches)
         facts["flops"], facts["full_flops"] = run.cost(batches)

@@ -159,21 +159,35 @@ class RunFolder:
     def config(self) -> Config:
         if not self.config_file.exists():
             raise OelmError(f"{self.path} is not a run folder: it has no config.yaml")
-        return config_from_yaml(self.config_file.read_text(encoding="utf-8"), str(self.config_file))
+        try:
+            text = self.config_file.read_text(encoding="utf-8")
+        except ValueError as error:
+            raise OelmError(f"{self.config_file}: not UTF-8 text ({error})") from None
+        return config_from_yaml(text, str(self.config_file))
 
     def claim(self, config: Config) -> None:
-        """Make the folder this config's, or refuse with the differences when it already holds another."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        if self.exists():
-            held = self.config()
-            if config_hash(held) != config_hash(config):
-                lines = "\n".join(diff_lines(held, config))
-                raise UsageError(
-                    f"{self.path} holds a run with another config (folder -> asked):\n{lines}\n"
-                    "Use another folder, or remove this one to start over."
-                )
-            return
-        write_text(self.config_file, config_to_yaml(config))
+        """Make the folder this config's, or refuse with the differences when it already holds another.
+
+        One whose run failed before it began (an impossible wish, say) may be asked for something better."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not self.exists() or self._never_began():
+                write_text(self.config_file, config_to_yaml(config))
+        except OSError as error:
+            raise OelmError(f"{self.path} cannot be made a run folder: {error.strerror or error}") from None
+        held = self.config()
+        if config_hash(held) != config_hash(config):
+            lines = "\n".join(diff_lines(held, config))
+            raise UsageError(
+                f"{self.path} holds a run with another config (folder -> asked):\n{lines}\n"
+                "Use another folder, or remove this one to start over."
+            )
+
+    def _never_began(self) -> bool:
+        """Failed before there was anything to lose: the manifest is written just before the first step."""
+        status = self.status()
+        kept = self.manifest_file.exists() or self.resumable
+        return status is not None and status.state == "failed" and not kept
 
     # -- json files -----------------------------------------------------------------------------
 

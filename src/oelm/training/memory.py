@@ -15,8 +15,12 @@ from oelm.training.folder import RunFolder
 _CPU_WORDS = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "bad_alloc")
 
 
+class OutOfMemory(OelmError):
+    """It ran out where beginning again with smaller micro-batches is no help; the message says why."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemory):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _CPU_WORDS)
 
