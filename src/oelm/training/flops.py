@@ -22,6 +22,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from oelm.models.readout import reads_first_token
+
 Stream = Literal["source", "target", "row"]
 
 # Layers that see one vector per row, whatever its length.
@@ -59,14 +61,20 @@ class FlopModel:
     """What one step of a given network costs, as a function of the batch's shape."""
 
     products: tuple[Product, ...]
-    attention: tuple[tuple[str, int, bool], ...]  # ("self" | "decoder" | "cross", width, causal) per layer
+    # ("self" | "first" (one query, see models.readout) | "decoder" | "cross", width, causal) per layer
+    attention: tuple[tuple[str, int, bool], ...]
 
     def step(self, rows: int, length: int, target_length: int = 0) -> Flops:
         """The cost of forward and backward over `rows` rows of `length` (padded) tokens."""
         tokens = {"source": rows * length, "target": rows * target_length, "row": rows}
         forward = sum(2.0 * p.size * tokens[p.stream] for p in self.products)
         weights = sum(2.0 * p.size * tokens[p.stream] for p in self.products if p.trains)
-        pairs = {"self": length**2, "decoder": target_length**2, "cross": target_length * length}
+        pairs = {
+            "self": length**2,
+            "first": length,
+            "decoder": target_length**2,
+            "cross": target_length * length,
+        }
         scores = sum(
             4.0 * rows * pairs[kind] * d * (0.5 if causal else 1) for kind, d, causal in self.attention
         )
@@ -85,13 +93,17 @@ class FlopModel:
 def flop_model(model: nn.Module) -> FlopModel:
     """Read the FLOP model off a network as it stands: our GPT or a transformers model, any method applied."""
     embeddings = {id(m.weight): m for m in model.modules() if isinstance(m, nn.Embedding)}
+    read = _read_layer(model)
     products = []
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2 and id(parameter) not in embeddings and "relative_bias" not in name:
-            products.append(Product(name, parameter.numel(), parameter.requires_grad, _stream(name)))
+            stream = _stream(name)
+            if read and name.startswith(read) and not _is_key_or_value(name):
+                stream = "row"
+            products.append(Product(name, parameter.numel(), parameter.requires_grad, stream))
     head = _tied_head(model, embeddings)
     if head is not None:
-        stream: Stream = "target" if getattr(_config(model), "is_encoder_decoder", False) else "source"
+        stream = "target" if getattr(_config(model), "is_encoder_decoder", False) else "source"
         products.append(Product("tied head", head.numel(), head.requires_grad, stream))
     return FlopModel(tuple(products), tuple(_attentions(model)))
 
@@ -122,10 +134,18 @@ def _stream(name: str) -> Stream:
     if any(name.startswith(part) or f".{part}" in name for part in _PER_ROW) and "lm_head" not in name:
         return "row"
     if "decoder." in name or "lm_head" in name:
-        owner = name.split(".")
-        crosses = any(part in name for part in _CROSS) and any(part in owner for part in _KEYS_VALUES)
+        crosses = any(part in name for part in _CROSS) and _is_key_or_value(name)
         return "source" if crosses else "target"
     return "source"
+
+
+def _is_key_or_value(name: str) -> bool:
+    return any(part in _KEYS_VALUES for part in name.split("."))
+
+
+def _read_layer(model: nn.Module) -> str:
+    """The name of the layer that works for the first token alone, as a prefix; "" without one."""
+    return next((f"{name}." for name, module in model.named_modules() if reads_first_token(module)), "")
 
 
 def _config(model: nn.Module) -> Any:
@@ -158,4 +178,7 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
         return
     layers = getattr(config, "num_hidden_layers", 0)
     causal = bool(getattr(config, "is_decoder", False)) or "GPT" in type(model).__name__
-    yield from [("self", getattr(config, "hidden_size", 0), causal)] * layers
+    kinds = ["self"] * layers
+    if _read_layer(model):
+        kinds[-1] = "first"
+    yield from [(kind, getattr(config, "hidden_size", 0), causal) for kind in kinds]

