@@ -100,6 +100,25 @@ def test_an_extra_that_the_optimizer_forgot():
     assert "will not train" in faults(oelm.audit(model, forgetful))
 
 
+@pytest.mark.parametrize("name", ["oelm-gradual", "oelm-lowrank"])
+def test_a_projection_that_something_replaced(name, tmp_path):
+    """As adapters do: the audit says so, and what would need the tensor refuses with a word."""
+
+    class Adapter(nn.Module):
+        def __init__(self, base):
+            super().__init__()
+            self.base_layer = base
+
+    model = build("llama")
+    applied = oelm.apply(model, name)
+    attention = model.model.layers[1].self_attn
+    attention.q_proj = Adapter(attention.q_proj)
+    assert "it is gone" in faults(oelm.audit(model))
+    for use in (lambda: applied.step(5, 10), lambda: oelm.save(model, tmp_path)):
+        with pytest.raises(oelm.OelmError, match=r"layers\.1\.self_attn\.q_proj\.\w+ is gone since"):
+            use()
+
+
 def test_a_model_without_a_method():
     with pytest.raises(oelm.OelmError, match=r"oelm\.apply first"):
         oelm.audit(nn.MultiheadAttention(8, 2))

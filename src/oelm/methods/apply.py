@@ -22,7 +22,7 @@ from oelm.methods.ffn import ffn_matrices
 from oelm.methods.install import install
 from oelm.methods.method import Method
 from oelm.methods.readers import qk_projections, unwrap
-from oelm.methods.record import record_of, required_record
+from oelm.methods.record import record_of, recorded, required_record
 from oelm.methods.registry import method as resolve
 from oelm.methods.schedule import settle
 
@@ -109,7 +109,7 @@ class Applied:
                 if window is not None:
                     yield window.size, window.parameter.requires_grad
         for name in self._record.extras:
-            parameter = self.model.get_parameter(name)
+            parameter = recorded(self.model, name)
             yield parameter.numel(), parameter.requires_grad
 
     def step(self, step: int, total_steps: int, optimizer: torch.optim.Optimizer | None = None) -> bool:

@@ -78,7 +78,8 @@ def audit(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> A
         else:
             rows.append(AuditRow(tensor.name, "in the model", ("it is gone, or another name comes first",)))
     for name in record.extras:
-        faults = _training_faults(parameters[name], held)
+        found = parameters.get(name)
+        faults = ["it is gone"] if found is None else _training_faults(found, held)
         rows.append(AuditRow(name, "trains (an extra of the method)", tuple(faults)))
     rows += _frozen_by_accident(record, parameters)
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)

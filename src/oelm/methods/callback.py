@@ -12,8 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from oelm.errors import OelmError
 from oelm.methods.apply import Applied
 from oelm.methods.audit import AuditReport, audit
-from oelm.methods.readers import unwrap
-from oelm.methods.record import Record, required_record
+from oelm.methods.record import Record, recorded, required_record
 from oelm.methods.save import METADATA, read_metadata, restore, save_metadata
 
 
@@ -61,7 +60,7 @@ class OELMCallback(TrainerCallback):
         progress = state.global_step / max(state.max_steps, 1)
         for name, tensor in record.tensors.items():
             if tensor.frozen_at(progress) and tensor.sha256:
-                unwrap(model).get_parameter(name).requires_grad_(False)
+                recorded(model, name).requires_grad_(False)
         self._follow(state, model, optimizer)
 
     def on_step_begin(
@@ -99,7 +98,7 @@ class OELMCallback(TrainerCallback):
 def _thawing(model: nn.Module, record: Record) -> list[nn.Parameter]:
     """The parameters that are frozen at the start and trained later."""
     return [
-        unwrap(model).get_parameter(name)
+        recorded(model, name)
         for name, tensor in record.tensors.items()
         if tensor.frozen_at(0.0) and tensor.ever_trained
     ]

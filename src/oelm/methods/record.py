@@ -95,6 +95,17 @@ def required_record(model: nn.Module, wish: str) -> Record:
     return record
 
 
+def recorded(model: nn.Module, name: str) -> nn.Parameter:
+    """A parameter that the record speaks of."""
+    try:
+        return unwrap(model).get_parameter(name)
+    except AttributeError:
+        raise OelmError(
+            f"{name} is gone since oelm.apply: something put another module in its place (an adapter such as "
+            f"LoRA?). Change the model first, then apply; oelm.register_attention can name what stands there"
+        ) from None
+
+
 def sha256(tensor: Tensor) -> str:
     """Of the bytes, shape and dtype: what "bit-equal" means here."""
     data = whole(tensor.detach()).cpu().contiguous()

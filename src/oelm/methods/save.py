@@ -23,7 +23,7 @@ from oelm.errors import OelmError, UsageError
 from oelm.methods.install import install
 from oelm.methods.method import Method
 from oelm.methods.readers import unwrap
-from oelm.methods.record import Record, record_of, required_record, sha256
+from oelm.methods.record import Record, record_of, recorded, required_record, sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +76,7 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
 def _refuse_what_changed(model: nn.Module, record: Record) -> None:
     """Before anything is written: a folder that `load` would refuse by hash is of no use to anyone."""
     for name, tensor in record.tensors.items():
-        if tensor.sha256 and sha256(model.get_parameter(name)) != tensor.sha256:
+        if tensor.sha256 and sha256(recorded(model, name)) != tensor.sha256:
             raise OelmError(
                 f"{name} is not what it was when '{record.method.name}' froze it: something changed or "
                 f"cast it (oelm.audit tells more). Save before casting to a dtype, or cast before oelm.apply"
@@ -89,7 +89,7 @@ def save_metadata(model: nn.Module, folder: Path | str, *, compact: bool = False
     model, folder = unwrap(model), Path(folder)
     if record.extras and not compact:
         _write_tensors(
-            folder / EXTRA_WEIGHTS, {name: model.get_parameter(name).detach() for name in record.extras}
+            folder / EXTRA_WEIGHTS, {name: recorded(model, name).detach() for name in record.extras}
         )
     about = {
         "format": _FORMAT,

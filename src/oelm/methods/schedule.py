@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from oelm.methods.layers import Place
 from oelm.methods.method import Method
-from oelm.methods.record import Record, sha256
+from oelm.methods.record import Record, recorded, sha256
 
 
 def freezing_times(chosen: Method, place: Place) -> tuple[float | None, float | None]:
@@ -32,7 +32,7 @@ def settle(model: nn.Module, record: Record, progress: float) -> list[Tensor]:
     """Freeze and thaw as of `progress`; the parameters whose state changed."""
     changed: list[Tensor] = []
     for tensor in record.tensors.values():
-        parameter = model.get_parameter(tensor.name)
+        parameter = recorded(model, tensor.name)
         frozen = tensor.frozen_at(progress)
         if tensor.ever_frozen and frozen != bool(tensor.sha256):
             parameter.requires_grad_(not frozen)
