@@ -2,7 +2,7 @@
 
 import os
 
-FOR_TESTS = ("OELM_SHARED", "OELM_SCREENSHOTS")
+FOR_TESTS = ("OELM_GOLDEN", "OELM_SHARED", "OELM_SCREENSHOTS")
 for name in [name for name in os.environ if name.startswith("OELM_") and name not in FOR_TESTS]:
     del os.environ[name]
 os.environ |= {

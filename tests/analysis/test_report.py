@@ -15,13 +15,14 @@ from run_factory import dump, lm_config, write_run, write_study
 
 from oelm.analysis import closing, findings, plots, report
 from oelm.analysis.analyze import analyze
-from oelm.analysis.document import Document, Figure, Section
+from oelm.analysis.document import Document, Figure, Section, Table
 from oelm.analysis.figures import Look, standalone
 from oelm.analysis.html import to_html
 from oelm.analysis.markdown import to_markdown
 from oelm.analysis.plots import all_figures
 from oelm.analysis.report import build, relative_link, write_html, write_markdown
 from oelm.analysis.strings import LANGUAGES, TABLE
+from oelm.analysis.style import CSS
 from oelm.analysis.words import Words
 from oelm.methods.registry import method
 
@@ -336,3 +337,21 @@ def test_an_empty_folder_still_gives_a_report(tmp_path):
     text = to_html(build(analyze(tmp_path), tmp_path))
     assert "no finished comparison" in text
     assert Page(text).open == []
+
+
+def test_the_style_sheet_is_one_that_a_browser_reads_whole():
+    """A line break inside a quoted name makes a browser drop the whole rule."""
+    for line in CSS.splitlines():
+        assert line.count('"') % 2 == 0, line
+    assert CSS.count("{") == CSS.count("}")
+
+
+def test_the_colour_of_a_verdict_lies_on_the_verdict(analysis):
+    w = Words("en")
+    for block in [
+        *findings.comparison_blocks(analysis, w),
+        *findings.other_comparisons(analysis, "control", w),
+        *findings.other_comparisons(analysis, "orthogonality", w),
+    ]:
+        if isinstance(block, Table):
+            assert block.head[block.verdict] == w("col.verdict")

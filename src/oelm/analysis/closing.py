@@ -63,9 +63,10 @@ def efficiency(analysis: Analysis, w: Words) -> list[Block]:
         p, c = spent.parameters, quality.get(arm.key)
         change: Text = w("role.baseline")
         if c is not None:
-            change = numbers.change(c.ratio.value) if c.ratio else w("outcome.refused")
+            change = w("outcome.refused")
             if c.ratio:
-                change = (Link(str(change), "#" + anchor(arm)),)
+                said = w(f"quality.{c.metric}", change=numbers.change(c.ratio.value))
+                change = (Link(said, "#" + anchor(arm)),)
         rows.append(
             Row(
                 (

@@ -75,6 +75,7 @@ class Table:
     rows: tuple[Row, ...]
     caption: str = ""
     words: int = 1  # so many leading columns hold words; the rest are numbers and align right
+    verdict: int = -1  # the column that the rows' tone colours; none by default
 
 
 @dataclass(frozen=True)

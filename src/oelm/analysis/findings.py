@@ -76,6 +76,8 @@ def cards(analysis: Analysis, w: Words) -> Cards:
         rivals = sum(c.kind == "baseline" and c.arm.freezes for c in comparisons) - 1
         for c in chosen:
             sentences = [w.tell(m) for m in what_it_says(c)]
+            if c.kind != "baseline":
+                sentences.insert(0, w(f"asks.{c.kind}"))
             if c in picked and rivals > 1:  # the winner of several is flattered by having won
                 sentences.insert(0, w("sentence.best", n=rivals))
             words = w("sentence.separator").join(sentences)
@@ -147,7 +149,7 @@ def _baseline_table(comparisons: Sequence[Comparison], caption: str, w: Words) -
         cells = _cells(c, w)
         rows.append(Row(tuple(cells.get(name, "–") for name in columns), tone(c.target)))
     words = columns.index(metric)
-    return Table(tuple(w(f"col.{name}") for name in columns), tuple(rows), caption, words)
+    return Table(tuple(w(f"col.{name}") for name in columns), tuple(rows), caption, words, verdict=1)
 
 
 def _cells(c: Comparison, w: Words) -> dict[str, Text]:
@@ -226,7 +228,11 @@ def other_comparisons(analysis: Analysis, kind: str, w: Words) -> list[Block]:
                 tone(verdict),
             )
         )
-    return [Paragraph(w(f"about.{kind}")), Table(head, tuple(rows), words=4), *_notes(comparisons, w)]
+    return [
+        Paragraph(w(f"about.{kind}")),
+        Table(head, tuple(rows), words=4, verdict=3),
+        *_notes(comparisons, w),
+    ]
 
 
 def run_blocks(analysis: Analysis, link: PathLink, w: Words) -> list[Block]:

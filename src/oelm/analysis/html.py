@@ -97,6 +97,8 @@ def _row(row: Row, table: Table) -> str:
 
 
 def _side(column: int, table: Table) -> str:
+    if column == table.verdict:
+        return ' class="verdict"'
     return "" if column < table.words else ' class="num"'
 
 

@@ -212,6 +212,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{arm}: accuracy {effect} points against {reference} (95 % interval {interval}, {n}).",
         "{arm}：准确率相对 {reference} 变化 {effect} 个百分点（95 % 区间 {interval}，{n}）。",
     ),
+    "asks.control": ("Freezing alone, with the same start and network:", "仅冻结本身（起点与网络相同）："),
+    "asks.orthogonality": ("Orthogonality or scale?", "是正交性还是尺度？"),
     "sentence.best": (
         "Best of {n} other frozen arms, picked by this very figure, which flatters it:",
         "其余 {n} 个冻结组中最好的一个（正是按此数字挑出，因而偏乐观）：",

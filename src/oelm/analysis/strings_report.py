@@ -12,9 +12,9 @@ REPORT: dict[str, tuple[str, str]] = {
     ),
     "report.command": ("Made again with", "重新生成："),
     "lead": (
-        "Frozen arms compared with their baselines: {n}. Within the 5 % target: {held}; beyond it: {failed}; "
-        "not decided: {open}.",
-        "冻结组与基线的比较共 {n} 项：{held} 项达到 5 % 的目标，{failed} 项未达到，{open} 项未有定论。",
+        "Frozen arms against their baselines, {n} comparisons: {held} cost at most 5 %, {failed} cost more, "
+        "{open} undecided.",
+        "冻结组与基线的比较共 {n} 项：{held} 项代价不超过 5 %，{failed} 项代价更大，{open} 项未有定论。",
     ),
     "lead.nothing": (
         "There is no finished comparison of a frozen arm with its baseline yet.",
@@ -61,10 +61,12 @@ REPORT: dict[str, tuple[str, str]] = {
         "同时改变，二者都无从判断。",
     ),
     "about.efficiency": (
-        "Quality is the change of perplexity or accuracy against the baseline. Step time is shown only "
+        "Quality is the change of perplexity (lower is better) or accuracy (higher is better) against the "
+        "baseline. Step time is shown only "
         "from an "
         "interleaved benchmark; beside it stands what the FLOP model allows at most.",
-        "质量指困惑度或准确率相对基线的变化。步时仅取自交错基准测试；旁边列出 FLOP 模型允许的最大节省。",
+        "质量指困惑度（越低越好）或准确率（越高越好）相对基线的变化。"
+        "步时仅取自交错基准测试；旁边列出 FLOP 模型允许的最大节省。",
     ),
     "about.benchmarks": ("Step times from {files}.", "步时取自 {files}。"),
     "about.reported": (
@@ -91,6 +93,8 @@ REPORT: dict[str, tuple[str, str]] = {
     "col.seeds": ("n", "n"),
     "col.data": ("Data", "数据"),
     "col.quality": ("Quality", "质量"),
+    "quality.ppl": ("perplexity {change}", "困惑度 {change}"),
+    "quality.accuracy": ("accuracy {change}", "准确率 {change}"),
     "col.trainable": ("Trained", "可训练参数"),
     "col.frozen": ("Frozen", "冻结参数"),
     "col.frozen_share": ("Frozen share", "冻结占比"),

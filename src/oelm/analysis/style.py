@@ -8,11 +8,10 @@ CSS = """
   --panel: #1d2125; --line: #33393f; --link: #7db7f2; --good: #5cc490; --bad: #f08a66; --open: #d9b95c; } }
 * { box-sizing: border-box; }
 html { font-size: 100%; -webkit-text-size-adjust: 100%; scroll-behavior: smooth; }
-body { margin: 0 auto; padding: 2.5rem 1.25rem 5rem; max-width: 62rem; background: var(--paper); color:
-  var(--ink);
-  font: 1rem/1.6 system-ui, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", "PingFang SC", "Microsoft
-  YaHei",
-  "Noto Sans CJK SC", sans-serif; overflow-wrap: break-word; }
+body { margin: 0 auto; padding: 2.5rem 1.25rem 5rem; max-width: 62rem; background: var(--paper);
+  color: var(--ink); overflow-wrap: break-word; line-height: 1.6;
+  font-family: system-ui, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", "PingFang SC", "Microsoft YaHei",
+    "Noto Sans CJK SC", "WenQuanYi Micro Hei", sans-serif; }
 h1 { font-size: clamp(1.6rem, 4vw, 2.3rem); line-height: 1.2; letter-spacing: -.015em; margin: 0 0 .75rem;
   text-wrap: balance; }
 h2 { font-size: 1.35rem; line-height: 1.3; margin: 3.2rem 0 1rem; padding-top: .9rem; border-top: 1px solid
@@ -47,8 +46,9 @@ th { font-weight: 600; color: var(--soft); font-size: .82rem; border-bottom-widt
 th:last-child, td:last-child { padding-right: 0; }
 .num { text-align: right; white-space: nowrap; }
 td a { color: inherit; }
-tr.good td:nth-child(2) { color: var(--good); } tr.bad td:nth-child(2) { color: var(--bad); }
-tr.open td:nth-child(2) { color: var(--open); }
+th, td.verdict { white-space: nowrap; } td { word-break: keep-all; }
+tr.good .verdict { color: var(--good); } tr.bad .verdict { color: var(--bad); }
+tr.open .verdict { color: var(--open); }
 tr:target td { background: color-mix(in srgb, var(--link) 14%, transparent); }
 figure { margin: 1.6rem 0 2rem; }
 figure svg { display: block; width: 100%; max-width: 46rem; height: auto; font-family: inherit; }
