@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from oelm.errors import OelmError
+from oelm.methods.apply import apply
 from oelm.models.gpt import GPT, gpt_config
 from oelm.models.huggingface import export_hf, import_hf, to_gpt2
 
@@ -12,9 +13,10 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def trained(**rest):
+def trained(method="baseline"):
     """A model a few steps away from its start, so that biases and norms are not at their defaults."""
-    model = GPT(gpt_config("smoke", vocab_size=61, context=24, **rest), seeded())
+    model = GPT(gpt_config("smoke", vocab_size=61, context=24), seeded())
+    apply(model, method)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     ids = torch.randint(61, (4, 25), generator=seeded(1))
     for _ in range(3):
@@ -25,10 +27,11 @@ def trained(**rest):
     return model.eval()
 
 
-def test_logits_agree_both_ways(tmp_path):
+@pytest.mark.parametrize("method", ["baseline", "oelm-freeze"])
+def test_logits_agree_both_ways(tmp_path, method):
     from transformers import GPT2LMHeadModel
 
-    ours = trained()
+    ours = trained(method)
     ids = torch.randint(61, (2, 24), generator=seeded(2))
     export_hf(ours, tmp_path)
     theirs = GPT2LMHeadModel.from_pretrained(tmp_path).eval()

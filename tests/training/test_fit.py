@@ -7,6 +7,7 @@ import math
 import sys
 import types
 from dataclasses import replace
+from functools import partialmethod
 
 import pytest
 import torch
@@ -15,10 +16,12 @@ import oelm
 from oelm.data.tokenizers import Tokenizer
 from oelm.errors import OelmError, UsageError
 from oelm.models.gpt import GPT
+from oelm.training.checkpoint import load_checkpoint
 from oelm.training.fit import fit
 from oelm.training.folder import RunFolder
 from oelm.training.networks import build_network
 from oelm.training.tasks.lm import LanguageModelling
+from oelm.training.tasks.task import Evaluation
 
 
 def rows(folder, kind):
@@ -111,6 +114,36 @@ def test_folder_of_another_config_is_refused_with_the_diff(tmp_path, machine, ma
     with pytest.raises(UsageError, match=r"budget\.steps: 2 -> 3"):
         fit(make("lm", budget={"steps": 3}), tmp_path, machine)
     assert (tmp_path / "status.json").read_bytes() == before
+
+
+def test_the_test_split_is_scored_with_the_best_weights_not_the_last(tmp_path, machine, make, monkeypatch):
+    """Only the first validation counts as the best: a longer run ends with the figures of a shorter one."""
+    monkeypatch.setattr(Evaluation, "better_than", lambda evaluation, best: best is None)
+    results, last = {}, {}
+    for steps in (4, 12):
+        config = make("lm", "oelm-plus", optim={"schedule": "constant"}, budget={"steps": steps})
+        fit(config, tmp_path / str(steps), machine)
+        results[steps] = RunFolder(tmp_path / str(steps)).results()
+        last[steps] = load_checkpoint(tmp_path / str(steps) / "latest.pt")["model"]["tokens.weight"]
+    assert not torch.equal(last[4], last[12])
+    assert results[4]["test"] == results[12]["test"]
+    assert results[4]["validation"] == results[12]["validation"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "name"), [("lm", "oelm-plus"), ("gpt-cls", "oelm-gradual")])
+def test_a_compiled_run_has_the_losses_of_a_plain_one(tmp_path, machine, make, monkeypatch, shape, name):
+    """Traced as torch.compile does it, without the minute that generating code takes."""
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="aot_eager")
+    )
+    config = make(shape, name, model={"dropout": 0.0}, budget={"steps": 6, "log_every": 1})
+    losses = []
+    for compiled in (False, True):
+        folder = tmp_path / str(compiled)
+        assert fit(replace(config, compile=compiled), folder, machine).state == "finished"
+        losses.append([row["loss"] for row in rows(folder, "train")])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_finished_run_is_left_alone(tmp_path, machine, make):

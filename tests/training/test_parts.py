@@ -101,6 +101,29 @@ def test_cpu_precision_has_a_reason_and_refuses_what_it_cannot(monkeypatch):
     precision.probe_cpu_bf16.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("native_bf16", "capability", "chosen", "word"),
+    [
+        (True, (8, 0), "bf16", "has bf16 matmuls"),
+        (False, (7, 5), "fp16", "fp16 tensor cores but no bf16"),
+        (False, (6, 1), "fp32", "neither"),
+    ],
+)
+def test_cuda_precision_follows_the_card(monkeypatch, native_bf16, capability, chosen, word):
+    """The decision alone, with a card that only says what it is."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native_bf16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    cuda = torch.device("cuda")
+    found = precision.choose_precision("auto", cuda)
+    assert found.dtype == chosen
+    assert word in found.reason
+    assert precision.choose_precision("fp32", cuda).reason == "asked for"
+    if not native_bf16:
+        with pytest.raises(UsageError, match="no bf16 matmuls"):
+            precision.choose_precision("bf16", cuda)
+
+
 # -- checkpoints ----------------------------------------------------------------------------------
 
 
