@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from oelm.cli.main import main
 from oelm.experiments.catalogue import experiment, select
 from oelm.experiments.launch import prepare
 from oelm.experiments.overrides import override
@@ -50,12 +51,29 @@ def ended(process: subprocess.Popen[str], code: int = 0) -> str:
     return output
 
 
-@pytest.mark.parametrize("phase", [1, 2, 4])
-def test_a_phase_of_the_study_from_start_to_results(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, phase: int
+def test_a_phase_of_the_study_in_processes(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    output = ended(start("--phase", str(phase)))
-    runs = {run.id: run for run in scan(tmp_path / "runs")}
+    check_phase(2, tmp_path / "runs", ended(start("--phase", "2")))
+
+
+@pytest.mark.parametrize("phase", [1, 3, 4])
+def test_a_phase_of_the_study_from_start_to_results(
+    in_process: None,
+    tmp_path: Path,
+    phase: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["oelm", "run", "--phase", str(phase), "--scale", "smoke", "--runs", str(tmp_path / "runs")]
+    words += ["--cache-dir", str(tmp_path / "cache")]
+    monkeypatch.setattr(sys, "argv", words)  # what the manifests name
+    assert main(words[1:]) == 0
+    check_phase(phase, tmp_path / "runs", capsys.readouterr().out)
+
+
+def check_phase(phase: int, root: Path, output: str) -> None:
+    runs = {run.id: run for run in scan(root)}
     assert set(runs) == {e.id for e in select(phase=phase)}
     assert {run.state for run in runs.values()} == {"finished"}
     for id, run in runs.items():
@@ -65,7 +83,7 @@ def test_a_phase_of_the_study_from_start_to_results(
         assert audit is not None
         assert manifest is not None
         assert results["test"] is not None, id
-        assert results["metric"] == ("ppl" if phase == 2 else "accuracy")
+        assert results["metric"] == ("ppl" if phase in (2, 3) else "accuracy")
         assert (results["parameters"]["frozen"] > 0) == (results["arm"] != "baseline")
         assert all(part["ok"] for part in audit.values() if isinstance(part, dict) and "ok" in part)
         assert "--phase" in manifest["command"]  # the command a person can type again
