@@ -1,0 +1,130 @@
+"""What the documents say runs: Python is executed, command lines are parsed, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oelm.cli.main import COMMANDS, build_parser
+from oelm.data.catalogue import dataset
+from oelm.experiments import catalogue
+from oelm.experiments.catalogue import STUDIES, experiment, select
+
+ROOT = Path(__file__).parents[1]
+README, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+OF_THE_DOCUMENTS = ("TS-MINE", "MY-01", "MY-02")  # registered by the blocks of docs/adding.md
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+
+
+def blocks(page: Path, language: str | None = None) -> list[str]:
+    found = _FENCE.findall(page.read_text(encoding="utf-8"))
+    return [text for kind, text in found if language is None or kind == language]
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Every line of a block that begins with `oelm`, and every `oelm ...` in the running text."""
+    for block in blocks(page, ""):
+        for line in block.splitlines():
+            for part in line.partition(" #")[0].split("&&"):
+                if part.strip().startswith("oelm "):
+                    yield part.strip()
+    prose = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    for found in re.findall(r"`(oelm [^`]+)`", prose):
+        if "…" not in found:
+            yield found
+
+
+def test_the_pages_hold_commands_at_all() -> None:
+    assert sum(1 for page in PAGES for _ in commands(page)) > 25
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_line_of_a_page_parses_and_names_what_exists(page: Path) -> None:
+    for line in commands(page):
+        words = shlex.split(line)[1:]
+        assert words[0] in COMMANDS, line
+        args, extra = build_parser(words[0]).parse_known_args(words)
+        assert not extra, f"{page.name}: {line}: unknown {extra}"
+        ids = [*(getattr(args, "ids", None) or []), *([args.id] if getattr(args, "id", None) else [])]
+        for name in ids:
+            assert name in OF_THE_DOCUMENTS or experiment(name)
+        if getattr(args, "study", "") not in ("", "mine"):
+            assert args.study in STUDIES, line
+        if words[0] == "data" and words[1] != "list" and "--catalogue" not in words and "/" not in args.name:
+            assert dataset(args.name), line
+
+
+@pytest.fixture
+def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a page registers is forgotten again."""
+    from oelm.data import catalogue as data_catalogue
+    from oelm.methods import families, registry
+
+    catalogue.experiments()
+    monkeypatch.setattr(catalogue, "_registered", dict(catalogue._registered))
+    monkeypatch.setattr(data_catalogue, "_REGISTRY", dict(data_catalogue._REGISTRY))
+    monkeypatch.setattr(families, "_registered", dict(families._registered))
+    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
+
+
+@pytest.mark.usefixtures("own_registries")
+def test_the_code_of_adding_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    space: dict[str, Any] = {}
+    for block in blocks(ROOT / "docs" / "adding.md", "python"):
+        exec(compile(block, "docs/adding.md", "exec"), space)
+    assert "frozen" in capsys.readouterr().out
+    assert experiment("TS-MINE").at("smoke").method.temperature
+    assert experiment("TS-MINE").baseline == "TS-BASELINE-TUNED"
+    assert [e.id for e in select(study="mine")] == ["MY-01", "MY-02"]
+    assert dataset("tickets").shape == "2-way"
+
+
+@pytest.mark.slow
+def test_the_ten_lines_of_the_readme_run_as_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a tiny BERT in the place of the one that a hub would give, and four rows of data."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
+
+    def tiny(name: str, num_labels: int) -> BertForSequenceClassification:
+        assert name == "bert-base-uncased"
+        shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+        return BertForSequenceClassification(BertConfig(vocab_size=50, num_labels=num_labels, **shape))
+
+    monkeypatch.setattr(AutoModelForSequenceClassification, "from_pretrained", tiny)
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks(README, "python")
+    row = {"input_ids": torch.tensor([1, 2, 3]), "labels": torch.tensor(1)}
+    space: dict[str, Any] = {"data": [row] * 4}
+    exec(compile(code, "README.md", "exec"), space)
+    assert "2,112" in capsys.readouterr().out  # frozen: Q and K of one layer, weights and biases
+    assert not any(p.requires_grad for n, p in space["model"].named_parameters() if ".query." in n)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    prose = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)#\s]+)", prose):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", [README, CHINESE], ids=lambda page: page.name)
+def test_the_readmes_tables_are_whole(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert str(len(select(phase=5))) in next(line for line in text.splitlines() if line.startswith("| 5 |"))
+    listed = set(re.findall(r"`(\w+)", "".join(line for line in text.splitlines() if line.startswith("| `"))))
+    assert set(COMMANDS) <= listed
+    assert all(f"`{study}`" in text for study in STUDIES if study != "paper")
+
+
+def test_both_readmes_hold_the_same_code() -> None:
+    assert blocks(README) == blocks(CHINESE)
