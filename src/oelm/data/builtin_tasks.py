@@ -11,7 +11,6 @@ from collections.abc import Callable
 from oelm.data.builtin import (
     ANIMALS,
     COLOURS,
-    FRUITS,
     MOODS,
     PLACES,
     THINGS,
@@ -116,83 +115,58 @@ def last_place(dice: Dice) -> Row:
     return {"text": " ".join(map(_capital, text)), "label": _FOUR_PLACES.index(places[thing])}
 
 
+# A statement with its value, the same denied, and the few values it can take: with many, a small model has
+# too few examples of each to learn that the same word on both sides is what counts.
 _FACTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    # a statement with its value, the same denied, and the values it can take
-    ("{name} lives near the {value}", "{name} does not live near the {value}", tuple(PLACES)),
-    ("{name} owns a {value}", "{name} does not own a {value}", tuple(THINGS)),
-    ("{name}'s favourite colour is {value}", "{name}'s favourite colour is not {value}", tuple(COLOURS)),
-    ("{name} likes {value} best", "{name} does not like {value} best", tuple(FRUITS)),
-    ("{name} keeps a pet {value}", "{name} does not keep a pet {value}", tuple(ANIMALS)),
-    ("{name} felt {value} today", "{name} did not feel {value} today", tuple(MOODS)),
+    ("{name} lives near the {value}", "{name} does not live near the {value}", _FOUR_PLACES),
+    ("{name} owns a {value}", "{name} does not own a {value}", ("kite", "drum", "lantern", "boat")),
+    ("{name} likes {value} best", "{name} does not like {value} best", ("plums", "pears", "apples", "figs")),
+    ("{name} keeps a pet {value}", "{name} does not keep a pet {value}", ("dog", "cat", "goat", "hen")),
 )
-
-
-_Told = dict[tuple[Person, int], str]  # who, which fact -> its value
 
 # What a premise never says, so that a statement of it is open.
 _OPEN: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("{name} will travel to the {value} tomorrow", tuple(PLACES)),
-    ("{name} once lost a {value}", tuple(THINGS)),
-    ("{name} is afraid of the {value}", tuple(ANIMALS)),
+    ("{name} will travel to the {value} tomorrow", PLACES),
+    ("{name} once lost the {value}", THINGS),
+    ("{name} is afraid of the {value}", ANIMALS),
 )
 
 
 def statement(dice: Dice) -> Row:
-    """Facts about two or three people, and a statement that follows, is left open, or contradicts.
+    """Three facts about a person, and a statement that follows, is left open, or contradicts.
 
-    As in real collections, a denial hints at a contradiction and a new subject at an open question; half of
-    the rows have no such hint and must be looked up.
+    As in real collections, a denial hints at a contradiction and a new subject at an open question; where
+    there is no such hint, premise and statement must be compared.
     """
-    cast = people(dice, 2 + dice.below(2))
-    told: _Told = {}
-    for person in cast:
-        for kind in dice.some(range(len(_FACTS)), 3):
-            told[person, kind] = dice.pick(_FACTS[kind][2])
-    premise = [_fact(person, kind, value, told=True) for (person, kind), value in told.items()]
-    label = dice.below(3)
-    hypothesis = (_entailed, _left_open, _contradicted)[label](dice, cast, told)
-    facts = " ".join(sentence + "." for sentence in dice.some(premise, len(premise)))
-    return {"premise": facts, "hypothesis": hypothesis + ".", "label": label}
+    (person,) = people(dice, 1)
+    *told, untold = dice.some(range(len(_FACTS)), len(_FACTS))
+    values = {kind: dice.pick(_FACTS[kind][2]) for kind in told}
+    facts = [_introduced(dice, person), *(_fact(person, kind, value) for kind, value in values.items())]
+    label, hint, kind = dice.below(3), dice.chance(50), dice.pick(told)
+    if label == 0:
+        said = _fact(person, kind, values[kind])
+    elif label == 1 and hint:
+        template, options = dice.pick(_OPEN)
+        said = template.format(name=person.name, value=dice.pick(options))
+    elif label == 1:
+        said = _fact(person, untold, dice.pick(_FACTS[untold][2]))
+    elif hint:  # the truth denied
+        said = _fact(person, kind, values[kind], denied=True)
+    else:
+        said = _fact(person, kind, dice.pick([v for v in _FACTS[kind][2] if v != values[kind]]))
+    return {"premise": " ".join(fact + "." for fact in facts), "hypothesis": said + ".", "label": label}
 
 
-def _entailed(dice: Dice, cast: list[Person], told: _Told) -> str:
-    subject, kind = dice.pick(list(told))
-    if dice.chance(10):  # a falsehood denied
-        return _fact(subject, kind, _value(dice, told, kind, told[subject, kind]), told=False)
-    return _fact(subject, kind, told[subject, kind], told=True)
+def _introduced(dice: Dice, person: Person) -> str:
+    """Tells people of one name apart, so that no row of one split stands in another."""
+    child = "girl" if person.she == "she" else "boy"
+    age = dice.pick(("six", "seven", "eight", "nine", "ten", "eleven", "twelve"))
+    mood, colour = article(dice.pick(MOODS)), article(dice.pick(COLOURS))
+    return f"{person.name} is {mood} {child} of {age} in {colour} coat"
 
 
-def _left_open(dice: Dice, cast: list[Person], told: _Told) -> str:
-    subject = dice.pick(cast)
-    if dice.chance(50):
-        template, values = dice.pick(_OPEN)
-        return _filled(template, subject, dice.pick(values))
-    kind = dice.pick([kind for kind in range(len(_FACTS)) if (subject, kind) not in told])
-    return _fact(subject, kind, _value(dice, told, kind, ""), told=dice.chance(80))
-
-
-def _contradicted(dice: Dice, cast: list[Person], told: _Told) -> str:
-    subject, kind = dice.pick(list(told))
-    if dice.chance(50):  # the truth denied
-        return _fact(subject, kind, told[subject, kind], told=False)
-    return _fact(subject, kind, _value(dice, told, kind, told[subject, kind]), told=True)
-
-
-def _fact(person: Person, kind: int, value: str, *, told: bool) -> str:
-    stated, denied, _ = _FACTS[kind]
-    return _filled(stated if told else denied, person, value)
-
-
-def _filled(template: str, person: Person, value: str) -> str:
-    return template.format(name=person.name, value=value).replace("a " + value, article(value))
-
-
-def _value(dice: Dice, told: _Told, kind: int, wrong: str) -> str:
-    """Another value of this kind, often one that the text says about someone else."""
-    heard = [value for (_, other), value in told.items() if other == kind and value != wrong]
-    if heard and dice.chance(40):
-        return dice.pick(heard)
-    return dice.pick([value for value in _FACTS[kind][2] if value != wrong])
+def _fact(person: Person, kind: int, value: str, *, denied: bool = False) -> str:
+    return _FACTS[kind][int(denied)].format(name=person.name, value=value)
 
 
 TASKS: dict[str, Callable[[Dice], Row]] = {
