@@ -169,19 +169,21 @@ class RunFolder:
         """Make the folder this config's, or refuse with the differences when it already holds another.
 
         One whose run failed before it began (an impossible wish, say) may be asked for something better."""
+        if self.exists():
+            held = self.config()
+            if config_hash(held) == config_hash(config):
+                return
+            if not self._never_began():
+                lines = "\n".join(diff_lines(held, config))
+                raise UsageError(
+                    f"{self.path} holds a run with another config (folder -> asked):\n{lines}\n"
+                    "Use another folder, or remove this one to start over."
+                )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if not self.exists() or self._never_began():
-                write_text(self.config_file, config_to_yaml(config))
+            write_text(self.config_file, config_to_yaml(config))
         except OSError as error:
             raise OelmError(f"{self.path} cannot be made a run folder: {error.strerror or error}") from None
-        held = self.config()
-        if config_hash(held) != config_hash(config):
-            lines = "\n".join(diff_lines(held, config))
-            raise UsageError(
-                f"{self.path} holds a run with another config (folder -> asked):\n{lines}\n"
-                "Use another folder, or remove this one to start over."
-            )
 
     def _never_began(self) -> bool:
         """Failed before there was anything to lose: the manifest is written just before the first step."""
