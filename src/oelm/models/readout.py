@@ -26,7 +26,7 @@ def read_first_token(model: nn.Module) -> bool:
     layer = last_encoder_layer(model)
     if layer is None:
         return False
-    layer.forward = MethodType(_first_token, layer)  # type: ignore[method-assign]
+    layer.forward = MethodType(_first_token, layer)
     return True
 
 
@@ -41,7 +41,7 @@ def last_encoder_layer(model: nn.Module) -> nn.Module | None:
         return None
     if config.model_type not in FAMILIES or config.is_decoder or config._attn_implementation != "sdpa":
         return None
-    trunk: Any = getattr(model, model.base_model_prefix)  # type: ignore[arg-type]
+    trunk: Any = getattr(model, str(model.base_model_prefix))
     return trunk.encoder.layer[-1]
 
 
