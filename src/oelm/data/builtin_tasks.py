@@ -166,7 +166,8 @@ def _introduced(dice: Dice, person: Person) -> str:
 
 
 def _fact(person: Person, kind: int, value: str, *, denied: bool = False) -> str:
-    return _FACTS[kind][int(denied)].format(name=person.name, value=value)
+    stated, negated, _ = _FACTS[kind]
+    return (negated if denied else stated).format(name=person.name, value=value)
 
 
 TASKS: dict[str, Callable[[Dice], Row]] = {
