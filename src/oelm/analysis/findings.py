@@ -21,11 +21,12 @@ from oelm.analysis.document import (
     Link,
     Paragraph,
     Row,
+    Strong,
     Table,
     Text,
 )
 from oelm.analysis.verdict import FAILS, HOLDS, Verdict
-from oelm.analysis.words import Words, badge, outcome, settle, tone, what_it_says
+from oelm.analysis.words import Words, badge, outcome, plainly, settle, tone, what_it_says
 
 MAIN_METHOD = "oelm-freeze"  # the method the study is about; its verdict stands first
 PathLink = Callable[[Path], str]
@@ -75,13 +76,15 @@ def cards(analysis: Analysis, w: Words) -> Cards:
         picked = best_other(comparisons, [first])
         rivals = sum(c.kind == "baseline" and c.arm.freezes for c in comparisons) - 1
         for c in chosen:
+            plain = plainly(c)
             sentences = [w.tell(m) for m in what_it_says(c)]
-            if c.kind != "baseline":
-                sentences.insert(0, w(f"asks.{c.kind}"))
+            if c.kind == "orthogonality":
+                sentences.insert(0, w("asks.orthogonality"))
             if c in picked and rivals > 1:  # the winner of several is flattered by having won
                 sentences.insert(0, w("sentence.best", n=rivals))
             words = w("sentence.separator").join(sentences)
-            lines.append((words + " ", Link(w("link.runs"), "#" + anchor(c.arm))))
+            first_words: tuple[Inline, ...] = (Strong(w.tell(plain)), " ") if plain is not None else ()
+            lines.append((*first_words, words + " ", Link(w("link.runs"), "#" + anchor(c.arm))))
         made.append(Card(group_title(first, w), tuple(lines), tone(_shown(first)), w.tell(badge(first))))
     return Cards(tuple(made))
 

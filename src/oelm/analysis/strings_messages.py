@@ -212,7 +212,32 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{arm}: accuracy {effect} points against {reference} (95 % interval {interval}, {n}).",
         "{arm}：准确率相对 {reference} 变化 {effect} 个百分点（95 % 区间 {interval}，{n}）。",
     ),
-    "asks.control": ("Freezing alone, with the same start and network:", "仅冻结本身（起点与网络相同）："),
+    "size.ppl": ("{value} of perplexity", "困惑度 {value}"),
+    "size.accuracy": ("{value} points of accuracy", "准确率 {value} 个百分点"),
+    "plain.baseline.worse": (
+        "{arm} is worse than {reference} by {size}.",
+        "{arm} 比 {reference} 差（{size}）。",
+    ),
+    "plain.baseline.better": (
+        "{arm} is better than {reference} by {size}.",
+        "{arm} 比 {reference} 好（{size}）。",
+    ),
+    "plain.baseline.undecided": (
+        "No difference between {arm} and {reference} is shown.",
+        "{arm} 与 {reference} 之间没有显示出差别。",
+    ),
+    "plain.control.worse": (
+        "Freezing alone costs it {size}: {reference} is the same network with trained Q/K.",
+        "仅冻结本身的代价是{size}：{reference} 是同一网络，但 Q/K 参与训练。",
+    ),
+    "plain.control.better": (
+        "Freezing alone brings it {size}: {reference} is the same network with trained Q/K.",
+        "仅冻结本身带来的收益是{size}：{reference} 是同一网络，但 Q/K 参与训练。",
+    ),
+    "plain.control.undecided": (
+        "No cost of freezing alone is shown: {reference} is the same network with trained Q/K.",
+        "没有显示出仅冻结本身的代价：{reference} 是同一网络，但 Q/K 参与训练。",
+    ),
     "asks.orthogonality": ("Orthogonality or scale?", "是正交性还是尺度？"),
     "sentence.best": (
         "Best of {n} other frozen arms, picked by this very figure, which flatters it:",

@@ -52,6 +52,15 @@ def settle(verdict: Verdict) -> Message | None:
     return say(f"needed.{verdict.needed.limit}")
 
 
+def plainly(comparison: Comparison) -> Message | None:
+    """Its outcome without a figure's fine print; None where another sentence says it, or nothing can."""
+    c = comparison
+    if c.effect is None or c.kind == "orthogonality" or c.sign.outcome not in (BETTER, WORSE, UNDECIDED):
+        return None
+    size = say(f"size.{c.metric}", value=numbers.effect(c.effect, c.metric).lstrip("+" + numbers.MINUS))
+    return say(f"plain.{c.kind}.{c.sign.outcome}", arm=c.arm.name, reference=c.reference.name, size=size)
+
+
 def what_it_says(comparison: Comparison) -> tuple[Message, ...]:
     """A comparison in sentences: the difference with its interval and n, then the verdicts."""
     c = comparison
