@@ -78,8 +78,6 @@ def cards(analysis: Analysis, w: Words) -> Cards:
         for c in chosen:
             plain = plainly(c)
             sentences = [w.tell(m) for m in what_it_says(c)]
-            if c.kind == "orthogonality":
-                sentences.insert(0, w("asks.orthogonality"))
             if c in picked and rivals > 1:  # the winner of several is flattered by having won
                 sentences.insert(0, w("sentence.best", n=rivals))
             words = w("sentence.separator").join(sentences)

@@ -172,7 +172,9 @@ def _tuning(a: Config, b: Config, trials: Sequence[Run]) -> list[Message]:
             continue
         if config.optim.lr in (min(config.tune.grid), max(config.tune.grid)):
             found.append(say("flag.grid_edge", id=config.id, lr=f"{config.optim.lr:g}"))
-        have = sum(1 for t in trials if t.id == config.id and t.config.scale == config.scale and t.result)
+        place = (config.study, config.id, config.scale)
+        own = [t for t in trials if (t.config.study, t.id, t.config.scale) == place]
+        have = sum(1 for t in own if t.result or t.state == DIVERGED)  # a rate that diverges is an answer
         promised = len(config.tune.grid) * max(1, len(config.tune.seeds))
         if have < promised:
             found.append(say("flag.trials_missing", id=config.id, have=have, promised=promised))

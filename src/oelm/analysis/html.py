@@ -106,16 +106,21 @@ def _text(text: Text) -> str:
     return "".join(_inline(part) for part in inlines(text))
 
 
+def _words(text: str) -> str:
+    """Escaped, and no line ends between a number and its unit."""
+    return escape(text.replace(" %", "\u00a0%").replace("n = ", "n\u00a0=\u00a0"))
+
+
 def _inline(part: Inline) -> str:
     match part:
         case Link():
             # Only links within the page and to folders beside it: no config can bring its own scheme.
             if not part.href.startswith(_SAFE_LINKS):
-                return escape(part.text)
-            return f'<a href="{escape(part.href)}">{escape(part.text)}</a>'
+                return _words(part.text)
+            return f'<a href="{escape(part.href)}">{_words(part.text)}</a>'
         case Code():
             return f"<code>{escape(part.text)}</code>"
         case Strong():
-            return f"<strong>{escape(part.text)}</strong>"
+            return f"<strong>{_words(part.text)}</strong>"
         case _:
-            return escape(part)
+            return _words(part)

@@ -53,9 +53,11 @@ def settle(verdict: Verdict) -> Message | None:
 
 
 def plainly(comparison: Comparison) -> Message | None:
-    """Its outcome without a figure's fine print; None where another sentence says it, or nothing can."""
+    """Its outcome without a figure's fine print; None where there is none."""
     c = comparison
-    if c.effect is None or c.kind == "orthogonality" or c.sign.outcome not in (BETTER, WORSE, UNDECIDED):
+    if c.kind == "orthogonality":
+        return say("asks.orthogonality")  # the answer is the last sentence
+    if c.effect is None or c.sign.outcome not in (BETTER, WORSE, UNDECIDED):
         return None
     size = say(f"size.{c.metric}", value=numbers.effect(c.effect, c.metric).lstrip("+" + numbers.MINUS))
     return say(f"plain.{c.kind}.{c.sign.outcome}", arm=c.arm.name, reference=c.reference.name, size=size)
