@@ -89,11 +89,10 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_killed_holder(tmp_path: Path
 import os, sys, time
 from oelm.experiments.lock import RunLock
 with RunLock(sys.argv[1]):
-    child = os.fork()
-    if child == 0:
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)  # from the child: it has begun, and let go
         time.sleep(30)
         os._exit(0)
-    print(child, flush=True)
     time.sleep(30)
 """
     process = subprocess.Popen(

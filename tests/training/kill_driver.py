@@ -1,9 +1,9 @@
 """Run a config to its end through many SIGKILLs: `kill_driver.py FOLDER CACHE HOW SEED < config.yaml`.
 
 Each attempt is a forked process that trains for real and is killed for real: HOW = "time" kills it from
-outside after a random time, "io" at a random one of its file operations (before or after a rename, inside a
-checkpoint's bytes, between best/ and latest.pt). Forking keeps an attempt cheap: torch is imported once.
-Prints the number of kills.
+outside after a random share of the time that a whole run takes here (so fast machines see kills too), "io" at
+a random one of its file operations (before or after a rename, inside a checkpoint's bytes, between best/ and
+latest.pt). Forking keeps an attempt cheap: torch is imported once. Prints the number of kills.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def main() -> int:
     chance = random.Random(int(seed))
     machine = Machine(device="cpu", threads=1, cache_dir=cache, gemm_peak=False)
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])  # its lazy imports, once for all attempts
+    whole = seconds_of_a_whole_run(config, folder, machine) if how == "time" else 0.0
     kills = 0
     while True:
         spared = kills >= MOST_KILLS
@@ -40,7 +41,9 @@ def main() -> int:
         if child == 0:
             attempt(config, folder, machine, how if not spared else "", chance.randrange(1, 90))
         if how == "time" and not spared:
-            killer = threading.Timer(chance.uniform(0.05, 0.8), lambda pid=child: kill(pid))
+            # The first few come early: too early for the run to end before them.
+            share = chance.uniform(0.02, 0.25) if kills < 3 else chance.uniform(0.1, 0.7)
+            killer = threading.Timer(share * whole, lambda pid=child: kill(pid))
             killer.start()
             _, status = os.waitpid(child, 0)
             killer.cancel()
@@ -53,6 +56,15 @@ def main() -> int:
         if os.WTERMSIG(status) != signal.SIGKILL:
             return 99
         kills += 1
+
+
+def seconds_of_a_whole_run(config: Config, folder: str, machine: Machine) -> float:
+    begin = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        attempt(config, f"{folder}-timed", machine, "", 0)
+    os.waitpid(child, 0)
+    return time.monotonic() - begin
 
 
 def kill(pid: int) -> None:
