@@ -15,6 +15,7 @@ from oelm.analysis.analyze import analyze, architecture
 from oelm.analysis.compare import Comparison
 from oelm.analysis.verdict import FAILS, HOLDS, NO_INTERVAL, REFUSED, UNDECIDED
 from oelm.training.config import TuneConfig
+from oelm.training.folder import run_path
 
 A, B = (8.5, 8.8, 8.6), (8.0, 8.1, 8.2)
 
@@ -125,6 +126,22 @@ def test_missing_trials_are_flagged(tmp_path):
         write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=seed), A[seed])
     (c,) = analyze(tmp_path).comparisons.of("baseline")
     assert "0 of 3 tuning trials" in texts(c.flags)
+
+
+def test_a_rate_that_diverged_in_tuning_is_no_missing_trial(tmp_path):
+    pair(tmp_path)
+    config = lm_config("GPT-02", "oelm-freeze", seed=0)
+    rate = config.tune.grid[-1]
+    trial = replace(config, optim=replace(config.optim, lr=rate), tune=replace(config.tune, trial=True))
+    (run_path(tmp_path, trial) / "results.json").unlink()
+    write_run(tmp_path, trial, state="diverged", test=False)
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    assert "tuning trials" not in texts(c.flags)
+    elsewhere = replace(trial, study="another")
+    run_path(tmp_path, trial).rename(tmp_path / "gone")  # of another study's trials none counts
+    write_run(tmp_path, elsewhere, test=False)
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    assert "2 of 3 tuning trials" in texts(c.flags)
 
 
 def test_selection_on_the_test_split_is_flagged(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -123,20 +124,27 @@ def simulated_accuracy(rng, *, n, m, seed_sd, example_sd, rest_sd, mean=0.0):
     )
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    """Without what is not under test in a simulation and would take minutes in it."""
+    monkeypatch.setattr(s, "bootstrap", lambda *_: None)
+    monkeypatch.setattr(v, "seeds_needed", lambda *_: None)
+
+
+def paired(d):
+    """The estimate of arms whose seeds differ by `d`."""
+    return s.difference(dict(enumerate(d)), dict.fromkeys(range(len(d)), 0.0))
+
+
 @pytest.mark.parametrize("n", [2, 3, 5, 10])
+@pytest.mark.usefixtures("quick")
 def test_paired_interval_covers_95_percent(n):
     rng = np.random.default_rng(n)
-    hits = 0
-    for d in rng.normal(0.07, 0.03, (2000, n)):
-        low, high = s._paired(list(d), (), 0.0, 0.95).interval if n < s.MIN_BOOTSTRAP else _t_interval(d)
+    hits, repeats = 0, 1500
+    for d in rng.normal(0.07, 0.03, (repeats, n)):
+        low, high = paired(d).interval
         hits += low <= 0.07 <= high
-    assert 0.935 <= hits / 2000 <= 0.965  # three standard errors of the simulation
-
-
-def _t_interval(d):
-    """As `_paired` without its bootstrap, which is not under test here and would take minutes."""
-    result = stats.ttest_1samp(d, 0.0).confidence_interval(0.95)
-    return result.low, result.high
+    assert 0.933 <= hits / repeats <= 0.967  # three standard errors of the simulation
 
 
 @pytest.mark.parametrize(
@@ -157,13 +165,14 @@ def test_combined_interval_covers_at_least_95_percent(n, seed_sd, example_sd, re
     assert hits / repeats >= 0.93  # 0.95 minus two standard errors; conservative is allowed
 
 
+@pytest.mark.usefixtures("quick")
 def test_seeds_alone_would_miss_the_test_set_error():
     """Why the second term is there: when the test set dominates, the plain t interval covers too rarely."""
     rng = np.random.default_rng(5)
     hits = 0
     for _ in range(400):
         block = simulated_accuracy(rng, n=5, m=300, seed_sd=0.002, example_sd=0.5, rest_sd=0.1)
-        low, high = _t_interval(block.mean(axis=1))
+        low, high = paired(block.mean(axis=1)).interval
         hits += low <= 0.0 <= high
     assert hits / 400 < 0.5
 
@@ -178,36 +187,29 @@ def test_small_bootstraps_cover_too_rarely_which_is_why_they_are_withheld():
     assert hits / 200 < 0.88
 
 
-def outcomes(rule, true, sd, n, repeats=3000, seed=0):
-    rng = np.random.default_rng(seed)
-    counts: dict[str, int] = {}
-    for d in rng.normal(true, sd, (repeats, n)):
-        half = stats.t.ppf(0.975, n - 1) * d.std(ddof=1) / math.sqrt(n)
-        estimate = s.Estimate(
-            float(d.mean()), (d.mean() - half, d.mean() + half), "paired t", n, n, float(d.std(ddof=1))
-        )
-        # the outcome alone; the planning figure is tested apart and is slow
-        low, high = estimate.interval
-        regions = rule.regions[v._region(rule, low) : v._region(rule, high) + 1]
-        name = regions[0] if len(regions) == 1 else v.UNDECIDED
-        counts[name] = counts.get(name, 0) + 1
+def outcomes(rule, true, sd, n, repeats=1500):
+    """outcome -> its share of simulated studies, as they would be judged."""
+    rng = np.random.default_rng(0)
+    counts = Counter(v.decide(rule, paired(d)).outcome for d in rng.normal(true, sd, (repeats, n)))
     return {name: count / repeats for name, count in counts.items()}
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.usefixtures("quick")
 def test_wrong_verdicts_at_the_cut_are_as_rare_as_promised(n):
     """On the cut itself each side may be claimed in at most 2.5 % of studies."""
     rates = outcomes(v.PPL_TARGET, math.log(1.05), 0.02, n)
-    assert rates.get(v.HOLDS, 0) <= 0.034
-    assert rates.get(v.FAILS, 0) <= 0.034
+    assert rates.get(v.HOLDS, 0) <= 0.037
+    assert rates.get(v.FAILS, 0) <= 0.037
 
 
+@pytest.mark.usefixtures("quick")
 def test_scenarios_err_rarely_and_are_found_when_they_are_true():
-    assert outcomes(v.SCENARIO, -1.0, 0.4, 5).get("A", 0) > 0.8
-    assert outcomes(v.SCENARIO, -7.0, 0.4, 5).get("B", 0) > 0.95
-    assert outcomes(v.SCENARIO, -3.5, 0.4, 5).get("C", 0) > 0.95
+    assert outcomes(v.SCENARIO, -1.0, 0.4, 5, repeats=300).get("A", 0) > 0.8
+    assert outcomes(v.SCENARIO, -7.0, 0.4, 5, repeats=300).get("B", 0) > 0.95
+    assert outcomes(v.SCENARIO, -3.5, 0.4, 5, repeats=300).get("C", 0) > 0.95
     wrong = outcomes(v.SCENARIO, -2.01, 0.4, 5)
-    assert wrong.get("A", 0) <= 0.034
+    assert wrong.get("A", 0) <= 0.037
     assert wrong.get("B", 0) == 0
 
 

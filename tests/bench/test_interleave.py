@@ -45,7 +45,7 @@ def measured(seconds, flops=None, peak=100):
     facts = {"tokens": 64, "parameters": 10, "trainable": 8}
     if flops:
         facts["flops"] = flops
-    return {"seconds": seconds, "facts": facts, "memory": {"peak_bytes": peak}}
+    return {"seconds": seconds, "cpu_seconds": seconds, "facts": facts, "memory": {"peak_bytes": peak}}
 
 
 def test_the_summary_is_plain_arithmetic():
@@ -83,7 +83,9 @@ def test_every_kind_of_arm_runs():
 
 def test_an_arm_that_dies_is_named():
     with pytest.raises(OelmError, match="'baseline' died"):
-        interleave([{"arm": "baseline", "size": "no-such-size"}], rounds=3, warmup=0, threads=1)
+        interleave(
+            [{"kind": "step", "arm": "baseline", "size": "no-such-size"}], rounds=3, warmup=0, threads=1
+        )
 
 
 def test_wrong_arms_are_refused():

@@ -12,6 +12,7 @@ from oelm.errors import UsageError
 from oelm.experiments import experiment as experiment_module
 from oelm.experiments.catalogue import experiment, experiments, register_experiment, select
 from oelm.experiments.experiment import Experiment, stand_ins
+from oelm.experiments.fairness import check_arms
 from oelm.experiments.scales import SCALES
 from oelm.training.config import Config, DataConfig
 from oelm.training.folder import config_from_yaml, config_hash, config_to_yaml
@@ -219,3 +220,15 @@ def test_every_config_has_a_folder_of_its_own() -> None:
 
     configs: list[Config] = [e.at("smoke") for e in experiments().values()]
     assert len({run_path("runs", c) for c in configs}) == len(configs)
+
+
+def test_arms_of_the_demo_differ_in_nothing_but_their_method() -> None:
+    """One rate for all, as nothing is tuned in five minutes, and a trained control for what is frozen."""
+    arms = select(study="demo")
+    assert check_arms([e.at("mini", 0) for e in arms]) == []
+    assert {e.id: e.control for e in arms if e.control} == {
+        "DEMO-LM-oelm-freeze": "DEMO-LM-orthogonal-init",
+        "DEMO-LM-oelm-random-matched": "DEMO-LM-orthogonal-init",
+        "DEMO-LM-oelm-plus": "DEMO-LM-trained-plus",
+        "DEMO-CLS-oelm-freeze": "DEMO-CLS-orthogonal-init",
+    }

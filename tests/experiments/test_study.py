@@ -124,9 +124,11 @@ def test_killing_launcher_and_worker_ends_with_the_same_results(
 
 
 def test_a_tuned_experiment_gets_its_trials_first(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    in_process: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = ended(start("TS-FREEZE-TUNED", "--seeds", "0", "--trial-seeds", "0"))
+    words = ["run", "TS-FREEZE-TUNED", "--seeds", "0", "--trial-seeds", "0", "--scale", "smoke"]
+    assert main([*words, "--runs", str(tmp_path / "runs"), "--cache-dir", str(tmp_path / "cache")]) == 0
+    output = capsys.readouterr().out
     assert "tuned TS-FREEZE-TUNED: rate" in output
     assert "unequal" not in output
     finals = [run for run in scan(tmp_path / "runs") if not run.trial]

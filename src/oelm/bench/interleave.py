@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,19 +23,30 @@ from oelm.errors import OelmError
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as long `other` takes as `ours`: median over rounds, and a 95 % bootstrap interval."""
+    """How many times as long `other` takes as `ours`, with a 95 % bootstrap interval over the rounds."""
 
     median: float
     low: float
     high: float
     rounds: int
 
+    def to_dict(self) -> dict[str, float]:
+        return {"value": self.median, "low": self.low, "high": self.high, "rounds": self.rounds}
+
     def __str__(self) -> str:
         return f"{self.median:.2f}x [{self.low:.2f}, {self.high:.2f}], n = {self.rounds}"
 
 
-def ratio(other: Sequence[float], ours: Sequence[float], *, draws: int = 10_000) -> Ratio:
+def ratio(
+    other: Sequence[float],
+    ours: Sequence[float],
+    *,
+    of: Literal["median", "mean"] = "median",
+    draws: int = 10_000,
+) -> Ratio:
     """The ratio of the medians of two interleaved series; rounds are resampled together.
+
+    Means instead of medians where rounds do different work, so that all of it counts.
 
     >>> str(ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]))
     '2.00x [2.00, 2.00], n = 3'
@@ -44,9 +55,10 @@ def ratio(other: Sequence[float], ours: Sequence[float], *, draws: int = 10_000)
         raise ValueError("interleaved series have one value per round each")
     a, b = np.asarray(other, dtype=float), np.asarray(ours, dtype=float)
     rounds = np.random.default_rng(0).integers(len(a), size=(draws, len(a)))
-    samples = np.median(a[rounds], axis=1) / np.median(b[rounds], axis=1)
+    center: Any = np.median if of == "median" else np.mean
+    samples = center(a[rounds], axis=1) / center(b[rounds], axis=1)
     low, high = np.quantile(samples, [0.025, 0.975])
-    return Ratio(float(np.median(a) / np.median(b)), float(low), float(high), len(a))
+    return Ratio(float(center(a) / center(b)), float(low), float(high), len(a))
 
 
 class Worker:
@@ -62,6 +74,9 @@ class Worker:
             text=True,
             env=environment,
         )
+        self.facts: dict[str, Any] = {}
+
+    def wait_until_built(self) -> None:
         self.facts = self._answer()
 
     def ask(self, command: str) -> dict[str, Any]:
@@ -94,26 +109,29 @@ def interleave(
     threads: int,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, dict[str, Any]]:
-    """Run every arm once per round; -> per arm {"seconds": [...], "facts": {...}, "memory": {...}}."""
+    """Run every arm once per round; -> of each the rounds' "seconds" and "cpu_seconds", "facts", "memory"."""
     workers: list[Worker] = []
     try:
         for spec in specs:
             progress(f"starting {spec['arm']}")
             workers.append(Worker(spec, threads=threads))
-        seconds: dict[str, list[float]] = {worker.name: [] for worker in workers}
+        for worker in workers:
+            worker.wait_until_built()
+        answers: dict[str, list[dict[str, float]]] = {worker.name: [] for worker in workers}
         for index in range(warmup + rounds):
             turn = index % len(workers)
             for worker in workers[turn:] + workers[:turn]:
                 answer = worker.ask("step")
                 if index >= warmup:
-                    seconds[worker.name].append(answer["seconds"])
+                    answers[worker.name].append(answer)
             label = (
                 f"warm-up {index + 1}/{warmup}" if index < warmup else f"round {index - warmup + 1}/{rounds}"
             )
             progress(label)
         return {
             worker.name: {
-                "seconds": seconds[worker.name],
+                "seconds": [answer["seconds"] for answer in answers[worker.name]],
+                "cpu_seconds": [answer["cpu_seconds"] for answer in answers[worker.name]],
                 "facts": worker.facts,
                 "memory": worker.ask("memory"),
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -14,7 +15,12 @@ from oelm.training.manifest import machine_facts, versions
 RESULTS = Path("benchmarks/results")
 
 
-def record(kind: str, **measured: Any) -> dict[str, Any]:
+def load() -> list[float]:
+    """How busy the machine is: processes that wanted a core, mean of the last 1, 5 and 15 minutes."""
+    return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else []
+
+
+def record(kind: str, load_before: list[float], **measured: Any) -> dict[str, Any]:
     """A result with all that is needed to read or repeat it."""
     machine = machine_facts()
     del machine["host"]  # a name says nothing about speed
@@ -24,6 +30,7 @@ def record(kind: str, **measured: Any) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine,
         "versions": versions(),
+        "load": {"before": load_before, "after": load()},
         **measured,
     }
 

@@ -5,16 +5,26 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from oelm.bench.arms import GEMM, PEERS
+from oelm.bench.arms import ENCODERS, GEMM, PEERS
 from oelm.bench.interleave import interleave, ratio
-from oelm.bench.results import record
+from oelm.bench.results import load, record
 from oelm.errors import UsageError, unknown_name
 from oelm.methods.registry import ALIASES, methods
 
 DEFAULT_ARMS = ("baseline", "oelm-freeze", "plain", "transformers", "trainer")
+
+# METHOD@NAME runs a method under other settings of training.allocator than `oelm train` has.
+ALLOCATORS: dict[str, dict[str, Any] | None] = {
+    "": {},  # as `oelm train`
+    "system": None,  # as every other program
+    "huge": {"huge_pages": True, "mmap_above": 0, "trim_above": 0},
+    "mmap": {"huge_pages": False, "mmap_above": 1, "trim_above": 0},
+    "huge+mmap": {"huge_pages": True, "mmap_above": 1, "trim_above": 0},
+    "huge+keep": {"huge_pages": True, "mmap_above": 1024, "trim_above": 1024},
+}
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,7 @@ class StepBench:
     context: int = 512
     batch: int = 4
     position: str = "learned"
+    shape: dict[str, int] = field(default_factory=dict)  # fields of the GPT that differ from its size's
     rounds: int = 12
     warmup: int = 2
     threads: int = 0  # 0 = all cores
@@ -35,34 +46,56 @@ class StepBench:
     def __post_init__(self) -> None:
         if len(set(self.arms)) != len(self.arms) or not self.arms:
             raise UsageError(f"a benchmark needs different arms, not {list(self.arms)}")
-        known = [*methods(), *ALIASES, *PEERS]
         for arm in self.arms:
-            if arm not in known:
-                raise unknown_name("arm", arm, [*methods(), *PEERS])
+            name, allocator = split_arm(arm)
+            if name not in (*methods(), *ALIASES, *PEERS):
+                raise unknown_name("arm", name, [*methods(), *PEERS])
+            if allocator not in ALLOCATORS:
+                raise unknown_name("allocator setting", allocator, ALLOCATORS)
+            if name in PEERS and (self.size in ENCODERS or self.position != "learned" or self.shape):
+                raise UsageError(f"the peer '{name}' is a plain GPT-2 of a named size with learned positions")
         if self.rounds < 3:
             raise UsageError("an interval needs at least 3 rounds")
 
     def specs(self) -> list[dict[str, Any]]:
         shared = {
+            "kind": "step",
             "size": self.size,
             "vocabulary": self.vocabulary,
             "context": self.context,
             "batch": self.batch,
             "position": self.position,
+            "shape": self.shape,
             "seed": 0,
             "compile": self.compiled,
         }
-        return [{"arm": GEMM}, *({"arm": arm, **shared} for arm in self.arms)]
+        specs: list[dict[str, Any]] = [{"kind": "step", "arm": GEMM}]
+        for arm in self.arms:
+            name, allocator = split_arm(arm)
+            settings = None if name in PEERS else ALLOCATORS[allocator]
+            specs.append({"arm": arm, "method": name, "allocator": settings, **shared})
+        return specs
+
+
+def split_arm(arm: str) -> tuple[str, str]:
+    """
+    >>> split_arm("baseline@system")
+    ('baseline', 'system')
+    """
+    name, _, allocator = arm.partition("@")
+    return name, allocator
 
 
 def run(bench: StepBench, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Measure; the result is what goes into benchmarks/results."""
-    threads = bench.threads or os.cpu_count() or 1
+    before, threads = load(), bench.threads or os.cpu_count() or 1
     measured = interleave(
         bench.specs(), rounds=bench.rounds, warmup=bench.warmup, threads=threads, progress=progress
     )
+    variants = any("@" in arm for arm in bench.arms)  # about settings, not about methods
     return record(
-        "step",
+        "allocator" if variants else "step",
+        before,
         interleaved=True,
         model=bench.size,
         settings={**asdict(bench), "threads": threads, "precision": "fp32", "dropout": 0.0},
@@ -79,26 +112,39 @@ def summarise(measured: dict[str, dict[str, Any]], arms: Sequence[str]) -> dict[
     for name in arms:
         arm = measured[name]
         facts, seconds = arm["facts"], statistics.median(arm["seconds"])
-        r = ratio(arm["seconds"], first["seconds"])
         row: dict[str, Any] = {
             "name": name,
-            "method": "" if name in PEERS else name,
+            "method": "" if name in PEERS else split_arm(name)[0],
             "median_seconds": seconds,
             "tokens_per_second": facts["tokens"] / seconds,
-            "ratio": {"value": r.median, "low": r.low, "high": r.high, "rounds": r.rounds},
+            "ratio": ratio(arm["seconds"], first["seconds"]).to_dict(),
+            "cpu_ratio": ratio(arm["cpu_seconds"], first["cpu_seconds"]).to_dict(),
             "memory": arm["memory"],
             "memory_ratio": arm["memory"]["peak_bytes"] / first["memory"]["peak_bytes"],
             "parameters": facts["parameters"],
             "trainable": facts["trainable"],
             "seconds": arm["seconds"],
+            "cpu_seconds": arm["cpu_seconds"],
         }
         if "flops" in facts:
             row["flops_per_step"] = facts["flops"]
-            row["flops_ratio"] = (
-                facts["flops"] / first["facts"]["flops"] if "flops" in first["facts"] else None
-            )
             row["gemm_peak_share"] = facts["flops"] / seconds / peak
             if "flops" in first["facts"]:
                 row["flops_ratio"] = facts["flops"] / first["facts"]["flops"]
+                row["saving"] = saving(row["ratio"], row["flops_ratio"])
         rows.append(row)
     return {"gemm_peak_flops": peak, "gemm_seconds": gemm["seconds"], "arms": rows}
+
+
+def saving(measured: dict[str, float], flops_ratio: float) -> dict[str, float] | None:
+    """What the FLOP model promises and what the clock shows, as shares of the first arm's step."""
+    promised = 1 - flops_ratio
+    if promised <= 0:
+        return None
+    return {
+        "predicted": promised,
+        "measured": 1 - measured["value"],
+        "low": 1 - measured["high"],
+        "high": 1 - measured["low"],
+        "realised": (1 - measured["value"]) / promised,
+    }

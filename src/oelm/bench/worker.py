@@ -8,35 +8,47 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import sys
-import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-# As `oelm train` does: large pages for large tensors, which on Linux saves most page faults.
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+import psutil
+
+from oelm.training.allocator import tune_allocator
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     spec = json.loads(sys.argv[1])
+    if spec.get("allocator") is not None:  # our arms, as `oelm train` does; peers get what their users get
+        tune_allocator(**spec["allocator"])
 
     def answer(value: dict[str, Any]) -> None:
         print(json.dumps(value), file=answers, flush=True)
 
     from oelm.bench.arms import build
+    from oelm.bench.turns import Clock
+
+    start = {
+        "start_bytes": psutil.Process().memory_info().rss
+    }  # the interpreter and its libraries, before the network
+
+    def memory() -> dict[str, int]:
+        return {"peak_bytes": _peak(), **start, **arm.memory()}
 
     arm = build(spec)
     answer(arm.facts)
     if arm.drives is not None:  # the arm has a loop of its own (the Hugging Face Trainer)
-        arm.drives(lambda: _wait(answer, arm.memory), answer)
+        arm.drives(lambda: _wait(answer, memory), answer)
         return
-    while _wait(answer, arm.memory):
-        start = time.perf_counter()
+    while _wait(answer, memory):
+        clock = Clock()
         arm.step()
-        answer({"seconds": time.perf_counter() - start})
+        answer(clock.read())
 
 
 def _wait(answer: Callable[[dict[str, Any]], None], memory: Callable[[], dict[str, int]]) -> bool:
@@ -44,9 +56,19 @@ def _wait(answer: Callable[[dict[str, Any]], None], memory: Callable[[], dict[st
     for line in sys.stdin:
         if line.strip() == "step":
             return True
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        answer({"peak_bytes": peak, **memory()})
+        answer(memory())
     return False
+
+
+def _peak() -> int:
+    """Bytes of memory at most so far. Linux' own count: the general one begins with the parent's."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    else:
+        kilobytes = int(re.search(r"VmHWM:\s*(\d+) kB", status)[1])  # type: ignore[index]
+    return kilobytes * 1024
 
 
 if __name__ == "__main__":

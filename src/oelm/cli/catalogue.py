@@ -184,8 +184,9 @@ def _methods(args: argparse.Namespace) -> int:
     if args.json:
         print_json({n: {**m.to_dict(), "aliases": names.get(n, [])} for n, m in methods().items()})
         return 0
-    print_table(
-        ("method", "what it is for", "what it controls for", "also typed as"),
-        [(n, m.purpose, m.controls, ", ".join(names.get(n, []))) for n, m in methods().items()],
-    )
+    for name, method in methods().items():  # lines rather than columns: four of them fit no terminal
+        typed = f" (also typed as {', '.join(names[name])})" if name in names else ""
+        print(f"{name}{typed}\n  {method.purpose}")
+        if method.controls:
+            print(f"  controls for: {method.controls}")
     return 0

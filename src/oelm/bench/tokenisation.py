@@ -1,6 +1,4 @@
-"""Tokenisation per core: ours against `datasets.map` with the fast tokenizer and plain `tokenizers` loops.
-
-    python benchmarks/tokenisation.py --data-dir data
+"""`oelm bench tokenisation`: ours, `datasets.map` with the fast tokenizer, plain `tokenizers` loops.
 
 Arms take turns on the same file, each with one thread. Megabytes of text per second of CPU time, so that
 a busy machine does not decide. Ours is timed from the jsonl file to the finished token file on disk, content
@@ -10,27 +8,19 @@ without writing an array, which a user has to add.
 
 from __future__ import annotations
 
-import os
-
-os.environ.update(
-    RAYON_NUM_THREADS="1", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false"
-)  # before any of the libraries reads them
-
-import argparse
 import json
-import shlex
-import sys
+import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from oelm.bench.interleave import ratio
-from oelm.bench.results import RESULTS, record, save
+from oelm.bench.results import load, record
 from oelm.data.sources import open_corpus
 from oelm.data.tokenizers import Tokenizer, load_tokenizer
 from oelm.data.tokens import prepare_tokens
@@ -38,44 +28,46 @@ from oelm.data.tokens import prepare_tokens
 OURS = "oelm"
 
 
-def main(words: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-dir", default="", help="local datasets (or OELM_DATA_DIR)")
-    parser.add_argument("--datasets", nargs="+", default=["openwebtext", "wikitext2", "tinystories"])
-    parser.add_argument("--tokenizers", nargs="+", default=["gpt2", "bert-base-uncased"])
-    parser.add_argument("--megabytes", type=float, default=8.0, help="text per arm and round")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("-o", "--output", type=Path, default=RESULTS / "tokenisation.json")
-    args = parser.parse_args(words)
+def one_thread() -> None:
+    """One thread for everything; the libraries read this when they are first used, so call it before."""
+    for name in ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "HF_HUB_OFFLINE"):
+        os.environ[name] = "1"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+@dataclass(frozen=True)
+class TokenisationBench:
+    datasets: tuple[str, ...] = ("openwebtext", "wikitext2", "tinystories")
+    tokenizers: tuple[str, ...] = ("gpt2", "bert-base-uncased")
+    megabytes: float = 8.0  # text per arm and round
+    rounds: int = 7
+    data_dir: str = ""
+
+
+def run(bench: TokenisationBench, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    before = load()
+    one_thread()
     found = []
-    for dataset in args.datasets:
-        for name in args.tokenizers:
-            tokenizer = load_tokenizer(name, data_dir=args.data_dir or None)
-            found.append(compare(dataset, tokenizer, args))
-            print(describe(found[-1]), flush=True)
-    command = shlex.join(
-        ["python", "benchmarks/tokenisation.py", *(sys.argv[1:] if words is None else words)]
-    )
-    result = record("tokenisation", comparisons=found) | {"command": command}
-    save(result, args.output)
-    print(f"written to {args.output}")
-    return result
+    for dataset in bench.datasets:
+        for name in bench.tokenizers:
+            tokenizer = load_tokenizer(name, data_dir=bench.data_dir or None)
+            found.append(compare(dataset, tokenizer, bench))
+            progress(describe(found[-1]))
+    return record("tokenisation", before, comparisons=found)
 
 
-def compare(dataset: str, tokenizer: Tokenizer, args: argparse.Namespace) -> dict[str, Any]:
+def compare(dataset: str, tokenizer: Tokenizer, bench: TokenisationBench) -> dict[str, Any]:
     """Every arm once per round, in an order that rotates."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        size = write_sample(dataset, args.data_dir, int(args.megabytes * 1e6), folder / "train.jsonl")
+        size = write_sample(dataset, bench.data_dir, int(bench.megabytes * 1e6), folder / "train.jsonl")
         arms = make_arms(folder, tokenizer)
         seconds: dict[str, list[float]] = {name: [] for name in arms}
         names = list(arms)
         tokens = {name: arms[name]() for name in names}  # warm-up, and proof that all do the same work
         if len(set(tokens.values())) != 1:
             raise AssertionError(f"the arms disagree: {tokens}")
-        for number in range(args.rounds):
+        for number in range(bench.rounds):
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 start = time.process_time()
                 arms[name]()
@@ -165,7 +157,3 @@ def make_arms(folder: Path, tokenizer: Tokenizer) -> dict[str, Callable[[], int]
         return count
 
     return {OURS: ours, "datasets.map": datasets_map, "encode": loop, "encode_batch_fast": batched_loop}
-
-
-if __name__ == "__main__":
-    main()
