@@ -162,6 +162,57 @@ def test_a_divided_network_is_held_in_halves_and_saved_whole(runs):
     assert audit(best).ok
 
 
+TIGHT = """
+import os, sys, torch
+from oelm.training.config import Machine
+from oelm.training.fit import fit
+from oelm.training.folder import config_from_yaml
+from oelm.training.tasks.lm import LanguageModelling
+
+loss = LanguageModelling.loss
+
+def tight(task, model, tensors):
+    if os.environ["RANK"] == "1" and len(tensors["ids"]) > 1 and model.training:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return loss(task, model, tensors)
+
+LanguageModelling.loss = tight
+machine = Machine(device="cpu", threads=1, cache_dir=sys.argv[3], gemm_peak=False)
+sys.exit(fit(config_from_yaml(open(sys.argv[1]).read()), sys.argv[2], machine).exit_code)
+"""
+
+
+@pytest.mark.slow
+def test_memory_that_one_of_two_processes_lacks_is_asked_for_anew(tmp_path, machine, make):
+    """The other waits for gradients that never come: both end, and the next start takes smaller parts."""
+    config = make("lm", model={"dropout": 0.0}, budget={"batch_size": 8, "steps": 8, "log_every": 1})
+    assert fit(config, tmp_path / "roomy", machine).state == "finished"
+    (tmp_path / "tight.py").write_text(TIGHT)
+    (tmp_path / "config.yaml").write_text(config_to_yaml(config))
+    folder = RunFolder(tmp_path / "tight")
+    reasons = []
+    while not reasons or folder.status().state == "interrupted":
+        arguments = (tmp_path / "tight.py", tmp_path / "config.yaml", folder.path, machine.cache_dir)
+        done = subprocess.run(
+            [*TORCHRUN, "--nproc-per-node=2", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            timeout=120,
+            check=False,
+        )
+        assert folder.status() is not None, done.stderr
+        reasons.append(folder.status().reason)
+        assert len(reasons) <= 3
+    assert [reason[:44] for reason in reasons] == [
+        "out of memory with micro-batches of 8 rows o",
+        "out of memory with micro-batches of 4 rows o",
+        "",
+    ]
+    assert "micro-batches now have 2 rows" in folder.log_file.read_text()
+    must_agree(folder, RunFolder(tmp_path / "roomy"))
+
+
 def test_one_process_alone_is_the_identity():
     with World("cpu") as world:
         assert world.main

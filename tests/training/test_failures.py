@@ -99,7 +99,7 @@ def test_memory_that_never_suffices_is_its_own_state(tmp_path, machine, make, mo
     monkeypatch.setattr(LanguageModelling, "loss", memory.watch(LanguageModelling.loss))
     outcome = fit(make("lm"), tmp_path, machine)
     assert (outcome.state, outcome.exit_code) == ("oom", 1)
-    assert "even with micro-batches of one row" in outcome.reason
+    assert "even with one row at a time" in outcome.reason
     assert RunFolder(tmp_path).status().state == "oom"
 
 

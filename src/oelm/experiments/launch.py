@@ -49,7 +49,10 @@ class Job:
     state: str = "pending"
     reason: str = ""
     failures: int = 0
-    step: int = -1  # at the end of the last attempt: an attempt that got further is no failure
+    reached: tuple[int, int] = (
+        -1,
+        0,
+    )  # step, and micro-batches cut: an attempt that got further did not fail
     slot: str = ""
 
     @property
@@ -198,8 +201,8 @@ class LocalLauncher:
         if code < 0:
             job.reason = f"killed by {signal.Signals(-code).name}"
             note_attempt(job.folder, code, job.reason)
-        step = status.step if status else 0
-        progress, job.step = step > job.step, step
+        reached = (status.step if status else 0, RunFolder(job.folder).wanted_split())
+        progress, job.reached = reached > job.reached, reached
         if code == EXIT_INTERRUPTED and (self.stopped or progress):
             return self._change(job, "interrupted")
         job.failures += 1

@@ -74,7 +74,7 @@ def fit(config: Config, folder: Path | str, machine: Machine = Machine()) -> Out
             record_failure(place, world, run, "interrupted", "Ctrl-C, twice; run it again to go on")
             raise
         except Exception as error:
-            outcome = _failure(error)
+            outcome = _failure(error, run)
             record_failure(place, world, run, outcome.state, outcome.reason, traceback.format_exc())
             told = isinstance(error, OelmError | OSError) or is_disk_full(error)
             known = told or outcome.state != "failed"
@@ -105,7 +105,13 @@ def _work(run: Run) -> Outcome:
     return Outcome("finished")
 
 
-def _failure(error: Exception) -> Outcome:
+def _failure(error: Exception, run: Run | None) -> Outcome:
+    if run is not None and run.smaller_next_time:  # said by this process, or by one this one then missed
+        return Outcome(
+            "interrupted",
+            f"out of memory with micro-batches of {run.micro_rows} rows over {run.world.size} processes; "
+            "run it again to go on with smaller ones",
+        )
     if isinstance(error, Interrupted):  # nothing to save yet
         return Outcome("interrupted", f"stopped by {error} while preparing; run it again to go on")
     if is_disk_full(error):
@@ -165,17 +171,12 @@ def with_less_memory(run: Run, action: Callable[[], T]) -> T:
                 raise OutOfMemory(
                     f"in the optimizer's update, where smaller micro-batches are no help: {error}"
                 ) from error
-            if run.micro_rows == 1:
-                raise OutOfMemory(f"even with micro-batches of one row: {error}") from error
-            if run.world.size > 1:  # the others wait for this process' gradients, so they cannot begin again
-                raise OutOfMemory(
-                    f"with micro-batches of {run.micro_rows} rows over {run.world.size} processes; halve "
-                    f"budget.batch_size and double budget.accumulation: {error}"
-                ) from error
-        run.progress.split *= 2
-        if run.world.device.type == "cuda":
-            torch.cuda.empty_cache()
-        run.event(f"out of memory: micro-batches now have {run.micro_rows} rows, a step as many as before")
+            if run.micro_rows <= run.world.size:
+                raise OutOfMemory(f"even with one row at a time: {error}") from error
+            if run.world.size > 1:  # the others wait for this process' gradients: only a new start is common
+                run.folder.want_split(2 * run.progress.split)
+                raise OutOfMemory(str(error)) from error
+        run.split_further(2 * run.progress.split)
 
 
 def take_step(run: Run) -> None:

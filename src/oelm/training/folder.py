@@ -7,6 +7,7 @@ runs/<study>/<ID>/scale=<s>/seed=<n>/
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -138,6 +139,7 @@ class RunFolder:
         self.audit_file = self.path / "freeze_audit.json"
         self.timing_file = self.path / "timing_stats.json"
         self.results_file = self.path / "results.json"
+        self.split_file = self.path / "split.json"
         self.predictions_file = self.path / "predictions.json"
         self.best = self.path / "best"
         self.latest = self.path / "latest.pt"
@@ -220,6 +222,15 @@ class RunFolder:
         status = replace(status, heartbeat=time.time())
         write_json(self.status_file, asdict(status))
         return status
+
+    def wanted_split(self) -> int:
+        """Into how many parts one of several processes, out of memory, asked to cut micro-batches."""
+        with contextlib.suppress(OelmError, TypeError, ValueError):
+            return int((_read_json(self.split_file) or {}).get("split", 1))
+        return 1
+
+    def want_split(self, parts: int) -> None:
+        write_json(self.split_file, {"split": parts})
 
     # -- metrics --------------------------------------------------------------------------------
 

@@ -152,6 +152,18 @@ class Run:
     def micro_rows(self) -> int:
         return max(1, self.config.budget.batch_size // self.progress.split)
 
+    @property
+    def smaller_next_time(self) -> bool:
+        """Whether a process of this run ran out of memory and asked for smaller micro-batches than these."""
+        return self.world.size > 1 and self.folder.wanted_split() > self.progress.split
+
+    def split_further(self, parts: int) -> None:
+        """Cut every micro-batch into so many parts, and a step into as many more of them."""
+        self.progress.split = parts
+        if self.world.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.event(f"out of memory: micro-batches now have {self.micro_rows} rows, a step as many as before")
+
     # -- telling --------------------------------------------------------------------------------
 
     def row(self, kind: str, **values: Any) -> None:

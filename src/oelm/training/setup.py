@@ -230,4 +230,6 @@ def _resume(run: Run, state: dict[str, Any] | None) -> None:
                 f"{run.folder.metrics_file} lacks {run.metrics.missing} bytes that the checkpoint counts on: "
                 "rows were lost by something other than this program"
             )
+    if run.smaller_next_time:
+        run.split_further(run.folder.wanted_split())
     run.pulse(force=True)
