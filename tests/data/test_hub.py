@@ -1,6 +1,7 @@
 """The hub cannot be reached from a test; its library can: with a fake hub, and for real on local files."""
 
 import itertools
+import shutil
 import socket
 from types import SimpleNamespace
 
@@ -20,19 +21,27 @@ def online(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     """A hub that answers; returns the calls made to it."""
     calls: list[dict] = []
 
-    def load_dataset(path, name=None, *, split, streaming, revision):
-        calls.append(
-            {"path": path, "name": name, "split": split, "streaming": streaming, "revision": revision}
-        )
+    def load_dataset(path, name=None, **options):
+        calls.append({"path": path, "name": name, **options})
+        split, streaming = options["split"], options["streaming"]
         rows = [{"text": f"{split} {i}", "label": i % 2} for i in range(1000)]
         return iter(rows) if streaming else datasets.Dataset.from_list(rows)
 
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr(hub, "reachable", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    api = SimpleNamespace(dataset_info=lambda name, timeout: SimpleNamespace(sha="abc123"))
-    monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
+    answer(monkeypatch, {None: ("abc123", ["README.md", "train.parquet"])})
     return calls
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, revisions: dict) -> None:
+    """Let the hub know these revisions: a hash and the files of each."""
+
+    def dataset_info(name, revision, timeout):
+        sha, files = revisions[revision]
+        return SimpleNamespace(sha=sha, siblings=[SimpleNamespace(rfilename=file) for file in files])
+
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(dataset_info=dataset_info))
 
 
 def test_a_small_dataset_is_loaded_pinned_and_split(online: list[dict]) -> None:
@@ -87,6 +96,7 @@ def test_variants_choose_the_hubs_configuration_and_split(online: list[dict]) ->
     assert online[-1] | {"revision": 0} == {
         "path": "nyu-mll/glue",
         "name": "mnli",
+        "data_dir": None,
         "split": "validation_mismatched",
         "streaming": False,
         "revision": 0,
@@ -94,11 +104,26 @@ def test_variants_choose_the_hubs_configuration_and_split(online: list[dict]) ->
     assert open_corpus("xnli", variant="es").source.config == "es"  # type: ignore[attr-defined]
 
 
+def test_of_a_script_the_hubs_own_conversion_is_taken(
+    online: list[dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converted = [".gitattributes", "plain_text/partial-train/0000.parquet"]
+    script = {None: ("abc123", ["openwebtext.py"]), hub._CONVERTED: ("fed987", converted)}
+    answer(monkeypatch, script)
+    corpus = open_corpus("openwebtext").limit(train=5)
+    assert "fed987" in corpus.origin
+    assert len(list(corpus.rows("train"))) == 5
+    call = online[-1]
+    assert (call["name"], call["data_dir"], call["revision"]) == (None, "plain_text", "fed987")
+    answer(monkeypatch, {**script, hub._CONVERTED: ("fed987", [".gitattributes"])})
+    with pytest.raises(OelmError, match="it is a script"):
+        open_corpus("openwebtext")
+
+
 def test_fingerprints_follow_the_revision(online: list[dict], monkeypatch: pytest.MonkeyPatch) -> None:
     first = open_corpus("imdb").fingerprint("train")
     assert open_corpus("imdb").fingerprint("train") == first
-    api = SimpleNamespace(dataset_info=lambda name, timeout: SimpleNamespace(sha="def456"))
-    monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
+    answer(monkeypatch, {None: ("def456", [])})
     assert open_corpus("imdb").fingerprint("train") != first
 
 
@@ -145,10 +170,19 @@ def test_the_real_library_reads_a_repository_of_parquet_files(
         )
     cache = tmp_path_factory.mktemp("hf")
 
-    def local(path, name=None, *, split, streaming, revision):
-        return real(str(tmp_path), split=split, streaming=streaming, cache_dir=str(cache))
+    converted = tmp_path / "plain_text" / "partial-train"
+    converted.mkdir(parents=True)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), converted / "0000.parquet")
+
+    def local(path, name=None, *, revision, **options):
+        return real(str(tmp_path), cache_dir=str(cache), **options)
 
     monkeypatch.setattr(datasets, "load_dataset", local)
+    files = ["plain_text/partial-train/0000.parquet"]
+    answer(monkeypatch, {None: ("abc", ["openwebtext.py"]), hub._CONVERTED: ("fed", files)})
+    assert len(list(open_corpus("openwebtext").limit(train=280).rows("train"))) == 280
+    shutil.rmtree(tmp_path / "plain_text")
+    answer(monkeypatch, {None: ("abc", [])})
     for name in ("tinystories", "imdb"):  # streamed, whole
         corpus = open_corpus(name)
         assert corpus.count("test") == 300

@@ -15,6 +15,7 @@ from oelm.data.readers import Row, articles
 from oelm.errors import OelmError
 
 _PROBE_SECONDS = 3.0
+_CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps its own conversion of a dataset
 
 
 def offline() -> bool:
@@ -59,7 +60,8 @@ class HubSource:
         self.take_first = self.streamed = dataset.stream and not offline()
         if not offline() and not reachable():
             raise self._error("the hub cannot be reached from here")
-        self.revision = None if offline() else self._revision()
+        self.folder: str | None = None  # of the configuration, in a converted copy
+        self.revision = None if offline() else self._find_revision()
         self._loaded: dict[str, Any] = {}
         if offline():
             self._load("train")  # what is not in the hub's own cache should fail now
@@ -102,7 +104,8 @@ class HubSource:
             try:
                 self._loaded[split] = datasets.load_dataset(
                     self.dataset.hub,
-                    self.config,
+                    None if self.folder else self.config,
+                    data_dir=self.folder,
                     split=self.splits[split],
                     streaming=self.streamed,
                     revision=self.revision,
@@ -111,11 +114,25 @@ class HubSource:
                 raise self._error(_short(error)) from error
         return self._loaded[split]
 
-    def _revision(self) -> str | None:
+    def _find_revision(self) -> str | None:
+        """The newest one; of a repository that is a script, which nobody should run, the hub's conversion."""
+        newest = self._info()
+        files = [file.rfilename for file in newest.siblings or ()]
+        if f"{self.dataset.hub.partition('/')[2]}.py" not in files:
+            return newest.sha
+        converted = self._info(_CONVERTED)
+        folders = sorted({file.rfilename.partition("/")[0] for file in converted.siblings or ()})
+        parquet = [name for name in folders if not name.startswith(".") and "." not in name]
+        if not parquet or (self.config and self.config not in parquet):
+            raise self._error(f"it is a script, and the hub's converted copy holds only {parquet}")
+        self.folder = self.config or parquet[0]
+        return converted.sha
+
+    def _info(self, revision: str | None = None) -> Any:
         from huggingface_hub import HfApi
 
         try:
-            return HfApi().dataset_info(self.dataset.hub, timeout=10).sha
+            return HfApi().dataset_info(self.dataset.hub, revision=revision, timeout=10)
         except Exception as error:
             raise self._error(_short(error)) from error
 
