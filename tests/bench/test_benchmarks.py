@@ -84,7 +84,7 @@ def test_classification_needs_our_arm_first():
 @pytest.mark.slow
 def test_frozen_arms_of_an_encoder_hold_less_and_say_what_they_save():
     bench = StepBench(
-        arms=("baseline", "freeze-pretrained", "baseline@system"),
+        arms=("baseline", "freeze-pretrained"),
         size="tiny-bert",
         vocabulary=61,
         context=16,
@@ -94,15 +94,13 @@ def test_frozen_arms_of_an_encoder_hold_less_and_say_what_they_save():
         threads=1,
     )
     result = run_step(bench)
-    assert result["kind"] == "allocator"  # a comparison of settings is not one of methods
-    base, frozen, other = result["arms"]
+    base, frozen = result["arms"]
     assert frozen["trainable"] == base["trainable"] - 2 * 2 * (32 * 32 + 32)
     assert frozen["memory"]["gradient_bytes"] == 4 * frozen["trainable"]
     assert frozen["memory"]["optimizer_bytes"] < base["memory"]["optimizer_bytes"]
     assert frozen["saving"]["predicted"] == pytest.approx(1 - frozen["flops_ratio"])
     expected = (1 - frozen["ratio"]["value"]) / frozen["saving"]["predicted"]
     assert frozen["saving"]["realised"] == pytest.approx(expected)
-    assert other["flops_ratio"] == 1.0
     assert other["saving"] is None
 
 

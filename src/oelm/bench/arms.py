@@ -2,7 +2,7 @@
 
 A spec is plain data, so that it can cross into another process:
     {"kind": "step", "arm": "oelm-freeze", "method": "oelm-freeze", "size": "medium-512", "vocabulary": 50257,
-     "context": 512, "batch": 4, "seed": 0, "allocator": {}}
+     "context": 512, "batch": 4, "seed": 0}
 """
 
 from __future__ import annotations

@@ -50,7 +50,6 @@ class ClassificationBench:
                 **shared,
                 "arm": arm,
                 "steps": 1 if arm == PADDED else self.steps,
-                "allocator": {} if arm in (OURS, PADDED) else None,
             }
             for arm in self.arms
         ]

@@ -67,7 +67,6 @@ class GrowthBench:
             "context": at["context"],
             "batch": self.batch,
             "seed": 0,
-            "allocator": {},
         }
 
 

@@ -16,16 +16,6 @@ from oelm.methods.registry import ALIASES, methods
 
 DEFAULT_ARMS = ("baseline", "oelm-freeze", "plain", "transformers", "trainer")
 
-# METHOD@NAME runs a method under other settings of training.allocator than `oelm train` has.
-ALLOCATORS: dict[str, dict[str, Any] | None] = {
-    "": {},  # as `oelm train`
-    "system": None,  # as every other program
-    "huge": {"huge_pages": True, "mmap_above": 0, "trim_above": 0},
-    "mmap": {"huge_pages": False, "mmap_above": 1, "trim_above": 0},
-    "huge+mmap": {"huge_pages": True, "mmap_above": 1, "trim_above": 0},
-    "huge+keep": {"huge_pages": True, "mmap_above": 1024, "trim_above": 1024},
-}
-
 
 @dataclass(frozen=True)
 class StepBench:
@@ -47,13 +37,10 @@ class StepBench:
         if len(set(self.arms)) != len(self.arms) or not self.arms:
             raise UsageError(f"a benchmark needs different arms, not {list(self.arms)}")
         for arm in self.arms:
-            name, allocator = split_arm(arm)
-            if name not in (*methods(), *ALIASES, *PEERS):
-                raise unknown_name("arm", name, [*methods(), *PEERS])
-            if allocator not in ALLOCATORS:
-                raise unknown_name("allocator setting", allocator, ALLOCATORS)
-            if name in PEERS and (self.size in ENCODERS or self.position != "learned" or self.shape):
-                raise UsageError(f"the peer '{name}' is a plain GPT-2 of a named size with learned positions")
+            if arm not in (*methods(), *ALIASES, *PEERS):
+                raise unknown_name("arm", arm, [*methods(), *PEERS])
+            if arm in PEERS and (self.size in ENCODERS or self.position != "learned" or self.shape):
+                raise UsageError(f"the peer '{arm}' is a plain GPT-2 of a named size with learned positions")
         if self.rounds < 3:
             raise UsageError("an interval needs at least 3 rounds")
 
@@ -70,20 +57,8 @@ class StepBench:
             "compile": self.compiled,
         }
         specs: list[dict[str, Any]] = [{"kind": "step", "arm": GEMM}]
-        for arm in self.arms:
-            name, allocator = split_arm(arm)
-            settings = None if name in PEERS else ALLOCATORS[allocator]
-            specs.append({"arm": arm, "method": name, "allocator": settings, **shared})
+        specs += [{"arm": arm, "method": arm, **shared} for arm in self.arms]
         return specs
-
-
-def split_arm(arm: str) -> tuple[str, str]:
-    """
-    >>> split_arm("baseline@system")
-    ('baseline', 'system')
-    """
-    name, _, allocator = arm.partition("@")
-    return name, allocator
 
 
 def run(bench: StepBench, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
@@ -92,9 +67,8 @@ def run(bench: StepBench, progress: Callable[[str], None] = lambda text: None) -
     measured = interleave(
         bench.specs(), rounds=bench.rounds, warmup=bench.warmup, threads=threads, progress=progress
     )
-    variants = any("@" in arm for arm in bench.arms)  # about settings, not about methods
     return record(
-        "allocator" if variants else "step",
+        "step",
         before,
         interleaved=True,
         model=bench.size,
@@ -114,7 +88,7 @@ def summarise(measured: dict[str, dict[str, Any]], arms: Sequence[str]) -> dict[
         facts, seconds = arm["facts"], statistics.median(arm["seconds"])
         row: dict[str, Any] = {
             "name": name,
-            "method": "" if name in PEERS else split_arm(name)[0],
+            "method": "" if name in PEERS else name,
             "median_seconds": seconds,
             "tokens_per_second": facts["tokens"] / seconds,
             "ratio": ratio(arm["seconds"], first["seconds"]).to_dict(),

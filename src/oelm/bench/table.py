@@ -61,14 +61,13 @@ def _lines(found: Sequence[tuple[str, Result]]) -> list[str]:
 def _title(result: Result) -> str:
     names = {
         "step": "A training step",
-        "allocator": "Settings of the allocator",
         "classification": "Classification",
         "tokenisation": "Tokenisation",
         "growth": "How cost grows",
         "folders": "Many run folders",
     }
     settings = result.get("settings", {})
-    if result["kind"] in ("step", "allocator"):
+    if result["kind"] == "step":
         shape = f"{settings['size']}, {settings['batch']} x {settings['context']} tokens"
         return f"{names[result['kind']]}: {shape}{', compiled' if settings.get('compiled') else ''}"
     return names[result["kind"]]
@@ -203,7 +202,6 @@ def _folders(result: Result) -> list[str]:
 
 _SECTIONS: dict[str, Callable[[Result], list[str]]] = {
     "step": _step,
-    "allocator": _step,
     "classification": _classification,
     "tokenisation": _tokenisation,
     "growth": _growth,

@@ -17,15 +17,11 @@ from typing import Any
 
 import psutil
 
-from oelm.training.allocator import tune_allocator
-
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     spec = json.loads(sys.argv[1])
-    if spec.get("allocator") is not None:  # our arms, as `oelm train` does; peers get what their users get
-        tune_allocator(**spec["allocator"])
 
     def answer(value: dict[str, Any]) -> None:
         print(json.dumps(value), file=answers, flush=True)

@@ -59,8 +59,7 @@ def _add_step(kinds: Any) -> None:
         "--arms",
         nargs="+",
         metavar="ARM",
-        help="methods, peers (plain, transformers, trainer), or METHOD@ALLOCATOR (system, huge, mmap, "
-        "huge+mmap, huge+keep); first = reference",
+        help="methods and peers (plain, transformers, trainer); the first is what the others are measured by",
     )
     step.add_argument("--size", default="medium-512", help="a size of our GPT, or minilm, tiny-bert")
     step.add_argument("--vocabulary", type=int, default=50257)

@@ -17,7 +17,6 @@ from typing import TypeVar
 import torch
 
 from oelm.errors import OelmError, UsageError
-from oelm.training.allocator import tune_allocator
 from oelm.training.attention import attention_statistics
 from oelm.training.checkpoint import is_disk_full
 from oelm.training.config import Config, Machine
@@ -53,7 +52,6 @@ def fit(config: Config, folder: Path | str, machine: Machine = Machine()) -> Out
 
     A wrong config, or a folder that holds another one, raises UsageError; what befalls a run is returned.
     """
-    tune_allocator()
     place = RunFolder(folder)
     with (
         world_of(machine) as world,

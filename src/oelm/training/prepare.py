@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,9 +17,10 @@ from oelm.data.tokenizers import Tokenizer, load_tokenizer
 from oelm.data.tokens import TokenFile, prepare_tokens
 from oelm.errors import OelmError, UsageError
 from oelm.training.config import Config, Machine
+from oelm.training.limits import check_config
 from oelm.training.networks import build_network, model_folder
 from oelm.training.tasks.classification import Classification
-from oelm.training.tasks.denoising import SENTINELS, SHORTEST, Denoising, Noise
+from oelm.training.tasks.denoising import SENTINELS, Denoising, Noise
 from oelm.training.tasks.lm import LanguageModelling
 from oelm.training.tasks.task import Task
 
@@ -75,47 +75,6 @@ def splits_of(config: Config) -> tuple[str, ...]:
 
 def rows_per_step(config: Config) -> int:
     return config.budget.batch_size * config.budget.accumulation
-
-
-#: Numbers that must lie in a range: (section, field, least, most). Outside it training would go on and mean
-#: something else: a final share below 0 climbs the loss, a negative warm-up starts in the middle.
-_RANGES: tuple[tuple[str, str, float, float], ...] = (
-    ("budget", "batch_size", 1, math.inf),
-    ("budget", "accumulation", 1, math.inf),
-    ("budget", "log_every", 1, math.inf),
-    ("data", "max_length", 1, math.inf),
-    *(
-        ("budget", name, 0, math.inf)
-        for name in ("steps", "epochs", "eval_every", "checkpoint_every", "patience")
-    ),
-    ("optim", "warmup_steps", 0, math.inf),
-    ("optim", "warmup_share", 0, 1),
-    ("optim", "final_lr_share", 0, 1),
-    ("optim", "beta1", 0, 1 - 1e-9),
-    ("optim", "beta2", 0, 1 - 1e-9),
-    ("optim", "eps", 1e-30, 1),
-    ("optim", "clip", 0, math.inf),
-    ("model", "dropout", 0, 1 - 1e-9),
-)
-
-
-def check_config(config: Config) -> None:
-    """Impossible numbers and fields that would change nothing, before anything is read."""
-    for section, name, least, most in _RANGES:
-        value = getattr(getattr(config, section), name)
-        if not least <= value <= most:
-            wish = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
-            raise UsageError(f"{section}.{name} must be {wish}, not {value}")
-    if not 0 < config.optim.lr < math.inf:
-        raise UsageError(f"optim.lr must be positive, it is {config.optim.lr}")
-    if not 0 <= config.seed < 2**63:
-        raise UsageError(f"seed must be a whole number from 0 to 2^63 - 1, it is {config.seed}")
-    if not config.budget.steps and not config.budget.epochs:
-        raise UsageError("budget.steps and budget.epochs are both 0: say how long to train")
-    if config.data.pad_to_max and config.task != "classification":
-        raise UsageError(f"data.pad_to_max is for classification; rows of {config.task} are equally long")
-    if config.task == "denoising" and config.data.max_length < SHORTEST + 2:
-        raise UsageError(f"denoising needs data.max_length of at least {SHORTEST + 2} to hide something in")
 
 
 def _language(

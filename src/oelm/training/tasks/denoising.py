@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from oelm.data.lm_batches import LMBatches, eval_windows
 from oelm.data.tokens import TokenFile
+from oelm.training.limits import SHORTEST
 from oelm.training.tasks.task import Batch, Metric, Tensors
 
 SENTINELS = 100  # as many as T5 has; tokenizers without any get them after their last id
-SHORTEST = 8  # tokens of a window that something is hidden in
 _MEAN_SPAN = 3.0
 _EVAL_SEED = 0  # the same hidden spans for every arm and seed
 
