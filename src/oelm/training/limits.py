@@ -1,0 +1,58 @@
+"""What a config may not say. Free of torch, so that a wrong number is refused before a folder is made or a
+job is queued."""
+
+from __future__ import annotations
+
+import math
+
+from oelm.data.catalogue import dataset
+from oelm.errors import UsageError
+from oelm.training.config import Config
+
+SHORTEST = 8  # tokens of a window that denoising hides something in
+
+#: Numbers that must lie in a range: (section, field, least, most). Outside it training would go on and mean
+#: something else: a final share below 0 climbs the loss, a negative warm-up starts in the middle.
+_RANGES: tuple[tuple[str, str, float, float], ...] = (
+    ("budget", "batch_size", 1, math.inf),
+    ("budget", "accumulation", 1, math.inf),
+    ("budget", "log_every", 1, math.inf),
+    ("data", "max_length", 1, math.inf),
+    *(
+        ("budget", name, 0, math.inf)
+        for name in ("steps", "epochs", "eval_every", "checkpoint_every", "patience")
+    ),
+    ("data", "train_rows", 0, math.inf),
+    ("data", "eval_rows", 0, math.inf),
+    ("optim", "warmup_steps", 0, math.inf),
+    ("optim", "warmup_share", 0, 1),
+    ("optim", "final_lr_share", 0, 1),
+    ("optim", "beta1", 0, 1 - 1e-9),
+    ("optim", "beta2", 0, 1 - 1e-9),
+    ("optim", "eps", 1e-30, 1),
+    ("optim", "clip", 0, math.inf),
+    ("optim", "weight_decay", 0, math.inf),
+    ("optim", "layer_decay", 0, math.inf),
+    ("optim", "qk_lr", 0, math.inf),
+    ("model", "dropout", 0, 1 - 1e-9),
+)
+
+
+def check_config(config: Config) -> None:
+    """Impossible numbers, unknown names and fields that would change nothing, before anything is read."""
+    for section, name, least, most in _RANGES:
+        value = getattr(getattr(config, section), name)
+        if not least <= value <= most:
+            wish = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
+            raise UsageError(f"{section}.{name} must be {wish}, not {value}")
+    if not 0 < config.optim.lr < math.inf:
+        raise UsageError(f"optim.lr must be positive, it is {config.optim.lr}")
+    if not 0 <= config.seed < 2**63:
+        raise UsageError(f"seed must be a whole number from 0 to 2^63 - 1, it is {config.seed}")
+    if not config.budget.steps and not config.budget.epochs:
+        raise UsageError("budget.steps and budget.epochs are both 0: say how long to train")
+    if config.data.pad_to_max and config.task != "classification":
+        raise UsageError(f"data.pad_to_max is for classification; rows of {config.task} are equally long")
+    if config.task == "denoising" and config.data.max_length < SHORTEST + 2:
+        raise UsageError(f"denoising needs data.max_length of at least {SHORTEST + 2} to hide something in")
+    dataset(config.data.dataset)
