@@ -14,6 +14,7 @@ from oelm.cli import main as main_module
 from oelm.cli.main import COMMANDS, main
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch import prepare
+from oelm.training.folder import RunFolder, Status
 
 INSTALLED = [
     name for name in COMMANDS if (Path(main_module.__file__).parent / f"{COMMANDS[name][0]}.py").exists()
@@ -64,6 +65,7 @@ def test_a_command_whose_module_is_missing_is_an_error_not_a_crash(
         (["diff", "GPT-01", "GPT-2"], "did you mean 'GPT-0"),
         (["train", "GPT-02", "--seed", "x"], "invalid int value"),
         (["train", "GPT-02", "--time-limit", "soon"], "no duration"),
+        (["train", "GPT-02", "--time-limit=-5m"], "no duration"),
         (["run"], "name what to run"),
         (["run", "--phase", "7"], "there is no phase 7"),
         (["run", "GPT-01", "--on", "slrum"], "did you mean 'slurm'"),
@@ -76,6 +78,27 @@ def test_a_command_whose_module_is_missing_is_an_error_not_a_crash(
         (["run", "GPT-01", "--as", "../elsewhere", "--dry-run"], "cannot be a study's name"),
         (["train", "GPT-01", "--scale", "smoke", "--as", "a/b"], "cannot be a study's name"),
         (["generate", "NOPE", "--prompt", "x", "--runs", "nowhere"], "nowhere holds none"),
+        (
+            ["run", "GPT-02", "--scale", "smoke", "--set", "budget.steps=-4"],
+            "budget.steps must be at least 0",
+        ),
+        (["run", "GPT-02", "--scale", "smoke", "--set", "optim.lr=nan"], "optim.lr must be positive"),
+        (["run", "GPT-02", "--set", "data.dataset=tinystoris"], "did you mean 'tinystories'"),
+        (["train", "GPT-02", "--scale", "smoke", "--set", "budget.batch_size=0"], "batch_size must be"),
+        (["run", "GPT-01", "--phase", "2"], "not both"),
+        (["run", "--study", "gap", "--phase", "2"], "the study gap has no phase 2"),
+        (["run", "GPT-01", "--partition", "gpu", "--time", "8h"], "--partition, --time: for a queue only"),
+        (["run", "GPT-01", "--on", "slurm", "--slots", "2"], "say --parallel"),
+        (["run", "GPT-01", "--on", "slurm", "--pilot", "--no-wait"], "--no-wait would not wait"),
+        (["run", "GPT-01", "--on", "slurm", "--time", "5s"], "at least a minute"),
+        (["run", "GPT-01", "--retries", "-1"], "--retries is 0 or more"),
+        (["run", "GPT-01", "--pilot-factor", "2"], "--pilot, which is not asked for"),
+        (["run", "GPT-01", "--grid", "0.1"], "add --tune"),
+        (["run", "TS-FREEZE-TUNED", "--set", "optim.lr=1e-3"], "say --no-tune"),
+        (["status", "--study", "papr"], "did you mean 'paper'"),
+        (["status", "--scale", "smok"], "did you mean 'smoke'"),
+        (["clean", "--study", "papr"], "did you mean 'paper'"),
+        (["monitor", "--every", "0"], "--every is a number of seconds above 0"),
         (["archive", "merge", "nowhere.tar.gz"], "there is no archive"),
         (["archive"], "required"),
         (["--verion"], "did you mean '--version'"),
@@ -96,6 +119,7 @@ def test_a_typo_gets_the_nearest_name_and_exit_code_2(
     error = capsys.readouterr().err
     assert code == 2, error
     assert hint in error
+    assert error.count("\n") == 1  # one clear line
     assert "Traceback" not in error
     assert list(tmp_path.iterdir()) == []  # a mistake leaves nothing behind
 
@@ -202,13 +226,38 @@ def test_methods_says_what_each_is_for(capsys: pytest.CaptureFixture[str]) -> No
 def test_dry_run_of_everything_starts_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     words = ["run", "--all", "--scale", "smoke", "--seeds", "0", "1", "--runs", str(runs), "--dry-run"]
-    listed = facts(capsys, *words)
-    assert isinstance(listed, list)
+    plan = facts(capsys, *words)
+    assert isinstance(plan, dict)
+    listed = [row["folder"] for row in plan["runs"]]
     assert len(set(listed)) == len(listed)
     assert str(runs / "paper" / "GPT-CLS-08" / "scale=smoke" / "seed=1") in listed
+    assert {row["state"] for row in plan["runs"]} == {""}
     assert not runs.exists()
     assert main(words) == 0
     assert "unequal: GPT-02" in capsys.readouterr().out
+
+
+def test_dry_run_says_what_is_done_already(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (job,) = prepare([experiment("GPT-01").at("smoke", 0)], tmp_path)
+    RunFolder(job.folder).write_status(Status(state="finished"))
+    words = ["run", "GPT-01", "--scale", "smoke", "--seeds", "0", "1", "--runs", str(tmp_path), "--dry-run"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "seed=0 (finished)" in text
+    assert "2 runs (1 finished) in" in text
+
+
+def test_show_applies_changes_to_the_arms_it_is_compared_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("show", "GPT-02", "--scale", "smoke", "--as", "mine", "--runs", str(tmp_path))
+    shown = facts(capsys, *words)
+    assert isinstance(shown, dict)
+    assert len(shown["unequal"]) == 1
+    assert shown["plan"]["folder"] == str(tmp_path / "mine" / "GPT-02" / "scale=smoke" / "seed=42")
+    changed = facts(capsys, *words, "--set", "optim.lr=1e-3")
+    assert isinstance(changed, dict)
+    assert changed["unequal"] == []
 
 
 def test_a_catalogue_file_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

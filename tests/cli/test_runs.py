@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import pty
 import select
@@ -14,10 +15,13 @@ from os import close, environ, read, write
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from oelm.atomic import write_json
 from oelm.cli.main import main
-from oelm.training.folder import RunFolder
+from oelm.cli.monitor import View
+from oelm.experiments.registry import scan
+from oelm.training.folder import RunFolder, Status
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +96,42 @@ def test_monitor_once_shows_runs_and_the_log(root: Path, capsys: pytest.CaptureF
     text = capsys.readouterr().out
     assert "GPT-02" in text
     assert "finished" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_monitor_shows_whole_columns_on_any_terminal(width: int, tmp_path: Path) -> None:
+    status = Status(state="diverged", step=123_456, total_steps=200_000, loss=3.25, reason="loss is nan")
+    for seed in range(300):
+        folder = RunFolder(tmp_path / "gap" / "GAP-TS-oelm-freeze" / "scale=full" / f"seed={seed}")
+        folder.path.mkdir(parents=True)
+        folder.write_status(status)
+    view = View()
+    view.update(scan(tmp_path))
+    screen = io.StringIO()
+    Console(width=width, height=24, file=screen).print(view.draw(width, 24))
+    lines = screen.getvalue().splitlines()
+    assert len(lines) <= 24
+    assert "DIVERGED" in lines[2]
+    assert "123456/200000" in lines[2]
+    assert "loss is nan" in lines[2]
+    assert ("steps/s" in lines[1]) == (width == 200)
+
+
+def test_monitor_moves_by_pages_and_to_the_ends(tmp_path: Path) -> None:
+    for seed in range(30):
+        place = tmp_path / "s" / "X" / "scale=full" / f"seed={seed}"
+        place.mkdir(parents=True)
+        RunFolder(place).write_status(Status(state="finished"))
+    view = View()
+    view.update(scan(tmp_path))
+    places = []
+    for key in ("j", "\x1b[6~", "G", "j", "\x1b[5~", "k", "g"):
+        assert view.key(key)
+        places.append(view.selected)
+    assert places == [1, 11, 29, 29, 19, 18, 0]
+    view.key("a")
+    assert view.current is None  # finished ones are not active
+    assert not view.key("q")
 
 
 def test_monitor_on_a_terminal_follows_keys_and_leaves_it_as_it_was(tmp_path: Path) -> None:
@@ -211,6 +251,10 @@ def test_doctor_takes_a_real_step_and_names_what_is_wrong(
     assert subjects[:5] == ["software", "machine", "precision", "runs folder", "disk"]
     assert {"data tinystories", "GPT-02", "data imdb", "GPT-CLS-01"} <= set(subjects)
     assert not Path(runs).exists()
+
+    tuned = ["doctor", "TS-FREEZE-TUNED", "--scale", "smoke", "--seeds", "0", "1", "2", "--runs", runs]
+    assert main(tuned) == 0
+    assert "7 runs may take" in capsys.readouterr().out  # the trials of its rate are runs too
 
     data = tmp_path / "data" / "imdb"
     data.mkdir(parents=True)

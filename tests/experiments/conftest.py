@@ -29,6 +29,7 @@ add("BROKEN-1")
 add("DIVERGES-1")
 add("FLAKY-1")
 add("UNSOUND-1", "oelm-freeze", baseline="GOOD-1")
+add("WORSE-1", "oelm-freeze", baseline="GOOD-1")
 add("TUNED-1", tuned=True, grids={"smoke": (1e-3, 3e-3, 9e-3)})
 add("TUNED-2", "oelm-freeze", tuned=True, baseline="TUNED-1", grids={"smoke": (1e-3, 3e-3, 5.0)})
 """

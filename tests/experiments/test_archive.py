@@ -76,6 +76,32 @@ def test_merging_overwrites_nothing_and_names_conflicts(tmp_path: Path) -> None:
     assert again.conflicts == merged.conflicts
 
 
+def test_a_run_that_differs_gets_nothing_of_the_archives(tmp_path: Path) -> None:
+    """Merged half-way, then finished on the cluster: its results must not land beside the old status."""
+    finished(tmp_path / "a", 0, 1)
+    (mine,) = finished(tmp_path / "b", 0)
+    write_json(mine / "status.json", {"state": "interrupted", "heartbeat": 1.0})
+    (mine / "results.json").unlink()
+    pack(tmp_path / "a", tmp_path / "x.tar.gz")
+    merged = merge(tmp_path / "x.tar.gz", tmp_path / "b")
+    assert [Path(name).name for name in merged.conflicts] == ["status.json"]
+    assert [Path(name).name for name in merged.withheld] == ["results.json"]
+    assert not (mine / "results.json").exists()
+    assert (mine.parent / "seed=1" / "results.json").exists()
+
+
+def test_nothing_is_merged_into_a_run_that_is_being_worked_on(tmp_path: Path) -> None:
+    finished(tmp_path / "a", 0)
+    pack(tmp_path / "a", tmp_path / "x.tar.gz")
+    (job,) = prepare([experiment("GPT-01").at("smoke", 0)], tmp_path / "b")
+    with RunLock(job.folder):
+        merged = merge(tmp_path / "x.tar.gz", tmp_path / "b")
+    assert "being worked on" in merged.conflicts[0]
+    assert merged.added == []
+    assert not (job.folder / "results.json").exists()
+    assert merge(tmp_path / "x.tar.gz", tmp_path / "b").conflicts == []
+
+
 @pytest.mark.parametrize("place", [0.2, 0.5, 0.9])
 def test_a_damaged_archive_is_refused_before_anything_is_written(tmp_path: Path, place: float) -> None:
     finished(tmp_path / "a", 0)

@@ -3,15 +3,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oelm.experiments.catalogue import experiment, experiments, select
+from oelm.experiments.experiment import Experiment
 from oelm.experiments.fairness import against_baseline, check_arms, differences
 from oelm.experiments.overrides import override
 from oelm.experiments.study import Request, unequal_arms
 
 
 def test_the_studys_unequal_rates_are_named_as_published() -> None:
-    (line,) = against_baseline(experiment("GPT-02"), "full")
+    (line,) = against_baseline(experiment("GPT-02"), Experiment.at)
     assert line == "GPT-02 has optim.lr 0.001, GPT-01 has 0.0003: as the study published it"
-    (line,) = against_baseline(experiment("SST-2-02"), "full")
+    (line,) = against_baseline(experiment("SST-2-02"), Experiment.at)
     assert "0.0001" in line
 
 

@@ -188,6 +188,51 @@ def test_a_pilot_that_fails_its_audit_stops_the_rest(start_oelm: Start, root: Pa
     assert {run.id for run in scan(root)} == {"GOOD-1", "UNSOUND-1"}
 
 
+def test_a_pilot_arm_that_is_far_worse_stops_the_rest_unless_the_gate_is_wider(
+    start_oelm: Start, root: Path
+) -> None:
+    words = ("GOOD-1", "WORSE-1", "GOOD-3", "--seeds", "0", "1", "--pilot")
+    process = start_oelm(*words, STUB_STEP_SECONDS="0")
+    output = process.communicate()[0]
+    assert process.returncode == 1, output
+    assert "WORSE-1 has validation ppl 4, GOOD-1 2, a factor of 2 (the gate is 1.5" in output
+    assert len(results(root)) == 2
+    process = start_oelm(*words, "--pilot-factor", "2", STUB_STEP_SECONDS="0")
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    assert "pilot passed" in output
+    assert len(results(root)) == 6
+
+
+def test_a_pilot_of_tuned_arms_tunes_the_pair_first(start_oelm: Start, root: Path) -> None:
+    words = ("TUNED-1", "TUNED-2", "GOOD-1", "--seeds", "3", "4", "--trial-seeds", "0", "--pilot")
+    process = start_oelm(*words, STUB_STEP_SECONDS="0")
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    before, passed, after = output.partition("pilot passed")
+    assert passed
+    assert "finished    TUNED-2 smoke seed 3" in before  # one seed of each, its rate chosen ...
+    assert "finished    TUNED-2 smoke seed 4" in after  # ... and the rest afterwards
+    assert "finished    GOOD-1 smoke seed 3" in after
+
+
+def test_diverged_runs_are_tried_again_only_when_asked(start_oelm: Start, root: Path) -> None:
+    def starts_after(*words: str) -> int:
+        process = start_oelm("DIVERGES-1", *words, STUB_STEP_SECONDS="0")
+        output = process.communicate()[0]
+        assert process.returncode == 1, output
+        assert "diverged    DIVERGES-1" in output
+        (file,) = root.rglob("starts")
+        return len(file.read_text().splitlines())
+
+    assert [starts_after(), starts_after(), starts_after("--retry-diverged")] == [1, 1, 2]
+
+
+def test_one_experiment_named_twice_is_one_run(start_oelm: Start, root: Path) -> None:
+    process = start_oelm("GOOD-1", "good-1", "--seeds", "0", "0", STUB_STEP_SECONDS="0")
+    assert "1 runs: 1 finished" in process.communicate()[0]
+
+
 def test_a_folder_with_a_broken_status_does_not_end_the_others(start_oelm: Start, root: Path) -> None:
     process = start_oelm("GOOD-1", STUB_STEP_SECONDS="0")
     process.communicate()

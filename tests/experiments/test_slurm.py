@@ -136,6 +136,23 @@ def test_submitit_without_a_queue(
     assert len(list((root / ".slurm").rglob("*_submitted.pkl"))) == 2
 
 
+def test_diverged_runs_are_submitted_again_only_when_asked(
+    tmp_path: Path, stub_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, stub_environment[name])
+    monkeypatch.setenv("STUB_STEP_SECONDS", "0")
+    config = override(experiment("GPT-01").at("smoke", 0), {"optim.lr": 2.0})  # the stub's way to diverge
+    root = tmp_path / "runs"
+    launcher = SlurmLauncher(root, SlurmOptions(cpus=1), Machine(), cluster="local")
+    tries = []
+    for again in (False, False, True):
+        (job,) = launcher.launch(prepare([config], root, again=again))
+        assert job.state == "diverged"
+        tries.append(len(attempts(job.folder)))
+    assert tries == [1, 1, 2]
+
+
 def test_without_sbatch_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     code = main(["run", "GPT-01", "--scale", "smoke", "--on", "slurm", "--runs", str(tmp_path / "runs")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,15 @@ def _verify(args: argparse.Namespace) -> int:
 def _merge(args: argparse.Namespace) -> int:
     done = merge(args.file, args.runs)
     if args.json:
-        print_json({"added": done.added, "same": done.same, "conflicts": done.conflicts})
+        print_json(asdict(done))
     else:
         for name in done.conflicts:
             print(f"conflict, left as it is: {Path(args.runs) / name}")
         added, same = len(done.added), len(done.same)
         print(f"{added} files added, {same} already there, {len(done.conflicts)} conflicts")
+        if done.withheld:
+            print(
+                f"{len(done.withheld)} new files of runs with conflicts were not added; "
+                "to take the archive's version of such a run, move its folder away and merge again"
+            )
     return 1 if done.conflicts else 0

@@ -34,7 +34,9 @@ def board(quiet: bool = False) -> Iterator[Events]:
 
 
 def changed(job: Job) -> None:
-    """One line for every change of a run's state."""
+    """One line for every change of a run's state; none for the hundreds that may have finished before."""
+    if job.earlier and job.state == "finished":
+        return
     where = f" on {job.slot}" if job.slot else ""
     why = f": {job.reason}" if job.reason and job.state != "finished" else ""
     metric = _metric(job) if job.state == "finished" else ""
@@ -43,7 +45,9 @@ def changed(job: Job) -> None:
 
 def counts(jobs: Sequence[Job]) -> str:
     found = Counter(job.state for job in jobs)
-    return ", ".join(f"{n} {state}" for state, n in found.items()) or "none"
+    earlier = Counter(job.state for job in jobs if job.earlier)
+    before = {state: f" ({n} before)" for state, n in earlier.items()}
+    return ", ".join(f"{n} {state}{before.get(state, '')}" for state, n in found.items()) or "none"
 
 
 class _PlainBoard:

@@ -18,7 +18,7 @@ from oelm.cli.output import bytes_text, print_json, print_table, seconds_text
 from oelm.experiments.catalogue import PHASES, STUDIES, experiment, experiments, select
 from oelm.experiments.experiment import DEFAULT_SEED, Experiment, stand_ins
 from oelm.experiments.fairness import against_baseline
-from oelm.experiments.overrides import override_from_words
+from oelm.experiments.study import Request
 from oelm.methods.registry import ALIASES, methods
 from oelm.training.config import Config
 from oelm.training.folder import config_diff, config_hash, config_to_yaml
@@ -118,9 +118,10 @@ def _show(args: argparse.Namespace) -> int:
 
     load_own(args)
     e = experiment(args.id)
-    config = override_from_words(e.at(args.scale, args.seed, args.data_dir), args.changes)
+    request = Request([e], changes=args.changes, study=args.study_name, data_dir=args.data_dir)
+    config = request.config(e, args.scale, args.seed)
     plan = estimate(config, args.runs)
-    unequal = against_baseline(e, args.scale, args.data_dir)
+    unequal = against_baseline(e, lambda arm: request.config(arm, args.scale, args.seed))
     if args.json:
         facts = {"config": to_mapping(config), "config_hash": config_hash(config), "plan": plan.to_dict()}
         print_json({**_facts(e), **facts, "stand_ins": stand_ins(config), "unequal": unequal})

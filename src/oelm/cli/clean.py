@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from oelm.cli.options import add_json, add_runs, command_parser
+from oelm.cli.options import add_json, add_runs, command_parser, require_study
 from oelm.cli.output import bytes_text, print_json, print_table
 from oelm.experiments.disk import free, freeable
 
@@ -25,7 +25,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    items = [item for item in freeable(args.runs) if not args.study or item.run.study == args.study]
+    found = freeable(args.runs)
+    require_study(args.study, (item.run for item in found))
+    items = [item for item in found if not args.study or item.run.study == args.study]
     total = sum(item.bytes for item in items)
     if args.json:
         freed = free(items) if args.yes else 0

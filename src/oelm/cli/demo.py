@@ -156,13 +156,17 @@ class Progress:
             return
         self.done += 1
         self.bar.update(self.task, completed=self.done)
-        self.say(f"{self.done:3}/{self.total}  {job.name:32} {_outcome(job)}")
+        self.say(f"{self.done:3}/{self.total}  {_label(job):32} {_outcome(job)}")
 
     def tick(self, jobs: Sequence[Job]) -> None:
         running = [job for job in jobs if job.state == "running"]
-        self.bar.update(
-            self.task, description=", ".join(job.name.removeprefix("DEMO-") for job in running) or "…"
-        )
+        names = ", ".join(_label(job).removeprefix("DEMO-") for job in running)
+        self.bar.update(self.task, description=names or "…")
+
+
+def _label(job: Job) -> str:
+    """Without the scale: all of a demo's runs share it."""
+    return f"{job.config.id} seed {job.config.seed}"
 
 
 def _outcome(job: Job) -> str:

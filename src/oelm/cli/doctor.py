@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
     request = Request(
         chosen, (args.scale,), tuple(args.seeds), args.changes, args.study_name, data_dir=args.data_dir
     )
-    configs = [request.config(e, args.scale, args.seeds[0]) for e in chosen]
+    planned = [(arm.runs[0], len(arm.runs) + len(arm.trials)) for arm in request.arms()]
     findings = []
-    for finding in examine(configs, args.runs, machine_from(args), len(set(args.seeds))):
+    for finding in examine(planned, args.runs, machine_from(args)):
         findings.append(finding)
         if not args.json:
             print(f"{finding.verdict:8} {finding.subject}: {finding.text}", flush=True)

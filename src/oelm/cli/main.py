@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
             raise unknown_name(kind.lower(), str(value), map(str, action.choices))
 
     def error(self, message: str) -> NoReturn:
-        raise SystemExit(_fail(f"{message}\n(`{self.prog} --help` shows the usage)", 2))
+        raise SystemExit(_fail(f"{message} (`{self.prog} --help` shows the usage)", 2))
 
 
 def build_parser(command: str | None = None) -> Parser:

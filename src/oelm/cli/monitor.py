@@ -8,7 +8,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -19,13 +19,29 @@ from rich.text import Text
 
 from oelm.cli.options import add_runs, command_parser
 from oelm.cli.status import HEADER, add_filters, cells, summary, wanted
+from oelm.errors import UsageError
 from oelm.experiments.registry import TROUBLE, Run, tail
 from oelm.experiments.worker import CONSOLE
 from oelm.training.folder import RunFolder
 
 _STYLE = {"running": "green", "finished": "dim", "pending": "dim", "interrupted": "yellow"}
-_KEYS = "up/down or k/j select   a all/active   q quit"
+_KEYS = "up/down, page up/down, home/end: select   a: all/active   q: quit"
 _LOG_LINES = 10
+_FIXED_LINES = 4  # summary, header of the table, frame of the log
+
+# What a narrow terminal does without, in this order; the reason says what a heartbeat would.
+_SPARED = ("study", "steps/s", "heartbeat", "loss", "metric", "ETA")
+_REASON_WIDTH = 12
+
+_PAGE, _END = 10, 1 << 30
+_MOVES = {
+    **dict.fromkeys(("j", "\x1b[B", "\x1bOB"), 1),
+    **dict.fromkeys(("k", "\x1b[A", "\x1bOA"), -1),
+    **dict.fromkeys((" ", "\x1b[6~"), _PAGE),
+    **dict.fromkeys(("b", "\x1b[5~"), -_PAGE),
+    **dict.fromkeys(("G", "\x1b[F", "\x1b[4~"), _END),
+    **dict.fromkeys(("g", "\x1b[H", "\x1b[1~"), -_END),
+}
 
 
 def add_parser(subparsers: Any) -> None:
@@ -40,13 +56,15 @@ class View:
     """What is on the screen: which runs, which of them is selected."""
 
     def __init__(self) -> None:
+        self.found: list[Run] = []
         self.runs: list[Run] = []
         self.selected = 0
         self.only_active = False
 
-    def update(self, runs: list[Run]) -> None:
+    def update(self, found: list[Run]) -> None:
         name = self.current.path if self.current else None
-        self.runs = [r for r in runs if not self.only_active or r.state not in ("finished", "pending")]
+        self.found = found
+        self.runs = [r for r in found if not self.only_active or r.state not in ("finished", "pending")]
         places = [i for i, r in enumerate(self.runs) if r.path == name]
         self.selected = places[0] if places else min(self.selected, max(0, len(self.runs) - 1))
 
@@ -58,50 +76,73 @@ class View:
         """React to a key; False means leave."""
         if key in ("q", "\x03"):
             return False
-        if key in ("j", "\x1b[B"):
-            self.selected = min(self.selected + 1, max(0, len(self.runs) - 1))
-        elif key in ("k", "\x1b[A"):
-            self.selected = max(self.selected - 1, 0)
+        if key in _MOVES:
+            self.selected = max(0, min(self.selected + _MOVES[key], len(self.runs) - 1))
         elif key == "a":
             self.only_active = not self.only_active
+            self.update(self.found)
         return True
 
-    def draw(self, height: int) -> Group:
+    def draw(self, width: int, height: int) -> Group:
         """Hundreds of runs fit: only the rows around the selected one are drawn."""
-        room = max(3, height - _LOG_LINES - 9)
+        room = max(3, height - _LOG_LINES - _FIXED_LINES)
         first = max(0, min(self.selected - room // 2, len(self.runs) - room))
+        runs = self.runs[first : first + room]
+        rows = [dict(zip(HEADER, cells(run), strict=True)) for run in runs]
+        widths = fitting_columns(rows, width)
         table = Table(expand=True, box=None, pad_edge=False)
-        for name in HEADER:
-            table.add_column(name, no_wrap=True, overflow="ellipsis")
-        for place, run in list(enumerate(self.runs))[first : first + room]:
+        for name, least in widths.items():
+            elastic = name in ("run", "reason")
+            table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=None if elastic else least)
+        for place, (run, row) in enumerate(zip(runs, rows, strict=True), first):
             style = "bold red" if run.state in TROUBLE else _STYLE.get(run.state, "")
-            table.add_row(*cells(run), style=f"{style} reverse" if place == self.selected else style)
-        return Group(Text(f"{summary(self.runs)}    {_KEYS}"), table, self._log())
+            chosen = f"{style} reverse" if place == self.selected else style
+            table.add_row(*(row[name] for name in widths), style=chosen)
+        return Group(Text(summary(self.found), no_wrap=True, overflow="ellipsis"), table, self._log())
 
     def _log(self) -> Panel:
         run = self.current
         if run is None:
-            return Panel(Text("no runs yet"))
+            return Panel(Text("no runs yet" if not self.found else "no active runs"), subtitle=_KEYS)
         lines = tail(RunFolder(run.path).log_file, _LOG_LINES) or tail(run.path / CONSOLE, _LOG_LINES)
-        return Panel(Text("\n".join(lines) or "(no log yet)", overflow="ellipsis"), title=str(run.path))
+        text = Text("\n".join(lines) or "(no log yet)", no_wrap=True, overflow="ellipsis")
+        return Panel(text, title=str(run.path), subtitle=_KEYS)
+
+
+def fitting_columns(rows: Sequence[Mapping[str, str]], width: int) -> dict[str, int]:
+    """The columns that fit a terminal, and what each needs: fewer whole ones rather than all of them cut."""
+    need = {name: max([len(name), *(len(row[name]) for row in rows)]) for name in HEADER}
+    need["reason"] = min(need["reason"], _REASON_WIDTH)
+    for name in _SPARED:
+        if sum(need.values()) + 2 * (len(need) - 1) <= width:
+            break
+        del need[name]
+    return need
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.every <= 0:
+        raise UsageError(f"--every is a number of seconds above 0, not {args.every:g}")
     view, console = View(), Console()
     view.update(wanted(args))
     if args.once:
-        console.print(view.draw(console.height))
+        console.print(view.draw(console.width, console.height))
         return 0
-    with _keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
-        looked = 0.0
+    with (
+        contextlib.suppress(KeyboardInterrupt),  # Ctrl-C leaves as q does
+        _keys() as keys,
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
+        looked = time.monotonic()
         while True:
             if time.monotonic() - looked > args.every:
                 view.update(wanted(args))
                 looked = time.monotonic()
-            live.update(view.draw(console.height), refresh=True)
+            live.update(view.draw(console.width, console.height), refresh=True)
             key = keys(min(args.every, 0.5))
             if key and not view.key(key):
-                return 0
+                break
+    return 0
 
 
 @contextlib.contextmanager

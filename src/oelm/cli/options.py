@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterable
 from typing import Any
 
-from oelm.errors import UsageError
-from oelm.experiments.catalogue import catalogue_files, load_catalogue_files, select
+from oelm.errors import UsageError, unknown_name
+from oelm.experiments.catalogue import STUDIES, catalogue_files, load_catalogue_files, select
 from oelm.experiments.experiment import Experiment
+from oelm.experiments.registry import Run
 from oelm.experiments.scales import SCALES
 from oelm.training.config import Machine
 
@@ -117,22 +119,36 @@ def load_own(args: argparse.Namespace) -> None:
     load_catalogue_files([*catalogue_files(), *args.catalogue])
 
 
+def require_study(name: str, runs: Iterable[Run]) -> None:
+    """Refuse a study that is neither catalogued nor among the runs: a typo would show an empty table."""
+    known = {*STUDIES, *(run.study for run in runs)}
+    if name and name not in known:
+        raise unknown_name("study", name, sorted(known))
+
+
 def duration(text: str) -> float:
     """Seconds from `90`, `90s`, `45m`, `12h` or SLURM's `D-HH:MM:SS` / `HH:MM:SS`.
 
     >>> duration("1h"), duration("00:01:30"), duration("1-00:00:00")
     (3600.0, 90.0, 86400.0)
     """
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     try:
-        if ":" in text:
-            days, _, clock = text.rpartition("-")
-            seconds = 0.0
-            for part in clock.split(":"):
-                seconds = seconds * 60 + float(part)
-            return seconds + 86400 * int(days or 0)
-        if text[-1:] in units:
-            return float(text[:-1]) * units[text[-1]]
-        return float(text)
+        seconds = _seconds(text)
     except ValueError:
-        raise UsageError(f"'{text}' is no duration; write 90s, 45m, 12h or HH:MM:SS") from None
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise UsageError(f"'{text}' is no duration; write 90s, 45m, 12h or HH:MM:SS")
+    return seconds
+
+
+def _seconds(text: str) -> float:
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    if ":" in text:
+        days, _, clock = text.rpartition("-")
+        seconds = 0.0
+        for part in clock.split(":"):
+            seconds = seconds * 60 + float(part)
+        return seconds + 86400 * int(days or 0)
+    if text[-1:] in units:
+        return float(text[:-1]) * units[text[-1]]
+    return float(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections import Counter
 from typing import Any
 
 from oelm.cli.board import board, counts, say
@@ -20,14 +20,17 @@ from oelm.cli.options import (
     machine_from,
 )
 from oelm.cli.output import print_json, print_table
-from oelm.errors import OelmError, UsageError, unknown_name
+from oelm.errors import UsageError, unknown_name
 from oelm.experiments.experiment import DEFAULT_SEED
 from oelm.experiments.launch import RETRIES, Events, LocalLauncher, exit_code
+from oelm.experiments.registry import state_of
 from oelm.experiments.scales import SCALES
 from oelm.experiments.slots import make_slots
-from oelm.experiments.study import Launcher, Request, Result, carry_out, unequal_arms
+from oelm.experiments.slurm import SlurmLauncher, SlurmOptions
+from oelm.experiments.study import PILOT_FACTOR, Launcher, Request, Result, carry_out, unequal_arms
 from oelm.experiments.tuning import TRIAL_SEEDS
-from oelm.training.folder import EXIT_INTERRUPTED, run_path
+from oelm.training.config import Config
+from oelm.training.folder import EXIT_INTERRUPTED, RunFolder, run_path
 
 
 def add_parser(subparsers: Any) -> None:
@@ -45,8 +48,26 @@ def add_parser(subparsers: Any) -> None:
     add_changes(parser)
     add_runs(parser)
     parser.add_argument("--retries", type=int, default=RETRIES, help="further attempts at a run that fails")
-    parser.add_argument("--retry-diverged", action="store_true", help="try diverged runs once more")
-    parser.add_argument("--pilot", action="store_true", help="one pair first, the rest only if it passes")
+    parser.add_argument(
+        "--retry-diverged",
+        action="store_true",
+        help="go on with runs that diverged, from their last checkpoint: for when something has changed "
+        "since, as the same steps on the same machine diverge again (trials of a grid are left as they are)",
+    )
+    parser.add_argument(
+        "--pilot",
+        action="store_true",
+        help="one arm and its baseline first, one seed; the rest only if both finish, their freeze audits "
+        "hold and the arm is not worse on validation than --pilot-factor allows",
+    )
+    parser.add_argument(
+        "--pilot-factor",
+        type=float,
+        default=PILOT_FACTOR,
+        metavar="F",
+        help=f"gate of --pilot: perplexity at most F times the baseline's, accuracy at least 1/F of it "
+        f"(default {PILOT_FACTOR:g}; inf = any)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="show what would run, start nothing")
     tuning = parser.add_argument_group("tuning")
     tuning.add_argument(
@@ -67,23 +88,45 @@ def add_parser(subparsers: Any) -> None:
 
 def add_slurm(parser: argparse.ArgumentParser) -> None:
     slurm = parser.add_argument_group("SLURM (--on slurm)")
-    slurm.add_argument("--partition", default="")
-    slurm.add_argument("--account", default="")
-    slurm.add_argument("--qos", default="")
-    slurm.add_argument("--gres", default="", help="e.g. gpu:a100:1 (default: gpu:<--gpus-per-run>)")
-    slurm.add_argument("--constraint", default="")
-    slurm.add_argument(
-        "--time", default="24h", metavar="TIME", help="limit of one job; runs go on in the next"
-    )
-    slurm.add_argument("--cpus", type=int, default=4, metavar="N", help="cores of one run")
-    slurm.add_argument(
-        "--memory", type=float, default=0, metavar="GB", help="memory of one run (0 = default)"
-    )
-    slurm.add_argument("--parallel", type=int, default=64, metavar="N", help="array tasks at a time")
-    slurm.add_argument("--no-wait", action="store_true", help="return after submitting")
+    flags = [
+        slurm.add_argument("--partition", default=""),
+        slurm.add_argument("--account", default=""),
+        slurm.add_argument("--qos", default=""),
+        slurm.add_argument("--gres", default="", help="e.g. gpu:a100:1 (default: gpu:<--gpus-per-run>)"),
+        slurm.add_argument("--constraint", default=""),
+        slurm.add_argument(
+            "--time", default="24h", metavar="TIME", help="limit of one job; runs go on in the next"
+        ),
+        slurm.add_argument("--cpus", type=int, default=4, metavar="N", help="cores of one run"),
+        slurm.add_argument(
+            "--memory", type=float, default=0, metavar="GB", help="memory of one run (0 = default)"
+        ),
+        slurm.add_argument("--parallel", type=int, default=64, metavar="N", help="array tasks at a time"),
+        slurm.add_argument("--no-wait", action="store_true", help="return after submitting"),
+    ]
+    parser.set_defaults(slurm_flags=flags)
 
 
-def run(args: argparse.Namespace) -> int:
+def _refuse_idle(args: argparse.Namespace, request: Request) -> None:
+    """A flag that would change nothing is a misunderstanding, and some are costly ones."""
+    given = [f.option_strings[0] for f in args.slurm_flags if getattr(args, f.dest) != f.default]
+    if args.on == "local" and given:
+        raise UsageError(f"{', '.join(given)}: for a queue only; without --on slurm runs start right here")
+    if args.on == "slurm" and (args.slots or args.gpus not in ("auto", "none")):
+        raise UsageError(
+            "--slots and device numbers are for this machine; for --on slurm say --parallel, and "
+            "--gpus-per-run or --gres (--gpus none for jobs without any)"
+        )
+    if args.pilot and args.no_wait:
+        raise UsageError("--pilot decides when its runs have ended, and --no-wait would not wait for them")
+    if args.pilot_factor != PILOT_FACTOR and not args.pilot:
+        raise UsageError("--pilot-factor is the gate of --pilot, which is not asked for")
+    tunes = any(e.tuned if args.tune is None else args.tune for e in request.experiments)
+    if (args.grid or tuple(args.trial_seeds) != TRIAL_SEEDS) and not tunes:
+        raise UsageError("--grid and --trial-seeds are for tuning, and nothing here is tuned: add --tune")
+
+
+def _refuse_impossible(args: argparse.Namespace) -> None:
     for scale in args.scale:
         if scale not in SCALES:
             raise unknown_name("scale", scale, SCALES)
@@ -91,6 +134,18 @@ def run(args: argparse.Namespace) -> int:
         raise unknown_name("place to run on", args.on, ("local", "slurm"))
     if args.shard and args.gpus_per_run < 2:
         raise UsageError("--shard divides a run between GPUs: add --gpus-per-run with 2 or more")
+    least = {"retries": 0, "memory": 0, "cpus": 1, "parallel": 1, "gpus_per_run": 1}
+    for name, value in least.items():
+        if getattr(args, name) < value:
+            raise UsageError(f"--{name.replace('_', '-')} is {value} or more, not {getattr(args, name):g}")
+    if not args.pilot_factor > 0:
+        raise UsageError(f"--pilot-factor is a number above 0, not {args.pilot_factor:g}")
+    if duration(args.time) < 60:
+        raise UsageError(f"--time is at least a minute, SLURM's unit, not '{args.time}'")
+
+
+def run(args: argparse.Namespace) -> int:
+    _refuse_impossible(args)
     request = Request(
         experiments=chosen_experiments(args),
         scales=tuple(args.scale),
@@ -101,14 +156,15 @@ def run(args: argparse.Namespace) -> int:
         grid=tuple(args.grid),
         trial_seeds=tuple(args.trial_seeds),
         data_dir=args.data_dir,
+        again=args.retry_diverged,
     )
-    if not request.experiments:
-        raise OelmError("nothing is selected")
+    _refuse_idle(args, request)
     if args.dry_run:
         return _dry_run(args, request, _launcher(args, request, Events()))
     with board(quiet=args.json) as events:
         launcher = _launcher(args, request, events)
-        result = carry_out(request, args.runs, launcher, pilot=args.pilot, say=_aside if args.json else say)
+        pilot = args.pilot_factor if args.pilot else 0.0
+        result = carry_out(request, args.runs, launcher, pilot=pilot, say=_aside if args.json else say)
     if args.json:
         print_json(_facts(result))
     else:
@@ -119,8 +175,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _launcher(args: argparse.Namespace, request: Request, events: Events) -> Launcher:
     if args.on == "slurm":
-        from oelm.experiments.slurm import SlurmLauncher, SlurmOptions
-
         options = SlurmOptions(
             partition=args.partition,
             account=args.account,
@@ -145,35 +199,48 @@ def _launcher(args: argparse.Namespace, request: Request, events: Events) -> Lau
     slots = make_slots(
         count, gpus=args.gpus, gpus_per_run=args.gpus_per_run, slots=args.slots, threads=args.threads
     )
-    return LocalLauncher(
-        slots, machine_from(args), retries=args.retries, again=args.retry_diverged, events=events
-    )
+    return LocalLauncher(slots, machine_from(args), retries=args.retries, events=events)
 
 
 def _dry_run(args: argparse.Namespace, request: Request, launcher: Launcher) -> int:
     arms = request.arms()
     configs = [config for arm in arms for config in (*arm.trials, *arm.runs)]
-    if args.on == "slurm":
-        from oelm.experiments.slurm import SlurmLauncher
-
-        assert isinstance(launcher, SlurmLauncher)
-        print(launcher.script(len(configs)))
-        return 0
+    tuned = {arm.experiment.id for arm in arms if arm.trials}
+    plan = [_planned(args.runs, config, config.id in tuned) for config in configs]
+    unequal = [str(difference) for difference in unequal_arms(arms)]
+    script = _script(launcher, sum(row["state"] != "finished" for row in plan))
     if args.json:
-        print_json([str(run_path(args.runs, config)) for config in configs])
+        print_json({"runs": plan, "unequal": unequal, **({"script": script} if script else {})})
         return 0
-    for difference in unequal_arms(arms):
-        print(f"unequal: {difference}")
-    for config in configs:
-        rate = "tuned" if config.tune.grid == () and _tunes(arms, config.id) else f"{config.optim.lr:g}"
-        print(f"{'trial' if config.tune.trial else 'run  '}  lr {rate:8} {run_path(args.runs, config)}")
-    assert isinstance(launcher, LocalLauncher)
-    print(f"{len(configs)} runs in {len(launcher.slots)} slots: {', '.join(s.name for s in launcher.slots)}")
+    for line in unequal:
+        print(f"unequal: {line}")
+    for row in plan:
+        rate = f"{row['lr']:g}" if row["lr"] else "tuned"
+        state = f" ({row['state']})" if row["state"] else ""
+        print(f"{'trial' if row['trial'] else 'run  '}  lr {rate:8} {row['folder']}{state}")
+    states = Counter(row["state"] for row in plan if row["state"])
+    there = f" ({', '.join(f'{n} {state}' for state, n in states.items())})" if states else ""
+    if isinstance(launcher, LocalLauncher):
+        names = ", ".join(slot.name for slot in launcher.slots)
+        print(f"{len(plan)} runs{there} in {len(launcher.slots)} slots: {names}")
+        return 0
+    after = ", the tuned ones in a second array when their trials have ended" if tuned else ""
+    print(f"{len(plan)} runs{there} as tasks of an array{after}:\n\n{script}", end="")
     return 0
 
 
-def _tunes(arms: Sequence[Any], id: str) -> bool:
-    return any(arm.trials for arm in arms if arm.experiment.id == id)
+def _planned(root: str, config: Config, tuned: bool) -> dict[str, Any]:
+    folder, trial = run_path(root, config), config.tune.trial
+    state = state_of(folder)[0] if RunFolder(folder).exists() else ""
+    rate = None if tuned and not trial else config.optim.lr
+    return {"id": config.id, "scale": config.scale, "seed": config.seed, "trial": trial} | {
+        "lr": rate, "state": state, "folder": str(folder)
+    }  # fmt: skip
+
+
+def _script(launcher: Launcher, count: int) -> str:
+    """What sbatch would be given, when it is a queue that runs are sent to."""
+    return launcher.script(max(1, count)) if isinstance(launcher, SlurmLauncher) else ""
 
 
 def _aside(text: str) -> None:
@@ -183,7 +250,7 @@ def _aside(text: str) -> None:
 
 def _summary(result: Result) -> None:
     print()
-    troubled = [job for job in result.jobs if job.state != "finished"]
+    troubled = [job for job in result.jobs if job.state not in ("finished", "pending")]
     if troubled:
         print_table(("run", "state", "reason"), [(j.name, j.state, j.reason or "-") for j in troubled])
     print(f"{len(result.jobs)} runs: {counts(result.jobs)}")

@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oelm.cli.options import add_json, add_runs, command_parser
+from oelm.cli.options import add_json, add_runs, command_parser, require_study
 from oelm.cli.output import print_json, print_table, seconds_text
 from oelm.experiments.registry import STATES, TROUBLE, Run, scan
+from oelm.experiments.scales import SCALES
 
 HEADER = ("run", "study", "state", "step", "loss", "metric", "steps/s", "ETA", "heartbeat", "reason")
 
@@ -25,7 +26,9 @@ def add_parser(subparsers: Any) -> None:
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--study", default="", help="only this study's runs")
-    parser.add_argument("--scale", default="", help="only this scale's runs")
+    parser.add_argument(
+        "--scale", choices=SCALES, metavar="SCALE", help=f"only one scale's: {', '.join(SCALES)}"
+    )
     parser.add_argument(
         "--state", nargs="+", default=[], choices=STATES, metavar="STATE", help=", ".join(STATES)
     )
@@ -39,7 +42,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not runs:
         there = Path(args.runs).is_dir()
-        print(f"no runs in {args.runs}" if there else f"no runs: there is no folder {args.runs} (--runs)")
+        such = " such" if args.study or args.scale or args.state else ""
+        print(
+            f"no{such} runs in {args.runs}" if there else f"no runs: there is no folder {args.runs} (--runs)"
+        )
         return 0
     print_table(HEADER, [cells(r) for r in runs])
     print(f"\n{summary(runs)}")
@@ -48,9 +54,11 @@ def run(args: argparse.Namespace) -> int:
 
 def wanted(args: argparse.Namespace) -> list[Run]:
     """What the filters leave, what needs a person first."""
+    runs = scan(args.runs, trials=not args.no_trials)
+    require_study(args.study, runs)
     found = [
         run
-        for run in scan(args.runs, trials=not args.no_trials)
+        for run in runs
         if (not args.study or run.study == args.study)
         and (not args.scale or run.scale == args.scale)
         and (not args.state or run.state in args.state)

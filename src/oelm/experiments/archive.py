@@ -2,7 +2,8 @@
 
 A tar.gz whose first member lists every file with its size and SHA-256. Merging checks every byte against
 that list before anything is put in place, names conflicts, and never overwrites: a file that is there with
-the same content is skipped, one with other content is a conflict and stays as it is.
+the same content is skipped, one with other content is a conflict and stays as it is. Of a run with a conflict
+nothing is added: results of one attempt beside the log of another would be neither's.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import json
 import os
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from oelm.atomic import atomic_open
 from oelm.errors import OelmError, UsageError
+from oelm.experiments.lock import is_held
 from oelm.experiments.registry import Run, scan
 
 INDEX = "oelm-archive.json"
@@ -47,6 +49,7 @@ class Merged:
     added: list[str] = field(default_factory=list)
     same: list[str] = field(default_factory=list)
     conflicts: list[str] = field(default_factory=list)
+    withheld: list[str] = field(default_factory=list)  # new, but of a run with a conflict
 
 
 def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool = False) -> Packed:
@@ -55,7 +58,7 @@ def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool
     runs = [run for run in scan(root) if not study or run.study == study]
     if not runs:
         raise OelmError(f"no runs{f' of study {study}' if study else ''} in {root}")
-    live = [run.name for run in runs if run.state == "running"]
+    live = [run.name for run in runs if run.state in ("running", "stalled")]
     if live:
         raise OelmError(f"still running, so not to be packed yet: {', '.join(live)}")
     entries = [
@@ -105,24 +108,51 @@ def merge(source: Path | str, root: Path | str) -> Merged:
         root.mkdir(parents=True, exist_ok=True)
         staging = stack.enter_context(tempfile.TemporaryDirectory(prefix=".merge-", dir=root))
         _read_members(tar, index, Path(staging))
+        runs: dict[str, list[dict[str, Any]]] = {}
         for entry in index["files"]:
-            name = entry["path"]
-            place = root / name
-            if place.exists() or place.is_symlink():
-                same = place.is_file() and not place.is_symlink() and sha256(place) == entry["sha256"]
-                (result.same if same else result.conflicts).append(name)
-                continue
-            _refuse_links(root, place)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(Path(staging) / name, place)  # fails if another process put a file there meanwhile
-            except FileExistsError:
-                result.conflicts.append(name)
-                continue
-            except OSError:  # a file system without hard links
-                os.rename(Path(staging) / name, place)
-            result.added.append(name)
+            runs.setdefault(_run_of(entry["path"]), []).append(entry)
+        for run, entries in runs.items():
+            _merge_run(root, run, entries, Path(staging), result)
     return result
+
+
+def _merge_run(
+    root: Path, run: str, entries: Sequence[dict[str, Any]], staging: Path, result: Merged
+) -> None:
+    """All of a run's new files, or none of them."""
+    there = [e for e in entries if (root / e["path"]).exists() or (root / e["path"]).is_symlink()]
+    differing = [e for e in there if not _is_same(root / e["path"], e["sha256"])]
+    result.same += [e["path"] for e in there if e not in differing]
+    result.conflicts += [e["path"] for e in differing]
+    new = [e["path"] for e in entries if e not in there]
+    if differing or (new and is_held(root / run)):
+        result.withheld += new
+        if not differing:
+            result.conflicts.append(f"{run} (being worked on)")
+        return
+    for name in new:
+        place = root / name
+        _refuse_links(root, place)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(staging / name, place)  # fails if another process put a file there meanwhile
+        except FileExistsError:
+            result.conflicts.append(name)
+            continue
+        except OSError:  # a file system without hard links
+            os.rename(staging / name, place)
+        result.added.append(name)
+
+
+def _is_same(place: Path, digest: str) -> bool:
+    return place.is_file() and not place.is_symlink() and sha256(place) == digest
+
+
+def _run_of(name: str) -> str:
+    """The run folder that a file of an archive belongs to."""
+    parts = PurePosixPath(name).parts
+    seeds = [i for i, part in enumerate(parts) if part.startswith("seed=")]
+    return "/".join(parts[: seeds[0] + 1] if seeds else parts[:-1])
 
 
 def sha256(path: Path) -> str:

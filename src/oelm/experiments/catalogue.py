@@ -77,11 +77,17 @@ def select(
     if phase is not None and phase not in (phases := sorted({e.phase for e in known.values() if e.phase})):
         raise UsageError(f"there is no phase {phase}. Valid: {', '.join(map(str, phases))}")
     if ids:
-        chosen = [experiment(name) for name in ids]
-        return [e for e in chosen if not study or e.study == study]
+        if phase is not None or study or everything:
+            raise UsageError("name experiments by their IDs, or by --phase, --study or --all, not both")
+        return list({(e := experiment(name)).id: e for name in ids}.values())  # each once
+    if study and everything:
+        raise UsageError("--all is all of the paper's study; --study NAME alone is all of another")
     if phase is not None or study or everything:
         wanted = study or "paper"
-        return [e for e in known.values() if e.study == wanted and (phase is None or e.phase == phase)]
+        found = [e for e in known.values() if e.study == wanted and (phase is None or e.phase == phase)]
+        if not found:
+            raise UsageError(f"the study {wanted} has no phase {phase}: phases are the paper's")
+        return found
     raise UsageError("name what to run: IDs, --phase N, --study NAME or --all (`oelm list` shows them)")
 
 

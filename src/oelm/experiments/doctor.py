@@ -41,19 +41,16 @@ class Finding:
         return asdict(self)
 
 
-def examine(
-    configs: Sequence[Config], root: Path | str, machine: Machine, runs_each: int = 1
-) -> Iterator[Finding]:
-    """All findings, as they are made. `configs`: one per experiment; `runs_each`: runs planned of each."""
+def examine(planned: Sequence[tuple[Config, int]], root: Path | str, machine: Machine) -> Iterator[Finding]:
+    """All findings, as they are made. `planned`: one config of each experiment, and how many runs of it
+    there will be, tuning trials included."""
     yield from _software()
     yield from _hardware(machine)
     yield _writable(Path(root))
-    needed = 0
-    for config in configs:
-        plan = estimate(config, root)
-        needed += (plan.disk_bytes or 0) * runs_each
-    if configs:
-        yield _disk(Path(root), needed, len(configs) * runs_each)
+    if planned:
+        needed = sum((estimate(config, root).disk_bytes or 0) * runs for config, runs in planned)
+        yield _disk(Path(root), needed, sum(runs for _, runs in planned))
+    configs = [config for config, _ in planned]
     checked: dict[tuple[str, str, str, int], Finding] = {}
     for config in configs:
         data = (config.data.dataset, config.data.variant, config.data.source, config.data.train_rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,12 +60,12 @@ def check_arms(configs: Sequence[Config], published: Iterable[str] = ()) -> list
     return found
 
 
-def against_baseline(e: Experiment, scale: str, data_dir: str = "") -> list[str]:
-    """The same for one experiment of the catalogue, as lines."""
+def against_baseline(e: Experiment, settle: Callable[[Experiment], Config]) -> list[str]:
+    """The same for one experiment of the catalogue, as lines. `settle`: what each would run with."""
     known = experiments()
     partners = [known[name] for name in dict.fromkeys((e.baseline, e.control)) if name in known]
-    configs = [p.at(scale, data_dir=data_dir) for p in (e, *partners)]  # type: ignore[arg-type]
-    published = [p.id for p in (e, *partners) if p.published]
+    configs = [settle(arm) for arm in (e, *partners)]
+    published = [arm.id for arm in (e, *partners) if arm.published]
     return [str(d) for d in check_arms(configs, published) if d.arm == e.id]
 
 

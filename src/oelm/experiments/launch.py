@@ -7,6 +7,7 @@ run folders are the only memory: a killed launcher is replaced by the same comma
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -16,12 +17,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from oelm.experiments.catalogue import for_workers
-from oelm.experiments.lock import Busy, is_held
+from oelm.experiments.lock import Busy, RunLock, is_held
 from oelm.experiments.registry import state_of
 from oelm.experiments.slots import Slot
 from oelm.experiments.worker import COMMAND, CONSOLE, machine_words, note_attempt
@@ -54,12 +54,13 @@ class Job:
         0,
     )  # step, and micro-batches cut: an attempt that got further did not fail
     slot: str = ""
+    earlier: bool = False  # it had ended before this launch
 
     @property
     def name(self) -> str:
         c = self.config
         trial = f" lr={c.optim.lr:g}" if c.tune.trial else ""
-        return f"{c.id}{trial} seed {c.seed}"
+        return f"{c.id} {c.scale}{trial} seed {c.seed}"
 
     @property
     def ended(self) -> bool:
@@ -81,14 +82,38 @@ class _Active:
     process: subprocess.Popen[bytes] = field(repr=False)
 
 
-def prepare(configs: Iterable[Config], root: Path | str) -> list[Job]:
-    """Claim a folder for every run (refused when one holds another config) and see how far it is."""
+def prepare(configs: Iterable[Config], root: Path | str, *, again: bool = False) -> list[Job]:
+    """Claim a folder for every run, refused when one holds another config. `again`: open those that
+    diverged once more."""
     jobs = []
     for config in configs:
         folder = RunFolder(run_path(root, config))
         folder.claim(config)
+        if again and not config.tune.trial:  # a rate that diverged is the answer to a trial's question
+            _reopen(folder)
         jobs.append(Job(config, folder.path))
     return jobs
+
+
+def _reopen(folder: RunFolder) -> None:
+    """A diverged run becomes one to be gone on with, from its last checkpoint."""
+    if state_of(folder.path)[0] != "diverged":
+        return
+    with contextlib.suppress(Busy), RunLock(folder.path, patience=0):
+        status = folder.status()
+        if status is not None and status.state == "diverged":
+            reason = f"to be tried again after it diverged: {status.reason}"
+            folder.write_status(replace(status, state="interrupted", reason=reason))
+
+
+def settled_earlier(job: Job, events: Events) -> bool:
+    """Whether an earlier launch brought the run to its end."""
+    state, status, _ = state_of(job.folder)
+    job.earlier = state in ("finished", "diverged")
+    if job.earlier:
+        job.state, job.reason = state, status.reason if status else ""
+        events.changed(job)
+    return job.earlier
 
 
 class LocalLauncher:
@@ -100,20 +125,18 @@ class LocalLauncher:
         machine: Machine,
         *,
         retries: int = RETRIES,
-        again: bool = False,
         events: Events | None = None,
     ) -> None:
         self.slots = list(slots)
         self.machine = machine
         self.retries = retries
-        self.again = again  # try diverged runs once more
         self.events = events or Events()
         self.stopped = False
         self._active: list[_Active] = []
         self._interrupts = 0
 
     def launch(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        waiting = deque(job for job in jobs if not self._settled(job))
+        waiting = deque(job for job in jobs if not settled_earlier(job, self.events))
         elsewhere: deque[tuple[float, Job]] = deque()
         with self._signals():
             while (waiting or elsewhere or self._active) and not (self.stopped and not self._active):
@@ -130,9 +153,9 @@ class LocalLauncher:
         return jobs
 
     def _settled(self, job: Job) -> bool:
-        """Whether an earlier launch already brought the run to its end."""
+        """Whether another launcher has brought the run to its end meanwhile."""
         state, status, note = state_of(job.folder)
-        if state == "finished" or (state == "diverged" and not self.again):
+        if state in ("finished", "diverged"):
             job.reason = note or (status.reason if status else "")
             self._change(job, state)
             return True
@@ -227,7 +250,7 @@ class LocalLauncher:
             if active.process.poll() is None:
                 active.process.send_signal(number)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
             yield

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from oelm.errors import UsageError, unknown_name
+from oelm.errors import UsageError
 from oelm.methods.registry import method as find_method
 from oelm.training.config import Config
 from oelm.training.typed import convert, parse
@@ -86,8 +87,9 @@ def _with_method(config: Config, wish: Any) -> Config:
 
 
 def _unknown_field(name: str, names: Mapping[str, Any]) -> UsageError:
-    """A bare `lr` is understood as `optim.lr` in the hint; otherwise the nearest full name."""
+    """A bare `lr` is understood as `optim.lr` in the hint; otherwise the nearest full name. All sixty names
+    would drown either."""
     same_leaf = [n for n in names if n.rpartition(".")[2] == name]
-    if same_leaf:
-        return UsageError(f"unknown field '{name}'; did you mean '{same_leaf[0]}'?")
-    return unknown_name("field", name, ["method", *names])
+    near = same_leaf or difflib.get_close_matches(name, ["method", *names], n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return UsageError(f"unknown field '{name}'{hint} (`oelm show ID` prints every field)")

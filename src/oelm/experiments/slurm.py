@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import for_workers
-from oelm.experiments.launch import RETRIES, Events, Job
+from oelm.experiments.launch import RETRIES, Events, Job, settled_earlier
 from oelm.experiments.lock import Busy, is_held
 from oelm.experiments.registry import state_of
 from oelm.experiments.worker import COMMAND, machine_words
@@ -157,7 +157,7 @@ class SlurmLauncher:
         self._asked = -math.inf
 
     def launch(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        waiting = [job for job in jobs if not self._look(job)]
+        waiting = [job for job in jobs if not settled_earlier(job, self.events) and not self._look(job)]
         self._submit([job for job in waiting if not self._cared_for(job)])
         if self.wait:
             with contextlib.suppress(KeyboardInterrupt):  # only the watching ends: the queue goes on

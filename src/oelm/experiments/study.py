@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from oelm.errors import OelmError
+from oelm.errors import OelmError, UsageError
 from oelm.experiments.experiment import DEFAULT_SEED, Experiment, require_folder_name, stand_ins
 from oelm.experiments.fairness import Difference, check_arms
 from oelm.experiments.launch import Job, prepare
@@ -16,6 +16,11 @@ from oelm.experiments.overrides import override_from_words
 from oelm.experiments.tuning import TRIAL_SEEDS, Choice, choose, trial_configs, tuned
 from oelm.training.config import Config, Scale
 from oelm.training.folder import RunFolder
+from oelm.training.limits import check_config
+
+PILOT_FACTOR = (
+    1.5  # the study's own losses are 1.1 to 1.16: a pilot looks for what is broken, not for a verdict
+)
 
 
 class Launcher(Protocol):
@@ -46,23 +51,32 @@ class Request:
     grid: tuple[float, ...] = ()  # () = the experiment's
     trial_seeds: tuple[int, ...] = TRIAL_SEEDS
     data_dir: str = ""
+    again: bool = False  # go on with runs that diverged
 
     def __post_init__(self) -> None:
         if self.study:
             require_folder_name(self.study, "a study's name (--as)")
 
     def arms(self) -> list[Arm]:
-        return [self._arm(e, scale) for scale in self.scales for e in self.experiments]
+        return [self._arm(e, scale) for scale in dict.fromkeys(self.scales) for e in self.experiments]
 
     def _arm(self, e: Experiment, scale: Scale) -> Arm:
         tune = e.tuned if self.tune is None else self.tune
         runs = [self.config(e, scale, seed) for seed in dict.fromkeys(self.seeds)]
-        grid = self.grid or e.grid(scale)
-        trials = trial_configs(runs[0], grid, self.trial_seeds, e.trial_share) if tune else []
-        return Arm(e, runs, trials)
+        if not tune:
+            return Arm(e, runs, [])
+        if any(word.partition("=")[0].strip() == "optim.lr" for word in self.changes):
+            raise UsageError(
+                f"{e.id}: its rate is chosen by tuning, so optim.lr cannot be set; "
+                "say --no-tune to run with that rate, or --grid for the rates to try"
+            )
+        grid, seeds = dict.fromkeys(self.grid or e.grid(scale)), dict.fromkeys(self.trial_seeds)
+        return Arm(e, runs, trial_configs(runs[0], tuple(grid), tuple(seeds), e.trial_share))
 
     def config(self, e: Experiment, scale: Scale, seed: int) -> Config:
+        """One run's config, refused when it cannot be run: before it has a folder or a place in a queue."""
         config = override_from_words(e.at(scale, seed, self.data_dir), self.changes)
+        check_config(config)
         return replace(config, study=self.study or self._study(e))
 
     def _study(self, e: Experiment) -> str:
@@ -96,62 +110,113 @@ def carry_out(
     root: Path | str,
     launcher: Launcher,
     *,
-    pilot: bool = False,
+    pilot: float = 0.0,
     say: Callable[[str], None] = print,
 ) -> Result:
-    """Run everything asked for. Trials and untuned runs go first, together, then the tuned runs."""
+    """Run everything asked for; with `pilot` (the factor of its gate) one pair first."""
     arms = request.arms()
     result = Result(unequal=unequal_arms(arms))
     for difference in result.unequal:
         say(f"unequal: {difference}")
     for note in dict.fromkeys(note for arm in arms for note in stand_ins(arm.runs[0])):
         say(f"note: {note}")
-    if pilot and not _pilot(arms, root, launcher, result, say):
+    work = _Work(root, launcher, request.again, say)
+    if pilot:
+        pair = pilot_arms(arms)
+        say(f"pilot: {' and '.join(arm.experiment.id for arm in pair)}")
+        tried = work.bring_to_end(pair)
+        objections = pilot_objections(pair, tried, pilot, say)
+        if objections:
+            tried.unequal = result.unequal
+            tried.notes = [f"the pilot did not pass, the rest was not started: {o}" for o in objections]
+            for note in tried.notes:
+                say(note)
+            return tried
+    done = work.bring_to_end(arms)
+    done.unequal = result.unequal
+    return done
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Where and how arms are run."""
+
+    root: Path | str
+    launcher: Launcher
+    again: bool
+    say: Callable[[str], None]
+
+    def bring_to_end(self, arms: Sequence[Arm]) -> Result:
+        """Trials and untuned runs go first, together, then the tuned runs."""
+        first = [config for arm in arms for config in (arm.trials or arm.runs)]
+        result = Result(jobs=self._launch(first))
+        ended = {(job.config.id, job.config.scale): True for job in result.jobs}
+        for job in result.jobs:
+            ended[job.config.id, job.config.scale] &= job.state in ("finished", "diverged")
+        final: list[Config] = []
+        for arm in (arm for arm in arms if arm.trials):
+            name = arm.experiment.id
+            if not ended[name, arm.runs[0].scale]:
+                self.say(f"{name}: its trials have not all ended; the same command goes on with them")
+                continue
+            try:
+                choice = choose(arm.trials, self.root)
+            except OelmError as error:
+                result.notes.append(str(error))
+                self.say(str(error))
+                continue
+            result.choices.append(choice)
+            self.say(f"tuned {choice}")
+            final += [tuned(config, choice, arm.trials) for config in arm.runs]
+        if final:
+            result.jobs += self._launch(final)
         return result
-    first = [config for arm in arms for config in (arm.trials or arm.runs)]
-    result.jobs = list(launcher.launch(prepare(first, root)))
-    ended = {(job.config.id, job.config.scale): True for job in result.jobs}
-    for job in result.jobs:
-        ended[job.config.id, job.config.scale] &= job.state in ("finished", "diverged")
-    final: list[Config] = []
-    for arm in (arm for arm in arms if arm.trials):
-        name = arm.experiment.id
-        if not ended[name, arm.runs[0].scale]:
-            say(f"{name}: its trials have not all ended; the same command goes on with them")
-            continue
-        try:
-            choice = choose(arm.trials, root)
-        except OelmError as error:
-            result.notes.append(str(error))
-            say(str(error))
-            continue
-        result.choices.append(choice)
-        say(f"tuned {choice}")
-        final += [tuned(config, choice, arm.trials) for config in arm.runs]
-    if final:
-        result.jobs += launcher.launch(prepare(final, root))
-    return result
+
+    def _launch(self, configs: Sequence[Config]) -> list[Job]:
+        return list(self.launcher.launch(prepare(configs, self.root, again=self.again)))
 
 
-def _pilot(
-    arms: Sequence[Arm], root: Path | str, launcher: Launcher, result: Result, say: Callable[[str], None]
-) -> bool:
-    """The first arm and its baseline, one seed each; the rest only when both pass the gate."""
+def pilot_arms(arms: Sequence[Arm]) -> list[Arm]:
+    """The first arm whose baseline is asked for too, and that baseline, one seed each."""
     place = {(arm.experiment.id, arm.runs[0].scale): arm for arm in arms}
     partners = ((place.get((a.experiment.baseline, a.runs[0].scale)), a) for a in arms)
-    pair = next(((baseline, arm) for baseline, arm in partners if baseline is not None), None)
-    chosen = [(arm.trials or arm.runs)[0] for arm in (pair or arms[:1])]
-    say(f"pilot: {' and '.join(c.id for c in chosen)}")
-    jobs = launcher.launch(prepare(chosen, root))
-    objections = [f"{job.name}: {why}" for job in jobs if (why := gate(job))]
-    if objections:
-        result.jobs = list(jobs)
-        result.notes = [f"the pilot did not pass, the rest was not started: {o}" for o in objections]
-        for note in result.notes:
-            say(note)
-        return False
-    say("pilot passed")
-    return True
+    pair = next(([baseline, arm] for baseline, arm in partners if baseline is not None), list(arms[:1]))
+    return [replace(arm, runs=arm.runs[:1]) for arm in pair]
+
+
+def pilot_objections(
+    pair: Sequence[Arm], tried: Result, factor: float, say: Callable[[str], None]
+) -> list[str]:
+    """Why the rest should not start: a run without an end, an audit that fails, an arm that is far worse."""
+    order = [arm.experiment.id for arm in pair]  # the tuned of the two has run last
+    runs = [job for job in tried.jobs if not job.config.tune.trial]
+    runs.sort(key=lambda job: order.index(job.config.id))
+    found = [f"{job.name}: {why}" for job in runs if (why := gate(job))] + tried.notes
+    if len(runs) < len(pair):
+        found += [f"{job.name}: {job.state} {job.reason}".strip() for job in tried.jobs if not job.ended]
+        found = found or ["its trials have not all ended"]
+    if found:
+        return found
+    if len(pair) < 2:
+        say("pilot passed; without its baseline among the runs, its quality is not judged")
+        return []
+    (name, worse), text = _compared(*runs), f"(the gate is {factor:g}, --pilot-factor)"
+    if not worse <= factor:
+        return [f"{name} {text}"]
+    say(f"pilot passed: {name} {text}")
+    return []
+
+
+def _compared(baseline: Job, arm: Job) -> tuple[str, float]:
+    """How many times worse the arm is on validation: its perplexity, or the inverse of its accuracy, over
+    the baseline's."""
+    found = [RunFolder(job.folder).results() or {} for job in (baseline, arm)]
+    metric = found[0]["metric"]
+    reference, value = (float(results["validation"][metric]) for results in found)
+    better, worse = (value, reference) if metric == "accuracy" else (reference, value)
+    ratio = worse / better if better else (1.0 if worse == better else math.inf)
+    text = f"{arm.config.id} has validation {metric} {value:.4g}, {baseline.config.id} {reference:.4g}"
+    return f"{text}, a factor of {ratio:.3g}", ratio
 
 
 def gate(job: Job) -> str:

@@ -2,7 +2,8 @@
 
 It keeps the contract of `oelm.training.fit.fit` (status, checkpoints, exact resume, exit codes, signals) and
 takes milliseconds, so that launchers can be killed, raced and starved many times in a test.
-What a run does is in its ID: BROKEN fails, DIVERGES diverges, FLAKY fails once.
+What a run does is in its ID: BROKEN fails, DIVERGES diverges, FLAKY fails once, WORSE has twice the
+perplexity of the others.
 """
 
 import hashlib
@@ -22,11 +23,13 @@ def fit(config, path, machine):
     from oelm.training.folder import EXIT_CODES, RunFolder, Status
 
     folder = RunFolder(path)
+    before = folder.status()
+    if before is not None and before.state == "diverged":
+        return types.SimpleNamespace(state="diverged", exit_code=EXIT_CODES["diverged"], reason=before.reason)
     _claim_alone(folder.path)
     asked = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, lambda *_: asked.append(1))
-    before = folder.status()
     attempt = before.attempt + 1 if before else 1
     status = Status(
         total_steps=config.budget.steps,
@@ -68,7 +71,7 @@ def fit(config, path, machine):
             return end("interrupted", "asked to stop")
     loss = abs(config.optim.lr - 3e-3) + 1e-6 * config.seed
     results = {"id": config.id, "metric": "ppl", "digest": digest, "lr": config.optim.lr}
-    results["validation"] = {"loss": loss, "ppl": 2.0}
+    results["validation"] = {"loss": loss, "ppl": 4.0 if "WORSE" in config.id else 2.0}
     results["test"] = None if config.tune.trial else {"loss": loss, "ppl": 2.0}
     write_json(folder.results_file, results)
     write_json(folder.audit_file, {"end": {"ok": "UNSOUND" not in config.id}})
