@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -127,7 +128,10 @@ def _add_classification(kinds: Any) -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--train-rows", type=int, default=0, help="use only so many rows; 0 = all")
     parser.add_argument(
-        "--data-dir", default="", metavar="DIR", help="local datasets; built-in stand-ins without"
+        "--data-dir",
+        default=os.environ.get("OELM_DATA_DIR", ""),
+        metavar="DIR",
+        help="local datasets (or OELM_DATA_DIR); built-in stand-ins without",
     )
     parser.add_argument("--cache-dir", default="", metavar="DIR", help="tokens (or OELM_CACHE_DIR)")
     _add_rounds(parser, 8, 1)

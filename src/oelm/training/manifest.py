@@ -44,13 +44,18 @@ def machine_facts() -> dict[str, Any]:
 def base_manifest(config_hash: str) -> dict[str, Any]:
     return {
         "config_hash": config_hash,
-        # A launcher passes on what a person typed.
-        "command": os.environ.get("OELM_COMMAND") or shlex.join(sys.argv),
+        "command": _command(),
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": versions(),
         "machine": machine_facts(),
         "git_commit": _git_commit(),
     }
+
+
+def _command() -> str:
+    """What a person typed (a launcher passes it on), without the folder of the program."""
+    program, *rest = shlex.split(os.environ.get("OELM_COMMAND", "")) or sys.argv
+    return shlex.join([Path(program).name, *rest])
 
 
 def _cpu_name() -> str:
