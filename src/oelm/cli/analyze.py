@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oelm.cli.options import add_catalogue, add_json, add_runs, command_parser, load_own
-from oelm.cli.output import print_json, print_table
+from oelm.cli.output import print_json, print_table, print_text
 from oelm.errors import OelmError
 
 if TYPE_CHECKING:
@@ -98,12 +98,13 @@ def print_blocks(blocks: Iterable[Block]) -> None:
 
     for block in blocks:
         if isinstance(block, Paragraph):
-            print(plain(block.text), end="\n\n")
+            print_text(plain(block.text))
+            print()
         elif isinstance(block, Cards):
             for card in block.cards:
                 print(f"{card.title}: {card.badge}")
                 for line in card.lines:
-                    print(f"  {plain(line).removesuffix(' runs')}")
+                    print_text(plain(line).removesuffix(" runs"), indent="  ", hang="  ")
                 print()
         elif isinstance(block, Table):
             if block.caption:
@@ -112,7 +113,7 @@ def print_blocks(blocks: Iterable[Block]) -> None:
             print()
         elif isinstance(block, Bullets):
             for item in block.items:
-                print(f"  - {plain(item)}")
+                print_text(plain(item), indent="  - ")
             print()
         elif isinstance(block, Fold):
             print(block.title)

@@ -12,7 +12,7 @@ from typing import Any
 
 from oelm.cli.analyze import BENCHMARKS, print_blocks, print_warnings
 from oelm.cli.options import add_machine, command_parser, machine_from
-from oelm.cli.output import output_file
+from oelm.cli.output import output_file, print_text
 from oelm.errors import unknown_name
 from oelm.experiments.catalogue import select
 from oelm.experiments.launch import Events, Job, LocalLauncher, exit_code
@@ -94,6 +94,7 @@ def _tell(args: argparse.Namespace, output: Path) -> Path:
     """The verdict in words, then the report on disk."""
     from oelm.analysis import findings
     from oelm.analysis.analyze import analyze
+    from oelm.analysis.document import plain
     from oelm.analysis.report import caveats, write_html
     from oelm.analysis.words import Words
 
@@ -102,7 +103,7 @@ def _tell(args: argparse.Namespace, output: Path) -> Path:
     print(f"\n{findings.lead(analysis, w)}\n")
     print_blocks([findings.cards(analysis, w)])
     for caveat in caveats(analysis, w)[:3]:
-        print(f"- {caveat}")
+        print_text(plain(caveat), indent="- ")
     print_warnings(analysis)
     print()
     command = ["oelm", "report", STUDY, "--runs", args.runs, "-o", str(output)]

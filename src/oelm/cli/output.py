@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from oelm.errors import UsageError
+
+_WHOLE_WORDS: Any = {"break_on_hyphens": False, "break_long_words": False}
 
 
 def print_json(value: Any) -> None:
@@ -25,6 +29,21 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], indent: st
             for text, width, flush_right in zip(row, widths, right, strict=True)
         )
         print(f"{indent}{line}".rstrip())
+
+
+def print_text(text: str, indent: str = "", hang: str = "", width: int = 0) -> None:
+    """Words in lines of the terminal's width, never very long ones; later lines are indented by `hang` more.
+
+    >>> print_text("The first costs 5 %, and the second costs 14 %.", "- ", width=20)
+    - The first costs
+      5 %, and the
+      second costs 14 %.
+    """
+    width = width or min(110, shutil.get_terminal_size((110, 24)).columns)
+    whole = text.replace(" %", "\N{NO-BREAK SPACE}%")
+    later = " " * len(indent) + hang
+    for line in textwrap.wrap(whole, width, initial_indent=indent, subsequent_indent=later, **_WHOLE_WORDS):
+        print(line.replace("\N{NO-BREAK SPACE}", " "))
 
 
 def output_file(text: str) -> Path:
@@ -50,7 +69,7 @@ def bytes_text(count: float) -> str:
 def seconds_text(seconds: float | None) -> str:
     """
     >>> seconds_text(45), seconds_text(18_400), seconds_text(None)
-    ('45s', '5h 07m', '-')
+    ('45s', '5h 06m', '-')
     """
     if seconds is None:
         return "-"
