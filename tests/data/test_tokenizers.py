@@ -193,6 +193,14 @@ def test_impossible_vocabularies_are_refused(spec: str) -> None:
         load_tokenizer(spec, corpus=open_corpus("stories"))
 
 
+def test_a_slip_in_a_name_is_refused_unless_a_folder_has_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="did you mean 'gpt2'"):
+        tokenizer_files.check_tokenizer_name("gpt-2", tmp_path)
+    (tmp_path / "tokenizers" / "gpt-2").mkdir(parents=True)
+    for name in ("gpt-2", "gpt2", "model", "bpe-1024", "distilgpt2", "bert-base-uncased", "someone/gpt-2"):
+        tokenizer_files.check_tokenizer_name(name, tmp_path)
+
+
 def test_a_bpe_needs_a_corpus() -> None:
     with pytest.raises(UsageError, match="corpus"):
         load_tokenizer("bpe-400")

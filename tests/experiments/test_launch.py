@@ -142,6 +142,8 @@ def test_a_failure_that_passes_is_retried_and_its_reason_kept(start_oelm: Start,
     assert process.returncode == 0, output
     (run,) = scan(root)
     assert [a["reason"] for a in attempts(run.path)] == ["RuntimeError: the network went away", ""]
+    said = [line.split()[1] for line in output.splitlines() if "the network went away" in line]
+    assert said == ["again"]  # the second attempt does not look as if it failed, too
 
 
 def test_a_folder_with_another_config_is_refused_with_the_difference(start_oelm: Start, root: Path) -> None:

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oelm.errors import OelmError, UsageError
-from oelm.models.gpt import GPT, SIZES, GPTConfig, gpt_config
+from oelm.models.gpt import GPT, GPTConfig, gpt_config
+from oelm.models.sizes import SIZES
 
 
 def seeded(seed=0):

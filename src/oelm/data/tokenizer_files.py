@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import json
 import os
 from pathlib import Path
 
 from oelm.data import hub
-from oelm.errors import OelmError
+from oelm.errors import OelmError, UsageError, unknown_name
 
 _GPT2_NAMES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 _HUB_FILES = (
@@ -31,6 +32,37 @@ def _folders(name: str, data_dir: Path | str | None) -> list[Path]:
         folder = Path(data).expanduser()
         places += [folder / "tokenizers", folder.resolve().parent / "tokenizers"]
     return [Path(name).expanduser(), *(place / name for place in places)]
+
+
+def bpe_size(spec: str) -> int:
+    """The vocabulary size that "bpe-<size>" names.
+
+    >>> bpe_size("bpe-1024")
+    1024
+    """
+    if not spec[4:].isdecimal():
+        raise UsageError(f"tokenizer '{spec}': a vocabulary size is expected, as in bpe-1024")
+    size = int(spec[4:])
+    if size < 257:
+        raise UsageError(f"{spec}: a byte-level vocabulary needs 257 tokens (256 bytes and the end of text)")
+    if size > 65_536:
+        raise UsageError(f"{spec}: at most 65536, this is meant for small vocabularies")
+    return size
+
+
+def check_tokenizer_name(spec: str, data_dir: Path | str | None = None) -> None:
+    """Refuse what can be no tokenizer, without reading one: an impossible vocabulary, a slip in a built-in
+    name. Any other name may be a folder or a repository of the hub."""
+    if spec in ("gpt2", "model"):
+        return
+    if spec.startswith("bpe-"):
+        bpe_size(spec)
+        return
+    slip = spec.lower().startswith("bpe") or difflib.get_close_matches(
+        spec.lower(), ("gpt2", "model"), n=1, cutoff=0.75
+    )
+    if slip and not any(place.is_dir() for place in _folders(spec, data_dir)):
+        raise unknown_name("tokenizer", spec, ("gpt2", "model", "bpe-1024", "a folder", "a name of the hub"))
 
 
 def gpt2_files(data_dir: Path | str | None = None) -> tuple[Path, Path]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oelm.atomic import write_json, write_text
-from oelm.data.tokenizer_files import find_files, gpt2_files, special_tokens
+from oelm.data.tokenizer_files import bpe_size, find_files, gpt2_files, special_tokens
 from oelm.data.words import WordCache, word_pattern
 from oelm.errors import OelmError, UsageError
 
@@ -207,11 +207,10 @@ def load_tokenizer(
     if spec == "gpt2":
         return _gpt2(data_dir)
     if spec.startswith("bpe-"):
-        if not spec[4:].isdecimal():
-            raise UsageError(f"tokenizer '{spec}': a vocabulary size is expected, as in bpe-1024")
+        size = bpe_size(spec)
         if corpus is None:
             raise UsageError(f"tokenizer '{spec}' is trained on a corpus: pass corpus=")
-        return _trained(int(spec[4:]), corpus, cache_dir)
+        return _trained(size, corpus, cache_dir)
     if spec == "model" and not model_folder:
         raise UsageError("tokenizer 'model' is the pretrained model's own: there must be one (model_folder=)")
     wanted = str(model_folder) if spec == "model" else spec
@@ -243,12 +242,6 @@ def _gpt2(data_dir: Path | str | None) -> Tokenizer:
 def _trained(size: int, corpus: Corpus, cache_dir: Path | str | None) -> Tokenizer:
     from oelm.data.store import cache_root, locked
 
-    if size < 257:
-        raise UsageError(
-            f"bpe-{size}: a byte-level vocabulary needs 257 tokens (256 bytes and the end of text)"
-        )
-    if size > 65_536:
-        raise UsageError(f"bpe-{size}: at most 65536, this is meant for small vocabularies")
     folder = cache_root(cache_dir) / "tokenizers" / f"bpe-{size}-{corpus.fingerprint('train')[:24]}"
     with locked(folder):
         if not (folder / _FACTS).is_file():  # written last

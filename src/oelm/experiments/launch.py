@@ -199,7 +199,7 @@ class LocalLauncher:
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which asks workers to checkpoint
             )
         self._active.append(_Active(job, slot, process))
-        job.slot = slot.name
+        job.slot, job.reason = slot.name, ""  # what ended the last attempt was said when it did
         self._change(job, "running")
 
     def _collect(self) -> Iterator[Job]:

@@ -75,8 +75,11 @@ class Request:
 
     def config(self, e: Experiment, scale: Scale, seed: int) -> Config:
         """One run's config, refused when it cannot be run: before it has a folder or a place in a queue."""
-        config = override_from_words(e.at(scale, seed, self.data_dir), self.changes)
-        check_config(config)
+        try:
+            config = override_from_words(e.at(scale, seed, self.data_dir), self.changes)
+            check_config(config, self.data_dir)
+        except UsageError as error:
+            raise UsageError(f"{e.id}: {error}") from None
         return replace(config, study=self.study or self._study(e))
 
     def _study(self, e: Experiment) -> str:

@@ -23,6 +23,7 @@ from oelm.atomic import write_json
 from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.models.lean import Tie, gelu_linear, lean_here, tied_embedding
 from oelm.models.loss import cross_entropy_sum
+from oelm.models.sizes import SIZES
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,6 @@ class GPTConfig:
             raise UsageError(f"classes must be 0 (language model) or more, not {self.classes}")
         if not self.classes and not self.causal:
             raise UsageError("a language model is causal; causal=False needs classes > 0")
-
-
-SIZES: dict[str, dict[str, int]] = {
-    "medium-512": {"width": 512, "layers": 6, "heads": 8, "ff": 2048},  # the study's
-    "small-256": {"width": 256, "layers": 4, "heads": 8, "ff": 1024},
-    "mini": {"width": 128, "layers": 4, "heads": 8, "ff": 512},  # minutes on a CPU
-    "tiny": {"width": 64, "layers": 2, "heads": 4, "ff": 256},  # the demo: many runs in minutes
-    "smoke": {"width": 32, "layers": 2, "heads": 4, "ff": 64},  # seconds, for tests
-}
 
 
 def gpt_config(size: str, **rest: object) -> GPTConfig:

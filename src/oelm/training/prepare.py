@@ -15,7 +15,7 @@ from oelm.data.encoding import Progress
 from oelm.data.sources import open_corpus
 from oelm.data.tokenizers import Tokenizer, load_tokenizer
 from oelm.data.tokens import TokenFile, prepare_tokens
-from oelm.errors import OelmError, UsageError
+from oelm.errors import OelmError
 from oelm.training.config import Config, Machine
 from oelm.training.limits import check_config
 from oelm.training.networks import build_network, model_folder
@@ -45,7 +45,7 @@ class Prepared:
 
 def prepare(config: Config, machine: Machine, tick: Tick | None = None) -> Prepared:
     """Open the data, encode it (or find it encoded), build the network and the task."""
-    check_config(config)
+    check_config(config, machine.data_dir)
     corpus = open_corpus(
         config.data.dataset,
         variant=config.data.variant,
@@ -53,9 +53,6 @@ def prepare(config: Config, machine: Machine, tick: Tick | None = None) -> Prepa
         data_dir=machine.data_dir or None,
         cache_dir=machine.cache_dir or None,
     ).limit(train=config.data.train_rows, validation=config.data.eval_rows, test=config.data.eval_rows)
-    wanted = "classification" if config.task == "classification" else "lm"
-    if corpus.task != wanted:
-        raise UsageError(f"dataset '{corpus.name}' is for {corpus.task}, the run's task is {config.task}")
     tokenizer = load_tokenizer(
         config.data.tokenizer,
         corpus=corpus,
