@@ -117,9 +117,20 @@ def _step(result: Result) -> list[str]:
         "gradients MiB",
         "optimizer MiB",
     )
-    peak = result["gemm_peak_flops"] / 1e9
+    peak = result["gemm_peak_flops"]
     rounds = result["settings"]["rounds"]
-    return [*_table(header, rows), "", f"{rounds} rounds; GEMM peak in the same rounds {peak:.0f} GFLOP/s."]
+    note = f"{rounds} rounds; GEMM peak in the same rounds {peak / 1e9:.0f} GFLOP/s."
+    return [*_table(header, rows), "", note + _bound(result, peak)]
+
+
+def _bound(result: Result, peak: float) -> str:
+    """How far ahead of each peer a step could be that were nothing but matrix products at the peak."""
+    peers = [arm for arm in result["arms"] if not arm["method"]]
+    if not peers:
+        return ""
+    floor = result["arms"][0]["flops_per_step"] / peak
+    ahead = ", ".join(f"{arm['median_seconds'] / floor:.2f}x {arm['name']}" for arm in peers)
+    return f" The products alone would take {floor:.2f} s at that peak: the most that can be had is {ahead}."
 
 
 def _classification(result: Result) -> list[str]:
