@@ -114,6 +114,7 @@ def test_monitor_shows_whole_columns_on_any_terminal(width: int, tmp_path: Path)
     assert "DIVERGED" in lines[2]
     assert "123456/200000" in lines[2]
     assert "loss is nan" in lines[2]
+    assert "GAP-TS-oelm-freeze full seed 0 " in lines[2]  # whole: cut, it would name all of them
     assert ("steps/s" in lines[1]) == (width == 200)
 
 
@@ -221,8 +222,12 @@ def test_clean_frees_only_after_a_yes(
     root: Path, folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["clean", "--runs", str(root)]) == 0  # no terminal to ask, so nothing happens
-    assert "nothing was removed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "--yes frees it" in said
+    assert "nothing was removed" in said
     assert folder.latest.exists()
+    assert main(["clean", "--runs", str(root / "nowhere")]) == 0
+    assert "there is no folder" in capsys.readouterr().out
     assert main(["clean", "--runs", str(root), "--yes", "--json"]) == 0
     freed = json.loads(capsys.readouterr().out)
     assert freed["freed_bytes"] == freed["freeable_bytes"] > 0
@@ -268,6 +273,9 @@ def test_doctor_takes_a_real_step_and_names_what_is_wrong(
     assert "-1" in text
     assert "train.jsonl" in text
     assert "what to do" in text
+
+    assert main(["doctor", "GPT-02", "--scale", "smoke", "--runs", runs, "--set", "data.source=local"]) == 1
+    assert "what to do: name the folder of your datasets with --data-dir" in capsys.readouterr().out
 
 
 def test_dividing_a_run_needs_processes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from oelm.cli.options import add_json, add_runs, command_parser, require_study
@@ -37,16 +38,25 @@ def run(args: argparse.Namespace) -> int:
         print_json({"freeable_bytes": total, "freed_bytes": freed, "runs": rows})
         return 0
     if not items:
-        print("nothing to free: no finished run keeps resume checkpoints")
+        there = Path(args.runs).is_dir()
+        print(
+            "nothing to free: no finished run keeps resume checkpoints"
+            if there
+            else f"nothing to free: there is no folder {args.runs} (--runs)"
+        )
         return 0
     print_table(("finished run", "takes"), [(str(i.run.path), bytes_text(i.bytes)) for i in items])
     print(f"\n{bytes_text(total)} in {len(items)} finished runs; best models and results stay")
     if not args.yes and not _confirmed():
-        print("nothing was removed (answer y, or give --yes)")
+        print("nothing was removed")
         return 0
     print(f"freed {bytes_text(free(items))}")
     return 0
 
 
 def _confirmed() -> bool:
-    return sys.stdin.isatty() and input("free it? [y/N] ").strip().lower() in ("y", "yes")
+    """Only a person at a terminal confirms: a `yes |` of a script is not meant for this question."""
+    if not sys.stdin.isatty():
+        print("there is no terminal to ask on: --yes frees it")
+        return False
+    return input("free it? [y/N] ").strip().lower() in ("y", "yes")

@@ -92,8 +92,10 @@ class View:
         widths = fitting_columns(rows, width)
         table = Table(expand=True, box=None, pad_edge=False)
         for name, least in widths.items():
-            elastic = name in ("run", "reason")
-            table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=None if elastic else least)
+            # A name that is cut names several runs; a reason that is cut still says what kind it is.
+            least = min(least, width // 2) if name == "run" else least
+            rest = None if name == "reason" else least
+            table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=rest)
         for place, (run, row) in enumerate(zip(runs, rows, strict=True), first):
             style = "bold red" if run.state in TROUBLE else _STYLE.get(run.state, "")
             chosen = f"{style} reverse" if place == self.selected else style

@@ -24,6 +24,7 @@ Verdict = Literal["ok", "problem"]
 
 _TRIAL_ROWS = 200  # of the training split; enough for a batch of any experiment
 _TRIAL_EVAL_ROWS = 20
+_DATA_WAYS = "name the folder of your datasets with --data-dir; without any, --scale smoke has built-in text"
 _SPARE_BYTES = 2 * 2**30  # token files, logs and the system want some room too
 
 
@@ -139,7 +140,8 @@ def _data(config: Config, machine: Machine) -> Finding:
             skip_bad_rows=machine.skip_bad_rows,
         )
     except OelmError as error:
-        return Finding(subject, "problem", str(error), f"`oelm data check {config.data.dataset}` says more")
+        text, _, ways = str(error).partition("\nWays on: ")
+        return Finding(subject, "problem", text, ways or _DATA_WAYS)
     rows = ", ".join(f"{split} {check.rows:,}" for split, check in report.splits.items())
     if not report.ok:
         return Finding(
