@@ -106,8 +106,8 @@ def test_frozen_arms_of_an_encoder_hold_less_and_say_what_they_save():
 def test_peers_are_of_the_gpt_alone():
     with pytest.raises(UsageError, match="peer 'plain'"):
         StepBench(arms=("baseline", "plain"), size="minilm")
-    with pytest.raises(UsageError, match="did you mean 'huge'"):
-        StepBench(arms=("baseline", "baseline@hughe"))
+    with pytest.raises(UsageError, match="did you mean 'oelm-plus'"):
+        StepBench(arms=("baseline", "oelm-plsu"))
 
 
 @pytest.mark.slow
