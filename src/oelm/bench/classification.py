@@ -45,14 +45,7 @@ class ClassificationBench:
         shared = {**asdict(self), "kind": "classification", "dataset": dataset, "seed": 0}
         shared["model"] = self.model or model_name()
         del shared["datasets"], shared["arms"]
-        return [
-            {
-                **shared,
-                "arm": arm,
-                "steps": 1 if arm == PADDED else self.steps,
-            }
-            for arm in self.arms
-        ]
+        return [{**shared, "arm": arm, "steps": 1 if arm == PADDED else self.steps} for arm in self.arms]
 
 
 def run(bench: ClassificationBench, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from oelm.models.lean import Tie
 IGNORE = -100  # a target that counts for nothing, as in torch.nn.functional.cross_entropy
 
 # 512 x 50257 fp32 logits are 98 MB: large enough to keep the matrix products at full speed,
-# small enough to be a fraction of the weights (see benchmarks/loss_chunk.py).
+# small enough to be a fraction of the weights.
 CHUNK_ELEMENTS = 512 * 50_304
 
 
