@@ -74,13 +74,13 @@ def test_each_extra_computes_what_it_says():
     model = build("own-gpt")
     x = torch.randn(2, 6, 32)
     plain = {p.role: p.heads() for p in oelm.qk_projections(model)[:2]}
-    oelm.apply(model, Method("kept", lowrank=2, core=True, temperature=True, conv=3))
+    oelm.apply(model, Method("kept", lowrank=2, lowrank_scale=4, core=True, temperature=True, conv=3))
     q, k = model.blocks[0].attn.q, model.blocks[0].attn.k
     with torch.no_grad():
         for parameter in (*q.parameters(), *k.parameters()):
             if parameter is not q.weight and parameter is not k.weight:
                 parameter.normal_()
-    y = x @ plain["q"].reshape(32, 32).T + x @ q.lowrank_a.T @ q.lowrank_b.T
+    y = x @ plain["q"].reshape(32, 32).T + 4 * (x @ q.lowrank_a.T @ q.lowrank_b.T)
     y = torch.stack([y.view(2, 6, 4, 8)[:, :, h] @ q.core[h] * q.temperature[h] for h in range(4)], dim=2)
     assert torch.allclose(q(x), reference_conv(y.flatten(2), q.conv), atol=1e-4)
     assert k.core is None  # q' C k has one C

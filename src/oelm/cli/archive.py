@@ -1,4 +1,4 @@
-"""`oelm archive pack | verify | merge`: results in one verified file."""
+"""`oelm archive pack | verify | merge | keep`: results in one verified file, or as a folder for a repository."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from oelm.cli.options import add_json, add_runs, command_parser
 from oelm.cli.output import bytes_text, print_json
 from oelm.experiments.archive import merge, pack, verify
+from oelm.experiments.keep import keep
 
 
 def add_parser(subparsers: Any) -> None:
@@ -17,9 +18,11 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "archive",
         "pack a study's results into one verified file, or merge one into the runs folder",
-        "oelm archive pack results.tar.gz --study paper\n  oelm archive merge results.tar.gz --runs runs",
+        "oelm archive pack results.tar.gz --study paper\n"
+        "  oelm archive merge results.tar.gz --runs runs\n"
+        "  oelm archive keep results --study gap",
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="pack|verify|merge")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="pack|verify|merge|keep")
     packing = actions.add_parser("pack", help="configs, manifests, metrics, logs and results in one file")
     packing.add_argument("file", metavar="FILE.tar.gz")
     packing.add_argument("--study", default="", help="only this study's runs")
@@ -28,14 +31,17 @@ def add_parser(subparsers: Any) -> None:
     checking.add_argument("file", metavar="FILE.tar.gz")
     merging = actions.add_parser("merge", help="add an archive's runs; nothing is ever overwritten")
     merging.add_argument("file", metavar="FILE.tar.gz")
-    for action in (packing, merging):
+    keeping = actions.add_parser("keep", help="copy what the figures of finished runs are made of to a folder")
+    keeping.add_argument("folder", metavar="DIR")
+    keeping.add_argument("--study", default="", help="only this study's runs")
+    for action in (packing, merging, keeping):
         add_runs(action)
-    for action in (packing, checking, merging):
+    for action in (packing, checking, merging, keeping):
         add_json(action)
 
 
 def run(args: argparse.Namespace) -> int:
-    return {"pack": _pack, "verify": _verify, "merge": _merge}[args.action](args)
+    return {"pack": _pack, "verify": _verify, "merge": _merge, "keep": _keep}[args.action](args)
 
 
 def _pack(args: argparse.Namespace) -> int:
@@ -71,3 +77,12 @@ def _merge(args: argparse.Namespace) -> int:
                 "to take the archive's version of such a run, move its folder away and merge again"
             )
     return 1 if done.conflicts else 0
+
+
+def _keep(args: argparse.Namespace) -> int:
+    kept = keep(args.runs, args.folder, study=args.study)
+    if args.json:
+        print_json({"folder": args.folder, **asdict(kept)})
+    else:
+        print(f"{args.folder}: {kept.runs} runs, {kept.files} files, {bytes_text(kept.bytes)}")
+    return 0

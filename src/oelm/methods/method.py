@@ -79,7 +79,9 @@ class Method:
     method
         conv: Taps of a causal depthwise convolution over time on q and k; supplies the token-shift
             structure that random projections lack (0 = none). Trains taps x (rows of q and k) numbers.
-        lowrank: Rank of a trainable residue, W x + B A x, on q and k (0 = none).
+        lowrank: Rank r of a trainable residue, W x + s B A x, on q and k (0 = none).
+        lowrank_scale: The s. Adam moves every number by about the rate, so a product of r columns falls
+            behind a full matrix, whose d_in columns all move; the factor lets it catch up (LoRA's alpha / r).
         core: A trainable head_dim x head_dim matrix per head on q, i.e. q' C k: re-weights the frozen
             subspace.
         temperature: One trainable factor per head on q: sharpness of attention and nothing else.
@@ -107,6 +109,7 @@ class Method:
     freeze_at: float = 0.0
     conv: int = 0
     lowrank: int = 0
+    lowrank_scale: float = 1.0
     core: bool = False
     temperature: bool = False
     relative_bias: int = 0
@@ -119,8 +122,10 @@ class Method:
         # YAML and JSON know lists only; a method read back must equal the one written.
         if isinstance(self.parts, list):
             object.__setattr__(self, "parts", tuple(self.parts))
-        if isinstance(self.gain, int) and not isinstance(self.gain, bool):
-            object.__setattr__(self, "gain", float(self.gain))
+        for name in ("gain", "lowrank_scale"):
+            value = getattr(self, name)
+            if isinstance(value, int) and not isinstance(value, bool):
+                object.__setattr__(self, name, float(value))
         _check_choices(self)
         _check_numbers(self)
         _check_dead_fields(self)
@@ -182,8 +187,10 @@ def _check_numbers(m: Method) -> None:
     def wrong(name: str, wish: str) -> UsageError:
         return UsageError(f"method '{m.name}': {name} must be {wish}, got {getattr(m, name)!r}")
 
-    if m.gain != "match" and not (isinstance(m.gain, float) and math.isfinite(m.gain) and m.gain > 0):
+    if m.gain != "match" and not _positive(m.gain):
         raise wrong("gain", 'a positive number or "match"')
+    if not _positive(m.lowrank_scale):
+        raise wrong("lowrank_scale", "a positive number")
     for name in ("layers", "conv", "lowrank", "relative_bias"):
         value = getattr(m, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -199,6 +206,10 @@ def _check_numbers(m: Method) -> None:
         raise wrong("conv", "0 (none) or at least 2 taps (one tap sees no other token)")
 
 
+def _positive(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value) and value > 0
+
+
 def _check_dead_fields(m: Method) -> None:
     """A field that would change nothing is a misunderstanding: say so before hours are spent on it."""
 
@@ -209,6 +220,8 @@ def _check_dead_fields(m: Method) -> None:
         raise dead('init "keep" leaves the weights as they are, so gain must stay 1')
     if not m.parts and (m.init != "keep" or m.freeze != "none"):
         raise dead('parts is empty, so init and freeze have nothing to act on; use ("q", "k")')
+    if m.lowrank_scale != 1.0 and not m.lowrank:
+        raise dead("lowrank_scale has nothing to scale without lowrank, the rank of the residue")
     if m.freeze in ("first", "all-but-last") and m.layers == 0:
         raise dead(f'freeze "{m.freeze}" needs layers, the number of layers meant')
     if m.freeze in ("none", "all") and m.layers:

@@ -47,6 +47,7 @@ class ExtendedProjection(nn.Module):
         self.register_parameter("bias", bias if isinstance(bias, nn.Parameter) else None)
         rows, d_in = weight.shape[::-1] if transposed else weight.shape
         self.in_features, self.out_features = d_in, rows
+        self.lowrank_scale = method.lowrank_scale
         rank, query = method.lowrank, role == "q"
         self._add("lowrank_a", (rank, d_in) if rank else None)
         self._add("lowrank_b", (rows, rank) if rank else None)
@@ -74,7 +75,7 @@ class ExtendedProjection(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = F.linear(x, self.weight.t() if self.transposed else self.weight, self.bias)  # (B, T, rows)
         if self.lowrank_a is not None and self.lowrank_b is not None:
-            y = y + F.linear(F.linear(x, self.lowrank_a), self.lowrank_b)
+            y = y + F.linear(F.linear(x, self.lowrank_a) * self.lowrank_scale, self.lowrank_b)
         if self.core is not None:
             heads = y.unflatten(-1, (self.num_heads, self.head_dim))  # (B, T, H, hs)
             y = torch.einsum("...hi,hij->...hj", heads, self.core).flatten(-2)

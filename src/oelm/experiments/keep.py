@@ -1,0 +1,55 @@
+"""The small files of finished runs, for a repository: what every figure is made of, and no weights or logs.
+
+`oelm archive keep results` copies them to results/<study>/..., laid out like the runs folder, so that
+`oelm analyze --runs results` and `oelm report --runs results` read the copy as they read the original.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from oelm.errors import OelmError
+from oelm.experiments.registry import scan
+
+JUDGED = (
+    "config.yaml",
+    "manifest.json",
+    "status.json",
+    "metrics.jsonl",
+    "freeze_audit.json",
+    "timing_stats.json",
+    "results.json",
+    "predictions.json",
+)
+TRIAL = ("config.yaml", "status.json", "results.json")  # what a choice of learning rate rests on
+
+
+@dataclass
+class Kept:
+    runs: int = 0
+    files: int = 0
+    bytes: int = 0
+
+
+def keep(root: Path | str, target: Path | str, *, study: str = "") -> Kept:
+    """Copy the finished and diverged runs of `root` (of one study, if named); newer files replace older."""
+    root, target = Path(root), Path(target)
+    if target.resolve() == root.resolve():
+        raise OelmError(f"{target} is the runs folder itself")
+    runs = [run for run in scan(root) if not study or run.study == study]
+    done = [run for run in runs if run.state in ("finished", "diverged")]
+    if not done:
+        raise OelmError(f"no finished runs{f' of study {study}' if study else ''} in {root}")
+    kept = Kept(runs=len(done))
+    for run in done:
+        place = target / run.path.relative_to(root)
+        place.mkdir(parents=True, exist_ok=True)
+        for name in TRIAL if run.trial else JUDGED:
+            source = run.path / name
+            if source.is_file():
+                shutil.copyfile(source, place / name)
+                kept.files += 1
+                kept.bytes += source.stat().st_size
+    return kept

@@ -1,0 +1,61 @@
+"""What a repository keeps of a study: everything its figures are made of, and nothing that is large."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oelm.atomic import write_json
+from oelm.cli.main import main
+from oelm.errors import OelmError
+from oelm.experiments.catalogue import experiment
+from oelm.experiments.keep import keep
+from oelm.experiments.launch import prepare
+from oelm.experiments.registry import scan
+from oelm.experiments.tuning import trial_configs
+
+
+def runs_of(root: Path, state: str = "finished", id: str = "GPT-01") -> list[Path]:
+    config = experiment(id).at("smoke", 1)
+    jobs = prepare([config, *trial_configs(config, (1e-3,), (0,))], root)
+    for job in jobs:
+        write_json(job.folder / "status.json", {"state": state, "heartbeat": 1.0})
+        write_json(job.folder / "results.json", {"id": id, "seed": job.config.seed})
+        for name in ("metrics.jsonl", "training.log", "latest.pt", "freeze_audit.json"):
+            (job.folder / name).write_text("{}\n")
+    return [job.folder for job in jobs]
+
+
+def test_the_copy_reads_like_the_runs_folder_and_holds_no_weights(tmp_path: Path) -> None:
+    runs_of(tmp_path / "runs")
+    kept = keep(tmp_path / "runs", tmp_path / "results")
+    assert kept.runs == 2
+    files = [p for p in (tmp_path / "results").rglob("*") if p.is_file()]
+    assert kept.files == len(files)
+    assert kept.bytes == sum(p.stat().st_size for p in files)
+    assert not {"latest.pt", "training.log"} & {p.name for p in files}
+    # of a trial only what the choice of a rate rests on
+    assert sorted(p.name for p in files).count("freeze_audit.json") == 1
+    theirs, ours = scan(tmp_path / "runs"), scan(tmp_path / "results")
+    assert [(run.id, run.trial, run.state) for run in ours] == [
+        (run.id, run.trial, run.state) for run in theirs
+    ]
+
+
+def test_unfinished_runs_and_other_studies_are_left_out(tmp_path: Path) -> None:
+    runs_of(tmp_path / "runs", "interrupted")
+    with pytest.raises(OelmError, match="no finished runs"):
+        keep(tmp_path / "runs", tmp_path / "results")
+    runs_of(tmp_path / "runs", "finished", "GPT-02")
+    assert keep(tmp_path / "runs", tmp_path / "results", study="paper").runs == 2
+    with pytest.raises(OelmError, match="of study gap"):
+        keep(tmp_path / "runs", tmp_path / "results", study="gap")
+    with pytest.raises(OelmError, match="itself"):
+        keep(tmp_path / "runs", tmp_path / "runs")
+
+
+def test_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs_of(tmp_path / "runs")
+    assert main(["archive", "keep", str(tmp_path / "kept"), "--runs", str(tmp_path / "runs")]) == 0
+    assert "2 runs" in capsys.readouterr().out
