@@ -22,6 +22,7 @@ from oelm.training.flops import flop_model
 PEERS = {
     "plain": "a plain eager GPT in the manner of small public trainers",
     "transformers": "transformers' GPT-2 in its usual loop, fused AdamW",
+    "transformers-matched": "the same with exact GELU in one operation and no key-value cache",
     "trainer": "transformers' GPT-2 in the Hugging Face Trainer, fused AdamW",
 }
 GEMM = "gemm"  # not a model: the machine's matrix product, measured in the same rounds
@@ -53,7 +54,7 @@ def build(spec: dict[str, Any]) -> Arm:
         model, row = peers.gpt2(config), ids[:, :-1]
         rows = [{"input_ids": r, "labels": r} for r in row] * 1000
         return Arm(lambda: None, _facts(model, ids), drives=trainer_in_turns(model, rows, len(row)))
-    model, optimizer, step = getattr(peers, name)(config, ids)
+    model, optimizer, step = getattr(peers, name.replace("-", "_"))(config, ids)
     return Arm(step, _facts(model, ids), held(model, optimizer))
 
 

@@ -1,8 +1,10 @@
 """What a user would train the same GPT with instead: the peers our step is measured against.
 
-All have the study's architecture (pre-LN, exact GELU, tied head, learned positions), the same batch, no
-dropout, fp32, gradient clipping at 1.0, and AdamW. `plain` is written here in the manner of small public
-GPT trainers: readable eager code, logits in memory, the optimizer's default loop.
+All have the study's architecture (pre-LN, GELU, tied head, learned positions), the same batch, no dropout,
+fp32, gradient clipping at 1.0, and AdamW. `plain` is written here in the manner of small public GPT trainers:
+readable eager code, logits in memory, the optimizer's default loop. `transformers` is GPT-2 as its config
+gives it to a user, with the tanh form of GELU; `transformers-matched` is tuned towards ours: exact GELU in
+one operation, no key-value cache.
 """
 
 from __future__ import annotations
@@ -74,24 +76,39 @@ def plain(config: GPTConfig, ids: Tensor) -> tuple[nn.Module, torch.optim.Optimi
 
 
 def gpt2(config: GPTConfig) -> nn.Module:
-    """transformers' own GPT-2 of the same shape."""
-    from transformers import GPT2LMHeadModel
+    """transformers' own GPT-2 of the same shape, with GPT-2's own activation."""
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(gpt2_config(config))
+    shape = gpt2_config(config)
+    shape.activation_function = GPT2Config().activation_function
+    return GPT2LMHeadModel(shape)
 
 
 def transformers(config: GPTConfig, ids: Tensor) -> tuple[nn.Module, torch.optim.Optimizer, Step]:
     """transformers' GPT-2 in its usual loop, with the fused AdamW that ours has."""
-    model = gpt2(config).train()
+    return _transformers_loop(gpt2(config), ids)
+
+
+def transformers_matched(config: GPTConfig, ids: Tensor) -> tuple[nn.Module, torch.optim.Optimizer, Step]:
+    """The same with our activation and without the cache that training has no use for."""
+    from transformers import GPT2LMHeadModel
+
+    return _transformers_loop(GPT2LMHeadModel(gpt2_config(config)), ids, use_cache=False)
+
+
+def _transformers_loop(
+    model: nn.Module, ids: Tensor, **options: bool
+) -> tuple[nn.Module, torch.optim.Optimizer, Step]:
+    model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     rows = ids[:, :-1].contiguous()
 
     def step() -> float:
-        loss = model(input_ids=rows, labels=rows, use_cache=False).loss
+        loss = model(input_ids=rows, labels=rows, **options).loss
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        return loss.item()
+        return float(loss.detach())
 
     return model, optimizer, step

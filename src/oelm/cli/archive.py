@@ -1,4 +1,4 @@
-"""`oelm archive pack | verify | merge | keep`: results in one verified file, or as a folder for a repository."""
+"""`oelm archive pack | verify | merge | keep`: results in one verified file, or as a folder to commit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
     checking.add_argument("file", metavar="FILE.tar.gz")
     merging = actions.add_parser("merge", help="add an archive's runs; nothing is ever overwritten")
     merging.add_argument("file", metavar="FILE.tar.gz")
-    keeping = actions.add_parser("keep", help="copy what the figures of finished runs are made of to a folder")
+    keeping = actions.add_parser("keep", help="copy what figures are made of to a folder, no weights")
     keeping.add_argument("folder", metavar="DIR")
     keeping.add_argument("--study", default="", help="only this study's runs")
     for action in (packing, merging, keeping):

@@ -60,7 +60,8 @@ def _add_step(kinds: Any) -> None:
         "--arms",
         nargs="+",
         metavar="ARM",
-        help="methods and peers (plain, transformers, trainer); the first is what the others are measured by",
+        help="methods, and the peers plain, transformers, transformers-matched, trainer; "
+        "the others are measured by the first",
     )
     step.add_argument("--size", default="medium-512", help="a size of our GPT, or minilm, tiny-bert")
     step.add_argument("--vocabulary", type=int, default=50257)
