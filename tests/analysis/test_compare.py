@@ -11,9 +11,11 @@ import pytest
 from run_factory import cls_config, lm_config, write_run, write_study, write_trials
 from scipy import stats
 
+from oelm.analysis import closing
 from oelm.analysis.analyze import analyze, architecture
 from oelm.analysis.compare import Comparison
 from oelm.analysis.verdict import FAILS, HOLDS, NO_INTERVAL, REFUSED, UNDECIDED
+from oelm.analysis.words import Words
 from oelm.training.config import TuneConfig
 from oelm.training.folder import run_path
 
@@ -280,3 +282,48 @@ def test_architectures(tmp_path, model, kind):
     write_run(tmp_path, replace(config, model=replace(config.model, **model)))
     (arm,) = analyze(tmp_path).arms
     assert architecture(arm) == kind
+
+
+def _no_loss(root: Path, plus: float, control: float, start: float, rope: float, plain: float) -> list[str]:
+    """The cells of the frozen arm in the table of what closes the gap; seeds differ by about 0.1 %."""
+    rotary = replace(lm_config().model, position="rope")
+
+    def write(id: str, arm: str, value: float, model, baseline: str, control: str = "") -> None:
+        for seed in range(4):
+            config = lm_config(id, arm, seed=seed)
+            compare = replace(config.compare, baseline=baseline, control=control)
+            noise = np.random.default_rng([seed, *id.encode()]).normal(scale=1e-3)
+            write_run(root, replace(config, model=model, compare=compare), value * (1 + noise))
+
+    write("GPT-01", "baseline", plain, lm_config().model, "")
+    write("R-BASE", "baseline", rope, rotary, "GPT-01")
+    write("R-START", "orthogonal-init", start, rotary, "R-BASE")
+    write("R-CONTROL", "trained-plus", control, rotary, "R-BASE")
+    write("R-PLUS", "oelm-plus", plus, rotary, "R-BASE", "R-CONTROL")
+    found = analyze(root)
+    kinds = {c.kind for c in found.comparisons.made if c.arm.id == "R-PLUS"}
+    assert kinds == {"baseline", "control", "start", "plain"}
+    _, table = closing.no_loss(found, Words())
+    (row,) = table.rows
+    return ["".join(getattr(part, "text", part) for part in cell) for cell in row.cells]
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ((8.0, 8.0, 8.2, 8.3, 9.0), "reached"),
+        ((8.0, 7.8, 8.2, 8.3, 9.0), "missed"),  # 2.5 % worse than its own control
+        ((8.0, 8.0, 7.9, 8.3, 9.0), "missed"),  # behind the trained start without extras
+        ((8.0, 8.0, 8.2, 8.3, 7.9), "missed"),  # behind the plain architecture
+        ((8.0, 8.0, 8.0, 8.3, 9.0), "undecided"),  # level with the start: neither ahead nor behind
+    ],
+)
+def test_nothing_is_lost_only_if_every_interval_says_so(tmp_path, values, verdict):
+    cells = _no_loss(tmp_path, *values)
+    assert cells[3] == verdict
+    assert len(cells) == 9
+
+
+def test_a_language_model_without_a_control_is_not_in_the_table_of_what_closes_the_gap(tmp_path):
+    pair(tmp_path)
+    assert closing.no_loss(analyze(tmp_path), Words()) == []

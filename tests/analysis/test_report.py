@@ -123,7 +123,7 @@ def test_a_step_ratio_comes_from_a_benchmark_or_not_at_all(study, tmp_path):
     (_, table, source) = closing.efficiency(measured, w)
     assert "step.json" in str(source.text)
     assert "other" not in str(source.text)
-    shown = [row.cells[8] for row in table.rows if "oelm-freeze" in str(row.cells[1])]
+    shown = [row.cells[9] for row in table.rows if "oelm-freeze" in str(row.cells[1])]
     assert shown == ["0.957 (0.950–0.964)"] * 2
     assert any("broken.json" in str(x) for x in measured.warnings)
 

@@ -13,7 +13,7 @@ from oelm.analysis.document import Block, Bullets, Fold, Link, Paragraph, Row, T
 from oelm.analysis.findings import anchor
 from oelm.analysis.load import FINISHED
 from oelm.analysis.statistics import trend
-from oelm.analysis.verdict import FAILS, HOLDS
+from oelm.analysis.verdict import BETTER, FAILS, HOLDS, PPL_GOAL, UNDECIDED, WORSE, Verdict, decide
 from oelm.analysis.words import Words, outcome, tone
 
 
@@ -39,6 +39,60 @@ def _place(c: Comparison, w: Words) -> str:
     return f"{c.dataset} ({w(f'scale.{c.arm.config.scale}')})"
 
 
+def no_loss(analysis: Analysis, w: Words) -> list[Block]:
+    """Language models: which frozen arm is within 1 % of its control and no worse than all trained ones?"""
+    found: dict[tuple[str, str, str], dict[str, Comparison]] = defaultdict(dict)
+    for c in analysis.comparisons.made:
+        if c.arm.freezes and c.metric == "ppl" and c.effect is not None:
+            found[c.arm.key][c.kind] = c
+    references = ("control", "start", "baseline", "plain")
+    columns = ("data", "arm", "qk_trained", "goal", *(f"against_{name}" for name in references), "seeds")
+    rows = []
+    for kinds in found.values():
+        if "control" not in kinds:
+            continue
+        arm = kinds["control"].arm
+        p = analysis.costs[arm.key].parameters
+        reached = _goal(kinds)
+        rows.append(
+            Row(
+                (
+                    f"{arm.config.data.dataset} ({w(f'scale.{arm.config.scale}')})",
+                    (Link(arm.name, "#" + anchor(arm)),),
+                    numbers.share(p.qk_trainable, p.qk_total),
+                    w(f"goal.{reached}"),
+                    *(_change(kinds.get(name), w) for name in references),
+                    numbers.seeds(kinds["control"].effect) if kinds["control"].effect else "–",
+                ),
+                tone(Verdict("goal", reached)),
+            )
+        )
+    if not rows:
+        return []
+    head = tuple(w(f"col.{name}") for name in columns)
+    return [Paragraph(w("about.no_loss")), Table(head, tuple(rows), words=2, verdict=3)]
+
+
+def _goal(kinds: dict[str, Comparison]) -> str:
+    """Decided on the intervals: reached only if every one of them agrees, missed if one of them says so."""
+    control = kinds["control"].ratio
+    assert control is not None
+    outcomes = [decide(PPL_GOAL, control).outcome]
+    outcomes += [kinds[name].sign.outcome for name in ("start", "baseline", "plain") if name in kinds]
+    if FAILS in outcomes or WORSE in outcomes:
+        return FAILS
+    if "baseline" not in kinds or any(o not in (HOLDS, BETTER) for o in outcomes):
+        return UNDECIDED
+    return HOLDS
+
+
+def _change(c: Comparison | None, w: Words) -> Text:
+    if c is None or c.effect is None:
+        return "–"
+    bounds = w.tell(numbers.interval(c.effect.interval, c.metric))
+    return (Link(f"{numbers.effect(c.effect, c.metric)} ({bounds})", "#" + anchor(c.reference)),)
+
+
 def efficiency(analysis: Analysis, w: Words) -> list[Block]:
     """What each arm trains, stores and takes, beside what it costs in quality."""
     quality = {c.arm.key: c for c in analysis.comparisons.of("baseline")}
@@ -49,6 +103,7 @@ def efficiency(analysis: Analysis, w: Words) -> list[Block]:
         "trainable",
         "frozen",
         "frozen_share",
+        "qk_trained",
         "checkpoint",
         "memory",
         "step",
@@ -76,6 +131,7 @@ def efficiency(analysis: Analysis, w: Words) -> list[Block]:
                     numbers.count(p.trainable),
                     numbers.count(p.frozen),
                     numbers.share(p.frozen, p.total),
+                    numbers.share(p.qk_trainable, p.qk_total),
                     numbers.size(spent.checkpoint_bytes),
                     numbers.size(spent.peak_memory_bytes),
                     _step(spent, w),

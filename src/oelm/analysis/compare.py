@@ -1,9 +1,11 @@
 """Arms against their references, from run folders alone.
 
-Three questions, kept apart:
+Questions, kept apart:
   baseline        what does the method cost or bring against the arm it is measured by?
   control         what does freezing alone cost, against the same architecture with trained Q/K?
   orthogonality   do orthonormal rows beat Gaussian rows of the same scale, both frozen alike?
+  start           is it still ahead of the same network without its extras, trained from its own start?
+  plain           and of the plainer architecture that its baseline is itself measured by?
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from oelm.analysis.verdict import (
 from oelm.methods.method import Method
 from oelm.training.config import Config
 
-Kind = Literal["baseline", "control", "orthogonality"]
+Kind = Literal["baseline", "control", "orthogonality", "start", "plain"]
+TRAINED_START = "orthogonal-init"
 TestError = Literal["predictions", "binomial", "none"]
 
 
@@ -87,6 +90,11 @@ class Arm:
     @property
     def freezes(self) -> bool:
         return any(r.result.parameters.frozen > 0 for r in self.finished if r.result)
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Where it can be compared: study, scale, group."""
+        return self.config.study, self.config.scale, self.config.compare.group
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -161,6 +169,8 @@ def compare_all(loaded: Loaded) -> Comparisons:
                 )
     for arm, twin in _orthogonality_pairs(arms):
         made.append(compare("orthogonality", arm, twin, loaded.trials))
+    for kind, arm, reference in _further_references(arms, index):
+        made.append(compare(kind, arm, reference, loaded.trials))
     return Comparisons(tuple(made), arms, tuple(waiting))
 
 
@@ -188,6 +198,24 @@ def _find(index: dict[tuple[str, str, str], Arm], arm: Arm, name: str) -> Arm | 
     return elsewhere[0] if elsewhere else None
 
 
+def _further_references(
+    arms: Sequence[Arm], index: dict[tuple[str, str, str], Arm]
+) -> Iterable[tuple[Kind, Arm, Arm]]:
+    """What a frozen arm has to beat besides its baseline and control, for the claim that nothing is lost."""
+    for arm in arms:
+        if not arm.freezes:
+            continue
+        named = arm.config.compare
+        for other in arms:
+            same = other.place == arm.place and other.config.model == arm.config.model
+            if same and other.finished and other.method.name == TRAINED_START and other.id != named.control:
+                yield "start", arm, other
+        baseline = _find(index, arm, named.baseline)
+        plain = _find(index, arm, baseline.config.compare.baseline) if baseline is not None else None
+        if plain is not None and plain.finished:
+            yield "plain", arm, plain
+
+
 def _orthogonality_pairs(arms: Sequence[Arm]) -> list[tuple[Arm, Arm]]:
     """Frozen orthonormal arms with the arm that differs in nothing but Gaussian rows of the same scale."""
     pairs = []
@@ -195,13 +223,9 @@ def _orthogonality_pairs(arms: Sequence[Arm]) -> list[tuple[Arm, Arm]]:
         if arm.method.init != "headwise" or not arm.finished:
             continue
         for other in arms:
-            same_place = (other.config.study, other.config.scale, other.config.compare.group) == (
-                arm.config.study,
-                arm.config.scale,
-                arm.config.compare.group,
-            )
-            same_model = arm.config.model == other.config.model and not arm.method.trains_qk
-            if same_place and same_model and other.finished and _scale_matched(arm.method, other.method):
+            same = other.place == arm.place and other.config.model == arm.config.model
+            frozen = not arm.method.trains_qk
+            if same and frozen and other.finished and _scale_matched(arm.method, other.method):
                 pairs.append((arm, other))
     return pairs
 

@@ -27,6 +27,7 @@ def build(analysis: Analysis, folder: Path, *, lang: str = "en", command: str = 
         ("verdict", [findings.cards(analysis, w)]),
         ("comparisons", [*figures["comparisons"], *findings.comparison_blocks(analysis, w)]),
         ("control", findings.other_comparisons(analysis, "control", w)),
+        ("no_loss", closing.no_loss(analysis, w)),
         ("orthogonality", findings.other_comparisons(analysis, "orthogonality", w)),
         ("where", closing.where_freezing_holds(analysis, w)),
         ("efficiency", [*closing.efficiency(analysis, w), *figures["efficiency"]]),

@@ -38,6 +38,7 @@ REPORT: dict[str, tuple[str, str]] = {
     "section.verdict": ("Verdict", "结论"),
     "section.comparisons": ("Every arm against its baseline", "各组与基线的比较"),
     "section.control": ("What freezing alone costs", "仅冻结的代价"),
+    "section.no_loss": ("What closes the gap", "什么能弥补差距"),
     "section.orthogonality": ("Orthogonality or scale?", "正交性还是尺度？"),
     "section.figures": ("Training", "训练过程"),
     "section.where": ("Where freezing holds", "冻结在哪里成立"),
@@ -53,6 +54,16 @@ REPORT: dict[str, tuple[str, str]] = {
         "brings is not booked on freezing.",
         "每种方法与相同架构、相同初始化但训练 Q/K 的对照相比：架构带来的增益不计入冻结。",
     ),
+    "about.no_loss": (
+        "The goal: at most 1 % worse than the same architecture with trained Q/K (control), and no worse "
+        "than the same network without extras trained from the same start (start), the baseline, and the "
+        "plainer architecture the baseline is measured by (plain). Reached only if every interval says so.",
+        "目标：与训练 Q/K 的同架构对照（对照）相比最多差 1 %，且不差于从相同初始化训练、"
+        "不带附加部分的同一网络（起点）、基线以及基线所参照的更简单架构（朴素）。仅当每个区间都支持时才算达到。",
+    ),
+    "goal.holds": ("reached", "达到"),
+    "goal.fails": ("missed", "未达到"),
+    "goal.undecided": ("undecided", "未定"),
     "about.orthogonality": (
         "Frozen orthonormal rows against frozen Gaussian rows of the same norm. Against N(0, 0.02), "
         "orthogonality and "
@@ -98,6 +109,12 @@ REPORT: dict[str, tuple[str, str]] = {
     "col.trainable": ("Trained", "可训练参数"),
     "col.frozen": ("Frozen", "冻结参数"),
     "col.frozen_share": ("Frozen share", "冻结占比"),
+    "col.qk_trained": ("Q/K trained", "Q/K 可训练占比"),
+    "col.goal": ("Goal", "目标"),
+    "col.against_control": ("Against control", "与对照相比"),
+    "col.against_start": ("Against start", "与起点相比"),
+    "col.against_baseline": ("Against baseline", "与基线相比"),
+    "col.against_plain": ("Against plain", "与朴素架构相比"),
     "col.checkpoint": ("Checkpoint", "检查点"),
     "col.memory": ("Peak memory", "峰值内存"),
     "col.step": ("Step time ratio", "步时比"),
