@@ -10,7 +10,7 @@ from oelm.errors import OelmError, UsageError
 from oelm.methods.ffn import FeedForward
 from oelm.methods.install import start_of
 from oelm.methods.method import Method
-from oelm.methods.readers import Projection
+from oelm.methods.readers import Projection, value_projection
 from oelm.methods.registry import PRETRAINED_DEFAULT
 
 
@@ -102,6 +102,11 @@ def check_extras(chosen: Method, projections: list[Projection]) -> None:
             raise OelmError(
                 f"method '{chosen.name}' convolves q and k causally over time; {p.attention_name} ({kind}) "
                 f"is not a causal self-attention, so it has no such order"
+            )
+        if chosen.conv_value and not p.fused and not value_projection(p.attention):
+            raise OelmError(
+                f"method '{chosen.name}' convolves v too; {p.attention_name} ({kind}) has no "
+                f"value projection of its own that oelm can find"
             )
         if chosen.relative_bias and not hasattr(p.attention, "add_relative_bias"):
             raise OelmError(

@@ -56,6 +56,7 @@ _WAYS = [
 #: Longformer are queries and keys too: freezing only half of them would be a half-freeze.
 QUERY_NAMES = frozenset(way.format(word) for way in _WAYS for word in ("q", "query"))
 KEY_NAMES = frozenset(way.format(word) for way in _WAYS for word in ("k", "key"))
+VALUE_NAMES = frozenset(way.format(word) for way in _WAYS for word in ("v", "value"))
 
 #: Parts of names that make a matrix of an attention module suspect of holding Q or K.
 SUSPECTS = frozenset({"q", "k", "qk", "kv", "qkv", "query", "key", "wq", "wk", "wqkv", "keys", "queries"})

@@ -13,7 +13,7 @@ from oelm.methods.ffn import FeedForward, ffn_matrices
 from oelm.methods.fused import SplitProjection, split_multihead
 from oelm.methods.method import Method
 from oelm.methods.projection import EXTRAS, ExtendedProjection
-from oelm.methods.readers import Projection, is_transposed, qk_projections
+from oelm.methods.readers import Projection, is_transposed, qk_projections, value_projection
 from oelm.methods.record import Record, TensorRecord, attach
 from oelm.methods.schedule import freezing_times
 
@@ -118,19 +118,31 @@ def _remember(record: Record, names: dict[int, str], target: Projection | FeedFo
 def _add_extras(
     model: nn.Module, chosen: Method, seed: int, projections: list[Projection], record: Record
 ) -> None:
+    def extend(name: str, base: nn.Module, role: str, heads: int, head_dim: int, wish: Method) -> None:
+        extended = ExtendedProjection(base, role, heads, head_dim, is_transposed(base), wish)
+        extended.start(seed, name)
+        _replace(model, name, extended)
+        record.extras += [f"{name}.{extra}" for extra in EXTRAS if getattr(extended, extra) is not None]
+
+    attentions = {p.attention_name: p.attention for p in projections}
     if chosen.has_extras:
         for p in projections:
-            base = p.weight.owner
-            extended = ExtendedProjection(base, p.role, p.num_heads, p.head_dim, is_transposed(base), chosen)
-            extended.start(seed, p.name)
-            _replace(model, p.name, extended)
-            record.extras += [f"{p.name}.{name}" for name in EXTRAS if getattr(extended, name) is not None]
+            extend(p.name, p.weight.owner, p.role, p.num_heads, p.head_dim, chosen)
+    if chosen.conv_value:
+        for name, attention in attentions.items():
+            own = value_projection(attention)
+            extend(f"{name}.{own}" if name else own, attention.get_submodule(own), "v", 1, 1, _taps(chosen))
     if chosen.conv:
-        _refuse_caches(model, {p.attention_name: p.attention for p in projections})
+        _refuse_caches(model, attentions)
     if chosen.relative_bias:
-        for name, attention in {p.attention_name: p.attention for p in projections}.items():
+        for name, attention in attentions.items():
             attention.add_relative_bias(chosen.relative_bias)  # type: ignore[operator]
             record.extras.append(f"{name}.relative_bias" if name else "relative_bias")
+
+
+def _taps(chosen: Method) -> Method:
+    """What v gets of a method: it trains anyway, so the convolution alone."""
+    return Method(f"{chosen.name} on v", conv=chosen.conv)
 
 
 def _refuse_caches(model: nn.Module, attentions: dict[str, nn.Module]) -> None:

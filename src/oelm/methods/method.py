@@ -79,6 +79,7 @@ class Method:
     method
         conv: Taps of a causal depthwise convolution over time on q and k; supplies the token-shift
             structure that random projections lack (0 = none). Trains taps x (rows of q and k) numbers.
+        conv_value: The convolution on v too; its taps count as Q/K parameters that train.
         lowrank: Rank r of a trainable residue, W x + s B A x, on q and k (0 = none).
         lowrank_scale: The s. Adam moves every number by about the rate, so a product of r columns falls
             behind a full matrix, whose d_in columns all move; the factor lets it catch up (LoRA's alpha / r).
@@ -108,6 +109,7 @@ class Method:
     thaw_to: float = 0.0
     freeze_at: float = 0.0
     conv: int = 0
+    conv_value: bool = False
     lowrank: int = 0
     lowrank_scale: float = 1.0
     core: bool = False
@@ -199,7 +201,7 @@ def _check_numbers(m: Method) -> None:
         value = getattr(m, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
             raise wrong(name, "a share of the run between 0 and 1")
-    for name in ("core", "temperature"):
+    for name in ("conv_value", "core", "temperature"):
         if not isinstance(getattr(m, name), bool):
             raise wrong(name, "true or false")
     if m.conv == 1:
@@ -220,6 +222,8 @@ def _check_dead_fields(m: Method) -> None:
         raise dead('init "keep" leaves the weights as they are, so gain must stay 1')
     if not m.parts and (m.init != "keep" or m.freeze != "none"):
         raise dead('parts is empty, so init and freeze have nothing to act on; use ("q", "k")')
+    if m.conv_value and not m.conv:
+        raise dead("conv_value extends the convolution to v: it needs conv, the number of taps")
     if m.lowrank_scale != 1.0 and not m.lowrank:
         raise dead("lowrank_scale has nothing to scale without lowrank, the rank of the residue")
     if m.freeze in ("first", "all-but-last") and m.layers == 0:

@@ -21,6 +21,7 @@ from oelm.methods.families import (
     KV_HEADS,
     QUERY_NAMES,
     SUSPECTS,
+    VALUE_NAMES,
     AttentionSpec,
     known_spec,
 )
@@ -79,6 +80,16 @@ def qk_projections(model: nn.Module) -> list[Projection]:
         for name, (module, spec) in understood.items()
         for projection in _read(model, name, module, spec, where[name])
     ]
+
+
+def value_projection(attention: nn.Module) -> str:
+    """The name of an attention's value projection within it; "" if there is no single one of its own."""
+    found = [
+        name
+        for name, module in attention.named_modules()
+        if is_matrix(module) and name.rpartition(".")[2].lower() in VALUE_NAMES
+    ]
+    return found[0] if len(found) == 1 else ""
 
 
 def unwrap(model: nn.Module) -> nn.Module:

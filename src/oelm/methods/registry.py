@@ -6,8 +6,6 @@ A new method is one entry here (or one `oelm.register_method` call) and, if it n
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from oelm.errors import UsageError, unknown_name
 from oelm.methods.method import Method
 
@@ -171,11 +169,15 @@ _EXTRAS = {
         "a 4-tap causal depthwise convolution on q and k",
         "token shift and short convolutions (So et al. 2021, Primer)",
     ),
-    "lowrank": ({"lowrank": 8}, "a trainable residue of rank 8 on q and k", "LoRA (Hu et al. 2021)"),
+    "lowrank": (
+        {"lowrank": 8, "lowrank_scale": 4.0},
+        "a trainable residue of rank 8 on q and k",
+        "LoRA (Hu et al. 2021)",
+    ),
     "plus": (
-        {"conv": 4, "lowrank": 4},
-        "the 4-tap convolution and a residue of rank 4: the flagship",
-        "Primer's convolution + LoRA's residue",
+        {"conv": 4, "conv_value": True, "lowrank": 4, "lowrank_scale": 4.0},
+        "the 4-tap convolution, on v too, and a residue of rank 4: the flagship",
+        "Primer's convolution on q, k and v + LoRA's residue",
     ),
     "core": (
         {"core": True},
@@ -196,25 +198,32 @@ _EXTRAS = {
 
 
 def _with_extras(name: str) -> list[Method]:
-    """The frozen method with an extra, and the same architecture and start with trained Q/K."""
+    """The frozen method with its extras, and the same architecture and start with trained Q/K.
+
+    That one has no residue: where W itself trains, W + s B A is just another W. `oelm-lowrank` is left with
+    `orthogonal-init`.
+    """
     fields, what, reference = _EXTRAS[name]
+    merged = {field: value for field, value in fields.items() if not field.startswith("lowrank")}
     trained = Method(
         f"trained-{name}",
         init="headwise",
-        purpose=f"orthogonal start, trained, with {what}",
+        purpose=f"orthogonal start, trained, in the architecture of oelm-{name}",
         controls=f"the architecture of oelm-{name}: what remains is the freezing",
         reference=reference,
-        **fields,  # type: ignore[arg-type]
+        **merged,  # type: ignore[arg-type]
     )
-    frozen = replace(
-        trained,
-        name=f"oelm-{name}",
+    frozen = Method(
+        f"oelm-{name}",
+        init="headwise",
         freeze="all",
         purpose=f"frozen orthogonal Q/K with {what}",
         controls="whether this structure is what frozen Q/K lack",
-        control=trained.name,
+        reference=reference,
+        control=trained.name if merged else "orthogonal-init",
+        **fields,  # type: ignore[arg-type]
     )
-    return [frozen, trained]
+    return [frozen, trained] if merged else [frozen]
 
 
 _METHODS: dict[str, Method] = {m.name: m for m in [*_PLAIN, *(m for n in _EXTRAS for m in _with_extras(n))]}

@@ -26,7 +26,6 @@ LEARNED_ARMS = (
     "oelm-conv",
     "trained-conv",
     "oelm-lowrank",
-    "trained-lowrank",
     "oelm-plus",
     "trained-plus",
 )
@@ -38,7 +37,6 @@ ROPE_ARMS = (
     "oelm-conv",
     "trained-conv",
     "oelm-lowrank",
-    "trained-lowrank",
     "oelm-plus",
     "trained-plus",
 )
