@@ -53,8 +53,9 @@ def test_a_preset_says_what_it_is_for_and_survives_yaml_and_json(preset):
 def test_a_control_has_the_same_architecture_and_trains_its_q_and_k(preset):
     control = method(preset.control)
     assert control.trains_qk
-    for extra in ("conv", "lowrank", "core", "temperature", "relative_bias"):
+    for extra in ("conv", "conv_value", "core", "temperature", "relative_bias"):
         assert getattr(control, extra) == getattr(preset, extra)
+    assert not control.lowrank  # a residue on a matrix that trains is that matrix again
 
 
 @pytest.mark.parametrize(("typed", "meant"), [*ALIASES.items(), ("OELM_Freeze", "oelm-freeze")])
@@ -85,6 +86,8 @@ def test_a_typo_gets_the_nearest_name():
         ({"lowrank": 4, "lowrank_scale": "big"}, "lowrank_scale"),
         ({"lowrank_scale": 2.0}, "nothing to scale"),
         ({"core": 1}, "core"),
+        ({"conv": 4, "conv_value": 1}, "conv_value"),
+        ({"conv_value": True}, "number of taps"),
         ({"freeze": "first"}, "layers"),
         ({"layers": 2, "freeze": "all"}, "layers"),
         ({"schedule": "gradual"}, "nothing to act on"),

@@ -87,12 +87,35 @@ def test_each_extra_computes_what_it_says():
     assert k.temperature is None
 
 
+@pytest.mark.parametrize("family", ["own-gpt", "gpt2", "llama"])
+def test_a_convolution_of_the_values_changes_nothing_at_first_and_trains_beside_them(family):
+    model = build(family)
+    before = outputs(model).detach()
+    applied = oelm.apply(model, Method("v too", conv=3, conv_value=True))
+    assert torch.equal(outputs(model), before)
+    extended = [
+        m for name, m in model.named_modules() if name.endswith((".v", ".v_proj")) and hasattr(m, "conv")
+    ]
+    assert len(extended) == len(oelm.qk_projections(model)) // 2
+    outputs(model).square().mean().backward()
+    for v in extended:
+        assert v.conv.grad.abs().sum() > 0
+        assert v.weight.grad.abs().sum() > 0
+        assert v.lowrank_a is None
+    assert applied.frozen == 0
+    x = torch.randn(2, 6, extended[0].in_features)
+    with torch.no_grad():
+        values = extended[0](x)
+        extended[0].conv.normal_()
+        assert torch.allclose(extended[0](x), reference_conv(values, extended[0].conv), atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "per_layer"),
     [
         ("oelm-conv", 2 * 4 * 128),
         ("oelm-lowrank", 2 * 8 * (128 + 128)),
-        ("oelm-plus", 2 * 4 * 128 + 2 * 4 * (128 + 128)),
+        ("oelm-plus", 3 * 4 * 128 + 2 * 4 * (128 + 128)),
         ("oelm-core", 8 * 16 * 16),
         ("oelm-temperature", 8),
         ("oelm-relative", 8 * 129),
@@ -107,7 +130,8 @@ def test_the_trainable_share_of_q_and_k(name, per_layer):
     assert applied.qk_total == 4 * (2 * 128 * 128 + per_layer)
     trained = GPT(gpt_config("mini", vocab_size=64, context=32))
     control = oelm.apply(trained, applied.method.control)
-    assert control.total == applied.total
+    residue = 4 * 2 * applied.method.lowrank * (128 + 128)  # that of a matrix that trains is merged into it
+    assert control.total == applied.total - residue
     assert control.frozen == 0
 
 

@@ -51,7 +51,7 @@ MINI: dict[str, Any] = {
 }
 # Rows of validation and of test that make about 50,000 tokens: more would cost as much as the training.
 EVAL_ROWS = {"tinystories": 200, "wikitext2": 15, "openwebtext": 60}
-GRIDS: dict[str, tuple[float, ...]] = {"mini": (1e-3, 2e-3, 4e-3)}
+GRIDS: dict[str, tuple[float, ...]] = {"mini": (1.5e-3, 3e-3, 6e-3)}
 TRIAL_SHARE = 0.5  # a trial runs this share of the steps; the same for every arm
 
 
