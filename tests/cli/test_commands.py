@@ -96,6 +96,10 @@ def test_a_command_whose_module_is_missing_is_an_error_not_a_crash(
         (["run", "GPT-02", "--set", "data.tokenizer=model"], "'medium-512' has none"),
         (["run", "GPT-02", "--set", "data.dataset=sst2"], "is for classification"),
         (["run", "GPT-02", "--scale", "mini", "--data-dir", "nowhere"], "the data folder nowhere does not"),
+        (
+            ["run", "GPT-02", "--scale", "smoke", "--data-dir", "data"],
+            "--data-dir changes nothing at smoke scale",
+        ),
         (["run", "GPT-01", "--phase", "2"], "not both"),
         (["run", "--study", "gap", "--phase", "2"], "the study gap has no phase 2"),
         (["run", "GPT-01", "--partition", "gpu", "--time", "8h"], "--partition, --time: for a queue only"),

@@ -12,15 +12,17 @@ from string import ascii_lowercase, ascii_uppercase
 from oelm.data.builtin import Dice
 from oelm.data.readers import Row
 
-PAIRS = 8
+PAIRS = 6
+ROUNDS = 3  # each key is asked for this often: more to learn from in a row
+LETTERS = 12  # of the alphabet, for keys and for values
 LENGTH = 16
 
 
 def recall(dice: Dice) -> Row:
-    """Keys with values, then the same keys in another order, each to be followed by its value (induction)."""
-    keys = dice.some(ascii_lowercase, PAIRS)
-    pairs = [f"{key} {dice.pick(ascii_uppercase)}" for key in keys]
-    asked = dice.some(pairs, PAIRS)
+    """Keys with values, then the keys in other orders, each to be followed by its value again (induction)."""
+    keys = dice.some(ascii_lowercase[:LETTERS], PAIRS)
+    pairs = [f"{key} {dice.pick(ascii_uppercase[:LETTERS])}" for key in keys]
+    asked = [pair for _ in range(ROUNDS) for pair in dice.some(pairs, PAIRS)]
     return {"text": f"{' '.join(pairs)} . {' '.join(asked)}"}
 
 

@@ -56,6 +56,10 @@ class Request:
     def __post_init__(self) -> None:
         if self.study:
             require_folder_name(self.study, "a study's name (--as)")
+        if self.data_dir and set(self.scales) == {"smoke"}:
+            raise UsageError(
+                "--data-dir changes nothing at smoke scale, where all text is built in; leave it out"
+            )
 
     def arms(self) -> list[Arm]:
         return [self._arm(e, scale) for scale in dict.fromkeys(self.scales) for e in self.experiments]

@@ -2,11 +2,14 @@
 
 At full scale bert-base-uncased, at mini scale all-MiniLM-L6-v2 from pip. Every arm has the same grid of
 rates, chosen by validation loss over seeds.
+
+The mini scale is sized for two cores: examples enough for the task to be learned, which is most for MNLI.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from oelm.experiments.studies.comparison import Arm, comparison
 from oelm.experiments.studies.paper import fine_tuned
@@ -40,6 +43,22 @@ ARMS: tuple[Arm, ...] = (
 )
 BUDGET = BudgetConfig(batch_size=32, epochs=3, eval_every=0)
 
+# dataset: (training rows, steps of 16 rows)
+MINI_SIZES = {"sst2": (1600, 200), "mnli": (4096, 256), "agnews": (1600, 100)}
+TRIAL_SHARE = 0.5  # a trial runs this share of the steps; the same for every arm
+
+
+def _mini(dataset: str) -> dict[str, Any]:
+    rows, steps = MINI_SIZES[dataset]
+    return {
+        "data.train_rows": rows,
+        "data.eval_rows": 1000,
+        "budget.batch_size": 16,
+        "budget.epochs": 0,
+        "budget.steps": steps,
+    }
+
+
 EXPERIMENTS = [
     e
     for stem, dataset in SETS
@@ -51,5 +70,7 @@ EXPERIMENTS = [
         study="finetune",
         group=f"finetune/{dataset}",
         budget=BUDGET,
+        mini=_mini(dataset),
+        trial_share=TRIAL_SHARE,
     )
 ]
