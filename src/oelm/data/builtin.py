@@ -41,7 +41,7 @@ KINDS = {
     "stories-4way": Kind(2, 2, 8_000, 1_000),
     "stories-pairs": Kind(3, 3, 12_000, 1_000),
     "task-copy": Kind(4, 2, 20_000, 500),
-    "task-recall": Kind(5, 3, 20_000, 500),
+    "task-recall": Kind(5, 4, 20_000, 500),
 }
 
 

@@ -12,9 +12,9 @@ from string import ascii_lowercase, ascii_uppercase
 from oelm.data.builtin import Dice
 from oelm.data.readers import Row
 
-PAIRS = 6
-ROUNDS = 3  # each key is asked for this often: more to learn from in a row
-LETTERS = 12  # of the alphabet, for keys and for values
+PAIRS = 4
+ROUNDS = 4  # each key is asked for this often: more to learn from in a row
+LETTERS = 8  # of the alphabet, for keys and for values
 LENGTH = 16
 
 

@@ -11,13 +11,23 @@ from typing import Any
 
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.studies.comparison import comparison
-from oelm.experiments.studies.gap import LEARNED_ARMS, arms_of
+from oelm.experiments.studies.gap import arms_of
 from oelm.experiments.studies.paper import LM_BUDGET, LM_MODEL, language_model
 from oelm.training.config import DataConfig
 
 TASKS = ("recall", "copy")  # the built-in datasets task-recall and task-copy
-ROPE_ARMS = ("baseline", "orthogonal-init", "oelm-freeze", "oelm-plus", "trained-plus")
+LEARNED_ARMS = ("baseline", "orthogonal-init", "oelm-freeze")
+ROPE_ARMS = (*LEARNED_ARMS, "oelm-conv", "trained-conv", "oelm-lowrank", "oelm-plus", "trained-plus")
 TOKENIZER = "bpe-512"  # made of letters and digits: a small vocabulary is the task's own
+# Whole rows must fit into a window, or the answer is not in it. Trials are whole runs: whether a task is
+# learned at all shows only towards the end.
+MINI: dict[str, Any] = {
+    "data.tokenizer": TOKENIZER,
+    "budget.batch_size": 8,
+    "budget.steps": 400,
+    "optim.warmup_steps": 40,
+}
+GRIDS: dict[str, tuple[float, ...]] = {"mini": (2e-3, 4e-3)}
 
 
 def _task(task: str) -> list[Experiment]:
@@ -27,7 +37,8 @@ def _task(task: str) -> list[Experiment]:
         "group": f"probes/{task}",
         "data": DataConfig(dataset=f"task-{task}", source="builtin", tokenizer=TOKENIZER, max_length=128),
         "budget": replace(LM_BUDGET, steps=20_000),
-        "mini": {"data.tokenizer": TOKENIZER, "data.max_length": 64, "budget.steps": 1000},
+        "mini": MINI,
+        "grids": GRIDS,
     }
     learned = comparison(language_model, f"task-{task}", arms_of(LEARNED_ARMS, f" ({task})"), **settings)
     rope = comparison(
