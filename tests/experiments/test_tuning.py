@@ -84,3 +84,11 @@ def test_tuned_and_untuned_runs_of_one_experiment_never_share_a_folder(tmp_path:
     assert (
         places["TS-FREEZE-TUNED", None] == places["TS-FREEZE-TUNED", True] != places["TS-FREEZE-TUNED", False]
     )
+
+
+def test_a_trial_takes_its_share_of_steps_or_epochs_and_at_least_one() -> None:
+    by_steps, by_epochs = experiment("GAP-TS-baseline").at("mini"), experiment("FT-SST2-baseline").at("mini")
+    assert trial_configs(by_steps, (1e-3,), (0,), 0.5)[0].budget.steps == by_steps.budget.steps // 2
+    assert trial_configs(by_epochs, (1e-3,), (0,), 0.5)[0].budget.epochs == 1
+    assert trial_configs(by_epochs, (1e-3,), (0,), 0.1)[0].budget.epochs == 1
+    assert trial_configs(by_epochs, (1e-3,), (0,), 0.5)[0].budget.steps == 0

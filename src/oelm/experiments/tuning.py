@@ -40,18 +40,20 @@ class Choice:
 def trial_configs(
     config: Config, grid: Sequence[float], seeds: Sequence[int] = TRIAL_SEEDS, share: float = 1.0
 ) -> list[Config]:
-    """Every point of the grid for one experiment, on `share` of its steps."""
+    """Every point of the grid for one experiment, on `share` of its steps or epochs."""
     if not grid or any(rate <= 0 for rate in grid):
         raise UsageError(f"a grid of learning rates needs numbers above 0, not {list(grid)}")
     if not seeds:
         raise UsageError("tuning needs at least one seed")
-    steps = config.budget.steps and max(1, round(config.budget.steps * share))
+    steps, epochs = (
+        amount and max(1, round(amount * share)) for amount in (config.budget.steps, config.budget.epochs)
+    )
     return [
         replace(
             config,
             seed=seed,
             optim=replace(config.optim, lr=rate),
-            budget=replace(config.budget, steps=steps),
+            budget=replace(config.budget, steps=steps, epochs=epochs),
             tune=TuneConfig(trial=True, grid=tuple(grid), seeds=tuple(seeds)),
         )
         for rate in grid
