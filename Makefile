@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: test check lint types unit demo install clean
+.PHONY: test check lint types unit demo documents install clean
 
 install: $(STAMP)
 
@@ -31,6 +31,12 @@ unit: install
 
 demo: install
 	$(BIN)/oelm demo
+
+# The generated pages, from the results that are committed.
+documents: install
+	$(BIN)/oelm report --runs results --markdown docs/results.md
+	$(BIN)/oelm report --runs results --claims docs/claims.md
+	$(BIN)/oelm bench table
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

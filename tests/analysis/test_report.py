@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import string as string_module
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -355,3 +357,14 @@ def test_the_colour_of_a_verdict_lies_on_the_verdict(analysis):
     ]:
         if isinstance(block, Table):
             assert block.head[block.verdict] == w("col.verdict")
+
+
+def test_a_long_command_is_named_once_and_numbered(study, tmp_path):
+    copy = tmp_path / "runs"
+    shutil.copytree(study, copy)
+    words = "oelm run " + " ".join(f"GPT-{i:02d}" for i in range(30))
+    for manifest in copy.rglob("manifest.json"):
+        dump(manifest, {**json.loads(manifest.read_text()), "command": words})
+    text = to_markdown(build(analyze(copy), tmp_path))
+    assert text.count(words) == len({run.config.study for run in analyze(copy).loaded.runs})
+    assert "| command 1 |" in text

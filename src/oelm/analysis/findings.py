@@ -29,6 +29,7 @@ from oelm.analysis.verdict import FAILS, HOLDS, Verdict
 from oelm.analysis.words import Words, badge, outcome, plainly, settle, tone, what_it_says
 
 MAIN_METHOD = "oelm-freeze"  # the method the study is about; its verdict stands first
+LONG = 80  # characters of a command that a table cell can hold; a longer one is named once and numbered
 PathLink = Callable[[Path], str]
 
 
@@ -241,8 +242,12 @@ def run_blocks(analysis: Analysis, link: PathLink, w: Words) -> list[Block]:
     blocks: list[Block] = [Paragraph(w("about.runs"))]
     head = (w("col.seed"), w("col.state"), w("col.folder"), w("col.command"), w("col.test"))
     for study in dict.fromkeys(a.config.study for a in analysis.arms):
-        inner: list[Block] = []
-        for arm in (a for a in analysis.arms if a.config.study == study):
+        arms = [a for a in analysis.arms if a.config.study == study]
+        every = dict.fromkeys(run.command for arm in arms for run in arm.runs)
+        long = {c: w("command.number", n=i + 1) for i, c in enumerate(c for c in every if len(c) > LONG)}
+        listed: list[Text] = [(f"{name}: ", Code(command)) for command, name in long.items()]
+        inner: list[Block] = [Bullets(tuple(listed))] if listed else []
+        for arm in arms:
             rows = []
             for i, run in enumerate(arm.runs):
                 value = run.result.test if run.result else None
@@ -254,7 +259,7 @@ def run_blocks(analysis: Analysis, link: PathLink, w: Words) -> list[Block]:
                             str(run.seed),
                             w.state(run.state),
                             folder,
-                            (Code(run.command),),
+                            long.get(run.command, (Code(run.command),)),
                             shown,
                         ),
                         anchor=anchor(arm) if i == 0 else "",
@@ -262,6 +267,6 @@ def run_blocks(analysis: Analysis, link: PathLink, w: Words) -> list[Block]:
                 )
             caption = f"{arm.id} · {arm.name} · {w(f'scale.{arm.config.scale}')}"
             inner.append(Table(head, tuple(rows), caption, words=4))
-        runs = sum(len(a.runs) for a in analysis.arms if a.config.study == study)
+        runs = sum(len(a.runs) for a in arms)
         blocks.append(Fold(w("fold.runs", study=study, n=runs), tuple(inner)))
     return blocks

@@ -137,6 +137,7 @@ REPORT: dict[str, tuple[str, str]] = {
     "col.folder": ("Folder", "文件夹"),
     "col.command": ("Command", "命令"),
     "col.test": ("Test", "测试"),
+    "command.number": ("command {n}", "命令 {n}"),
     "step.none": ("not benchmarked", "未做基准测试"),
     "total.runs": ("Runs", "运行"),
     "total.trials": ("Tuning trials", "调参试验"),

@@ -6,6 +6,8 @@ A new method is one entry here (or one `oelm.register_method` call) and, if it n
 
 from __future__ import annotations
 
+from typing import Any
+
 from oelm.errors import UsageError, unknown_name
 from oelm.methods.method import Method
 
@@ -163,7 +165,7 @@ _PLAIN = [
     ),
 ]
 
-_EXTRAS = {
+_EXTRAS: dict[str, tuple[dict[str, Any], str, str]] = {  # fields, what they add, whose idea it is
     "conv": (
         {"conv": 4},
         "a 4-tap causal depthwise convolution on q and k",
@@ -211,7 +213,7 @@ def _with_extras(name: str) -> list[Method]:
         purpose=f"orthogonal start, trained, in the architecture of oelm-{name}",
         controls=f"the architecture of oelm-{name}: what remains is the freezing",
         reference=reference,
-        **merged,  # type: ignore[arg-type]
+        **merged,
     )
     frozen = Method(
         f"oelm-{name}",
@@ -221,7 +223,7 @@ def _with_extras(name: str) -> list[Method]:
         controls="whether this structure is what frozen Q/K lack",
         reference=reference,
         control=trained.name if merged else "orthogonal-init",
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
     return [frozen, trained] if merged else [frozen]
 

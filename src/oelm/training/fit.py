@@ -238,7 +238,8 @@ def must_not_diverge(run: Run, loss: float, norm: float) -> float:
     every region from which training comes back.
     """
     p = run.progress
-    where = f"at step {p.step + 1}; the last finite loss was {p.last_loss}"
+    last = "none" if p.last_loss is None else f"{p.last_loss:.4g}"
+    where = f"at step {p.step + 1}; the last finite loss was {last}"
     if not math.isfinite(loss):
         raise Diverged(f"the loss became {loss} {where}")
     if not math.isfinite(norm) and not run.scaler.is_enabled():
