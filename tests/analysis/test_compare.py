@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -303,7 +304,7 @@ def _no_loss(root: Path, plus: float, control: float, start: float, rope: float,
     found = analyze(root)
     kinds = {c.kind for c in found.comparisons.made if c.arm.id == "R-PLUS"}
     assert kinds == {"baseline", "control", "start", "plain"}
-    _, table = closing.no_loss(found, Words())
+    table = closing.no_loss(found, Words())[1]
     (row,) = table.rows
     return ["".join(getattr(part, "text", part) for part in cell) for cell in row.cells]
 
@@ -321,7 +322,24 @@ def _no_loss(root: Path, plus: float, control: float, start: float, rope: float,
 def test_nothing_is_lost_only_if_every_interval_says_so(tmp_path, values, verdict):
     cells = _no_loss(tmp_path, *values)
     assert cells[3] == verdict
-    assert len(cells) == 9
+    assert len(cells) == 8
+
+
+def test_a_goal_needs_every_comparison_and_no_diverged_seed(tmp_path):
+    values = (8.0, 8.0, 8.2, 8.3, 9.0)
+    _no_loss(tmp_path / "a", *values)
+    for folder in (tmp_path / "a").rglob("R-START"):
+        shutil.rmtree(folder)
+    (goal,) = analyze(tmp_path / "a").goals
+    assert (goal.outcome, goal.missing) == (UNDECIDED, ("start",))
+    _no_loss(tmp_path / "b", *values)
+    rotary = replace(lm_config().model, position="rope")
+    bad = lm_config("R-CONTROL", "trained-plus", seed=9)
+    bad = replace(bad, model=rotary, compare=replace(bad.compare, baseline="R-BASE"))
+    write_run(tmp_path / "b", bad, state="diverged")
+    (goal,) = analyze(tmp_path / "b").goals
+    assert goal.outcome == UNDECIDED
+    assert analyze(tmp_path / "b").to_dict()["nothing_lost"][0]["outcome"] == UNDECIDED
 
 
 def test_a_language_model_without_a_control_is_not_in_the_table_of_what_closes_the_gap(tmp_path):

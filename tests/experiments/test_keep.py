@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from oelm.atomic import write_json
 from oelm.cli.main import main
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.keep import keep
+from oelm.experiments.keep import JUDGED, keep
 from oelm.experiments.launch import prepare
 from oelm.experiments.registry import scan
 from oelm.experiments.tuning import trial_configs
@@ -22,15 +23,23 @@ def runs_of(root: Path, state: str = "finished", id: str = "GPT-01") -> list[Pat
     for job in jobs:
         write_json(job.folder / "status.json", {"state": state, "heartbeat": 1.0})
         write_json(job.folder / "results.json", {"id": id, "seed": job.config.seed})
-        for name in ("metrics.jsonl", "training.log", "latest.pt", "freeze_audit.json"):
-            (job.folder / name).write_text("{}\n")
+        for name in (*JUDGED[3:], "training.log", "latest.pt"):
+            if not (job.folder / name).exists():
+                (job.folder / name).write_text("{}\n")
     return [job.folder for job in jobs]
+
+
+def scan_folder(root: Path) -> Iterator[Path]:
+    return (run.path for run in scan(root) if not run.trial)
 
 
 def test_the_copy_reads_like_the_runs_folder_and_holds_no_weights(tmp_path: Path) -> None:
     runs_of(tmp_path / "runs")
     kept = keep(tmp_path / "runs", tmp_path / "results")
     assert kept.runs == 2
+    assert set(JUDGED) - {"manifest.json"} == {
+        p.name for p in next(scan_folder(tmp_path / "results")).iterdir()
+    }
     files = [p for p in (tmp_path / "results").rglob("*") if p.is_file()]
     assert kept.files == len(files)
     assert kept.bytes == sum(p.stat().st_size for p in files)
@@ -51,8 +60,20 @@ def test_unfinished_runs_and_other_studies_are_left_out(tmp_path: Path) -> None:
     assert keep(tmp_path / "runs", tmp_path / "results", study="paper").runs == 2
     with pytest.raises(OelmError, match="of study gap"):
         keep(tmp_path / "runs", tmp_path / "results", study="gap")
-    with pytest.raises(OelmError, match="itself"):
-        keep(tmp_path / "runs", tmp_path / "runs")
+    for target in (tmp_path / "runs", tmp_path / "runs" / "kept"):
+        with pytest.raises(OelmError, match="itself, or in it"):
+            keep(tmp_path / "runs", target)
+
+
+def test_a_failed_seed_stays_visible_and_an_earlier_copy_leaves_nothing_behind(tmp_path: Path) -> None:
+    first, _ = runs_of(tmp_path / "runs")
+    keep(tmp_path / "runs", tmp_path / "results")
+    (first / "predictions.json").unlink()
+    write_json(first / "status.json", {"state": "failed", "heartbeat": 1.0, "reason": "disk"})
+    keep(tmp_path / "runs", tmp_path / "results")
+    place = tmp_path / "results" / first.relative_to(tmp_path / "runs")
+    assert not (place / "predictions.json").exists()
+    assert {run.state for run in scan(tmp_path / "results")} == {"finished", "failed"}
 
 
 def test_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -172,3 +172,18 @@ def test_extras_work_under_gradient_checkpointing():
     model.gradient_checkpointing_disable()
     outputs(model).square().mean().backward()
     assert all(torch.allclose(p.grad, grads[n], atol=1e-6) for n, p in model.named_parameters() if n in grads)
+
+
+def test_values_that_cannot_be_found_or_extended_are_refused_before_anything_changes():
+    wish = Method("v too", conv=3, conv_value=True)
+    model = build("llama")
+    attention = next(p.attention for p in oelm.qk_projections(model))
+    torch.nn.utils.parametrizations.weight_norm(attention.v_proj)
+    with pytest.raises(OelmError, match="conv_value=False"):
+        oelm.apply(model, wish)
+    model = build("own-gpt")
+    attn = model.blocks[0].attn
+    attn.mixed, attn.v = attn.v, None
+    with pytest.raises(OelmError, match="no single projection with such a name"):
+        oelm.apply(model, wish)
+    assert type(attn.q) is torch.nn.Linear

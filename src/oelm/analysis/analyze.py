@@ -12,6 +12,7 @@ from typing import Any
 
 from oelm.analysis.compare import Arm, Comparison, Comparisons, compare_all
 from oelm.analysis.costs import Cost, StepRatio, cost, read_benchmarks
+from oelm.analysis.goal import Goal, goals
 from oelm.analysis.load import Loaded, LoadWarning, load_runs
 from oelm.analysis.messages import Message
 from oelm.analysis.statistics import Estimate
@@ -46,6 +47,10 @@ class Analysis:
         return {key: c for key, c in found.items() if c is not None}
 
     @cached_property
+    def goals(self) -> list[Goal]:
+        return goals(self.comparisons)
+
+    @cached_property
     def states(self) -> Counter[str]:
         return Counter(r.state for r in self.loaded.runs)
 
@@ -70,6 +75,11 @@ class Analysis:
             "states": dict(self.states),
             "trials": len(self.loaded.trials),
             "comparisons": [_comparison(c) for c in self.comparisons.made],
+            "nothing_lost": [
+                {"study": goal.arm.config.study, "scale": goal.arm.config.scale, "id": goal.arm.id}
+                | {"outcome": goal.outcome, "missing": list(goal.missing)}
+                for goal in self.goals
+            ],
             "arms": [_arm(a, self.costs.get(a.key)) for a in self.arms],
             "waiting": [str(m) for m in self.comparisons.waiting],
             "never_started": self.never_started(),

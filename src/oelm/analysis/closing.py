@@ -10,10 +10,11 @@ from oelm.analysis.analyze import Analysis, architecture, task
 from oelm.analysis.compare import Arm, Comparison
 from oelm.analysis.costs import Cost
 from oelm.analysis.document import Block, Bullets, Fold, Link, Paragraph, Row, Table, Text
-from oelm.analysis.findings import anchor
+from oelm.analysis.findings import anchor, notes
+from oelm.analysis.goal import REFERENCES
 from oelm.analysis.load import FINISHED
 from oelm.analysis.statistics import trend
-from oelm.analysis.verdict import BETTER, FAILS, HOLDS, PPL_GOAL, UNDECIDED, WORSE, Verdict, decide
+from oelm.analysis.verdict import FAILS, HOLDS
 from oelm.analysis.words import Words, outcome, tone
 
 
@@ -40,57 +41,39 @@ def _place(c: Comparison, w: Words) -> str:
 
 
 def no_loss(analysis: Analysis, w: Words) -> list[Block]:
-    """Language models: which frozen arm is within 1 % of its control and no worse than all trained ones?"""
-    found: dict[tuple[str, str, str], dict[str, Comparison]] = defaultdict(dict)
-    for c in analysis.comparisons.made:
-        if c.arm.freezes and c.metric == "ppl" and c.effect is not None:
-            found[c.arm.key][c.kind] = c
-    references = ("control", "start", "baseline", "plain")
-    columns = ("data", "arm", "qk_trained", "goal", *(f"against_{name}" for name in references), "seeds")
+    """Language models: is anything lost, at which share of Q/K that trains, against what."""
     rows = []
-    for kinds in found.values():
-        if "control" not in kinds:
-            continue
-        arm = kinds["control"].arm
+    for goal in analysis.goals:
+        arm = goal.arm
         p = analysis.costs[arm.key].parameters
-        reached = _goal(kinds)
         rows.append(
             Row(
                 (
                     f"{arm.config.data.dataset} ({w(f'scale.{arm.config.scale}')})",
                     (Link(arm.name, "#" + anchor(arm)),),
                     numbers.share(p.qk_trainable, p.qk_total),
-                    w(f"goal.{reached}"),
-                    *(_change(kinds.get(name), w) for name in references),
-                    numbers.seeds(kinds["control"].effect) if kinds["control"].effect else "–",
+                    w(f"goal.{goal.outcome}"),
+                    *(_change(goal.against.get(kind), w) for kind in REFERENCES),
                 ),
-                tone(Verdict("goal", reached)),
+                tone(goal.verdict),
             )
         )
     if not rows:
         return []
-    head = tuple(w(f"col.{name}") for name in columns)
-    return [Paragraph(w("about.no_loss")), Table(head, tuple(rows), words=2, verdict=3)]
-
-
-def _goal(kinds: dict[str, Comparison]) -> str:
-    """Decided on the intervals: reached only if every one of them agrees, missed if one of them says so."""
-    control = kinds["control"].ratio
-    assert control is not None
-    outcomes = [decide(PPL_GOAL, control).outcome]
-    outcomes += [kinds[name].sign.outcome for name in ("start", "baseline", "plain") if name in kinds]
-    if FAILS in outcomes or WORSE in outcomes:
-        return FAILS
-    if "baseline" not in kinds or any(o not in (HOLDS, BETTER) for o in outcomes):
-        return UNDECIDED
-    return HOLDS
+    columns = ("data", "arm", "qk_trained", "goal", *(f"against_{kind}" for kind in REFERENCES))
+    compared = [c for goal in analysis.goals for c in goal.against.values() if c.kind in ("start", "plain")]
+    table = Table(tuple(w(f"col.{name}") for name in columns), tuple(rows), words=2, verdict=3)
+    return [Paragraph(w("about.no_loss")), table, *notes(compared, w)]
 
 
 def _change(c: Comparison | None, w: Words) -> Text:
-    if c is None or c.effect is None:
+    if c is None:
         return "–"
+    if c.effect is None:
+        return w("outcome.refused")
     bounds = w.tell(numbers.interval(c.effect.interval, c.metric))
-    return (Link(f"{numbers.effect(c.effect, c.metric)} ({bounds})", "#" + anchor(c.reference)),)
+    shown = f"{numbers.effect(c.effect, c.metric)} ({bounds}), n = {numbers.seeds(c.effect)}"
+    return (Link(shown, "#" + anchor(c.reference)),)
 
 
 def efficiency(analysis: Analysis, w: Words) -> list[Block]:

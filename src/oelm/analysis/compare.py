@@ -4,8 +4,8 @@ Questions, kept apart:
   baseline        what does the method cost or bring against the arm it is measured by?
   control         what does freezing alone cost, against the same architecture with trained Q/K?
   orthogonality   do orthonormal rows beat Gaussian rows of the same scale, both frozen alike?
-  start           is it still ahead of the same network without its extras, trained from its own start?
-  plain           and of the plainer architecture that its baseline is itself measured by?
+  start           is it below the same network without its extras, trained from the same start?
+  plain           and below the plainer architecture that its baseline is itself measured by?
 """
 
 from __future__ import annotations
@@ -201,14 +201,15 @@ def _find(index: dict[tuple[str, str, str], Arm], arm: Arm, name: str) -> Arm | 
 def _further_references(
     arms: Sequence[Arm], index: dict[tuple[str, str, str], Arm]
 ) -> Iterable[tuple[Kind, Arm, Arm]]:
-    """What a frozen arm has to beat besides its baseline and control, for the claim that nothing is lost."""
+    """What a frozen language model has to beat besides its baseline, for the claim that nothing is lost."""
     for arm in arms:
-        if not arm.freezes:
+        if not arm.freezes or arm.metric != "ppl" or not arm.config.compare.control:
             continue
         named = arm.config.compare
         for other in arms:
             same = other.place == arm.place and other.config.model == arm.config.model
-            if same and other.finished and other.method.name == TRAINED_START and other.id != named.control:
+            start = (other.method.init, other.method.gain) == (arm.method.init, arm.method.gain)
+            if same and start and other.finished and other.method.name == TRAINED_START != arm.method.control:
                 yield "start", arm, other
         baseline = _find(index, arm, named.baseline)
         plain = _find(index, arm, baseline.config.compare.baseline) if baseline is not None else None

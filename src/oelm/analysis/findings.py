@@ -124,7 +124,7 @@ def comparison_blocks(analysis: Analysis, w: Words) -> list[Block]:
     for comparisons in by_group(analysis.comparisons.of("baseline")).values():
         first = comparisons[0]
         blocks.append(_baseline_table(comparisons, group_title(first, w), w))
-        blocks.extend(_notes(comparisons, w))
+        blocks.extend(notes(comparisons, w))
     if not blocks:
         blocks.append(Paragraph(w("none.comparisons")))
     return blocks
@@ -178,7 +178,7 @@ def _mean(arm: Arm) -> Text:
     return _linked(numbers.score(arm.mean, arm.metric), arm)
 
 
-def _notes(comparisons: Sequence[Comparison], w: Words) -> list[Block]:
+def notes(comparisons: Sequence[Comparison], w: Words) -> list[Block]:
     """What a reader of the table must know: refusals first, then flags with the arms they concern."""
     items: list[Text] = []
     for c in comparisons:
@@ -233,7 +233,7 @@ def other_comparisons(analysis: Analysis, kind: str, w: Words) -> list[Block]:
     return [
         Paragraph(w(f"about.{kind}")),
         Table(head, tuple(rows), words=4, verdict=3),
-        *_notes(comparisons, w),
+        *notes(comparisons, w),
     ]
 
 

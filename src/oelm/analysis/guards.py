@@ -170,7 +170,8 @@ def _tuning(a: Config, b: Config, trials: Sequence[Run]) -> list[Message]:
     for config in (a, b):
         if not config.tune.grid:
             continue
-        if config.optim.lr in (min(config.tune.grid), max(config.tune.grid)):
+        edges = (min(config.tune.grid), max(config.tune.grid))
+        if len(config.tune.grid) > 2 and config.optim.lr in edges:
             found.append(say("flag.grid_edge", id=config.id, lr=f"{config.optim.lr:g}"))
         place = (config.study, config.id, config.scale)
         own = [t for t in trials if (t.config.study, t.id, t.config.scale) == place]

@@ -55,11 +55,13 @@ REPORT: dict[str, tuple[str, str]] = {
         "每种方法与相同架构、相同初始化但训练 Q/K 的对照相比：架构带来的增益不计入冻结。",
     ),
     "about.no_loss": (
-        "The goal: at most 1 % worse than the same architecture with trained Q/K (control), and no worse "
-        "than the same network without extras trained from the same start (start), the baseline, and the "
-        "plainer architecture the baseline is measured by (plain). Reached only if every interval says so.",
-        "目标：与训练 Q/K 的同架构对照（对照）相比最多差 1 %，且不差于从相同初始化训练、"
-        "不带附加部分的同一网络（起点）、基线以及基线所参照的更简单架构（朴素）。仅当每个区间都支持时才算达到。",
+        "The goal: at most 1 % above the same architecture with trained Q/K (control), and below each of the "
+        "same network without extras trained from the same start (start; where that is the control itself, "
+        "once), the baseline, and the plainer architecture the baseline is measured by (plain). Reached only "
+        "if every interval says so, missed if one says the contrary.",
+        "目标：相对训练 Q/K 的同架构对照（对照）最多高 1 %，并低于以下各项：从相同初始化训练、不带附加部分的"
+        "同一网络（起点；若它就是对照则只算一次）、基线，以及基线所参照的更简单架构（朴素）。"
+        "仅当每个区间都支持时才算达到；只要有一个区间相反即为未达到。",
     ),
     "goal.holds": ("reached", "达到"),
     "goal.fails": ("missed", "未达到"),

@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     sections = [
         ("comparisons", findings.comparison_blocks(analysis, w)),
         ("control", findings.other_comparisons(analysis, "control", w)),
+        ("no_loss", closing.no_loss(analysis, w)),
         ("orthogonality", findings.other_comparisons(analysis, "orthogonality", w)),
     ]
     if args.all:
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             ("reported", closing.reported_and_reproduced(analysis, w)),
             ("totals", closing.totals(analysis, w)),
         ]
-    for name, blocks in sections:
+    for name, blocks in ((name, blocks) for name, blocks in sections if blocks):
         title = w(f"section.{name}")
         print(f"\n{title}\n{'=' * len(title)}\n")
         print_blocks(blocks)

@@ -17,7 +17,7 @@ def add_parser(subparsers: Any) -> None:
     parser = command_parser(
         subparsers,
         "archive",
-        "pack a study's results into one verified file, or merge one into the runs folder",
+        "pack a study's results into one verified file, merge one into the runs folder, or keep them small",
         "oelm archive pack results.tar.gz --study paper\n"
         "  oelm archive merge results.tar.gz --runs runs\n"
         "  oelm archive keep results --study gap",

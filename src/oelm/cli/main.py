@@ -32,7 +32,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("bench", "interleaved step time, memory, FLOPs, peers"),
     "generate": ("model", "sample text from a trained language model"),
     "export": ("model", "a trained model as a folder that transformers loads"),
-    "archive": ("archive", "pack a study's results into one verified file, or merge one"),
+    "archive": (
+        "archive",
+        "pack results into one verified file, merge one, or keep them in a folder",
+    ),
     "clean": ("clean", "free the disk of finished runs' checkpoints"),
 }
 

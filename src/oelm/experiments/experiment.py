@@ -77,7 +77,7 @@ class Experiment:
     published: bool = False  # runs with the study's own settings, fair or not
     tuned: bool = False  # its rate is chosen from the grid before it runs
     grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # own grid per scale
-    trial_share: float = 1.0  # steps of a tuning trial, as a share of the run's
+    trial_share: float = 1.0  # steps or epochs of a tuning trial, as a share of the run's
     notes: tuple[str, ...] = ()
     mini: Mapping[str, Any] = field(default_factory=dict)
     smoke: Mapping[str, Any] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from pathlib import Path
 from oelm.errors import OelmError
 from oelm.experiments.registry import scan
 
+ENDED = ("finished", "diverged", "failed", "oom")
 JUDGED = (
     "config.yaml",
     "manifest.json",
@@ -23,7 +24,7 @@ JUDGED = (
     "results.json",
     "predictions.json",
 )
-TRIAL = ("config.yaml", "status.json", "results.json")  # what a choice of learning rate rests on
+TRIAL = ("config.yaml", "status.json", "results.json", "timing_stats.json")  # what a rate's choice rests on
 
 
 @dataclass
@@ -34,18 +35,22 @@ class Kept:
 
 
 def keep(root: Path | str, target: Path | str, *, study: str = "") -> Kept:
-    """Copy the finished and diverged runs of `root` (of one study, if named); newer files replace older."""
+    """Copy the ended runs of `root` (of one study, if named) in place of what `target` held of them.
+
+    A run that failed is kept as such: an arm whose bad seeds are left out would look better than it is.
+    """
     root, target = Path(root), Path(target)
-    if target.resolve() == root.resolve():
-        raise OelmError(f"{target} is the runs folder itself")
+    if target.resolve().is_relative_to(root.resolve()):
+        raise OelmError(f"{target} is the runs folder itself, or in it")
     runs = [run for run in scan(root) if not study or run.study == study]
-    done = [run for run in runs if run.state in ("finished", "diverged")]
-    if not done:
+    ended = [run for run in runs if run.state in ENDED]
+    if not any(run.state == "finished" for run in ended):
         raise OelmError(f"no finished runs{f' of study {study}' if study else ''} in {root}")
-    kept = Kept(runs=len(done))
-    for run in done:
+    kept = Kept(runs=len(ended))
+    for run in ended:
         place = target / run.path.relative_to(root)
-        place.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
         for name in TRIAL if run.trial else JUDGED:
             source = run.path / name
             if source.is_file():

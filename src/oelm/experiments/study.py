@@ -56,7 +56,7 @@ class Request:
     def __post_init__(self) -> None:
         if self.study:
             require_folder_name(self.study, "a study's name (--as)")
-        if self.data_dir and set(self.scales) == {"smoke"}:
+        if self.data_dir and set(self.scales) == {"smoke"} and not self.changes:
             raise UsageError(
                 "--data-dir changes nothing at smoke scale, where all text is built in; leave it out"
             )

@@ -96,7 +96,7 @@ class Applied:
 
     @property
     def qk_total(self) -> int:
-        """Numbers that shape the attention scores: query and key weights, their biases, and the extras."""
+        """Query and key weights, their biases, and all that the method adds (also the taps on v)."""
         return sum(size for size, _ in self._qk())
 
     @property

@@ -10,7 +10,7 @@ from oelm.errors import OelmError, UsageError
 from oelm.methods.ffn import FeedForward
 from oelm.methods.install import start_of
 from oelm.methods.method import Method
-from oelm.methods.readers import Projection, value_projection
+from oelm.methods.readers import Projection, value_projections
 from oelm.methods.registry import PRETRAINED_DEFAULT
 
 
@@ -103,15 +103,30 @@ def check_extras(chosen: Method, projections: list[Projection]) -> None:
                 f"method '{chosen.name}' convolves q and k causally over time; {p.attention_name} ({kind}) "
                 f"is not a causal self-attention, so it has no such order"
             )
-        if chosen.conv_value and not p.fused and not value_projection(p.attention):
-            raise OelmError(
-                f"method '{chosen.name}' convolves v too; {p.attention_name} ({kind}) has no "
-                f"value projection of its own that oelm can find"
-            )
+        if chosen.conv_value:
+            _check_values(chosen, p)
         if chosen.relative_bias and not hasattr(p.attention, "add_relative_bias"):
             raise OelmError(
                 f"method '{chosen.name}' needs an attention that adds a relative bias to its scores; {kind} "
                 f"does not. oelm's own GPT does, and any attention with a method add_relative_bias(span)"
+            )
+
+
+def _check_values(chosen: Method, p: Projection) -> None:
+    """There must be one value projection; a fused one is split off by name before it is extended."""
+    way_out = "use dataclasses.replace(method, conv_value=False)"
+    found = value_projections(p.attention)
+    if len(found) + p.fused != 1:
+        raise OelmError(
+            f"method '{chosen.name}' convolves v too; {p.attention_name} ({type(p.attention).__name__}) "
+            f"has no single projection with such a name (v, v_proj, value, ...); {way_out}"
+        )
+    for name in found:
+        weight = p.attention.get_submodule(name).weight
+        if not isinstance(weight, nn.Parameter) or weight.is_meta:
+            raise OelmError(
+                f"{p.attention_name}.{name}: its weight is computed from others or on the meta device, so "
+                f"nothing can be added to it; {way_out}"
             )
 
 

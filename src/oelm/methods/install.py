@@ -13,7 +13,7 @@ from oelm.methods.ffn import FeedForward, ffn_matrices
 from oelm.methods.fused import SplitProjection, split_multihead
 from oelm.methods.method import Method
 from oelm.methods.projection import EXTRAS, ExtendedProjection
-from oelm.methods.readers import Projection, is_transposed, qk_projections, value_projection
+from oelm.methods.readers import Projection, is_transposed, qk_projections, value_projections
 from oelm.methods.record import Record, TensorRecord, attach
 from oelm.methods.schedule import freezing_times
 
@@ -130,7 +130,7 @@ def _add_extras(
             extend(p.name, p.weight.owner, p.role, p.num_heads, p.head_dim, chosen)
     if chosen.conv_value:
         for name, attention in attentions.items():
-            own = value_projection(attention)
+            (own,) = value_projections(attention)
             extend(f"{name}.{own}" if name else own, attention.get_submodule(own), "v", 1, 1, _taps(chosen))
     if chosen.conv:
         _refuse_caches(model, attentions)
@@ -158,4 +158,4 @@ def _refuse_cache(_module: nn.Module, _args: Any, kwargs: dict[str, Any]) -> Non
     for name in ("past_key_values", "past_key_value", "layer_past"):
         cache = kwargs.get(name)
         if cache is not None and getattr(cache, "get_seq_length", lambda: 1)() > 0:
-            raise OelmError("the convolution on q and k needs the tokens before: call with use_cache=False")
+            raise OelmError("the convolution needs the tokens before: call with use_cache=False")

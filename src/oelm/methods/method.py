@@ -95,7 +95,7 @@ class Method:
         controls: One line: what comparing with it controls for.
         reference: The idea or paper it comes from.
         control: Name of the preset with the same architecture whose Q/K train, at the fairest start: what
-            freezing is charged against.
+            freezing is charged against. A residue is left out of it, being part of a matrix that trains.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Small trainable parts on a frozen projection: residue, core, temperature, convolution.
+"""Small trainable parts on a projection, frozen or not: residue, core, temperature, convolution.
 
 They compose in that order on y = W x and start as the identity, so a fresh one computes exactly what the
 plain projection does. The projection's own weight and bias keep their names (and so their keys in a file).
@@ -24,7 +24,7 @@ EXTRAS = ("lowrank_a", "lowrank_b", *IDENTITY_STARTS)
 
 
 class ExtendedProjection(nn.Module):
-    """A query or key projection with the extras of a method; stands in for the nn.Linear it was made from.
+    """A query, key or value projection with the extras of a method, in place of the layer it was made from.
 
     The core and the temperature act on the query alone: q' C k has one C, and a second would be redundant.
     """
@@ -99,7 +99,7 @@ def causal_conv(x: Tensor, taps: Tensor) -> Tensor:
     """
     if x.dim() != 3:
         raise OelmError(
-            f"the convolution on q and k needs (batch, time, width), got {tuple(x.shape)}: "
+            f"the convolution needs (batch, time, width), got {tuple(x.shape)}: "
             f"this model packs sequences without padding, which would mix neighbours in the batch"
         )
     return _CausalConv.apply(x, taps.to(x.dtype))

@@ -82,14 +82,13 @@ def qk_projections(model: nn.Module) -> list[Projection]:
     ]
 
 
-def value_projection(attention: nn.Module) -> str:
-    """The name of an attention's value projection within it; "" if there is no single one of its own."""
-    found = [
+def value_projections(attention: nn.Module) -> list[str]:
+    """The names, within an attention, of matrices that are called values; one, unless it is fused or odd."""
+    return [
         name
         for name, module in attention.named_modules()
         if is_matrix(module) and name.rpartition(".")[2].lower() in VALUE_NAMES
     ]
-    return found[0] if len(found) == 1 else ""
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -165,6 +165,7 @@ _PLAIN = [
     ),
 ]
 
+RESIDUE = " + LoRA's residue"
 _EXTRAS: dict[str, tuple[dict[str, Any], str, str]] = {  # fields, what they add, whose idea it is
     "conv": (
         {"conv": 4},
@@ -179,7 +180,7 @@ _EXTRAS: dict[str, tuple[dict[str, Any], str, str]] = {  # fields, what they add
     "plus": (
         {"conv": 4, "conv_value": True, "lowrank": 4, "lowrank_scale": 4.0},
         "the 4-tap convolution, on v too, and a residue of rank 4: the flagship",
-        "Primer's convolution on q, k and v + LoRA's residue",
+        "Primer's convolution on q, k and v" + RESIDUE,
     ),
     "core": (
         {"core": True},
@@ -212,7 +213,7 @@ def _with_extras(name: str) -> list[Method]:
         init="headwise",
         purpose=f"orthogonal start, trained, in the architecture of oelm-{name}",
         controls=f"the architecture of oelm-{name}: what remains is the freezing",
-        reference=reference,
+        reference=reference.removesuffix(RESIDUE),
         **merged,
     )
     frozen = Method(

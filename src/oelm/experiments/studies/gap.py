@@ -1,7 +1,8 @@
 """Study `gap`: what freezing Q/K costs in language modelling, and what closes it at what trainable share.
 
-Every arm with small trainable extras has the same architecture with trained Q/K as its control: a gain
-that the architecture brings must not be booked on freezing. All arms get the same grid of rates.
+Every arm with small trainable extras has the same architecture with trained Q/K as its control (that of a
+residue is the plain one): a gain that the architecture brings must not be booked on freezing. All arms
+get the same grid of rates.
 """
 
 from __future__ import annotations
