@@ -119,12 +119,15 @@ def test_a_step_ratio_comes_from_a_benchmark_or_not_at_all(study, tmp_path):
     dump(tmp_path / "step.json", step)
     dump(tmp_path / "other_context.json", {**step, "settings": {"context": 2048}})
     dump(tmp_path / "other_first.json", {**step, "arms": arms[1:]})
+    for name, fields in (("gain", {"gain": 2.0}), ("field", {"no_longer": 1})):  # the same name, another method
+        then = {**arms[1], "fields": {**method("oelm-freeze").to_dict(), **fields}}
+        dump(tmp_path / f"another_{name}.json", {**step, "arms": [arms[0], then]})
     dump(tmp_path / "not_interleaved.json", {**step, "interleaved": False})
     (tmp_path / "broken.json").write_text("{")
     measured = analyze(study, benchmarks=tmp_path)
     (_, table, source) = closing.efficiency(measured, w)
     assert "step.json" in str(source.text)
-    assert "other" not in str(source.text)
+    assert "other" not in str(source.text)  # nor "another"
     shown = [row.cells[9] for row in table.rows if "oelm-freeze" in str(row.cells[1])]
     assert shown == ["0.957 (0.950–0.964)"] * 2
     assert any("broken.json" in str(x) for x in measured.warnings)

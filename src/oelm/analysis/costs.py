@@ -16,6 +16,8 @@ from typing import Any
 from oelm.analysis.compare import Arm
 from oelm.analysis.load import LoadWarning, Parameters
 from oelm.analysis.messages import say
+from oelm.errors import UsageError
+from oelm.methods.method import Method
 
 
 @dataclass(frozen=True)
@@ -30,16 +32,25 @@ class StepRatio:
     interval: tuple[float, float]
     bound: float | None  # saving that the FLOP model allows, as a share
     source: Path
+    fields: dict[str, Any] | None = None  # of the method as it was measured
 
     def fits(self, arm: Arm) -> bool:
-        """Whether it was measured on the arm's own network; another one saves another share."""
+        """Whether it was measured on the arm's own network and method; another one saves another share."""
         config = arm.config
         return (
             self.method == arm.method.name
+            and (self.fields is None or self._measured() == arm.method)
             and self.model == config.model.name
             and self.context in (None, config.data.max_length)
             and self.position in (None, config.model.position)
         )
+
+    def _measured(self) -> Method | None:
+        """The method of that day; None if it had fields that are no more."""
+        try:
+            return Method.from_dict(self.fields or {})
+        except UsageError:
+            return None
 
 
 @dataclass(frozen=True)
@@ -98,6 +109,7 @@ def _step_ratios(raw: Any, path: Path) -> list[StepRatio]:
             interval=(float(arm["ratio"]["low"]), float(arm["ratio"]["high"])),
             bound=None if arm.get("flops_ratio") is None else 1 - float(arm["flops_ratio"]),
             source=path,
+            fields=arm.get("fields"),
         )
         for arm in arms[1:]
         if arm.get("method")

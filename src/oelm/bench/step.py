@@ -12,7 +12,7 @@ from oelm.bench.arms import ENCODERS, GEMM, PEERS
 from oelm.bench.interleave import interleave, ratio
 from oelm.bench.results import load, record
 from oelm.errors import UsageError, unknown_name
-from oelm.methods.registry import ALIASES, methods
+from oelm.methods.registry import ALIASES, method, methods
 
 DEFAULT_ARMS = ("baseline", "oelm-freeze", "plain", "transformers", "trainer")
 
@@ -89,6 +89,7 @@ def summarise(measured: dict[str, dict[str, Any]], arms: Sequence[str]) -> dict[
         row: dict[str, Any] = {
             "name": name,
             "method": "" if name in PEERS else name,
+            "fields": None if name in PEERS else method(name).to_dict(),  # a name can change its meaning
             "median_seconds": seconds,
             "tokens_per_second": facts["tokens"] / seconds,
             "ratio": ratio(arm["seconds"], first["seconds"]).to_dict(),
