@@ -44,7 +44,7 @@ ARMS: tuple[Arm, ...] = (
 BUDGET = BudgetConfig(batch_size=32, epochs=3, eval_every=0)
 
 MINI_ROWS = {"sst2": 1600, "mnli": 2048, "agnews": 800}  # of training
-TRIAL_SHARE = 0.5  # a trial is one epoch of two; the same for every arm
+TRIAL_SHARE = 0.5  # a trial is one epoch of mini's two, two of full's three; the same for every arm
 
 
 def _mini(dataset: str) -> dict[str, Any]:
