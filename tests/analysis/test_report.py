@@ -119,10 +119,11 @@ def test_a_step_ratio_comes_from_a_benchmark_or_not_at_all(study, tmp_path):
     dump(tmp_path / "step.json", step)
     dump(tmp_path / "other_context.json", {**step, "settings": {"context": 2048}})
     dump(tmp_path / "other_first.json", {**step, "arms": arms[1:]})
+    # the same name, another method
     for name, fields in (
         ("gain", {"gain": 2.0}),
         ("field", {"no_longer": 1}),
-    ):  # the same name, another method
+    ):
         then = {**arms[1], "fields": {**method("oelm-freeze").to_dict(), **fields}}
         dump(tmp_path / f"another_{name}.json", {**step, "arms": [arms[0], then]})
     dump(tmp_path / "not_interleaved.json", {**step, "interleaved": False})
