@@ -109,7 +109,7 @@ def _target(analysis: Analysis | None) -> Claim:
         "At most 5 % loss in language modelling",
         "The target: a loss of at most 5 % against the baseline, a perplexity of at most 1.05 times its own.",
         lines,
-        _sentences(analysis, lambda c: c.kind == "baseline" and c.metric == "ppl" and c.arm.freezes),
+        _sentences(analysis, lambda c: c.kind == "baseline" and c.metric == "ppl" and _of_the_study(c)),
     )
 
 
@@ -143,7 +143,7 @@ def _rates(analysis: Analysis | None) -> Claim:
     )
     tuned = _sentences(
         analysis,
-        lambda c: c.kind == "baseline" and c.arm.freezes and bool(c.arm.config.tune.grid)
+        lambda c: c.kind == "baseline" and _of_the_study(c) and bool(c.arm.config.tune.grid)
         and c.arm.config.tune.grid == c.reference.config.tune.grid,
     )  # fmt: skip
     return Claim(
@@ -251,6 +251,11 @@ def _clock() -> Claim:
         ),
         needs_runs=False,
     )
+
+
+def _of_the_study(c: Comparison) -> bool:
+    """What the study itself froze; methods with trainable extras are not what it made claims about."""
+    return c.arm.freezes and not c.arm.method.has_extras
 
 
 def _sentences(analysis: Analysis | None, wanted: Callable[[Comparison], bool]) -> list[str]:

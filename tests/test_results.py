@@ -1,0 +1,44 @@
+"""The committed results and the pages made from them are one: nothing in a page is written by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oelm.analysis.analyze import Analysis, analyze
+from oelm.analysis.claims import claims_page
+from oelm.analysis.load import FINISHED
+from oelm.analysis.markdown import to_markdown
+from oelm.analysis.report import build
+from oelm.cli.analyze import BENCHMARKS
+
+ROOT = Path(__file__).parents[1]
+RESULTS = "results"
+
+
+@pytest.fixture(scope="module")
+def committed() -> Analysis:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        return analyze(RESULTS, benchmarks=BENCHMARKS)
+
+
+def test_every_result_can_be_read_and_none_holds_weights_or_a_path_of_a_machine(committed: Analysis) -> None:
+    assert committed.states[FINISHED] == len(committed.loaded.runs) > 0
+    assert committed.warnings == []
+    for path in (p for p in (ROOT / RESULTS).rglob("*") if p.is_file()):
+        assert path.suffix in (".json", ".jsonl", ".yaml"), path
+        assert path.stat().st_size < 300_000, path
+        if path.name == "manifest.json":
+            assert '"/' not in path.read_text(encoding="utf-8"), path
+
+
+def test_pages_are_made_from_the_results(committed: Analysis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    page = Path("docs/results.md")
+    command = f"oelm report --runs {RESULTS} --markdown {page}"
+    made = to_markdown(build(committed, page.parent, command=command), f"{page.stem}_figures")
+    assert made == page.read_text(encoding="utf-8"), "run `make documents`"
+    claims = claims_page(committed, f"oelm report --runs {RESULTS} --claims docs/claims.md")
+    assert claims == Path("docs/claims.md").read_text(encoding="utf-8"), "run `make documents`"
