@@ -14,6 +14,7 @@ from run_factory import cls_config, dump, lm_config, write_run, write_study, wri
 from oelm.analysis.analyze import analyze
 from oelm.analysis.load import load_runs
 from oelm.errors import OelmError
+from oelm.experiments.keep import keep
 
 
 def warnings_of(loaded) -> list[str]:
@@ -142,3 +143,20 @@ def test_totals_count_runs_trials_time_and_disk(tmp_path):
     assert len(analysis.loaded.trials) == 24
     assert analysis.compute_seconds == 48 * 60.0
     assert analysis.disk_bytes == sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file())
+
+
+def test_what_a_repository_keeps_is_judged_like_the_runs_themselves(tmp_path):
+    """Weights, logs and checkpoints say nothing; everything else that is kept does."""
+    runs = write_study(tmp_path / "runs")
+    for folder in {path.parent for path in runs.rglob("status.json")}:
+        (folder / "latest.pt").write_bytes(b"x" * 1000)
+    keep(runs, tmp_path / "kept")
+    places = ("runs_folder", "disk_bytes", "runs", "warnings")
+
+    def judged(root: Path) -> dict:
+        found = analyze(root).to_dict()
+        comparisons = [{k: v for k, v in c.items() if k not in places} for c in found["comparisons"]]
+        return {k: v for k, v in found.items() if k not in places} | {"comparisons": comparisons}
+
+    assert judged(tmp_path / "kept") == judged(runs)
+    assert judged(runs)["comparisons"]

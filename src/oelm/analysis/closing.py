@@ -25,7 +25,7 @@ def where_freezing_holds(analysis: Analysis, w: Words) -> list[Block]:
         if c.arm.freezes:
             key = (architecture(c.arm), task(c.arm), c.arm.name)
             where = c.target.outcome if c.target.outcome in (HOLDS, FAILS) else "open"
-            cells[key][where].append(_place(c, w))
+            cells[key][where].append(_place(c.arm, w))
     if not cells:
         return [Paragraph(w("none.frozen"))]
     head = (w("col.architecture"), w("col.task"), w("col.arm"), w("col.holds"), w("col.fails"), w("col.open"))
@@ -36,8 +36,8 @@ def where_freezing_holds(analysis: Analysis, w: Words) -> list[Block]:
     return [Table(head, tuple(rows), words=6)]
 
 
-def _place(c: Comparison, w: Words) -> str:
-    return f"{c.dataset} ({w(f'scale.{c.arm.config.scale}')})"
+def _place(arm: Arm, w: Words) -> str:
+    return f"{arm.config.data.dataset} ({w(f'scale.{arm.config.scale}')})"
 
 
 def no_loss(analysis: Analysis, w: Words) -> list[Block]:
@@ -49,7 +49,7 @@ def no_loss(analysis: Analysis, w: Words) -> list[Block]:
         rows.append(
             Row(
                 (
-                    f"{arm.config.data.dataset} ({w(f'scale.{arm.config.scale}')})",
+                    _place(arm, w),
                     (Link(arm.name, "#" + anchor(arm)),),
                     numbers.share(p.qk_trainable, p.qk_total),
                     w(f"goal.{goal.outcome}"),
@@ -108,7 +108,7 @@ def efficiency(analysis: Analysis, w: Words) -> list[Block]:
         rows.append(
             Row(
                 (
-                    f"{arm.config.data.dataset} ({w(f'scale.{arm.config.scale}')})",
+                    _place(arm, w),
                     (Link(arm.name, "#" + anchor(arm)),),
                     change,
                     numbers.count(p.trainable),

@@ -3,7 +3,7 @@
 At full scale bert-base-uncased, at mini scale all-MiniLM-L6-v2 from pip. Every arm has the same grid of
 rates, chosen by validation loss over seeds.
 
-The mini scale is sized for two cores: examples enough for the task to be learned, which is most for MNLI.
+The mini scale is sized for two cores, with the most examples for MNLI, which is the hardest to learn.
 """
 
 from __future__ import annotations

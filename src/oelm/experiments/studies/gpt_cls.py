@@ -17,7 +17,7 @@ ARMS: tuple[Arm, ...] = (
     ("oelm-random-matched", "oelm-random-matched", "frozen Gaussian rows of the same scale"),
 )
 
-# Two cores, one hour: 4,800 samples for every arm of every dataset.
+# Sized for two cores: 300 steps of 16, 4,800 samples for every arm of every dataset.
 MINI: dict[str, Any] = {
     "budget.accumulation": 1,
     "budget.steps": 300,
