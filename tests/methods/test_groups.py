@@ -33,7 +33,9 @@ def test_matrices_decay_and_biases_norms_and_identity_starts_do_not():
     model = build("own-gpt")
     oelm.apply(
         model,
-        dataclasses.replace(method("oelm-plus"), name="all", core=True, temperature=True, relative_bias=4),
+        dataclasses.replace(
+            method("oelm-plus"), name="all", conv=4, core=True, temperature=True, relative_bias=4
+        ),
     )
     groups = by_name(model, oelm.param_groups(model, lr=1e-3, weight_decay=0.1))
     decaying = {n for n, g in groups.items() if g["weight_decay"]}

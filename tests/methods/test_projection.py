@@ -15,7 +15,9 @@ from oelm.methods.method import Method
 from oelm.methods.projection import causal_conv
 from oelm.methods.registry import method
 
-EVERYTHING = dataclasses.replace(method("oelm-plus"), name="everything", core=True, temperature=True)
+EVERYTHING = dataclasses.replace(
+    method("oelm-plus"), name="everything", gain=1.0, conv=4, core=True, temperature=True
+)
 
 
 def reference_conv(x, taps):
@@ -91,7 +93,7 @@ def test_each_extra_computes_what_it_says():
 def test_a_convolution_of_the_values_changes_nothing_at_first_and_trains_beside_them(family):
     model = build(family)
     before = outputs(model).detach()
-    applied = oelm.apply(model, Method("v too", conv=3, conv_value=True))
+    applied = oelm.apply(model, Method("v alone", conv_value=3))
     assert torch.equal(outputs(model), before)
     extended = [
         m for name, m in model.named_modules() if name.endswith((".v", ".v_proj")) and hasattr(m, "conv")
@@ -115,7 +117,7 @@ def test_a_convolution_of_the_values_changes_nothing_at_first_and_trains_beside_
     [
         ("oelm-conv", 2 * 4 * 128),
         ("oelm-lowrank", 2 * 8 * (128 + 128)),
-        ("oelm-plus", 3 * 4 * 128 + 2 * 4 * (128 + 128)),
+        ("oelm-plus", 4 * 128 + 2 * 6 * (128 + 128)),
         ("oelm-core", 8 * 16 * 16),
         ("oelm-temperature", 8),
         ("oelm-relative", 8 * 129),
@@ -175,11 +177,11 @@ def test_extras_work_under_gradient_checkpointing():
 
 
 def test_values_that_cannot_be_found_or_extended_are_refused_before_anything_changes():
-    wish = Method("v too", conv=3, conv_value=True)
+    wish = Method("v", conv_value=3)
     model = build("llama")
     attention = next(p.attention for p in oelm.qk_projections(model))
     torch.nn.utils.parametrizations.weight_norm(attention.v_proj)
-    with pytest.raises(OelmError, match="conv_value=False"):
+    with pytest.raises(OelmError, match="conv_value=0"):
         oelm.apply(model, wish)
     model = build("own-gpt")
     attn = model.blocks[0].attn

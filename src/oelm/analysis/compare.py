@@ -4,7 +4,7 @@ Questions, kept apart:
   baseline        what does the method cost or bring against the arm it is measured by?
   control         what does freezing alone cost, against the same architecture with trained Q/K?
   orthogonality   do orthonormal rows beat Gaussian rows of the same scale, both frozen alike?
-  start           is it below the same network without its extras, trained from the same start?
+  start           is it below the same network without its extras, trained from an orthonormal start?
   plain           and below the plainer architecture that its baseline is itself measured by?
 """
 
@@ -208,7 +208,7 @@ def _further_references(
         named = arm.config.compare
         for other in arms:
             same = other.place == arm.place and other.config.model == arm.config.model
-            start = (other.method.init, other.method.gain) == (arm.method.init, arm.method.gain)
+            start = other.method.init == arm.method.init
             if same and start and other.finished and other.method.name == TRAINED_START != arm.method.control:
                 yield "start", arm, other
         baseline = _find(index, arm, named.baseline)

@@ -98,9 +98,9 @@ def check_extras(chosen: Method, projections: list[Projection]) -> None:
                 f"method '{chosen.name}' adds trainable parts to the projections, for which "
                 f"torch.nn.MultiheadAttention ({p.attention_name or 'the model itself'}) has no place"
             )
-        if chosen.conv and not ours and getattr(p.attention, "is_causal", None) is not True:
+        if (chosen.conv or chosen.conv_value) and not ours and getattr(p.attention, "is_causal", None) is not True:
             raise OelmError(
-                f"method '{chosen.name}' convolves q and k causally over time; {p.attention_name} ({kind}) "
+                f"method '{chosen.name}' convolves projections causally over time; {p.attention_name} ({kind}) "
                 f"is not a causal self-attention, so it has no such order"
             )
         if chosen.conv_value:
@@ -114,11 +114,11 @@ def check_extras(chosen: Method, projections: list[Projection]) -> None:
 
 def _check_values(chosen: Method, p: Projection) -> None:
     """There must be one value projection; a fused one is split off by name before it is extended."""
-    way_out = "use dataclasses.replace(method, conv_value=False)"
+    way_out = "use dataclasses.replace(method, conv_value=0)"
     found = value_projections(p.attention)
     if len(found) + p.fused != 1:
         raise OelmError(
-            f"method '{chosen.name}' convolves v too; {p.attention_name} ({type(p.attention).__name__}) "
+            f"method '{chosen.name}' convolves v; {p.attention_name} ({type(p.attention).__name__}) "
             f"has no single projection with such a name (v, v_proj, value, ...); {way_out}"
         )
     for name in found:

@@ -125,14 +125,14 @@ def _add_extras(
         record.extras += [f"{name}.{extra}" for extra in EXTRAS if getattr(extended, extra) is not None]
 
     attentions = {p.attention_name: p.attention for p in projections}
-    if chosen.has_extras:
+    if chosen.extends_qk:
         for p in projections:
             extend(p.name, p.weight.owner, p.role, p.num_heads, p.head_dim, chosen)
     if chosen.conv_value:
         for name, attention in attentions.items():
             (own,) = value_projections(attention)
             extend(f"{name}.{own}" if name else own, attention.get_submodule(own), "v", 1, 1, _taps(chosen))
-    if chosen.conv:
+    if chosen.conv or chosen.conv_value:
         _refuse_caches(model, attentions)
     if chosen.relative_bias:
         for name, attention in attentions.items():
@@ -142,7 +142,7 @@ def _add_extras(
 
 def _taps(chosen: Method) -> Method:
     """What v gets of a method: it trains anyway, so the convolution alone."""
-    return Method(f"{chosen.name} on v", conv=chosen.conv)
+    return Method(f"{chosen.name} on v", conv=chosen.conv_value)
 
 
 def _refuse_caches(model: nn.Module, attentions: dict[str, nn.Module]) -> None:

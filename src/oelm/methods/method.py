@@ -79,7 +79,7 @@ class Method:
     method
         conv: Taps of a causal depthwise convolution over time on q and k; supplies the token-shift
             structure that random projections lack (0 = none). Trains taps x (rows of q and k) numbers.
-        conv_value: The convolution on v too; its taps count as Q/K parameters that train.
+        conv_value: Taps of such a convolution on v (0 = none). They count as Q/K parameters that train.
         lowrank: Rank r of a trainable residue, W x + s B A x, on q and k (0 = none).
         lowrank_scale: The s. Adam moves every number by about the rate, so a product of r columns falls
             behind a full matrix, whose d_in columns all move; the factor lets it catch up (LoRA's alpha / r).
@@ -109,7 +109,7 @@ class Method:
     thaw_to: float = 0.0
     freeze_at: float = 0.0
     conv: int = 0
-    conv_value: bool = False
+    conv_value: int = 0
     lowrank: int = 0
     lowrank_scale: float = 1.0
     core: bool = False
@@ -128,6 +128,8 @@ class Method:
             value = getattr(self, name)
             if isinstance(value, int) and not isinstance(value, bool):
                 object.__setattr__(self, name, float(value))
+        if self.conv_value is False:  # how runs of before said "none"
+            object.__setattr__(self, "conv_value", 0)
         _check_choices(self)
         _check_numbers(self)
         _check_dead_fields(self)
@@ -143,9 +145,14 @@ class Method:
         return self.freeze == "none" or not {"q", "k"} & set(self.parts)
 
     @property
-    def has_extras(self) -> bool:
-        """Whether projections carry trainable extras (relative_bias belongs to the attention itself)."""
+    def extends_qk(self) -> bool:
+        """Whether q and k carry trainable extras (relative_bias belongs to the attention itself)."""
         return bool(self.conv or self.lowrank or self.core or self.temperature)
+
+    @property
+    def has_extras(self) -> bool:
+        """Whether any projection does, v included."""
+        return self.extends_qk or bool(self.conv_value)
 
     @property
     def touches_nothing(self) -> bool:
@@ -193,7 +200,7 @@ def _check_numbers(m: Method) -> None:
         raise wrong("gain", 'a positive number or "match"')
     if not _positive(m.lowrank_scale):
         raise wrong("lowrank_scale", "a positive number")
-    for name in ("layers", "conv", "lowrank", "relative_bias"):
+    for name in ("layers", "conv", "conv_value", "lowrank", "relative_bias"):
         value = getattr(m, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise wrong(name, "a whole number, 0 or more")
@@ -201,11 +208,12 @@ def _check_numbers(m: Method) -> None:
         value = getattr(m, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
             raise wrong(name, "a share of the run between 0 and 1")
-    for name in ("conv_value", "core", "temperature"):
+    for name in ("core", "temperature"):
         if not isinstance(getattr(m, name), bool):
             raise wrong(name, "true or false")
-    if m.conv == 1:
-        raise wrong("conv", "0 (none) or at least 2 taps (one tap sees no other token)")
+    for name in ("conv", "conv_value"):
+        if getattr(m, name) == 1:
+            raise wrong(name, "0 (none) or at least 2 taps (one tap sees no other token)")
 
 
 def _positive(value: object) -> bool:
@@ -222,8 +230,6 @@ def _check_dead_fields(m: Method) -> None:
         raise dead('init "keep" leaves the weights as they are, so gain must stay 1')
     if not m.parts and (m.init != "keep" or m.freeze != "none"):
         raise dead('parts is empty, so init and freeze have nothing to act on; use ("q", "k")')
-    if m.conv_value and not m.conv:
-        raise dead("conv_value extends the convolution to v: it needs conv, the number of taps")
     if m.lowrank_scale != 1.0 and not m.lowrank:
         raise dead("lowrank_scale has nothing to scale without lowrank, the rank of the residue")
     if m.freeze in ("first", "all-but-last") and m.layers == 0:

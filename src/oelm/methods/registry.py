@@ -178,9 +178,9 @@ _EXTRAS: dict[str, tuple[dict[str, Any], str, str]] = {  # fields, what they add
         "LoRA (Hu et al. 2021)",
     ),
     "plus": (
-        {"conv": 4, "conv_value": True, "lowrank": 4, "lowrank_scale": 4.0},
-        "the 4-tap convolution, on v too, and a residue of rank 4: the flagship",
-        "Primer's convolution on q, k and v" + RESIDUE,
+        {"gain": 0.35, "conv_value": 4, "lowrank": 6, "lowrank_scale": 4.0},
+        "a small gain, a residue of rank 6, and the 4-tap convolution on v: the flagship",
+        "Primer's convolution, on v alone" + RESIDUE,
     ),
     "core": (
         {"core": True},
