@@ -98,10 +98,11 @@ def check_extras(chosen: Method, projections: list[Projection]) -> None:
                 f"method '{chosen.name}' adds trainable parts to the projections, for which "
                 f"torch.nn.MultiheadAttention ({p.attention_name or 'the model itself'}) has no place"
             )
-        if (chosen.conv or chosen.conv_value) and not ours and getattr(p.attention, "is_causal", None) is not True:
+        unordered = not ours and getattr(p.attention, "is_causal", None) is not True
+        if (chosen.conv or chosen.conv_value) and unordered:
             raise OelmError(
-                f"method '{chosen.name}' convolves projections causally over time; {p.attention_name} ({kind}) "
-                f"is not a causal self-attention, so it has no such order"
+                f"method '{chosen.name}' convolves causally over time; {p.attention_name} ({kind}) is not a "
+                f"causal self-attention, so it has no such order"
             )
         if chosen.conv_value:
             _check_values(chosen, p)
