@@ -57,8 +57,8 @@ REPORT: dict[str, tuple[str, str]] = {
     "about.no_loss": (
         "The goal: at most 1 % above the same architecture with trained Q/K (control), and below each of the "
         "same network without extras trained from an orthonormal start (start; where that is the control "
-        "itself, once), the baseline, and the plainer architecture the baseline is measured by (plain). Reached "
-        "only if every interval says so, missed if one says the contrary.",
+        "itself, once), the baseline, and the plainer architecture the baseline is measured by (plain). "
+        "Reached only if every interval says so, missed if one says the contrary.",
         "目标：相对训练 Q/K 的同架构对照（对照）最多高 1 %，并低于以下各项：从正交初始化训练、不带附加部分的"
         "同一网络（起点；若它就是对照则只算一次）、基线，以及基线所参照的更简单架构（朴素）。"
         "仅当每个区间都支持时才算达到；只要有一个区间相反即为未达到。",
