@@ -63,6 +63,11 @@ def test_what_users_of_the_study_type_is_understood(typed, meant):
     assert method(typed).name == meant
 
 
+def test_no_taps_on_v_may_be_written_as_false():
+    assert Method("mine", conv_value=False) == Method("mine")
+    assert Method("mine", conv_value=False).to_dict() == Method("mine").to_dict()
+
+
 def test_a_typo_gets_the_nearest_name():
     with pytest.raises(UsageError, match="did you mean 'oelm-freeze'"):
         method("oelm-freze")

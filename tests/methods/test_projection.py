@@ -12,7 +12,7 @@ from tiny_models import build, outputs
 import oelm
 from oelm.errors import OelmError
 from oelm.methods.method import Method
-from oelm.methods.projection import causal_conv
+from oelm.methods.projection import causal_conv, residue_linear
 from oelm.methods.registry import method
 
 EVERYTHING = dataclasses.replace(
@@ -189,3 +189,44 @@ def test_values_that_cannot_be_found_or_extended_are_refused_before_anything_cha
     with pytest.raises(OelmError, match="no single projection with such a name"):
         oelm.apply(model, wish)
     assert type(attn.q) is torch.nn.Linear
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_residue_is_that_of_two_products_forwards_and_backwards(trained, transposed):
+    generator = torch.Generator().manual_seed(5)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def two_products(x, w, bias, a, b, scale):
+        return F.linear(x, w, bias) + F.linear(F.linear(x, a), b) * scale
+
+    x, w, bias, a, b = (
+        draw(2, 5, 7),
+        draw(*((7, 4) if transposed else (4, 7))),
+        draw(4),
+        draw(3, 7),
+        draw(4, 3),
+    )
+    outcomes = []
+    for residue in (residue_linear, two_products):
+        inputs = [t.clone().requires_grad_() for t in (x, w, bias, a, b)]
+        inputs[1].requires_grad_(trained)
+        y = residue(inputs[0], inputs[1].t() if transposed else inputs[1], *inputs[2:], 4.0)
+        y.square().sum().backward()
+        outcomes.append([y, *(t.grad for t in inputs if t.requires_grad)])
+    assert len(outcomes[0]) == 5 + trained
+    for ours, plain in zip(*outcomes, strict=True):
+        assert torch.allclose(ours, plain)
+
+
+def test_the_residue_trains_under_autocast_in_the_precision_of_its_parameters():
+    x, w = torch.randn(2, 5, 8), torch.randn(8, 8)
+    a, b = torch.randn(2, 8, requires_grad=True), torch.randn(8, 2, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = residue_linear(x, w, None, a, b, 1.0)
+    assert y.dtype == torch.bfloat16
+    assert torch.allclose(y.float(), x @ (w + b @ a).mT, atol=0.3, rtol=0.05)
+    y.float().sum().backward()
+    assert a.grad.dtype == b.grad.dtype == torch.float32

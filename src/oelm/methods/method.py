@@ -109,7 +109,7 @@ class Method:
     thaw_to: float = 0.0
     freeze_at: float = 0.0
     conv: int = 0
-    conv_value: int = 0
+    conv_value: int | Literal[False] = 0
     lowrank: int = 0
     lowrank_scale: float = 1.0
     core: bool = False
@@ -128,7 +128,7 @@ class Method:
             value = getattr(self, name)
             if isinstance(value, int) and not isinstance(value, bool):
                 object.__setattr__(self, name, float(value))
-        if self.conv_value is False:  # how runs of before said "none"
+        if self.conv_value is False:  # the word for "none" in older runs
             object.__setattr__(self, "conv_value", 0)
         _check_choices(self)
         _check_numbers(self)

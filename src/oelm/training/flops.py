@@ -7,7 +7,8 @@ For every weight matrix W of the network and n tokens that pass through it (a mu
     weight gradient  dW = dy^T x      2 n |W|    only where W trains: this is what freezing saves
 
 Attention of T queries over S keys, width d: scores and mixture are 4 T S d forward and twice that backward,
-halved when causal. A head tied to the embedding counts as a matrix of its own over all tokens; looking an
+halved when causal. The factors of a residue are merged into their matrix once per step and cost nothing per
+token but their own gradients, two thin products each: 4 n (|A| + |B|). A head tied to the embedding counts as a matrix of its own over all tokens; looking an
 embedding up counts nothing. Norms, activations, softmax and the optimizer are left out: they are memory
 traffic, not matrix products, and the share of the GEMM peak is about matrix products.
 """
@@ -40,6 +41,7 @@ class Product:
     size: int
     trains: bool
     stream: Stream = "source"
+    merged: bool = False  # a factor of a residue
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ class FlopModel:
     def step(self, rows: int, length: int, target_length: int = 0) -> Flops:
         """The cost of forward and backward over `rows` rows of `length` (padded) tokens."""
         tokens = {"source": rows * length, "target": rows * target_length, "row": rows}
-        forward = sum(2.0 * p.size * tokens[p.stream] for p in self.products)
-        weights = sum(2.0 * p.size * tokens[p.stream] for p in self.products if p.trains)
+        forward = sum(2.0 * p.size * tokens[p.stream] for p in self.products if not p.merged)
+        weights = sum((2.0 + 2.0 * p.merged) * p.size * tokens[p.stream] for p in self.products if p.trains)
         pairs = {
             "self": length**2,
             "first": length,
@@ -100,7 +102,8 @@ def flop_model(model: nn.Module) -> FlopModel:
             stream = _stream(name)
             if read and name.startswith(read) and not _is_key_or_value(name):
                 stream = "row"
-            products.append(Product(name, parameter.numel(), parameter.requires_grad, stream))
+            merged = name.endswith((".lowrank_a", ".lowrank_b"))
+            products.append(Product(name, parameter.numel(), parameter.requires_grad, stream, merged))
     head = _tied_head(model, embeddings)
     if head is not None:
         stream = "target" if getattr(_config(model), "is_encoder_decoder", False) else "source"
