@@ -8,6 +8,7 @@ while it is still in the cache, and forgotten.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         # Rows of a length that is a multiple of 64 keep each of them aligned: with GPT-2's odd 50257
         # the matrix products on either side of the softmax lose a quarter of their speed.
         aligned = -(-len(w) // 64) * 64
-        buffer = torch.empty((parts[0].stop, aligned), dtype=dtype, device=w.device)
+        buffer = _scratch(parts[0].stop * aligned, dtype, w.device).view(-1, aligned)
         for part in parts:
             p, loss = _softmax_and_loss(buffer[: part.stop - part.start], h[part], w, targets[part])
             total += loss
@@ -91,6 +92,20 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if ctx.tie is not None:
             ctx.tie.gradient, grad_w = grad_w, None
         return grad_h, grad_w, None, None
+
+
+_kept = threading.local()
+
+
+def _scratch(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for the logits of a chunk. On a CPU it is kept from step to step, for the system clears every
+    page of a fresh allocation; a GPU's allocator keeps it anyway."""
+    if device.type != "cpu":
+        return torch.empty(size, dtype=dtype, device=device)
+    held: Tensor | None = getattr(_kept, "memory", None)
+    if held is None or held.dtype != dtype or held.numel() < size:
+        held = _kept.memory = torch.empty(size, dtype=dtype)
+    return held[:size]
 
 
 def _softmax_and_loss(buffer: Tensor, h: Tensor, w: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
