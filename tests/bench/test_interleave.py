@@ -53,14 +53,18 @@ def test_the_summary_is_plain_arithmetic():
         "gemm": {"seconds": [2.0, 2.0, 2.0], "facts": {"flops": 400.0}, "memory": {}},
         "baseline": measured([1.0, 1.0, 1.0], flops=150.0),
         "oelm-freeze": measured([0.9, 0.9, 0.9], flops=120.0, peak=90),
+        "oelm-freeze-compiled": measured([0.8, 0.8, 0.8], flops=120.0),
         "plain": measured([1.5, 1.5, 1.5], peak=200),
     }
-    found = summarise(raw, ["baseline", "oelm-freeze", "plain"])
-    base, frozen, plain = found["arms"]
+    found = summarise(raw, ["baseline", "oelm-freeze", "oelm-freeze-compiled", "plain"])
+    base, frozen, compiled, plain = found["arms"]
     assert found["gemm_peak_flops"] == 200.0
     assert base["gemm_peak_share"] == 0.75
     assert frozen["flops_ratio"] == 0.8
     assert frozen["ratio"]["value"] == pytest.approx(0.9)
+    assert frozen["fields"]["freeze"] == "all"
+    assert compiled["ratio"]["value"] == pytest.approx(0.8)
+    assert not compiled["fields"]  # no report takes it for the step of the method
     assert plain["memory_ratio"] == 2.0
     assert plain["tokens_per_second"] == pytest.approx(64 / 1.5)
     assert "gemm_peak_share" not in plain
@@ -86,6 +90,14 @@ def test_an_arm_that_dies_is_named():
         interleave(
             [{"kind": "step", "arm": "baseline", "size": "no-such-size"}], rounds=3, warmup=0, threads=1
         )
+
+
+def test_a_compiled_arm_is_its_method():
+    specs = StepBench(arms=("baseline", "oelm-freeze-compiled")).specs()
+    assert [(s["arm"], s["method"]) for s in specs[1:]] == [
+        ("baseline", "baseline"),
+        ("oelm-freeze-compiled", "oelm-freeze"),
+    ]
 
 
 def test_wrong_arms_are_refused():

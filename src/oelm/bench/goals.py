@@ -53,7 +53,7 @@ def judge(results: Results) -> list[Judged]:
 def _of_step(result: dict[str, Any]) -> Iterator[Judged]:
     arms = {arm["name"]: arm for arm in result["arms"]}
     first = result["arms"][0]
-    where = f"{result['model']}{', compiled' if result['settings'].get('compiled') else ''}"
+    where = result["model"]
     if first["name"] == "baseline" and result["model"] == "medium-512":
         for name, bound in (("plain", 1.4), ("transformers", 1.7)):
             if name in arms:

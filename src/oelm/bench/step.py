@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from oelm.bench.arms import ENCODERS, GEMM, PEERS
+from oelm.bench.arms import COMPILED, ENCODERS, GEMM, PEERS
 from oelm.bench.interleave import interleave, ratio
 from oelm.bench.results import load, record
 from oelm.errors import UsageError, unknown_name
@@ -31,13 +31,12 @@ class StepBench:
     rounds: int = 12
     warmup: int = 2
     threads: int = 0  # 0 = all cores
-    compiled: bool = False  # our arms through torch.compile
 
     def __post_init__(self) -> None:
         if len(set(self.arms)) != len(self.arms) or not self.arms:
             raise UsageError(f"a benchmark needs different arms, not {list(self.arms)}")
         for arm in self.arms:
-            if arm not in (*methods(), *ALIASES, *PEERS):
+            if arm.removesuffix(COMPILED) not in (*methods(), *ALIASES) and arm not in PEERS:
                 raise unknown_name("arm", arm, [*methods(), *PEERS])
             if arm in PEERS and (self.size in ENCODERS or self.position != "learned" or self.shape):
                 raise UsageError(f"the peer '{arm}' is a plain GPT-2 of a named size with learned positions")
@@ -54,10 +53,9 @@ class StepBench:
             "position": self.position,
             "shape": self.shape,
             "seed": 0,
-            "compile": self.compiled,
         }
         specs: list[dict[str, Any]] = [{"kind": "step", "arm": GEMM}]
-        specs += [{"arm": arm, "method": arm, **shared} for arm in self.arms]
+        specs += [{"arm": arm, "method": arm.removesuffix(COMPILED), **shared} for arm in self.arms]
         return specs
 
 
@@ -86,10 +84,11 @@ def summarise(measured: dict[str, dict[str, Any]], arms: Sequence[str]) -> dict[
     for name in arms:
         arm = measured[name]
         facts, seconds = arm["facts"], statistics.median(arm["seconds"])
+        ours = name not in PEERS and not name.endswith(COMPILED)  # what a run of that method takes
         row: dict[str, Any] = {
             "name": name,
-            "method": "" if name in PEERS else name,
-            "fields": None if name in PEERS else method(name).to_dict(),  # a name can change its meaning
+            "method": name if ours else "",
+            "fields": method(name).to_dict() if ours else None,  # a name can change its meaning
             "median_seconds": seconds,
             "tokens_per_second": facts["tokens"] / seconds,
             "ratio": ratio(arm["seconds"], first["seconds"]).to_dict(),

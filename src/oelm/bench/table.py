@@ -68,8 +68,7 @@ def _title(result: Result) -> str:
     }
     settings = result.get("settings", {})
     if result["kind"] == "step":
-        shape = f"{settings['size']}, {settings['batch']} x {settings['context']} tokens"
-        return f"{names[result['kind']]}: {shape}{', compiled' if settings.get('compiled') else ''}"
+        return f"{names['step']}: {settings['size']}, {settings['batch']} x {settings['context']} tokens"
     return names[result["kind"]]
 
 

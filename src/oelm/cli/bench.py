@@ -60,15 +60,14 @@ def _add_step(kinds: Any) -> None:
         "--arms",
         nargs="+",
         metavar="ARM",
-        help="methods, and the peers plain, transformers, transformers-matched, trainer; "
-        "the others are measured by the first",
+        help="methods, as they are or through torch.compile (baseline-compiled), and the peers plain, "
+        "transformers, transformers-matched, trainer; the others are measured by the first",
     )
     step.add_argument("--size", default="medium-512", help="a size of our GPT, or minilm, tiny-bert")
     step.add_argument("--vocabulary", type=int, default=50257)
     step.add_argument("--context", type=int, default=512)
     step.add_argument("--batch", type=int, default=4, help="rows of the micro-batch")
     step.add_argument("--position", choices=["learned", "rope"], default="learned")
-    step.add_argument("--compile", action="store_true", help="our arms through torch.compile")
     _add_rounds(step, 12, 2)
     _add_output(step)
 
@@ -87,7 +86,6 @@ def _step(args: argparse.Namespace) -> int:
         rounds=args.rounds,
         warmup=args.warmup,
         threads=args.threads,
-        compiled=args.compile,
     )
     return _finish(args, measure(bench, _progress), _show_step)
 
