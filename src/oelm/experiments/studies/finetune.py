@@ -43,14 +43,14 @@ ARMS: tuple[Arm, ...] = (
 )
 BUDGET = BudgetConfig(batch_size=32, epochs=3, eval_every=0)
 
-MINI_ROWS = {"sst2": 960, "mnli": 1440, "agnews": 480}  # of training
+MINI_ROWS = {"sst2": 640, "mnli": 960, "agnews": 320}  # of training
 TRIAL_SHARE = 0.5  # a trial is one epoch of mini's two, two of full's three; the same for every arm
 
 
 def _mini(dataset: str) -> dict[str, Any]:
     return {
         "data.train_rows": MINI_ROWS[dataset],
-        "data.eval_rows": 600,
+        "data.eval_rows": 400,
         "budget.batch_size": 16,
         "budget.epochs": 2,
     }
