@@ -29,7 +29,7 @@ LM_ARMS: tuple[Arm, ...] = (
         "oelm-random-matched",
         "frozen Gaussian rows of that scale: is it orthogonality?",
     ),
-    ("oelm-plus", "oelm-plus", "frozen Q/K with short convolutions and a small trained residue"),
+    ("oelm-plus", "oelm-plus", "frozen Q/K with a small trained residue; v sees the tokens just before"),
     ("trained-plus", "trained-plus", "the architecture of oelm-plus with trained Q/K"),
 )
 CLS_ARMS = LM_ARMS[:3]
