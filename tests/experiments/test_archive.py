@@ -112,7 +112,7 @@ def test_a_damaged_archive_is_refused_before_anything_is_written(tmp_path: Path,
     archive.write_bytes(data)
     with pytest.raises(OelmError):
         merge(archive, tmp_path / "b")
-    assert tree(tmp_path / "b") == {}
+    assert not (tmp_path / "b").exists()
     archive.write_bytes(data[: len(data) // 2])
     with pytest.raises(OelmError):
         verify(archive)

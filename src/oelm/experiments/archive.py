@@ -105,7 +105,9 @@ def merge(source: Path | str, root: Path | str) -> Merged:
     result = Merged()
     with contextlib.ExitStack() as stack:
         tar, index = stack.enter_context(_opened(source))
-        root.mkdir(parents=True, exist_ok=True)
+        if not root.exists():
+            root.mkdir(parents=True)
+            stack.callback(_remove_if_empty, root)  # a refused archive leaves no trace
         staging = stack.enter_context(tempfile.TemporaryDirectory(prefix=".merge-", dir=root))
         _read_members(tar, index, Path(staging))
         runs: dict[str, list[dict[str, Any]]] = {}
@@ -114,6 +116,11 @@ def merge(source: Path | str, root: Path | str) -> Merged:
         for run, entries in runs.items():
             _merge_run(root, run, entries, Path(staging), result)
     return result
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _merge_run(
