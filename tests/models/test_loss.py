@@ -71,3 +71,22 @@ def test_a_target_that_is_no_token_is_an_error_not_a_token(wrong, training):
     targets[2] = wrong
     with torch.set_grad_enabled(training), pytest.raises((IndexError, RuntimeError), match="out of bounds"):
         cross_entropy_sum(hidden, weight, targets)
+
+
+def test_compilers_leave_the_loss_alone():
+    """Inductor fails on the softmax into a buffer, at GPT-2's vocabulary; see `cross_entropy_sum`."""
+    traced = []
+
+    def backend(graph, _inputs):
+        traced.append(graph.code)
+        return graph.forward
+
+    hidden, weight = torch.randn(6, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
+    targets = torch.arange(6)
+    compiled = torch.compile(lambda h: cross_entropy_sum(h * 2, weight, targets) * 3, backend=backend)
+    loss = compiled(hidden)
+    assert torch.allclose(loss, 3 * cross_entropy_sum(hidden * 2, weight, targets))
+    loss.backward()
+    assert hidden.grad is not None
+    assert traced
+    assert not any("softmax" in code for code in traced)
