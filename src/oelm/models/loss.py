@@ -23,7 +23,7 @@ IGNORE = -100  # a target that counts for nothing, as in torch.nn.functional.cro
 CHUNK_ELEMENTS = 512 * 50_304
 
 
-@torch.compiler.disable  # inductor (torch 2.13) fails on the softmax into a buffer; the products are full speed
+@torch.compiler.disable  # inductor (torch 2.13) fails on the softmax into a buffer
 def cross_entropy_sum(hidden: Tensor, weight: Tensor, targets: Tensor, tie: Tie | None = None) -> Tensor:
     """Sum over tokens of -log softmax(hidden @ weight.T)[target], differentiable in `hidden` and `weight`.
 
