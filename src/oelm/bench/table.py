@@ -124,7 +124,7 @@ def _step(result: Result) -> list[str]:
 
 def _bound(result: Result, peak: float) -> str:
     """How far ahead of each peer a step could be that were nothing but matrix products at the peak."""
-    peers = [arm for arm in result["arms"] if not arm["method"]]
+    peers = [arm for arm in result["arms"] if "flops_per_step" not in arm]
     if not peers:
         return ""
     floor = result["arms"][0]["flops_per_step"] / peak
