@@ -191,9 +191,10 @@ def test_values_that_cannot_be_found_or_extended_are_refused_before_anything_cha
     assert type(attn.q) is torch.nn.Linear
 
 
+@pytest.mark.parametrize("tokens", [1, 5])  # few of them take another way
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_the_residue_is_that_of_two_products_forwards_and_backwards(trained, transposed):
+def test_the_residue_is_that_of_two_products_forwards_and_backwards(trained, transposed, tokens):
     generator = torch.Generator().manual_seed(5)
 
     def draw(*shape):
@@ -230,3 +231,18 @@ def test_the_residue_trains_under_autocast_in_the_precision_of_its_parameters():
     assert torch.allclose(y.float(), x @ (w + b @ a).mT, atol=0.3, rtol=0.05)
     y.float().sum().backward()
     assert a.grad.dtype == b.grad.dtype == torch.float32
+
+
+def test_the_residue_keeps_no_matrix_for_the_backward_pass():
+    w, a, b = torch.randn(8, 8), torch.randn(2, 8, requires_grad=True), torch.randn(8, 2, requires_grad=True)
+    x, kept = torch.randn(3, 5, 8, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
+        residue_linear(x, w, None, a, b, 1.0)
+    assert set(kept) <= {t.data_ptr() for t in (x, w, a, b)}
+
+
+def test_a_convolution_in_a_network_that_sees_both_ways_is_refused():
+    from oelm.models.gpt import GPT, gpt_config
+
+    with pytest.raises(OelmError, match="not a causal"):
+        oelm.apply(GPT(gpt_config("smoke", vocab_size=64, context=8, causal=False, classes=2)), "oelm-plus")

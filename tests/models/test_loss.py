@@ -90,3 +90,12 @@ def test_compilers_leave_the_loss_alone():
     assert hidden.grad is not None
     assert traced
     assert not any("softmax" in code for code in traced)
+
+
+def test_the_kept_memory_serves_whatever_used_it_first():
+    hidden, weight, targets = problem(5, 9, 1.0, 0, 0.0)
+    for used in (torch.inference_mode(), torch.device("meta")):
+        loss_module._kept.memory = None
+        with used, torch.enable_grad():
+            loss_module._scratch(64, torch.float32, torch.device("cpu"))
+        cross_entropy_sum(hidden, weight, targets).backward()

@@ -33,6 +33,7 @@ from oelm.analysis.verdict import (
     decide,
 )
 from oelm.methods.method import Method
+from oelm.methods.registry import method as preset
 from oelm.training.config import Config
 
 Kind = Literal["baseline", "control", "orthogonality", "start", "plain"]
@@ -208,8 +209,8 @@ def _further_references(
         named = arm.config.compare
         for other in arms:
             same = other.place == arm.place and other.config.model == arm.config.model
-            start = other.method.init == arm.method.init
-            if same and start and other.finished and other.method.name == TRAINED_START != arm.method.control:
+            start = other.method == preset(TRAINED_START) and arm.method.control != TRAINED_START
+            if same and start and other.finished:
                 yield "start", arm, other
         baseline = _find(index, arm, named.baseline)
         plain = _find(index, arm, baseline.config.compare.baseline) if baseline is not None else None

@@ -103,7 +103,7 @@ def summarise(measured: dict[str, dict[str, Any]], arms: Sequence[str]) -> dict[
         if "flops" in facts:
             row["flops_per_step"] = facts["flops"]
             row["gemm_peak_share"] = facts["flops"] / seconds / peak
-            if "flops" in first["facts"]:
+            if "flops" in first["facts"] and name.endswith(COMPILED) == arms[0].endswith(COMPILED):
                 row["flops_ratio"] = facts["flops"] / first["facts"]["flops"]
                 row["saving"] = saving(row["ratio"], row["flops_ratio"])
         rows.append(row)

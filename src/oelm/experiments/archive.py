@@ -105,9 +105,9 @@ def merge(source: Path | str, root: Path | str) -> Merged:
     result = Merged()
     with contextlib.ExitStack() as stack:
         tar, index = stack.enter_context(_opened(source))
-        if not root.exists():
-            root.mkdir(parents=True)
-            stack.callback(_remove_if_empty, root)  # a refused archive leaves no trace
+        for folder in reversed([f for f in (root, *root.parents) if not f.exists()]):
+            stack.callback(_remove_if_empty, folder)  # a refused archive leaves no trace
+        root.mkdir(parents=True, exist_ok=True)
         staging = stack.enter_context(tempfile.TemporaryDirectory(prefix=".merge-", dir=root))
         _read_members(tar, index, Path(staging))
         runs: dict[str, list[dict[str, Any]]] = {}

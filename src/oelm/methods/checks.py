@@ -98,7 +98,8 @@ def check_extras(chosen: Method, projections: list[Projection]) -> None:
                 f"method '{chosen.name}' adds trainable parts to the projections, for which "
                 f"torch.nn.MultiheadAttention ({p.attention_name or 'the model itself'}) has no place"
             )
-        unordered = not ours and getattr(p.attention, "is_causal", None) is not True
+        causal = getattr(p.attention, "is_causal", getattr(p.attention, "causal", ours))
+        unordered = causal is not True
         if (chosen.conv or chosen.conv_value) and unordered:
             raise OelmError(
                 f"method '{chosen.name}' convolves causally over time; {p.attention_name} ({kind}) is not a "

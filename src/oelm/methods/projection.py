@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.amp import is_autocast_available
 from torch.autograd.function import once_differentiable
 
 from oelm.errors import OelmError
@@ -95,41 +96,58 @@ class ExtendedProjection(nn.Module):
 def residue_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
 ) -> Tensor:
-    """(W + s B A) x + bias at the cost of W x: the sum is made once per step, not per token.
+    """(W + s B A) x + bias at the cost of W x: the sum is made once per call, not per token.
 
     Backwards, x's gradient takes one product; A's and B's take thin ones, and W's none while it is frozen.
+    A few tokens (as in decoding) are not worth the sum.
     """
+    few = x.numel() // x.shape[-1] * sum(weight.shape) < weight.numel()
+    if few or not is_autocast_available(x.device.type):
+        return F.linear(x, weight, bias) + F.linear(F.linear(x, a) * scale, b)
+    dtype = weight.dtype
     if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
-    return _ResidueLinear.apply(x, weight, bias, a, b, scale)
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x = x.to(dtype)
+    return _ResidueLinear.apply(x, weight, bias, a, b, scale, dtype)
 
 
 class _ResidueLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        a: Tensor,
+        b: Tensor,
+        scale: float,
+        dtype: torch.dtype,
     ) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            merged = torch.addmm(weight, b, a, alpha=scale).to(x.dtype)
-            ctx.save_for_backward(x, merged, a, b)
+            ctx.save_for_backward(x, weight, a, b)
             ctx.scale = scale
-            return F.linear(x, merged, None if bias is None else bias.to(x.dtype))
+            merged = torch.addmm(weight, b, a, alpha=scale).to(dtype)
+            return F.linear(x, merged, None if bias is None else bias.to(dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, merged, a, b = ctx.saved_tensors
+        x, weight, a, b = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         flat, grad_flat = x.flatten(0, -2), grad.flatten(0, -2)  # (N, d_in), (N, rows)
         # Thin products with the rank first: the other way round they take up to ten times as long on a CPU.
         grad_a = (b.mT * ctx.scale).to(x.dtype) @ grad_flat.mT @ flat
         grad_b = ((a * ctx.scale).to(x.dtype) @ flat.mT @ grad_flat).mT
+        grad_x = None
+        if needs_x:  # the sum again: cheaper than a matrix kept for every projection until now
+            grad_x = grad @ torch.addmm(weight, b, a, alpha=ctx.scale).to(x.dtype)
         return (
-            grad @ merged if needs_x else None,
+            grad_x,
             (grad_flat.mT @ flat).to(a.dtype) if needs_weight else None,
             grad_flat.sum(0).to(a.dtype) if needs_bias else None,
             grad_a.to(a.dtype),
             grad_b.to(b.dtype),
+            None,
             None,
         )
 

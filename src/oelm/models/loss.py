@@ -105,7 +105,10 @@ def _scratch(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
     held: Tensor | None = getattr(_kept, "memory", None)
     if held is None or held.dtype != dtype or held.numel() < size:
-        held = _kept.memory = torch.empty(size, dtype=dtype)
+        with torch.inference_mode(False):
+            held = torch.empty(size, dtype=dtype, device=device)
+        if type(held) is Tensor:  # not a stand-in that traces shapes
+            _kept.memory = held
     return held[:size]
 
 

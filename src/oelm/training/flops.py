@@ -7,7 +7,7 @@ For every weight matrix W of the network and n tokens that pass through it (a mu
     weight gradient  dW = dy^T x      2 n |W|    only where W trains: this is what freezing saves
 
 Attention of T queries over S keys, width d: scores and mixture are 4 T S d forward and twice that backward,
-halved when causal. The factors of a residue are merged into their matrix once per step and cost nothing per
+halved when causal. The factors of a residue are merged into their matrix once per batch and cost nothing per
 token but their own gradients, two thin products each: 4 n (|A| + |B|). A head tied to the embedding counts
 as a matrix of its own over all tokens; looking an embedding up counts nothing. Norms, activations, softmax
 and the optimizer are left out: they are memory traffic, not matrix products, and the share of the GEMM peak
