@@ -278,9 +278,8 @@ def claims_page(analysis: Analysis | None, command: str) -> str:
     parts = [
         "# The study's claims, checked",
         f"Made by `{command}`; edit the code, not this page. *Reported* is what the study printed, "
-        "*arithmetic* what its own "
-        "figures imply, *our runs* what run folders of this software show, at the scale they name. The "
-        "three are never mixed.",
+        "*arithmetic* what its own figures imply, *our runs* what run folders and benchmarks of this "
+        "software show, at the scale they name. The three are never mixed.",
     ]
     for i, claim in enumerate(claims(analysis), 1):
         parts.append(f"## {i}. {claim.title}")

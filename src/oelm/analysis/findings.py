@@ -246,6 +246,7 @@ def run_blocks(analysis: Analysis, link: PathLink, w: Words) -> list[Block]:
         every = dict.fromkeys(run.command for arm in arms for run in arm.runs)
         long = {c: w("command.number", n=i + 1) for i, c in enumerate(c for c in every if len(c) > LONG)}
         listed: list[Text] = [(f"{name}: ", Code(command)) for command, name in long.items()]
+        listed += [w("data.origin", **facts) for facts in _origins(arms)]
         inner: list[Block] = [Bullets(tuple(listed))] if listed else []
         for arm in arms:
             rows = []
@@ -270,3 +271,14 @@ def run_blocks(analysis: Analysis, link: PathLink, w: Words) -> list[Block]:
         runs = sum(len(a.runs) for a in arms)
         blocks.append(Fold(w("fold.runs", study=study, n=runs), tuple(inner)))
     return blocks
+
+
+def _origins(arms: Sequence[Arm]) -> list[dict[str, str]]:
+    """Where the text of these arms came from and how much of it there was, by their manifests."""
+    found = []
+    for arm in arms:
+        data = arm.runs[0].manifest.get("data") or {}
+        rows = (data.get("rows") or {}).get("train")
+        if rows:
+            found.append({"dataset": arm.config.data.dataset, "origin": data["origin"], "rows": f"{rows:,}"})
+    return [facts for i, facts in enumerate(found) if facts not in found[:i]]

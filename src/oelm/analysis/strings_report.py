@@ -93,6 +93,7 @@ REPORT: dict[str, tuple[str, str]] = {
         "Each number above leads here: its seeds, their folders, and the command that makes it again.",
         "上文每个数字都指向这里：对应的种子、文件夹以及重新得到它的命令。",
     ),
+    "data.origin": ("{dataset}: {origin}, {rows} rows to train on", "{dataset}：{origin}，训练用 {rows} 行"),
     # -- columns
     "col.arm": ("Arm", "组"),
     "col.against": ("Against", "对照"),

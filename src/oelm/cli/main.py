@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "diff": ("catalogue", "what differs between two experiments"),
     "methods": ("catalogue", "the named methods, what each is for and controls for"),
     "doctor": ("doctor", "preflight: machine, precision, disk, data, one step and one evaluation"),
-    "data": ("data", "list datasets, prepare one"),
+    "data": ("data", "list datasets, prepare one, check one"),
     "train": ("train", "one run in this process; the same command goes on where it stopped"),
     "run": ("run", "many runs, on this machine or through SLURM"),
     "status": ("status", "the state of all runs, once"),

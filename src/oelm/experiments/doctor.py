@@ -74,7 +74,7 @@ def _software() -> Iterator[Finding]:
     ]
     if missing:
         yield Finding(
-            "software", "problem", f"missing: {', '.join(missing)}", "pip install -c constraints.txt oelm"
+            "software", "problem", f"missing: {', '.join(missing)}", "pip install -c constraints.txt -e ."
         )
     else:
         yield Finding("software", "ok", text)

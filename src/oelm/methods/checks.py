@@ -142,6 +142,6 @@ def warn_if_trained_weights_are_discarded(
         origin = getattr(model, "name_or_path", "") or "a checkpoint"
         warnings.warn(
             f"'{chosen.name}' discards the trained Q/K that {type(model).__name__} was loaded with "
-            f"({origin}). '{PRETRAINED_DEFAULT}' keeps and freezes them, at no cost seen so far",
+            f"({origin}). '{PRETRAINED_DEFAULT}' keeps and freezes them",
             stacklevel=3,
         )

@@ -53,9 +53,12 @@ def base_manifest(config_hash: str) -> dict[str, Any]:
 
 
 def _command() -> str:
-    """What a person typed (a launcher passes it on), without the folder of the program."""
+    """What a person typed (a launcher passes it on), without the folder of the program, and where the data is
+    if only the environment says so."""
     program, *rest = shlex.split(os.environ.get("OELM_COMMAND", "")) or sys.argv
-    return shlex.join([Path(program).name, *rest])
+    data = os.environ.get("OELM_DATA_DIR", "")
+    named = not data or any(word.startswith("--data-dir") for word in rest)
+    return ("" if named else f"OELM_DATA_DIR={shlex.quote(data)} ") + shlex.join([Path(program).name, *rest])
 
 
 def _cpu_name() -> str:

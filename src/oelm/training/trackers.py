@@ -99,4 +99,4 @@ def _package(name: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise UsageError(f"the tracker '{name}' is not installed: pip install 'oelm[{extra}]'") from None
+        raise UsageError(f"the tracker '{name}' is not installed: pip install -e '.[{extra}]'") from None

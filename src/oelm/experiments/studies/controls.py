@@ -55,11 +55,11 @@ _BERT_ARMS: tuple[Arm, ...] = (
 CONTROLS: dict[str, Any] = {"study": "paper", "phase": PHASE}
 
 # Next steps the study names, on the corpus it began with.
-PARTIAL_1 = replace(find_method("oelm-partial"), name="oelm-partial-1", layers=1)
+PARTIAL_2 = replace(find_method("oelm-partial"), name="oelm-partial-2", layers=2)
 
 _NEXT_STEPS: tuple[Arm, ...] = (
-    ("PARTIAL-1", PARTIAL_1, "the last layer's Q/K train"),
-    ("PARTIAL-2", "oelm-partial", "the last two layers' Q/K train"),
+    ("PARTIAL-1", "oelm-partial", "the last layer's Q/K train"),
+    ("PARTIAL-2", PARTIAL_2, "the last two layers' Q/K train"),
     ("GRADUAL", "oelm-gradual", "Q/K thaw from the top down over the run"),
 )
 

