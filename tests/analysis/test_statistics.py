@@ -165,6 +165,22 @@ def test_combined_interval_covers_at_least_95_percent(n, seed_sd, example_sd, re
     assert hits / repeats >= 0.93  # 0.95 minus two standard errors; conservative is allowed
 
 
+def test_seeds_that_agree_by_luck_do_not_make_a_narrow_interval():
+    """Three seeds, each with 85 examples that only the one arm gets right and 85 of the other: no spread."""
+    rng = np.random.default_rng(0)
+    block = np.stack([rng.permutation([1.0] * 85 + [-1.0] * 85 + [0.0] * 830) for _ in range(3)])
+    seeds = dict(enumerate(block.mean(axis=1)))
+    naive = s.difference(seeds, dict.fromkeys(seeds, 0.0), test_se=s.example_se(block))
+    found = s.difference(
+        seeds, dict.fromkeys(seeds, 0.0), test_se=s.example_se(block), rest_se=s.interaction_se(block)
+    )
+    textbook = 1.96 * math.sqrt(0.17 / 1000 / 3)  # McNemar's, over three independent seeds
+    assert naive.interval[1] < textbook / 2
+    assert found.interval[1] == pytest.approx(textbook, rel=0.05)
+    assert found.p_value == pytest.approx(1.0)
+    assert found.seed_sd == pytest.approx(math.sqrt(0.17 / 1000), rel=0.05)
+
+
 @pytest.mark.usefixtures("quick")
 def test_seeds_alone_would_miss_the_test_set_error():
     """Why the second term is there: when the test set dominates, the plain t interval covers too rarely."""

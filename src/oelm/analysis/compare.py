@@ -21,7 +21,14 @@ import numpy as np
 from oelm.analysis import guards
 from oelm.analysis.load import FINISHED, Loaded, Run
 from oelm.analysis.messages import Message, say
-from oelm.analysis.statistics import Estimate, binomial_se, difference, example_se, mcnemar
+from oelm.analysis.statistics import (
+    Estimate,
+    binomial_se,
+    difference,
+    example_se,
+    interaction_se,
+    mcnemar,
+)
 from oelm.analysis.verdict import (
     ACCURACY_SIGN,
     ACCURACY_TARGET,
@@ -325,10 +332,12 @@ def _accuracy(arm: Arm, reference: Arm) -> tuple[Estimate, Estimate, TestError, 
     paired = used.way != "Welch" and seeds_a == seeds_b
     # d log(accuracy) = d accuracy / accuracy, example by example.
     scaled_a, scaled_b = a / max(float(a.mean()), floor), b / max(float(b.mean()), floor)
-    se = example_se(a - b) if paired else example_se(a, -b)
-    relative = example_se(scaled_a - scaled_b) if paired else example_se(scaled_a, -scaled_b)
+    blocks = (a - b,) if paired else (a, -b)
+    scaled = (scaled_a - scaled_b,) if paired else (scaled_a, -scaled_b)
     p = mcnemar(a[0], b[0]) if len(a) == len(b) == 1 else None
-    return difference(*points, test_se=100 * se), difference(*logs, test_se=relative), "predictions", p
+    effect = difference(*points, test_se=100 * example_se(*blocks), rest_se=100 * interaction_se(*blocks))
+    ratio = difference(*logs, test_se=example_se(*scaled), rest_se=interaction_se(*scaled))
+    return effect, ratio, "predictions", p
 
 
 def _used_seeds(arm: Arm, reference: Arm, estimate: Estimate) -> tuple[list[int], list[int]]:

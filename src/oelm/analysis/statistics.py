@@ -8,6 +8,9 @@ predictions and added:
     half width^2 = (t(n-1) * seed standard error)^2 + (z * test-set standard error)^2
 
 which is never narrower than either part alone (and a little conservative, see the simulations in the tests).
+Three seeds can agree by luck. Which examples an arm gets right changes from seed to seed, and that alone
+gives their mean a standard error, known well from the predictions: the first part is never less than z times
+that.
 """
 
 from __future__ import annotations
@@ -58,9 +61,13 @@ def difference(
     reference: Mapping[int, float],
     *,
     test_se: float = 0.0,
+    rest_se: float = 0.0,
     level: float = LEVEL,
 ) -> Estimate:
     """Mean of arm minus reference over seeds, paired where the seeds are.
+
+    test_se, rest_se: of the examples that all seeds share and of what differs between seeds and examples at
+    once (`example_se`, `interaction_se`).
 
     Seeds that match on both sides: paired t. Partners missing: paired on the shared seeds if there are
     at least three, else Welch over all. One seed on a side: the plain difference and no interval.
@@ -76,16 +83,18 @@ def difference(
     shared = sorted(arm.keys() & reference.keys())
     alone = tuple(sorted(arm.keys() ^ reference.keys()))
     if len(shared) >= 2 and (not alone or len(shared) >= MIN_SHARED):
-        return _paired([arm[s] - reference[s] for s in shared], alone, test_se, level)
+        return _paired([arm[s] - reference[s] for s in shared], alone, test_se, rest_se, level)
     if min(len(arm), len(reference)) >= 2:
-        return _welch(list(arm.values()), list(reference.values()), alone, test_se, level)
+        return _welch(list(arm.values()), list(reference.values()), alone, test_se, rest_se, level)
     if shared:  # compare like with like, even when one side has more seeds
         arm, reference = {s: arm[s] for s in shared}, {s: reference[s] for s in shared}
     value = float(np.mean(list(arm.values())) - np.mean(list(reference.values())))
     return Estimate(value, None, "none", len(arm), len(reference), None, test_se, unpaired=alone)
 
 
-def _paired(d: Sequence[float], alone: tuple[int, ...], test_se: float, level: float) -> Estimate:
+def _paired(
+    d: Sequence[float], alone: tuple[int, ...], test_se: float, rest_se: float, level: float
+) -> Estimate:
     n, value, sd = len(d), float(np.mean(d)), float(np.std(d, ddof=1))
     if sd > 0:
         result = stats.ttest_1samp(d, 0.0)
@@ -93,13 +102,14 @@ def _paired(d: Sequence[float], alone: tuple[int, ...], test_se: float, level: f
         half, p = (float(seeds.high) - float(seeds.low)) / 2, float(result.pvalue)
     else:  # identical differences: scipy has nothing to divide by
         half, p = 0.0, (1.0 if value == 0 else 0.0)
+    half, p = _at_least(rest_se, value, half, p, level)
     return Estimate(
         value,
         _widened(value, half, test_se, level),
         "paired t",
         n,
         n,
-        sd,
+        max(sd, rest_se * math.sqrt(n)),
         test_se,
         bootstrap(d, level),
         p,
@@ -108,7 +118,12 @@ def _paired(d: Sequence[float], alone: tuple[int, ...], test_se: float, level: f
 
 
 def _welch(
-    a: Sequence[float], b: Sequence[float], alone: tuple[int, ...], test_se: float, level: float
+    a: Sequence[float],
+    b: Sequence[float],
+    alone: tuple[int, ...],
+    test_se: float,
+    rest_se: float,
+    level: float,
 ) -> Estimate:
     value = float(np.mean(a) - np.mean(b))
     variance = np.var(a, ddof=1) / len(a) + np.var(b, ddof=1) / len(b)
@@ -119,7 +134,8 @@ def _welch(
         half, p = (float(seeds.high) - float(seeds.low)) / 2, float(result.pvalue)
     else:
         half, p = 0.0, (1.0 if value == 0 else 0.0)
-    sd = math.sqrt(float(variance) * n)  # what n paired seeds would need to give the same error
+    half, p = _at_least(rest_se, value, half, p, level)
+    sd = math.sqrt(max(float(variance), rest_se**2) * n)  # what n paired seeds would need for the same error
     interval = _widened(value, half, test_se, level)
     return Estimate(value, interval, "Welch", len(a), len(b), sd, test_se, None, p, alone)
 
@@ -154,14 +170,19 @@ def example_se(*blocks: np.ndarray) -> float:
     if examples < 2:
         return 0.0
     contrast = np.sum([b.mean(axis=0) for b in blocks], axis=0)  # (m,)
-    rest = sum(_interaction(b) / b.shape[0] for b in blocks)
-    return math.sqrt(max(0.0, float(np.var(contrast, ddof=1)) - rest) / examples)
+    rest = interaction_se(*blocks) ** 2
+    return math.sqrt(max(0.0, float(np.var(contrast, ddof=1)) / examples - rest))
+
+
+def interaction_se(*blocks: np.ndarray) -> float:
+    """Standard error that rest[s, i] alone gives to the mean over seeds; blocks as in `example_se`."""
+    return math.sqrt(sum(_interaction(b) / b.size for b in blocks))
 
 
 def _interaction(block: np.ndarray) -> float:
     """Mean square of the seed x example interaction of a (seeds, examples) block."""
     n, m = block.shape
-    if n < 2:
+    if n < 2 or m < 2:
         return 0.0
     rest = block - block.mean(axis=0) - block.mean(axis=1, keepdims=True) + block.mean()
     return float((rest**2).sum() / ((n - 1) * (m - 1)))
@@ -189,6 +210,14 @@ def trend(x: Sequence[float], y: Sequence[float]) -> tuple[float, float] | None:
         return None
     result = stats.kendalltau(x, y)
     return float(result.statistic), float(result.pvalue)
+
+
+def _at_least(rest_se: float, value: float, half: float, p: float, level: float) -> tuple[float, float]:
+    """A half width and a p value of the seeds, where these agree more than their examples let them."""
+    if rest_se == 0:
+        return half, p
+    z = float(stats.norm.ppf(0.5 + level / 2))
+    return max(half, z * rest_se), max(p, 2 * float(stats.norm.sf(abs(value) / rest_se)))
 
 
 def _widened(value: float, half: float, test_se: float, level: float) -> Interval:
