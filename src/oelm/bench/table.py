@@ -196,7 +196,7 @@ def _growth(result: Result) -> list[str]:
 
 
 def _folders(result: Result) -> list[str]:
-    header = ("command", *(f"{count:,} folders" for count in result["counts"]), "exponent")
+    header = ("command", *(f"{count:,} folder{'s' * (count > 1)}" for count in result["counts"]), "exponent")
     rows = [
         (
             f"`oelm {command}`",
