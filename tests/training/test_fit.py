@@ -235,7 +235,7 @@ def test_a_service_gets_each_row_once_over_resumes(tmp_path, machine, make, monk
         )
     ]
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UsageError, match=r"pip install 'oelm\[wandb\]'"):
+    with pytest.raises(UsageError, match=r"pip install -e '.\[wandb\]'"):
         fit(config, tmp_path / "other", replace(machine, trackers=("wandb",)))
 
 
