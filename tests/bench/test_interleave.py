@@ -64,6 +64,7 @@ def test_the_summary_is_plain_arithmetic():
     assert frozen["ratio"]["value"] == pytest.approx(0.9)
     assert frozen["fields"]["freeze"] == "all"
     assert compiled["ratio"]["value"] == pytest.approx(0.8)
+    assert "saving" not in compiled  # what compiling brings is not what freezing saves
     assert not compiled["fields"]  # no report takes it for the step of the method
     assert plain["memory_ratio"] == 2.0
     assert plain["tokens_per_second"] == pytest.approx(64 / 1.5)

@@ -130,6 +130,11 @@ def test_a_control_differs_from_its_arm_only_in_what_trains() -> None:
         assert arm.at("mini").model == control.at("mini").model, arm.id
 
 
+def test_the_next_steps_train_as_many_layers_as_they_say() -> None:
+    layers = [experiment(f"TS-PARTIAL-{n}").at("mini").method.layers for n in (1, 2)]
+    assert layers == [1, 2]
+
+
 def test_small_scales_keep_the_shape_and_need_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OELM_DATA_DIR", raising=False)
     for e in experiments().values():

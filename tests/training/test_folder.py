@@ -23,6 +23,7 @@ from oelm.training.folder import (
     config_to_yaml,
     run_path,
 )
+from oelm.training.manifest import base_manifest
 from oelm.training.typed import parse
 
 
@@ -147,3 +148,11 @@ def test_reading_a_run_needs_no_torch():
         "import sys, oelm.training.folder; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_manifest_names_the_data_folder_that_only_the_environment_knows(monkeypatch):
+    monkeypatch.setenv("OELM_COMMAND", "/somewhere/bin/oelm run GPT-01")
+    monkeypatch.setenv("OELM_DATA_DIR", "my data")
+    assert base_manifest("")["command"] == "OELM_DATA_DIR='my data' oelm run GPT-01"
+    monkeypatch.setenv("OELM_COMMAND", "oelm run GPT-01 --data-dir other")
+    assert base_manifest("")["command"] == "oelm run GPT-01 --data-dir other"
