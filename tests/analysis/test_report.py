@@ -12,8 +12,9 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
-from run_factory import dump, lm_config, write_run, write_study
+from run_factory import cls_config, dump, lm_config, write_run, write_study
 
 from oelm.analysis import closing, findings, plots, report
 from oelm.analysis.analyze import analyze
@@ -98,8 +99,33 @@ def test_datasets_are_ordered_by_training_tokens(tmp_path):
                 )
                 write_run(tmp_path, config, ppl + seed / 10, tokens=tokens)
     table, remarks = closing.across_datasets(analyze(tmp_path), Words("en"))
-    assert [row.cells[1] for row in table.rows] == ["wikitext2", "openwebtext", "tinystories"]
+    assert [row.cells[1] for row in table.rows] == ["X/wikitext2", "X/openwebtext", "X/tinystories"]
     assert "too few" in str(remarks.items[0])
+
+
+def test_studies_that_share_a_dataset_are_told_apart(tmp_path):
+    """The pretrained encoder and the GPT from scratch, both on imdb: never one heading, row or remark."""
+    for study, pretrained in (("gpt-cls", False), ("finetune", True)):
+        for arm, hits in (("baseline", 80), ("oelm-freeze", 60)):
+            for seed in range(2):
+                config = cls_config(f"{study}-{arm}", arm, seed=seed)
+                base = "" if arm == "baseline" else f"{study}-baseline"
+                config = replace(
+                    config,
+                    study=study,
+                    model=replace(config.model, pretrained=pretrained),
+                    compare=replace(config.compare, group=f"{study}/imdb", baseline=base),
+                )
+                write_run(tmp_path, config, hits=np.arange(100) < hits)
+    found, w = analyze(tmp_path), Words("en")
+    titles = [card.title for card in findings.cards(found, w).cards]
+    assert len(titles) == len(set(titles)) == 2
+    (table,) = closing.where_freezing_holds(found, w)
+    assert [(r.cells[2], r.cells[5]) for r in table.rows] == [
+        ("pretrained", "finetune/imdb (mini)"),
+        ("from scratch", "gpt-cls/imdb (mini)"),
+    ]
+    assert "No arm was compared" in str(closing.across_datasets(found, w))
 
 
 def test_a_step_ratio_comes_from_a_benchmark_or_not_at_all(study, tmp_path):

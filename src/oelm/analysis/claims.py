@@ -259,13 +259,13 @@ def _of_the_study(c: Comparison) -> bool:
 
 
 def _sentences(analysis: Analysis | None, wanted: Callable[[Comparison], bool]) -> list[str]:
-    """Our comparisons in words, each with its dataset and scale."""
+    """Our comparisons in words, each with its group and scale."""
     if analysis is None:
         return []
     chosen: list[Comparison] = [c for c in analysis.comparisons.made if wanted(c)]
     w = Words("en")
     lines = [
-        f"{c.dataset}, {c.arm.config.scale} scale: " + " ".join(w.tell(m) for m in what_it_says(c))
+        f"{c.group}, {c.arm.config.scale} scale: " + " ".join(w.tell(m) for m in what_it_says(c))
         for c in chosen[:MOST_LINES]
     ]
     if len(chosen) > MOST_LINES:

@@ -15,29 +15,26 @@ from oelm.analysis.goal import REFERENCES
 from oelm.analysis.load import FINISHED
 from oelm.analysis.statistics import trend
 from oelm.analysis.verdict import FAILS, HOLDS
-from oelm.analysis.words import Words, outcome, tone
+from oelm.analysis.words import Words, outcome, place, tone
 
 
 def where_freezing_holds(analysis: Analysis, w: Words) -> list[Block]:
-    """Architecture x task: per frozen arm, the datasets where the 5 % target holds, fails or is open."""
-    cells: dict[tuple[str, str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    """Architecture x task x start: per frozen arm, where the 5 % target holds, fails or is open."""
+    cells: dict[tuple[str, str, str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for c in analysis.comparisons.of("baseline"):
         if c.arm.freezes:
-            key = (architecture(c.arm), task(c.arm), c.arm.name)
+            start = "pretrained" if c.arm.config.model.pretrained else "scratch"
+            key = (architecture(c.arm), task(c.arm), start, c.arm.name)
             where = c.target.outcome if c.target.outcome in (HOLDS, FAILS) else "open"
-            cells[key][where].append(_place(c.arm, w))
+            cells[key][where].append(place(c.arm, w))
     if not cells:
         return [Paragraph(w("none.frozen"))]
-    head = (w("col.architecture"), w("col.task"), w("col.arm"), w("col.holds"), w("col.fails"), w("col.open"))
+    columns = ("architecture", "task", "weights", "arm", "holds", "fails", "open")
     rows = []
-    for (kind, what, arm), found in sorted(cells.items()):
+    for (kind, what, start, arm), found in sorted(cells.items()):
         listed = [", ".join(dict.fromkeys(found[k])) or "–" for k in (HOLDS, FAILS, "open")]
-        rows.append(Row((w(f"architecture.{kind}"), w(f"task.{what}"), arm, *listed)))
-    return [Table(head, tuple(rows), words=6)]
-
-
-def _place(arm: Arm, w: Words) -> str:
-    return f"{arm.config.data.dataset} ({w(f'scale.{arm.config.scale}')})"
+        rows.append(Row((w(f"architecture.{kind}"), w(f"task.{what}"), w(f"weights.{start}"), arm, *listed)))
+    return [Table(tuple(w(f"col.{name}") for name in columns), tuple(rows), words=7)]
 
 
 def no_loss(analysis: Analysis, w: Words) -> list[Block]:
@@ -49,7 +46,7 @@ def no_loss(analysis: Analysis, w: Words) -> list[Block]:
         rows.append(
             Row(
                 (
-                    _place(arm, w),
+                    place(arm, w),
                     (Link(arm.name, "#" + anchor(arm)),),
                     numbers.share(p.qk_trainable, p.qk_total),
                     w(f"goal.{goal.outcome}"),
@@ -108,7 +105,7 @@ def efficiency(analysis: Analysis, w: Words) -> list[Block]:
         rows.append(
             Row(
                 (
-                    _place(arm, w),
+                    place(arm, w),
                     (Link(arm.name, "#" + anchor(arm)),),
                     change,
                     numbers.count(p.trainable),
@@ -138,14 +135,14 @@ def _step(spent: Cost, w: Words) -> str:
 
 def across_datasets(analysis: Analysis, w: Words) -> list[Block]:
     """The gap of each frozen arm ordered by the tokens it was trained on: more data, more loss?"""
-    found: dict[tuple[str, str, str], list[tuple[int, Comparison]]] = defaultdict(list)
+    found: dict[tuple[str, str, str, bool], list[tuple[int, Comparison]]] = defaultdict(list)
     for c in analysis.comparisons.of("baseline"):
         if c.arm.freezes and c.ratio is not None:
-            key = (c.arm.name, c.metric, c.arm.config.scale)
+            key = (c.arm.name, c.metric, c.arm.config.scale, c.arm.config.model.pretrained)
             found[key].append((_training_tokens(c.arm), c))
     head = (w("col.arm"), w("col.data"), w("col.tokens"), w("col.change"), w("col.interval"), "n")
     rows, remarks = [], []
-    for (arm, metric, scale), entries in found.items():
+    for (arm, metric, scale, _), entries in found.items():
         if len(entries) < 2:
             continue
         entries.sort(key=lambda e: e[0])
@@ -155,7 +152,7 @@ def across_datasets(analysis: Analysis, w: Words) -> list[Block]:
                 Row(
                     (
                         f"{arm} ({w(f'scale.{scale}')})",
-                        c.dataset,
+                        c.group,
                         numbers.count(tokens) if tokens else "–",
                         (Link(numbers.effect(c.effect, metric), "#" + anchor(c.arm)),),
                         w.tell(numbers.interval(c.effect.interval, metric)),

@@ -100,6 +100,13 @@ class Arm:
         return any(r.result.parameters.frozen > 0 for r in self.finished if r.result)
 
     @property
+    def group(self) -> str:
+        """Name of what it is compared within, with its dataset: two studies may use the same one."""
+        dataset = self.config.data.dataset
+        group = self.config.compare.group or f"{self.config.study}/{dataset}"
+        return group if dataset in group else f"{group}, {dataset}"
+
+    @property
     def place(self) -> tuple[str, str, str]:
         """Where it can be compared: study, scale, group."""
         return self.config.study, self.config.scale, self.config.compare.group
@@ -133,7 +140,7 @@ class Comparison:
 
     @property
     def group(self) -> str:
-        return self.arm.config.compare.group or f"{self.arm.config.study}/{self.arm.config.data.dataset}"
+        return self.arm.group
 
     @property
     def dataset(self) -> str:

@@ -26,7 +26,7 @@ from oelm.analysis.document import (
     Text,
 )
 from oelm.analysis.verdict import FAILS, HOLDS, Verdict
-from oelm.analysis.words import Words, badge, outcome, plainly, settle, tone, what_it_says
+from oelm.analysis.words import Words, badge, outcome, place, plainly, settle, tone, what_it_says
 
 MAIN_METHOD = "oelm-freeze"  # the method the study is about; its verdict stands first
 LONG = 80  # characters of a command that a table cell can hold; a longer one is named once and numbered
@@ -52,6 +52,7 @@ def group_title(comparison: Comparison, w: Words) -> str:
         "group.title",
         task=w(f"task.{config.task}"),
         dataset=config.data.dataset,
+        group=comparison.group,
         scale=w(f"scale.{config.scale}"),
     )
 
@@ -180,19 +181,24 @@ def _mean(arm: Arm) -> Text:
 
 def notes(comparisons: Sequence[Comparison], w: Words) -> list[Block]:
     """What a reader of the table must know: refusals first, then flags with the arms they concern."""
+    several = len({c.arm.place for c in comparisons}) > 1
     items: list[Text] = []
+
+    def name(c: Comparison) -> str:
+        return f"{c.arm.name}, {place(c.arm, w)}" if several else c.arm.name
+
     for c in comparisons:
         for m in c.refused:
-            items.append((f"{c.arm.name}: ", w.tell(m)))
+            items.append((f"{name(c)}: ", w.tell(m)))
     concerned: dict[str, list[str]] = {}
     for c in comparisons:
         for m in c.flags:
-            concerned.setdefault(w.tell(m), []).append(c.arm.name)
+            concerned.setdefault(w.tell(m), []).append(name(c))
         more = settle(c.target)
         if more is not None and c.effect is not None:
-            concerned.setdefault(w.tell(more), []).append(c.arm.name)
+            concerned.setdefault(w.tell(more), []).append(name(c))
     for text, arms in concerned.items():
-        items.append((f"{', '.join(dict.fromkeys(arms))}: ", text))
+        items.append((f"{('; ' if several else ', ').join(dict.fromkeys(arms))}: ", text))
     return [Paragraph(w("notes"), small=True), Bullets(tuple(items))] if items else []
 
 
@@ -212,9 +218,9 @@ def other_comparisons(analysis: Analysis, kind: str, w: Words) -> list[Block]:
     )
     rows = []
     for c in comparisons:
-        place = f"{c.dataset} ({w(f'scale.{c.arm.config.scale}')})"
         verdict = c.sign if kind == "orthogonality" else c.target
-        names: tuple[Text, ...] = (place, _linked(c.arm.name, c.arm), _linked(c.reference.name, c.reference))
+        where, against = place(c.arm, w), _linked(c.reference.name, c.reference)
+        names: tuple[Text, ...] = (where, _linked(c.arm.name, c.arm), against)
         if c.effect is None:
             rows.append(Row((*names, w("outcome.refused"), "", "", ""), "open"))
             continue

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,8 @@ def _all_figures(analysis: Analysis, w: Words) -> dict[str, list[Figure]]:
     look = Look([a.name for a in analysis.arms])
     figures: dict[str, list[Figure]] = {"comparisons": [], "figures": [], "efficiency": []}
     perplexity = [c for c in made.of("baseline") if c.metric == "ppl" and c.effect is not None]
-    for start in range(0, len(perplexity), MOST_ROWS):
-        rows = perplexity[start : start + MOST_ROWS]
-        figures["comparisons"].append(gap(rows, look, w, name=f"gap-{start // MOST_ROWS}"))
+    for i, rows in enumerate(_forests(perplexity)):
+        figures["comparisons"].append(gap(rows, look, w, name=f"gap-{i}"))
     for i, group in enumerate(by_group(made.of("baseline")).values()):
         accurate = [c for c in group if c.metric == "accuracy" and c.effect is not None]
         if accurate:
@@ -63,6 +63,13 @@ def _all_figures(analysis: Analysis, w: Words) -> dict[str, list[Figure]]:
     if any(c.arm.freezes for c in shares):
         figures["efficiency"].append(parameters(shares, look, w))
     return figures
+
+
+def _forests(comparisons: Sequence[Comparison]) -> Iterator[Sequence[Comparison]]:
+    """A study a figure, as their changes differ by orders of magnitude; a long one takes several."""
+    for _, of_study in groupby(comparisons, key=lambda c: c.arm.config.study):
+        rows = list(of_study)
+        yield from (rows[start : start + MOST_ROWS] for start in range(0, len(rows), MOST_ROWS))
 
 
 def gap(comparisons: Sequence[Comparison], look: Look, w: Words, *, name: str) -> Figure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from oelm.analysis import numbers
-from oelm.analysis.compare import Comparison
+from oelm.analysis.compare import Arm, Comparison
 from oelm.analysis.document import Tone
 from oelm.analysis.messages import Message, say, state_name
 from oelm.analysis.verdict import BETTER, FAILS, HOLDS, NO_INTERVAL, REFUSED, UNDECIDED, WORSE, Verdict
@@ -28,6 +28,11 @@ class Words:
     def state(self, name: str) -> str:
         shown = state_name(name)
         return shown if isinstance(shown, str) else self.tell(shown)
+
+
+def place(arm: Arm, w: Words) -> str:
+    """Where an arm was compared, for a table cell."""
+    return f"{arm.group} ({w(f'scale.{arm.config.scale}')})"
 
 
 def tone(verdict: Verdict) -> Tone:
