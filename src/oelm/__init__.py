@@ -19,6 +19,7 @@ _HOME = {
     "apply": "oelm.methods.apply",
     "AuditReport": "oelm.methods.audit",
     "audit": "oelm.methods.audit",
+    "folded_state": "oelm.methods.fold",
     "load": "oelm.methods.save",
     "Method": "oelm.methods.method",
     "OELMCallback": "oelm.methods.callback",
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from oelm.methods.audit import AuditReport as AuditReport
     from oelm.methods.audit import audit as audit
     from oelm.methods.callback import OELMCallback as OELMCallback
+    from oelm.methods.fold import folded_state as folded_state
     from oelm.methods.groups import param_groups as param_groups
     from oelm.methods.method import Method as Method
     from oelm.methods.readers import qk_projections as qk_projections

@@ -218,6 +218,27 @@ def test_export_loads_in_transformers_with_the_same_logits(
     assert "there already" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_export_of_a_transformers_model_takes_the_extras_along(
+    tmp_path: Path,
+) -> None:
+    """transformers would ignore them without a word."""
+    runs, target = str(tmp_path / "runs"), tmp_path / "exported"
+    words = ["--scale", "smoke", "--runs", runs, "--set", "method=oelm-core", "--set", "optim.lr=0.05"]
+    assert main(["train", "SST-2-02", *words]) == 0
+    (best,) = Path(runs).rglob("best")
+    assert main(["export", str(best.parent), "-o", str(target)]) == 0
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    from oelm.methods.save import load
+
+    ours, theirs = load(best).eval(), AutoModelForSequenceClassification.from_pretrained(target).eval()
+    ids = torch.arange(12).view(2, 6)
+    with torch.inference_mode():
+        torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, atol=1e-5, rtol=1e-4)
+
+
 def test_clean_frees_only_after_a_yes(
     root: Path, folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,8 @@ def test_a_control_has_the_same_architecture_and_trains_its_q_and_k(preset):
     for extra in ("conv", "conv_value", "core", "temperature", "relative_bias"):
         assert getattr(control, extra) == getattr(preset, extra)
     assert not control.lowrank  # a residue on a matrix that trains is that matrix again
+    if preset.has_extras:
+        assert (control.init, control.gain) == (preset.init, preset.gain)
 
 
 @pytest.mark.parametrize(("typed", "meant"), [*ALIASES.items(), ("OELM_Freeze", "oelm-freeze")])

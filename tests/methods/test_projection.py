@@ -1,5 +1,6 @@
 """The small trainable parts: start as the identity, compute what they say, train, and are counted."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -87,6 +88,38 @@ def test_each_extra_computes_what_it_says():
     assert torch.allclose(q(x), reference_conv(y.flatten(2), q.conv), atol=1e-4)
     assert k.core is None  # q' C k has one C
     assert k.temperature is None
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["oelm-conv", "oelm-plus"])
+@pytest.mark.parametrize("by_name", [True, False])
+def test_padding_on_the_left_does_not_reach_the_text(family, name, by_name):
+    model = build(family).eval()
+    oelm.apply(model, name)
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            if n.endswith(".conv"):
+                p.normal_()
+    model = copy.deepcopy(model)  # a copy watches its own batches
+    ids = torch.randint(3, 60, (1, 6), generator=torch.Generator().manual_seed(0))
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], dim=1)
+    mask = torch.tensor([[0] * 3 + [1] * 6])
+    rest = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0), "use_cache": False}
+    with torch.no_grad():
+        want = model(ids, use_cache=False).logits
+        if by_name or family == "gpt2":  # whose second argument is the cache
+            found = model(padded, attention_mask=mask, **rest).logits[:, 3:]
+        else:
+            found = model(padded, mask, **rest).logits[:, 3:]
+        assert torch.allclose(found, want, atol=1e-4)
+        assert torch.equal(model(ids, use_cache=False).logits, want)  # the mask is gone with its batch
+
+
+def test_a_temperature_is_refused_where_queries_are_normalised():
+    model = build("qwen3")
+    with pytest.raises(OelmError, match=r"normalises them \(q_norm\), which would undo it"):
+        oelm.apply(model, "oelm-temperature")
+    oelm.apply(model, "oelm-lowrank")
 
 
 @pytest.mark.parametrize("family", ["own-gpt", "gpt2", "llama"])

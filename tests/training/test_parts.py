@@ -318,6 +318,46 @@ def test_extras_cost_what_they_multiply():
     assert extra == 6 * 2 * gradients
 
 
+@pytest.mark.parametrize(
+    ("name", "per_token"),  # of one layer: multiply-adds of a token in the extras' own matrices
+    [
+        ("oelm-conv", 2 * 4 * 512),
+        ("oelm-core", 512 * 64),  # on q alone, a square per head
+        ("oelm-temperature", 0),
+        ("oelm-relative", 0),
+    ],
+)
+def test_every_extra_costs_three_times_its_forward_products(name, per_token):
+    plain, rich = medium(vocab_size=64), medium(vocab_size=64)
+    apply(plain, "oelm-freeze")
+    apply(rich, name)
+    assert flop_model(rich).step(1, 8).total - flop_model(plain).step(1, 8).total == 3 * 2 * 8 * 6 * per_token
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("GPT2", {}),
+        ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": False}),
+        ("Qwen3", {"num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True}),
+        ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    ],
+)
+def test_flops_of_decoders_agree_with_torchs_counter(kind, changes):
+    import transformers
+    from torch.utils.flop_counter import FlopCounterMode
+
+    shape = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = getattr(transformers, f"{kind}Config")(**shape, attn_implementation="eager", **changes)
+    model = getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config)
+    ids = torch.arange(3 * 16).view(3, 16)
+    cost = flop_model(model).step(rows=3, length=16)
+    with FlopCounterMode(display=False) as counter:
+        model(ids, use_cache=False)
+    masked = cost.attention / 3  # forward, of which eager attention also computes the masked half
+    assert counter.get_total_flops() == cost.forward + 2 * masked
+
+
 # -- optimizer ------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import oelm
 from oelm import atomic
 from oelm.training.checkpoint import load_checkpoint
 from oelm.training.config import Config, Machine
@@ -104,6 +106,29 @@ def test_stopped_between_any_micro_batches(tmp_path, machine, make, shape, monke
     assert len(outcomes) > 3
     assert all(outcome.exit_code == 75 for outcome in outcomes[:-1])
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("name", [name for name, m in oelm.methods().items() if m.has_extras])
+def test_every_method_with_extras_continues_bit_by_bit(tmp_path, machine, make, name, monkeypatch):
+    config = make(
+        "lm",
+        name,
+        model={"position": "rope"},
+        data={"eval_rows": 2},
+        budget={"steps": 4, "eval_every": 2, "checkpoint_every": 1},
+    )
+    assert fit(config, tmp_path / "whole", machine).state == "finished"
+    interrupt_now_and_then(monkeypatch)
+    times = 0
+    while fit(config, tmp_path / "stopped", machine).state == "interrupted":
+        times += 1
+        assert times < 20
+    assert times > 1
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    extras = "best/oelm_extras.safetensors"
+    assert (tmp_path / "whole" / extras).read_bytes() == (tmp_path / "stopped" / extras).read_bytes()
+    audits = json.loads((tmp_path / "stopped" / "freeze_audit.json").read_text())
+    assert not [row for audit in audits.values() for row in audit["rows"] if row["faults"]]
 
 
 def interrupt_now_and_then(monkeypatch) -> None:

@@ -53,9 +53,11 @@ REPORT: dict[str, tuple[str, str]] = {
     "section.warnings": ("Folders that need attention", "需要注意的文件夹"),
     "section.runs": ("Runs", "运行清单"),
     "about.control": (
-        "Each method against the same architecture and start with trained Q/K: a gain that the architecture "
-        "brings is not booked on freezing.",
-        "每种方法与相同架构、相同初始化但训练 Q/K 的对照相比：架构带来的增益不计入冻结。",
+        "Each method against the same architecture with trained Q/K: a gain that the architecture brings is "
+        "not booked on freezing. Start and gain are the same, too, but for Gaussian rows, whose control "
+        "starts orthonormal.",
+        "每种方法与相同架构但训练 Q/K 的对照相比：架构带来的增益不计入冻结。"
+        "初始化和增益也相同；只有高斯行例外，其对照从正交初始化开始。",
     ),
     "about.no_loss": (
         "The goal: at most 1 % above the same architecture with trained Q/K (control), and below each of the "

