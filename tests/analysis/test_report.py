@@ -18,6 +18,7 @@ from run_factory import cls_config, dump, lm_config, write_run, write_study
 
 from oelm.analysis import closing, findings, plots, report
 from oelm.analysis.analyze import analyze
+from oelm.analysis.claims import claims_page
 from oelm.analysis.document import Document, Figure, Section, Table
 from oelm.analysis.figures import Look, standalone
 from oelm.analysis.html import to_html
@@ -126,6 +127,58 @@ def test_studies_that_share_a_dataset_are_told_apart(tmp_path):
         ("from scratch", "gpt-cls/imdb (mini)"),
     ]
     assert "No arm was compared" in str(closing.across_datasets(found, w))
+
+
+def test_the_other_arm_worth_a_sentence_is_chosen_on_validation(tmp_path):
+    """The arm that is best on test by luck must not be picked for it."""
+    for arm, test, validation in (
+        ("baseline", 8.0, 8.0),
+        ("oelm-freeze", 9.0, 9.0),
+        ("oelm-conv", 8.1, 8.5),
+        ("oelm-lowrank", 8.4, 8.2),
+    ):
+        for seed in range(2):
+            config = lm_config("GPT-01" if arm == "baseline" else f"X-{arm}", arm, seed=seed)
+            folder = write_run(tmp_path, config, test + seed / 10)
+            results = json.loads((folder / "results.json").read_text())
+            results["validation"]["ppl"] = validation + seed / 10
+            dump(folder / "results.json", results)
+    said = str(findings.cards(analyze(tmp_path), Words("en")))
+    assert "Best of 2 other frozen arms on validation: oelm-lowrank" in said
+    assert "oelm-conv" not in said
+
+
+def test_generated_tasks_are_no_corpora(tmp_path):
+    for dataset in ("tinystories", "task-copy"):
+        for arm in ("baseline", "oelm-freeze"):
+            for seed in range(2):
+                config = lm_config(f"X-{dataset}-{arm}", arm, seed=seed)
+                base = "" if arm == "baseline" else f"X-{dataset}-baseline"
+                compare = replace(config.compare, group=f"X/{dataset}", baseline=base)
+                config = replace(config, data=replace(config.data, dataset=dataset), compare=compare)
+                write_run(tmp_path, config, 8.0 + (arm != "baseline") + seed / 10)
+    found = analyze(tmp_path)
+    assert "No arm was compared" in str(closing.across_datasets(found, Words("en")))
+    page = claims_page(found, "oelm report")
+    assert "X/tinystories" in page
+    assert "task-copy" not in page
+
+
+def test_a_command_names_the_data_folder_that_an_old_manifest_does_not(tmp_path):
+    folder = write_run(tmp_path, lm_config())
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for origin, command, shown in (
+        ("local folder my/data/tinystories", "oelm run GPT-01", "OELM_DATA_DIR=my/data oelm run GPT-01"),
+        (
+            "local folder data/tinystories",
+            "oelm run GPT-01 --data-dir data",
+            "oelm run GPT-01 --data-dir data",
+        ),
+        ("built-in corpus stories", "oelm run GPT-01", "oelm run GPT-01"),
+    ):
+        manifest["command"], manifest["data"]["origin"] = command, origin
+        dump(folder / "manifest.json", manifest)
+        assert analyze(tmp_path).loaded.runs[0].command == shown
 
 
 def test_a_step_ratio_comes_from_a_benchmark_or_not_at_all(study, tmp_path):
@@ -300,7 +353,11 @@ def test_links_to_folders_cannot_be_anything_else(tmp_path):
 
 
 def test_markdown_report_brings_its_figures(analysis, tmp_path):
+    stale = tmp_path / "report_figures" / "curves-99.svg"
+    stale.parent.mkdir()
+    stale.write_text("of an earlier report")
     path = write_markdown(analysis, tmp_path / "report.md")
+    assert not stale.exists()
     named = re.findall(r"\]\((report_figures/[^)]+)\)", path.read_text(encoding="utf-8"))
     assert len(named) >= 6
     for name in named:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from oelm.atomic import write_json
 from oelm.cli.main import main
+from oelm.data.folders import INFO_SAYS
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.keep import JUDGED, keep
@@ -74,6 +76,23 @@ def test_a_failed_seed_stays_visible_and_an_earlier_copy_leaves_nothing_behind(t
     place = tmp_path / "results" / first.relative_to(tmp_path / "runs")
     assert not (place / "predictions.json").exists()
     assert {run.state for run in scan(tmp_path / "results")} == {"finished", "failed"}
+
+
+def test_what_was_not_written_for_others_is_left_out(tmp_path: Path) -> None:
+    folder, *_ = runs_of(tmp_path / "runs")
+    status = {"state": "finished", "heartbeat": 1.0, "host": "my-laptop"}
+    write_json(folder / "status.json", status)
+    notes = [f"{INFO_SAYS}halves of the file in my home", "train: bad rows left out: 2"]
+    machine = {"host": "my-laptop", "cores": 2}
+    write_json(folder / "manifest.json", {"machine": machine, "data": {"origin": "o", "notes": notes}})
+    keep(tmp_path / "runs", tmp_path / "results")
+    copy = tmp_path / "results" / folder.relative_to(tmp_path / "runs")
+    assert json.loads((copy / "manifest.json").read_text()) == {
+        "machine": {"cores": 2},
+        "data": {"origin": "o", "notes": notes[1:]},
+    }
+    assert "host" not in json.loads((copy / "status.json").read_text())
+    assert json.loads((folder / "status.json").read_text()) == status  # the run itself stays
 
 
 def test_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -234,7 +234,12 @@ def _tokens(analysis: Analysis | None) -> Claim:
         ),
         _sentences(
             analysis,
-            lambda c: c.kind == "baseline" and c.metric == "ppl" and c.arm.method.name == "oelm-freeze",
+            lambda c: (
+                c.kind == "baseline"
+                and c.metric == "ppl"
+                and c.arm.method.name == "oelm-freeze"
+                and not c.arm.probes
+            ),
         ),
     )
 
@@ -255,7 +260,7 @@ def _clock() -> Claim:
 
 def _of_the_study(c: Comparison) -> bool:
     """What the study itself froze; methods with trainable extras are not what it made claims about."""
-    return c.arm.freezes and not c.arm.method.has_extras
+    return c.arm.freezes and not c.arm.method.has_extras and not c.arm.probes
 
 
 def _sentences(analysis: Analysis | None, wanted: Callable[[Comparison], bool]) -> list[str]:

@@ -137,7 +137,7 @@ def across_datasets(analysis: Analysis, w: Words) -> list[Block]:
     """The gap of each frozen arm ordered by the tokens it was trained on: more data, more loss?"""
     found: dict[tuple[str, str, str, bool], list[tuple[int, Comparison]]] = defaultdict(list)
     for c in analysis.comparisons.of("baseline"):
-        if c.arm.freezes and c.ratio is not None:
+        if c.arm.freezes and c.ratio is not None and not c.arm.probes:
             key = (c.arm.name, c.metric, c.arm.config.scale, c.arm.config.model.pretrained)
             found[key].append((_training_tokens(c.arm), c))
     head = (w("col.arm"), w("col.data"), w("col.tokens"), w("col.change"), w("col.interval"), "n")

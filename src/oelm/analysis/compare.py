@@ -39,6 +39,7 @@ from oelm.analysis.verdict import (
     Verdict,
     decide,
 )
+from oelm.data.builtin_probes import PROBES
 from oelm.methods.method import Method
 from oelm.methods.registry import method as preset
 from oelm.training.config import Config
@@ -94,6 +95,20 @@ class Arm:
         """Over seeds: geometric for perplexity, so that it agrees with the ratio; of finished arms only."""
         values = list(self.scores.values())
         return float(np.exp(np.mean(np.log(values))) if self.metric == "ppl" else np.mean(values))
+
+    @property
+    def probes(self) -> bool:
+        """Whether its text is a generated task: a question of why, not a corpus that a claim is about."""
+        return self.config.data.dataset in PROBES
+
+    @property
+    def validation(self) -> float | None:
+        """The mean that `mean` is of test, of the best step's validation; None where a run lacks it."""
+        values = [r.result.validation for r in self.finished if r.result]
+        known = [v for v in values if v is not None]
+        if not known or len(known) < len(values):
+            return None
+        return float(np.exp(np.mean(np.log(known))) if self.metric == "ppl" else np.mean(known))
 
     @property
     def freezes(self) -> bool:

@@ -80,7 +80,7 @@ def cards(analysis: Analysis, w: Words) -> Cards:
         for c in chosen:
             plain = plainly(c)
             sentences = [w.tell(m) for m in what_it_says(c)]
-            if c in picked and rivals > 1:  # the winner of several is flattered by having won
+            if c in picked and rivals > 1:
                 sentences.insert(0, w("sentence.best", n=rivals))
             words = w("sentence.separator").join(sentences)
             first_words: tuple[Inline, ...] = (Strong(w.tell(plain)), " ") if plain is not None else ()
@@ -106,17 +106,21 @@ def headline(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def best_other(comparisons: Sequence[Comparison], main: Sequence[Comparison]) -> list[Comparison]:
-    """The frozen arm that loses least, if it loses less than the main one; at most one."""
+    """The frozen arm that is best on validation, if it is better there than the main one; at most one.
+
+    Not by the test figure, which the winner of several would then be flattered by.
+    """
     others = [c for c in comparisons if c.kind == "baseline" and c.arm.freezes and c.ratio and c not in main]
-    best = sorted(others, key=_lost)[:1]
-    return [c for c in best if not main or _lost(c) < _lost(main[0])]
+    best = sorted(others, key=_badness)[:1]
+    return [c for c in best if not main or _badness(c) < _badness(main[0])]
 
 
-def _lost(c: Comparison) -> float:
-    """Quality lost against the reference, on the log scale; a refused comparison loses everything."""
-    if c.ratio is None:
+def _badness(c: Comparison) -> float:
+    """On validation; an arm without it, or refused, comes last."""
+    value = c.arm.validation
+    if value is None or c.ratio is None:
         return math.inf
-    return c.ratio.value if c.metric == "ppl" else -c.ratio.value
+    return value if c.metric == "ppl" else -value
 
 
 def comparison_blocks(analysis: Analysis, w: Words) -> list[Block]:

@@ -7,6 +7,7 @@ files are read when asked for, and what is wrong with them joins the same list o
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +24,7 @@ from oelm.training.config import Config
 from oelm.training.folder import RunFolder
 
 FINISHED, BROKEN, PENDING = "finished", "broken", "pending"  # as `oelm status` calls them
+_LOCAL = re.compile(r"local (folder|copy of the hub repository in) (?P<folder>.+)/[^/]+$")
 FAIRNESS = ("data", "tokenizer", "eval_set", "batch_rows", "steps", "schedule")
 
 
@@ -110,7 +112,11 @@ class Run:
         stored = self.manifest.get("command")
         if isinstance(stored, list | tuple):
             return " ".join(map(str, stored))
-        return str(stored or f"oelm train {self.id} --scale {self.config.scale} --seed {self.seed}")
+        command = str(stored or f"oelm train {self.id} --scale {self.config.scale} --seed {self.seed}")
+        local = _LOCAL.match(str((self.manifest.get("data") or {}).get("origin", "")))
+        if local and "OELM_DATA_DIR" not in command and "--data-dir" not in command:
+            command = f"OELM_DATA_DIR={local['folder']} {command}"  # manifests did not always say so
+        return command
 
     @cached_property
     def _answers(self) -> tuple[np.ndarray, np.ndarray] | None:

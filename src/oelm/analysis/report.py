@@ -65,10 +65,11 @@ def write_markdown(analysis: Analysis, path: Path, *, lang: str = "en", command:
     document = build(analysis, path.parent, lang=lang, command=command)
     figures = path.parent / f"{path.stem}_figures"
     figures.mkdir(parents=True, exist_ok=True)
-    for section in document.sections:
-        for block in section.blocks:
-            if isinstance(block, Figure):
-                write_text(figures / f"{block.name}.svg", standalone(block.svg))
+    drawn = [b for section in document.sections for b in section.blocks if isinstance(b, Figure)]
+    for figure in drawn:
+        write_text(figures / f"{figure.name}.svg", standalone(figure.svg))
+    for stale in {*figures.glob("*.svg")} - {figures / f"{figure.name}.svg" for figure in drawn}:
+        stale.unlink()  # of an earlier report with other groups
     write_text(path, to_markdown(document, figures.name))
     return path
 

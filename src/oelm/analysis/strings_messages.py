@@ -240,8 +240,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "asks.orthogonality": ("Orthogonality or scale?", "是正交性还是尺度？"),
     "sentence.best": (
-        "Best of {n} other frozen arms, picked by this very figure, which flatters it:",
-        "其余 {n} 个冻结组中最好的一个（正是按此数字挑出，因而偏乐观）：",
+        "Best of {n} other frozen arms on validation:",
+        "其余 {n} 个冻结组中验证集上最好的一个：",
     ),
     "sentence.refused": (
         "{arm} and {reference} are not compared: {why}.",

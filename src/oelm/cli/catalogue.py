@@ -148,7 +148,8 @@ def _plan_rows(config: Config, plan: Any) -> list[tuple[str, str]]:
             ("parameters", f"{p['total']:,} total, {p['trainable']:,} trainable, {p['frozen']:,} frozen")
         )
         rows.append(("frozen share", f"{100 * p['frozen'] / p['total']:.1f} % of all"))
-        rows.append(("of Q/K", f"{p['qk_total']:,}, of which {p['qk_trainable']:,} train"))
+        share = 100 * p["qk_trainable"] / max(p["qk_total"], 1)
+        rows.append(("of Q/K", f"{p['qk_total']:,}, of which {p['qk_trainable']:,} train ({share:.1f} %)"))
     else:
         rows.append(("parameters", plan.parameters_note))
     rows.append(("steps", plan.steps_text))
@@ -190,4 +191,8 @@ def _methods(args: argparse.Namespace) -> int:
         print(f"{name}{typed}\n  {method.purpose}")
         if method.controls:
             print(f"  controls for: {method.controls}")
+        if method.control:
+            print(f"  its own control: {method.control}")
+        if method.reference:
+            print(f"  from: {method.reference}")
     return 0

@@ -19,6 +19,7 @@ from oelm.errors import OelmError, UsageError
 
 _SHARD = re.compile(r"^(?P<split>.+?)-\d{5}-of-\d{5}(-[0-9a-f]+)?$")
 _INFO = "dataset_info.json"
+INFO_SAYS = f"{_INFO} says: "  # before what a folder says of itself
 _MOST_CLASSES = 1000
 
 
@@ -85,7 +86,7 @@ def _note_the_rest(found: Found, folder: Path) -> None:
         found.notes.append(f"not used: {', '.join(unused)}")
     info = read_info(folder)
     if found.files and info.get("notes"):
-        found.notes.append(str(info["notes"]))
+        found.notes.append(f"{INFO_SAYS}{info['notes']}")
 
 
 def _hub_copy(dataset: Dataset, variant: Variant, folder: Path) -> Found:

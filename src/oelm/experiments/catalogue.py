@@ -27,7 +27,7 @@ PHASES = {
 
 STUDIES = {
     "paper": "the study's own experiments, the controls it lacks and its next steps",
-    "gap": "what closes the gap of frozen Q/K in language modelling, each arm with its own trained control",
+    "gap": "does anything close the gap of frozen Q/K in language modelling? each arm with a trained control",
     "finetune": "freezing in a pretrained encoder: keep, orthonormalise or throw away its Q/K",
     "gpt-cls": "phase 4's question with tuned and warmed-up arms",
     "probes": "why: recall and copy tasks that only attention can solve",

@@ -6,10 +6,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from oelm.atomic import write_json
+from oelm.data.folders import INFO_SAYS
 from oelm.errors import OelmError
 from oelm.experiments.registry import scan
 
@@ -54,7 +58,21 @@ def keep(root: Path | str, target: Path | str, *, study: str = "") -> Kept:
         for name in TRIAL if run.trial else JUDGED:
             source = run.path / name
             if source.is_file():
-                shutil.copyfile(source, place / name)
+                _copy(source, place / name)
                 kept.files += 1
-                kept.bytes += source.stat().st_size
+                kept.bytes += (place / name).stat().st_size
     return kept
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A file without what was not written for others: a machine's name, a data folder's own notes."""
+    if source.name not in ("manifest.json", "status.json"):
+        shutil.copyfile(source, target)
+        return
+    content: dict[str, Any] = json.loads(source.read_text(encoding="utf-8"))
+    content.pop("host", None)
+    content.get("machine", {}).pop("host", None)
+    data = content.get("data", {})
+    if "notes" in data:
+        data["notes"] = [note for note in data["notes"] if not note.startswith(INFO_SAYS)]
+    write_json(target, content)
