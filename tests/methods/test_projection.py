@@ -13,7 +13,7 @@ from tiny_models import build, outputs
 import oelm
 from oelm.errors import OelmError
 from oelm.methods.method import Method
-from oelm.methods.projection import causal_conv, residue_linear
+from oelm.methods.projection import causal_conv, residue_is_thin, residue_linear
 from oelm.methods.registry import method
 
 EVERYTHING = dataclasses.replace(
@@ -224,10 +224,11 @@ def test_values_that_cannot_be_found_or_extended_are_refused_before_anything_cha
     assert type(attn.q) is torch.nn.Linear
 
 
-@pytest.mark.parametrize("tokens", [1, 5])  # few of them take another way
+@pytest.mark.parametrize("rank", [2, 3])  # thin, and no longer thin
+@pytest.mark.parametrize("tokens", [5, 40])  # few of them take another way
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_the_residue_is_that_of_two_products_forwards_and_backwards(trained, transposed, tokens):
+def test_the_residue_is_that_of_two_products_forwards_and_backwards(trained, transposed, tokens, rank):
     generator = torch.Generator().manual_seed(5)
 
     def draw(*shape):
@@ -237,11 +238,11 @@ def test_the_residue_is_that_of_two_products_forwards_and_backwards(trained, tra
         return F.linear(x, w, bias) + F.linear(F.linear(x, a), b) * scale
 
     x, w, bias, a, b = (
-        draw(1, tokens, 7),
-        draw(*((7, 4) if transposed else (4, 7))),
-        draw(4),
-        draw(3, 7),
-        draw(4, 3),
+        draw(1, tokens, 70),
+        draw(*((70, 64) if transposed else (64, 70))),
+        draw(64),
+        draw(rank, 70),
+        draw(64, rank),
     )
     outcomes = []
     for residue in (residue_linear, two_products):
@@ -255,9 +256,12 @@ def test_the_residue_is_that_of_two_products_forwards_and_backwards(trained, tra
         assert torch.allclose(ours, plain)
 
 
-def test_the_residue_trains_under_autocast_in_the_precision_of_its_parameters():
-    x, w = torch.randn(2, 5, 8), torch.randn(8, 8)
-    a, b = torch.randn(2, 8, requires_grad=True), torch.randn(8, 2, requires_grad=True)
+@pytest.mark.parametrize("width", [8, 64])
+def test_the_residue_trains_under_autocast_in_the_precision_of_its_parameters(width):
+    x, w = torch.randn(2, 40, width), torch.randn(width, width) / width**0.5
+    a = (torch.randn(2, width) / width**0.5).requires_grad_()
+    b = torch.randn(width, 2, requires_grad=True)
+    assert residue_is_thin(a, b) == (width == 64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = residue_linear(x, w, None, a, b, 1.0)
     assert y.dtype == torch.bfloat16
@@ -266,9 +270,9 @@ def test_the_residue_trains_under_autocast_in_the_precision_of_its_parameters():
     assert a.grad.dtype == b.grad.dtype == torch.float32
 
 
-def test_the_residue_keeps_no_matrix_for_the_backward_pass():
-    w, a, b = torch.randn(8, 8), torch.randn(2, 8, requires_grad=True), torch.randn(8, 2, requires_grad=True)
-    x, kept = torch.randn(3, 5, 8, requires_grad=True), []
+def test_a_thin_residue_keeps_no_matrix_for_the_backward_pass():
+    w, x = torch.randn(64, 64), torch.randn(3, 20, 64, requires_grad=True)
+    a, b, kept = torch.randn(2, 64, requires_grad=True), torch.randn(64, 2, requires_grad=True), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
         residue_linear(x, w, None, a, b, 1.0)
     assert set(kept) == {t.data_ptr() for t in (x, w, a, b)}

@@ -318,6 +318,14 @@ def test_extras_cost_what_they_multiply():
     assert extra == 6 * 2 * gradients
 
 
+def test_a_residue_that_is_not_thin_costs_the_whole_weight_gradient():
+    mini = [GPT(gpt_config("mini", vocab_size=64)) for _ in range(2)]
+    apply(mini[0], "baseline")
+    apply(mini[1], "oelm-lowrank")
+    assert flop_model(mini[0]).step(2, 8) == flop_model(mini[1]).step(2, 8)
+    assert flop_model(mini[1]).saving(2, 8) == 0
+
+
 @pytest.mark.parametrize(
     ("name", "per_token"),  # of one layer: multiply-adds of a token in the extras' own matrices
     [

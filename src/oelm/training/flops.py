@@ -8,7 +8,8 @@ For every weight matrix W of the network and n tokens that pass through it (a mu
 
 Attention of T queries over S keys, width d: scores and mixture are 4 T S d forward and twice that backward,
 halved when causal. The factors of a residue are merged into their matrix once per batch and cost nothing per
-token but their own gradients, two thin products each: 4 n (|A| + |B|). A head tied to the embedding counts
+token but their own gradients, two thin products each: 4 n (|A| + |B|); where they are not thin (see
+`residue_is_thin`), the weight gradient of W instead. A head tied to the embedding counts
 as a matrix of its own over all tokens; looking an embedding up counts nothing. Norms, activations, softmax
 and the optimizer are left out: they are memory traffic, not matrix products, and the share of the GEMM peak
 is about matrix products.
@@ -24,6 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from oelm.methods.projection import ExtendedProjection
 from oelm.models.readout import reads_first_token
 
 Stream = Literal["source", "target", "row"]
@@ -40,7 +42,7 @@ class Product:
 
     name: str
     size: int
-    trains: bool
+    trains: bool  # or its gradient is made all the same
     stream: Stream = "source"
     merged: bool = False  # a factor of a residue
 
@@ -99,13 +101,20 @@ def flop_model(model: nn.Module) -> FlopModel:
     read = _read_layer(model)
     two_stacks = bool(getattr(_config(model), "is_encoder_decoder", False))
     products = []
+    whole = {name for name, m in model.named_modules() if isinstance(m, ExtendedProjection) and m.whole}
     for name, parameter in model.named_parameters():
+        owner, _, own = name.rpartition(".")
+        trains = parameter.requires_grad
+        if owner in whole:
+            if own in ("lowrank_a", "lowrank_b"):
+                continue
+            trains = trains or own == "weight"
         if parameter.dim() >= 2 and id(parameter) not in embeddings and "relative_bias" not in name:
             stream = _stream(name, two_stacks)
             if read and name.startswith(read) and not _is_key_or_value(name):
                 stream = "row"
             merged = name.endswith((".lowrank_a", ".lowrank_b"))
-            products.append(Product(name, parameter.numel(), parameter.requires_grad, stream, merged))
+            products.append(Product(name, parameter.numel(), trains, stream, merged))
     head = _tied_head(model, embeddings)
     if head is not None:
         stream = "target" if two_stacks else "source"
