@@ -124,9 +124,9 @@ def residue_linear(
 ) -> Tensor:
     """(W + s B A) x + bias at the cost of W x: the sum is made once per call, not per token.
 
-    Backwards, x's gradient takes one product; A's and B's take thin ones, and W's none while it is frozen, or,
-    where the rank is no small part of the width, follow from the whole product that W's would take. A few
-    tokens (as in decoding) are not worth the sum.
+    Backwards, x's gradient takes one product; A's and B's take thin ones, and W's none while it is frozen.
+    Where the rank is no small part of the width, they follow from the whole product that W's would take. A
+    few tokens (as in decoding) are not worth the sum.
     """
     few = x.numel() // x.shape[-1] * sum(weight.shape) < weight.numel()
     if few or not is_autocast_available(x.device.type):
