@@ -146,6 +146,14 @@ def test_the_other_arm_worth_a_sentence_is_chosen_on_validation(tmp_path):
     said = str(findings.cards(analyze(tmp_path), Words("en")))
     assert "Best of 2 other frozen arms on validation: oelm-lowrank" in said
     assert "oelm-conv" not in said
+    # Another architecture's arm has the better figure and loses more to its own baseline.
+    for id, arm, base, ppl in (("X-rope", "baseline", "", 5.0), ("X-r", "oelm-random", "X-rope", 7.5)):
+        for seed in range(2):
+            config = lm_config(id, arm, seed=seed)
+            config = replace(config, compare=replace(config.compare, arm=f"{arm}-rope", baseline=base))
+            write_run(tmp_path, config, ppl + seed / 10)
+    said = str(findings.cards(analyze(tmp_path), Words("en")))
+    assert "Best of 3 other frozen arms on validation: oelm-lowrank" in said
 
 
 def test_generated_tasks_are_no_corpora(tmp_path):
@@ -174,6 +182,9 @@ def test_a_command_names_the_data_folder_that_an_old_manifest_does_not(tmp_path)
             "oelm run GPT-01 --data-dir data",
             "oelm run GPT-01 --data-dir data",
         ),
+        ("local folder my data/tinystories", "oelm run GPT-01", "OELM_DATA_DIR='my data' oelm run GPT-01"),
+        ("local copy of the hub repository in data/tinystories", "oelm run GPT-01", "oelm run GPT-01"),
+        ("local folder a/b, with train from local folder data/tinystories", "oelm run", "oelm run"),
         ("built-in corpus stories", "oelm run GPT-01", "oelm run GPT-01"),
     ):
         manifest["command"], manifest["data"]["origin"] = command, origin

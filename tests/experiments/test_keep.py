@@ -93,6 +93,10 @@ def test_what_was_not_written_for_others_is_left_out(tmp_path: Path) -> None:
     }
     assert "host" not in json.loads((copy / "status.json").read_text())
     assert json.loads((folder / "status.json").read_text()) == status  # the run itself stays
+    for odd in ("{ half", "[]", '{"machine": null, "data": {"notes": null}}'):
+        (folder / "manifest.json").write_text(odd)
+        keep(tmp_path / "runs", tmp_path / "results")  # for the analysis to complain of
+        assert "".join((copy / "manifest.json").read_text().split()) == "".join(odd.split())
 
 
 def test_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from tiny_models import build, outputs
 
 import oelm
 from oelm.errors import OelmError
+from oelm.methods import padding
 from oelm.methods.method import Method
 from oelm.methods.projection import causal_conv, residue_is_thin, residue_linear
 from oelm.methods.registry import method
@@ -90,36 +91,75 @@ def test_each_extra_computes_what_it_says():
     assert k.temperature is None
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-@pytest.mark.parametrize("name", ["oelm-conv", "oelm-plus"])
-@pytest.mark.parametrize("by_name", [True, False])
-def test_padding_on_the_left_does_not_reach_the_text(family, name, by_name):
+def with_taps(family, name, attention="sdpa"):
+    """A decoder whose convolutions do something."""
     model = build(family).eval()
+    model.set_attn_implementation(attention)
     oelm.apply(model, name)
     with torch.no_grad():
         for n, p in model.named_parameters():
+            noise = torch.randn(p.shape, generator=torch.Generator().manual_seed(len(n)))
             if n.endswith(".conv"):
-                p.normal_()
-    model = copy.deepcopy(model)  # a copy watches its own batches
-    ids = torch.randint(3, 60, (1, 6), generator=torch.Generator().manual_seed(0))
-    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], dim=1)
-    mask = torch.tensor([[0] * 3 + [1] * 6])
-    rest = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0), "use_cache": False}
-    with torch.no_grad():
-        want = model(ids, use_cache=False).logits
-        if by_name or family == "gpt2":  # whose second argument is the cache
-            found = model(padded, attention_mask=mask, **rest).logits[:, 3:]
-        else:
-            found = model(padded, mask, **rest).logits[:, 3:]
-        assert torch.allclose(found, want, atol=1e-4)
-        assert torch.equal(model(ids, use_cache=False).logits, want)  # the mask is gone with its batch
+                p.copy_(noise)
+            elif p.dim() == 2 and p.requires_grad:
+                p.add_(noise * 0.3)  # a fresh model's values are too small for attention to matter
+    return copy.deepcopy(model)  # hooks must belong to the copy
+
+
+TEXT = torch.randint(3, 60, (1, 6), generator=torch.Generator().manual_seed(0))
+PADDED = torch.cat([torch.tensor([[7, 9, 8]]), TEXT], dim=1)
+MASK = torch.tensor([[0] * 3 + [1] * 6])
+REST = {"position_ids": (MASK.cumsum(1) - 1).clamp(min=0), "use_cache": False}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["oelm-conv", "oelm-plus"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_padding_on_the_left_does_not_reach_the_text(family, name, attention, monkeypatch):
+    model = with_taps(family, name, attention)
+    want = model(TEXT, use_cache=False).logits
+    found = model(PADDED, attention_mask=MASK, **REST).logits[:, 3:]
+    assert torch.allclose(found, want, atol=1e-4)
+    assert all(m.real_tokens is None for m in model.modules() if hasattr(m, "conv"))  # none is left over
+    monkeypatch.setattr(padding, "real_tokens", lambda _mask: None)
+    leaked = model(PADDED, attention_mask=MASK, **REST).logits[:, 3:]
+    assert (leaked - want).abs().max() > 1e-2  # there was something to keep out
+
+
+def test_padding_is_kept_out_of_gradients_that_are_computed_again():
+    grads = []
+    for again in (False, True):
+        model = with_taps("llama", "oelm-conv").train()
+        if again:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        first = model(PADDED, attention_mask=MASK, **REST).logits[:, 3:].square().mean()
+        second = (
+            model(PADDED, use_cache=False).logits.square().mean()
+        )  # another mask before the backward pass
+        (first + second).backward()
+        grads.append({n: p.grad for n, p in model.named_parameters() if n.endswith(".conv")})
+    assert grads[0]
+    assert all(torch.allclose(g, grads[1][n], rtol=1e-3, atol=1e-5) for n, g in grads[0].items())
+
+
+def test_masks_of_every_kind_tell_where_the_text_is():
+    real = torch.tensor([[False, True, True]])
+    seen = real[:, None, None, :] & torch.ones(3, 3, dtype=torch.bool).tril()
+    added = torch.zeros(1, 1, 3, 3).masked_fill(~seen, torch.finfo(torch.float32).min)
+    for mask in (real, real.int() * 5, seen, added, added.bfloat16()):
+        assert padding.real_tokens(mask).tolist() == real.tolist()
+    for mask in (None, "a mask of another library", torch.ones(1, 1, 1, 3)):
+        assert padding.real_tokens(mask) is None
 
 
 def test_a_temperature_is_refused_where_queries_are_normalised():
     model = build("qwen3")
     with pytest.raises(OelmError, match=r"normalises them \(q_norm\), which would undo it"):
         oelm.apply(model, "oelm-temperature")
-    oelm.apply(model, "oelm-lowrank")
+    for layer in model.model.layers:
+        layer.self_attn.q_norm = torch.nn.Identity()
+    oelm.apply(model, "oelm-temperature")
 
 
 @pytest.mark.parametrize("family", ["own-gpt", "gpt2", "llama"])

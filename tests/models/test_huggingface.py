@@ -68,8 +68,12 @@ def test_what_gpt2_cannot_hold_is_refused(tmp_path):
     with pytest.raises(OelmError, match="classification"):
         export_hf(GPT(gpt_config("smoke", vocab_size=9, classes=2)), tmp_path)
     for method, part in (("oelm-relative", "relative_bias"), ("oelm-conv", "conv"), ("oelm-plus", "conv")):
-        with pytest.raises(OelmError, match=rf"adds what no plain matrix can hold: .*{part}"):
+        with pytest.raises(OelmError, match=rf"no plain matrix can hold what .*{part}"):
             export_hf(trained(method), tmp_path)
+    model = GPT(gpt_config("smoke", vocab_size=9))
+    model.blocks[0].attn.add_relative_bias(4)
+    with pytest.raises(OelmError, match="relative_bias"):
+        export_hf(model, tmp_path)
     assert not list(tmp_path.iterdir())
 
 

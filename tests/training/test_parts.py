@@ -349,6 +349,8 @@ def test_every_extra_costs_three_times_its_forward_products(name, per_token):
         ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": False}),
         ("Qwen3", {"num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True}),
         ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+        ("Gemma2", {"num_key_value_heads": 2, "head_dim": 32}),
+        ("Bloom", {}),
     ],
 )
 def test_flops_of_decoders_agree_with_torchs_counter(kind, changes):

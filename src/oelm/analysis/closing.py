@@ -142,16 +142,18 @@ def across_datasets(analysis: Analysis, w: Words) -> list[Block]:
             found[key].append((_training_tokens(c.arm), c))
     head = (w("col.arm"), w("col.data"), w("col.tokens"), w("col.change"), w("col.interval"), "n")
     rows, remarks = [], []
-    for (arm, metric, scale, _), entries in found.items():
-        if len(entries) < 2:
+    for (arm, metric, scale, pretrained), entries in found.items():
+        if len({c.dataset for _, c in entries}) < 2:
             continue
+        start = f", {w('weights.pretrained')}" if pretrained else ""
+        name = f"{arm} ({w(f'scale.{scale}')}{start})"
         entries.sort(key=lambda e: e[0])
         for tokens, c in entries:
             assert c.effect is not None
             rows.append(
                 Row(
                     (
-                        f"{arm} ({w(f'scale.{scale}')})",
+                        name,
                         c.group,
                         numbers.count(tokens) if tokens else "–",
                         (Link(numbers.effect(c.effect, metric), "#" + anchor(c.arm)),),
@@ -163,9 +165,9 @@ def across_datasets(analysis: Analysis, w: Words) -> list[Block]:
             )
         tau = trend([float(t) for t, _ in entries], [c.effect.value for _, c in entries if c.effect])
         if tau is None:
-            remarks.append(w("trend.few", arm=arm, n=len(entries)))
+            remarks.append(w("trend.few", arm=name, n=len(entries)))
         else:
-            remarks.append(w("trend.tau", arm=arm, tau=f"{tau[0]:.2f}", p=f"{tau[1]:.2f}", n=len(entries)))
+            remarks.append(w("trend.tau", arm=name, tau=f"{tau[0]:.2f}", p=f"{tau[1]:.2f}", n=len(entries)))
     if not rows:
         return [Paragraph(w("none.trend"))]
     return [Table(head, tuple(rows), words=2), Bullets(tuple(remarks))]

@@ -93,8 +93,7 @@ class Arm:
     @property
     def mean(self) -> float:
         """Over seeds: geometric for perplexity, so that it agrees with the ratio; of finished arms only."""
-        values = list(self.scores.values())
-        return float(np.exp(np.mean(np.log(values))) if self.metric == "ppl" else np.mean(values))
+        return self._mean_of(list(self.scores.values()))
 
     @property
     def probes(self) -> bool:
@@ -106,9 +105,10 @@ class Arm:
         """The mean that `mean` is of test, of the best step's validation; None where a run lacks it."""
         values = [r.result.validation for r in self.finished if r.result]
         known = [v for v in values if v is not None]
-        if not known or len(known) < len(values):
-            return None
-        return float(np.exp(np.mean(np.log(known))) if self.metric == "ppl" else np.mean(known))
+        return self._mean_of(known) if known and len(known) == len(values) else None
+
+    def _mean_of(self, values: Sequence[float]) -> float:
+        return float(np.exp(np.mean(np.log(values))) if self.metric == "ppl" else np.mean(values))
 
     @property
     def freezes(self) -> bool:

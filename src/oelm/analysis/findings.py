@@ -75,8 +75,9 @@ def cards(analysis: Analysis, w: Words) -> Cards:
             continue
         first = chosen[0]
         lines: list[Text] = []
-        picked = best_other(comparisons, [first])
-        rivals = sum(c.kind == "baseline" and c.arm.freezes for c in comparisons) - 1
+        picked = best_other(comparisons, _main(comparisons))
+        frozen = sum(c.kind == "baseline" and c.arm.freezes for c in comparisons)
+        rivals = frozen - len(_main(comparisons))
         for c in chosen:
             plain = plainly(c)
             sentences = [w.tell(m) for m in what_it_says(c)]
@@ -96,8 +97,7 @@ def _shown(c: Comparison) -> Verdict:
 def headline(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Which comparisons of a group are worth a sentence: the study's method, the best other frozen arm if it
     does better, each with its own-architecture control, and orthogonality against scale."""
-    frozen = [c for c in comparisons if c.kind == "baseline" and c.arm.freezes]
-    main = [c for c in frozen if c.arm.method.name == MAIN_METHOD] or frozen[:1]
+    main = _main(comparisons)
     best = best_other(comparisons, main)
     controls = {c.arm.key: c for c in comparisons if c.kind == "control"}
     said = [c for first in (*main, *best) for c in (first, controls.get(first.arm.key)) if c is not None]
@@ -105,8 +105,13 @@ def headline(comparisons: Sequence[Comparison]) -> list[Comparison]:
     return [*said, *orthogonality]
 
 
+def _main(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    frozen = [c for c in comparisons if c.kind == "baseline" and c.arm.freezes]
+    return [c for c in frozen if c.arm.method.name == MAIN_METHOD] or frozen[:1]
+
+
 def best_other(comparisons: Sequence[Comparison], main: Sequence[Comparison]) -> list[Comparison]:
-    """The frozen arm that is best on validation, if it is better there than the main one; at most one.
+    """The frozen arm that loses least on validation, if it loses less there than the main one; at most one.
 
     Not by the test figure, which the winner of several would then be flattered by.
     """
@@ -116,11 +121,11 @@ def best_other(comparisons: Sequence[Comparison], main: Sequence[Comparison]) ->
 
 
 def _badness(c: Comparison) -> float:
-    """On validation; an arm without it, or refused, comes last."""
-    value = c.arm.validation
-    if value is None or c.ratio is None:
+    """What it loses to its own reference on validation; an arm without it, or refused, comes last."""
+    own, other = c.arm.validation, c.reference.validation
+    if c.ratio is None or not own or not other:
         return math.inf
-    return value if c.metric == "ppl" else -value
+    return math.log(own / other) if c.metric == "ppl" else math.log(other / own)
 
 
 def comparison_blocks(analysis: Analysis, w: Words) -> list[Block]:

@@ -7,7 +7,7 @@ files are read when asked for, and what is wrong with them joins the same list o
 from __future__ import annotations
 
 import math
-import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,7 +24,6 @@ from oelm.training.config import Config
 from oelm.training.folder import RunFolder
 
 FINISHED, BROKEN, PENDING = "finished", "broken", "pending"  # as `oelm status` calls them
-_LOCAL = re.compile(r"local (folder|copy of the hub repository in) (?P<folder>.+)/[^/]+$")
 FAIRNESS = ("data", "tokenizer", "eval_set", "batch_rows", "steps", "schedule")
 
 
@@ -113,9 +112,12 @@ class Run:
         if isinstance(stored, list | tuple):
             return " ".join(map(str, stored))
         command = str(stored or f"oelm train {self.id} --scale {self.config.scale} --seed {self.seed}")
-        local = _LOCAL.match(str((self.manifest.get("data") or {}).get("origin", "")))
-        if local and "OELM_DATA_DIR" not in command and "--data-dir" not in command:
-            command = f"OELM_DATA_DIR={local['folder']} {command}"  # manifests did not always say so
+        origin = str((self.manifest.get("data") or {}).get("origin", ""))
+        start, end = "local folder ", f"/{self.config.data.dataset}"
+        told = "OELM_DATA_DIR" in command or "--data-dir" in command  # manifests did not always say so
+        if not told and origin.startswith(start) and origin.endswith(end) and "," not in origin:
+            folder = origin.removeprefix(start).removesuffix(end)
+            command = f"OELM_DATA_DIR={shlex.quote(folder)} {command}"
         return command
 
     @cached_property

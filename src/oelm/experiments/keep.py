@@ -66,13 +66,22 @@ def keep(root: Path | str, target: Path | str, *, study: str = "") -> Kept:
 
 def _copy(source: Path, target: Path) -> None:
     """A file without what was not written for others: a machine's name, a data folder's own notes."""
-    if source.name not in ("manifest.json", "status.json"):
+    content = _read(source) if source.name in ("manifest.json", "status.json") else None
+    if content is None:
         shutil.copyfile(source, target)
         return
-    content: dict[str, Any] = json.loads(source.read_text(encoding="utf-8"))
     content.pop("host", None)
-    content.get("machine", {}).pop("host", None)
-    data = content.get("data", {})
-    if "notes" in data:
-        data["notes"] = [note for note in data["notes"] if not note.startswith(INFO_SAYS)]
+    if isinstance(machine := content.get("machine"), dict):
+        machine.pop("host", None)
+    if isinstance(data := content.get("data"), dict) and isinstance(data.get("notes"), list):
+        data["notes"] = [note for note in data["notes"] if not str(note).startswith(INFO_SAYS)]
     write_json(target, content)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """None for a damaged file: it is kept as it is, for the analysis to complain of."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None

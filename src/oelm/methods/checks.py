@@ -13,7 +13,7 @@ from oelm.methods.method import Method
 from oelm.methods.readers import Projection, value_projections
 from oelm.methods.registry import PRETRAINED_DEFAULT
 
-QUERY_NORMS = ("q_norm", "q_layernorm", "q_ln", "query_layernorm", "query_norm", "qk_norm")
+QUERY_NORMS = ("q_norm", "q_layernorm", "q_layer_norm", "q_ln", "query_layernorm", "query_norm", "q_b_norm")
 
 
 def check_seed(seed: int) -> None:
@@ -109,7 +109,7 @@ def check_extras(chosen: Method, projections: list[Projection]) -> None:
             )
         if chosen.conv_value:
             _check_values(chosen, p)
-        norms = {name for name, _ in p.attention.named_children() if name in QUERY_NORMS}
+        norms = {name for name, m in p.attention.named_children() if name in QUERY_NORMS and _by_head(m, p)}
         if chosen.temperature and norms:
             raise OelmError(
                 f"method '{chosen.name}' scales the queries of a head; {p.attention_name} ({kind}) "
@@ -121,6 +121,12 @@ def check_extras(chosen: Method, projections: list[Projection]) -> None:
                 f"method '{chosen.name}' needs an attention that adds a relative bias to its scores; {kind} "
                 f"does not. oelm's own GPT does, and any attention with a method add_relative_bias(span)"
             )
+
+
+def _by_head(norm: nn.Module, p: Projection) -> bool:
+    """Whether it normalises each head for itself; over all heads at once, their proportions stay."""
+    sizes = {t.numel() for t in norm.parameters()}
+    return not isinstance(norm, nn.Identity) and (not sizes or p.head_dim in sizes)
 
 
 def _check_values(chosen: Method, p: Projection) -> None:

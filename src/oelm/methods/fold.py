@@ -6,13 +6,14 @@ convolution over time and a relative bias are not, and are refused by name.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
 from oelm.errors import OelmError
-from oelm.methods.projection import ExtendedProjection
+from oelm.methods.projection import EXTRAS, ExtendedProjection
 from oelm.methods.readers import unwrap
-from oelm.methods.record import record_of
 
 
 @torch.no_grad()
@@ -23,43 +24,47 @@ def folded_state(model: nn.Module) -> dict[str, Tensor]:
     loads without oelm.
     """
     model = unwrap(model)
-    record = record_of(model)
-    extras = set(record.extras) if record is not None else set()
-    stubborn = sorted(name for name in extras if name.rpartition(".")[2] in ("conv", "relative_bias"))
+    extras = set()
+    for name, module in model.named_modules():
+        added: tuple[str, ...] = EXTRAS if isinstance(module, ExtendedProjection) else ()
+        if hasattr(module, "add_relative_bias"):
+            added = ("relative_bias",)
+        extras |= {f"{name}.{part}" for part in added if getattr(module, part) is not None}
+    stubborn = sorted(name for name in extras if name.endswith((".conv", ".relative_bias")))
     if stubborn:
         raise OelmError(
-            f"method '{record.method.name if record else ''}' adds what no plain matrix can hold: "
-            f"{', '.join(stubborn[:3])}. Use oelm.save instead"
+            f"no plain matrix can hold what this model's method adds: {', '.join(stubborn[:3])}. "
+            f"Use oelm.save instead"
         )
     before: list[tuple[nn.Parameter, Tensor]] = []
     try:
         for module in model.modules():
             if isinstance(module, ExtendedProjection):
-                weight, bias = _folded(module)
-                for parameter, folded in ((module.weight, weight), (module.bias, bias)):
-                    if parameter is not None and folded is not None:
-                        before.append((parameter, parameter.data))
-                        parameter.data = folded
+                for parameter, folded in _folded(module):
+                    before.append((parameter, parameter.data))
+                    parameter.data = folded
         return {name: t for name, t in model.state_dict().items() if name not in extras}
     finally:
-        for parameter, data in before:
+        for parameter, data in reversed(before):
             parameter.data = data
 
 
-def _folded(module: ExtendedProjection) -> tuple[Tensor, Tensor | None]:
-    """Weight (as stored) and bias of the plain projection that does the same."""
-    weight = (module.weight.t() if module.transposed else module.weight).float()  # (rows, d_in)
-    bias = None if module.bias is None else module.bias.float()
+def _folded(module: ExtendedProjection) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """The weight and the bias of the plain projection that does the same, where they are others."""
+    exact = torch.promote_types(module.weight.dtype, torch.float32)
+    weight = (module.weight.t() if module.transposed else module.weight).to(exact)  # (rows, d_in)
+    bias = None if module.bias is None else module.bias.to(exact)
     if module.lowrank_a is not None and module.lowrank_b is not None:
-        weight = weight + module.lowrank_scale * module.lowrank_b.float() @ module.lowrank_a.float()
+        weight = weight + module.lowrank_scale * module.lowrank_b.to(exact) @ module.lowrank_a.to(exact)
     if module.core is not None:
-        core = module.core.float().mT
+        core = module.core.to(exact).mT
         weight, bias = _by_head(core, weight), None if bias is None else _by_head(core, bias)
     if module.temperature is not None:
-        scale = module.temperature.float()[:, None].repeat(1, module.head_dim).flatten()  # (rows,)
+        scale = module.temperature.to(exact).repeat_interleave(module.head_dim)  # (rows,)
         weight, bias = weight * scale[:, None], None if bias is None else bias * scale
-    stored = weight.t().contiguous() if module.transposed else weight
-    return stored.to(module.weight.dtype), None if bias is None else bias.to(module.weight.dtype)
+    yield module.weight, (weight.t() if module.transposed else weight).to(module.weight.dtype).contiguous()
+    if module.bias is not None and bias is not None:
+        yield module.bias, bias.to(module.bias.dtype)
 
 
 def _by_head(matrices: Tensor, rows: Tensor) -> Tensor:

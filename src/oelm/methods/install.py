@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -13,7 +12,8 @@ from oelm.methods import orthogonal
 from oelm.methods.ffn import FeedForward, ffn_matrices
 from oelm.methods.fused import SplitProjection, split_multihead
 from oelm.methods.method import Method
-from oelm.methods.projection import EXTRAS, ExtendedProjection, Padding
+from oelm.methods.padding import watch_padding
+from oelm.methods.projection import EXTRAS, ExtendedProjection
 from oelm.methods.readers import Projection, is_transposed, qk_projections, value_projections
 from oelm.methods.record import Record, TensorRecord, attach
 from oelm.methods.schedule import freezing_times
@@ -135,7 +135,8 @@ def _add_extras(
             extend(f"{name}.{own}" if name else own, attention.get_submodule(own), "v", 1, 1, _taps(chosen))
     if chosen.conv or chosen.conv_value:
         _refuse_caches(model, attentions)
-        _watch_padding(model)
+        for attention in attentions.values():
+            watch_padding(attention)
     if chosen.relative_bias:
         for name, attention in attentions.items():
             attention.add_relative_bias(chosen.relative_bias)  # type: ignore[operator]
@@ -154,16 +155,6 @@ def _refuse_caches(model: nn.Module, attentions: dict[str, nn.Module]) -> None:
             config.use_cache = False  # type: ignore[union-attr]
     for attention in attentions.values():
         attention.register_forward_pre_hook(_refuse_cache, with_kwargs=True)
-
-
-def _watch_padding(model: nn.Module) -> None:
-    """Padding on the left must not reach real tokens through a convolution: it is told of the mask."""
-    if "attention_mask" in inspect.signature(model.forward).parameters:
-        padding = Padding(model)
-        model.register_forward_pre_hook(padding.look, with_kwargs=True)
-        for module in model.modules():
-            if isinstance(module, ExtendedProjection):
-                module.padding = padding
 
 
 def _refuse_cache(_module: nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ plain projection does. The projection's own weight and bias keep their names (an
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -55,7 +54,7 @@ class ExtendedProjection(nn.Module):
         self._add("core", (num_heads, head_dim, head_dim) if method.core and query else None)
         self._add("temperature", (num_heads,) if method.temperature and query else None)
         self._add("conv", (method.conv, rows) if method.conv else None)
-        self.padding: Padding | None = None
+        self.real_tokens: Tensor | None = None  # (B, T), False for padding; set while an attention works
         self.train(base.training)
 
     def _add(self, name: str, shape: tuple[int, ...] | None) -> None:
@@ -86,7 +85,9 @@ class ExtendedProjection(nn.Module):
         if self.temperature is not None:
             y = (y.unflatten(-1, (self.num_heads, self.head_dim)) * self.temperature[:, None]).flatten(-2)
         if self.conv is not None:
-            y = causal_conv(y if self.padding is None else self.padding.cut(y), self.conv)
+            if self.real_tokens is not None and self.real_tokens.shape[1] == y.shape[1]:
+                y = y.masked_fill(~self.real_tokens[..., None], 0.0)
+            y = causal_conv(y, self.conv)
         return y
 
     @property
@@ -98,25 +99,6 @@ class ExtendedProjection(nn.Module):
     def extra_repr(self) -> str:
         extras = [name for name in EXTRAS if getattr(self, name) is not None]
         return f"in_features={self.in_features}, out_features={self.out_features}, extras={extras}"
-
-
-class Padding:
-    """The padding mask of a model's latest batch, for its convolutions: before a text there is nothing."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.names = list(inspect.signature(model.forward).parameters)
-        self.mask: Tensor | None = None  # (B, T), 1 for a real token
-
-    def look(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A forward pre-hook of the whole model."""
-        mask = (dict(zip(self.names, args, strict=False)) | kwargs).get("attention_mask")
-        self.mask = mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
-
-    def cut(self, y: Tensor) -> Tensor:
-        """y with nothing where there is padding."""
-        if self.mask is None or self.mask.shape != y.shape[:2]:
-            return y
-        return y * self.mask[..., None].to(y.dtype)
 
 
 def residue_linear(

@@ -25,7 +25,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from oelm.errors import OelmError
 from oelm.methods.projection import ExtendedProjection
+from oelm.methods.readers import qk_projections
 from oelm.models.readout import reads_first_token
 
 Stream = Literal["source", "target", "row"]
@@ -191,9 +193,7 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
         yield from [("decoder", width, True), ("cross", width, False)] * decoders
         return
     layers = getattr(config, "num_hidden_layers", 0)
-    width = getattr(config, "hidden_size", 0)
-    if getattr(config, "head_dim", None):
-        width = config.num_attention_heads * config.head_dim
+    width = _query_width(model) or getattr(config, "hidden_size", 0)
     kinds = ["self"] * layers
     if _read_layer(model):
         kinds[-1] = "first"
@@ -203,5 +203,13 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
 def _is_causal(model: nn.Module) -> bool:
     """As its attentions say; where none does, as its name does."""
     said = [m.is_causal for m in model.modules() if isinstance(getattr(m, "is_causal", None), bool)]
-    name = type(model).__name__
-    return any(said) if said else "CausalLM" in name or "LMHead" in name
+    named = any(part in type(model).__name__ for part in ("CausalLM", "LMHead", "GPT", "Bloom"))
+    return any(said) if said else named or bool(getattr(_config(model), "is_decoder", False))
+
+
+def _query_width(model: nn.Module) -> int:
+    """Rows of a query projection: heads times their size, as configs do not always tell; 0 if unread."""
+    try:
+        return next((p.num_heads * p.head_dim for p in qk_projections(model) if p.role == "q"), 0)
+    except OelmError:
+        return 0
