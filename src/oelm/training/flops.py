@@ -9,10 +9,11 @@ For every weight matrix W of the network and n tokens that pass through it (a mu
 Attention of T queries over S keys, width d: scores and mixture are 4 T S d forward and twice that backward,
 halved when causal. The factors of a residue are merged into their matrix once per batch and cost nothing per
 token but their own gradients, two thin products each: 4 n (|A| + |B|); where they are not thin (see
-`residue_is_thin`), the weight gradient of W instead. A head tied to the embedding counts
-as a matrix of its own over all tokens; looking an embedding up counts nothing. Norms, activations, softmax
-and the optimizer are left out: they are memory traffic, not matrix products, and the share of the GEMM peak
-is about matrix products.
+`residue_is_thin`), the weight gradient of W instead. A head tied to the embedding counts as a matrix of its
+own over all tokens; looking an embedding up counts nothing. Every matrix counts once for every token: too
+little for a layer that is used several times (ALBERT), too much for one of many experts. Norms, activations,
+softmax and the optimizer are left out: they are memory traffic, not matrix products, and the share of the
+GEMM peak is about matrix products.
 """
 
 from __future__ import annotations
