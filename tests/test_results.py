@@ -8,6 +8,8 @@ import pytest
 
 from oelm.analysis.analyze import Analysis, analyze
 from oelm.analysis.claims import claims_page
+from oelm.analysis.document import Figure
+from oelm.analysis.figures import standalone
 from oelm.analysis.load import FINISHED
 from oelm.analysis.markdown import to_markdown
 from oelm.analysis.report import build
@@ -30,15 +32,21 @@ def test_every_result_can_be_read_and_none_holds_weights_or_a_path_of_a_machine(
     for path in (p for p in (ROOT / RESULTS).rglob("*") if p.is_file()):
         assert path.suffix in (".json", ".jsonl", ".yaml"), path
         assert path.stat().st_size < 300_000, path
-        if path.name == "manifest.json":
-            assert '"/' not in path.read_text(encoding="utf-8"), path
+        if path.name in ("manifest.json", "status.json"):
+            text = path.read_text(encoding="utf-8")
+            assert '"/' not in text, path
+            assert '"host"' not in text, path
 
 
 def test_pages_are_made_from_the_results(committed: Analysis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     page = Path("docs/results.md")
     command = f"oelm report --runs {RESULTS} --markdown {page}"
-    made = to_markdown(build(committed, page.parent, command=command), f"{page.stem}_figures")
+    document = build(committed, page.parent, command=command)
+    made = to_markdown(document, f"{page.stem}_figures")
     assert made == page.read_text(encoding="utf-8"), "run `make documents`"
+    drawn = {b.name: b.svg for section in document.sections for b in section.blocks if isinstance(b, Figure)}
+    kept = {p.stem: p.read_text(encoding="utf-8") for p in Path("docs/results_figures").iterdir()}
+    assert kept == {name: standalone(svg) for name, svg in drawn.items()}, "run `make documents`"
     claims = claims_page(committed, f"oelm report --runs {RESULTS} --claims docs/claims.md")
     assert claims == Path("docs/claims.md").read_text(encoding="utf-8"), "run `make documents`"
