@@ -14,6 +14,7 @@ from oelm.analysis.compare import Arm, Comparison, Comparisons, compare_all
 from oelm.analysis.costs import Cost, StepRatio, cost, read_benchmarks
 from oelm.analysis.goal import Goal, goals
 from oelm.analysis.load import Loaded, LoadWarning, load_runs
+from oelm.analysis.mean import Mean, means
 from oelm.analysis.messages import Message
 from oelm.analysis.statistics import Estimate
 from oelm.analysis.verdict import Verdict
@@ -51,6 +52,10 @@ class Analysis:
         return goals(self.comparisons)
 
     @cached_property
+    def means(self) -> list[Mean]:
+        return means(self.comparisons)
+
+    @cached_property
     def states(self) -> Counter[str]:
         return Counter(r.state for r in self.loaded.runs)
 
@@ -80,6 +85,7 @@ class Analysis:
                 | {"outcome": goal.outcome, "missing": list(goal.missing)}
                 for goal in self.goals
             ],
+            "means": [_mean(m) for m in self.means],
             "arms": [_arm(a, self.costs.get(a.key)) for a in self.arms],
             "waiting": [str(m) for m in self.comparisons.waiting],
             "never_started": self.never_started(),
@@ -143,6 +149,22 @@ def _comparison(c: Comparison) -> dict[str, Any]:
         "refused": _texts(c.refused),
         "flags": _texts(c.flags),
         "runs": [str(r.path) for r in c.runs],
+    }
+
+
+def _mean(mean: Mean) -> dict[str, Any]:
+    c = mean.first
+    return {
+        "kind": c.kind,
+        "study": c.arm.config.study,
+        "scale": c.arm.config.scale,
+        "arm": c.arm.name,
+        "reference": c.reference.name,
+        "datasets": [other.dataset for other in mean.comparisons],
+        "metric": c.metric,
+        "difference_points": _estimate(mean.effect) if c.metric == "accuracy" else None,
+        "ratio": _estimate(mean.effect.exp()) if c.metric == "ppl" else None,
+        "target": _verdict(mean.target),
     }
 
 

@@ -119,7 +119,8 @@ class Arm:
         """Name of what it is compared within, with its dataset: two studies may use the same one."""
         dataset = self.config.data.dataset
         group = self.config.compare.group or f"{self.config.study}/{dataset}"
-        return group if dataset in group else f"{group}, {dataset}"
+        said = dataset in group or group.rpartition("/")[2] in dataset
+        return group if said else f"{group}, {dataset}"
 
     @property
     def place(self) -> tuple[str, str, str]:

@@ -252,6 +252,31 @@ def other_comparisons(analysis: Analysis, kind: str, w: Words) -> list[Block]:
     ]
 
 
+def mean_blocks(analysis: Analysis, w: Words) -> list[Block]:
+    """The same two arms over all datasets of a study; nothing where no study has several."""
+    rows = []
+    for mean in analysis.means:
+        c, effect = mean.first, mean.effect
+        scale = w(f"scale.{c.arm.config.scale}")
+        rows.append(
+            Row(
+                (
+                    w("mean.place", study=c.arm.config.study, n=len(mean.comparisons), scale=scale),
+                    c.arm.name,
+                    c.reference.name,
+                    w.tell(outcome(mean.target)),
+                    numbers.effect(effect, c.metric),
+                    w.tell(numbers.interval(effect.interval, c.metric)),
+                    numbers.seeds(effect),
+                ),
+                tone(mean.target),
+            )
+        )
+    columns = ("data", "arm", "against", "verdict", "change", "interval")
+    head = (*(w(f"col.{name}") for name in columns), "n")
+    return [Paragraph(w("about.mean")), Table(head, tuple(rows), words=4, verdict=3)] if rows else []
+
+
 def run_blocks(analysis: Analysis, link: PathLink, w: Words) -> list[Block]:
     """Every run with its figure, folder and command: where each number above leads."""
     blocks: list[Block] = [Paragraph(w("about.runs"))]

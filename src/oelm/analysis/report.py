@@ -25,6 +25,7 @@ def build(analysis: Analysis, folder: Path, *, lang: str = "en", command: str = 
     figures = all_figures(analysis, w)
     contents: list[tuple[str, list[Block]]] = [
         ("verdict", [findings.cards(analysis, w)]),
+        ("mean", findings.mean_blocks(analysis, w)),
         ("comparisons", [*figures["comparisons"], *findings.comparison_blocks(analysis, w)]),
         ("control", findings.other_comparisons(analysis, "control", w)),
         ("no_loss", closing.no_loss(analysis, w)),

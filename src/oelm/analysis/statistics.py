@@ -45,6 +45,7 @@ class Estimate:
     bootstrap: Interval | None = None  # BCa over the paired differences, seeds only
     p_value: float | None = None  # of "no difference", seeds only
     unpaired: tuple[int, ...] = ()  # seeds without a partner: left out (paired t) or the reason for Welch
+    rest_se: float = 0.0  # what the seeds' part was held to at least, see `interaction_se`
 
     def exp(self) -> Estimate:
         """The same on the ratio scale; standard deviations stay on the log scale."""
@@ -114,6 +115,7 @@ def _paired(
         bootstrap(d, level),
         p,
         alone,
+        rest_se,
     )
 
 
@@ -137,7 +139,7 @@ def _welch(
     half, p = _at_least(rest_se, value, half, p, level)
     sd = math.sqrt(max(float(variance), rest_se**2) * n)  # what n paired seeds would need for the same error
     interval = _widened(value, half, test_se, level)
-    return Estimate(value, interval, "Welch", len(a), len(b), sd, test_se, None, p, alone)
+    return Estimate(value, interval, "Welch", len(a), len(b), sd, test_se, None, p, alone, rest_se)
 
 
 def bootstrap(d: Sequence[float], level: float = LEVEL) -> Interval | None:

@@ -43,6 +43,7 @@ REPORT: dict[str, tuple[str, str]] = {
     "section.control": ("What freezing alone costs", "仅冻结的代价"),
     "section.no_loss": ("What closes the gap", "什么能弥补差距"),
     "section.orthogonality": ("Orthogonality or scale?", "正交性还是尺度？"),
+    "section.mean": ("On average over datasets", "各数据集平均"),
     "section.figures": ("Training", "训练过程"),
     "section.where": ("Where freezing holds", "冻结在哪里成立"),
     "section.efficiency": ("Cost of each arm", "各组的开销"),
@@ -59,6 +60,14 @@ REPORT: dict[str, tuple[str, str]] = {
         "每种方法与相同架构但训练 Q/K 的对照相比：架构带来的增益不计入冻结。"
         "初始化和增益也相同；只有高斯行例外，其对照从正交初始化开始。",
     ),
+    "about.mean": (
+        "The same two arms over all datasets of a study: the mean change within each seed, and its interval "
+        "over seeds, as one seed draws the same frozen rows for all of them. It speaks of these datasets, "
+        "not of others.",
+        "同样两组在一项研究的所有数据集上：先在每个种子内对变化取平均，再对种子求区间，"
+        "因为同一种子为所有数据集抽取相同的冻结行。它只说明这些数据集，不能推及其他。",
+    ),
+    "mean.place": ("{study}, {n} datasets ({scale})", "{study}，{n} 个数据集（{scale}）"),
     "about.no_loss": (
         "The goal: at most 1 % above the same architecture with trained Q/K (control), and below each of the "
         "same network without extras trained from an orthonormal start (start; where that is the control "

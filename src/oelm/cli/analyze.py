@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     if args.all:
         sections += [
+            ("mean", findings.mean_blocks(analysis, w)),
             ("where", closing.where_freezing_holds(analysis, w)),
             ("efficiency", closing.efficiency(analysis, w)),
             ("trend", closing.across_datasets(analysis, w)),
