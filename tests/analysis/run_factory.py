@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,34 @@ def write_run(
         predicted = [y if h else 1 - y for y, h in zip(labels, hits, strict=True)]
         dump(folder / "predictions.json", {"labels": labels, "predicted": predicted})
     return folder
+
+
+def write_arm(
+    root: Path,
+    dataset: str,
+    arm: str,
+    values: Sequence[float | np.ndarray],
+    *,
+    make: Callable[..., Config] = lm_config,
+    study: str = "X",
+    pretrained: bool = False,
+    **changes: Any,
+) -> None:
+    """A run per value, or row of hits, seeds from 0: <study>-<dataset>-<arm> in <study>/<dataset>."""
+    for seed, value in enumerate(values):
+        config = make(f"{study}-{dataset}-{arm}", arm, seed=seed)
+        base = "" if arm == "baseline" else f"{study}-{dataset}-baseline"
+        config = replace(
+            config,
+            study=study,
+            data=replace(config.data, dataset=dataset),
+            model=replace(config.model, pretrained=pretrained),
+            compare=replace(config.compare, group=f"{study}/{dataset}", baseline=base),
+        )
+        if isinstance(value, np.ndarray):
+            write_run(root, config, hits=value, **changes)
+        else:
+            write_run(root, config, value, **changes)
 
 
 def write_trials(root: Path, config: Config, **options: Any) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_factory import cls_config, dump, lm_config, write_run, write_study
+from run_factory import cls_config, dump, lm_config, write_arm, write_run, write_study
 
 from oelm.analysis import closing, findings, plots, report
 from oelm.analysis.analyze import analyze
@@ -88,17 +88,9 @@ def test_tables_are_the_golden_ones(analysis, lang):
 
 
 def test_datasets_are_ordered_by_training_tokens(tmp_path):
-    for i, (name, tokens) in enumerate([("tinystories", 900), ("wikitext2", 100), ("openwebtext", 500)]):
+    for name, tokens in (("tinystories", 900), ("wikitext2", 100), ("openwebtext", 500)):
         for arm, ppl in (("baseline", 8.0), ("oelm-freeze", 8.6)):
-            for seed in range(2):
-                config = lm_config(f"X-{i}-{arm}", arm, seed=seed)
-                base = "" if arm == "baseline" else f"X-{i}-baseline"
-                config = replace(
-                    config,
-                    data=replace(config.data, dataset=name),
-                    compare=replace(config.compare, group=f"X/{name}", baseline=base),
-                )
-                write_run(tmp_path, config, ppl + seed / 10, tokens=tokens)
+            write_arm(tmp_path, name, arm, (ppl, ppl + 0.1), tokens=tokens)
     table, remarks = closing.across_datasets(analyze(tmp_path), Words("en"))
     assert [row.cells[1] for row in table.rows] == ["X/wikitext2", "X/openwebtext", "X/tinystories"]
     assert "too few" in str(remarks.items[0])
@@ -107,17 +99,9 @@ def test_datasets_are_ordered_by_training_tokens(tmp_path):
 def test_studies_that_share_a_dataset_are_told_apart(tmp_path):
     """The pretrained encoder and the GPT from scratch, both on imdb: never one heading, row or remark."""
     for study, pretrained in (("gpt-cls", False), ("finetune", True)):
-        for arm, hits in (("baseline", 80), ("oelm-freeze", 60)):
-            for seed in range(2):
-                config = cls_config(f"{study}-{arm}", arm, seed=seed)
-                base = "" if arm == "baseline" else f"{study}-baseline"
-                config = replace(
-                    config,
-                    study=study,
-                    model=replace(config.model, pretrained=pretrained),
-                    compare=replace(config.compare, group=f"{study}/imdb", baseline=base),
-                )
-                write_run(tmp_path, config, hits=np.arange(100) < hits)
+        for arm, right in (("baseline", 80), ("oelm-freeze", 60)):
+            hits = [np.arange(100) < right] * 2
+            write_arm(tmp_path, "imdb", arm, hits, make=cls_config, study=study, pretrained=pretrained)
     found, w = analyze(tmp_path), Words("en")
     titles = [card.title for card in findings.cards(found, w).cards]
     assert len(titles) == len(set(titles)) == 2
@@ -158,13 +142,8 @@ def test_the_other_arm_worth_a_sentence_is_chosen_on_validation(tmp_path):
 
 def test_generated_tasks_are_no_corpora(tmp_path):
     for dataset in ("tinystories", "task-copy"):
-        for arm in ("baseline", "oelm-freeze"):
-            for seed in range(2):
-                config = lm_config(f"X-{dataset}-{arm}", arm, seed=seed)
-                base = "" if arm == "baseline" else f"X-{dataset}-baseline"
-                compare = replace(config.compare, group=f"X/{dataset}", baseline=base)
-                config = replace(config, data=replace(config.data, dataset=dataset), compare=compare)
-                write_run(tmp_path, config, 8.0 + (arm != "baseline") + seed / 10)
+        write_arm(tmp_path, dataset, "baseline", (8.0, 8.1))
+        write_arm(tmp_path, dataset, "oelm-freeze", (9.0, 9.1))
     found = analyze(tmp_path)
     assert "No arm was compared" in str(closing.across_datasets(found, Words("en")))
     page = claims_page(found, "oelm report")

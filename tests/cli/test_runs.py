@@ -219,9 +219,7 @@ def test_export_loads_in_transformers_with_the_same_logits(
 
 
 @pytest.mark.slow
-def test_export_of_a_transformers_model_takes_the_extras_along(
-    tmp_path: Path,
-) -> None:
+def test_export_of_a_transformers_model_takes_the_extras_along(tmp_path: Path) -> None:
     """transformers would ignore them without a word."""
     runs, target = str(tmp_path / "runs"), tmp_path / "exported"
     words = ["--scale", "smoke", "--runs", runs, "--set", "method=oelm-core", "--set", "optim.lr=0.05"]
@@ -237,6 +235,9 @@ def test_export_of_a_transformers_model_takes_the_extras_along(
     ids = torch.arange(12).view(2, 6)
     with torch.inference_mode():
         torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, atol=1e-5, rtol=1e-4)
+    for layer, frozen in zip(theirs.bert.encoder.layer, ours.bert.encoder.layer, strict=True):
+        plain, extended = layer.attention.self.query.weight, frozen.attention.self.query.weight
+        assert (plain - extended).abs().max() > 1e-3  # the core moved, and went along
 
 
 def test_clean_frees_only_after_a_yes(

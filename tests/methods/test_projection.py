@@ -134,9 +134,8 @@ def test_padding_is_kept_out_of_gradients_that_are_computed_again():
         if again:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         first = model(PADDED, attention_mask=MASK, **REST).logits[:, 3:].square().mean()
-        second = (
-            model(PADDED, use_cache=False).logits.square().mean()
-        )  # another mask before the backward pass
+        # another mask before the backward pass
+        second = model(PADDED, use_cache=False).logits.square().mean()
         (first + second).backward()
         grads.append({n: p.grad for n, p in model.named_parameters() if n.endswith(".conv")})
     assert grads[0]
@@ -151,6 +150,12 @@ def test_masks_of_every_kind_tell_where_the_text_is():
         assert padding.real_tokens(mask).tolist() == real.tolist()
     for mask in (None, "a mask of another library", torch.ones(1, 1, 1, 3)):
         assert padding.real_tokens(mask) is None
+
+
+def test_a_mask_by_position_is_seen():
+    attention = with_taps("llama", "oelm-conv").model.layers[0].self_attn
+    padding._tell(attention, (torch.zeros(1, 9, 32), None, MASK), {})
+    assert attention.q_proj.real_tokens.tolist() == MASK.bool().tolist()
 
 
 def test_a_temperature_is_refused_where_queries_are_normalised():

@@ -164,7 +164,7 @@ def _mean(mean: Mean) -> dict[str, Any]:
         "metric": c.metric,
         "difference_points": _estimate(mean.effect) if c.metric == "accuracy" else None,
         "ratio": _estimate(mean.effect.exp()) if c.metric == "ppl" else None,
-        "target": _verdict(mean.target),
+        "verdict": _verdict(mean.verdict),
     }
 
 

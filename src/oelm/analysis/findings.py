@@ -264,12 +264,12 @@ def mean_blocks(analysis: Analysis, w: Words) -> list[Block]:
                     w("mean.place", study=c.arm.config.study, n=len(mean.comparisons), scale=scale),
                     c.arm.name,
                     c.reference.name,
-                    w.tell(outcome(mean.target)),
+                    w.tell(outcome(mean.verdict)),
                     numbers.effect(effect, c.metric),
                     w.tell(numbers.interval(effect.interval, c.metric)),
                     numbers.seeds(effect),
                 ),
-                tone(mean.target),
+                tone(mean.verdict),
             )
         )
     columns = ("data", "arm", "against", "verdict", "change", "interval")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from oelm.analysis.compare import Comparison, Comparisons
 from oelm.analysis.statistics import Estimate, difference
-from oelm.analysis.verdict import ACCURACY_TARGET, PPL_TARGET, Verdict, decide
+from oelm.analysis.verdict import ACCURACY_SIGN, ACCURACY_TARGET, PPL_SIGN, PPL_TARGET, Verdict, decide
 
 KINDS = ("baseline", "control", "orthogonality")
 
@@ -24,7 +24,7 @@ class Mean:
 
     comparisons: tuple[Comparison, ...]
     effect: Estimate
-    target: Verdict
+    verdict: Verdict  # on the 5 % target; of orthogonality, whether there is a difference at all
 
     @property
     def first(self) -> Comparison:
@@ -55,7 +55,8 @@ def _mean(group: Sequence[Comparison]) -> Mean | None:
     effect = ratio
     if not perplexity:
         effect = _estimate(group, seeds, [c.effect for c in group if c.effect], logarithm=False)
-    return Mean(tuple(group), effect, decide(PPL_TARGET if perplexity else ACCURACY_TARGET, ratio))
+    rules = (PPL_TARGET, PPL_SIGN) if perplexity else (ACCURACY_TARGET, ACCURACY_SIGN)
+    return Mean(tuple(group), effect, decide(rules[group[0].kind == "orthogonality"], ratio))
 
 
 def _estimate(
