@@ -33,7 +33,7 @@ ROPE_ARMS = (
     "oelm-plus",
     "trained-plus",
 )
-# The smaller parts, and two variations of the flagship: asked of one corpus.
+# The smaller parts, and variations of the flagship: asked of one corpus.
 VARIED = "tinystories"
 VARIATIONS: tuple[str | Method, ...] = (
     "oelm-core",
@@ -54,6 +54,19 @@ VARIATIONS: tuple[str | Method, ...] = (
         name="oelm-plus-wide",
         lowrank=16,
         purpose="oelm-plus with a residue of rank 16: what a larger trained share brings",
+    ),
+    replace(
+        find_method("oelm-plus"),
+        name="oelm-plus-temperature",
+        temperature=True,
+        purpose="oelm-plus with one trainable temperature per head",
+        control="trained-plus-temperature",
+    ),
+    replace(
+        find_method("trained-plus"),
+        name="trained-plus-temperature",
+        temperature=True,
+        purpose="orthogonal start, trained, in the architecture of oelm-plus-temperature",
     ),
 )
 
