@@ -267,8 +267,10 @@ def test_undecided_names_what_is_possible():
 
 
 def test_a_diverged_seed_withholds_the_verdict():
-    verdict = v.decide(v.PPL_TARGET, estimate_at(0.0, 0.01), withhold="diverged")
-    assert (verdict.outcome, verdict.because) == (v.UNDECIDED, "diverged")
+    for spread in (0.01, 0.2):  # also where the interval alone would not decide
+        verdict = v.decide(v.PPL_TARGET, estimate_at(0.0, spread), withhold="diverged")
+        assert (verdict.outcome, verdict.because) == (v.UNDECIDED, "diverged")
+        assert verdict.needed is None
 
 
 def test_seeds_needed_matches_scipys_simulated_power():

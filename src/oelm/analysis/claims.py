@@ -1,4 +1,4 @@
-"""Each claim of the study, what arithmetic says to it, and what our own runs say. Makes docs/claims.md.
+"""Each claim of the original study, what arithmetic says to it, and what our own runs say: docs/claims.md.
 
 Figures are computed when the page is made: the study's perplexities and accuracies come from the catalogue,
 the checks from `arithmetic`, ours from run folders. Only what the study printed elsewhere is quoted here.
@@ -19,6 +19,7 @@ from oelm.experiments.catalogue import experiments
 
 NOT_RUN = "No finished run of ours speaks to it yet."
 MOST_LINES = 12
+FINE_TUNED = {"xnli": "XNLI-02", "sst2": "SST-2-02", "mnli": "MNLI-02"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def _parameters(analysis: Analysis | None) -> Claim:
 def _speed(analysis: Analysis | None) -> Claim:
     bound = 100 * arithmetic.weight_gradient_bound()
     ours = [
-        f"{b.method} on {b.model}: step time {b.ratio:.3f} of the baseline's, interleaved ({b.source.name})."
+        f"{b.method} on {b.model}: step time {b.ratio:.3f} of the baseline's (95 % interval "
+        f"{b.interval[0]:.3f} to {b.interval[1]:.3f}), interleaved ({b.source.name})."
         for b in (analysis.benchmarks if analysis else ())
     ]
     return Claim(
@@ -150,13 +152,13 @@ def _rates(analysis: Analysis | None) -> Claim:
         "The arms were comparable",
         "Frozen arms and baselines are compared as equals; the table of settings gives their learning rates.",
         lines,
-        [f"With the same grid for both: {line}" for line in tuned],
+        ["With the same grid for both:", *tuned] if tuned else (),
     )
 
 
 def _fine_tuning(analysis: Analysis | None) -> Claim:
     said, lines = [], []
-    for id in ("XNLI-02", "SST-2-02", "MNLI-02"):
+    for id in FINE_TUNED.values():
         e = experiments()[id]
         a, b = _reported(id), _reported(e.baseline)
         said.append(f"{e.data.dataset} {a:g} against {b:g}")
@@ -179,7 +181,12 @@ def _fine_tuning(analysis: Analysis | None) -> Claim:
         lines,
         _sentences(
             analysis,
-            lambda c: c.kind == "baseline" and c.arm.config.model.family == "hf" and c.arm.freezes,
+            lambda c: (
+                c.kind == "baseline"
+                and c.arm.config.model.family == "hf"
+                and c.arm.config.data.dataset in FINE_TUNED
+                and c.arm.freezes
+            ),
         ),
     )
 
@@ -238,7 +245,7 @@ def _tokens(analysis: Analysis | None) -> Claim:
                 c.kind == "baseline"
                 and c.metric == "ppl"
                 and c.arm.method.name == "oelm-freeze"
-                and not c.arm.probes
+                and _of_the_study(c)
             ),
         ),
     )
@@ -259,8 +266,10 @@ def _clock() -> Claim:
 
 
 def _of_the_study(c: Comparison) -> bool:
-    """What the study itself froze; methods with trainable extras are not what it made claims about."""
-    return c.arm.freezes and not c.arm.method.has_extras and not c.arm.probes
+    """What the study itself froze, with its learned positions; methods with trainable extras are not what it
+    made claims about."""
+    learned = c.arm.config.model.position == "learned"
+    return c.arm.freezes and learned and not c.arm.method.has_extras and not c.arm.probes
 
 
 def _sentences(analysis: Analysis | None, wanted: Callable[[Comparison], bool]) -> list[str]:
@@ -281,8 +290,9 @@ def _sentences(analysis: Analysis | None, wanted: Callable[[Comparison], bool]) 
 def claims_page(analysis: Analysis | None, command: str) -> str:
     """The page as Markdown."""
     parts = [
-        "# The study's claims, checked",
-        f"Made by `{command}`; edit the code, not this page. *Reported* is what the study printed, "
+        "# The original study's claims, checked",
+        f"Made by `{command}`; edit the code, not this page. *The study* is here the original one, an "
+        "earlier report on frozen Q/K in BERT and GPT. *Reported* is what it printed, "
         "*arithmetic* what its own figures imply, *our runs* what run folders and benchmarks of this "
         "software show, at the scale they name. The three are never mixed.",
     ]

@@ -22,7 +22,7 @@ def where_freezing_holds(analysis: Analysis, w: Words) -> list[Block]:
     """Architecture x task x start: per frozen arm, where the 5 % target holds, fails or is open."""
     cells: dict[tuple[str, str, str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for c in analysis.comparisons.of("baseline"):
-        if c.arm.freezes:
+        if c.arm.freezes and not c.arm.probes:
             start = "pretrained" if c.arm.config.model.pretrained else "scratch"
             key = (architecture(c.arm), task(c.arm), start, c.arm.name)
             where = c.target.outcome if c.target.outcome in (HOLDS, FAILS) else "open"

@@ -286,7 +286,7 @@ def compare(kind: Kind, arm: Arm, reference: Arm, trials: Sequence[Run] = ()) ->
     if at_chance(reference):
         withhold, flags = "chance", (*flags, say("flag.chance", id=reference.id))
     scenario = None
-    if not perplexity and arm.config.model.family == "gpt" and kind == "baseline":
+    if not perplexity and arm.config.model.family == "gpt" and kind == "baseline" and arm.freezes:
         scenario = decide(SCENARIO, effect, withhold=withhold)
     return Comparison(
         kind,

@@ -59,7 +59,7 @@ class Cost:
     checkpoint_bytes: int | None
     peak_memory_bytes: int | None
     compute_seconds: float
-    bound: float | None  # predicted saving of FLOPs per step, as a share
+    bound: float | None  # predicted saving of FLOPs per step, as a share; that of `step` where there is one
     step: StepRatio | None
 
 
@@ -69,13 +69,15 @@ def cost(arm: Arm, benchmarks: list[StepRatio]) -> Cost | None:
     if not results:
         return None
     timings = [r.timing for r in arm.finished]
+    step = next((b for b in benchmarks if b.fits(arm)), None)
+    predicted = _median([t.get("predicted_saving") for t in timings])
     return Cost(
         parameters=results[0].parameters,
         checkpoint_bytes=results[0].checkpoint_bytes,
         peak_memory_bytes=_whole(_median([t.get("peak_memory_bytes") for t in timings])),
         compute_seconds=sum(_finite([t.get("total_wall_time") for t in timings])),
-        bound=_median([t.get("predicted_saving") for t in timings]),
-        step=next((b for b in benchmarks if b.fits(arm)), None),
+        bound=step.bound if step is not None and step.bound is not None else predicted,
+        step=step,
     )
 
 

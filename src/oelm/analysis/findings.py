@@ -59,7 +59,7 @@ def group_title(comparison: Comparison, w: Words) -> str:
 
 def lead(analysis: Analysis, w: Words) -> str:
     """One sentence for someone who reads no further."""
-    frozen = [c for c in analysis.comparisons.of("baseline") if c.arm.freezes]
+    frozen = [c for c in analysis.comparisons.of("baseline") if c.arm.freezes and not c.arm.probes]
     if not frozen:
         return w("lead.nothing")
     held, failed = (sum(c.target.outcome == o for c in frozen) for o in (HOLDS, FAILS))
@@ -91,7 +91,8 @@ def cards(analysis: Analysis, w: Words) -> Cards:
 
 
 def _shown(c: Comparison) -> Verdict:
-    return c.sign if c.kind == "orthogonality" else c.target
+    """The verdict that its table gives: against a start or another architecture, which is the better."""
+    return c.sign if c.kind in ("orthogonality", "start", "plain") else c.target
 
 
 def headline(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -113,7 +114,8 @@ def _main(comparisons: Sequence[Comparison]) -> list[Comparison]:
 def best_other(comparisons: Sequence[Comparison], main: Sequence[Comparison]) -> list[Comparison]:
     """The frozen arm that loses least on validation, if it loses less there than the main one; at most one.
 
-    Not by the test figure, which the winner of several would then be flattered by.
+    Not by the test figure. The winner is flattered all the same, by seeds that are lucky on both texts: its
+    sentence says that it is the best of several.
     """
     others = [c for c in comparisons if c.kind == "baseline" and c.arm.freezes and c.ratio and c not in main]
     best = sorted(others, key=_badness)[:1]
@@ -203,7 +205,7 @@ def notes(comparisons: Sequence[Comparison], w: Words) -> list[Block]:
     for c in comparisons:
         for m in c.flags:
             concerned.setdefault(w.tell(m), []).append(name(c))
-        more = settle(c.target)
+        more = settle(_shown(c))
         if more is not None and c.effect is not None:
             concerned.setdefault(w.tell(more), []).append(name(c))
     for text, arms in concerned.items():
@@ -227,7 +229,7 @@ def other_comparisons(analysis: Analysis, kind: str, w: Words) -> list[Block]:
     )
     rows = []
     for c in comparisons:
-        verdict = c.sign if kind == "orthogonality" else c.target
+        verdict = _shown(c)
         where, against = place(c.arm, w), _linked(c.reference.name, c.reference)
         names: tuple[Text, ...] = (where, _linked(c.arm.name, c.arm), against)
         if c.effect is None:

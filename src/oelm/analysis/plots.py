@@ -100,7 +100,7 @@ def gap(comparisons: Sequence[Comparison], look: Look, w: Words, *, name: str) -
 
 
 def accuracy(comparisons: Sequence[Comparison], look: Look, w: Words, *, name: str) -> Figure:
-    """Bars of accuracy with the interval of the difference, and the lines between the scenarios."""
+    """Bars of accuracy with the interval of the difference, and the lines between scenarios if it has any."""
     figure, axes = canvas(name, 3.2)
     reference = comparisons[0].reference
     base = 100 * reference.mean
@@ -118,17 +118,19 @@ def accuracy(comparisons: Sequence[Comparison], look: Look, w: Words, *, name: s
         )
         if bounds is not None:
             axes.plot([x, x], bounds, color=INK, linewidth=1.6, marker="_", markersize=9)
-    for cut, text in ((SCENARIO_A, "A | C"), (SCENARIO_B, "C | B")):
+    cuts = ((SCENARIO_A, "A | C"), (SCENARIO_B, "C | B")) if any(c.scenario for c in comparisons) else ()
+    for cut, text in cuts:
         axes.axhline(base + cut, color=INK, linewidth=1, linestyle="--")
         axes.annotate(text, (1, base + cut), xycoords=("axes fraction", "data"), xytext=(4, 0),
                       textcoords="offset points", va="center", color=INK)  # fmt: skip
-    lows = [min([v, *(b or ())]) for _, v, b in bars] + [base + SCENARIO_B]
+    lows = [min([v, *(b or ())]) for _, v, b in bars] + [base + cut for cut, _ in cuts]
     highs = [max([v, *(b or ())]) for _, v, b in bars]
     axes.set_ylim(max(0, min(lows) - 3), min(100, max(highs) + 2))
     axes.set_xticks(range(len(bars)), [_broken(arm) for arm, _, _ in bars])
     axes.set_ylabel(w("figure.accuracy.axis"))
     axes.grid(axis="y")
-    caption = f"{group_title(comparisons[0], w)}. {w('figure.accuracy')}"
+    said = [w("figure.accuracy"), *([w("figure.accuracy.lines")] if cuts else [])]
+    caption = f"{group_title(comparisons[0], w)}. {w('sentence.separator').join(said)}"
     return _figure(name, figure, caption)
 
 

@@ -88,6 +88,9 @@ def caveats(analysis: Analysis, w: Words) -> list[Text]:
     said: list[Text] = [w("caveat.seeds")]
     if len(made) > 1:
         said.append(w("caveat.many", n=len(made), wrong=f"{0.05 * len(made):.1f}"))
+    tried = {len(c.arm.config.tune.seeds) for c in made if c.arm.config.tune.grid}
+    if tried:
+        said.append(w("caveat.rates", seeds=" / ".join(map(str, sorted(tried)))))
     small = [s for s in ("mini", "smoke") if any(c.arm.config.scale == s for c in made)]
     if small:
         said.append(w("caveat.scale", scales=" / ".join(w(f"scale.{s}") for s in small)))

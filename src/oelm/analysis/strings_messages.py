@@ -182,7 +182,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "scenario.A": ("the task type decides", "任务类型起决定作用"),
     "scenario.B": ("the architecture decides", "架构起决定作用"),
     "scenario.C": ("needs more analysis", "需要进一步分析"),
-    "scenario.decided": ("Scenario {name}: {meaning}.", "情形 {name}：{meaning}。"),
+    "scenario.decided": (
+        'Scenario {name}, which the original study reads as "{meaning}".',
+        "情形 {name}，原研究将其解读为“{meaning}”。",
+    ),
     "scenario.undecided": (
         "The scenario is undecided ({possible} possible): {more}.",
         "情形未定（可能为 {possible}）：{more}。",

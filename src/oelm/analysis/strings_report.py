@@ -62,10 +62,11 @@ REPORT: dict[str, tuple[str, str]] = {
     ),
     "about.mean": (
         "The same two arms over all datasets of a study: the mean change within each seed, and its interval "
-        "over seeds, as one seed draws the same frozen rows for all of them. It speaks of these datasets, "
-        "not of others.",
+        "over seeds, as one seed may draw the same rows for all of them; never narrower than if the "
+        "datasets' seeds were independent. It speaks of these datasets, not of others.",
         "同样两组在一项研究的所有数据集上：先在每个种子内对变化取平均，再对种子求区间，"
-        "因为同一种子为所有数据集抽取相同的冻结行。它只说明这些数据集，不能推及其他。",
+        "因为同一种子可能为所有数据集抽取相同的行；区间不窄于各数据集种子相互独立时的区间。"
+        "它只说明这些数据集，不能推及其他。",
     ),
     "mean.place": ("{study}, {n} datasets ({scale})", "{study}，{n} 个数据集（{scale}）"),
     "about.no_loss": (
@@ -82,10 +83,10 @@ REPORT: dict[str, tuple[str, str]] = {
     "goal.undecided": ("undecided", "未定"),
     "about.orthogonality": (
         "Frozen orthonormal rows against frozen Gaussian rows of the same norm. Against N(0, 0.02), "
-        "orthogonality and "
-        "a five times larger attention logit change together, and nothing can be said about either.",
-        "冻结的正交行与同范数的冻结高斯行相比。若与 N(0, 0.02) 相比，正交性和约五倍的注意力 logit "
-        "同时改变，二者都无从判断。",
+        "orthogonality and the size of the attention logits (1 / (0.02² d) times as large: 4.9 at width 512, "
+        "20 at 128) change together, and nothing can be said about either.",
+        "冻结的正交行与同范数的冻结高斯行相比。若与 N(0, 0.02) 相比，正交性和注意力 logit 的大小"
+        "（为其 1 / (0.02² d) 倍：宽度 512 时 4.9，128 时 20）同时改变，二者都无从判断。",
     ),
     "about.efficiency": (
         "Quality is the change of perplexity (lower is better) or accuracy (higher is better) against the "
@@ -97,9 +98,8 @@ REPORT: dict[str, tuple[str, str]] = {
     ),
     "about.benchmarks": ("Step times from {files}.", "步时取自 {files}。"),
     "about.reported": (
-        "Left the study's printed figures, right our runs at the scale named. They are never averaged or "
-        "mixed; at "
-        "another scale only the direction of a gap can be compared.",
+        "Left the original study's printed figures, right our runs at the scale named. They are never "
+        "averaged or mixed; at another scale only the direction of a gap can be compared.",
         "左为原研究公布的数字，右为我们在所注规模下的运行。二者从不平均或混用；"
         "规模不同时只能比较差距的方向。",
     ),
@@ -147,7 +147,7 @@ REPORT: dict[str, tuple[str, str]] = {
     "col.tokens": ("Training tokens", "训练词元数"),
     "col.total": ("Total", "合计"),
     "col.id": ("ID", "编号"),
-    "col.reported": ("Reported by the study", "原研究报告"),
+    "col.reported": ("Reported by the original study", "原研究报告"),
     "col.ours": ("Ours", "我们的结果"),
     "col.reported_change": ("Change, reported", "变化（报告）"),
     "col.ours_change": ("Change, ours", "变化（复现）"),
@@ -192,7 +192,7 @@ REPORT: dict[str, tuple[str, str]] = {
     "none.finished": ("No run has finished yet.", "还没有完成的运行。"),
     "none.trend": ("No arm was compared on more than one dataset.", "没有任何组在多个数据集上比较过。"),
     "none.reported": (
-        "None of these experiments has a figure printed by the study.",
+        "None of these experiments has a figure printed by the original study.",
         "这些实验没有原研究公布的数字。",
     ),
     # -- figures
@@ -210,10 +210,12 @@ REPORT: dict[str, tuple[str, str]] = {
     "figure.gap.axis": ("change of perplexity, %", "困惑度变化（%）"),
     "figure.accuracy": (
         "Test accuracy, mean over seeds; the black bar is the 95 % interval of the difference from the "
-        "baseline, drawn at "
-        "the arm. Lines: two and five points below the baseline, the cuts between scenarios A, C and B.",
-        "测试准确率（各种子均值）；黑色竖线为与基线之差的 95 % 区间，画在该组处。横线：低于基线 2 点和 5 "
-        "点，即情形 A、C、B 的分界。",
+        "baseline, drawn at the arm.",
+        "测试准确率（各种子均值）；黑色竖线为与基线之差的 95 % 区间，画在该组处。",
+    ),
+    "figure.accuracy.lines": (
+        "Lines: two and five points below the baseline, the cuts between scenarios A, C and B.",
+        "横线：低于基线 2 点和 5 点，即情形 A、C、B 的分界。",
     ),
     "figure.accuracy.axis": ("accuracy, %", "准确率（%）"),
     "figure.curves": (
@@ -252,6 +254,12 @@ REPORT: dict[str, tuple[str, str]] = {
         "lying exactly on a cut, about {wrong} would be judged wrongly by chance.",
         "共做了 {n} 项比较；每个区间各自成立，未对数量作校正。若这些组都恰在界线上，"
         "约有 {wrong} 项会因偶然而误判。",
+    ),
+    "caveat.rates": (
+        "A tuned rate is the best of its arm's grid on validation, by trials of {seeds} seed(s). The "
+        "intervals take it as given: another draw of trials may choose a neighbouring rate.",
+        "经调参的学习率取该组网格中验证集上最好的一个，试验用 {seeds} 个种子。区间以所选学习率为前提："
+        "换一批试验，可能选中相邻的学习率。",
     ),
     "caveat.scale": (
         "At {scales} scale a small network trains briefly: the gap may grow or vanish in longer training "

@@ -60,7 +60,7 @@ class Verdict:
     outcome: str  # a region, or one of UNDECIDED, NO_INTERVAL, REFUSED
     possible: tuple[str, ...] = ()  # the regions the interval touches
     needed: SeedsNeeded | None = None
-    because: str = ""  # "diverged" or "chance", when the interval alone would have decided
+    because: str = ""  # "diverged" or "chance", where the interval is not asked
 
     @property
     def decided(self) -> bool:
@@ -79,10 +79,10 @@ def decide(rule: Rule, estimate: Estimate, *, withhold: str = "") -> Verdict:
         return Verdict(rule.name, NO_INTERVAL, needed=SeedsNeeded(None, "spread"))
     low, high = estimate.interval
     possible = rule.regions[_region(rule, low) : _region(rule, high) + 1]
+    if withhold:  # more seeds would not settle it
+        return Verdict(rule.name, UNDECIDED, possible, because=withhold)
     if len(possible) > 1:
         return Verdict(rule.name, UNDECIDED, possible, seeds_needed(rule, estimate))
-    if withhold:
-        return Verdict(rule.name, UNDECIDED, possible, because=withhold)
     return Verdict(rule.name, possible[0], possible)
 
 

@@ -1,4 +1,4 @@
-"""The same grid of learning rates for every arm, judged by validation loss over seeds; then the runs proper.
+"""The same grid of learning rates for every arm, judged by validation loss over trial seeds; then the runs.
 
 A trial never sees the test split. Its loss, not its accuracy, decides: on a few hundred validation
 examples accuracy picks rates by luck.

@@ -1,7 +1,7 @@
 """Study `finetune`: a pretrained encoder's Q/K kept, orthonormalised or thrown away, trained or frozen.
 
 At full scale bert-base-uncased, at mini scale all-MiniLM-L6-v2 from pip. Every arm has the same grid of
-rates, chosen by validation loss over seeds.
+rates, chosen by validation loss.
 
 The mini scale is sized for two cores, with the most examples for MNLI, which is the hardest to learn.
 """

@@ -20,7 +20,7 @@ from oelm.methods.registry import method as find_method
 SETS = (("TS", "tinystories"), ("WT2", "wikitext2"), ("OWT", "openwebtext"))
 
 # What closes the gap is asked of the stronger architecture, that with rotary positions; learned ones are
-# the study's. All of it takes between three and four hours of two cores at mini scale
+# the original study's. All of it takes about four hours of two cores at mini scale
 # (--seeds 1 2 3 --trial-seeds 0 --slots 2 --threads 1).
 LEARNED_ARMS = ("baseline", "orthogonal-init", "oelm-freeze")
 ROPE_ARMS = (
@@ -48,18 +48,21 @@ VARIATIONS: tuple[str | Method, ...] = (
         lowrank=4,
         lowrank_scale=4.0,
         purpose="frozen orthogonal Q/K with the convolution on q and k and a residue of rank 4",
+        reference=f"{find_method('oelm-conv').reference}; {find_method('oelm-lowrank').reference}",
     ),
     replace(
         find_method("oelm-plus"),
         name="oelm-plus-wide",
         lowrank=16,
         purpose="oelm-plus with a residue of rank 16: what a larger trained share brings",
+        controls="whether the rank of the residue is what oelm-plus lacks",
     ),
     replace(
         find_method("oelm-plus"),
         name="oelm-plus-temperature",
         temperature=True,
         purpose="oelm-plus with one trainable temperature per head",
+        controls="whether the sharpness of attention is what oelm-plus lacks",
         control="trained-plus-temperature",
     ),
     replace(
@@ -67,6 +70,7 @@ VARIATIONS: tuple[str | Method, ...] = (
         name="trained-plus-temperature",
         temperature=True,
         purpose="orthogonal start, trained, in the architecture of oelm-plus-temperature",
+        controls="the architecture of oelm-plus-temperature: what remains is the freezing",
     ),
 )
 
