@@ -145,9 +145,14 @@ def _rates(analysis: Analysis | None) -> Claim:
     )
     tuned = _sentences(
         analysis,
-        lambda c: c.kind == "baseline" and _of_the_study(c) and bool(c.arm.config.tune.grid)
-        and c.arm.config.tune.grid == c.reference.config.tune.grid,
-    )  # fmt: skip
+        lambda c: (
+            c.kind == "baseline"
+            and c.arm.method.name in ("oelm-freeze", "oelm-random")
+            and _of_the_study(c)
+            and bool(c.arm.config.tune.grid)
+            and c.arm.config.tune.grid == c.reference.config.tune.grid
+        ),
+    )
     return Claim(
         "The arms were comparable",
         "Frozen arms and baselines are compared as equals; the table of settings gives their learning rates.",

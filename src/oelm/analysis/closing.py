@@ -115,7 +115,7 @@ def efficiency(analysis: Analysis, w: Words) -> list[Block]:
                     numbers.size(spent.checkpoint_bytes),
                     numbers.size(spent.peak_memory_bytes),
                     _step(spent, w),
-                    "–" if not spent.bound else f"{numbers.MINUS}{100 * spent.bound:.1f} %",
+                    "–" if not spent.bound else f"{numbers.signed(-100 * spent.bound, 1)} %",
                 )
             )
         )
