@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_factory import cls_config, lm_config, write_run, write_study, write_trials
+from run_factory import cls_config, lm_config, write_arm, write_run, write_study, write_trials
 from scipy import stats
 
 from oelm.analysis import closing
@@ -256,6 +256,16 @@ def test_one_seed_of_a_classifier_still_tells_what_the_test_set_can(tmp_path):
     assert c.effect.interval is None
     assert c.scenario.outcome == NO_INTERVAL
     assert 0 <= c.mcnemar_p < 0.05
+
+
+def test_a_trained_arm_has_no_scenario(tmp_path):
+    for arm in ("baseline", "orthogonal-init", "oelm-freeze"):
+        write_arm(tmp_path, "imdb", arm, [np.arange(400) < 320] * 2, make=cls_config)
+    made = analyze(tmp_path).comparisons.of("baseline")
+    assert {c.arm.name: c.scenario is not None for c in made} == {
+        "orthogonal-init": False,
+        "oelm-freeze": True,
+    }
 
 
 def test_a_baseline_at_chance_decides_nothing(tmp_path):

@@ -67,6 +67,13 @@ def test_one_dataset_or_one_that_is_withheld_makes_no_mean(tmp_path, corpora):
     write_arm(corpora, "openwebtext", "baseline", (90.0, 91.0, 92.0))
     write_arm(corpora, "openwebtext", "oelm-freeze", (95.0, 96.0, 97.0), fairness={"steps": 7})
     assert analyze(corpora).means == []
+    chance = tmp_path / "chance"
+    guess = np.arange(400) % 2  # as good as always naming one class
+    for dataset, right in (("imdb", np.arange(400) < 320), ("sst2", guess)):
+        write_arm(chance, dataset, "baseline", [right] * 2, make=cls_config)
+        write_arm(chance, dataset, "oelm-freeze", [np.roll(right, 1), right], make=cls_config)
+    assert [c.target.because for c in analyze(chance).comparisons.made] == ["", "chance"]
+    assert analyze(chance).means == []
     alone = tmp_path / "alone"
     write_arm(alone, "tinystories", "baseline", BASE["tinystories"])
     write_arm(alone, "tinystories", "oelm-freeze", ARM["tinystories"])

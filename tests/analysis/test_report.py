@@ -146,6 +146,8 @@ def test_generated_tasks_are_no_corpora(tmp_path):
         write_arm(tmp_path, dataset, "oelm-freeze", (9.0, 9.1))
     found = analyze(tmp_path)
     assert "No arm was compared" in str(closing.across_datasets(found, Words("en")))
+    assert ", 1 comparisons: " in findings.lead(found, Words("en"))
+    assert "task-copy" not in str(closing.where_freezing_holds(found, Words("en")))
     page = claims_page(found, "oelm report")
     assert "X/tinystories" in page
     assert "task-copy" not in page

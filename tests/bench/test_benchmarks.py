@@ -168,11 +168,7 @@ def test_goals_are_judged_from_the_file_alone():
     r = {"value": 1.5, "low": 1.45, "high": 1.6, "rounds": 5}
     base = {"name": "baseline", "ratio": {**r, "value": 1.0}, "gemm_peak_share": 0.8}
     plain = {"name": "plain", "ratio": r, "memory_ratio": 2.0}
-    slow = {
-        "name": "oelm-plus",
-        "fields": {"freeze": "all"},
-        "ratio": {**r, "low": 0.9},
-    }  # saves none
+    slow = {"name": "oelm-plus", "fields": {"freeze": "all"}, "ratio": {**r, "low": 0.9}}  # saves none
     result = {"kind": "step", "model": "medium-512", "settings": {}, "arms": [base, plain, slow]}
     found = {j.goal: j for j in judge([result, {"kind": "growth"}])}
     assert found["medium-512: a step against plain"].verdict == "met"

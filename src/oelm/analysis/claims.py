@@ -216,7 +216,7 @@ def _phase_four(analysis: Analysis | None) -> Claim:
             f"{arithmetic.accuracy_noise(85, 85, 1000):.1f}. Here it is decided on the interval, or left "
             "undecided.",
         ),
-        _sentences(analysis, lambda c: c.scenario is not None and c.arm.freezes),
+        _sentences(analysis, lambda c: c.scenario is not None),
     )
 
 

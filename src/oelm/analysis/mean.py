@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from scipy import stats
 
 from oelm.analysis.compare import Comparison, Comparisons
-from oelm.analysis.statistics import Estimate, difference
+from oelm.analysis.statistics import LEVEL, Estimate, difference
 from oelm.analysis.verdict import ACCURACY_SIGN, ACCURACY_TARGET, PPL_SIGN, PPL_TARGET, Verdict, decide
 
 KINDS = ("baseline", "control", "orthogonality")
@@ -76,7 +76,8 @@ def _estimate(
         return math.hypot(*errors) / len(errors)
 
     degrees = sum(e.n - 1 for e in single)
-    student = float(stats.t.ppf(0.975, degrees) / stats.norm.ppf(0.975))  # rest_se is taken as known well
+    upper = 0.5 + LEVEL / 2
+    student = float(stats.t.ppf(upper, degrees) / stats.norm.ppf(upper))  # rest_se is taken as known well
     independent = pooled([(e.seed_sd or 0.0) / math.sqrt(e.n) for e in single])
     return difference(
         over_datasets("arm"),
