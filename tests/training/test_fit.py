@@ -172,6 +172,17 @@ def test_tuning_trial_never_sees_the_test_split(tmp_path, machine, make, monkeyp
     assert "test" not in folder.manifest()["data"]["fingerprints"]
 
 
+def test_a_finished_trial_keeps_its_figures_and_no_checkpoints(tmp_path, machine, make):
+    config = make("lm")
+    trial = replace(config, tune=replace(config.tune, trial=True))
+    assert fit(trial, tmp_path, machine).state == "finished"
+    folder = RunFolder(tmp_path)
+    assert not folder.resumable
+    assert folder.best.is_dir()
+    assert folder.results()["validation"]["ppl"] > 1
+    assert fit(trial, tmp_path, machine).reason == "was finished before"
+
+
 def test_early_stop(tmp_path, machine, make):
     config = make("lm", optim={"lr": 1e-30}, budget={"steps": 40, "eval_every": 2, "patience": 2})
     fit(config, tmp_path, machine)

@@ -25,7 +25,7 @@ def freeable(root: Path | str) -> list[Freeable]:
     for run in scan(root):
         if run.state != "finished":
             continue
-        files = _checkpoints(run.path)
+        files = RunFolder(run.path).checkpoints
         if files:
             found.append(Freeable(run, files, sum(file.stat().st_size for file in files)))
     return found
@@ -39,15 +39,7 @@ def free(items: Iterable[Freeable]) -> int:
             with RunLock(item.run.path, patience=0):
                 if state_of(item.run.path)[0] != "finished":
                     continue
-                for file in item.files:
-                    size = file.stat().st_size if file.exists() else 0
-                    file.unlink(missing_ok=True)
-                    freed += size
+                freed += RunFolder(item.run.path).drop_checkpoints()
         except Busy:
             continue
     return freed
-
-
-def _checkpoints(path: Path) -> tuple[Path, ...]:
-    folder = RunFolder(path)
-    return tuple(file for file in (folder.latest, folder.previous) if file.exists())

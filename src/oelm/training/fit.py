@@ -80,6 +80,8 @@ def fit(config: Config, folder: Path | str, machine: Machine = Machine()) -> Out
                 raise  # a wrong wish, or a fault of the program: both belong to whoever called
             return outcome
         run.close(outcome.state, outcome.reason)
+        if outcome.state == "finished" and config.tune.trial and world.main:
+            place.drop_checkpoints()  # only its validation figure is wanted; a grid's would fill a disk
         return outcome
 
 

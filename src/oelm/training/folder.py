@@ -154,7 +154,19 @@ class RunFolder:
 
     @property
     def resumable(self) -> bool:
-        return self.latest.exists() or self.previous.exists()
+        return bool(self.checkpoints)
+
+    @property
+    def checkpoints(self) -> tuple[Path, ...]:
+        return tuple(file for file in (self.latest, self.previous) if file.exists())
+
+    def drop_checkpoints(self) -> int:
+        """Give up an exact resume; returns the bytes freed."""
+        freed = 0
+        for file in self.checkpoints:
+            freed += file.stat().st_size
+            file.unlink(missing_ok=True)
+        return freed
 
     # -- config ---------------------------------------------------------------------------------
 

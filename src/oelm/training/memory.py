@@ -55,7 +55,7 @@ def disk_plan(model: nn.Module, optimizer: torch.optim.Optimizer) -> DiskPlan:
 
 def require_disk(plan: DiskPlan, folder: RunFolder) -> None:
     """Refuse to start what the disk cannot hold."""
-    held = sum(path.stat().st_size for path in (folder.latest, folder.previous) if path.exists())
+    held = sum(path.stat().st_size for path in folder.checkpoints)
     if folder.best.exists():
         held += sum(path.stat().st_size for path in folder.best.iterdir() if path.is_file())
     needed, free = max(0, plan.total - held), shutil.disk_usage(folder.path).free
