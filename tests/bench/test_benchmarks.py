@@ -1,6 +1,7 @@
 """Every kind of benchmark runs end to end at a tiny size, and its arithmetic is right. Never a clock."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +13,15 @@ from oelm.bench.folders import FoldersBench, clone
 from oelm.bench.folders import summarise as summarise_folders
 from oelm.bench.goals import Judged, judge
 from oelm.bench.growth import GrowthBench, exponent
+from oelm.bench.interleave import ratio
 from oelm.bench.step import StepBench
 from oelm.bench.step import run as run_step
 from oelm.bench.table import make
 from oelm.cli.main import main
 from oelm.errors import OelmError, UsageError
 from oelm.training.folder import RunFolder
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def arm(seconds, samples):
@@ -49,6 +53,39 @@ def test_few_batches_are_used_again():
     assert sorted(n for turn in spread(np.array([3, 1, 2]), turns=3, steps=2) for n in turn) == [
         0, 0, 1, 1, 2, 2,
     ]  # fmt: skip
+
+
+def kept(kind):
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if result["kind"] == kind:
+            yield result
+
+
+def test_kept_ratios_follow_from_the_kept_seconds():
+    pairs = []
+    for result in kept("step"):
+        first = result["arms"][0]
+        for arm in result["arms"]:
+            pairs.append((arm["ratio"], ratio(arm["seconds"], first["seconds"])))
+            pairs.append((arm["cpu_ratio"], ratio(arm["cpu_seconds"], first["cpu_seconds"])))
+    for comparison in (c for result in kept("classification") for c in result["comparisons"]):
+        each = {
+            clock: {a["name"]: np.array(a[clock]) * len(a[clock]) / a["samples"] for a in comparison["arms"]}
+            for clock in ("seconds", "cpu_seconds")
+        }
+        for arm in comparison["arms"]:
+            for clock, key in (("seconds", "speedup_of_ours"), ("cpu_seconds", "speedup_of_ours_cpu")):
+                pairs.append((arm[key], ratio(each[clock][arm["name"]], each[clock]["oelm"], of="mean")))
+    for comparison in (c for result in kept("tokenisation") for c in result["comparisons"]):
+        seconds = comparison["seconds"]
+        for name, found in comparison["ratio_to_ours"].items():
+            pairs.append((found, ratio(seconds[name], seconds["oelm"])))
+    assert len(pairs) > 50
+    for held, computed in pairs:
+        value = held.get("value", held.get("median"))
+        figures = (value, held["low"], held["high"], held["rounds"])
+        assert figures == pytest.approx((computed.median, computed.low, computed.high, computed.rounds))
 
 
 @pytest.mark.slow

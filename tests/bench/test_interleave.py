@@ -5,6 +5,7 @@ import pytest
 
 from oelm.bench.interleave import interleave, ratio
 from oelm.bench.step import StepBench, run, summarise
+from oelm.bench.tokenisation import TokenisationBench
 from oelm.errors import OelmError, UsageError
 
 TINY = {"size": "smoke", "vocabulary": 61, "context": 16, "batch": 2}
@@ -109,3 +110,5 @@ def test_wrong_arms_are_refused():
         StepBench(arms=("baseline", "baseline"))
     with pytest.raises(UsageError, match="3 rounds"):
         StepBench(rounds=1)
+    with pytest.raises(UsageError, match="3 rounds"):
+        TokenisationBench(rounds=1)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from oelm.bench.classification_arms import ARMS, OURS, PADDED, model_name
-from oelm.bench.interleave import interleave, ratio
+from oelm.bench.interleave import interleave, ratio, require_rounds
 from oelm.bench.results import load, record
 from oelm.errors import UsageError, unknown_name
 
@@ -38,8 +38,7 @@ class ClassificationBench:
                 raise unknown_name("arm", arm, ARMS)
         if self.arms[:1] != (OURS,):
             raise UsageError(f"the first arm is '{OURS}': it is what the others are compared with")
-        if self.rounds < 3:
-            raise UsageError("an interval needs at least 3 rounds")
+        require_rounds(self.rounds)
 
     def specs(self, dataset: str) -> list[dict[str, Any]]:
         shared = {**asdict(self), "kind": "classification", "dataset": dataset, "seed": 0}

@@ -19,9 +19,14 @@ from typing import Any, Literal
 import numpy as np
 from scipy import stats
 
-from oelm.errors import OelmError
+from oelm.errors import OelmError, UsageError
 
 FEW_ROUNDS = 10
+
+
+def require_rounds(rounds: int) -> None:
+    if rounds < 3:
+        raise UsageError("an interval needs at least 3 rounds")
 
 
 @dataclass(frozen=True)
@@ -48,20 +53,20 @@ def ratio(
     draws: int = 10_000,
 ) -> Ratio:
     """The ratio of the medians of two interleaved series. Its interval is a bootstrap of whole rounds; of few
-    rounds that would be too narrow, and it is Student's t of their log ratios. A single one has none.
+    rounds that would be too narrow, and it is Student's t of their log ratios.
 
     Means instead of medians where rounds do different work, so that all of it counts.
 
     >>> str(ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]))
     '2.00x [2.00, 2.00], n = 3'
     """
-    if len(other) != len(ours) or not len(ours):
-        raise ValueError("interleaved series have one value per round each")
+    if len(other) != len(ours) or len(ours) < 2:
+        raise ValueError("interleaved series have one value per round each, and two rounds or more")
     a, b = np.asarray(other, dtype=float), np.asarray(ours, dtype=float)
     center: Any = np.median if of == "median" else np.mean
     value, n = float(center(a) / center(b)), len(a)
     if n < FEW_ROUNDS:
-        half = stats.t.ppf(0.975, n - 1) * np.std(np.log(a / b), ddof=1) / n**0.5 if n > 1 else 0.0
+        half = stats.t.ppf(0.975, n - 1) * np.std(np.log(a / b), ddof=1) / n**0.5
         low, high = value * np.exp(-half), value * np.exp(half)
     else:
         rounds = np.random.default_rng(0).integers(n, size=(draws, n))

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from oelm.bench.arms import COMPILED, ENCODERS, GEMM, PEERS
-from oelm.bench.interleave import interleave, ratio
+from oelm.bench.interleave import interleave, ratio, require_rounds
 from oelm.bench.results import load, record
 from oelm.errors import UsageError, unknown_name
 from oelm.methods.registry import ALIASES, method, methods
@@ -40,8 +40,7 @@ class StepBench:
                 raise unknown_name("arm", arm, [*methods(), *PEERS])
             if arm in PEERS and (self.size in ENCODERS or self.position != "learned" or self.shape):
                 raise UsageError(f"the peer '{arm}' is a plain GPT-2 of a named size with learned positions")
-        if self.rounds < 3:
-            raise UsageError("an interval needs at least 3 rounds")
+        require_rounds(self.rounds)
 
     def specs(self) -> list[dict[str, Any]]:
         shared = {

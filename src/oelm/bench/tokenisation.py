@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from oelm.bench.interleave import ratio
+from oelm.bench.interleave import ratio, require_rounds
 from oelm.bench.results import load, record
 from oelm.data.sources import open_corpus
 from oelm.data.tokenizers import Tokenizer, load_tokenizer
@@ -42,6 +42,9 @@ class TokenisationBench:
     megabytes: float = 8.0  # text per arm and round
     rounds: int = 7
     data_dir: str = ""
+
+    def __post_init__(self) -> None:
+        require_rounds(self.rounds)
 
 
 def run(bench: TokenisationBench, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
