@@ -17,7 +17,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "oelm"
 HEAVY = {"torch", "transformers", "matplotlib", "datasets"}
 
-# room -> rooms it may know, besides itself, oelm.errors and oelm.atomic
+# room -> rooms it may know, besides itself and the shared modules
 MAY_KNOW: dict[str, set[str]] = {
     "methods": set(),
     "data": set(),
@@ -28,7 +28,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "bench": {"methods", "data", "models", "training", "experiments"},
     "cli": {"methods", "data", "models", "training", "experiments", "analysis", "bench"},
 }
-SHARED = {"errors", "atomic"}
+SHARED = {"errors", "atomic", "words"}
 
 
 def modules() -> list[Path]:

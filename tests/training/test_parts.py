@@ -22,12 +22,13 @@ from oelm.training.attention import attention_statistics, off_orthogonal
 from oelm.training.checkpoint import CorruptCheckpoint, load_checkpoint, load_newest, save_checkpoint
 from oelm.training.config import OptimConfig
 from oelm.training.flops import flop_model
-from oelm.training.memory import is_out_of_memory, readable
+from oelm.training.memory import is_out_of_memory
 from oelm.training.metrics import MetricsLog
 from oelm.training.optimizer import build_optimizer, load_optimizer_state, optimizer_state
 from oelm.training.schedule import lr_factor
 from oelm.training.signals import STOP_SIGNALS, StopRequest
 from oelm.training.timing import WARMUP_STEPS, Timer
+from oelm.words import bytes_text
 
 CPU = torch.device("cpu")
 
@@ -428,4 +429,4 @@ def test_out_of_memory_is_recognised_and_nothing_else_is():
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"))
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
-    assert readable(490 * 2**20) == "490.0 MiB"
+    assert bytes_text(490 * 2**20) == "490.0 MiB"

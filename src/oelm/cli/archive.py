@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from oelm.cli.options import add_json, add_runs, command_parser
-from oelm.cli.output import bytes_text, print_json
+from oelm.cli.output import print_json
 from oelm.experiments.archive import merge, pack, verify
 from oelm.experiments.keep import keep
+from oelm.words import bytes_text
 
 
 def add_parser(subparsers: Any) -> None:

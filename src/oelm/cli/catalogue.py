@@ -14,7 +14,7 @@ from oelm.cli.options import (
     command_parser,
     load_own,
 )
-from oelm.cli.output import bytes_text, print_json, print_table, seconds_text
+from oelm.cli.output import print_json, print_table, seconds_text
 from oelm.experiments.catalogue import PHASES, STUDIES, experiment, experiments, select
 from oelm.experiments.experiment import DEFAULT_SEED, Experiment, stand_ins
 from oelm.experiments.fairness import against_baseline
@@ -23,6 +23,7 @@ from oelm.methods.registry import ALIASES, methods
 from oelm.training.config import Config
 from oelm.training.folder import config_diff, config_hash, config_to_yaml
 from oelm.training.typed import to_mapping
+from oelm.words import bytes_text
 
 
 def add_parser(subparsers: Any) -> None:

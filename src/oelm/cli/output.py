@@ -54,18 +54,6 @@ def output_file(text: str) -> Path:
     return path
 
 
-def bytes_text(count: float) -> str:
-    """
-    >>> bytes_text(514 * 2**20)
-    '514.0 MiB'
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 def seconds_text(seconds: float | None) -> str:
     """
     >>> seconds_text(45), seconds_text(18_400), seconds_text(None)

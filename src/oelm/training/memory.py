@@ -10,6 +10,7 @@ from torch import nn
 
 from oelm.errors import OelmError
 from oelm.training.folder import RunFolder
+from oelm.words import bytes_text
 
 # What torch's CPU allocator says; it has no exception of its own.
 _CPU_WORDS = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "bad_alloc")
@@ -38,8 +39,9 @@ class DiskPlan:
 
     def __str__(self) -> str:
         return (
-            f"disk: at most {readable(self.total)} (3 checkpoints of {readable(self.checkpoint)}: latest, "
-            f"previous, one being written; 2 models of {readable(self.best)}: best, one being written)"
+            f"disk: at most {bytes_text(self.total)} (3 checkpoints of {bytes_text(self.checkpoint)}: "
+            f"latest, previous, one being written; 2 models of {bytes_text(self.best)}: "
+            "best, one being written)"
         )
 
 
@@ -61,18 +63,6 @@ def require_disk(plan: DiskPlan, folder: RunFolder) -> None:
     needed, free = max(0, plan.total - held), shutil.disk_usage(folder.path).free
     if free < needed:
         raise OelmError(
-            f"disk full: this run needs {readable(needed)} more in {folder.path}, {readable(free)} are free. "
-            "Free some space (oelm clean) or choose another runs folder."
+            f"disk full: this run needs {bytes_text(needed)} more in {folder.path}, {bytes_text(free)} are "
+            "free. Free some space (oelm clean) or choose another runs folder."
         )
-
-
-def readable(size: float) -> str:
-    """
-    >>> readable(514 * 2**20)
-    '514.0 MiB'
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
