@@ -20,7 +20,7 @@ from oelm.methods.registry import method as find_method
 SETS = (("TS", "tinystories"), ("WT2", "wikitext2"), ("OWT", "openwebtext"))
 
 # What closes the gap is asked of the stronger architecture, that with rotary positions; learned ones are
-# the original study's. All of it takes about four hours of two cores at mini scale
+# the original study's. All of it takes about three and a half hours of two idle cores at mini scale
 # (--seeds 1 2 3 --trial-seeds 0 --slots 2 --threads 1).
 LEARNED_ARMS = ("baseline", "orthogonal-init", "oelm-freeze")
 ROPE_ARMS = (
