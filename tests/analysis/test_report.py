@@ -20,7 +20,7 @@ from oelm.analysis import closing, findings, plots, report
 from oelm.analysis.analyze import analyze
 from oelm.analysis.claims import claims_page
 from oelm.analysis.document import Document, Figure, Section, Table
-from oelm.analysis.figures import Look, standalone
+from oelm.analysis.figures import Look, canvas, house_style, legend_below, standalone
 from oelm.analysis.html import to_html
 from oelm.analysis.markdown import to_markdown
 from oelm.analysis.plots import all_figures
@@ -409,6 +409,34 @@ def test_no_arm_is_dropped_from_the_forest_and_no_two_look_alike(monkeypatch, an
         assert any(arm in svg for svg in svgs)
     looks = [tuple(map(str, Look([str(i) for i in range(40)]).of(str(i)).values())) for i in range(40)]
     assert len(set(looks)) == 40
+
+
+def test_many_arms_are_drawn_in_portions_led_by_their_reference(monkeypatch, analysis):
+    group = max(findings.by_group(analysis.comparisons.of("baseline")).values(), key=len)
+    (whole,) = plots._parts(group)
+    assert whole[0].id == group[0].reference.id
+    assert {a.id for a in whole[1:]} == {c.arm.id for c in group}
+    monkeypatch.setattr(plots, "MOST_ARMS", 3)
+    parts = list(plots._parts(group))
+    assert len(parts) > 1
+    assert all(part[0] is whole[0] and len(part) > 1 for part in parts)
+    assert [a for part in parts for a in part[1:]] == whole[1:]
+    beside = [{a.config.compare.control for a in part} & {a.id for a in part[1:]} for part in parts]
+    assert any(beside)
+
+
+def test_a_legend_keeps_within_its_figure_however_long_the_names():
+    with house_style():
+        figure, axes = canvas("many", 3.0)
+        for i in range(23):
+            axes.plot([0, 1], [0, i], label=f"trained-plus-temperature-{i:03d}")
+        legend_below(figure, axes)
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        box, page = legend.get_window_extent(), figure.bbox
+        assert page.x0 <= box.x0
+        assert box.x1 <= page.x1
+        assert axes.get_window_extent().height > 0.25 * page.height
 
 
 def test_curves_left_out_are_said(monkeypatch, analysis, tmp_path):

@@ -7,6 +7,7 @@ style, so a grey print still reads.
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (5, 5)))
 WIDTH = 7.2
+LETTER, LINE = 0.09, 0.21  # inches that a letter and a line of the legend take
 
 _STYLE: dict[Any, Any] = {  # matplotlib types its keys as a list of literals
     "svg.fonttype": "none",
@@ -49,7 +51,7 @@ def house_style() -> AbstractContextManager[None]:
 
 
 class Look:
-    """The same arm looks the same in every figure of a report."""
+    """How each arm looks: the same in all figures that share a look, and unlike any other's."""
 
     def __init__(self, arms: Sequence[str]) -> None:
         self.order = {name: i for i, name in enumerate(dict.fromkeys(arms))}
@@ -64,10 +66,12 @@ class Look:
         }
 
 
-def canvas(name: str, height: float, columns: int = 1, **options: Any) -> tuple[Canvas, Any]:
+def canvas(
+    name: str, height: float, columns: int = 1, *, rows: int = 1, **options: Any
+) -> tuple[Canvas, Any]:
     """A figure outside pyplot: no display, no global state."""
     figure = Canvas(figsize=(WIDTH, height), layout="constrained")
-    axes = figure.subplots(1, columns, **options)
+    axes = figure.subplots(rows, columns, **options)
     figure.set_label(name)
     return figure, axes
 
@@ -104,11 +108,13 @@ def standalone(svg: str) -> str:
     )
 
 
-def legend_below(figure: Canvas, axes: Any, entries: int) -> None:
+def legend_below(figure: Canvas, axes: Any) -> None:
+    """As many columns as the longest label leaves room for; the figure grows by what the legend takes."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=min(entries, 3), labelcolor=INK, frameon=False
-    )
+    longest = max((len(label) for label in labels), default=0)
+    columns = max(1, min(len(labels), int(WIDTH / (0.7 + LETTER * longest))))
+    figure.set_size_inches(WIDTH, figure.get_size_inches()[1] + LINE * math.ceil(len(labels) / columns))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, labelcolor=INK, frameon=False)
 
 
 def _attribute(text: str) -> str:

@@ -28,6 +28,7 @@ ATTENTION = {
 }
 MOST_LETTERS = 28
 MOST_ROWS = 40  # of one forest; more arms get a figure each
+MOST_ARMS = 8  # of one drawing of curves: as many as there are colours, so that no two share one
 MOST_GROUPS = 12  # whose curves are drawn; a report of fifty would take minutes to make and longer to read
 
 
@@ -50,19 +51,42 @@ def _all_figures(analysis: Analysis, w: Words) -> dict[str, list[Figure]]:
             figures["comparisons"].append(accuracy(accurate, look, w, name=f"accuracy-{i}"))
         if i >= MOST_GROUPS:
             continue
-        arms = list({a.key: a for c in group for a in (c.reference, c.arm)}.values())
         title = group_title(group[0], w)
-        for drawn in (
-            curves(arms, look, w, title, name=f"curves-{i}"),
-            attention(arms, look, w, title, name=f"attention-{i}"),
-            heads(arms, w, title, name=f"heads-{i}"),
-        ):
-            if drawn is not None:
-                figures["figures"].append(drawn)
-    shares = [c for c in made.of("baseline") if c.ratio is not None]
-    if any(c.arm.freezes for c in shares):
+        for j, arms in enumerate(_parts(group)):
+            part, colours = f"{i}-{j}", Look([a.name for a in arms])
+            for drawn in (
+                curves(arms, colours, w, title, name=f"curves-{part}"),
+                attention(arms, colours, w, title, name=f"attention-{part}"),
+                heads(arms, w, title, name=f"heads-{part}"),
+            ):
+                if drawn is not None:
+                    figures["figures"].append(drawn)
+    shares = [c for c in made.of("baseline") if c.ratio is not None and c.arm.freezes and not c.arm.probes]
+    if shares:
         figures["efficiency"].append(parameters(shares, look, w))
     return figures
+
+
+def _parts(group: Sequence[Comparison]) -> Iterator[list[Arm]]:
+    """The arms of a group in portions that can be told apart: those of one reference, which leads each
+    portion, and an arm beside its control where that is not drawn yet."""
+    references = {c.reference.id: c.reference for c in group}
+    for reference in references.values():
+        left = {c.arm.id: c.arm for c in group if c.reference.id == reference.id}
+        part = [reference]
+        while left:
+            arm = left.pop(next(iter(left)))
+            paired = [a.id for a in left.values() if arm.id == _control(a) or a.id == _control(arm)]
+            together = [arm, *(left.pop(other) for other in paired[:1])]
+            if len(part) > 1 and len(part) + len(together) > MOST_ARMS:
+                yield part
+                part = [reference]
+            part += together
+        yield part
+
+
+def _control(arm: Arm) -> str:
+    return arm.config.compare.control
 
 
 def _forests(comparisons: Sequence[Comparison]) -> Iterator[Sequence[Comparison]]:
@@ -136,8 +160,8 @@ def accuracy(comparisons: Sequence[Comparison], look: Look, w: Words, *, name: s
 
 def curves(arms: Iterable[Arm], look: Look, w: Words, title: str, *, name: str) -> Figure | None:
     """Validation loss over steps, mean and range over seeds."""
-    figure, axes = canvas(name, 3.4)
-    drawn = 0
+    figure, axes = canvas(name, 3.0)
+    drawn = False
     for arm in arms:
         steps, values = _series([_column(r, "validation", "loss") for r in arm.finished])
         if len(steps) < 2:
@@ -155,26 +179,28 @@ def curves(arms: Iterable[Arm], look: Look, w: Words, title: str, *, name: str) 
             axes.fill_between(
                 steps, values.min(axis=0), values.max(axis=0), color=style["color"], alpha=0.15, lw=0
             )
-        drawn += 1
+        drawn = True
     if not drawn:
         return None
     axes.set_xlabel(w("figure.curves.x"))
     axes.set_ylabel(w("figure.curves.y"))
     axes.grid()
-    legend_below(figure, axes, drawn)
+    legend_below(figure, axes)
     return _figure(name, figure, w("figure.curves", title=title))
 
 
 def parameters(comparisons: Sequence[Comparison], look: Look, w: Words) -> Figure:
-    """Trained share of Q/K against the loss of quality."""
+    """Trained share of Q/K against the loss of quality, of arms that freeze."""
     figure, axes = canvas("parameters", 3.4)
     seen: set[str] = set()
+    most = 5.0
     for c in comparisons:
         result = c.arm.finished[0].result
         if result is None or c.ratio is None or not result.parameters.qk_total:
             continue
         worse = _percent(c.ratio.value) if c.metric == "ppl" else -_percent(c.ratio.value)
         x = 100 * result.parameters.qk_trainable / result.parameters.qk_total
+        most = max(most, x)
         style = look.of(c.arm.name)
         label = _short(c.arm.name) if c.arm.name not in seen else None
         seen.add(c.arm.name)
@@ -189,11 +215,11 @@ def parameters(comparisons: Sequence[Comparison], look: Look, w: Words) -> Figur
         )
     axes.axhline(100 * TARGET, color=INK, linewidth=1.2, linestyle="--")
     axes.axhline(0, color=INK, linewidth=0.8)
-    axes.set_xlim(-4, 104)
+    axes.set_xlim(-0.04 * most, 1.04 * most)
     axes.set_xlabel(w("figure.parameters.x"))
     axes.set_ylabel(w("figure.parameters.y"))
     axes.grid()
-    legend_below(figure, axes, len(seen))
+    legend_below(figure, axes)
     return _figure("parameters", figure, w("figure.parameters"))
 
 
@@ -208,27 +234,32 @@ def attention(arms: Iterable[Arm], look: Look, w: Words, title: str, *, name: st
     if not found:
         return None
     kinds = [k for k in ATTENTION if k in found]
-    figure, axes = canvas(name, 3.2, len(kinds), squeeze=False)
+    figure, axes = canvas(name, 2.6, len(kinds), squeeze=False)
     for panel, what in zip(axes[0], kinds, strict=True):
         for label, steps, values in found[what]:
             panel.plot(steps, values, label=_short(label), markersize=4, **look.of(label))
         panel.set_title(w(f"attention.{what}"))
         panel.set_xlabel(w("figure.curves.x"))
         panel.grid()
-    legend_below(figure, axes[0][0], len(found[kinds[0]]))
+    legend_below(figure, axes[0][0])
     return _figure(name, figure, w("figure.attention", title=title))
 
 
 def heads(arms: Sequence[Arm], w: Words, title: str, *, name: str) -> Figure | None:
-    """The last entropy of each head as a map, layer by head, for up to four arms."""
+    """The last entropy of each head as a map, layer by head."""
     found = ((a.name, _last_entropy(a.finished[0])) for a in arms if a.finished)
-    maps = [(arm, grid) for arm, grid in found if grid is not None][:4]
+    maps = [(arm, grid) for arm, grid in found if grid is not None]
     if not maps:
         return None
-    figure, axes = canvas(name, 2.6, len(maps), squeeze=False)
+    rows = math.ceil(len(maps) / 4)
+    columns = math.ceil(len(maps) / rows)
+    figure, axes = canvas(name, 2.6 * rows, columns, rows=rows, squeeze=False)
+    panels = list(axes.flat)
+    for unused in panels[len(maps) :]:
+        unused.set_visible(False)
     highest = max(float(np.nanmax(g)) for _, g in maps)
     image: Any = None
-    for panel, (arm, grid) in zip(axes[0], maps, strict=True):
+    for panel, (arm, grid) in zip(panels, maps, strict=False):
         image = panel.pcolormesh(
             grid, cmap=colormaps["cividis"].resampled(16), vmin=0, vmax=highest, edgecolors="none"
         )
@@ -236,8 +267,9 @@ def heads(arms: Sequence[Arm], w: Words, title: str, *, name: str) -> Figure | N
         panel.set_xlabel(w("figure.heads.x"))
         panel.set_xticks(np.arange(grid.shape[1]) + 0.5, [str(i + 1) for i in range(grid.shape[1])])
         panel.set_yticks(np.arange(grid.shape[0]) + 0.5, [str(i + 1) for i in range(grid.shape[0])])
-    axes[0][0].set_ylabel(w("figure.heads.y"))
-    bar = figure.colorbar(image, ax=list(axes[0]), shrink=0.9)
+    for first in axes[:, 0]:
+        first.set_ylabel(w("figure.heads.y"))
+    bar = figure.colorbar(image, ax=panels, shrink=0.9)
     bar.ax.tick_params(colors=INK)
     bar.outline.set_visible(False)
     return _figure(name, figure, w("figure.heads", title=title))

@@ -225,8 +225,9 @@ REPORT: dict[str, tuple[str, str]] = {
     "figure.curves.x": ("step", "步"),
     "figure.curves.y": ("validation loss", "验证损失"),
     "figure.parameters": (
-        "Share of Q/K parameters that train against the change in quality; lower is better on both axes.",
-        "可训练的 Q/K 参数占比与质量变化；两轴都是越低越好。",
+        "Arms that freeze, probes left out: share of Q/K parameters that train against the change in "
+        "quality. Lower is better on both axes.",
+        "冻结的各组（不含探针任务）：可训练的 Q/K 参数占比与质量变化。两轴都是越低越好。",
     ),
     "figure.parameters.x": ("trained share of Q/K, %", "可训练 Q/K 占比（%）"),
     "figure.parameters.y": ("loss of quality, %", "质量损失（%）"),
