@@ -92,70 +92,80 @@ def _control(arm: Arm) -> str:
 def _forests(comparisons: Sequence[Comparison]) -> Iterator[Sequence[Comparison]]:
     """A study a figure, as their changes differ by orders of magnitude; a long one takes several."""
     for _, of_study in groupby(comparisons, key=lambda c: c.arm.config.study):
-        rows = list(of_study)
-        yield from (rows[start : start + MOST_ROWS] for start in range(0, len(rows), MOST_ROWS))
+        rows: list[Comparison] = []
+        for _, of_dataset in groupby(of_study, key=lambda c: c.dataset):
+            more = list(of_dataset)
+            if rows and len(rows) + len(more) > MOST_ROWS:
+                yield rows
+                rows = []
+            rows += more
+            while len(rows) > MOST_ROWS:
+                yield rows[:MOST_ROWS]
+                rows = rows[MOST_ROWS:]
+        if rows:
+            yield rows
 
 
 def gap(comparisons: Sequence[Comparison], look: Look, w: Words, *, name: str) -> Figure:
     """A forest of perplexity changes with intervals and the 5 % line, grouped by dataset."""
-    figure, axes = canvas(name, 1.1 + 0.3 * len(comparisons))
-    labels = []
-    for y, c in enumerate(comparisons):
+    rows: list[_Row] = []
+    for c in comparisons:
         assert c.effect is not None
-        style = look.of(c.arm.name)
-        middle = _percent(c.effect.value)
-        if c.effect.interval is not None:
-            low, high = (_percent(b) for b in c.effect.interval)
-            axes.plot([low, high], [y, y], color=style["color"], linewidth=2, solid_capstyle="butt")
-        face = style["color"] if c.effect.interval is not None else "none"
-        axes.plot(
-            [middle], [y], marker=style["marker"], color=style["color"], markerfacecolor=face, linestyle=""
-        )
-        labels.append(f"{_short(c.arm.name)} · {_short(c.dataset)}")
+        bounds = c.effect.interval
+        interval = None if bounds is None else (_percent(bounds[0]), _percent(bounds[1]))
+        label = f"{_short(c.arm.name)} · {_short(c.dataset)}"
+        rows.append((label, look.of(c.arm.name), _percent(c.effect.value), interval))
+    figure, axes = _forest(rows, name)
     axes.axvline(0, color=INK, linewidth=0.8)
-    axes.axvline(100 * TARGET, color=INK, linewidth=1.2, linestyle="--")
-    axes.annotate("5 %", (100 * TARGET, 1), xycoords=("data", "axes fraction"), xytext=(3, -2),
-                  textcoords="offset points", va="top", color=INK)  # fmt: skip
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.4, -0.9)
+    _cut(axes, 100 * TARGET, "5 %")
     axes.set_xlabel(w("figure.gap.axis"))
-    axes.grid(axis="x")
     return _figure(name, figure, w("figure.gap"))
 
 
 def accuracy(comparisons: Sequence[Comparison], look: Look, w: Words, *, name: str) -> Figure:
-    """Bars of accuracy with the interval of the difference, and the lines between scenarios if it has any."""
-    figure, axes = canvas(name, 3.2)
+    """A forest of accuracies with the interval of the difference, and the lines between scenarios if any."""
     reference = comparisons[0].reference
     base = 100 * reference.mean
-    bars: list[tuple[str, float, tuple[float, float] | None]] = [(reference.name, base, None)]
+    rows: list[_Row] = [(_short(reference.name), look.of(reference.name), base, None)]
     for c in comparisons:
         assert c.effect is not None
         bounds = c.effect.interval
-        middle = base + c.effect.value
-        bars.append((c.arm.name, middle, None if bounds is None else (base + bounds[0], base + bounds[1])))
-    for x, (arm, value, bounds) in enumerate(bars):
-        style = look.of(arm)
-        hatch = ("", "//", "..", "xx", "--")[x % 5]
-        axes.bar(
-            [x], [value], width=0.55, color=style["color"], alpha=0.75, hatch=hatch, edgecolor=INK, lw=0.6
-        )
-        if bounds is not None:
-            axes.plot([x, x], bounds, color=INK, linewidth=1.6, marker="_", markersize=9)
-    cuts = ((SCENARIO_A, "A | C"), (SCENARIO_B, "C | B")) if any(c.scenario for c in comparisons) else ()
+        interval = None if bounds is None else (base + bounds[0], base + bounds[1])
+        rows.append((_short(c.arm.name), look.of(c.arm.name), base + c.effect.value, interval))
+    figure, axes = _forest(rows, name)
+    axes.axvline(base, color=INK, linewidth=0.8)
+    cuts = ((SCENARIO_A, "C | A"), (SCENARIO_B, "B | C")) if any(c.scenario for c in comparisons) else ()
     for cut, text in cuts:
-        axes.axhline(base + cut, color=INK, linewidth=1, linestyle="--")
-        axes.annotate(text, (1, base + cut), xycoords=("axes fraction", "data"), xytext=(4, 0),
-                      textcoords="offset points", va="center", color=INK)  # fmt: skip
-    lows = [min([v, *(b or ())]) for _, v, b in bars] + [base + cut for cut, _ in cuts]
-    highs = [max([v, *(b or ())]) for _, v, b in bars]
-    axes.set_ylim(max(0, min(lows) - 3), min(100, max(highs) + 2))
-    axes.set_xticks(range(len(bars)), [_broken(arm) for arm, _, _ in bars])
-    axes.set_ylabel(w("figure.accuracy.axis"))
-    axes.grid(axis="y")
+        _cut(axes, base + cut, text)
+    axes.set_xlabel(w("figure.accuracy.axis"))
     said = [w("figure.accuracy"), *([w("figure.accuracy.lines")] if cuts else [])]
     caption = f"{group_title(comparisons[0], w)}. {w('sentence.separator').join(said)}"
     return _figure(name, figure, caption)
+
+
+_Row = tuple[str, dict[str, Any], float, tuple[float, float] | None]  # label, look, value, interval
+
+
+def _forest(rows: Sequence[_Row], name: str) -> tuple[Any, Any]:
+    """A line each: the value, hollow where it has no interval."""
+    figure, axes = canvas(name, 1.1 + 0.3 * len(rows))
+    for y, (_, style, value, interval) in enumerate(rows):
+        colour, face = style["color"], "none"
+        if interval is not None:
+            axes.plot(interval, [y, y], color=colour, linewidth=2, solid_capstyle="butt")
+            face = colour
+        axes.plot([value], [y], marker=style["marker"], color=colour, markerfacecolor=face, linestyle="")
+    axes.set_yticks(range(len(rows)), [label for label, *_ in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.9)
+    axes.grid(axis="x")
+    return figure, axes
+
+
+def _cut(axes: Any, x: float, text: str) -> None:
+    """A line between verdicts."""
+    axes.axvline(x, color=INK, linewidth=1.2, linestyle="--")
+    axes.annotate(text, (x, 1), xycoords=("data", "axes fraction"), xytext=(3, -2),
+                  textcoords="offset points", va="top", color=INK)  # fmt: skip
 
 
 def curves(arms: Iterable[Arm], look: Look, w: Words, title: str, *, name: str) -> Figure | None:

@@ -209,13 +209,13 @@ REPORT: dict[str, tuple[str, str]] = {
     ),
     "figure.gap.axis": ("change of perplexity, %", "困惑度变化（%）"),
     "figure.accuracy": (
-        "Test accuracy, mean over seeds; the black bar is the 95 % interval of the difference from the "
+        "Test accuracy, mean over seeds; the line is the 95 % interval of the difference from the "
         "baseline, drawn at the arm.",
-        "测试准确率（各种子均值）；黑色竖线为与基线之差的 95 % 区间，画在该组处。",
+        "测试准确率（各种子均值）；横线为与基线之差的 95 % 区间，画在该组处。",
     ),
     "figure.accuracy.lines": (
-        "Lines: two and five points below the baseline, the cuts between scenarios A, C and B.",
-        "横线：低于基线 2 点和 5 点，即情形 A、C、B 的分界。",
+        "Dashed: two and five points below the baseline, the cuts between scenarios A, C and B.",
+        "虚线：低于基线 2 点和 5 点，即情形 A、C、B 的分界。",
     ),
     "figure.accuracy.axis": ("accuracy, %", "准确率（%）"),
     "figure.curves": (
