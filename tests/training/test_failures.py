@@ -43,6 +43,9 @@ def test_a_loss_that_is_no_number_stops_as_diverged(tmp_path, machine, make, mon
     assert RunFolder(tmp_path).results() is None
     assert load_checkpoint(tmp_path / "latest.pt")["progress"]["step"] == 4
     assert fit(make("lm"), tmp_path, machine).state == "diverged"  # and is not tried again for nothing
+    calls.clear()
+    assert fit(make("lm", tune={"trial": True}), tmp_path / "trial", machine).state == "diverged"
+    assert not RunFolder(tmp_path / "trial").resumable  # a grid's checkpoints would fill a disk
 
 
 def test_an_exploding_loss_stops_as_diverged(tmp_path, machine, make):

@@ -26,7 +26,7 @@ ATTENTION = {
     "logit_scale": ("logit_scale",),
     "orthogonality": ("off_orthogonal_q", "off_orthogonal_k"),
 }
-MOST_LETTERS = 28
+MOST_LETTERS = 30
 MOST_ROWS = 40  # of one forest; more arms get a figure each
 MOST_ARMS = 8  # of one drawing of curves: as many as there are colours, so that no two share one
 MOST_GROUPS = 12  # whose curves are drawn; a report of fifty would take minutes to make and longer to read
@@ -136,7 +136,7 @@ def accuracy(comparisons: Sequence[Comparison], look: Look, w: Words, *, name: s
     axes.axvline(base, color=INK, linewidth=0.8)
     cuts = ((SCENARIO_A, "C | A"), (SCENARIO_B, "B | C")) if any(c.scenario for c in comparisons) else ()
     for cut, text in cuts:
-        _cut(axes, base + cut, text)
+        _cut(axes, base + cut, text, across=True)
     axes.set_xlabel(w("figure.accuracy.axis"))
     said = [w("figure.accuracy"), *([w("figure.accuracy.lines")] if cuts else [])]
     caption = f"{group_title(comparisons[0], w)}. {w('sentence.separator').join(said)}"
@@ -161,11 +161,12 @@ def _forest(rows: Sequence[_Row], name: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _cut(axes: Any, x: float, text: str) -> None:
-    """A line between verdicts."""
+def _cut(axes: Any, x: float, text: str, *, across: bool = False) -> None:
+    """A line between verdicts, its text beside it or across."""
     axes.axvline(x, color=INK, linewidth=1.2, linestyle="--")
-    axes.annotate(text, (x, 1), xycoords=("data", "axes fraction"), xytext=(3, -2),
-                  textcoords="offset points", va="top", color=INK)  # fmt: skip
+    beside, side = (0, "center") if across else (3, "left")
+    axes.annotate(text, (x, 1), xycoords=("data", "axes fraction"), xytext=(beside, -2),
+                  textcoords="offset points", ha=side, va="top", color=INK)  # fmt: skip
 
 
 def curves(arms: Iterable[Arm], look: Look, w: Words, title: str, *, name: str) -> Figure | None:

@@ -210,8 +210,9 @@ REPORT: dict[str, tuple[str, str]] = {
     "figure.gap.axis": ("change of perplexity, %", "困惑度变化（%）"),
     "figure.accuracy": (
         "Test accuracy, mean over seeds; the line is the 95 % interval of the difference from the "
-        "baseline, drawn at the arm.",
-        "测试准确率（各种子均值）；横线为与基线之差的 95 % 区间，画在该组处。",
+        "baseline, drawn at the arm. Hollow: the baseline, or an arm of one seed.",
+        "测试准确率（各种子均值）；横线为与基线之差的 95 % 区间，画在该组处。"
+        "空心：基线，或只有一个种子的组。",
     ),
     "figure.accuracy.lines": (
         "Dashed: two and five points below the baseline, the cuts between scenarios A, C and B.",

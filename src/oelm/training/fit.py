@@ -7,6 +7,7 @@ The same call goes on where an earlier one stopped, whatever stopped it, and end
 
 from __future__ import annotations
 
+import contextlib
 import math
 import traceback
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from oelm.training.signals import StopRequest
 from oelm.training.tasks.task import Batch, Evaluation, evaluate
 
 T = TypeVar("T")
+_OVER: tuple[State, ...] = ("finished", "diverged")
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def fit(config: Config, folder: Path | str, machine: Machine = Machine()) -> Out
             place.claim(config)
         world.barrier()
         before = place.status()
-        if before is not None and before.state in ("finished", "diverged") and _is_over(place, before.state):
+        if before is not None and before.state in _OVER and _is_over(place, before.state):
             return Outcome(before.state, before.reason or f"was {before.state} before")
         run: Run | None = None
         try:
@@ -80,8 +82,9 @@ def fit(config: Config, folder: Path | str, machine: Machine = Machine()) -> Out
                 raise  # a wrong wish, or a fault of the program: both belong to whoever called
             return outcome
         run.close(outcome.state, outcome.reason)
-        if outcome.state == "finished" and config.tune.trial and world.main:
-            place.drop_checkpoints()  # only its validation figure is wanted; a grid's would fill a disk
+        if outcome.state in _OVER and config.tune.trial and world.main:
+            with contextlib.suppress(OSError):  # only its validation figure is wanted; a grid's fill a disk
+                place.drop_checkpoints()
         return outcome
 
 
