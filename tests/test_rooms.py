@@ -28,7 +28,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "bench": {"methods", "data", "models", "training", "experiments"},
     "cli": {"methods", "data", "models", "training", "experiments", "analysis", "bench"},
 }
-SHARED = {"errors", "atomic", "words"}
+SHARED = {"errors", "atomic", "quantities"}
 
 
 def modules() -> list[Path]:

@@ -426,7 +426,7 @@ def test_many_arms_are_drawn_in_portions_led_by_their_reference(monkeypatch, ana
     assert sorted(a.id for part in parts[1:] for a in part[1:]) == sorted(c.arm.id for c in others)
 
 
-def test_a_legend_keeps_within_its_figure_however_long_the_names():
+def test_a_legend_of_many_long_names_keeps_within_its_figure():
     with house_style():
         figure, axes = canvas("many", 3.0)
         for i in range(23):

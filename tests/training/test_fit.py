@@ -173,8 +173,7 @@ def test_tuning_trial_never_sees_the_test_split(tmp_path, machine, make, monkeyp
 
 
 def test_a_finished_trial_keeps_its_figures_and_no_checkpoints(tmp_path, machine, make):
-    config = make("lm")
-    trial = replace(config, tune=replace(config.tune, trial=True))
+    trial = make("lm", tune={"trial": True})
     assert fit(trial, tmp_path, machine).state == "finished"
     folder = RunFolder(tmp_path)
     assert not folder.resumable

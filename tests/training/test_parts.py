@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from oelm.errors import OelmError, UsageError
 from oelm.methods.apply import apply
 from oelm.models.gpt import GPT, GPTConfig, gpt_config
+from oelm.quantities import bytes_text
 from oelm.training import checkpoint, precision
 from oelm.training.attention import attention_statistics, off_orthogonal
 from oelm.training.checkpoint import CorruptCheckpoint, load_checkpoint, load_newest, save_checkpoint
@@ -28,7 +29,6 @@ from oelm.training.optimizer import build_optimizer, load_optimizer_state, optim
 from oelm.training.schedule import lr_factor
 from oelm.training.signals import STOP_SIGNALS, StopRequest
 from oelm.training.timing import WARMUP_STEPS, Timer
-from oelm.words import bytes_text
 
 CPU = torch.device("cpu")
 

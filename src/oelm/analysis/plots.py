@@ -14,7 +14,7 @@ from matplotlib import colormaps
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.compare import Arm, Comparison
 from oelm.analysis.document import Figure
-from oelm.analysis.figures import INK, Look, canvas, house_style, legend_below, to_svg
+from oelm.analysis.figures import COLOURS, INK, Look, canvas, house_style, legend_below, to_svg
 from oelm.analysis.findings import by_group, group_title
 from oelm.analysis.load import Run
 from oelm.analysis.verdict import SCENARIO_A, SCENARIO_B, TARGET
@@ -28,7 +28,7 @@ ATTENTION = {
 }
 MOST_LETTERS = 30
 MOST_ROWS = 40  # of one forest; more arms get a figure each
-MOST_ARMS = 8  # of one drawing of curves: as many as there are colours, so that no two share one
+MOST_ARMS = len(COLOURS)  # of one drawing of curves, so that no two share a colour
 MOST_GROUPS = 12  # whose curves are drawn; a report of fifty would take minutes to make and longer to read
 
 

@@ -11,7 +11,7 @@ from oelm.cli.options import add_json, add_runs, command_parser
 from oelm.cli.output import print_json
 from oelm.experiments.archive import merge, pack, verify
 from oelm.experiments.keep import keep
-from oelm.words import bytes_text
+from oelm.quantities import bytes_text
 
 
 def add_parser(subparsers: Any) -> None:

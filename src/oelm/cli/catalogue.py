@@ -20,10 +20,10 @@ from oelm.experiments.experiment import DEFAULT_SEED, Experiment, stand_ins
 from oelm.experiments.fairness import against_baseline
 from oelm.experiments.study import Request
 from oelm.methods.registry import ALIASES, methods
+from oelm.quantities import bytes_text
 from oelm.training.config import Config
 from oelm.training.folder import config_diff, config_hash, config_to_yaml
 from oelm.training.typed import to_mapping
-from oelm.words import bytes_text
 
 
 def add_parser(subparsers: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from oelm.cli.options import add_json, add_runs, command_parser, require_study
 from oelm.cli.output import print_json, print_table
 from oelm.experiments.disk import free, freeable
-from oelm.words import bytes_text
+from oelm.quantities import bytes_text
 
 
 def add_parser(subparsers: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from oelm.cli.options import add_catalogue, add_json, command_parser, load_own
 from oelm.cli.output import print_json, print_table, seconds_text
 from oelm.data.catalogue import SPLITS, Dataset, datasets
-from oelm.words import bytes_text
+from oelm.quantities import bytes_text
 
 if TYPE_CHECKING:
     from oelm.data.corpus import Corpus

@@ -34,7 +34,6 @@ from oelm.training.signals import StopRequest
 from oelm.training.tasks.task import Batch, Evaluation, evaluate
 
 T = TypeVar("T")
-_OVER: tuple[State, ...] = ("finished", "diverged")
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def fit(config: Config, folder: Path | str, machine: Machine = Machine()) -> Out
             place.claim(config)
         world.barrier()
         before = place.status()
-        if before is not None and before.state in _OVER and _is_over(place, before.state):
+        if before is not None and _is_over(place, before.state):
             return Outcome(before.state, before.reason or f"was {before.state} before")
         run: Run | None = None
         try:
@@ -82,14 +81,15 @@ def fit(config: Config, folder: Path | str, machine: Machine = Machine()) -> Out
                 raise  # a wrong wish, or a fault of the program: both belong to whoever called
             return outcome
         run.close(outcome.state, outcome.reason)
-        if outcome.state in _OVER and config.tune.trial and world.main:
+        if config.tune.trial and world.main and _is_over(place, outcome.state):
             with contextlib.suppress(OSError):  # only its validation figure is wanted; a grid's fill a disk
                 place.drop_checkpoints()
         return outcome
 
 
-def _is_over(place: RunFolder, state: str) -> bool:
-    return place.results_file.exists() or state == "diverged"  # the same steps would diverge again
+def _is_over(place: RunFolder, state: State) -> bool:
+    """Nothing is left to go on with; the same steps would diverge again."""
+    return state == "diverged" or (state == "finished" and place.results_file.exists())
 
 
 def _work(run: Run) -> Outcome:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from oelm.errors import OelmError
+from oelm.quantities import bytes_text
 from oelm.training.folder import RunFolder
-from oelm.words import bytes_text
 
 # What torch's CPU allocator says; it has no exception of its own.
 _CPU_WORDS = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "bad_alloc")
