@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 FOR_TESTS = ("OELM_GOLDEN", "OELM_SHARED", "OELM_SCREENSHOTS")
 for name in [name for name in os.environ if name.startswith("OELM_") and name not in FOR_TESTS]:
@@ -13,6 +14,9 @@ os.environ |= {
     "OMP_WAIT_POLICY": "passive",
     "HF_HUB_OFFLINE": "1",
 }
+# A busy machine must not fail a test for being slow.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture

@@ -22,11 +22,10 @@ import yaml
 
 from oelm.atomic import write_json, write_text
 from oelm.errors import OelmError, UsageError
+from oelm.safe_files import JSON_BYTES, PREDICTIONS_BYTES, read_json_lines, read_json_object, read_text
+from oelm.safe_yaml import YAML_BYTES, parse_yaml
 from oelm.training.config import Config
 from oelm.training.typed import from_mapping, to_mapping
-
-# libyaml reads a config ten times faster than pure Python: it counts when a thousand runs are listed.
-_SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 State = Literal["running", "interrupted", "finished", "diverged", "failed", "oom"]
 
@@ -52,10 +51,7 @@ def config_to_yaml(config: Config) -> str:
 
 def config_from_yaml(text: str, where: str = "config") -> Config:
     """Strict: an unknown field gets the nearest valid name, a value of the wrong type its place."""
-    try:
-        mapping = yaml.load(text, _SAFE_LOADER)
-    except yaml.YAMLError as error:
-        raise UsageError(f"{where}: not valid YAML: {error}") from None
+    mapping = parse_yaml(text, where)
     try:
         return from_mapping(Config, mapping)
     except UsageError as error:
@@ -173,10 +169,7 @@ class RunFolder:
     def config(self) -> Config:
         if not self.config_file.exists():
             raise OelmError(f"{self.path} is not a run folder: it has no config.yaml")
-        try:
-            text = self.config_file.read_text(encoding="utf-8")
-        except ValueError as error:
-            raise OelmError(f"{self.config_file}: not UTF-8 text ({error})") from None
+        text = read_text(self.config_file, max_bytes=YAML_BYTES)
         return config_from_yaml(text, str(self.config_file))
 
     def claim(self, config: Config) -> None:
@@ -220,7 +213,7 @@ class RunFolder:
         return _read_json(self.audit_file)
 
     def predictions(self) -> dict[str, Any] | None:
-        return _read_json(self.predictions_file)
+        return _read_json(self.predictions_file, PREDICTIONS_BYTES)
 
     def status(self) -> Status | None:
         """None before the run was ever started. Fields unknown to this version are left out."""
@@ -250,30 +243,16 @@ class RunFolder:
         """Rows of metrics.jsonl, of one kind if asked. A last line still being written is left out."""
         if not self.metrics_file.exists():
             return
-        with open(self.metrics_file, encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith("\n"):
-                    return
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise OelmError(f"{self.metrics_file}, line {number}: not JSON ({error})") from None
-                if not kind or row.get("kind") == kind:
-                    yield row
+        for row in read_json_lines(self.metrics_file):
+            if not kind or row.get("kind") == kind:
+                yield row
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def _read_json(path: Path, max_bytes: int = JSON_BYTES) -> dict[str, Any] | None:
     try:
-        text = path.read_text(encoding="utf-8")
+        return read_json_object(path, max_bytes=max_bytes)
     except FileNotFoundError:
         return None
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise OelmError(f"{path}: not JSON ({error})") from None
-    if not isinstance(data, dict):
-        raise OelmError(f"{path}: expected a JSON object")
-    return data
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,28 @@
+"""Text from a file, a folder name or the environment, made safe to print on a terminal."""
+
+from __future__ import annotations
+
+import re
+
+# C0 and C1 control characters (with ESC, which begins terminal commands), line and paragraph separators,
+# the characters that reorder or hide text (bidirectional overrides and isolates, zero-width characters,
+# the byte order mark), and half surrogates, which cannot be encoded (a file name that is not UTF-8).
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufff9-\ufffb]"
+)
+_UNSAFE_IN_LINES = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
+
+
+def printable(text: object, *, lines: bool = False) -> str:
+    r"""`text` on one line, with every character that a terminal would obey shown escaped.
+
+    `lines` keeps line breaks and tabs, for text that has several lines.
+
+    >>> print(printable("GPT-01\x1b[2J\nfinished"))
+    GPT-01\x1b[2J\nfinished
+    """
+    return (_UNSAFE_IN_LINES if lines else _UNSAFE).sub(_escaped, str(text))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -1,0 +1,165 @@
+"""Read JSON that anyone may have written: bounded size and depth, one `OelmError` for each problem.
+
+Every JSON file of a run folder, an archive or a user goes through these functions (YAML: `safe_yaml`). They
+refuse what can exhaust memory or the stack (a file larger than its kind ever is, nesting deeper than
+`MAX_DEPTH`, named pipes) and what has no single meaning (duplicate keys, NaN, invalid UTF-8).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from oelm.errors import OelmError
+
+MIB = 1 << 20
+JSON_BYTES = 16 * MIB  # status, results, manifest, audit: some KB
+PREDICTIONS_BYTES = 256 * MIB  # one number per test example
+ROW_BYTES = 4 * MIB  # one line of metrics.jsonl; per-head statistics of a large model take some 10 KB
+TOKENIZER_BYTES = 256 * MIB  # the largest public tokenizer.json have some 30 MB
+
+MAX_DEPTH = 50  # levels of lists and mappings; our own files have at most 6
+MAX_CONTAINERS = 2_000_000  # an empty list takes 2 bytes of JSON and 56 of memory
+
+
+def read_bytes(path: Path | str, *, max_bytes: int) -> bytes:
+    """The content of a regular file of at most `max_bytes`. A missing file raises FileNotFoundError."""
+    # O_NONBLOCK: opening a named pipe must not wait for a writer.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OelmError(f"{path}: not a regular file")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OelmError(f"{path}: larger than {size_text(max_bytes)}, the limit for this kind of file")
+    return content
+
+
+def read_text(path: Path | str, *, max_bytes: int) -> str:
+    """The same as text; invalid UTF-8 is an error that says where."""
+    return _decode(read_bytes(path, max_bytes=max_bytes), str(path))
+
+
+def read_json(path: Path | str, *, max_bytes: int = JSON_BYTES) -> Any:
+    return parse_json(read_text(path, max_bytes=max_bytes), str(path))
+
+
+def read_json_object(path: Path | str, *, max_bytes: int = JSON_BYTES) -> dict[str, Any]:
+    """The JSON object in a file; any other JSON value is an error."""
+    value = read_json(path, max_bytes=max_bytes)
+    if not isinstance(value, dict):
+        raise OelmError(f"{path}: expected a JSON object")
+    return value
+
+
+def read_json_lines(path: Path | str, *, max_row_bytes: int = ROW_BYTES) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file with one per line. A last line still being written is left out."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OelmError(f"{path}: not a regular file")
+        number = 0
+        while line := file.readline(max_row_bytes + 1):
+            number += 1
+            where = f"{path}, line {number}"
+            if len(line) > max_row_bytes:
+                raise OelmError(f"{where}: longer than {size_text(max_row_bytes)}")
+            if not line.endswith(b"\n"):
+                return
+            row = parse_json(_decode(line, where), where)
+            if not isinstance(row, dict):
+                raise OelmError(f"{where}: expected a JSON object")
+            yield row
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The value of a JSON text; `where` names the source in errors.
+
+    >>> parse_json('{"a": 1, "a": 2}', "x.json")
+    Traceback (most recent call last):
+    oelm.errors.OelmError: x.json: not JSON (the key 'a' appears twice)
+    """
+    _check_json_depth(text, where)
+    try:
+        value = json.loads(
+            text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
+        )
+    except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
+        raise OelmError(f"{where}: not JSON ({error})") from None
+    if _HALF_SURROGATE.search(text):
+        refuse_half_characters(value, where)
+    return value
+
+
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
+_HALF_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _check_json_depth(text: str, where: str) -> None:
+    """Refuse what would make the parser run out of stack or memory, before parsing."""
+    containers = text.count("[") + text.count("{")
+    if containers <= MAX_DEPTH:
+        return
+    if containers > MAX_CONTAINERS:
+        raise OelmError(f"{where}: more than {MAX_CONTAINERS:,} lists and objects")
+    depth = 0
+    for match in _BRACKETS.finditer(text):
+        character = match[0]
+        if character in "[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise OelmError(f"{where}: nested deeper than {MAX_DEPTH} levels")
+        elif character in "]}":
+            depth -= 1
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key '{twice}' appears twice")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return value
+
+
+def refuse_half_characters(value: Any, where: str) -> None:
+    r"""`"\ud800"` is half of a UTF-16 pair: a text that cannot be printed or written to a file."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            refuse_half_characters(name, where)
+            refuse_half_characters(inner, where)
+    elif isinstance(value, list):
+        for inner in value:
+            refuse_half_characters(inner, where)
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise OelmError(f"{where}: a text with half a character ({value[:40]!a})") from None
+
+
+def _decode(content: bytes, where: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise OelmError(f"{where}: not UTF-8 text (byte {error.start}, line {line})") from None
+
+
+def size_text(count: int) -> str:
+    return f"{count // MIB} MiB" if count >= MIB else f"{count // 1024} KiB"
