@@ -16,7 +16,11 @@ TINY = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "in
 
 def main(pretrained: str | None = None, output: str = "out") -> oelm.AuditReport:
     if pretrained:
-        model = AutoModelForSequenceClassification.from_pretrained(pretrained, num_labels=2)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            pretrained,
+            num_labels=2,
+            dtype="float32",  # transformers otherwise keeps the file's dtype, and few CPUs train in bf16
+        )
     else:
         model = AutoModelForSequenceClassification.from_config(BertConfig(vocab_size=200, **TINY))
     applied = oelm.apply(model, "freeze-pretrained" if pretrained else "oelm-freeze", seed=42)

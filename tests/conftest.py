@@ -1,7 +1,9 @@
 """The machine as every test sees it: one thread per process, no hub, none of the user's own settings."""
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +19,31 @@ os.environ |= {
 # A busy machine must not fail a test for being slow.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+GUARD = str(Path(__file__).parent / "guard")  # its sitecustomize guards the processes that tests start
+sys.path.append(GUARD)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [GUARD, os.environ.get("PYTHONPATH")]))
+
+import low_precision_guard  # noqa: E402
+
+low_precision_guard.install_with_torch()
+
+
+@pytest.fixture(autouse=True)
+def no_low_precision_matmul(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that runs a bf16 or fp16 matmul on the CPU; @pytest.mark.bf16 allows it where it works."""
+    if request.node.get_closest_marker("bf16"):
+        from oelm.low_precision import probe_cpu_matmul
+
+        with low_precision_guard.allowed():
+            probe = probe_cpu_matmul("bf16")
+            if not probe.passed:
+                pytest.skip(f"no bf16 matmuls on this CPU: the probe {probe.detail}")
+            yield
+        return
+    yield
+    found, low_precision_guard.violations[:] = list(low_precision_guard.violations), []
+    assert not found, f"matmuls in low precision on the CPU: {found}; see tests/guard/low_precision_guard.py"
 
 
 @pytest.fixture

@@ -301,6 +301,7 @@ def test_the_residue_is_that_of_two_products_forwards_and_backwards(trained, tra
         assert torch.allclose(ours, plain)
 
 
+@pytest.mark.bf16
 @pytest.mark.parametrize("width", [8, 64])
 def test_the_residue_trains_under_autocast_in_the_precision_of_its_parameters(width):
     x, w = torch.randn(2, 40, width), torch.randn(width, width) / width**0.5

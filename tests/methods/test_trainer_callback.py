@@ -10,6 +10,7 @@ from tiny_models import V, build
 from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
 
 import oelm
+from oelm import low_precision
 from oelm.errors import OelmError
 
 
@@ -157,6 +158,34 @@ def test_forgetting_apply_or_adding_the_callback_too_late_is_a_clear_error(tmp_p
     late.add_callback(oelm.OELMCallback())
     with pytest.raises(OelmError, match="callbacks="):
         late.train()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "asked", "flags"),
+    [
+        ("bf16", r"TrainingArguments\(bf16=True\)", {"bf16": True}),  # fp16=True accelerate itself refuses
+        ("bf16", r"TrainingArguments\(bf16_full_eval=True\)", {"bf16_full_eval": True}),
+        ("fp16", r"TrainingArguments\(fp16_full_eval=True\)", {"fp16_full_eval": True}),
+        ("bf16", "training a model in bf16", {}),
+        ("fp16", "training a model in fp16", {}),
+    ],
+)
+def test_low_precision_on_a_cpu_that_dies_of_it_is_an_error_before_the_first_step(
+    dtype, asked, flags, tmp_path, monkeypatch
+):
+    probed = []
+
+    def probe(name):
+        probed.append(name)
+        return low_precision.Probe(False, "was killed by SIGILL")
+
+    monkeypatch.setattr(low_precision, "probe_cpu_matmul", probe)
+    model = applied_model("oelm-freeze")
+    if not flags:
+        model.to({"bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
+    with pytest.raises(OelmError, match=rf"^{asked} does not work on this CPU.*SIGILL"):
+        trainer(model, tmp_path, **flags)
+    assert probed == [dtype]
 
 
 def minilm() -> Path:

@@ -14,7 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oelm import low_precision
 from oelm.errors import OelmError, UsageError
+from oelm.low_precision import Probe
 from oelm.methods.apply import apply
 from oelm.models.gpt import GPT, GPTConfig, gpt_config
 from oelm.quantities import bytes_text
@@ -92,14 +94,15 @@ def test_cpu_precision_has_a_reason_and_refuses_what_it_cannot(monkeypatch):
     assert (chosen.dtype, chosen.reason) == ("fp32", "the default on cpu")
     with pytest.raises(UsageError, match="fp16 needs a CUDA device"):
         precision.choose_precision("fp16", CPU)
-    monkeypatch.setattr(precision, "_PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
-    precision.probe_cpu_bf16.cache_clear()
-    with pytest.raises(UsageError, match="killed by signal 4"):
+    monkeypatch.setattr(
+        low_precision, "probe_cpu_matmul", lambda _dtype: Probe(False, "was killed by SIGILL")
+    )
+    with pytest.raises(
+        UsageError, match=r"precision bf16 does not work on this CPU.*SIGILL. Use fp32 or auto"
+    ):
         precision.choose_precision("bf16", CPU)
-    monkeypatch.setattr(precision, "_PROBE", "print(0.5)")
-    precision.probe_cpu_bf16.cache_clear()
+    monkeypatch.setattr(low_precision, "probe_cpu_matmul", lambda _dtype: Probe(True, "passed"))
     assert precision.choose_precision("bf16", CPU).dtype == "bf16"
-    precision.probe_cpu_bf16.cache_clear()
 
 
 @pytest.mark.parametrize(

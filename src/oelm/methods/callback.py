@@ -10,6 +10,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from oelm.errors import OelmError
+from oelm.low_precision import LowPrecision, require_cpu_matmul
 from oelm.methods.apply import Applied
 from oelm.methods.audit import AuditReport, audit
 from oelm.methods.record import Record, recorded, required_record
@@ -40,6 +41,7 @@ class OELMCallback(TrainerCallback):
     ) -> None:
         model: nn.Module = kwargs["model"]
         record = required_record(model, "OELMCallback")
+        _check_cpu_precision(args, model)
         thawing = _thawing(model, record)
         for parameter in thawing:
             parameter.requires_grad_(True)
@@ -51,6 +53,7 @@ class OELMCallback(TrainerCallback):
     ) -> None:
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         record = required_record(model, "OELMCallback")
+        _check_cpu_precision(args, model)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if any(id(p) not in held for p in _thawing(model, record)):
             raise OelmError(
@@ -93,6 +96,20 @@ class OELMCallback(TrainerCallback):
     def _follow(state: TrainerState, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         total = max(state.max_steps, 1)
         Applied(model).step(min(state.global_step, total), total, optimizer)
+
+
+def _check_cpu_precision(args: TrainingArguments, model: nn.Module) -> None:
+    """Raise an error if this Trainer would run matmuls on a CPU that dies of them: see oelm.low_precision."""
+    if args.device.type != "cpu":
+        return
+    in_model = {p.dtype for p in model.parameters()}
+    names: list[tuple[LowPrecision, torch.dtype]] = [("bf16", torch.bfloat16), ("fp16", torch.float16)]
+    for name, dtype in names:
+        flags = [flag for flag in (name, f"{name}_full_eval") if getattr(args, flag)]
+        if flags:
+            require_cpu_matmul(name, f"TrainingArguments({flags[0]}=True)", f"Leave {flags[0]} out")
+        if dtype in in_model:
+            require_cpu_matmul(name, f"training a model in {name}", "Call model.float() before oelm.apply")
 
 
 def _thawing(model: nn.Module, record: Record) -> list[nn.Parameter]:

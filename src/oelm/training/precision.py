@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import torch
 
 from oelm.errors import UsageError
+from oelm.low_precision import require_cpu_matmul
 
 Wish = Literal["auto", "fp32", "bf16", "fp16"]
-
-# Matmuls of the size a training step really does: small ones take another code path and prove nothing.
-# Prints how much of fp32's speed bf16 reaches: a CPU that only emulates it survives, ten times slower.
-_PROBE = """
-import time, torch
-seconds = {}
-for dtype in (torch.float32, torch.bfloat16):
-    x = torch.randn(2048, 512).to(dtype)
-    w = torch.randn(2048, 512).to(dtype).requires_grad_()
-    start = time.perf_counter()
-    torch.nn.functional.linear(x, w).float().square().mean().backward()
-    q = x.view(4, 512, 8, 64).transpose(1, 2)
-    torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-    seconds[dtype] = time.perf_counter() - start
-    assert torch.isfinite(w.grad.float()).all()
-print(seconds[torch.float32] / seconds[torch.bfloat16])
-"""
 
 
 @dataclass(frozen=True)
@@ -67,13 +48,11 @@ def choose_precision(wish: Wish, device: torch.device) -> Precision:
     if wish == "fp16":
         raise UsageError(f"precision fp16 needs a CUDA device, this run is on {kind}; use fp32 or auto")
     if wish == "bf16":
-        survived, words = probe_cpu_bf16() if kind == "cpu" else (True, "not probed")
-        if not survived:
-            raise UsageError(
-                f"precision bf16 does not work on this CPU (a probe in its own process {words}); "
-                "use fp32 or auto"
-            )
-        return Precision("bf16", f"asked for; a probe of real-size bf16 matmuls: {words}", kind)
+        reason = "asked for"
+        if kind == "cpu":
+            probe = require_cpu_matmul("bf16", "precision bf16", "Use fp32 or auto")
+            reason += f"; a probe of bf16 matmuls {probe.detail}"
+        return Precision("bf16", reason, kind)
     return Precision("fp32", "asked for" if wish == "fp32" else f"the default on {kind}", kind)
 
 
@@ -90,20 +69,3 @@ def _on_cuda(wish: Wish) -> Precision:
     if capability >= (7, 0):
         return Precision("fp16", f"{name} has fp16 tensor cores but no bf16", "cuda")
     return Precision("fp32", f"{name} has neither bf16 nor fp16 tensor cores", "cuda")
-
-
-@cache
-def probe_cpu_bf16() -> tuple[bool, str]:
-    """Whether bf16 training survives on this CPU, and a word on how.
-
-    In a process of its own, because on some machines the failure is an illegal instruction.
-    """
-    try:
-        done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, timeout=120, check=False)
-    except subprocess.TimeoutExpired:
-        return False, "did not finish in 120 s"
-    if done.returncode < 0:
-        return False, f"was killed by signal {-done.returncode}"
-    if done.returncode > 0:
-        return False, f"failed with code {done.returncode}"
-    return True, f"survived at {float(done.stdout):.2g} of fp32's speed"

@@ -1,0 +1,123 @@
+"""Makes every bf16 or fp16 matmul on the CPU an error, also on machines that can do them.
+
+On some CPUs such a matmul ends the process with SIGILL (see oelm.low_precision), so code that runs one
+outside the probe must fail its tests on every machine. The guard replaces the CPU kernels of torch's matmuls
+by ones that look at the dtypes first. It sees all threads, backward passes and autocast, and costs about
+10 us per matmul. A TorchDispatchMode would cost several times as much per operation, and see one thread.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+SWITCH = "FORBID_LOW_PRECISION_MATMUL"  # in the environment: on in this process and those it starts
+OPERATORS = {
+    *("mm", "addmm", "addmm_", "_addmm_activation", "bmm", "baddbmm", "baddbmm_", "addbmm", "addbmm_"),
+    *("mv", "addmv", "addmv_", "dot", "vdot", "_scaled_mm", "_grouped_mm"),
+    *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"),
+    *("_native_multi_head_attention", "_transformer_encoder_layer_fwd"),
+    *("convolution", "convolution_backward", "mkldnn_convolution"),
+    *("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"),
+    *("_linear_pointwise", "_convolution_pointwise", "_convolution_pointwise_", "_mkl_linear"),
+}
+COMPOSITE = {"mv", "convolution", "convolution_backward", "mkldnn_convolution", "_grouped_mm"}
+
+violations: list[str] = []
+_enabled = True
+_libraries: list[Any] = []  # the kernels stay while these live
+
+
+class LowPrecisionMatmul(AssertionError):
+    pass
+
+
+def install_with_torch() -> None:
+    """Install the guard now, or as soon as torch is imported: a test without torch need not wait for it."""
+    os.environ[SWITCH] = "1"
+    if "torch" in sys.modules:
+        install()
+    else:
+        sys.meta_path.insert(0, _InstallAfterTorch())
+
+
+@contextmanager
+def allowed() -> Iterator[None]:
+    """No guard within, nor in processes started within: for the probe, and for tests that wait for it."""
+    global _enabled
+    _enabled = False
+    before = os.environ.pop(SWITCH, None)
+    try:
+        yield
+    finally:
+        _enabled = True
+        if before is not None:
+            os.environ[SWITCH] = before
+
+
+def install() -> None:
+    import torch
+
+    if _libraries:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that kernels are replaced
+        registered = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")
+        composite = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeExplicitAutograd")
+        for space in ("aten", "mkldnn", "mkl"):
+            library = torch.library.Library(space, "IMPL")
+            _libraries.append(library)
+            for name in {*registered, *composite}:
+                base = name.partition("::")[2].partition(".")[0]
+                if not name.startswith(f"{space}::") or base not in OPERATORS:
+                    continue
+                if name in registered or base in COMPOSITE:
+                    _guard(library, name)
+
+
+def _guard(library: Any, name: str) -> None:
+    import torch
+
+    kernel = torch.library.get_kernel(name, "CPU")
+    low, tensor = (torch.bfloat16, torch.float16), torch.Tensor
+
+    def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if _enabled:
+            for value in args:
+                if isinstance(value, tensor) and value.dtype in low:
+                    violations.append(name)
+                    raise LowPrecisionMatmul(
+                        f"{name} on {value.dtype} tensors on the CPU kills the process on some machines. Use "
+                        f"fp32, or mark the test with @pytest.mark.bf16, which runs the probe first"
+                    )
+        return kernel.call_boxed(keyset, *args, **kwargs)
+
+    library.impl(name.partition("::")[2], guarded, "CPU", with_keyset=True, allow_override=True)
+
+
+class _InstallAfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports torch as usual, then installs the guard."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None or spec.loader is None:
+            return None
+        self.loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__.loader = module.__loader__ = self.loader
+        self.loader.exec_module(module)
+        install()

@@ -1,0 +1,22 @@
+"""Python reads this at its start in every process that a test starts, and so installs the guard there."""
+
+import os
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+if "FORBID_LOW_PRECISION_MATMUL" in os.environ:
+    import low_precision_guard
+
+    low_precision_guard.install_with_torch()
+
+# Python reads one sitecustomize only, the first on the path: read the one this file hides.
+hidden = PathFinder.find_spec(
+    "sitecustomize", [path for path in sys.path if Path(path or ".").resolve() != HERE]
+)
+if hidden is not None and hidden.loader is not None:
+    from importlib.util import module_from_spec
+
+    hidden.loader.exec_module(module_from_spec(hidden))

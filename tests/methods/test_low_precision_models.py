@@ -1,0 +1,36 @@
+"""Everything oelm does to a user's bf16 model computes in fp32 or fp64: the guard in conftest.py watches."""
+
+import pytest
+import torch
+from tiny_models import build
+
+import oelm
+from oelm.errors import OelmError
+from oelm.methods.registry import methods
+
+
+@pytest.mark.parametrize("name", list(methods()))
+def test_a_method_is_applied_audited_saved_loaded_and_folded(name, tmp_path):
+    model = build("own-gpt").bfloat16()
+    applied = oelm.apply(model, name, seed=1)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    oelm.param_groups(model, lr=1e-3, weight_decay=0.1)
+    assert oelm.audit(model).ok
+    assert str(applied)
+    oelm.save(model, tmp_path / "whole")
+    again = oelm.load(tmp_path / "whole")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    if any(part in extra for extra in dict(model.named_parameters()) for part in (".conv", "relative_bias")):
+        with pytest.raises(OelmError, match="no plain matrix can hold"):
+            oelm.folded_state(model)
+    else:
+        assert oelm.folded_state(model).keys() == build("own-gpt").state_dict().keys()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
+def test_a_pretrained_start_is_orthonormalised_in_double_precision(family):
+    model = build(family).bfloat16()
+    oelm.apply(model, oelm.Method("qr of the trained rows", init="qr", freeze="all"), seed=1)
+    for projection in oelm.qk_projections(model):
+        heads = projection.heads().double()
+        assert torch.allclose(heads @ heads.mT, torch.eye(projection.head_dim).double(), atol=0.02)
