@@ -24,5 +24,14 @@ def printable(text: object, *, lines: bool = False) -> str:
     return (_UNSAFE_IN_LINES if lines else _UNSAFE).sub(_escaped, str(text))
 
 
+def printable_json(text: str) -> str:
+    r"""A JSON document whose strings hold no such character either; it still means the same.
+
+    >>> printable_json('"\x9b2J"') == '"' + chr(92) + 'u009b2J"'
+    True
+    """
+    return _UNSAFE_IN_LINES.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def _escaped(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -29,9 +29,10 @@ from oelm.analysis.strings import LANGUAGES, TABLE
 from oelm.analysis.style import CSS
 from oelm.analysis.words import Words
 from oelm.methods.registry import method
+from oelm.printable import printable
 
 GOLDEN = Path(__file__).parent / "golden"
-HOSTILE = "$\\frac{$<script>alert(1)</script>\"'&`|*_[x](javascript:alert(2))"
+HOSTILE = "$\\frac{$<script>alert(1)</script>\"'&`|*_[x](javascript:alert(2))\x1b[2J\u202e"
 
 
 @pytest.fixture(scope="module")
@@ -334,7 +335,10 @@ def test_nothing_a_run_says_becomes_markup(tmp_path):
     assert "script" not in [tag for tag, _ in page.tags]
     assert "<script" not in text
     assert "javascript:" not in " ".join(a.get("href") or "" for _, a in page.tags)
-    assert HOSTILE in "".join(page.text)  # shown as what it is
+    assert printable(HOSTILE) in "".join(page.text)  # shown as what it is
+    assert not {"\x1b", "\u202e"} & set(text + markdown)
+    for figure in (b for s in document.sections for b in s.blocks if isinstance(b, Figure)):
+        ET.fromstring(standalone(figure.svg))  # still XML
     assert "<script" not in markdown
     assert "](javascript:" not in markdown.replace("\\](", "")
 

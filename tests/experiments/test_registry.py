@@ -80,7 +80,7 @@ def test_another_hosts_run_is_believed_by_its_heartbeat(tmp_path: Path) -> None:
     [
         (b"{", "not JSON"),
         (b"[]", "expected a JSON object"),
-        (b"\xff\xfe", "decode"),
+        (b"\xff\xfe", "not UTF-8"),
         (b'{"state": "finshed"}', "finshed"),
         (b'{"state": "finished", "step": "ten"}', "step is 'ten'"),
         (b'{"state": "finished", "loss": "low"}', "loss is 'low'"),
@@ -155,10 +155,13 @@ def test_scanning_reads_one_small_file_per_run(tmp_path: Path, monkeypatch: pyte
         folder = RunFolder(make(tmp_path, seed, state="finished"))
         folder.metrics_file.write_text("{}\n" * 1000)
     opened: list[str] = []
-    real = Path.read_text
-    monkeypatch.setattr(
-        Path, "read_text", lambda self, *a, **k: opened.append(self.name) or real(self, *a, **k)
-    )
+    real = os.open
+
+    def watched(path: str, *rest: int) -> int:
+        opened.append(Path(path).name)
+        return real(path, *rest)
+
+    monkeypatch.setattr(os, "open", watched)
     assert len(scan(tmp_path)) == 5
     assert opened == ["status.json"] * 5
 

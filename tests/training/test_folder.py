@@ -156,3 +156,10 @@ def test_a_manifest_names_the_data_folder_that_only_the_environment_knows(monkey
     assert base_manifest("")["command"] == "OELM_DATA_DIR='my data' oelm run GPT-01"
     monkeypatch.setenv("OELM_COMMAND", "oelm run GPT-01 --data-dir other")
     assert base_manifest("")["command"] == "oelm run GPT-01 --data-dir other"
+
+
+@pytest.mark.parametrize("name", ["../../etc", "/etc", "a/b", "a\\b", "..", ".git", "", "a\nb", "a\x1b[2J"])
+def test_a_name_that_leads_out_of_the_runs_folder_is_refused(name, tmp_path):
+    for field in ("id", "study"):
+        with pytest.raises(UsageError, match=f"{field}: .* cannot be the name of a folder"):
+            run_path(tmp_path, make_config(**{field: name}))

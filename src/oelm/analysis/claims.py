@@ -16,6 +16,7 @@ from oelm.analysis.compare import Comparison
 from oelm.analysis.words import Words, what_it_says
 from oelm.data.catalogue import dataset
 from oelm.experiments.catalogue import experiments
+from oelm.printable import printable
 
 NOT_RUN = "No finished run of ours speaks to it yet."
 MOST_LINES = 12
@@ -284,12 +285,19 @@ def _sentences(analysis: Analysis | None, wanted: Callable[[Comparison], bool]) 
     chosen: list[Comparison] = [c for c in analysis.comparisons.made if wanted(c)]
     w = Words("en")
     lines = [
-        f"{c.group}, {c.arm.config.scale} scale: " + " ".join(w.tell(m) for m in what_it_says(c))
+        _without_markup(
+            f"{c.group}, {c.arm.config.scale} scale: " + " ".join(w.tell(m) for m in what_it_says(c))
+        )
         for c in chosen[:MOST_LINES]
     ]
     if len(chosen) > MOST_LINES:
         lines.append(f"… and {len(chosen) - MOST_LINES} more (`oelm analyze`).")
     return lines
+
+
+def _without_markup(text: str) -> str:
+    """Names in it come from configs: no HTML, no links, no control characters."""
+    return printable(text).replace("<", "&lt;").replace("](", "]\\(")
 
 
 def claims_page(analysis: Analysis | None, command: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Tone = Literal["", "good", "bad", "open"]
+SAFE_LINKS = ("#", "./", "../")  # within the page and to folders beside it: no text can bring its own scheme
 
 
 @dataclass(frozen=True)

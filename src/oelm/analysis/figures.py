@@ -17,6 +17,8 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
+from oelm.printable import printable
+
 INK = "#010203"  # stands for the text colour of the page it will lie on
 STANDALONE_INK = "#7a7f87"  # readable on white and on black, for an SVG file of its own
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D46", "#7F7F7F")
@@ -83,7 +85,7 @@ def to_svg(figure: Canvas, title: str) -> str:
         # Chinese labels are text in the SVG; the browser has the glyphs that matplotlib's font lacks.
         warnings.filterwarnings("ignore", message=".*Glyph .* missing from")
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    svg = out.getvalue()
+    svg = printable(out.getvalue(), lines=True)  # XML allows no control characters
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
@@ -118,6 +120,7 @@ def legend_below(figure: Canvas, axes: Any) -> None:
 
 
 def _attribute(text: str) -> str:
+    text = printable(text)
     for plain, safe in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
         text = text.replace(plain, safe)
     return text

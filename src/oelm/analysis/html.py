@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from html import escape
+import html
 
 from oelm.analysis.document import (
+    SAFE_LINKS,
     Block,
     Bullets,
     Card,
@@ -24,10 +25,10 @@ from oelm.analysis.document import (
     inlines,
 )
 from oelm.analysis.style import CSS
+from oelm.printable import printable
 
 # Nothing may be loaded from anywhere; inline styles and SVG are all the page needs.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_SAFE_LINKS = ("#", "./", "../")
 
 
 def to_html(document: Document) -> str:
@@ -51,6 +52,11 @@ def to_html(document: Document) -> str:
         f'<!doctype html>\n<html lang="{lang}">\n<head>\n{head}</head>\n<body>\n{top}\n'
         f"<nav><ol>{contents}</ol></nav>\n<main>\n{body}</main>\n</body>\n</html>\n"
     )
+
+
+def escape(text: str) -> str:
+    """For HTML; control characters and bidirectional overrides are shown escaped."""
+    return html.escape(printable(text, lines=True))
 
 
 def _section(section: Section) -> str:
@@ -115,7 +121,7 @@ def _inline(part: Inline) -> str:
     match part:
         case Link():
             # Only links within the page and to folders beside it: no config can bring its own scheme.
-            if not part.href.startswith(_SAFE_LINKS):
+            if not part.href.startswith(SAFE_LINKS):
                 return _words(part.text)
             return f'<a href="{escape(part.href)}">{_words(part.text)}</a>'
         case Code():

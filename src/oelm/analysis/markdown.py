@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 from oelm.analysis.document import (
+    SAFE_LINKS,
     Block,
     Bullets,
     Cards,
@@ -20,6 +22,7 @@ from oelm.analysis.document import (
     Text,
     inlines,
 )
+from oelm.printable import printable
 
 
 def to_markdown(document: Document, figures: str = "") -> str:
@@ -48,7 +51,8 @@ def _block(block: Block, figures: str) -> str:
         case Table():
             return _table(block)
         case Figure():
-            return f"![{_escape(block.caption)}]({figures}/{block.name}.svg)\n\n*{_escape(block.caption)}*"
+            caption = _escape(block.caption)
+            return f"![{caption}]({quote(figures)}/{block.name}.svg)\n\n*{caption}*"
         case Bullets():
             return "\n".join(f"- {_text(i)}" for i in block.items)
         case Fold():
@@ -77,11 +81,12 @@ def _text(text: Text) -> str:
 def _inline(part: Inline) -> str:
     match part:
         case Link():
-            target = part.href.replace(" ", "%20").replace("(", "%28").replace(")", "%29")
-            return f"[{_escape(part.text)}]({target})"
+            if not part.href.startswith(SAFE_LINKS):
+                return _escape(part.text)
+            return f"[{_escape(part.text)}]({quote(part.href, safe='#/=%')})"
         case Code():
             if re.fullmatch(r"[^`<>&|\n]+", part.text):
-                return f"`{part.text}`"
+                return f"`{printable(part.text)}`"
             return f"<code>{_escape(part.text)}</code>"  # what backticks cannot hold safely in a table
         case Strong():
             return f"**{_escape(part.text)}**"
@@ -91,5 +96,6 @@ def _inline(part: Inline) -> str:
 
 def _escape(text: str) -> str:
     """Markup of either kind, a table's bars and line breaks lose their meaning."""
+    text = printable(text, lines=True)
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")
     return re.sub(r"([\\`*_\[\]|#!])", r"\\\1", text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oelm.cli.options import add_catalogue, add_json, add_runs, command_parser, load_own
-from oelm.cli.output import print_json, print_table, print_text
+from oelm.cli.output import print, print_json, print_table, print_text
 from oelm.errors import OelmError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.cli.options import add_json, add_runs, command_parser
-from oelm.cli.output import print_json
+from oelm.cli.output import print, print_json
 from oelm.experiments.archive import merge, pack, verify
 from oelm.experiments.keep import keep
 from oelm.quantities import bytes_text

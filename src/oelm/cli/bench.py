@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oelm.cli.options import add_json, command_parser
-from oelm.cli.output import print_json, print_table
+from oelm.cli.output import print, print_json, print_table
 from oelm.quantities import bytes_text
 
 RESULTS = "benchmarks/results"

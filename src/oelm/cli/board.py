@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from oelm.cli.output import seconds_text
 from oelm.experiments.launch import Events, Job
 from oelm.experiments.registry import state_of
+from oelm.printable import printable
 from oelm.training.folder import RunFolder
 
 _PLAIN_SECONDS = 30.0
@@ -18,7 +19,7 @@ _LIVE_SECONDS = 1.0
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    print(printable(text, lines=True), flush=True)
 
 
 @contextlib.contextmanager
@@ -40,7 +41,7 @@ def changed(job: Job) -> None:
     where = f" on {job.slot}" if job.slot else ""
     why = f": {job.reason}" if job.reason and job.state != "finished" else ""
     metric = _metric(job) if job.state == "finished" else ""
-    say(f"{time.strftime('%H:%M:%S')}  {job.state:11} {job.name}{where}{why}{metric}")
+    say(printable(f"{time.strftime('%H:%M:%S')}  {job.state:11} {job.name}{where}{why}{metric}"))
 
 
 def counts(jobs: Sequence[Job]) -> str:
@@ -61,7 +62,7 @@ class _PlainBoard:
             return
         self.last = time.monotonic()
         going = [f"{row[0]} {row[2]} (ETA {row[4]})" for row in _rows(jobs)]
-        say(f"{time.strftime('%H:%M:%S')}  {counts(jobs)}; {'; '.join(going)}")
+        say(printable(f"{time.strftime('%H:%M:%S')}  {counts(jobs)}; {'; '.join(going)}"))
 
 
 class _LiveBoard:
@@ -84,11 +85,12 @@ class _LiveBoard:
         if time.monotonic() - self.last < _LIVE_SECONDS:
             return
         from rich.table import Table
+        from rich.text import Text
 
         self.last = time.monotonic()
-        table = Table("running", "where", "step", "loss", "ETA", title=counts(jobs), box=None)
+        table = Table("running", "where", "step", "loss", "ETA", title=Text(counts(jobs)), box=None)
         for row in _rows(jobs):
-            table.add_row(*row)
+            table.add_row(*(Text(printable(cell)) for cell in row))  # a str would be read as markup
         self.live.update(table, refresh=True)
 
 

@@ -14,7 +14,7 @@ from oelm.cli.options import (
     command_parser,
     load_own,
 )
-from oelm.cli.output import print_json, print_table, seconds_text
+from oelm.cli.output import print, print_json, print_table, seconds_text
 from oelm.experiments.catalogue import PHASES, STUDIES, experiment, experiments, select
 from oelm.experiments.experiment import DEFAULT_SEED, Experiment, stand_ins
 from oelm.experiments.fairness import against_baseline

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.cli.options import add_json, add_runs, command_parser, require_study
-from oelm.cli.output import print_json, print_table
+from oelm.cli.output import print, print_json, print_table
 from oelm.experiments.disk import free, freeable
 from oelm.quantities import bytes_text
 

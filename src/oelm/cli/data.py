@@ -8,8 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from oelm.cli.options import add_catalogue, add_json, command_parser, load_own
-from oelm.cli.output import print_json, print_table, seconds_text
+from oelm.cli.output import print, print_json, print_table, seconds_text
 from oelm.data.catalogue import SPLITS, Dataset, datasets
+from oelm.printable import printable
 from oelm.quantities import bytes_text
 
 if TYPE_CHECKING:
@@ -214,11 +215,19 @@ class _progress:
     def __enter__(self) -> Report:
         if sys.stderr.isatty():
             from rich.console import Console
+            from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
-            self._bar = Bar(console=Console(stderr=True), transient=True)
+            self._bar = Bar(
+                TextColumn("{task.description}", markup=False),  # a dataset's name is a path, not markup
+                BarColumn(),
+                TaskProgressColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
             self._bar.start()
-            self._task = self._bar.add_task(self._name, total=None)
+            self._task = self._bar.add_task(printable(self._name), total=None)
         return self._show
 
     def __exit__(self, *_: object) -> None:
@@ -231,7 +240,7 @@ class _progress:
         )
         if self._bar is not None:
             total = None if now.share is None else 1.0
-            self._bar.update(self._task, completed=now.share or 0.0, total=total, description=said)
+            self._bar.update(self._task, completed=now.share or 0.0, total=total, description=printable(said))
         elif time.monotonic() - self._last > _PLAIN_SECONDS:
             self._last = time.monotonic()
             share = "" if now.share is None else f", {now.share:.0%}, {seconds_text(now.eta_seconds)} left"

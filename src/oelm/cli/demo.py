@@ -12,7 +12,7 @@ from typing import Any
 
 from oelm.cli.analyze import BENCHMARKS, print_blocks, print_warnings
 from oelm.cli.options import add_machine, command_parser, machine_from
-from oelm.cli.output import output_file, print_text
+from oelm.cli.output import output_file, print, print_text
 from oelm.errors import unknown_name
 from oelm.experiments.catalogue import select
 from oelm.experiments.launch import Events, Job, LocalLauncher, exit_code
@@ -20,6 +20,7 @@ from oelm.experiments.scales import SCALES
 from oelm.experiments.slots import make_slots
 from oelm.experiments.studies.demo import LM_ARMS, SEEDS, real_text
 from oelm.experiments.study import Request, carry_out
+from oelm.printable import printable
 from oelm.training.folder import RunFolder
 
 STUDY = "demo"
@@ -127,7 +128,7 @@ class Progress:
         self.console = Console()
         self.total, self.done = total, 0
         self.bar = Bar(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -150,7 +151,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """What the runner remarks; plain, since a run's words may hold anything rich would read as markup."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(text, lines=True), markup=False, highlight=False, soft_wrap=True)
 
     def changed(self, job: Job) -> None:
         if not job.ended:
@@ -162,7 +163,7 @@ class Progress:
     def tick(self, jobs: Sequence[Job]) -> None:
         running = [job for job in jobs if job.state == "running"]
         names = ", ".join(_label(job).removeprefix("DEMO-") for job in running)
-        self.bar.update(self.task, description=names or "…")
+        self.bar.update(self.task, description=printable(names) or "…")
 
 
 def _label(job: Job) -> str:

@@ -16,7 +16,7 @@ from oelm.cli.options import (
     command_parser,
     machine_from,
 )
-from oelm.cli.output import print_json
+from oelm.cli.output import print, print_json
 from oelm.experiments.experiment import DEFAULT_SEED
 from oelm.experiments.study import Request
 

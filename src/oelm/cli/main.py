@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import oelm
 from oelm.errors import OelmError, unknown_name
+from oelm.printable import printable
 
 # command -> (module in this package, one line). The order is that of a study's life.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -95,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None:  # not about a file that someone named
             raise
-        return _fail(f"{error.filename}: {error.strerror}", 1)
+        return _fail(f"{printable(error.filename)}: {error.strerror}", 1)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -140,7 +141,7 @@ def _options(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"oelm: {message}", file=sys.stderr)
+    print(f"oelm: {printable(message, lines=True)}", file=sys.stderr)
     return code
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.cli.options import add_json, add_runs, command_parser
-from oelm.cli.output import print_json
+from oelm.cli.output import print, print_json
 from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.experiments.registry import find_run
 from oelm.training.folder import RunFolder

@@ -22,6 +22,7 @@ from oelm.cli.status import HEADER, add_filters, cells, summary, wanted
 from oelm.errors import UsageError
 from oelm.experiments.registry import TROUBLE, Run, tail
 from oelm.experiments.worker import CONSOLE
+from oelm.printable import printable
 from oelm.training.folder import RunFolder
 
 _STYLE = {"running": "green", "finished": "dim", "pending": "dim", "interrupted": "yellow"}
@@ -99,7 +100,7 @@ class View:
         for place, (run, row) in enumerate(zip(runs, rows, strict=True), first):
             style = "bold red" if run.state in TROUBLE else _STYLE.get(run.state, "")
             chosen = f"{style} reverse" if place == self.selected else style
-            table.add_row(*(row[name] for name in widths), style=chosen)
+            table.add_row(*(Text(row[name]) for name in widths), style=chosen)  # a str would be markup
         return Group(Text(summary(self.found), no_wrap=True, overflow="ellipsis"), table, self._log())
 
     def _log(self) -> Panel:
@@ -107,8 +108,9 @@ class View:
         if run is None:
             return Panel(Text("no runs yet" if not self.found else "no active runs"), subtitle=_KEYS)
         lines = tail(RunFolder(run.path).log_file, _LOG_LINES) or tail(run.path / CONSOLE, _LOG_LINES)
-        text = Text("\n".join(lines) or "(no log yet)", no_wrap=True, overflow="ellipsis")
-        return Panel(text, title=str(run.path), subtitle=_KEYS)
+        shown = "\n".join(printable(line.expandtabs()) for line in lines)
+        text = Text(shown or "(no log yet)", no_wrap=True, overflow="ellipsis")
+        return Panel(text, title=Text(printable(run.path)), subtitle=_KEYS)
 
 
 def fitting_columns(rows: Sequence[Mapping[str, str]], width: int) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import shutil
 import textwrap
@@ -10,17 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from oelm.errors import UsageError
+from oelm.printable import printable, printable_json
 
 _WHOLE_WORDS: Any = {"break_on_hyphens": False, "break_long_words": False}
 
 
+def print(text: object = "", **options: Any) -> None:
+    """The built-in `print` for one text; what came from a file cannot command the terminal."""
+    builtins.print(printable(text, lines=True), **options)
+
+
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    builtins.print(printable_json(json.dumps(value, indent=2, ensure_ascii=False, default=str)))
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], indent: str = "") -> None:
     """Columns as wide as their widest cell; numbers are right-aligned, the last column is left as it is."""
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = [["" if cell is None else printable(cell) for cell in row] for row in rows]
     widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(header)]
     right = [bool(cells) and all(_numeric(row[i]) for row in cells) for i in range(len(header))]
     for row in [list(header), *cells]:

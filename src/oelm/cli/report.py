@@ -9,7 +9,7 @@ from typing import Any
 
 from oelm.cli.analyze import add_benchmarks, load_analysis, print_warnings
 from oelm.cli.options import add_catalogue, add_runs, command_parser
-from oelm.cli.output import output_file
+from oelm.cli.output import output_file, print
 
 
 def add_parser(subparsers: Any) -> None:

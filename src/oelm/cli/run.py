@@ -19,7 +19,7 @@ from oelm.cli.options import (
     duration,
     machine_from,
 )
-from oelm.cli.output import print_json, print_table
+from oelm.cli.output import print, print_json, print_table
 from oelm.errors import UsageError, unknown_name
 from oelm.experiments.experiment import DEFAULT_SEED
 from oelm.experiments.launch import RETRIES, Events, LocalLauncher, exit_code

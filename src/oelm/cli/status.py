@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from oelm.cli.options import add_json, add_runs, command_parser, require_study
-from oelm.cli.output import print_json, print_table, seconds_text
+from oelm.cli.output import print, print_json, print_table, seconds_text
 from oelm.experiments.registry import STATES, TROUBLE, Run, scan
 from oelm.experiments.scales import SCALES
+from oelm.printable import printable
 
 HEADER = ("run", "study", "state", "step", "loss", "metric", "steps/s", "ETA", "heartbeat", "reason")
 
@@ -67,6 +68,11 @@ def wanted(args: argparse.Namespace) -> list[Run]:
 
 
 def cells(run: Run) -> tuple[str, ...]:
+    """A run's row of the table, safe to print: names and reasons come from files."""
+    return tuple(printable(cell) for cell in _cells(run))
+
+
+def _cells(run: Run) -> tuple[str, ...]:
     status = run.status
     state = run.state.upper() if run.state in TROUBLE else run.state
     if status is None:

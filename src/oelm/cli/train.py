@@ -18,7 +18,7 @@ from oelm.cli.options import (
     load_own,
     machine_from,
 )
-from oelm.cli.output import print_json
+from oelm.cli.output import print, print_json
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.experiment import DEFAULT_SEED, stand_ins

@@ -135,7 +135,9 @@ def _unsound(status: Status) -> str:
     wrong = [name for name in numbers if not isinstance(getattr(status, name), int | float)]
     wrong += [n for n in ("loss", "steps_per_second", "eta_seconds") if not _number_or_none(status, n)]
     metric = status.metric
-    if metric is not None and not (isinstance(metric, dict) and {"name", "value"} <= metric.keys()):
+    if metric is not None and not (
+        isinstance(metric, dict) and "name" in metric and isinstance(metric.get("value"), int | float)
+    ):
         wrong.append("metric")
     return f"status.json: {wrong[0]} is {getattr(status, wrong[0])!r}" if wrong else ""
 

@@ -22,6 +22,7 @@ import yaml
 
 from oelm.atomic import write_json, write_text
 from oelm.errors import OelmError, UsageError
+from oelm.printable import printable
 from oelm.safe_files import JSON_BYTES, PREDICTIONS_BYTES, read_json_lines, read_json_object, read_text
 from oelm.safe_yaml import YAML_BYTES, parse_yaml
 from oelm.training.config import Config
@@ -79,10 +80,18 @@ def diff_lines(a: Config, b: Config) -> list[str]:
 
 def run_path(root: Path | str, config: Config) -> Path:
     """Where a run lives below the runs folder; a tuning trial beside, never among, the real runs."""
-    place = Path(root) / config.study / config.id / f"scale={config.scale}"
+    study, id = _folder_name("study", config.study), _folder_name("id", config.id)
+    place = Path(root) / study / id / f"scale={config.scale}"
     if config.tune.trial:
         place = place / "tune" / f"lr={config.optim.lr:g}"
     return place / f"seed={config.seed}"
+
+
+def _folder_name(field: str, name: str) -> str:
+    """`name`, or an error when as a folder it would lie elsewhere, be hidden or be unprintable."""
+    if not name or name.startswith(".") or {"/", "\\"} & set(name) or printable(name) != name:
+        raise UsageError(f"{field}: {name!a} cannot be the name of a folder; use letters, digits, - and _")
+    return name
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from oelm.printable import printable
+
 
 class Journal:
     """Writes lines with a time stamp to training.log; shows them, and the progress, when a person watches."""
@@ -24,6 +26,7 @@ class Journal:
         self._title = title
 
     def line(self, text: str) -> None:
+        text = printable(text, lines=True)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         if self._file is not None:
             for part in text.splitlines() or [""]:
@@ -38,8 +41,8 @@ class Journal:
             return
         self._console()
         if self._task is None:
-            self._task = self._progress.add_task(self._title, total=total, status="")
-        self._progress.update(self._task, completed=step, status=text)
+            self._task = self._progress.add_task(printable(self._title), total=total, status="")
+        self._progress.update(self._task, completed=step, status=printable(text))
 
     def _console(self) -> Any:
         if self._progress is None:
@@ -47,11 +50,11 @@ class Journal:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             self._progress = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[status]}"),
+                TextColumn("{task.fields[status]}", markup=False),
                 console=Console(stderr=True),
             )
             self._progress.start()
