@@ -11,9 +11,21 @@ from collections.abc import Iterable
 
 
 class OelmError(Exception):
-    """Something the user can put right. The message says what, where and how."""
+    """Something the user can put right. The message says what, where and how.
+
+    `remedy`, where given, is what to do: a part of the message, and a field for whoever shows it apart.
+
+    >>> error = OelmError("no network.", remedy="Set HF_HUB_OFFLINE=1.")
+    >>> print(error)
+    no network.
+    What to do: Set HF_HUB_OFFLINE=1.
+    """
 
     exit_code = 1
+
+    def __init__(self, problem: str = "", *, remedy: str = "") -> None:
+        super().__init__(f"{problem}\nWhat to do: {remedy}" if remedy else problem)
+        self.problem, self.remedy = problem, remedy
 
 
 class UsageError(OelmError):

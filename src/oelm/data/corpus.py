@@ -187,7 +187,7 @@ class Corpus:
             raise unknown_name("split", split, SPLITS)
         ways = [f"variant '{name}' ({v.about})" for name, v in self.dataset.variants.items() if v.train_from]
         ways += [f"put {split}.jsonl there"] + (["source 'hub'"] if self.dataset.hub else [])
-        raise OelmError(f"{self.name} has no {split} split in {self.origin}. Ways on: {'; '.join(ways)}.")
+        raise OelmError(f"{self.name} has no {split} split in {self.origin}.", remedy=f"{'; '.join(ways)}.")
 
     def __repr__(self) -> str:
         return f"Corpus({self.name!r}, {self.dataset.shape}, from {self.origin})"

@@ -138,8 +138,8 @@ class HubSource:
 
     def _error(self, why: str) -> OelmError:
         return OelmError(
-            f"dataset '{self.dataset.name}' could not be had from the hub ({self.dataset.hub}): {why}.\n"
-            f"Ways on: copy it to DIR/{self.dataset.name}/ and set OELM_DATA_DIR=DIR (or --data-dir DIR); "
+            f"dataset '{self.dataset.name}' could not be had from the hub ({self.dataset.hub}): {why}.",
+            remedy=f"copy it to DIR/{self.dataset.name}/ and set OELM_DATA_DIR=DIR (or --data-dir DIR); "
             "with it in the hub's cache set HF_HUB_OFFLINE=1; or use the built-in stand-in: --source builtin "
-            "(for a run: --set data.source=builtin)."
+            "(for a run: --set data.source=builtin).",
         )

@@ -103,9 +103,10 @@ def _download(repository: str, name: str, way: str) -> Path:
     else:
         why = "the hub cannot be reached"
     raise OelmError(
-        f"tokenizer '{name}' was not found: {why}.\nWays on: put its files into DIR/{name}/ and set "
-        f"OELM_TOKENIZERS=DIR (DATA_DIR/tokenizers/{name}/ works too); {way}; or train a small one on the "
-        "corpus with tokenizer 'bpe-8192'."
+        f"tokenizer '{name}' was not found: {why}.",
+        remedy=f"put its files into DIR/{name}/ and set OELM_TOKENIZERS=DIR "
+        f"(DATA_DIR/tokenizers/{name}/ works too); {way}; "
+        "or train a small one on the corpus with tokenizer 'bpe-8192'.",
     )
 
 

@@ -24,7 +24,13 @@ Verdict = Literal["ok", "problem"]
 
 _TRIAL_ROWS = 200  # of the training split; enough for a batch of any experiment
 _TRIAL_EVAL_ROWS = 20
-_DATA_WAYS = "name the folder of your datasets with --data-dir; without any, --scale smoke has built-in text"
+_DATA_REMEDY = (
+    "name the folder of your datasets with --data-dir; without any, --scale smoke has built-in text"
+)
+_MEMORY_REMEDY = (
+    "a smaller --set budget.batch_size with a larger budget.accumulation keeps the effective batch"
+)
+_OTHER_REMEDY = "the message names the place; `oelm show` prints the whole config"
 _SPARE_BYTES = 2 * 2**30  # token files, logs and the system want some room too
 
 
@@ -140,8 +146,7 @@ def _data(config: Config, machine: Machine) -> Finding:
             skip_bad_rows=machine.skip_bad_rows,
         )
     except OelmError as error:
-        text, _, ways = str(error).partition("\nWays on: ")
-        return Finding(subject, "problem", text, ways or _DATA_WAYS)
+        return Finding(subject, "problem", error.problem, error.remedy or _DATA_REMEDY)
     rows = ", ".join(f"{split} {check.rows:,}" for split, check in report.splits.items())
     if not report.ok:
         return Finding(
@@ -170,14 +175,12 @@ def _one_step(config: Config, machine: Machine) -> Finding:
         try:
             outcome = fit(small, folder.path, machine)
         except OelmError as error:
-            return Finding(config.id, "problem", str(error), _remedy(str(error)))
+            return Finding(config.id, "problem", error.problem, error.remedy or _OTHER_REMEDY)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            return Finding(config.id, "problem", reason, _remedy(reason))
+            return Finding(config.id, "problem", f"{type(error).__name__}: {error}", _OTHER_REMEDY)
         if outcome.state != "finished":
-            return Finding(
-                config.id, "problem", f"{outcome.state}: {outcome.reason}", _remedy(outcome.reason)
-            )
+            remedy = _MEMORY_REMEDY if outcome.state == "oom" else _OTHER_REMEDY
+            return Finding(config.id, "problem", f"{outcome.state}: {outcome.reason}", remedy)
         results = folder.results() or {}
         loss = (results.get("validation") or {}).get("loss", math.nan)
         manifest = folder.manifest() or {}
@@ -193,11 +196,3 @@ def _one_step(config: Config, machine: Machine) -> Finding:
 
 def _at_most(rows: int, most: int) -> int:
     return min(rows, most) if rows else most
-
-
-def _remedy(reason: str) -> str:
-    if "hub" in reason.lower() or "offline" in reason.lower():
-        return "check the network, or point --data-dir at a local copy; mini and smoke scale need no hub"
-    if "memory" in reason.lower():
-        return "a smaller --set budget.batch_size with a larger budget.accumulation keeps the effective batch"
-    return "the message names the place; `oelm show` prints the whole config"
