@@ -1,0 +1,64 @@
+"""`oelm doctor --resume` and `--preempt`: what is printed and returned.
+
+The check itself is tried in tests/torture/doctor.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from oelm.cli.main import main
+from oelm.experiments.compare_runs import Difference
+from oelm.experiments.resume_check import Case, Interruption, Reference, ResumeCheck
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, Case]:
+    """Results of the check without running anything; a test changes what a signal leads to."""
+    results: dict[str, Case] = {}
+
+    def case(self: ResumeCheck, interruption: Interruption) -> Case:
+        sound = Case(interruption, "equal", stop_seconds=0.5, resumed_after=interruption.resumes_after)
+        return results.get(interruption.signal.name, sound)
+
+    monkeypatch.setattr(ResumeCheck, "reference", lambda self: Reference(3.0, "cpu", "fp32", ()))
+    monkeypatch.setattr(ResumeCheck, "case", case)
+    return results
+
+
+def test_a_proof_is_a_table_and_exit_code_0(
+    fake: dict[str, Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "GPT-01", "--scale", "smoke", "--resume", "--runs", str(tmp_path / "runs")]) == 0
+    text = capsys.readouterr().out
+    assert "GPT-01 (smoke) on cpu in fp32" in text
+    assert "SIGKILL in checkpoint 1" in text
+    assert "the beginning" in text
+    assert "proven: after each of 4 interruptions" in text
+    assert list(tmp_path.iterdir()) == []  # nothing is left, and no runs folder was made
+
+
+def test_without_an_experiment_a_small_one_is_checked(
+    fake: dict[str, Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--preempt", "--runs", str(tmp_path), "--json"]) == 0
+    (check,) = json.loads(capsys.readouterr().out)["checks"]
+    assert (check["id"], check["scale"], check["ok"]) == ("GPT-02", "smoke", True)
+    assert {"SIGTERM", "SIGUSR1", "SIGUSR2"} <= {case["signal"] for case in check["cases"]}
+    assert not [case for case in check["cases"] if case["signal"] == "SIGKILL"]
+
+
+def test_a_difference_is_shown_and_is_exit_code_1(
+    fake: dict[str, Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from oelm.experiments.resume_check import KILLS
+
+    difference = Difference("metrics.jsonl", "step 4, train, loss", 0.25, step=4)
+    fake["SIGTERM"] = Case(KILLS[3], "differs", differences=(difference,), resumed_after=3)
+    assert main(["doctor", "GPT-02", "--scale", "smoke", "--resume", "--runs", str(tmp_path)]) == 1
+    text = capsys.readouterr().out
+    assert "metrics.jsonl: step 4, train, loss, by up to 0.25" in text
+    assert "not proven: 1 of 4" in text

@@ -1,0 +1,75 @@
+"""What two runs differ in, and when that counts. The check as a whole is tried in tests/torture/doctor.py."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from oelm.atomic import write_json
+from oelm.experiments.compare_runs import Difference, compare_runs
+from oelm.experiments.resume_check import KILLS, PREEMPTIONS, judge
+from oelm.training.checkpoint import save_checkpoint
+from oelm.training.folder import RunFolder
+
+
+@pytest.fixture
+def two_runs(tmp_path: Path) -> tuple[RunFolder, RunFolder]:
+    """Equal ones, as far as their files are compared."""
+    one, other = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "other")
+    (one.best / "sub").mkdir(parents=True)
+    rows = [{"step": step, "kind": "train", "loss": 1.0 / step} for step in (1, 2, 3)]
+    one.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json(one.results_file, {"steps": 3, "test": {"loss": 0.5}})
+    (one.best / "sub" / "tokenizer.json").write_text("{}")
+    _save(one, torch.ones(3))
+    shutil.copytree(one.path, other.path)
+    return one, other
+
+
+def _save(folder: RunFolder, weight: torch.Tensor) -> None:
+    save_checkpoint({"metrics_bytes": 1, "model": {"w": weight}}, folder.latest, folder.previous)
+
+
+def test_equal_runs_have_no_differences(two_runs: tuple[RunFolder, RunFolder]) -> None:
+    assert compare_runs(two_runs[0].path, two_runs[1].path) == []
+
+
+def test_the_first_step_and_the_size_are_named(two_runs: tuple[RunFolder, RunFolder]) -> None:
+    one, other = two_runs
+    text = other.metrics_file.read_text().replace('"loss": 0.5', '"loss": 0.75')
+    other.metrics_file.write_text(text)
+    (found,) = compare_runs(one.path, other.path)
+    assert (found.file, found.step, found.largest) == ("metrics.jsonl", 2, 0.25)
+    assert str(found) == "metrics.jsonl: step 2, train, loss, by up to 0.25"
+
+
+def test_weights_results_and_files_of_the_best_model_count(two_runs: tuple[RunFolder, RunFolder]) -> None:
+    one, other = two_runs
+    _save(other, torch.tensor([1.0, 1.0, 1.5]))
+    write_json(other.results_file, {"steps": 4, "test": {"loss": 0.5}})
+    (other.best / "sub" / "tokenizer.json").unlink()
+    found = {difference.file: difference for difference in compare_runs(one.path, other.path)}
+    assert found["latest.pt"].where == "model.w"
+    assert found["latest.pt"].largest == 0.5
+    assert found["results.json"].others == 1
+    assert "one of the runs only" in found["best/sub/tokenizer.json"].where
+
+
+def test_an_unsteady_device_is_given_its_own_spread_and_no_more() -> None:
+    spread = [Difference("metrics.jsonl", "step 3", 0.01)]
+    assert judge([], spread) == "equal"
+    assert judge([Difference("metrics.jsonl", "step 2", 0.02)], spread) == "within spread"
+    assert judge([Difference("metrics.jsonl", "step 2", 0.1)], spread) == "differs"
+    assert judge([Difference("metrics.jsonl", "step 2", 0.02, others=1)], spread) == "differs"
+    assert judge([Difference("results.json", "steps", others=1)], spread) == "differs"
+    assert judge([Difference("metrics.jsonl", "step 2", 1e-9)], []) == "differs"
+
+
+def test_what_is_interrupted() -> None:
+    moments = {(i.moment, i.signal.name) for i in KILLS}
+    assert {("step", "SIGKILL"), ("checkpoint", "SIGKILL"), ("step", "SIGTERM")} <= moments
+    assert {"SIGTERM", "SIGUSR1", "SIGUSR2"} <= {i.signal.name for i in PREEMPTIONS}
