@@ -9,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: test check lint types unit demo documents install clean
+.PHONY: test check lint types unit torture demo documents install clean
 
 install: $(STAMP)
 
@@ -33,6 +33,10 @@ types: install
 
 unit: install
 	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0
+
+# Fault injection, every file operation and every file: hours on two cores. TORTURE="--minutes 15" takes a sample.
+torture: install
+	$(BIN)/python -m tests.torture $(TORTURE)
 
 demo: install
 	$(BIN)/oelm demo

@@ -1,0 +1,158 @@
+"""The runs that are tortured: tiny experiments of the catalogue, their commands and their references."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+
+from .driver import Ending, Wrong, forked, oelm, warm_up
+from .faults import FileFaults
+
+IDS = {"cls": "GPT-CLS-02", "lm": "GPT-02"}
+_SETTINGS = {
+    "data.tokenizer": "bpe-300",
+    "data.train_rows": 16,
+    "data.eval_rows": 2,
+    "data.max_length": 16,
+    "budget.steps": 6,
+    "budget.batch_size": 4,
+    "budget.eval_every": 2,
+    "budget.log_every": 2,
+}
+_OF_SHAPE = {"cls": {"budget.accumulation": 1, "data.eval_rows": 8}, "lm": {}}
+
+
+class Arena:
+    """References, shared by all cases, below `place`."""
+
+    def __init__(self, place: Path, seed: int, short: bool = False) -> None:
+        self.place, self.seed, self.short = place, seed, short
+        self.cache = place / "cache"
+        self.seconds = 0.0  # that the last reference took
+        _cheapen()
+        warm_up([self._warm], place)
+
+    def _warm(self) -> int:
+        from oelm.cli.main import main
+
+        for shape in IDS:
+            main(self.train(shape, self.place / "warm"))
+        return main(["analyze", "--all", "--runs", str(self.place / "warm"), "--json"])
+
+    def rng(self, *words: object) -> random.Random:
+        return random.Random(" ".join(map(str, (self.seed, *words))))
+
+    def train(
+        self, shape: str, runs: Path, *, seed: int = 0, cache: Path | None = None, id: str = ""
+    ) -> list[str]:
+        """The words of `oelm train`; a second time they resume."""
+        settings = {**_SETTINGS, **_OF_SHAPE[shape]}
+        changes = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+        machine = ["--device", "cpu", "--threads", "1", "--cache-dir", str(cache or self.cache)]
+        which = ["train", id or IDS[shape], "--scale", "smoke", "--seed", str(seed), "--runs", str(runs)]
+        return [*which, *changes, *machine]
+
+    def folder(self, shape: str, runs: Path, seed: int = 0, id: str = "") -> Path:
+        return runs / "paper" / (id or IDS[shape]) / "scale=smoke" / f"seed={seed}"
+
+    @functools.cache  # noqa: B019 - one arena per process
+    def reference(self, shape: str) -> Path:
+        """The folder of an uninterrupted run."""
+        runs = self.place / f"reference-{shape}"
+        begin = time.monotonic()
+        _must_finish(oelm(self.train(shape, runs), self.place / "reference.log"))
+        self.seconds = time.monotonic() - begin
+        return self.folder(shape, runs)
+
+    @functools.cache  # noqa: B019
+    def operations(self, shape: str, fresh_cache: bool = False) -> list[str]:
+        """The file operations of an uninterrupted run, in their order."""
+        runs = self.place / f"counted-{shape}-{fresh_cache}"
+        cache = runs / "cache" if fresh_cache else self.cache
+        self.reference(shape)
+        faults, listed = FileFaults([runs]), self.place / "operations.json"
+
+        def count() -> int:
+            from oelm.cli.main import main
+
+            faults.install()
+            code = main(self.train(shape, runs, cache=cache))
+            listed.write_text(json.dumps(faults.operations))
+            return code
+
+        _must_finish(forked(count, self.place / "counted.log"))
+        return list(json.loads(listed.read_text()))
+
+    @functools.cache  # noqa: B019
+    def half_finished(self, shape: str) -> Path:
+        """A runs folder with a run that was killed in a step after its second checkpoint."""
+        runs = self.place / f"half-{shape}"
+        operations = self.operations(shape)
+        checkpoints = [n for n, text in enumerate(operations, 1) if text.startswith("replace .latest.pt")]
+        at = next(n for n, text in enumerate(operations, 1) if n > checkpoints[1] and "metrics.jsonl" in text)
+        ending = oelm(self.train(shape, runs), self.place / "half.log", FileFaults([runs], at).install)
+        if ending.code != -9:
+            raise RuntimeError(f"the half-finished run ended with {ending.code}: {ending.output}")
+        return runs
+
+    @functools.cache  # noqa: B019
+    def finished_study(self) -> Path:
+        """A runs folder with a baseline and an arm, two seeds each: enough for a comparison."""
+        runs = self.place / "study"
+        for id in ("GPT-CLS-01", "GPT-CLS-02"):
+            for seed in (0, 1):
+                _must_finish(oelm(self.train("cls", runs, seed=seed, id=id), self.place / "study.log"))
+        return runs
+
+    def must_end_equal(self, shape: str, runs: Path, log: Path, cache: Path | None = None) -> None:
+        """Resume with the same command; it must finish with the bytes of the uninterrupted run."""
+        ending = oelm(self.train(shape, runs, cache=cache), log)
+        ending.must_be_clean()
+        if ending.code != 0:
+            raise Wrong(f"resuming ended with {ending.code}:\n{ending.output[-2000:]}")
+        self.must_be_equal(shape, runs)
+
+    def must_be_equal(self, shape: str, runs: Path) -> None:
+        from oelm.experiments.compare_runs import compare_runs
+
+        differences = compare_runs(self.reference(shape), self.folder(shape, runs))
+        if differences:
+            raise Wrong("the result differs without a word: " + "; ".join(map(str, differences)))
+
+    def must_not_seem_alive(self, shape: str, runs: Path) -> str:
+        """The state that `oelm status` shows of a run without a process; "running" would be a lie."""
+        from oelm.experiments.registry import state_of
+
+        folder = self.folder(shape, runs)
+        if not folder.exists():
+            return "absent"
+        state, _, _ = state_of(folder)
+        if state in ("running", "stalled"):
+            raise Wrong(f"shown as {state} although no process has it")
+        return state
+
+
+def copy(source: Path, target: Path) -> Path:
+    shutil.copytree(source, target, symlinks=True)
+    return target
+
+
+def _must_finish(ending: Ending) -> None:
+    if ending.code != 0:
+        raise RuntimeError(f"an undisturbed run ended with {ending.code}: {ending.output}")
+
+
+def _cheapen() -> None:
+    """Leave out what takes long and decides nothing: threads, measuring the machine's matrix products."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    import torch
+
+    torch.set_num_threads(1)
+    from oelm.training import results
+
+    results.gemm_peak = lambda *_: 1e9

@@ -1,0 +1,112 @@
+"""`oelm doctor --resume` itself: it proves a sound product, and finds a broken one and an unsteady device."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .arena import Arena
+from .driver import Case, Wrong, _in_child
+
+BREAKAGES: dict[str, str] = {  # what is broken in the worker processes -> the verdict that must come of it
+    "nothing": "equal",
+    "random state not restored": "differs",
+    "checkpoint ignored": "failed",
+    "device not deterministic": "within spread",
+}
+
+
+def cases(arena: Arena, count: int) -> Iterator[Case]:
+    for name in BREAKAGES:
+        yield case(arena, name)
+
+
+def case(arena: Arena, name: str) -> Case:
+    return Case("doctor", name, lambda place: _checked(arena, name, place))
+
+
+def _checked(arena: Arena, name: str, place: Path) -> str:
+    from oelm.experiments.resume_check import KILLS, PREEMPTIONS, ResumeCheck, short_run
+    from oelm.training.config import Machine
+    from oelm.training.folder import RunFolder
+
+    class Forked(ResumeCheck):
+        def _start(self, folder: RunFolder, *moment: str) -> Any:
+            return _Process(
+                lambda: _worker(name, folder.path, machine, moment), folder.path.with_suffix(".console")
+            )
+
+    held = RunFolder(arena.reference("lm")).config()
+    config = replace(short_run(held), model=replace(held.model, dropout=0.1))
+    machine = Machine(device="cpu", threads=1, cache_dir=str(arena.cache), gemm_peak=False)
+    check = Forked(config, place, machine)
+    reference = check.reference()
+    if reference.deterministic != (name != "device not deterministic"):
+        raise Wrong(f"deterministic={reference.deterministic}: {reference.spread}")
+    if not reference.deterministic and reference.spread[0].step != 2:
+        raise Wrong(f"the first loss that differs is that of step 2: {reference.spread}")
+    interruptions = KILLS + PREEMPTIONS if name == "nothing" else (KILLS[0], KILLS[3])
+    for interruption in dict.fromkeys(interruptions):
+        found = check.case(interruption)
+        if found.verdict != BREAKAGES[name]:
+            raise Wrong(f"{interruption}: {found}")
+    return "as it should be"
+
+
+def _worker(name: str, folder: Path, machine: Any, moment: tuple[str, ...]) -> int:
+    import torch
+
+    from oelm.experiments import interrupt_at, worker
+    from oelm.training import fit, run, setup
+
+    if name == "random state not restored":
+        run.set_random_state = lambda *_: None
+    if name == "checkpoint ignored":
+        setup.load_newest = lambda *_: (None, [])
+    if name == "device not deterministic":
+        take_step = fit.take_step
+
+        def unsteady(this: Any) -> None:
+            take_step(this)
+            noise = torch.Generator().manual_seed(time.monotonic_ns())
+            with torch.no_grad():
+                for tensor in (p for p in this.model.parameters() if p.requires_grad):
+                    tensor.add_(torch.randn(tensor.shape, generator=noise), alpha=1e-6)
+
+        fit.take_step = unsteady
+    words = [*moment, str(folder), "--machine", worker.machine_words(machine)]
+    return interrupt_at.main(words) if moment else worker.main(words)
+
+
+class _Process:
+    """As much of subprocess.Popen as the check uses, without loading torch again."""
+
+    def __init__(self, action: Callable[[], int], log: Path) -> None:
+        sys.stdout.flush()
+        self.pid, self.code = os.fork(), None
+        if self.pid == 0:
+            _in_child(action, log)
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            if done:
+                self.code = os.waitstatus_to_exitcode(status)
+        return self.code
+
+    def wait(self, timeout: float = 60.0) -> int:
+        while self.poll() is None:
+            time.sleep(0.005)
+        return self.code  # type: ignore[return-value]
+
+    def send_signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)

@@ -1,0 +1,176 @@
+"""Damaged files: bits flipped, bytes zeroed, ends cut off, whole files emptied.
+
+In every file of finished and half-finished runs, of a saved model and of the token cache. Either nothing that
+is shown changes, or the file is named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .arena import Arena, copy
+from .driver import Case, Ending, Wrong, oelm
+
+DAMAGES = ("bit", "zero", "cut", "empty")
+PLACES = ("finished", "half", "cache", "model")
+PROMPT = ("--prompt", "Once upon a time", "--tokens", "12", "--temperature", "0", "--json")
+
+
+def cases(arena: Arena, count: int) -> Iterator[Case]:
+    """`count` damages to each file of each place, 0 = many."""
+    for where in PLACES:
+        for file in _files(arena, where):
+            rng = arena.rng("flips", where, file)
+            for number in range(count or 24):
+                damage = rng.choice(DAMAGES[:3]) if count else DAMAGES[number % 4]
+                if count and where == "finished" and damage == "bit" and rng.random() < 0.2:
+                    damage = "empty"
+                yield case(arena, f"{where}:{damage}:{rng.randrange(1000)}:{rng.randrange(8)}:{file}")
+
+
+def case(arena: Arena, name: str) -> Case:
+    """By name: PLACE:DAMAGE:PERMILLE of the file's length:BIT:FILE."""
+    where, damage, permille, bit, file = name.split(":", 4)
+    act = {"finished": _finished, "half": _half, "cache": _cache, "model": _model}[where]
+
+    def run(place: Path) -> str:
+        source = _source(arena, where)
+        damaged = copy(source, place / "copy")
+        if not hurt(damaged / file, damage, int(permille), int(bit)):
+            return "nothing to damage"
+        return act(arena, damaged, file, place)
+
+    return Case("flips", name, run)
+
+
+def hurt(path: Path, damage: str, permille: int, bit: int) -> bool:
+    """Whether the file now has other content."""
+    before = path.read_bytes()
+    at = min(len(before) - 1, len(before) * permille // 1000)
+    content = bytearray(before)
+    if damage == "empty" or not content:
+        content = bytearray()
+    elif damage == "cut":
+        del content[at:]
+    elif damage == "zero":
+        content[at : at + 8] = bytes(len(content[at : at + 8]))
+    else:
+        content[at] ^= 1 << bit
+    path.unlink()  # latest.pt and previous.pt may be one file
+    path.write_bytes(content)
+    return bytes(content) != before
+
+
+def _source(arena: Arena, where: str) -> Path:
+    if where == "finished":
+        return arena.finished_study()
+    if where == "half":
+        return arena.half_finished("cls")
+    if where == "model":
+        return arena.reference("lm").parents[3]
+    arena.reference("cls")
+    return arena.cache
+
+
+def _files(arena: Arena, where: str) -> list[str]:
+    root = _source(arena, where)
+    below = root
+    if where == "finished":
+        below = arena.folder("cls", root)
+    elif where == "model":
+        below = arena.folder("lm", root) / "best"
+    files = [path for path in sorted(below.rglob("*")) if path.is_file() and path.stat().st_size]
+    return [str(path.relative_to(root)) for path in files if path.name != "lock"]
+
+
+def _analyze(runs: Path, log: Path) -> tuple[Ending, dict[str, Any]]:
+    ending = oelm(["analyze", "--all", "--runs", runs, "--json"], log)
+    ending.must_be_clean()
+    return ending, json.loads(ending.output[ending.output.index("{") :]) if ending.code == 0 else {}
+
+
+def _finished(arena: Arena, runs: Path, file: str, place: Path) -> str:
+    """`analyze` and a second `train` must show the same, or name the file or its folder."""
+    if not hasattr(arena, "analysis"):
+        arena.analysis = _numbers(_analyze(arena.finished_study(), place / "log")[1])  # type: ignore[attr-defined]
+    name, folder = Path(file).name, str((runs / file).parent)
+    ending, found = _analyze(runs, place / "log")
+    how = "the same numbers"
+    if ending.code != 0:
+        ending.must_fail(name, folder)
+        how = "refused, file named"
+    elif any(name in text or folder in text for text in found["warnings"]):
+        how = "warned, file named"
+    elif _numbers(found) != arena.analysis:  # type: ignore[attr-defined]
+        raise Wrong(
+            f"analyze shows other numbers without a warning: {_changed(arena.analysis, _numbers(found))}"
+        )  # type: ignore[attr-defined]
+    again = oelm(arena.train("cls", runs), place / "log")
+    again.must_be_clean()
+    if again.code != 0:
+        again.must_fail(name, folder, str(arena.folder("cls", runs)))
+    elif _shown(again.output) != _shown_by(arena, place):
+        raise Wrong(f"train shows another result without an error:\n{again.output[-800:]}")
+    return how
+
+
+def _shown(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith(("  validation", "  test"))]
+
+
+def _shown_by(arena: Arena, place: Path) -> list[str]:
+    if not hasattr(arena, "shown"):
+        ending = oelm(arena.train("cls", arena.finished_study()), place / "shown.log")
+        arena.shown = _shown(ending.output)  # type: ignore[attr-defined]
+    return arena.shown  # type: ignore[attr-defined,no-any-return]
+
+
+def _numbers(found: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value for name, value in found.items() if name not in ("runs_folder", "disk_bytes", "warnings")
+    }
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> str:
+    names = [name for name in before if before[name] != after.get(name)]
+    return ", ".join(f"{n}: {str(before[n])[:300]} -> {str(after.get(n))[:300]}" for n in names)
+
+
+def _half(arena: Arena, runs: Path, file: str, place: Path) -> str:
+    """Resume: the same bytes in the end, or an error that names the file or its folder."""
+    ending = oelm(arena.train("cls", runs), place / "log")
+    return _equal_or_named(arena, runs, file, ending, runs / file)
+
+
+def _cache(arena: Arena, cache: Path, file: str, place: Path) -> str:
+    """A new run from the damaged cache."""
+    ending = oelm(arena.train("cls", place / "runs", cache=cache), place / "log")
+    return _equal_or_named(arena, place / "runs", file, ending, cache / file)
+
+
+def _equal_or_named(arena: Arena, runs: Path, file: str, ending: Ending, path: Path) -> str:
+    ending.must_be_clean()
+    arena.must_not_seem_alive("cls", runs)
+    if ending.code != 0:
+        ending.must_fail(Path(file).name, str(path.parent))
+        return "refused, file named"
+    arena.must_be_equal("cls", runs)
+    return "equal"
+
+
+def _model(arena: Arena, runs: Path, file: str, place: Path) -> str:
+    """`generate` from a damaged best model: the same text, or the file is named."""
+    ending = oelm(["generate", arena.folder("lm", runs), *PROMPT], place / "log")
+    ending.must_be_clean()
+    if ending.code != 0:
+        ending.must_fail(Path(file).name, str((runs / file).parent))
+        return "refused, file named"
+    if not hasattr(arena, "text"):
+        sound = oelm(["generate", arena.reference("lm"), *PROMPT], place / "log")
+        arena.text = json.loads(sound.output)["text"]  # type: ignore[attr-defined]
+    if json.loads(ending.output)["text"] != arena.text:  # type: ignore[attr-defined]
+        raise Wrong("generate writes another text without an error")
+    return "the same text"

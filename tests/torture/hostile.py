@@ -1,0 +1,124 @@
+"""Files with hostile content: valid JSON or YAML that is not what the program wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .arena import Arena, copy
+from .driver import Case, Wrong, oelm
+from .flips import _analyze, _numbers, _shown, _shown_by
+
+JSON_FILES = (
+    "status.json",
+    "results.json",
+    "manifest.json",
+    "timing_stats.json",
+    "freeze_audit.json",
+    "predictions.json",
+)
+WHOLE = {
+    "null": "null",
+    "list": "[]",
+    "number": "7",
+    "nan": "NaN",
+    "deep": "[" * 100_000,
+    "deep-object": '{"a":' * 100_000,
+    "long-number": "9" * 100_000,
+    "not-utf8": "\udcff\udcfe",
+    "control": '{"id": "\\u0000\\u001b[31m", "state": "\\u202e"}',
+    "empty-object": "{}",
+}
+VALUES: dict[str, Any] = {
+    "null": None, "text": "x", "list": [], "object": {}, "true": True, "negative": -1, "huge": 10**400,
+    "infinite": float("inf"), "fraction": 1e-308, "markup": "<script>alert(1)</script>", "long": "x" * 10**6,
+}  # fmt: skip
+CONFIGS = {
+    "python-tag": "!!python/object/apply:os.system ['touch hostile-was-here']",
+    "aliases": "a: &a [x,x,x,x,x,x,x,x,x]\n"
+    + "".join(
+        f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+    ),
+    "deep": "[" * 20_000,
+    "null": "null",
+    "binary": "\udc80\udc81",
+    "path-id": "id: ../../../../tmp/x\n",
+}
+COMMANDS = ("analyze", "status", "report", "train")
+
+
+def cases(arena: Arena, count: int) -> Iterator[Case]:
+    names = [f"{file}:whole:{what}:" for file in JSON_FILES for what in WHOLE]
+    names += [f"config.yaml:config:{what}:" for what in CONFIGS]
+    for file in JSON_FILES:
+        held = json.loads((arena.folder("cls", arena.finished_study()) / file).read_text())
+        names += [f"{file}:value:{what}:{field}" for field in _fields(held) for what in VALUES]
+    rng = arena.rng("hostile")
+    if count:
+        names = rng.sample(names, 12 * count)
+    for name in names:
+        yield case(arena, name)
+
+
+def case(arena: Arena, name: str) -> Case:
+    """By name: FILE:whole|config:WHAT: or FILE:value:WHAT:FIELD."""
+    file, how, what, field = name.split(":", 3)
+
+    def run(place: Path) -> str:
+        runs = copy(arena.finished_study(), place / "runs")
+        path = arena.folder("cls", runs) / file
+        if how == "value":
+            held = json.loads(path.read_text())
+            _set(held, field.split("/"), VALUES[what])
+            text = json.dumps(held)
+        else:
+            text = (WHOLE if how == "whole" else CONFIGS)[what]
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))
+        return _tried(arena, runs, path, place)
+
+    return Case("hostile", name, run)
+
+
+def _tried(arena: Arena, runs: Path, path: Path, place: Path) -> str:
+    sound = _numbers(_analyze(arena.finished_study(), place / "log")[1])
+    ending, found = _analyze(runs, place / "log")
+    names = (path.name, str(path.parent))
+    how = "the same numbers"
+    if ending.code != 0:
+        ending.must_fail(*names)
+        how = "refused, file named"
+    elif any(name in text for text in found["warnings"] for name in names):
+        how = "warned, file named"
+    elif _numbers(found) != sound:
+        raise Wrong("analyze shows other numbers without a warning")
+    oelm(["status", "--runs", runs], place / "log").must_be_clean()
+    report = place / "report.html"
+    oelm(["report", "--runs", runs, "-o", report], place / "log").must_be_clean()
+    if report.exists() and "<script>alert(1)</script>" in report.read_text():
+        raise Wrong("the report contains the markup of a hostile file")
+    again = oelm(arena.train("cls", runs), place / "log")
+    again.must_be_clean()
+    if again.code != 0:
+        again.must_fail(*names)
+    elif _shown(again.output) != _shown_by(arena, place):
+        raise Wrong(f"train shows another result without an error:\n{again.output[-800:]}")
+    if list(Path.cwd().glob("hostile-was-here")):
+        raise Wrong("a file of a run folder ran code")
+    return how
+
+
+def _fields(value: Any, prefix: str = "") -> list[str]:
+    """Paths of all fields of nested objects."""
+    found = []
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        found.append(f"{prefix}{name}")
+        found += _fields(inner, f"{prefix}{name}/")
+    return found
+
+
+def _set(held: dict[str, Any], path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        held = held[name]
+    held[path[-1]] = value

@@ -1,0 +1,71 @@
+"""SIGKILL at every file operation of a run, and chains of kills; then the same command again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from .arena import Arena
+from .driver import Case, Wrong, oelm, sample
+from .faults import FileFaults
+
+MOST_KILLS = 10
+
+
+def cases(arena: Arena, count: int) -> Iterator[Case]:
+    """`count` of them, spread over the run's operations; 0 = every one."""
+    shapes = ("cls",) if count else ("cls", "lm", "fresh")
+    for shape in shapes:
+        operations = _operations(arena, shape)
+        names = [f"{shape}:kill:{number}" for number in range(1, len(operations) + 1)]
+        writes = [n for n, text in enumerate(operations, 1) if text.startswith("write ")]
+        names += [f"{shape}:half:{number}" for number in writes]
+        for name in sample(arena.rng("kills", shape), names, count):
+            yield case(arena, name)
+    for number in range(1 if count else 20):
+        for shape in shapes:
+            yield case(arena, f"{shape}:chain:{arena.seed * 1000 + number}")
+
+
+def case(arena: Arena, name: str) -> Case:
+    """By name: SHAPE:kill|half:OPERATION or SHAPE:chain:SEED; "fresh" is cls with an empty cache."""
+    shape, how, number = name.split(":")
+    if how == "chain":
+        return Case("kills", name, lambda place: _chain(arena, shape, int(number), place))
+    return Case("kills", name, lambda place: _killed_once(arena, shape, how, int(number), place))
+
+
+def _operations(arena: Arena, shape: str) -> list[str]:
+    return arena.operations("cls", True) if shape == "fresh" else arena.operations(shape)
+
+
+def _killed_once(arena: Arena, shape: str, how: str, number: int, place: Path) -> str:
+    real, cache = ("cls", place / "cache") if shape == "fresh" else (shape, None)
+    runs = place / "runs"
+    faults = FileFaults([place], number, how)
+    ending = oelm(arena.train(real, runs, cache=cache), place / "log", faults.install)
+    if ending.code != -9:
+        ending.must_be_clean()
+        arena.must_be_equal(real, runs)
+        return "finished before the kill"
+    arena.must_not_seem_alive(real, runs)
+    arena.must_end_equal(real, runs, place / "log", cache)
+    return "equal after a kill"
+
+
+def _chain(arena: Arena, shape: str, seed: int, place: Path) -> str:
+    """Killed again and again at random operations until it finishes."""
+    real, cache = ("cls", place / "cache") if shape == "fresh" else (shape, None)
+    runs, rng = place / "runs", arena.rng("chain", shape, seed)
+    most = len(_operations(arena, shape))
+    for _ in range(MOST_KILLS):
+        faults = FileFaults([place], rng.randrange(1, most), rng.choice(("kill", "half")))
+        ending = oelm(arena.train(real, runs, cache=cache), place / "log", faults.install)
+        if ending.code == 0:
+            break
+        if ending.code != -9:
+            ending.must_be_clean()
+            raise Wrong(f"exit code {ending.code}:\n{ending.output[-2000:]}")
+        arena.must_not_seem_alive(real, runs)
+    arena.must_end_equal(real, runs, place / "log", cache)
+    return "equal after many kills"

@@ -1,0 +1,86 @@
+"""Signals at any moment: a run stops with a checkpoint and exit code 75; the same command finishes it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .arena import Arena
+from .driver import Case, Ending, Wrong, forked, oelm, sample
+from .faults import FileFaults
+
+SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
+
+
+def cases(arena: Arena, count: int) -> Iterator[Case]:
+    """`count` moments for each signal; 0 = at every fourth file operation, and 10 moments by the clock."""
+    operations = arena.operations("cls")
+    for name in SIGNALS:
+        rng = arena.rng("signals", name)
+        numbers = [f"{name}:operation:{number}" for number in range(1, len(operations) + 1)]
+        for moment in sample(rng, numbers, count or len(numbers) // 4):
+            yield case(arena, moment)
+        for _ in range(0 if count else 10):
+            yield case(arena, f"{name}:clock:{rng.randrange(1000)}")
+
+
+def case(arena: Arena, name: str) -> Case:
+    """By name: SIGNAL:operation:NUMBER or SIGNAL:clock:PERMILLE of the time a run takes."""
+    number, how, at = name.split(":")
+    return Case("signals", name, lambda place: _signalled(arena, number, how, int(at), place))
+
+
+def _signalled(arena: Arena, name: str, how: str, at: int, place: Path) -> str:
+    runs = place / "runs"
+    if how == "operation":
+        faults = FileFaults([runs], at, name)
+        ending = oelm(arena.train("cls", runs), place / "log", faults.install)
+    else:
+        ending = _by_the_clock(arena, name, at, place)
+    if ending.code in (-signal.Signals[name], 130) or (
+        ending.code == 1 and "KeyboardInterrupt" in ending.output
+    ):
+        how_ended = _ended_outside_training(arena, runs, ending)
+    else:
+        ending.must_be_clean()
+        how_ended = _ended_by_itself(arena, runs, ending)
+    arena.must_end_equal("cls", runs, place / "log")
+    return how_ended
+
+
+def _ended_by_itself(arena: Arena, runs: Path, ending: Ending) -> str:
+    state = arena.must_not_seem_alive("cls", runs)
+    if ending.code == 0:
+        arena.must_be_equal("cls", runs)
+        return "had finished"
+    if ending.code != 75 or state != "interrupted":
+        raise Wrong(
+            f"exit code {ending.code} and state {state}, not 75 and interrupted:\n{ending.output[-1500:]}"
+        )
+    return "interrupted, then equal"
+
+
+def _ended_outside_training(arena: Arena, runs: Path, ending: Ending) -> str:
+    """The signal's default action, before a run began or after it ended: nothing can be lost there."""
+    state = arena.must_not_seem_alive("cls", runs)
+    if state not in ("absent", "pending", "broken", "finished", "interrupted"):
+        raise Wrong(
+            f"ended with {ending.code} in the middle of training, state {state}:\n{ending.output[-1500:]}"
+        )
+    return "ended outside training, then equal"
+
+
+def _by_the_clock(arena: Arena, name: str, permille: int, place: Path) -> Ending:
+    def command() -> int:
+        from oelm.cli.main import main
+
+        return main(arena.train("cls", place / "runs"))
+
+    def watch(pid: int) -> None:
+        time.sleep(arena.seconds * permille / 1000)
+        os.kill(pid, signal.Signals[name])
+
+    return forked(command, place / "log", watch)
