@@ -1,21 +1,50 @@
-"""The machine as every test sees it: one thread per process, no hub, none of the user's own settings."""
+"""The machine as every test sees it: one thread per process, no hub, no GPU, none of the user's settings."""
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
 FOR_TESTS = ("OELM_GOLDEN", "OELM_SHARED", "OELM_SCREENSHOTS")
-for name in [name for name in os.environ if name.startswith("OELM_") and name not in FOR_TESTS]:
-    del os.environ[name]
+# Settings of the user, of a SLURM job or a torchrun that the tests run in, and of the terminal.
+FOREIGN = (
+    "OELM_",
+    "SLURM_",
+    "SBATCH_",
+    "SRUN_",
+    "SUBMITIT_",
+    "HF_",
+    "TRANSFORMERS_",
+    "TORCHELASTIC_",
+    "WANDB_",
+)
+FOREIGN_NAMES = {
+    *("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"),
+    *("PYTHONWARNINGS", "PYTHONOPTIMIZE", "PYTHONHASHSEED", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"),
+}
+for name in list(os.environ):
+    if name in FOREIGN_NAMES or (name.startswith(FOREIGN) and name not in FOR_TESTS):
+        del os.environ[name]
+PRIVATE = tempfile.mkdtemp(prefix="oelm-tests-")  # not the user's caches, which may be full or read-only
+atexit.register(shutil.rmtree, PRIVATE, ignore_errors=True)
 os.environ |= {
     "OMP_NUM_THREADS": "1",  # tests run side by side, and busy threads of two processes slow each other
     "OMP_WAIT_POLICY": "passive",
     "HF_HUB_OFFLINE": "1",
+    "HF_HOME": str(Path(PRIVATE) / "huggingface"),
+    "OELM_CACHE_DIR": str(Path(PRIVATE) / "oelm"),
+    "CUDA_VISIBLE_DEVICES": "-1",
 }
+os.umask(0o022)
 # A busy machine must not fail a test for being slow.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -44,6 +73,29 @@ def no_low_precision_matmul(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     found, low_precision_guard.violations[:] = list(low_precision_guard.violations), []
     assert not found, f"matmuls in low precision on the CPU: {found}; see tests/guard/low_precision_guard.py"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.fixture(autouse=True)
+def end_what_a_failed_test_started(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Kills the processes that a test which failed or timed out left behind, with their children."""
+    begin = time.time()
+    yield
+    if not request.node.stash.get(FAILED, False):
+        return
+    for child in psutil.Process().children():
+        if child.create_time() >= begin - 1:
+            for process in (*child.children(recursive=True), child):
+                process.kill()
 
 
 @pytest.fixture

@@ -149,5 +149,7 @@ with contextlib.redirect_stdout(io.StringIO()):
     assert main(["status", "--runs", "/nonexistent"]) == 0
 print(sorted({m.split(".")[0] for m in sys.modules} & %r))
 """
-    done = subprocess.run([sys.executable, "-c", program % HEAVY], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program % HEAVY], capture_output=True, text=True, timeout=300, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -30,8 +30,8 @@ def find() -> str:
     if not found and os.environ.get("CI") == "true" and shutil.which("apt-get"):
         root = [] if os.geteuid() == 0 else ["sudo", "-n"]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.run([*root, "apt-get", "update"], check=False, **quiet)
-        subprocess.run([*root, "apt-get", "install", "-y", "chromium"], check=False, **quiet)
+        subprocess.run([*root, "apt-get", "update"], timeout=500, check=False, **quiet)
+        subprocess.run([*root, "apt-get", "install", "-y", "chromium"], timeout=500, check=False, **quiet)
         found = shutil.which("chromium") or ""
     return found
 
@@ -66,7 +66,7 @@ class Browser:
 
     def __exit__(self, *error: object) -> None:
         self._process.terminate()
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=300)
         os.close(self._write)
         os.close(self._read)
 
@@ -94,7 +94,7 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=path.resolve().as_uri())
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while self.evaluate("document.readyState") != "complete":
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{path} did not load")

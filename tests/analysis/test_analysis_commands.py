@@ -85,7 +85,7 @@ def test_help_of_the_three_commands_loads_nothing_heavy():
         "heavy = {'torch', 'transformers', 'matplotlib', 'scipy', 'datasets'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], timeout=300, check=True)
 
 
 @pytest.mark.slow

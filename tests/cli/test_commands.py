@@ -172,7 +172,11 @@ def test_a_path_that_cannot_be_used_is_said_without_a_traceback(
 
 def test_a_user_error_in_a_real_process_shows_no_traceback() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "oelm.cli.main", "show", "GPT-99"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "oelm.cli.main", "show", "GPT-99"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 2
     assert done.stderr.startswith("oelm: unknown experiment 'GPT-99'")
@@ -181,7 +185,7 @@ def test_a_user_error_in_a_real_process_shows_no_traceback() -> None:
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     command = f"{sys.executable} -m oelm.cli.main list | head -n 1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0
     assert done.stderr == ""
 
@@ -286,7 +290,7 @@ def test_a_catalogue_file_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixt
     )
     command = [sys.executable, "-m", "oelm.cli.main", "list", "--study", "own"]
     environment = {**os.environ, "OELM_CATALOGUE": str(own)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
     assert "OWN-1" in done.stdout
     broken = tmp_path / "broken.py"
     broken.write_text("\nimport oelm.nothing\n")

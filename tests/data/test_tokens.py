@@ -204,7 +204,7 @@ def test_killed_midway_it_goes_on_and_ends_with_the_same_bytes(tokenizer: Tokeni
         assert process.stdout is not None
         seen = [process.stdout.readline() for _ in range(lines_to_see)]
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.wait(timeout=300)
         firsts.append(int(seen[0]))
     assert firsts[1] > firsts[0]  # each went on where the one before was killed
     assert firsts[2] > firsts[1]
@@ -216,7 +216,7 @@ def test_killed_midway_it_goes_on_and_ends_with_the_same_bytes(tokenizer: Tokeni
 
 def test_two_at_once_do_the_work_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
     processes = [child(tokenizer, tmp_path) for _ in range(2)]
-    outputs = [process.communicate()[0].split() for process in processes]
+    outputs = [process.communicate(timeout=300)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert outputs[0][-1] == outputs[1][-1]
     assert min(len(output) for output in outputs) == 2  # "done n" alone: it waited and found it made
@@ -249,7 +249,7 @@ def test_memory_is_bounded_whatever_the_file(tokenizer: Tokenizer, tmp_path: Pat
     tokenizer.save(tmp_path / "tokenizer")
     name = f"file:{tmp_path}/train.{kind},{tmp_path}/train.{kind},{tmp_path}/train.{kind}"
     command = [sys.executable, "-c", textwrap.dedent(_BOUNDED), str(tmp_path / "tokenizer"), name]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     taken, tokens, documents = map(int, result.stdout.split())
     assert tokens > size / 8
     assert documents == 1 if kind == "txt" else documents > 1000

@@ -31,7 +31,7 @@ def ensure_installed() -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for words in (["update", "-qq"], ["install", "-y", "-qq", "slurm-wlm", "munge"]):
         done = subprocess.run(
-            ["apt-get", *words], env=environment, capture_output=True, text=True, check=False
+            ["apt-get", *words], env=environment, capture_output=True, text=True, timeout=500, check=False
         )
         if done.returncode:
             raise NoSlurm(f"apt-get {words[0]} failed: {done.stderr.strip()[-300:]}")
@@ -65,14 +65,14 @@ def one_node(folder: Path) -> Iterator[dict[str, str]]:
         yield environment
     finally:
         subprocess.run(
-            ["scancel", "--user=root"], env=environment, capture_output=True, timeout=30, check=False
+            ["scancel", "--user=root"], env=environment, capture_output=True, timeout=120, check=False
         )
         time.sleep(0.5)
         for process in reversed(started):
             process.terminate()
         for process in reversed(started):
             try:
-                process.wait(timeout=15)
+                process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -155,13 +155,15 @@ def _free_port() -> int:
 def _wait_for_idle(environment: dict[str, str], folder: Path) -> None:
     def idle() -> bool:
         words = ["sinfo", "--noheader", "--format=%t"]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
         return done.stdout.strip() == "idle"
 
     _wait(idle, "the node did not become idle", folder / "slurmctld.log", folder / "slurmd.log")
 
 
-def _wait(condition: object, message: str, *logs: Path, seconds: float = 60) -> None:
+def _wait(condition: object, message: str, *logs: Path, seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         if time.monotonic() > deadline:

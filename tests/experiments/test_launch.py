@@ -27,7 +27,7 @@ def steps_of(root: Path) -> dict[str, int]:
     return {run.name: run.status.step for run in scan(root) if run.status}
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -47,7 +47,7 @@ def root(tmp_path: Path) -> Path:
 def uninterrupted(start_oelm: Start, root: Path, tmp_path: Path) -> dict[str, object]:
     """The results of the same request, never disturbed."""
     process = start_oelm(*GOOD, "--seeds", "0", "1", STUB_STEP_SECONDS="0")
-    output = process.communicate()[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 0, output
     found = results(root)
     root.rename(tmp_path / "undisturbed")
@@ -58,7 +58,7 @@ def uninterrupted(start_oelm: Start, root: Path, tmp_path: Path) -> dict[str, ob
 def test_finished_runs_are_skipped_the_second_time(start_oelm: Start, root: Path) -> None:
     for _ in range(2):
         process = start_oelm("GOOD-1", STUB_STEP_SECONDS="0")
-        output = process.communicate()[0]
+        output = process.communicate(timeout=300)[0]
         assert process.returncode == 0, output
     (starts,) = root.rglob("starts")
     assert len(starts.read_text().splitlines()) == 1
@@ -71,9 +71,9 @@ def test_a_killed_launcher_is_replaced_by_the_same_command(
     first = start_oelm(*words)
     wait_until(lambda: any(step > 2 for step in steps_of(root).values()))
     os.kill(first.pid, signal.SIGKILL)
-    first.wait()
+    first.wait(timeout=300)
     second = start_oelm(*words)
-    output = second.communicate()[0]
+    output = second.communicate(timeout=300)[0]
     assert second.returncode == 0, output
     assert results(root) == uninterrupted
     assert alone(root)
@@ -87,7 +87,7 @@ def test_a_killed_worker_goes_on_from_its_checkpoint(
     victim = next(run for run in scan(root) if run.state == "running" and run.status and run.status.step > 0)
     assert victim.status is not None
     os.kill(victim.status.pid, signal.SIGKILL)
-    output = process.communicate()[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 0, output
     assert results(root) == uninterrupted
     assert attempts(victim.path)[0]["reason"] == "killed by SIGKILL"
@@ -100,13 +100,13 @@ def test_ctrl_c_leaves_a_state_that_the_same_command_continues(
     first = start_oelm(*words)
     wait_until(lambda: any(step > 2 for step in steps_of(root).values()))
     os.kill(first.pid, signal.SIGINT)
-    output = first.communicate()[0]
+    output = first.communicate(timeout=300)[0]
     assert first.returncode == 75, output
     assert "the same command goes on" in output
     states = {run.state for run in scan(root)}
     assert states <= {"interrupted", "pending", "finished"}, states
     second = start_oelm(*words)
-    output = second.communicate()[0]
+    output = second.communicate(timeout=300)[0]
     assert second.returncode == 0, output
     assert results(root) == uninterrupted
 
@@ -116,7 +116,7 @@ def test_two_launchers_never_run_the_same_run_twice(
 ) -> None:
     words = (*GOOD, "--seeds", "0", "1", "--slots", "2")
     processes = [start_oelm(*words) for _ in range(3)]
-    outputs = [process.communicate()[0] for process in processes]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], outputs
     assert results(root) == uninterrupted
     assert alone(root)
@@ -125,7 +125,7 @@ def test_two_launchers_never_run_the_same_run_twice(
 
 def test_a_broken_experiment_does_not_stop_the_good_ones(start_oelm: Start, root: Path) -> None:
     process = start_oelm("BROKEN-1", "DIVERGES-1", *GOOD, "--retries", "1", STUB_STEP_SECONDS="0")
-    output = process.communicate()[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 1, output
     states = {run.id: run.state for run in scan(root)}
     assert states == {"BROKEN-1": "failed", "DIVERGES-1": "diverged", **dict.fromkeys(GOOD, "finished")}
@@ -138,7 +138,7 @@ def test_a_broken_experiment_does_not_stop_the_good_ones(start_oelm: Start, root
 
 def test_a_failure_that_passes_is_retried_and_its_reason_kept(start_oelm: Start, root: Path) -> None:
     process = start_oelm("FLAKY-1", STUB_STEP_SECONDS="0")
-    output = process.communicate()[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 0, output
     (run,) = scan(root)
     assert [a["reason"] for a in attempts(run.path)] == ["RuntimeError: the network went away", ""]
@@ -147,9 +147,9 @@ def test_a_failure_that_passes_is_retried_and_its_reason_kept(start_oelm: Start,
 
 
 def test_a_folder_with_another_config_is_refused_with_the_difference(start_oelm: Start, root: Path) -> None:
-    start_oelm("GOOD-1", STUB_STEP_SECONDS="0").communicate()
+    start_oelm("GOOD-1", STUB_STEP_SECONDS="0").communicate(timeout=300)
     process = start_oelm("GOOD-1", "--set", "optim.lr=0.5")
-    output = process.communicate()[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 2
     assert "optim.lr" in output
     assert "Traceback" not in output
@@ -158,7 +158,7 @@ def test_a_folder_with_another_config_is_refused_with_the_difference(start_oelm:
 def test_tuning_gives_every_arm_the_same_grid_and_runs_the_best_rate(start_oelm: Start, root: Path) -> None:
     words = ("TUNED-1", "TUNED-2", "--seeds", "3", "4", "--trial-seeds", "0", "1")
     process = start_oelm(*words, STUB_STEP_SECONDS="0")
-    output = process.communicate()[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 0, output  # a rate of the grid that diverges is an answer, not a failure
     assert "diverged" in output
     runs = [run for run in scan(root) if not run.trial]
@@ -176,7 +176,7 @@ def test_tuning_gives_every_arm_the_same_grid_and_runs_the_best_rate(start_oelm:
 
 def test_a_pilot_that_passes_lets_the_rest_run(start_oelm: Start, root: Path) -> None:
     process = start_oelm(*GOOD, "--seeds", "0", "1", "--pilot", STUB_STEP_SECONDS="0")
-    output = process.communicate()[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 0, output
     assert "pilot: GOOD-1 and GOOD-2" in output
     assert len(results(root)) == 6
@@ -184,7 +184,7 @@ def test_a_pilot_that_passes_lets_the_rest_run(start_oelm: Start, root: Path) ->
 
 def test_a_pilot_that_fails_its_audit_stops_the_rest(start_oelm: Start, root: Path) -> None:
     process = start_oelm("GOOD-1", "UNSOUND-1", "GOOD-3", "--pilot", STUB_STEP_SECONDS="0")
-    output = process.communicate()[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 1, output
     assert "freeze audit does not hold" in output
     assert {run.id for run in scan(root)} == {"GOOD-1", "UNSOUND-1"}
@@ -195,12 +195,12 @@ def test_a_pilot_arm_that_is_far_worse_stops_the_rest_unless_the_gate_is_wider(
 ) -> None:
     words = ("GOOD-1", "WORSE-1", "GOOD-3", "--seeds", "0", "1", "--pilot")
     process = start_oelm(*words, STUB_STEP_SECONDS="0")
-    output = process.communicate()[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 1, output
     assert "WORSE-1 has validation ppl 4, GOOD-1 2, a factor of 2 (the gate is 1.5" in output
     assert len(results(root)) == 2
     process = start_oelm(*words, "--pilot-factor", "2", STUB_STEP_SECONDS="0")
-    output = process.communicate()[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 0, output
     assert "pilot passed" in output
     assert len(results(root)) == 6
@@ -209,7 +209,7 @@ def test_a_pilot_arm_that_is_far_worse_stops_the_rest_unless_the_gate_is_wider(
 def test_a_pilot_of_tuned_arms_tunes_the_pair_first(start_oelm: Start, root: Path) -> None:
     words = ("TUNED-1", "TUNED-2", "GOOD-1", "--seeds", "3", "4", "--trial-seeds", "0", "--pilot")
     process = start_oelm(*words, STUB_STEP_SECONDS="0")
-    output = process.communicate()[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 0, output
     before, passed, after = output.partition("pilot passed")
     assert passed
@@ -221,7 +221,7 @@ def test_a_pilot_of_tuned_arms_tunes_the_pair_first(start_oelm: Start, root: Pat
 def test_diverged_runs_are_tried_again_only_when_asked(start_oelm: Start, root: Path) -> None:
     def starts_after(*words: str) -> int:
         process = start_oelm("DIVERGES-1", *words, STUB_STEP_SECONDS="0")
-        output = process.communicate()[0]
+        output = process.communicate(timeout=300)[0]
         assert process.returncode == 1, output
         assert "diverged    DIVERGES-1" in output
         (file,) = root.rglob("starts")
@@ -232,16 +232,16 @@ def test_diverged_runs_are_tried_again_only_when_asked(start_oelm: Start, root: 
 
 def test_one_experiment_named_twice_is_one_run(start_oelm: Start, root: Path) -> None:
     process = start_oelm("GOOD-1", "good-1", "--seeds", "0", "0", STUB_STEP_SECONDS="0")
-    assert "1 runs: 1 finished" in process.communicate()[0]
+    assert "1 runs: 1 finished" in process.communicate(timeout=300)[0]
 
 
 def test_a_folder_with_a_broken_status_does_not_end_the_others(start_oelm: Start, root: Path) -> None:
     process = start_oelm("GOOD-1", STUB_STEP_SECONDS="0")
-    process.communicate()
+    process.communicate(timeout=300)
     (status,) = root.rglob("status.json")
     status.write_text("{")
     process = start_oelm("GOOD-1", "GOOD-2", "--slots", "1", "--retries", "0", STUB_STEP_SECONDS="0")
-    output = process.communicate()[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 1, output
     assert {run.id: run.state for run in scan(root)} == {"GOOD-1": "broken", "GOOD-2": "finished"}
     assert "not JSON" in output
@@ -260,5 +260,5 @@ def test_workers_know_the_datasets_of_the_users_catalogue(
         + " method='baseline', smoke={'budget.steps': 2, 'data.source': 'auto'}))\n"
     )
     process = start_oelm("GOOD-MINE", "--retries", "0", STUB_STEP_SECONDS="0")
-    output = process.communicate()[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 0, output

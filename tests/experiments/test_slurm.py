@@ -83,7 +83,7 @@ def test_a_job_that_sbatch_refuses_is_an_error_with_its_words(
     start_oelm: Start, slurm: dict[str, str]
 ) -> None:
     process = start_oelm("GOOD-1", "GOOD-2", "--on", "slurm", "--partition", "nowhere", **slurm)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 1, output
     assert "sbatch refused the jobs" in output
     assert "partition" in output

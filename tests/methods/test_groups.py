@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from tiny_models import FAMILIES, build
+from tiny_models import FAMILIES, build, outputs
 
 import oelm
 from oelm.errors import OelmError, UsageError
@@ -98,4 +98,10 @@ def test_impossible_rates_are_refused(wrong):
 
 def test_groups_work_with_other_optimizers_and_without_a_method():
     model = build("bert")
-    torch.optim.SGD(oelm.param_groups(model, lr=0.1, weight_decay=0.1), momentum=0.9)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.SGD(oelm.param_groups(model, lr=0.1, weight_decay=0.1), momentum=0.9)
+    outputs(model).square().mean().backward()
+    optimizer.step()
+    moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    assert moved >= {n for n, p in model.named_parameters() if p.dim() > 1 and p.grad is not None}
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(before)

@@ -129,5 +129,7 @@ def test_registering_a_method_of_ones_own():
 
 def test_methods_are_listed_without_torch():
     code = "import sys, oelm; assert len(oelm.methods()) > 20; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
+    )
     assert done.stdout.strip() == "False"

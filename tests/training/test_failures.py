@@ -198,7 +198,9 @@ def test_full_disk_stops_cleanly(tmp_path, machine, make, monkeypatch):
 def test_really_full_disk(tmp_path, machine, make):
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=900k", "tmpfs", disk], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=900k", "tmpfs", disk], timeout=300, check=False
+    ).returncode:
         pytest.skip("no right to mount here")
     try:
         config = make("lm", data={"tokenizer": "bpe-600"})
@@ -213,7 +215,7 @@ def test_really_full_disk(tmp_path, machine, make):
         assert refused.state == "failed"
         assert "disk full: this run needs" in refused.reason
     finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        subprocess.run(["umount", str(disk)], timeout=300, check=True)
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_reading_a_run_needs_no_torch():
     code = (
         "import sys, oelm.training.folder; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 0
 
 
 def test_a_manifest_names_the_data_folder_that_only_the_environment_knows(monkeypatch):
