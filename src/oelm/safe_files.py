@@ -22,6 +22,7 @@ MIB = 1 << 20
 JSON_BYTES = 16 * MIB  # status, results, manifest, audit: some KB
 PREDICTIONS_BYTES = 256 * MIB  # one number per test example
 ROW_BYTES = 4 * MIB  # one line of metrics.jsonl; per-head statistics of a large model take some 10 KB
+LOG_BYTES = 4096 * MIB  # a file that is read line by line
 TOKENIZER_BYTES = 256 * MIB  # the largest public tokenizer.json have some 30 MB
 
 MAX_DEPTH = 50  # levels of lists and mappings; our own files have at most 6

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
 import json
 import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from oelm.atomic import write_json
+from oelm.cli.main import main
 from oelm.errors import OelmError
-from oelm.experiments.archive import INDEX, merge, pack, sha256, verify
+from oelm.experiments import archive
+from oelm.experiments.archive import INDEX, merge, pack, parse_index, sha256, verify
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.disk import free, freeable
 from oelm.experiments.launch import prepare
 from oelm.experiments.lock import RunLock
+from oelm.experiments.registry import scan
+from oelm.safe_files import MIB
 
 
 def finished(root: Path, *seeds: int, id: str = "GPT-01") -> list[Path]:
@@ -118,41 +128,194 @@ def test_a_damaged_archive_is_refused_before_anything_is_written(tmp_path: Path,
         verify(archive)
 
 
-def forged(
-    path: Path, name: str, content: bytes = b"evil", link: str = "", listed: str | None = None
-) -> Path:
-    """An archive made by hand: one member `name`, with an index that lists it (or `listed`) with its hash."""
-    import hashlib
+RUN = "paper/GPT-01/scale=smoke/seed=0"
 
-    entry = {"path": listed or name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    index = json.dumps({"format": 1, "runs": 1, "files": [entry]}).encode()
+
+def forged(
+    path: Path,
+    name: str = f"{RUN}/training.log",
+    content: bytes = b"evil",
+    *,
+    index: object = None,
+    times: int = 1,
+    **member: Any,
+) -> Path:
+    """An archive made by hand: one member `name` and an index that lists it with its hash, or `index`."""
+    entry = {"path": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    wanted = {"format": 1, "runs": 1, "files": [entry]} if index is None else index
+    listed = wanted if isinstance(wanted, bytes) else json.dumps(wanted).encode()
     with tarfile.open(path, "w:gz") as tar:
-        for member, data in ((INDEX, index), (name, content)):
-            info = tarfile.TarInfo(member)
-            info.size = len(data)
-            if link and member == name:
-                info.type, info.linkname, info.size = tarfile.SYMTYPE, link, 0
-            tar.addfile(info, io.BytesIO(data))
+        info = tarfile.TarInfo(INDEX)
+        info.size = len(listed)
+        tar.addfile(info, io.BytesIO(listed))
+        for _ in range(times):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            for field, value in member.items():
+                setattr(info, field, value)
+            tar.addfile(info, io.BytesIO(content))
     return path
 
 
-@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/../../evil", "a\\..\\evil", "evil"])
-def test_no_path_leads_out_of_the_runs_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(OelmError, match="outside"):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../evil",
+        "/tmp/evil",
+        "a/../../evil",
+        "evil",
+        f"{RUN}/../../../../../evil/results.json",
+        "a\\b/X/scale=smoke/seed=0/results.json",
+        ".git/hooks/scale=smoke/seed=0/results.json",
+        "paper/X\x1b[2J/scale=smoke/seed=0/results.json",
+        "paper/X\n/scale=smoke/seed=0/results.json",
+        f"{RUN}/latest.pt",
+        f"{RUN}/lock",
+        f"{RUN}/lock.owner",
+        f"{RUN}/slurm_job",
+        f"{RUN}/.git/hooks/post-checkout",
+        f"{RUN}/best/model.pt",
+        f"{RUN}/best/modeling_evil.py",
+        f"{RUN}/best/pytorch_model.bin",
+        f"{RUN}/best/deeper/config.json",
+        f"{RUN}/best/.hidden.json",
+        ".slurm/1/scale=smoke/seed=0/1_submitted.pkl",
+    ],
+)
+def test_only_files_of_run_folders_are_accepted(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OelmError, match="refused, not a file of a run folder"):
         merge(forged(tmp_path / "x.tar.gz", name), tmp_path / "deep" / "runs")
-    assert tree(tmp_path / "deep") == {}
+    assert not (tmp_path / "deep").exists()
 
 
-def test_links_and_unlisted_members_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(OelmError, match="does not list"):
-        merge(forged(tmp_path / "l.tar.gz", "s/evil", b"", link="/etc/passwd"), tmp_path / "runs")
-    with pytest.raises(OelmError, match="does not list"):
-        merge(forged(tmp_path / "u.tar.gz", "s/evil", listed="s/other"), tmp_path / "runs")
-    (tmp_path / "runs").mkdir(exist_ok=True)
-    (tmp_path / "runs" / "s").symlink_to(tmp_path)
-    with pytest.raises(OelmError, match="link"):
-        merge(forged(tmp_path / "t.tar.gz", "s/evil"), tmp_path / "runs")
-    assert not (tmp_path / "evil").exists()
+def listed(**changes: object) -> dict[str, object]:
+    return {"path": f"{RUN}/status.json", "bytes": 1, "sha256": "0" * 64, **changes}
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        (b"[" * 100_000, "nested deeper"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"{}", "another format"),
+        (b"[]", "another format"),
+        ({"format": 1}, "'files' is missing"),
+        ({"format": 1, "files": {}}, "'files' is missing"),
+        ({"format": 1, "files": [None]}, r"files\[0\] has no valid"),
+        ({"format": 1, "files": [listed(path=1)]}, "has no valid"),
+        ({"format": 1, "files": [listed(bytes=-1)]}, "has no valid"),
+        ({"format": 1, "files": [listed(bytes=True)]}, "has no valid"),
+        ({"format": 1, "files": [listed(sha256="../x")]}, "has no valid"),
+        ({"format": 1, "files": [listed(), listed()]}, "twice"),
+        ({"format": 1, "files": [listed(bytes=10**9)]}, "at most"),
+        ({"format": 1, "files": []}, "does not list"),
+    ],
+)
+def test_a_malformed_index_is_one_error(
+    tmp_path: Path, index: object, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = forged(tmp_path / "x.tar.gz", index=index)
+    with pytest.raises(OelmError, match=said):
+        merge(archive, tmp_path / "runs")
+    assert main(["archive", "verify", str(archive)]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@given(st.binary(max_size=200))
+def test_any_index_is_read_or_refused(content: bytes) -> None:
+    with contextlib.suppress(OelmError):
+        parse_index(content, "x.tar.gz")
+
+
+def test_links_devices_and_unlisted_members_are_refused(tmp_path: Path) -> None:
+    for i, kind in enumerate((tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE)):
+        archive = forged(tmp_path / f"{i}.tar.gz", content=b"", type=kind, linkname="/etc/passwd")
+        with pytest.raises(OelmError, match="does not list as a file"):
+            merge(archive, tmp_path / "runs")
+    with pytest.raises(OelmError, match="does not list as a file"):
+        merge(forged(tmp_path / "twice.tar.gz", times=2), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_merge_does_not_write_through_links_of_the_runs_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "paper").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OelmError, match="is a link"):
+        merge(forged(tmp_path / "t.tar.gz"), tmp_path / "runs")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    (tmp_path / "linked").symlink_to(tmp_path / "elsewhere")  # the folder itself may be one, on a larger disk
+    assert merge(forged(tmp_path / "t.tar.gz"), tmp_path / "linked").added == [f"{RUN}/training.log"]
+
+
+def test_archives_that_unpack_to_far_more_than_they_are_get_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "_ALWAYS_ALLOWED", MIB)
+    log = forged(tmp_path / "log.tar.gz", content=bytes(3 * MIB))
+    with pytest.raises(OelmError, match="are no results"):
+        merge(log, tmp_path / "runs")
+    monkeypatch.setattr(archive, "_INDEX_BYTES", 1000)
+    with pytest.raises(OelmError, match="its index is larger"):
+        verify(forged(tmp_path / "index.tar.gz", index=b" " * 2000))
+    # a header of a member may be as large as it likes, and tarfile reads it into memory
+    long_name = forged(tmp_path / "name.tar.gz", pax_headers={"comment": "x" * 3 * MIB})
+    with pytest.raises(OelmError, match="more than its index lists"):
+        verify(long_name)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_sizes_must_be_those_of_the_index(tmp_path: Path) -> None:
+    entry = {"path": f"{RUN}/training.log", "bytes": 3, "sha256": hashlib.sha256(b"evil").hexdigest()}
+    with pytest.raises(OelmError, match="not the size"):
+        merge(forged(tmp_path / "x.tar.gz", index={"format": 1, "files": [entry]}), tmp_path / "runs")
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive.shutil, "disk_usage", lambda path: SimpleNamespace(free=3))
+    with pytest.raises(OelmError, match="are needed"):
+        merge(forged(tmp_path / "x.tar.gz"), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_merge_that_was_killed_leaves_whole_runs_and_its_leftovers_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished(tmp_path / "a", 0, 1)
+    pack(tmp_path / "a", tmp_path / "x.tar.gz")
+    real, done = archive._merge_run, []
+
+    def killed(*args: Any) -> None:
+        if done:
+            raise KeyboardInterrupt
+        done.append(real(*args))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(archive, "_merge_run", killed)
+        patch.setattr(archive.shutil, "rmtree", lambda *args, **options: None)
+        with pytest.raises(KeyboardInterrupt):
+            merge(tmp_path / "x.tar.gz", tmp_path / "b")
+    assert len(list((tmp_path / "b").glob(".merge-*"))) == 1
+    (run,) = scan(tmp_path / "b")
+    assert len(list(run.path.iterdir())) == 5  # as a whole
+    other = tmp_path / "b" / ".merge-in-progress"
+    with RunLock(other):
+        assert len(merge(tmp_path / "x.tar.gz", tmp_path / "b").added) == 5
+        assert list((tmp_path / "b").glob(".merge-*")) == [other]
+
+
+def test_files_that_are_no_results_are_not_packed(tmp_path: Path) -> None:
+    (folder,) = finished(tmp_path / "a", 0)
+    for name in ("slurm_job", "split.json", "core", "best/training_args.bin", ".wandb.step"):
+        (folder / name).write_text("x")
+    pack(tmp_path / "a", tmp_path / "x.tar.gz", weights=True)
+    merge(tmp_path / "x.tar.gz", tmp_path / "b")
+    names = {Path(name).name for name in tree(tmp_path / "b")}
+    assert not names & {"slurm_job", "split.json", "core", "training_args.bin", ".wandb.step"}
+    assert {"model.safetensors", "results.json"} <= names
 
 
 def test_what_still_runs_is_not_packed(tmp_path: Path) -> None:

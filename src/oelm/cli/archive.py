@@ -57,9 +57,9 @@ def _pack(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     index = verify(args.file)
     if args.json:
-        print_json(index)
+        print_json({"runs": len(index.runs), **asdict(index)})
     else:
-        print(f"{args.file}: {index['runs']} runs, {len(index['files'])} files, every hash holds")
+        print(f"{args.file}: {len(index.runs)} runs, {len(index.files)} files, every hash holds")
     return 0
 
 

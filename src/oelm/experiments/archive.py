@@ -1,9 +1,9 @@
 """A study's results in one verified file, and back into another machine's runs folder.
 
-A tar.gz whose first member lists every file with its size and SHA-256. Merging checks every byte against
-that list before anything is put in place, names conflicts, and never overwrites: a file that is there with
-the same content is skipped, one with other content is a conflict and stays as it is. Of a run with a conflict
-nothing is added: results of one attempt beside the log of another would be neither's.
+A tar.gz whose first member lists every file with its size and SHA-256. An archive may come from anyone:
+merging accepts only the files of run folders (`RESULT_FILES`, and models as safetensors, json or txt), of the
+sizes that the list gives, and checks every byte before anything is put in place. A run that is not there yet
+is moved in as a whole; of one that is there and differs in any file nothing is taken, and it is named.
 """
 
 from __future__ import annotations
@@ -14,23 +14,34 @@ import hashlib
 import io
 import json
 import os
+import re
+import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from oelm.atomic import atomic_open
 from oelm.errors import OelmError, UsageError
-from oelm.experiments.lock import is_held
+from oelm.experiments.lock import Busy, RunLock, is_held
 from oelm.experiments.registry import Run, scan
+from oelm.printable import printable
+from oelm.quantities import bytes_text
+from oelm.safe_files import MIB, TOKENIZER_BYTES, parse_json
+from oelm.training.folder import RESULT_FILES
 
 INDEX = "oelm-archive.json"
 FORMAT = 1
 
-# Not results: another machine has no use for a lock, and checkpoints are only for going on here.
-_NEVER = frozenset({"lock", "lock.owner", "latest.pt", "previous.pt"})
+_INDEX_BYTES = 32 * MIB  # 180 bytes per file: some 15,000 runs
+_MODEL_FILES = {".safetensors": 1 << 40, ".json": TOKENIZER_BYTES, ".txt": TOKENIZER_BYTES}
+_MAX_RATIO = 200  # of content to archive; results compress ten times
+_ALWAYS_ALLOWED = 64 * MIB  # whatever the ratio
+_MEMBER_OVERHEAD = 8192  # bytes of headers and padding around one file of a tar
+_STAGING = ".merge-"
 _CHUNK = 1 << 20
 
 
@@ -52,6 +63,37 @@ class Merged:
     withheld: list[str] = field(default_factory=list)  # new, but of a run with a conflict
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One file of an archive, as its index lists it."""
+
+    path: str
+    bytes: int
+    sha256: str
+    run: str  # the run folder it belongs to
+
+
+@dataclass(frozen=True)
+class Index:
+    files: tuple[Entry, ...]
+    study: str | None = None
+    weights: bool = False
+
+    @property
+    def runs(self) -> dict[str, list[Entry]]:
+        found: dict[str, list[Entry]] = {}
+        for entry in self.files:
+            found.setdefault(entry.run, []).append(entry)
+        return found
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.bytes for entry in self.files)
+
+
+# -- packing ------------------------------------------------------------------------------------
+
+
 def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool = False) -> Packed:
     """Write the runs of `root` (of one study, if named) into `target`; best weights only on request."""
     root, target = Path(root), Path(target)
@@ -61,15 +103,13 @@ def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool
     live = [run.name for run in runs if run.state in ("running", "stalled")]
     if live:
         raise OelmError(f"still running, so not to be packed yet: {', '.join(live)}")
-    entries = [
-        {
-            "path": str(PurePosixPath(file.relative_to(root))),
-            "bytes": file.stat().st_size,
-            "sha256": sha256(file),
-        }
-        for run in runs
-        for file in _files(run, weights)
-    ]
+    entries = []
+    for run in runs:
+        for file in _files_to_pack(run, weights):
+            path = file.relative_to(root).as_posix()
+            if entry_run(path) is None:
+                raise OelmError(f"{file}: a run in a folder of this name cannot be merged; rename it")
+            entries.append({"path": path, "bytes": file.stat().st_size, "sha256": sha256(file)})
     index = {
         "format": FORMAT,
         "study": study or None,
@@ -92,11 +132,184 @@ def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool
     return Packed(target, len(runs), len(entries), target.stat().st_size)
 
 
-def verify(source: Path | str) -> dict[str, Any]:
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _files_to_pack(run: Run, weights: bool) -> Iterator[Path]:
+    models = sorted((run.path / "best").glob("*")) if weights else []
+    for file in [*models, *(run.path / name for name in sorted(RESULT_FILES))]:
+        known = file.parent != run.path / "best" or file.suffix in _MODEL_FILES
+        if known and file.is_file() and not file.is_symlink() and not file.name.startswith("."):
+            yield file
+
+
+def _add(tar: tarfile.TarFile, name: str, file: Any, size: int) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    tar.addfile(info, file)
+
+
+# -- reading ------------------------------------------------------------------------------------
+
+
+def verify(source: Path | str) -> Index:
     """Read the whole archive and check every member against its index; returns the index."""
     with _opened(source) as (tar, index):
         _read_members(tar, index, None)
     return index
+
+
+class _BoundedStream:
+    """The unpacked tar; reading more than `limit` bytes is an error: some bytes may unpack to terabytes."""
+
+    def __init__(self, file: Any, limit: int) -> None:
+        self.file, self.limit = file, limit
+
+    def read(self, size: int) -> bytes:
+        content: bytes = self.file.read(size)
+        self.limit -= len(content)
+        if self.limit < 0:
+            raise OelmError("the archive unpacks to more than its index lists")
+        return content
+
+
+@contextlib.contextmanager
+def _opened(source: Path | str) -> Iterator[tuple[tarfile.TarFile, Index]]:
+    """The archive as a stream, and its index, which must come first and be valid."""
+    source = Path(source)
+    if not source.is_file():
+        raise UsageError(f"there is no archive {source}")
+    try:
+        with gzip.open(source, "rb") as unzipped:
+            stream = _BoundedStream(unzipped, _INDEX_BYTES + 1 * MIB)
+            with tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
+                first = tar.next()
+                if first is None or first.name != INDEX or not _is_plain_file(first):
+                    raise OelmError(f"{source} is not an archive of `oelm archive`: it has no index")
+                if first.size > _INDEX_BYTES:
+                    raise OelmError(f"{source}: its index is larger than {bytes_text(_INDEX_BYTES)}")
+                member = tar.extractfile(first)
+                assert member is not None
+                index = parse_index(member.read(), source)
+                _check_ratio(index, source)
+                stream.limit += index.bytes + _MEMBER_OVERHEAD * (len(index.files) + 2)
+                yield tar, index
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, gzip.BadGzipFile):
+            raise OelmError(f"{source}: {error}") from None
+        raise OelmError(f"{source} is damaged or no archive: {error}") from None
+
+
+def parse_index(content: bytes, source: Path | str) -> Index:
+    """The checked index of an archive; every file listed is a file of a run folder, once, of a usual size."""
+    where = f"{source}, {INDEX}"
+    try:
+        raw = parse_json(content.decode("utf-8"), where)
+    except UnicodeDecodeError as error:
+        raise OelmError(f"{where}: not UTF-8 text (byte {error.start})") from None
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        raise OelmError(f"{where}: of another format than this version reads ({FORMAT})")
+    listed = raw.get("files")
+    if not isinstance(listed, list):
+        raise OelmError(f"{where}: 'files' is missing or not a list")
+    entries: dict[str, Entry] = {}
+    for place, item in enumerate(listed):
+        entry = _entry(item, f"{where}: files[{place}]")
+        if entry.path in entries:
+            raise OelmError(f"{where}: '{entry.path}' is listed twice")
+        entries[entry.path] = entry
+    study = raw.get("study")
+    return Index(
+        tuple(entries.values()), study if isinstance(study, str) else None, raw.get("weights") is True
+    )
+
+
+def _entry(item: Any, where: str) -> Entry:
+    path, size, digest = (
+        item.get(n) if isinstance(item, dict) else None for n in ("path", "bytes", "sha256")
+    )
+    if not isinstance(path, str) or type(size) is not int or not isinstance(digest, str):
+        raise OelmError(f"{where} has no valid path, bytes and sha256")
+    if size < 0 or re.fullmatch(r"[0-9a-f]{64}", digest) is None:
+        raise OelmError(f"{where} has no valid path, bytes and sha256")
+    run = entry_run(path)
+    if run is None:
+        raise OelmError(f"{where}: refused, not a file of a run folder: '{path}'")
+    most = RESULT_FILES.get(path.removeprefix(run + "/"), _MODEL_FILES.get(PurePosixPath(path).suffix, 0))
+    if size > most:
+        raise OelmError(f"{where}: refused, '{path}' has {bytes_text(size)}; at most {bytes_text(most)}")
+    return Entry(path, size, digest, run)
+
+
+_RUN_PATH = re.compile(
+    r"(?P<run>[^/]+/[^/]+/scale=[a-z]+/(?:tune/lr=[0-9.e+-]+/)?seed=[0-9]+)/"
+    r"(?:(?P<file>[^/]+)|best/(?P<model>[A-Za-z0-9][A-Za-z0-9._-]*))"
+)
+
+
+def entry_run(path: str) -> str | None:
+    """The run folder of a path of an archive; None when it is not a file that an archive may hold.
+
+    >>> entry_run("paper/GPT-01/scale=mini/seed=0/best/config.json")
+    'paper/GPT-01/scale=mini/seed=0'
+    >>> entry_run("paper/GPT-01/scale=mini/seed=0/latest.pt"), entry_run("../.git/hooks/post-checkout")
+    (None, None)
+    """
+    match = _RUN_PATH.fullmatch(path)
+    if match is None or printable(path) != path or "\\" in path or len(path) > 1000:
+        return None
+    if any(part.startswith((".", " ")) for part in path.split("/")):
+        return None
+    model = match["model"]
+    allowed = PurePosixPath(model).suffix in _MODEL_FILES if model else match["file"] in RESULT_FILES
+    return match["run"] if allowed else None
+
+
+def _check_ratio(index: Index, source: Path) -> None:
+    packed = source.stat().st_size
+    if index.bytes > max(_ALWAYS_ALLOWED, _MAX_RATIO * packed):
+        raise OelmError(
+            f"{source}: refused, {bytes_text(packed)} that unpack to {bytes_text(index.bytes)} are no results"
+        )
+
+
+def _is_plain_file(info: tarfile.TarInfo) -> bool:
+    return info.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and info.sparse is None  # type: ignore[attr-defined]
+
+
+def _read_members(tar: tarfile.TarFile, index: Index, into: Path | None) -> None:
+    """Check every member against the index, writing it below `into` if given; anything else is refused."""
+    expected = {entry.path: entry for entry in index.files}
+    while (info := tar.next()) is not None:  # from where the index ended: iterating would start over
+        entry = expected.pop(info.name, None)
+        if entry is None or not _is_plain_file(info):
+            raise OelmError(f"the archive holds '{info.name}', which its index does not list as a file")
+        if info.size != entry.bytes:
+            raise OelmError(f"the archive is damaged: '{info.name}' has not the size that its index lists")
+        member = tar.extractfile(info)
+        assert member is not None
+        digest = hashlib.sha256()
+        with contextlib.ExitStack() as stack:
+            out = None
+            if into is not None:
+                (into / info.name).parent.mkdir(parents=True, exist_ok=True)
+                out = stack.enter_context(open(into / info.name, "xb"))
+            while chunk := member.read(_CHUNK):
+                digest.update(chunk)
+                if out:
+                    out.write(chunk)
+            if out:
+                out.flush()
+                os.fsync(out.fileno())
+        if digest.hexdigest() != entry.sha256:
+            raise OelmError(f"the archive is damaged: '{info.name}' has not the content it was packed with")
+    if expected:
+        raise OelmError(f"the archive is incomplete: '{next(iter(expected))}' is missing")
+
+
+# -- merging ------------------------------------------------------------------------------------
 
 
 def merge(source: Path | str, root: Path | str) -> Merged:
@@ -108,14 +321,25 @@ def merge(source: Path | str, root: Path | str) -> Merged:
         for folder in reversed([f for f in (root, *root.parents) if not f.exists()]):
             stack.callback(_remove_if_empty, folder)  # a refused archive leaves no trace
         root.mkdir(parents=True, exist_ok=True)
-        staging = stack.enter_context(tempfile.TemporaryDirectory(prefix=".merge-", dir=root))
-        _read_members(tar, index, Path(staging))
-        runs: dict[str, list[dict[str, Any]]] = {}
-        for entry in index["files"]:
-            runs.setdefault(_run_of(entry["path"]), []).append(entry)
-        for run, entries in runs.items():
-            _merge_run(root, run, entries, Path(staging), result)
+        _remove_leftovers(root)
+        free = shutil.disk_usage(root).free
+        if index.bytes > free:
+            raise OelmError(f"{root}: {bytes_text(index.bytes)} are needed, {bytes_text(free)} are free")
+        staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=root))
+        stack.callback(shutil.rmtree, staging, ignore_errors=True)
+        stack.enter_context(RunLock(staging))  # another merge must not take it for a leftover
+        _read_members(tar, index, staging)
+        for run, entries in index.runs.items():
+            _refuse_links(root, root / run)
+            _merge_run(root, run, entries, staging, result)
     return result
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Staging folders of merges that were killed."""
+    for folder in root.glob(f"{_STAGING}*"):
+        if folder.is_dir() and not folder.is_symlink() and not is_held(folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -123,128 +347,43 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _merge_run(
-    root: Path, run: str, entries: Sequence[dict[str, Any]], staging: Path, result: Merged
-) -> None:
-    """All of a run's new files, or none of them."""
-    there = [e for e in entries if (root / e["path"]).exists() or (root / e["path"]).is_symlink()]
-    differing = [e for e in there if not _is_same(root / e["path"], e["sha256"])]
-    result.same += [e["path"] for e in there if e not in differing]
-    result.conflicts += [e["path"] for e in differing]
-    new = [e["path"] for e in entries if e not in there]
-    if differing or (new and is_held(root / run)):
+def _merge_run(root: Path, run: str, entries: list[Entry], staging: Path, result: Merged) -> None:
+    """A new run as a whole; of one that is there only what is missing, and nothing when a file differs."""
+    if not os.path.lexists(root / run):
+        (root / run).parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # another process made it meanwhile
+            os.rename(staging / run, root / run)
+            result.added += [e.path for e in entries]
+            return
+    there = [e for e in entries if os.path.lexists(root / e.path)]
+    differing = [e for e in there if not _is_same(root / e.path, e)]
+    result.same += [e.path for e in there if e not in differing]
+    result.conflicts += [e.path for e in differing]
+    # The status says that a run is over, so it comes last: a merge that is killed leaves a run to go on with.
+    new = sorted((e.path for e in entries if e not in there), key=lambda path: path.endswith("/status.json"))
+    if differing:
         result.withheld += new
-        if not differing:
+    elif new:
+        try:
+            with RunLock(root / run, patience=0):
+                for name in new:
+                    _refuse_links(root, (root / name).parent)
+                    (root / name).parent.mkdir(exist_ok=True)
+                    os.rename(staging / name, root / name)
+                    result.added.append(name)
+        except Busy:
+            result.withheld += new
             result.conflicts.append(f"{run} (being worked on)")
-        return
-    for name in new:
-        place = root / name
-        _refuse_links(root, place)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(staging / name, place)  # fails if another process put a file there meanwhile
-        except FileExistsError:
-            result.conflicts.append(name)
-            continue
-        except OSError:  # a file system without hard links
-            os.rename(staging / name, place)
-        result.added.append(name)
 
 
-def _is_same(place: Path, digest: str) -> bool:
-    return place.is_file() and not place.is_symlink() and sha256(place) == digest
+def _is_same(place: Path, entry: Entry) -> bool:
+    plain = place.is_file() and not place.is_symlink() and place.stat().st_size == entry.bytes
+    return plain and sha256(place) == entry.sha256
 
 
-def _run_of(name: str) -> str:
-    """The run folder that a file of an archive belongs to."""
-    parts = PurePosixPath(name).parts
-    seeds = [i for i, part in enumerate(parts) if part.startswith("seed=")]
-    return "/".join(parts[: seeds[0] + 1] if seeds else parts[:-1])
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _files(run: Run, weights: bool) -> Iterator[Path]:
-    for file in sorted(run.path.rglob("*")):
-        inside = file.relative_to(run.path)
-        hidden = any(part.startswith(".") for part in inside.parts)
-        if file.is_symlink() or not file.is_file() or hidden or inside.name in _NEVER:
-            continue
-        if inside.parts[0] == "best" and not weights:
-            continue
-        yield file
-
-
-def _add(tar: tarfile.TarFile, name: str, file: Any, size: int) -> None:
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = size, 0o644
-    tar.addfile(info, file)
-
-
-@contextlib.contextmanager
-def _opened(source: Path | str) -> Iterator[tuple[tarfile.TarFile, dict[str, Any]]]:
-    """The archive as a stream, and its index, which must come first and be sound."""
-    source = Path(source)
-    if not source.is_file():
-        raise UsageError(f"there is no archive {source}")
-    try:
-        with tarfile.open(source, mode="r|gz") as tar:
-            first = tar.next()
-            if first is None or first.name != INDEX:
-                raise OelmError(f"{source} is not an archive of `oelm archive`: it has no index")
-            member = tar.extractfile(first)
-            assert member is not None
-            index = json.loads(member.read())
-            _check_index(index, source)
-            yield tar, index
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, gzip.BadGzipFile):
-            raise OelmError(f"{source}: {error}") from None
-        raise OelmError(f"{source} is damaged or no archive: {error}") from None
-
-
-def _check_index(index: Any, source: Path) -> None:
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
-        raise OelmError(f"{source}: its index is of another format than this version reads ({FORMAT})")
-    for entry in index["files"]:
-        path = PurePosixPath(entry["path"])
-        if path.is_absolute() or ".." in path.parts or "\\" in entry["path"] or len(path.parts) < 2:
-            raise OelmError(f"{source}: refused, it would write outside the runs folder: {entry['path']}")
-
-
-def _read_members(tar: tarfile.TarFile, index: dict[str, Any], into: Path | None) -> None:
-    """Check every member against the index, writing it below `into` if given; anything else is refused."""
-    expected = {entry["path"]: entry for entry in index["files"]}
-    while (info := tar.next()) is not None:  # from where the index ended: iterating would start over
-        entry = expected.pop(info.name, None)
-        if entry is None or not info.isreg():
-            raise OelmError(f"the archive holds '{info.name}', which its index does not list as a file")
-        member = tar.extractfile(info)
-        assert member is not None
-        digest = hashlib.sha256()
-        out = None
-        if into is not None:
-            (into / info.name).parent.mkdir(parents=True, exist_ok=True)
-            out = open(into / info.name, "xb")  # noqa: SIM115
-        try:
-            while chunk := member.read(_CHUNK):
-                digest.update(chunk)
-                if out:
-                    out.write(chunk)
-        finally:
-            if out:
-                out.close()
-        if digest.hexdigest() != entry["sha256"]:
-            raise OelmError(f"the archive is damaged: '{info.name}' has not the content it was packed with")
-    if expected:
-        raise OelmError(f"the archive is incomplete: '{next(iter(expected))}' is missing")
-
-
-def _refuse_links(root: Path, place: Path) -> None:
+def _refuse_links(root: Path, folder: Path) -> None:
     """A link inside the runs folder must not lead a merge out of it."""
-    for parent in place.relative_to(root).parents:
-        if (root / parent).is_symlink():
-            raise OelmError(f"refused: {root / parent} is a link, and the merge would write through it")
+    inside = folder.relative_to(root)
+    for part in (inside, *inside.parents):
+        if (root / part).is_symlink() and part != PurePosixPath("."):
+            raise OelmError(f"refused: {root / part} is a link, and the merge would write through it")

@@ -23,7 +23,14 @@ import yaml
 from oelm.atomic import write_json, write_text
 from oelm.errors import OelmError, UsageError
 from oelm.printable import printable
-from oelm.safe_files import JSON_BYTES, PREDICTIONS_BYTES, read_json_lines, read_json_object, read_text
+from oelm.safe_files import (
+    JSON_BYTES,
+    LOG_BYTES,
+    PREDICTIONS_BYTES,
+    read_json_lines,
+    read_json_object,
+    read_text,
+)
 from oelm.safe_yaml import YAML_BYTES, parse_yaml
 from oelm.training.config import Config
 from oelm.training.typed import from_mapping, to_mapping
@@ -43,6 +50,23 @@ EXIT_CODES: dict[str, int] = {
     "oom": EXIT_FAILED,
     "interrupted": EXIT_INTERRUPTED,
     "diverged": EXIT_DIVERGED,
+}
+
+#: What of a run travels in an archive, with the largest size that is accepted from elsewhere. Not in it:
+#: checkpoints, locks and job numbers, which mean something on one machine only, and trackers' files.
+RESULT_FILES: dict[str, int] = {
+    "config.yaml": YAML_BYTES,
+    "manifest.json": JSON_BYTES,
+    "status.json": JSON_BYTES,
+    "metrics.jsonl": LOG_BYTES,
+    "training.log": LOG_BYTES,
+    "console.log": LOG_BYTES,
+    "attempts.jsonl": LOG_BYTES,
+    "freeze_audit.json": JSON_BYTES,
+    "timing_stats.json": JSON_BYTES,
+    "step_times.bin": LOG_BYTES,
+    "results.json": JSON_BYTES,
+    "predictions.json": PREDICTIONS_BYTES,
 }
 
 
