@@ -78,6 +78,42 @@ def test_a_failed_seed_stays_visible_and_an_earlier_copy_leaves_nothing_behind(t
     assert {run.state for run in scan(tmp_path / "results")} == {"finished", "failed"}
 
 
+@pytest.mark.parametrize("moment", ["copyfile", "rename"])
+def test_an_earlier_copy_stays_until_the_new_one_is_whole(
+    tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs_of(tmp_path / "runs")
+    keep(tmp_path / "runs", tmp_path / "results")
+    before = {p: p.read_bytes() for p in (tmp_path / "results").rglob("*") if p.is_file()}
+
+    def full_disk(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if moment == "copyfile":
+            patch.setattr("oelm.experiments.keep.shutil.copyfile", full_disk)
+        else:
+            real = Path.rename
+            patch.setattr(
+                Path, "rename", lambda old, new: full_disk() if ".new" in old.name else real(old, new)
+            )
+        with pytest.raises(OSError, match="No space left"):
+            keep(tmp_path / "runs", tmp_path / "results")
+    assert {p: p.read_bytes() for p in (tmp_path / "results").rglob("*") if p.is_file()} == before
+    keep(tmp_path / "runs", tmp_path / "results")
+    assert {p: p.read_bytes() for p in (tmp_path / "results").rglob("*") if p.is_file()} == before
+
+
+def test_a_copy_that_was_killed_between_two_renames_is_put_back(tmp_path: Path) -> None:
+    first, *_ = runs_of(tmp_path / "runs")
+    keep(tmp_path / "runs", tmp_path / "results")
+    place = tmp_path / "results" / first.relative_to(tmp_path / "runs")
+    place.rename(place.with_name(f".{place.name}.old"))
+    keep(tmp_path / "runs", tmp_path / "results")
+    assert (place / "results.json").is_file()
+    assert [p.name for p in place.parent.iterdir() if p.name.startswith(".")] == []
+
+
 def test_what_was_not_written_for_others_is_left_out(tmp_path: Path) -> None:
     folder, *_ = runs_of(tmp_path / "runs")
     status = {"state": "finished", "heartbeat": 1.0, "host": "my-laptop"}

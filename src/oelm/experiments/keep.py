@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 from oelm.atomic import write_json
 from oelm.data.folders import INFO_SAYS
 from oelm.errors import OelmError
+from oelm.experiments.archive import sha256
 from oelm.experiments.registry import scan
+from oelm.safe_files import read_json_object
 
 ENDED = ("finished", "diverged", "failed", "oom")
 JUDGED = (
@@ -53,15 +56,37 @@ def keep(root: Path | str, target: Path | str, *, study: str = "") -> Kept:
     kept = Kept(runs=len(ended))
     for run in ended:
         place = target / run.path.relative_to(root)
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-        for name in TRIAL if run.trial else JUDGED:
-            source = run.path / name
-            if source.is_file():
-                _copy(source, place / name)
-                kept.files += 1
-                kept.bytes += (place / name).stat().st_size
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _replacing(place) as fresh:
+            for name in TRIAL if run.trial else JUDGED:
+                source = run.path / name
+                if source.is_file():
+                    _copy(source, fresh / name)
+                    kept.files += 1
+                    kept.bytes += (fresh / name).stat().st_size
     return kept
+
+
+@contextlib.contextmanager
+def _replacing(place: Path) -> Iterator[Path]:
+    """A new folder that takes the place of `place` when the block ends without an error; until then, and
+    whenever it does not, the earlier one stays."""
+    fresh, old = (place.with_name(f".{place.name}.{name}") for name in ("new", "old"))
+    if old.exists() and not place.exists():
+        old.rename(place)  # killed between the two renames below
+    for leftover in (fresh, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        fresh.mkdir()
+        yield fresh
+        if place.exists():
+            place.rename(old)
+        fresh.rename(place)
+    finally:
+        if old.exists() and not place.exists():
+            old.rename(place)
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -69,6 +94,8 @@ def _copy(source: Path, target: Path) -> None:
     content = _read(source) if source.name in ("manifest.json", "status.json") else None
     if content is None:
         shutil.copyfile(source, target)
+        if sha256(source) != sha256(target):
+            raise OelmError(f"{target}: the copy differs from {source}; is the run still being written?")
         return
     content.pop("host", None)
     if isinstance(machine := content.get("machine"), dict):
@@ -81,7 +108,6 @@ def _copy(source: Path, target: Path) -> None:
 def _read(path: Path) -> dict[str, Any] | None:
     """None for a damaged file: it is kept as it is, for the analysis to complain of."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        return read_json_object(path)
+    except OelmError:
         return None
-    return content if isinstance(content, dict) else None
