@@ -119,8 +119,8 @@ def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool
     }
     # mtime 0 and sorted members: the same results make the same archive, byte for byte.
     with (
-        atomic_open(target) as file,
-        gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) as zipped,
+        atomic_open(target) as out,
+        gzip.GzipFile(filename="", fileobj=out, mode="wb", mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
         text = json.dumps(index, indent=1).encode()
@@ -276,7 +276,7 @@ def _check_ratio(index: Index, source: Path) -> None:
 
 
 def _is_plain_file(info: tarfile.TarInfo) -> bool:
-    return info.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and info.sparse is None  # type: ignore[attr-defined]
+    return info.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and info.sparse is None
 
 
 def _read_members(tar: tarfile.TarFile, index: Index, into: Path | None) -> None:
