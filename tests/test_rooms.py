@@ -28,7 +28,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "bench": {"methods", "data", "models", "training", "experiments"},
     "cli": {"methods", "data", "models", "training", "experiments", "analysis", "bench"},
 }
-SHARED = {"errors", "atomic", "low_precision", "quantities", "safe_files", "safe_yaml", "printable"}
+SHARED = {"errors", "atomic", "locks", "low_precision", "quantities", "safe_files", "safe_yaml", "printable"}
 
 
 def modules() -> list[Path]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,18 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from oelm.experiments import lock as lock_module
+from oelm.data.store import locked
 from oelm.experiments.lock import Busy, RunLock, is_held, process_alive, read_holder
+from oelm.locks import STALE_SECONDS, _remove_abandoned, is_locked
 
 HOLD = """
 import sys, time
-from oelm.experiments import lock
+from oelm.experiments.lock import RunLock
 if sys.argv[2] == "no-flock":
-    import errno
+    import errno, fcntl
     def refuse(*_):
         raise OSError(errno.ENOLCK, "no locks here")
-    lock.fcntl.flock = refuse
-with lock.RunLock(sys.argv[1]):
+    fcntl.flock = refuse
+with RunLock(sys.argv[1]):
     print("held", flush=True)
     time.sleep(900)
 """
@@ -42,11 +45,16 @@ def refuse_flock(*_: object) -> None:
     raise OSError(errno.ENOLCK, "no locks here")
 
 
+def make_stale(owner: Path) -> None:
+    old = time.time() - STALE_SECONDS - 1
+    os.utime(owner, (old, old))
+
+
 @pytest.mark.parametrize("kind", ["flock", "no-flock"])
 def test_one_holder_and_a_kill_frees_it(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     process = hold(tmp_path, kind)
     if kind == "no-flock":
-        monkeypatch.setattr(lock_module.fcntl, "flock", refuse_flock)
+        monkeypatch.setattr(fcntl, "flock", refuse_flock)
     try:
         assert is_held(tmp_path)
         with pytest.raises(Busy, match=str(process.pid)), RunLock(tmp_path, patience=0.1):
@@ -64,16 +72,57 @@ def test_one_holder_and_a_kill_frees_it(tmp_path: Path, kind: str, monkeypatch: 
 def test_without_flock_a_foreign_owner_counts_until_its_heartbeat_is_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock_module.fcntl, "flock", refuse_flock)
+    monkeypatch.setattr(fcntl, "flock", refuse_flock)
     owner = tmp_path / "lock.owner"
     owner.write_text('{"host": "another-host", "pid": 1}')
     (tmp_path / "lock").touch()
     assert is_held(tmp_path)
-    old = time.time() - lock_module.STALE_SECONDS - 1
-    os.utime(owner, (old, old))
+    make_stale(owner)
     assert not is_held(tmp_path)
     with RunLock(tmp_path):
         assert read_holder(tmp_path)["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", "7", '{"host": "HERE", "pid": "x"}', '{"host": "HERE", "pid": 1e400}', "\xff"]
+)
+def test_a_broken_record_of_the_owner_counts_until_it_is_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", refuse_flock)
+    (tmp_path / "lock").touch()
+    owner = tmp_path / "lock.owner"
+    owner.write_bytes(content.replace("HERE", socket.gethostname()).encode("latin-1"))
+    assert is_held(tmp_path)  # it may be being written
+    with pytest.raises(Busy, match=r"another process|process x|process inf"), RunLock(tmp_path, patience=0):
+        pass
+    make_stale(owner)
+    assert not is_held(tmp_path)
+    with RunLock(tmp_path):
+        assert read_holder(tmp_path)["pid"] == os.getpid()
+    assert not owner.exists()
+
+
+def test_a_lock_that_was_taken_over_meanwhile_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes see one abandoned owner: the slower must not remove the record of the faster."""
+    monkeypatch.setattr(fcntl, "flock", refuse_flock)
+    owner = tmp_path / "lock.owner"
+    with RunLock(tmp_path):
+        mine = owner.read_bytes()
+        _remove_abandoned(owner, b"what the slower one had read")
+        assert owner.read_bytes() == mine
+    assert list(tmp_path.glob("lock.*")) == []
+
+
+def test_the_data_cache_is_locked_where_the_file_system_has_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", refuse_flock)
+    with locked(tmp_path / "cache" / "tokens"):
+        assert is_locked(tmp_path / "cache" / "tokens.lock")
+    assert not is_locked(tmp_path / "cache" / "tokens.lock")
 
 
 def test_the_lock_can_be_taken_again_after_an_error_inside(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_one_run_per_gpu() -> None:
 def test_several_gpus_per_run_leave_the_odd_one_out() -> None:
     made = make_slots(10, gpus="0,1,2,3,4", gpus_per_run=2)
     assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in made] == ["0,1", "2,3"]
-    assert {s.processes for s in made} == {2}
+    assert {(s.processes, s.threads) for s in made} == {(2, 2)}  # 8 cores for two runs of two processes
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_one_process_alone_is_the_identity():
     with World("cpu") as world:
         assert world.main
         assert world.sum([1.5, 2.0]) == [1.5, 2.0]
-        assert world.gather("x") == ["x"]
+        assert world.gather({"x": torch.tensor([1])}) == [{"x": torch.tensor([1])}]
         assert world.share(3) == [0, 1, 2]
         assert list(world.deal("ab")) == [("a", True), ("b", True)]
         module = torch.nn.Linear(2, 2)

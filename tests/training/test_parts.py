@@ -67,6 +67,15 @@ def test_rate_ends_where_it_should():
 # -- signals --------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def hangup_not_ignored():
+    """SIGHUP as in a session, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup_not_ignored")
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_each_stop_signal_is_noted_and_handlers_come_back(number):
     before = signal.getsignal(number)
@@ -75,6 +84,15 @@ def test_each_stop_signal_is_noted_and_handlers_come_back(number):
         signal.raise_signal(number)
         assert stop.reason == number.name
     assert signal.getsignal(number) == before
+
+
+@pytest.mark.usefixtures("hangup_not_ignored")
+def test_a_run_under_nohup_outlives_its_session():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.reason == ""
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 def test_time_limit_and_second_ctrl_c():

@@ -146,6 +146,10 @@ def _fail(message: str, code: int) -> int:
 
 
 def entry() -> NoReturn:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # a rank under torchrun
+        from oelm.experiments.ranks import exit_rank
+
+        exit_rank(main)
     sys.exit(main())
 
 

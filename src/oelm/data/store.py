@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
 from oelm.atomic import write_json
 from oelm.errors import OelmError
+from oelm.locks import Lock
 
 
 def cache_root(cache_dir: Path | str | None = None) -> Path:
@@ -57,10 +57,9 @@ def open_store(folder: Path) -> Store | None:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Only one process at a time builds this store; a killed one's lock vanishes with it."""
-    lock = FileLock(folder.with_name(folder.name + ".lock"))
+    lock = Lock(folder.with_name(folder.name + ".lock"))
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        lock.__enter__()
     except OSError as error:
         elsewhere = "set OELM_CACHE_DIR or --cache-dir to a folder that can be written"
         raise OelmError(
@@ -76,7 +75,7 @@ def locked(folder: Path) -> Iterator[None]:
             "What is done so far is kept."
         ) from error
     finally:
-        lock.release()
+        lock.__exit__(None, None, None)
 
 
 class StoreWriter:

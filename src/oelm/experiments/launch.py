@@ -22,6 +22,7 @@ from pathlib import Path
 
 from oelm.experiments.catalogue import for_workers
 from oelm.experiments.lock import Busy, RunLock, is_held
+from oelm.experiments.ranks import killed_by
 from oelm.experiments.registry import state_of
 from oelm.experiments.slots import Slot
 from oelm.experiments.worker import COMMAND, CONSOLE, machine_words, note_attempt
@@ -34,6 +35,7 @@ from oelm.training.folder import (
     RunFolder,
     run_path,
 )
+from oelm.training.signals import signals_to_handle
 
 RETRIES = 2
 _POLL_SECONDS = 0.2
@@ -213,17 +215,20 @@ class LocalLauncher:
             yield active.job
 
     def _judge(self, job: Job, code: int) -> None:
-        _, status, note = state_of(job.folder)  # never raises: one broken folder must not end the others
+        state, status, note = state_of(job.folder)  # never raises: one broken folder must not end the others
         job.reason = status.reason if status else note
-        if code == EXIT_FINISHED:
+        if code < 0:
+            note_attempt(job.folder, code, killed_by(code))
+        if code == EXIT_FINISHED or (code < 0 and state == "finished"):  # killed after its last word
             return self._change(job, "finished")
-        if code == EXIT_DIVERGED:
+        if code == EXIT_DIVERGED or (code < 0 and state == "diverged"):
             return self._change(job, "diverged")
         if code == Busy.exit_code:
             return self._change(job, "elsewhere")
         if code < 0:
-            job.reason = f"killed by {signal.Signals(-code).name}"
-            note_attempt(job.folder, code, job.reason)
+            job.reason = killed_by(code)
+            if self.stopped:  # by this launcher
+                return self._change(job, "interrupted")
         reached = (status.step if status else 0, RunFolder(job.folder).wanted_split())
         progress, job.reached = reached > job.reached, reached
         if code == EXIT_INTERRUPTED and (self.stopped or progress):
@@ -255,7 +260,8 @@ class LocalLauncher:
         if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
             yield
             return
-        old = {n: signal.signal(n, self.stop) for n in (signal.SIGINT, signal.SIGTERM)}
+        handled = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & set(signals_to_handle())
+        old = {n: signal.signal(n, self.stop) for n in handled}
         try:
             yield
         finally:

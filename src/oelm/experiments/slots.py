@@ -17,7 +17,7 @@ class Slot:
 
     name: str
     environment: dict[str, str] = field(default_factory=dict)
-    threads: int = 0
+    threads: int = 0  # of each process
     processes: int = 1
 
 
@@ -66,7 +66,7 @@ def _gpu_slots(devices: Sequence[str], per_run: int, slots: int, threads: int) -
         raise UsageError(f"--gpus-per-run {per_run} with only {len(devices)} GPUs ({', '.join(devices)})")
     groups = [devices[i : i + per_run] for i in range(0, len(devices) - per_run + 1, per_run)]
     groups = groups[: slots or len(groups)]
-    share = threads or max(1, cores() // len(groups))
+    share = threads or max(1, cores() // (len(groups) * per_run))
     return [
         Slot(
             name=f"gpu {'+'.join(group)}",

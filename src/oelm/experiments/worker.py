@@ -11,9 +11,7 @@ import contextlib
 import json
 import os
 import shlex
-import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -24,8 +22,9 @@ from typing import Any
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import catalogue_files, load_catalogue_files
 from oelm.experiments.lock import RunLock
+from oelm.experiments.ranks import exit_rank, follow_parent, run_ranks
 from oelm.training.config import Machine
-from oelm.training.folder import EXIT_CODES, EXIT_FAILED, EXIT_FINISHED, RunFolder, State, Status
+from oelm.training.folder import EXIT_FAILED, EXIT_FINISHED, RunFolder, State, Status
 from oelm.training.typed import from_mapping
 
 ATTEMPTS = "attempts.jsonl"
@@ -36,13 +35,16 @@ COMMAND = "OELM_COMMAND"  # environment: what a person typed to get this run, fo
 def work(path: Path | str, machine: Machine, processes: int = 1) -> int:
     """Bring the run in `path` to its end, or as far as it gets; the exit code says which."""
     folder = RunFolder(path)
-    # Under a torchrun of the user's own, the first process holds the lock for all of them.
-    with RunLock(folder.path) if is_first() else contextlib.nullcontext():
+    # Under a torchrun of the user's own, rank 0 holds the lock for all of them.
+    with RunLock(folder.path) if is_first() else contextlib.nullcontext() as lock:
         status = folder.status()
         if status is not None and status.state == "finished":
             return EXIT_FINISHED
         try:
-            code = _torchrun(folder, machine, processes) if processes > 1 else _fit(folder, machine)
+            if lock is not None and processes > 1:
+                code = run_ranks(_rank_command(folder, machine), processes, folder, lock)
+            else:
+                code = _fit(folder, machine)
         except OelmError as error:
             _note_failure(folder, str(error))
             note_attempt(folder.path, error.exit_code, str(error))
@@ -64,24 +66,14 @@ def _fit(folder: RunFolder, machine: Machine) -> int:
     return int(fit(folder.config(), folder.path, machine).exit_code)
 
 
-def _torchrun(folder: RunFolder, machine: Machine, processes: int) -> int:
-    """One run over several GPUs of this host. torchrun reports every failure as 1; the folder knows more."""
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"),
-        *("-m", "oelm.experiments.worker", "--rank", str(folder.path), "--machine", machine_words(machine)),
-    ]
-    child = subprocess.Popen(command, start_new_session=True)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda *_: os.killpg(child.pid, signal.SIGTERM))
-    code = child.wait()
-    status = folder.status()
-    if status is None:
-        raise OelmError(f"torchrun ended with code {code} before the run began; see {folder.path / CONSOLE}")
-    return EXIT_CODES.get(status.state, code or EXIT_FAILED)
+def _rank_command(folder: RunFolder, machine: Machine) -> list[str]:
+    """What each process of a run on several GPUs executes."""
+    words = ["-m", "oelm.experiments.worker", "--rank", str(folder.path), "--machine", machine_words(machine)]
+    return [sys.executable, *words]
 
 
 def is_first() -> bool:
-    """Whether this process speaks for its run: alone, or the first of torchrun's."""
+    """Whether this process writes for its run: it is the only one, or rank 0."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -110,6 +102,8 @@ def attempts(path: Path) -> list[dict[str, Any]]:
 
 def _note_failure(folder: RunFolder, reason: str) -> None:
     """status.json for a run whose loop could not write it itself."""
+    if not is_first():  # one writer; rank 0 sees its connection close and writes
+        return
     status = folder.status() or Status(started=time.time(), pid=os.getpid(), host=socket.gethostname())
     failed: State = "failed"
     if status.state in ("running", "interrupted", "failed"):
@@ -124,13 +118,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m oelm.experiments.worker", description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("--machine", default="{}", help="fields of Machine as JSON")
-    parser.add_argument("--processes", type=int, default=1, help="GPUs of one run, by torchrun")
-    parser.add_argument("--rank", action="store_true", help="one of torchrun's processes: the lock is held")
+    parser.add_argument("--processes", type=int, default=1, help="GPUs of one run, a process for each")
+    parser.add_argument("--rank", action="store_true", help="one of those processes")
     args = parser.parse_args(argv)
     machine = from_mapping(Machine, json.loads(args.machine), "machine")
     sys.argv = shlex.split(os.environ.get(COMMAND, "")) or sys.argv
     load_catalogue_files(catalogue_files())  # a user's datasets are known where they are registered
     if args.rank:
+        follow_parent()
         return _fit(RunFolder(args.folder), machine)
     try:
         code = work(args.folder, machine, args.processes)
@@ -144,4 +139,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    if "--rank" in sys.argv:
+        exit_rank(main)
     sys.exit(main())

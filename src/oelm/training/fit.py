@@ -71,10 +71,12 @@ def fit(config: Config, folder: Path | str, machine: Machine = Machine()) -> Out
             outcome = _work(run)
         except KeyboardInterrupt:  # the second one: at once, and the last checkpoint is what remains
             record_failure(place, world, run, "interrupted", "Ctrl-C, twice; run it again to go on")
+            world.report_failure("interrupted", "Ctrl-C, twice")
             raise
         except Exception as error:
             outcome = _failure(error, run)
             record_failure(place, world, run, outcome.state, outcome.reason, traceback.format_exc())
+            world.report_failure(outcome.state, outcome.reason)
             told = isinstance(error, OelmError | OSError) or is_disk_full(error)
             known = told or outcome.state != "failed"
             if isinstance(error, UsageError) or not known:
@@ -84,6 +86,7 @@ def fit(config: Config, folder: Path | str, machine: Machine = Machine()) -> Out
         if config.tune.trial and world.main and _is_over(place, outcome.state):
             with contextlib.suppress(OSError):  # only its validation figure is wanted; a grid's fill a disk
                 place.drop_checkpoints()
+        world.leave_together()
         return outcome
 
 

@@ -8,8 +8,17 @@ import time
 from types import FrameType
 from typing import Any
 
-# SLURM sends SIGTERM or, with --signal, SIGUSR1/2; Ctrl-C is SIGINT.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+# SLURM sends SIGTERM or, with --signal, SIGUSR1/2; Ctrl-C is SIGINT; the end of an ssh session SIGHUP.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
+
+# Environment of a rank: a private folder of the process that started it, for the store and failure reports.
+RANK_DIR = "OELM_RANK_DIR"
+
+
+def signals_to_handle() -> list[signal.Signals]:
+    """STOP_SIGNALS, without SIGHUP where it is ignored: `nohup` asks to outlive the session."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [number for number in STOP_SIGNALS if not (number == signal.SIGHUP and ignored)]
 
 
 class StopRequest:
@@ -48,7 +57,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
-            self._before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
+            self._before = {number: signal.signal(number, self._note) for number in signals_to_handle()}
         return self
 
     def __exit__(self, *error: object) -> None:
