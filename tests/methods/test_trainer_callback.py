@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import V, build
-from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
+from transformers import AutoModelForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
 import oelm
 from oelm import low_precision
@@ -20,7 +20,7 @@ def rows(n=48, vocabulary=V):
     return [{"input_ids": row, "labels": (row[0] > vocabulary // 2).long()} for row in ids]
 
 
-def trainer(model, folder, callback=None, steps=12, **changes):
+def trainer(model, folder, callback=None, steps=12, optimizers=(None, None), **changes):
     fields = {
         "output_dir": str(folder),
         "max_steps": steps,
@@ -37,7 +37,12 @@ def trainer(model, folder, callback=None, steps=12, **changes):
     }
     callbacks = [callback or oelm.OELMCallback()]
     return Trainer(
-        model, TrainingArguments(**fields), train_dataset=rows(), eval_dataset=rows(8), callbacks=callbacks
+        model,
+        TrainingArguments(**fields),
+        train_dataset=rows(),
+        eval_dataset=rows(8),
+        callbacks=callbacks,
+        optimizers=optimizers,
     )
 
 
@@ -186,6 +191,41 @@ def test_low_precision_on_a_cpu_that_dies_of_it_is_an_error_before_the_first_ste
     with pytest.raises(OelmError, match=rf"^{asked} does not work on this CPU.*SIGILL"):
         trainer(model, tmp_path, **flags)
     assert probed == [dtype]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_an_optimizer_built_before_apply_is_an_error_at_the_start(family, tmp_path):
+    """BERT has no fused projections, so its optimizer holds too much instead: the frozen tensors."""
+    model = build(family)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    oelm.apply(model, "oelm-freeze", seed=1)
+    run = trainer(model, tmp_path, optimizers=(optimizer, None))
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(OelmError, match=r"build it after oelm\.apply|the optimizer holds it"):
+        run.train()
+    assert run.state.global_step == 0
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("name", ["oelm-freeze", "oelm-gradual"])
+def test_resuming_with_another_seed_is_an_error_at_the_start(name, tmp_path):
+    trainer(applied_model(name), tmp_path / "first", steps=2, save_steps=1).train()
+    other = build("bert")
+    oelm.apply(other, name, seed=2)
+    run = trainer(other, tmp_path / "second", steps=2, save_steps=1)
+    steps = []
+    run.add_callback(count_steps(steps))
+    with pytest.raises(OelmError, match=r"made with another seed or method\?(.|\n)*its bytes changed"):
+        run.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-1"))
+    assert not steps
+
+
+def count_steps(steps):
+    class Count(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            steps.append(state.global_step)
+
+    return Count()
 
 
 def minilm() -> Path:

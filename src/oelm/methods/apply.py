@@ -10,6 +10,7 @@ from torch import nn
 
 from oelm.errors import OelmError, UsageError
 from oelm.methods.checks import (
+    check_adapters,
     check_depth,
     check_extras,
     check_head_sizes,
@@ -21,14 +22,18 @@ from oelm.methods.checks import (
 from oelm.methods.ffn import ffn_matrices
 from oelm.methods.install import install
 from oelm.methods.method import Method
-from oelm.methods.readers import qk_projections, unwrap
-from oelm.methods.record import record_of, recorded, required_record
+from oelm.methods.readers import qk_projections
+from oelm.methods.record import applied_parts, record_of, recorded, required_record
 from oelm.methods.registry import method as resolve
 from oelm.methods.schedule import settle
+from oelm.methods.wrappers import unwrap
 
 
 def apply(model: nn.Module, method: str | Method, *, seed: int = 0) -> Applied:
     """Give `model` the start and the frozen tensors of a method, in place.
+
+    Build the optimizer after apply: a fused Q/K/V is replaced by one tensor per part, and an optimizer built
+    before still holds the old one, so that V would never train. `oelm.audit(model, optimizer)` reports it.
 
     model: Any transformer whose attention oelm can read: Hugging Face models, torch's own, our GPT, or
         yours after `oelm.register_attention`. Apply after loading weights and after moving to a dtype:
@@ -50,8 +55,11 @@ def apply(model: nn.Module, method: str | Method, *, seed: int = 0) -> Applied:
             f"this model already carries method '{earlier.method.name}'; a second one would start from its "
             f"frozen weights. Build or load the model anew"
         )
+    if parts := applied_parts(model):
+        raise OelmError(f"its part '{parts[0]}' already carries a method. Build or load the model anew")
     projections = qk_projections(model)
     matrices = ffn_matrices(model) if "ffn" in chosen.parts else []
+    check_adapters(model, chosen, projections, matrices)
     check_depth(chosen, projections)
     check_head_sizes(chosen, projections)
     check_weights(chosen, projections, matrices)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from oelm.errors import OelmError, UsageError
 from oelm.methods.checks import owners
 from oelm.methods.method import ORTHONORMAL
 from oelm.methods.orthogonal import orthonormality_error
-from oelm.methods.readers import unwrap
-from oelm.methods.record import Record, TensorRecord, required_record, sha256
+from oelm.methods.record import Record, TensorRecord, find_recorded, required_record, sha256
+from oelm.methods.wrappers import plain_name, plain_parameters, trainable_adapters, unwrap, uses_peft
+
+_SHOWN = 20  # lines of faults that a printed report shows
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class AuditRow:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """`ok` if every promise holds; printing it shows the counts and every fault."""
+    """`ok` if every promise holds; printing it shows the counts and the first faults, `rows` has all."""
 
     method: str
     seed: int
@@ -53,12 +57,22 @@ class AuditReport:
             f"{'ok' if self.ok else 'NOT ok'}; {len(self.rows)} tensors checked, "
             f"{self.frozen:,} parameters frozen, {self.trainable:,} trainable"
         )
-        return "\n".join([head, *(f"  {r.tensor}: {r.promised}, but {'; '.join(r.faults)}" for r in bad)])
+        lines = [f"  {r.tensor}: {r.promised}, but {'; '.join(r.faults)}" for r in bad]
+        if len(lines) > _SHOWN:
+            lines[_SHOWN:] = [f"  ... and {len(lines) - _SHOWN} more (.rows has them all)"]
+        return "\n".join([head, *lines])
 
 
-def audit(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> AuditReport:
-    """Check that what a method froze is frozen, unchanged since, orthonormal where promised, and no
-    business of the optimizer; and that it froze nothing else.
+def audit(
+    model: nn.Module, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None
+) -> AuditReport:
+    """Check that what a method froze is frozen, unchanged since, orthonormal where promised, and not in the
+    optimizer; that nothing else is frozen; and that the optimizer trains exactly the parameters that train.
+
+    model: The model or a wrapper around it (DistributedDataParallel, torch.compile, AveragedModel, PEFT).
+    optimizer: The one that trains it, or several (Muon for matrices, AdamW for the rest). A trainable
+        parameter that none of them holds, or one of theirs that is not in the model, is a fault. To leave a
+        parameter untrained on purpose, call its requires_grad_(False) before `oelm.apply`.
 
     >>> import torch, oelm
     >>> encoder = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
@@ -68,34 +82,92 @@ def audit(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> A
     True
     """
     record = required_record(model, "audit")
-    model = unwrap(model)
-    parameters, names, held = dict(model.named_parameters()), owners(model), _Optimizer(optimizer)
+    parameters = plain_parameters(model)
+    if meta := next((name for name, p in parameters.items() if p.is_meta), None):
+        raise OelmError(f"audit: {meta} is on the meta device and has no values: audit before .to('meta')")
+    held = _Optimizers(optimizer)
+    trainable = sum(p.numel() for p in parameters.values() if p.requires_grad)
+    # PEFT freezes the model under its adapters, and a merged one is left with nothing that trains.
+    frozen_as_a_whole = uses_peft(model) or (not trainable and not held.given)
+    context = _Context(record, held, _tied_names(model), trainable_adapters(model), frozen_as_a_whole)
     rows = []
     for tensor in record.tensors.values():
-        if tensor.name in parameters:
-            parameter = parameters[tensor.name]
-            rows.append(_check(tensor, record, parameter, names[id(parameter)], held))
+        parameter = find_recorded(model, tensor.name)
+        if parameter is None:
+            rows.append(AuditRow(tensor.name, "in the model", ("it is gone: another module took its place",)))
         else:
-            rows.append(AuditRow(tensor.name, "in the model", ("it is gone, or another name comes first",)))
+            rows.append(_check(tensor, parameter, context))
     for name in record.extras:
-        found = parameters.get(name)
+        found = find_recorded(model, name)
         faults = ["it is gone"] if found is None else _training_faults(found, held)
-        rows.append(AuditRow(name, "trains (an extra of the method)", tuple(faults)))
-    rows += _frozen_by_accident(record, parameters)
-    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-    total = sum(p.numel() for p in model.parameters())
-    return AuditReport(record.method.name, record.seed, record.progress, frozen, total - frozen, tuple(rows))
+        if faults and uses_peft(model):
+            faults.append("PEFT freezes what it finds: call get_peft_model first, then oelm.apply")
+        if trainable or held.given or found is None:
+            rows.append(AuditRow(name, "trains (an extra of the method)", tuple(faults)))
+    if not frozen_as_a_whole:
+        rows += _frozen_by_accident(record, parameters)
+    if held.given:
+        rows += _left_out(parameters, held, {row.tensor for row in rows})
+        rows += held.strangers(parameters)
+    total = sum(p.numel() for p in parameters.values())
+    return AuditReport(
+        record.method.name, record.seed, record.progress, total - trainable, trainable, tuple(rows)
+    )
 
 
-class _Optimizer:
-    """What an optimizer holds of a parameter; nothing is known without one."""
+@dataclass(frozen=True)
+class _Context:
+    """What the check of one tensor needs to know of the model around it."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer | None) -> None:
-        self.given = optimizer is not None
-        groups = optimizer.param_groups if optimizer is not None else []
-        self._decay = {id(p): group.get("weight_decay", 0.0) for group in groups for p in group["params"]}
-        state = optimizer.state if optimizer is not None else {}
-        self._state = {id(p) for p, values in state.items() if values}
+    record: Record
+    optimizers: _Optimizers
+    tied: dict[int, list[str]]  # by id of a parameter: its names, more than one if it is tied
+    adapters: dict[int, list[str]]  # by id of a parameter: PEFT parameters that train on top of it
+    frozen_as_a_whole: bool  # what the method does not freeze may be frozen, too
+
+
+def _tied_names(model: nn.Module) -> dict[int, list[str]]:
+    return {key: [plain_name(name) for name in names] for key, names in owners(unwrap(model)).items()}
+
+
+class _Optimizers:
+    """What the optimizers hold of a parameter; nothing is known without one."""
+
+    def __init__(self, given: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None) -> None:
+        optimizers: list[Any] = []
+        if given is not None:
+            optimizers = [given] if hasattr(given, "param_groups") else list(given)
+        for optimizer in optimizers:
+            if not hasattr(optimizer, "param_groups"):
+                raise UsageError(f"audit: {type(optimizer).__name__} is no optimizer: it has no param_groups")
+        self.given = given is not None
+        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self._decay = {
+            id(p): group.get("weight_decay", 0.0) for group in self._groups for p in group["params"]
+        }
+        self._state = {
+            id(p)
+            for optimizer in optimizers
+            for p, values in getattr(optimizer, "state", {}).items()
+            if not (isinstance(values, dict) and not values)  # of a defaultdict that was only looked at
+        }
+
+    def strangers(self, parameters: dict[str, nn.Parameter]) -> list[AuditRow]:
+        """Parameters that are not in the model, such as the fused one that `oelm.apply` replaced."""
+        known = {id(p) for p in parameters.values()}
+        return [
+            AuditRow(
+                f"optimizer group {g}, parameter {i} of shape {tuple(p.shape)}",
+                "in the model",
+                (
+                    "it is not: the model changed after the optimizer was built (build it after oelm.apply), "
+                    "or it belongs to another model",
+                ),
+            )
+            for g, group in enumerate(self._groups)
+            for i, p in enumerate(group["params"])
+            if id(p) not in known
+        ]
 
     def holds(self, parameter: nn.Parameter) -> bool:
         return id(parameter) in self._decay
@@ -107,17 +179,19 @@ class _Optimizer:
         return id(parameter) in self._state
 
 
-def _check(
-    tensor: TensorRecord, record: Record, parameter: nn.Parameter, names: list[str], optimizer: _Optimizer
-) -> AuditRow:
+def _check(tensor: TensorRecord, parameter: nn.Parameter, context: _Context) -> AuditRow:
+    record, optimizer = context.record, context.optimizers
     frozen = tensor.frozen_at(record.progress)
     promised = "frozen" if frozen else "trains"
     if frozen and tensor.thaws_at is not None:
         promised += f" until {100 * tensor.thaws_at:.0f} % of the run"
     orthonormal = frozen and _promises_orthonormal(tensor, record, parameter)
     promised += ", orthonormal per head" if orthonormal else ""
-    if not frozen and tensor.name in record.frozen_before and not tensor.ever_frozen:
-        return AuditRow(tensor.name, "as it was before: frozen by the user", ())
+    if not frozen and not tensor.ever_frozen and not parameter.requires_grad:
+        if tensor.name in record.frozen_before:
+            return AuditRow(tensor.name, "as it was before: frozen by the user", ())
+        if context.frozen_as_a_whole:
+            return AuditRow(tensor.name, "may train; frozen with the rest of the model", ())
     if not frozen:
         return AuditRow(tensor.name, promised, tuple(_training_faults(parameter, optimizer)))
     faults = _frozen_faults(tensor, parameter, optimizer)
@@ -126,13 +200,17 @@ def _check(
         error = orthonormality_error(tensor.heads(parameter))
         if not error <= tolerance:  # NaN fails too
             faults.append(f"its heads are not orthonormal (off by {error:.1e})")
-    tied = [name for name in names if name != tensor.name]
+    tied = [name for name in context.tied[id(parameter)] if name != tensor.name]
     if tied:
         faults.append(f"it is tied to {', '.join(tied)}, which is frozen by accident")
+    if tensor.kind == "weight" and (adapters := context.adapters.get(id(parameter))):
+        faults.append(
+            f"a PEFT adapter trains on top of it ({', '.join(adapters)}): leave it out of target_modules"
+        )
     return AuditRow(tensor.name, promised, tuple(faults))
 
 
-def _frozen_faults(tensor: TensorRecord, parameter: nn.Parameter, optimizer: _Optimizer) -> list[str]:
+def _frozen_faults(tensor: TensorRecord, parameter: nn.Parameter, optimizer: _Optimizers) -> list[str]:
     faults = []
     if parameter.requires_grad:
         faults.append("it was thawed (requires_grad is True)")
@@ -140,6 +218,8 @@ def _frozen_faults(tensor: TensorRecord, parameter: nn.Parameter, optimizer: _Op
         faults.append("it has a gradient")
     if sha256(parameter) != tensor.sha256:
         why = " (the optimizer decays it)" if optimizer.decays(parameter) else ""
+        if parameter.dtype != torch.float32:
+            why += f" (it is {str(parameter.dtype).removeprefix('torch.')}: a cast after oelm.apply counts)"
         faults.append(f"its bytes changed since it was frozen{why}")
     if optimizer.holds(parameter) and not tensor.ever_trained:
         decay = ", with weight decay" if optimizer.decays(parameter) else ""
@@ -149,7 +229,7 @@ def _frozen_faults(tensor: TensorRecord, parameter: nn.Parameter, optimizer: _Op
     return faults
 
 
-def _training_faults(parameter: nn.Parameter, optimizer: _Optimizer) -> list[str]:
+def _training_faults(parameter: nn.Parameter, optimizer: _Optimizers) -> list[str]:
     faults = []
     if not parameter.requires_grad:
         faults.append("it is frozen (requires_grad is False)")
@@ -169,9 +249,20 @@ def _promises_orthonormal(tensor: TensorRecord, record: Record, parameter: nn.Pa
     return method.init != "global" or tensor.num_heads == 1 or tensor.num_heads * head_dim <= d_in
 
 
+def _left_out(
+    parameters: dict[str, nn.Parameter], optimizers: _Optimizers, reported: set[str]
+) -> list[AuditRow]:
+    """Parameters that could train but that no optimizer holds."""
+    return [
+        AuditRow(name, "trains", tuple(_training_faults(parameter, optimizers)))
+        for name, parameter in parameters.items()
+        if parameter.requires_grad and not optimizers.holds(parameter) and name not in reported
+    ]
+
+
 def _frozen_by_accident(record: Record, parameters: dict[str, nn.Parameter]) -> list[AuditRow]:
     """Frozen parameters that neither the method nor the user (before apply) froze."""
-    known = {id(parameters[name]) for name in record.tensors if name in parameters}
+    known = {id(parameters[name]) for name in (*record.tensors, *record.extras) if name in parameters}
     return [
         AuditRow(name, "trains", ("it is frozen, but not by the method",))
         for name, parameter in parameters.items()

@@ -13,8 +13,15 @@ from oelm.errors import OelmError
 from oelm.low_precision import LowPrecision, require_cpu_matmul
 from oelm.methods.apply import Applied
 from oelm.methods.audit import AuditReport, audit
+from oelm.methods.pretrained import SavePretrained
 from oelm.methods.record import Record, recorded, required_record
 from oelm.methods.save import METADATA, read_metadata, restore, save_metadata
+from oelm.methods.wrappers import unwrap
+
+_RESUMED = (
+    "the checkpoint to resume from does not fit this model; was it made with another seed or method? Its "
+    "oelm.json tells.\n"
+)
 
 
 class OELMCallback(TrainerCallback):
@@ -25,8 +32,10 @@ class OELMCallback(TrainerCallback):
         trainer.train()                              # or trainer.train(resume_from_checkpoint=True)
 
     It follows the schedule (a resumed run simply asks where it is), writes oelm.json into every checkpoint so
-    that `oelm.load` understands it, and audits at the end: `report` holds the result, and a broken promise is
-    an error unless `strict` is False.
+    that `oelm.load` understands it, and audits at the start and at the end: `report` holds the last result,
+    and a fault is an error unless `strict` is False. At the start it finds an optimizer that was built before
+    `oelm.apply`, and a checkpoint to resume from that was made with another seed. `trainer.save_model` writes
+    a folder for `oelm.load`.
 
     The Trainer builds its optimizer from what trains at that moment, so tensors that thaw later are open
     between the Trainer's construction and the start of training; without a gradient they cost nothing.
@@ -47,6 +56,9 @@ class OELMCallback(TrainerCallback):
             parameter.requires_grad_(True)
         if thawing and args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = True  # what is frozen now gets no gradient to wait for
+        for module in unwrap(model).modules():
+            if isinstance(saving := module.__dict__.get("save_pretrained"), SavePretrained):
+                saving.in_trainer = True
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -54,17 +66,20 @@ class OELMCallback(TrainerCallback):
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         record = required_record(model, "OELMCallback")
         _check_cpu_precision(args, model)
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if any(id(p) not in held for p in _thawing(model, record)):
+        groups = [] if optimizer is None else optimizer.param_groups
+        held = {id(p) for group in groups for p in group["params"]}
+        if optimizer is not None and any(id(p) not in held for p in _thawing(model, record)):
             raise OelmError(
                 f"the optimizer does not hold the tensors that '{record.method.name}' thaws later. Give the "
-                f"callback to Trainer(callbacks=[...]), or build the optimizer from oelm.param_groups"
+                f"callback to Trainer(callbacks=[...]), or build the optimizer from oelm.param_groups after "
+                f"oelm.apply"
             )
         progress = state.global_step / max(state.max_steps, 1)
         for name, tensor in record.tensors.items():
             if tensor.frozen_at(progress) and tensor.sha256:
                 recorded(model, name).requires_grad_(False)
         self._follow(state, model, optimizer)
+        self._audit(model, optimizer, _RESUMED if state.global_step else "")
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -88,12 +103,15 @@ class OELMCallback(TrainerCallback):
             restore(
                 model, read_metadata(best), best
             )  # the weights are the best checkpoint's; so is what it promised
-        self.report = audit(model, kwargs["optimizer"])
+        self._audit(model, kwargs["optimizer"])
+
+    def _audit(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, hint: str = "") -> None:
+        self.report = audit(model, optimizer)
         if self.strict and not self.report.ok:
-            raise OelmError(str(self.report))
+            raise OelmError(f"{hint}{self.report}")
 
     @staticmethod
-    def _follow(state: TrainerState, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def _follow(state: TrainerState, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         total = max(state.max_steps, 1)
         Applied(model).step(min(state.global_step, total), total, optimizer)
 

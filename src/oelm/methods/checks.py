@@ -12,6 +12,8 @@ from oelm.methods.install import start_of
 from oelm.methods.method import Method
 from oelm.methods.readers import Projection, value_projections
 from oelm.methods.registry import PRETRAINED_DEFAULT
+from oelm.methods.schedule import freezing_times
+from oelm.methods.wrappers import base_layer, is_adapter
 
 QUERY_NORMS = ("q_norm", "q_layernorm", "q_layer_norm", "q_ln", "query_layernorm", "query_norm", "q_b_norm")
 
@@ -159,4 +161,29 @@ def warn_if_trained_weights_are_discarded(
             f"'{chosen.name}' discards the trained Q/K that {type(model).__name__} was loaded with "
             f"({origin}). '{PRETRAINED_DEFAULT}' keeps and freezes them",
             stacklevel=3,
+        )
+
+
+def check_adapters(
+    model: nn.Module, chosen: Method, projections: list[Projection], matrices: list[FeedForward]
+) -> None:
+    """A PEFT adapter would train what the method freezes, or be lost where a module is replaced."""
+    adapters = {id(base_layer(m)): name for name, m in model.named_modules() if is_adapter(m)}
+    if not adapters:
+        return
+    splits = not chosen.trains_qk or chosen.has_extras
+    touched: list[nn.Module] = []
+    for p in projections:
+        freezes = p.role in chosen.parts and freezing_times(chosen, p.place)[0] is not None
+        if freezes or chosen.extends_qk or (p.fused and splits):
+            touched.append(p.weight.owner)
+        if chosen.conv_value:
+            touched += [base_layer(p.attention.get_submodule(v)) for v in value_projections(p.attention)]
+    touched += [m.weight.owner for m in matrices if freezing_times(chosen, m.place)[0] is not None]
+    names = [adapters[id(module)] for module in touched if id(module) in adapters]
+    if names:
+        raise OelmError(
+            f"{names[0]} carries a PEFT adapter, but '{chosen.name}' freezes or replaces that layer. "
+            f"Leave it out of target_modules (for a fused Q/K/V: apply first, then target its value part, "
+            f"such as 'c_attn.v'), or merge the adapter first (merge_and_unload)"
         )

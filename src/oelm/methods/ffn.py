@@ -9,7 +9,8 @@ from torch import nn
 from oelm.errors import OelmError
 from oelm.methods.layers import Place, places
 from oelm.methods.layout import Window
-from oelm.methods.readers import is_matrix, is_transposed, qk_projections, unwrap
+from oelm.methods.readers import is_matrix, is_transposed, qk_projections
+from oelm.methods.wrappers import base_layer, unwrap
 
 #: (matrices that read the residual stream, the matrix that writes to it), as attribute paths of one module.
 NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -64,7 +65,7 @@ def ffn_matrices(model: nn.Module) -> list[FeedForward]:
     matrices = []
     for (owner, paths), place in zip(found.items(), where.values(), strict=True):
         for path in paths:
-            matrix = model.get_submodule(f"{owner}.{path}" if owner else path)
+            matrix = base_layer(model.get_submodule(f"{owner}.{path}" if owner else path))
             bias = None if matrix.bias is None else Window(matrix, "bias")
             weight = Window(matrix, "weight", is_transposed(matrix))
             matrices.append(FeedForward(f"{owner}.{path}" if owner else path, place, weight, bias))

@@ -13,29 +13,22 @@ from torch import Tensor, nn
 
 from oelm.errors import OelmError
 from oelm.methods.projection import EXTRAS, ExtendedProjection
-from oelm.methods.readers import unwrap
+from oelm.methods.wrappers import unwrap
 
 
 @torch.no_grad()
 def folded_state(model: nn.Module) -> dict[str, Tensor]:
     """The state dict of the plain model that computes what this one does; the model stays as it is.
 
-    For example `model.save_pretrained(folder, state_dict=oelm.folded_state(model))`, which transformers then
-    loads without oelm.
+    `model.save_pretrained(folder)` after `oelm.apply` writes it by itself.
     """
     model = unwrap(model)
-    extras = set()
-    for name, module in model.named_modules():
-        added: tuple[str, ...] = EXTRAS if isinstance(module, ExtendedProjection) else ()
-        if hasattr(module, "add_relative_bias"):
-            added = ("relative_bias",)
-        extras |= {f"{name}.{part}" for part in added if getattr(module, part) is not None}
-    stubborn = sorted(name for name in extras if name.endswith((".conv", ".relative_bias")))
-    if stubborn:
+    if left := unfoldable(model):
         raise OelmError(
-            f"no plain matrix can hold what this model's method adds: {', '.join(stubborn[:3])}. "
+            f"no plain matrix can hold what this model's method adds: {', '.join(left[:3])}. "
             f"Use oelm.save instead"
         )
+    extras = set(added_parameters(model))
     before: list[tuple[nn.Parameter, Tensor]] = []
     try:
         for module in model.modules():
@@ -47,6 +40,24 @@ def folded_state(model: nn.Module) -> dict[str, Tensor]:
     finally:
         for parameter, data in reversed(before):
             parameter.data = data
+
+
+def added_parameters(model: nn.Module) -> list[str]:
+    """The names of all parameters in this model that a method added to its architecture."""
+    names = []
+    for name, module in model.named_modules():
+        added: tuple[str, ...] = EXTRAS if isinstance(module, ExtendedProjection) else ()
+        if hasattr(module, "add_relative_bias"):
+            added = ("relative_bias",)
+        names += [
+            f"{name}.{part}" if name else part for part in added if getattr(module, part, None) is not None
+        ]
+    return names
+
+
+def unfoldable(model: nn.Module) -> list[str]:
+    """Those that no matrix of the plain architecture can absorb."""
+    return sorted(n for n in added_parameters(model) if n.rpartition(".")[2] in ("conv", "relative_bias"))
 
 
 def _folded(module: ExtendedProjection) -> Iterator[tuple[nn.Parameter, Tensor]]:

@@ -63,10 +63,10 @@ def _own(part: Tensor, *, like: Tensor) -> nn.Parameter:
 def _join_keys(module: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: Any) -> None:
     assert isinstance(module, SplitProjection)
     for kind in ("weight", "bias"):
-        parts = [state.pop(f"{prefix}{role}.{kind}", None) for role in module.layout.roles]
-        found = [p for p in parts if p is not None]
-        if len(found) != len(parts):
-            continue  # no bias, or a state dict that was filtered on the way
+        names = [f"{prefix}{role}.{kind}" for role in module.layout.roles]
+        if not all(name in state for name in names):
+            continue  # no bias, or a part inside a PEFT adapter, which goes by another name
+        found = [state.pop(name) for name in names]
         if kind == "bias":
             state[prefix + kind] = module.layout.join(found)
         else:
@@ -139,10 +139,9 @@ def _join_multihead_keys(module: nn.Module, state: dict[str, Tensor], prefix: st
     for kind in ("weight", "bias"):
         if kind == "weight" and not module._was_packed:
             continue
-        parts = [state.pop(f"{prefix}{part}_proj_{kind}", None) for part in _PARTS]
-        found = [p for p in parts if p is not None]
-        if len(found) == len(parts):
-            state[f"{prefix}in_proj_{kind}"] = torch.cat(found)
+        names = [f"{prefix}{part}_proj_{kind}" for part in _PARTS]
+        if all(name in state for name in names):
+            state[f"{prefix}in_proj_{kind}"] = torch.cat([state.pop(name) for name in names])
 
 
 def _split_multihead_keys(_module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:

@@ -1,8 +1,9 @@
 """Parameter groups for any optimizer: what decays, which layers learn slower, what rate Q/K get.
 
 Tensors that are frozen for good are left out. Tensors that a schedule thaws later are in from the start:
-without a gradient an optimizer neither moves, decays nor keeps state for them, and the layout is the same
-at every step of the run, so that an optimizer's state can be restored at any of them.
+without a gradient the optimizers of torch neither move, decay nor keep state for them, and the layout is the
+same at every step of the run, so that an optimizer's state can be restored at any of them. An optimizer that
+decays parameters without a gradient would change them; `oelm.audit` notices.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from torch import nn
 
 from oelm.errors import OelmError, UsageError
 from oelm.methods.projection import IDENTITY_STARTS
-from oelm.methods.readers import qk_projections, unwrap
+from oelm.methods.readers import qk_projections
 from oelm.methods.record import record_of
+from oelm.methods.wrappers import plain_parameters
 
 _EMBEDDINGS = ("embed", "wte", "wpe", "tokens", "positions", "shared", "patch", "cls_token")
 
@@ -29,6 +31,9 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """The groups of `torch.optim.AdamW(oelm.param_groups(model, lr=...))`, in a fixed order.
 
+    Build the optimizer after `oelm.apply` (and after PEFT's get_peft_model): both replace modules.
+
+    model: The model, or a wrapper around it such as PEFT's, whose own parameters then are in the groups.
     lr: Rate of everything not said otherwise.
     weight_decay: For matrices and embeddings; biases, norms and parts that start at the identity get none.
     layer_decay: Factor on the rate per layer below the top, embeddings below the first layer; 1 = off.
@@ -40,13 +45,12 @@ def param_groups(
             raise UsageError(f"{name} must not be negative, got {value}")
     if not 0 < layer_decay <= 1:
         raise UsageError(f"layer_decay must lie in (0, 1], got {layer_decay}")
-    model = unwrap(model)
     record = record_of(model)
     records = record.tensors if record else {}
     queries_and_keys = _qk_names(model) if qk_lr is not None else set()
     below = _layers_below_top(model) if layer_decay != 1.0 else {}
     groups: dict[tuple[float, float], dict[str, Any]] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in plain_parameters(model).items():
         thaws = name in records and records[name].ever_frozen and records[name].ever_trained
         if not parameter.requires_grad and not thaws:
             continue
@@ -64,7 +68,7 @@ def _decays(name: str, parameter: nn.Parameter) -> bool:
 
 
 def _qk_names(model: nn.Module) -> set[str]:
-    names = {id(p): name for name, p in model.named_parameters()}
+    names = {id(p): name for name, p in plain_parameters(model).items()}
     found = set()
     for projection in qk_projections(model):
         if projection.fused:
@@ -82,7 +86,7 @@ def _layers_below_top(model: nn.Module) -> dict[str, int]:
     layers = {p.place.module: p.place for p in qk_projections(model) if p.place.stack}
     if not layers:
         raise OelmError(f"layer_decay needs layers in a list; {type(model).__name__} has none with attention")
-    names = [name for name, _ in model.named_parameters()]
+    names = list(plain_parameters(model))
     stacks_begin = {
         place.stack: next(i for i, name in enumerate(names) if name.startswith(f"{place.stack}."))
         for place in layers.values()

@@ -13,10 +13,12 @@ from oelm.methods.ffn import FeedForward, ffn_matrices
 from oelm.methods.fused import SplitProjection, split_multihead
 from oelm.methods.method import Method
 from oelm.methods.padding import watch_padding
+from oelm.methods.pretrained import replace_save_pretrained
 from oelm.methods.projection import EXTRAS, ExtendedProjection
 from oelm.methods.readers import Projection, is_transposed, qk_projections, value_projections
 from oelm.methods.record import Record, TensorRecord, attach
 from oelm.methods.schedule import freezing_times
+from oelm.methods.wrappers import plain_parameters
 
 
 @torch.no_grad()
@@ -34,14 +36,16 @@ def install(model: nn.Module, chosen: Method, seed: int, *, draw: bool) -> Recor
     if draw and chosen.init != "keep":
         for target in [*targets, *matrices]:
             _start(chosen, seed, target)
-    names = {id(p): name for name, p in model.named_parameters()}
+    parameters = plain_parameters(model)
+    names = {id(p): name for name, p in parameters.items()}
     record = Record(chosen, seed, {})
-    record.frozen_before = [name for name, p in model.named_parameters() if not p.requires_grad]
+    record.frozen_before = [name for name, p in parameters.items() if not p.requires_grad]
     tracked: list[Projection | FeedForward] = [p for p in projections if not p.fused]
     for target in [*tracked, *matrices]:
         _remember(record, names, target)
     _add_extras(model, chosen, seed, projections, record)
     attach(model, record)
+    replace_save_pretrained(model)
     return record
 
 

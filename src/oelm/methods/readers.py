@@ -29,6 +29,7 @@ from oelm.methods.families import register_attention as register_attention
 from oelm.methods.fused import SplitMultiheadAttention, SplitProjection
 from oelm.methods.layers import Place, places
 from oelm.methods.layout import Layout, Window
+from oelm.methods.wrappers import base_layer, unwrap
 
 
 @dataclass(frozen=True)
@@ -91,19 +92,10 @@ def value_projections(attention: nn.Module) -> list[str]:
     ]
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel, torch.compile and the like."""
-    while True:
-        inner = model._modules.get("_orig_mod") or (
-            model._modules.get("module") if type(model).__name__.endswith("Parallel") else None
-        )
-        if inner is None:
-            return model
-        model = inner
-
-
 def is_matrix(module: object) -> bool:
-    """A Linear, transformers' Conv1D, or one of our own projections in its place."""
+    """A Linear, transformers' Conv1D, or one of our own projections in its place, also inside an adapter."""
+    if isinstance(module, nn.Module):
+        module = base_layer(module)
     return isinstance(module, nn.Linear) or type(module).__name__ in ("Conv1D", "ExtendedProjection")
 
 
@@ -205,7 +197,9 @@ def _read(
         fused = _child(name, module, spec.fused)
         if isinstance(fused, SplitProjection):
             wanted = [role for role in fused.layout.roles if role in ("q", "k")]
-            found += [(role, f"{spec.fused}.{role}", *_whole(getattr(fused, role))) for role in wanted]
+            found += [
+                (role, f"{spec.fused}.{role}", *_whole(base_layer(getattr(fused, role)))) for role in wanted
+            ]
         else:
             layout = _layout(model, name, module, spec, fused)
             transposed = is_transposed(fused)
@@ -233,7 +227,7 @@ def _read(
 
 def _child(name: str, module: nn.Module, path: str) -> nn.Module:
     try:
-        return module.get_submodule(path)
+        return base_layer(module.get_submodule(path))
     except AttributeError:
         raise OelmError(
             f"{name} ({type(module).__name__}) has no '{path}': what register_attention says does not fit it"

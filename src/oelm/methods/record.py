@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from oelm.errors import OelmError
 from oelm.methods.layout import whole
 from oelm.methods.method import Method
-from oelm.methods.readers import unwrap
+from oelm.methods.wrappers import unwrap
 
 _ATTRIBUTE = "_oelm"
 
@@ -89,25 +89,42 @@ def record_of(model: nn.Module) -> Record | None:
 def required_record(model: nn.Module, wish: str) -> Record:
     record = record_of(model)
     if record is None:
-        raise OelmError(
-            f"{wish}: no method was applied to this {type(unwrap(model)).__name__}; call oelm.apply first"
-        )
+        where = applied_parts(model)
+        advice = f"pass its part '{where[0]}', which has one" if where else "call oelm.apply first"
+        raise OelmError(f"{wish}: no method was applied to this {type(unwrap(model)).__name__}; {advice}")
     return record
 
 
-def recorded(model: nn.Module, name: str) -> nn.Parameter:
-    """A parameter that the record speaks of."""
+def applied_parts(model: nn.Module) -> list[str]:
+    """The names of the modules inside a model to which a method was applied."""
+    modules = unwrap(model).named_modules()
+    return [name for name, module in modules if name and _ATTRIBUTE in module.__dict__]
+
+
+def find_recorded(model: nn.Module, name: str) -> nn.Parameter | None:
+    """A parameter that the record names, also under a PEFT adapter; None if it is gone."""
     try:
-        return unwrap(model).get_parameter(name)
+        return unwrap(model).get_parameter(name)  # an adapter layer shows the weight of the layer inside it
     except AttributeError:
+        return None
+
+
+def recorded(model: nn.Module, name: str) -> nn.Parameter:
+    """A parameter that the record names."""
+    parameter = find_recorded(model, name)
+    if parameter is None:
         raise OelmError(
-            f"{name} is gone since oelm.apply: something put another module in its place (an adapter such as "
-            f"LoRA?). Change the model first, then apply; oelm.register_attention can name what stands there"
-        ) from None
+            f"{name} is gone since oelm.apply: another module took its place (a parametrization, or PEFT's "
+            f"modules_to_save, which trains a copy). Change the model first, then apply; PEFT adapters such "
+            f"as LoRA may come after, on other layers than the frozen ones"
+        )
+    return parameter
 
 
 def sha256(tensor: Tensor) -> str:
     """Of the bytes, shape and dtype: what "bit-equal" means here."""
+    if tensor.is_meta:
+        raise OelmError("the model is on the meta device, where tensors have no values to check or save")
     data = whole(tensor.detach()).cpu().contiguous()
     digest = hashlib.sha256(f"{data.dtype}{tuple(data.shape)}".encode())
     digest.update(data.reshape(-1).view(torch.uint8).numpy().data)

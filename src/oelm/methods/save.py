@@ -1,8 +1,10 @@
 """Saving a model with its method and loading it again with what was frozen still frozen, bit for bit.
 
 Beside the weights stands oelm.json: the method, the seed, the position in the schedule, and the hash of each
-frozen tensor. A full save keeps the model's own files, which plain transformers loads too, without what the
-method added (see `folded_state`). A compact save leaves out the frozen random tensors, which the seed
+frozen tensor. A full save of a transformers model keeps that library's own files, with low-rank adapters,
+cores and temperatures folded into the matrices, so plain transformers loads the same function; the unfolded
+tensors are in oelm_extras.safetensors. What no plain model can hold (a convolution) is saved under a name
+that transformers does not look for. A compact save leaves out the frozen random tensors, which the seed
 rebuilds; the stored hashes prove it.
 """
 
@@ -10,28 +12,33 @@ from __future__ import annotations
 
 import importlib
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from oelm.atomic import atomic_open, write_json
 from oelm.errors import OelmError, UsageError
+from oelm.methods.fold import folded_state, unfoldable
 from oelm.methods.install import install
 from oelm.methods.method import Method
-from oelm.methods.readers import unwrap
+from oelm.methods.pretrained import NATIVE_PREFIX, native_state, native_tensors
 from oelm.methods.record import Record, record_of, recorded, required_record, sha256
+from oelm.methods.wrappers import plain_parameters, unwrap, uses_peft
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 METADATA = "oelm.json"
 WEIGHTS = "model.safetensors"
-COMPACT_WEIGHTS = "oelm_compact.safetensors"  # by this name transformers does not take it for a whole model
+# Names by which transformers does not take a file for a whole model of its own.
+COMPACT_WEIGHTS = "oelm_compact.safetensors"
+NATIVE_WEIGHTS = "oelm_model.safetensors"
 EXTRA_WEIGHTS = "oelm_extras.safetensors"
 _FORMAT = 1
 _FIELDS = {"class", "kind", "compact", "dtype", "method", "seed", "progress", "frozen_before", "tensors"}
@@ -51,22 +58,28 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
         another library round differently, `oelm.load` says so by hash rather than load something else.
     """
     record = required_record(model, "save")
+    _refuse_peft(model)
     model, folder = unwrap(model), Path(folder)
-    _refuse_what_changed(model, record)
+    if changed := changed_since_frozen(model, record):
+        raise OelmError(
+            f"{changed} is not what it was when '{record.method.name}' froze it: something changed or "
+            f"cast it (oelm.audit tells more). Save before casting to a dtype, or cast before oelm.apply"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     kind = _kind(model)
-    for stale in (METADATA, COMPACT_WEIGHTS, EXTRA_WEIGHTS):
-        (folder / stale).unlink(missing_ok=True)
-    for stale_weights in folder.glob("model*.safetensors*") if compact else ():  # also in shards
+    own_file = kind == "transformers" and bool(unfoldable(model))
+    remove_record(folder)
+    for stale_weights in folder.glob("model*.safetensors*") if compact or own_file else ():  # also in shards
         stale_weights.unlink()
     if compact:
         _save_shape(model, folder, kind)
         kept = {n: t for n, t in _native(model).items() if n not in _rebuilt(record)}
         _write_tensors(folder / COMPACT_WEIGHTS, kept)
+    elif own_file:
+        _save_shape(model, folder, kind)
+        _write_tensors(folder / NATIVE_WEIGHTS, _native(model))
     elif kind == "transformers":
-        extras = set(record.extras)
-        state = {name: tensor for name, tensor in model.state_dict().items() if name not in extras}
-        model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
+        type(model).save_pretrained(model, folder, state_dict=folded_state(model))  # type: ignore[attr-defined]
     elif kind == "oelm":
         model.save(folder)  # type: ignore[operator]
     else:
@@ -74,24 +87,39 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
     save_metadata(model, folder, compact=compact)
 
 
-def _refuse_what_changed(model: nn.Module, record: Record) -> None:
-    """Before anything is written: a folder that `load` would refuse by hash is of no use to anyone."""
+def remove_record(folder: Path) -> None:
+    """Delete what an earlier save wrote beside the model's own weights."""
+    for stale in (METADATA, COMPACT_WEIGHTS, NATIVE_WEIGHTS, EXTRA_WEIGHTS):
+        (folder / stale).unlink(missing_ok=True)
+
+
+def changed_since_frozen(model: nn.Module, record: Record) -> str:
+    """The name of a frozen tensor whose bytes changed, which `load` would refuse; "" if there is none."""
     for name, tensor in record.tensors.items():
         if tensor.sha256 and sha256(recorded(model, name)) != tensor.sha256:
-            raise OelmError(
-                f"{name} is not what it was when '{record.method.name}' froze it: something changed or "
-                f"cast it (oelm.audit tells more). Save before casting to a dtype, or cast before oelm.apply"
-            )
+            return name
+    return ""
+
+
+def _refuse_peft(model: nn.Module) -> None:
+    if uses_peft(model):
+        raise OelmError(
+            "save: this model carries a PEFT adapter. Save two parts: model.save_pretrained(folder) writes "
+            "the adapter, oelm.save(base, folder) the model under it, before get_peft_model or after "
+            "base = model.unload() (merge_and_unload() instead makes one model of both). To load: "
+            "PeftModel.from_pretrained(oelm.load(base folder), adapter folder)"
+        )
 
 
 def save_metadata(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None:
     """Write oelm.json, and the extras under their own names, into a folder that already has the weights."""
     record = required_record(model, "save")
     model, folder = unwrap(model), Path(folder)
-    if record.extras and not compact:
-        _write_tensors(
-            folder / EXTRA_WEIGHTS, {name: recorded(model, name).detach() for name in record.extras}
-        )
+    if record.extras and not compact and not (folder / NATIVE_WEIGHTS).exists():
+        extras = {name: recorded(model, name).detach() for name in record.extras}
+        if _kind(model) == "transformers" and not (unfoldable(model) or _needs_config_only(folder)):
+            extras |= native_tensors(model, folded_state(model))
+        _write_tensors(folder / EXTRA_WEIGHTS, extras)
     about = {
         "format": _FORMAT,
         "class": f"{type(model).__module__}:{type(model).__qualname__}",
@@ -110,6 +138,12 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
     """
     folder = Path(folder)
     about = read_metadata(folder)
+    if (folder / "adapter_config.json").is_file():
+        raise OelmError(
+            f"{folder} holds a PEFT adapter, not the model under it: "
+            f"PeftModel.from_pretrained(oelm.load(folder of the model), {str(folder)!r}). oelm.save writes "
+            f"that folder, before get_peft_model or after model.unload()"
+        )
     method, seed, compact = Method.from_dict(about["method"]), about["seed"], about["compact"]
     plain = unwrap(model) if model is not None else _build(folder, about)
     if record_of(plain) is not None:
@@ -118,7 +152,7 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
     if compact:
         wanted = set(_native(plain)) - _rebuilt(record)
         _load_native(plain, _read_tensors(folder / COMPACT_WEIGHTS), folder, wanted)
-    elif about["kind"] == "transformers" and model is None:
+    elif about["kind"] == "transformers" and model is None and not _needs_config_only(folder):
         _load_extras(plain, folder, record)  # the rest came with the class
     else:
         load_weights(plain, folder)
@@ -130,8 +164,24 @@ def load_weights(model: nn.Module, folder: Path | str) -> None:
     """Put the weights of a full save into a model that has its shape and method: all of them, or an error."""
     record = required_record(model, "load_weights")
     model, folder = unwrap(model), Path(folder)
-    _load_state(model, _read_weights(folder), folder, record)
+    if (folder / NATIVE_WEIGHTS).exists():
+        _load_native(model, _read_tensors(folder / NATIVE_WEIGHTS), folder, set(_native(model)))
+        return
+    _load_state(model, native_state(_read_weights(folder)), folder, record)
     _load_extras(model, folder, record)
+
+
+def _needs_config_only(folder: Path) -> bool:
+    """Whether transformers cannot load the weights, because a plain model has no place for all of them."""
+    if (folder / NATIVE_WEIGHTS).exists():
+        return True
+    for path in _weight_files(folder):
+        with suppress(FileNotFoundError, SafetensorError), safe_open(path, "pt") as file:
+            natives = [key for key in file.keys() if key.startswith(NATIVE_PREFIX)]  # noqa: SIM118
+            plain = {key.removeprefix(NATIVE_PREFIX) for key in natives} & set(file.keys())
+            if any(file.get_slice(key).get_shape() == [0] for key in plain):
+                return True
+    return False
 
 
 def read_metadata(folder: Path | str) -> dict[str, Any]:
@@ -183,7 +233,7 @@ def restore(model: nn.Module, about: dict[str, Any], folder: Path | str) -> None
         raise OelmError(
             f"{folder}: saved from another architecture; {odd[0]} (and {len(odd) - 1} more) do not match"
         )
-    parameters = dict(unwrap(model).named_parameters())
+    parameters = plain_parameters(model)
     if unknown := set(about["frozen_before"]) - set(parameters):
         raise OelmError(f"{folder}: saved from another architecture; this one has no {sorted(unknown)[0]}")
     record.progress, record.frozen_before = about["progress"], list(about["frozen_before"])
@@ -222,8 +272,11 @@ def _build(folder: Path, about: dict[str, Any]) -> nn.Module:
     if about["kind"] == "oelm":
         return cls.from_config(folder).to(dtype)
     try:
-        if about["compact"]:
-            return cls(cls.config_class.from_pretrained(folder)).to(dtype)
+        if about["compact"] or _needs_config_only(folder):
+            model = cls(cls.config_class.from_pretrained(folder)).to(dtype)
+            if (folder / "generation_config.json").is_file():
+                model.generation_config = model.generation_config.from_pretrained(folder)
+            return model.eval()  # as from_pretrained returns it
         with _quiet_transformers():
             return cls.from_pretrained(folder)
     except Exception as error:  # a dozen kinds, of transformers, safetensors, torch and huggingface_hub
@@ -252,7 +305,10 @@ def _saved_class(folder: Path, about: dict[str, Any]) -> Any:
 def _save_shape(model: nn.Module, folder: Path, kind: str) -> None:
     """What is needed to build the model without its weights."""
     if kind == "transformers":
+        model.config.architectures = [type(model).__name__]  # type: ignore[union-attr]
         model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
+        if model.can_generate():  # type: ignore[operator]
+            model.generation_config.save_pretrained(folder)  # type: ignore[union-attr, operator]
     elif kind == "oelm":
         model.save(folder)  # type: ignore[operator]
         (folder / WEIGHTS).unlink()
@@ -281,8 +337,16 @@ def _load_native(model: nn.Module, tensors: dict[str, Tensor], folder: Path, wan
 
 
 def _load_extras(model: nn.Module, folder: Path, record: Record) -> None:
-    if record.extras:
-        _load_native(model, _read_tensors(folder / EXTRA_WEIGHTS), folder, set(record.extras))
+    if not record.extras:
+        return
+    extras = _read_tensors(folder / EXTRA_WEIGHTS)
+    unfolded = {
+        name.removeprefix(NATIVE_PREFIX): t for name, t in extras.items() if name not in record.extras
+    }
+    _load_native(model, {n: t for n, t in extras.items() if n in record.extras}, folder, set(record.extras))
+    _, unknown = model.load_state_dict(unfolded, strict=False)
+    if unknown:
+        raise _misfit(folder, set(), set(unknown))
 
 
 def _load_state(model: nn.Module, state: dict[str, Tensor], folder: Path, record: Record) -> None:
@@ -332,11 +396,15 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
     """All of a model's own tensors, in one file or in the shards that transformers makes of a large one."""
-    shards = sorted(folder.glob("model-*-of-*.safetensors"))
     state: dict[str, Tensor] = {}
-    for path in [folder / WEIGHTS] if (folder / WEIGHTS).exists() or not shards else shards:
+    for path in _weight_files(folder):
         state.update(_read_tensors(path))
     return state
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    shards = sorted(folder.glob("model-*-of-*.safetensors"))
+    return [folder / WEIGHTS] if (folder / WEIGHTS).exists() or not shards else shards
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

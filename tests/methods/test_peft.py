@@ -1,0 +1,196 @@
+"""PEFT for real, before and after `oelm.apply`: LoRA, DoRA, prompt tuning; merged, unloaded and saved."""
+
+import pytest
+import torch
+from tiny_models import build, outputs
+
+import oelm
+from oelm.errors import OelmError
+
+peft = pytest.importorskip("peft")
+
+
+def adapted(model, *targets, **fields):
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=list(targets), r=2, **fields))
+
+
+def prompt_tuned(model):
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    return peft.get_peft_model(model, config)
+
+
+def applied(name="oelm-freeze", family="llama"):
+    model = build(family)
+    oelm.apply(model, name, seed=1)
+    return model
+
+
+def optimizer_of(model):
+    return torch.optim.AdamW(oelm.param_groups(model, lr=1e-2, weight_decay=0.1))
+
+
+def train(model, optimizer, steps=2):
+    batch = torch.arange(3, 13).reshape(2, 5)
+    for _ in range(steps):
+        model(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def faults(report):
+    return {row.tensor: " ".join(row.faults) for row in report.rows if row.faults}
+
+
+ADAPTERS = {
+    "lora": lambda model: adapted(model, "v_proj", "o_proj"),
+    "dora": lambda model: adapted(model, "v_proj", use_dora=True),
+    "prompt": prompt_tuned,
+}
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.parametrize("order", ["apply first", "peft first"])
+def test_both_orders_train_the_adapter_and_keep_q_and_k(kind, order):
+    if order == "apply first":
+        model = ADAPTERS[kind](applied())
+    else:
+        model = ADAPTERS[kind](build("llama"))
+        oelm.apply(model, "oelm-freeze", seed=1)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = optimizer_of(model)
+    train(model, optimizer)
+    report = oelm.audit(model, optimizer)
+    assert report.ok, report
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name]) != p.requires_grad, name
+    assert report.trainable == sum(p.numel() for p in model.parameters() if p.requires_grad) > 0
+    assert report.frozen + report.trainable == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("order", ["apply first", "peft first"])
+def test_tensors_that_thaw_later_are_in_the_groups_and_train_after_the_thaw(order):
+    model = prompt_tuned(applied("oelm-gradual") if order == "apply first" else build("llama"))
+    if order == "peft first":
+        oelm.apply(model, "oelm-gradual", seed=1)
+    optimizer, schedule = optimizer_of(model), oelm.Applied(model)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    queries = [p.weight.parameter for p in oelm.qk_projections(model)]
+    assert {id(p) for p in queries} < held  # and the prompt's embedding
+    schedule.step(9, 10, optimizer)
+    start = [p.detach().clone() for p in queries]
+    train(model, optimizer)
+    assert not any(torch.equal(p, s) for p, s in zip(queries, start, strict=True))
+    assert oelm.audit(model, optimizer).ok
+
+
+@pytest.mark.parametrize("order", ["apply first", "peft first"])
+@pytest.mark.parametrize("end", ["merge_and_unload", "unload"])
+def test_the_record_survives_the_end_of_the_adapter(order, end, tmp_path):
+    model = adapted(applied() if order == "apply first" else build("llama"), "v_proj")
+    if order == "peft first":
+        oelm.apply(model, "oelm-freeze", seed=1)
+    train(model, optimizer_of(model))
+    plain = getattr(model, end)()
+    assert type(plain).__name__ == "LlamaForCausalLM"
+    assert oelm.audit(plain).ok
+    assert oelm.Applied(plain).seed == 1
+    oelm.save(plain, tmp_path)
+    assert torch.equal(outputs(oelm.load(tmp_path)), outputs(plain.eval()))
+
+
+def test_an_adapter_on_a_frozen_projection_is_a_fault_and_its_merge_a_change():
+    model = adapted(applied(), "q_proj", "v_proj")
+    found = faults(oelm.audit(model))
+    assert len(found) == 3
+    assert "a PEFT adapter trains on top of it" in found["model.layers.0.self_attn.q_proj.weight"]
+    assert "lora_B.default" in found["model.layers.0.self_attn.q_proj.weight"]
+    train(model, torch.optim.AdamW(p for p in model.parameters() if p.requires_grad))
+    found = faults(oelm.audit(model.merge_and_unload()))
+    assert "its bytes changed" in found["model.layers.0.self_attn.q_proj.weight"]
+
+
+def test_an_adapter_on_a_part_of_a_split_projection():
+    model = adapted(applied(family="gpt2"), "c_attn.v")
+    assert oelm.audit(model, optimizer_of(model)).ok
+    state = model.get_base_model().state_dict()  # complete, though not fused again while v has an adapter
+    for part in ("q", "k", "v.base_layer"):
+        assert f"transformer.h.0.attn.c_attn.{part}.weight" in state
+    model.get_base_model().load_state_dict(state)
+    assert "transformer.h.0.attn.c_attn.weight" in model.merge_and_unload().state_dict()
+    assert len(faults(oelm.audit(adapted(applied(family="gpt2"), "c_attn.q")))) == 3
+
+
+@pytest.mark.parametrize(
+    ("family", "target", "name"),
+    [
+        ("llama", "q_proj", "oelm-freeze"),
+        ("llama", "k_proj", "oelm-lowrank"),
+        ("llama", "v_proj", "oelm-plus"),
+        ("llama", "up_proj", "oelm-ffn"),
+        ("gpt2", "c_attn", "oelm-freeze"),
+    ],
+)
+def test_applying_where_an_adapter_is_is_refused_by_name_and_changes_nothing(family, target, name):
+    model = adapted(build(family), target, fan_in_fan_out=family == "gpt2")
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    with pytest.raises(OelmError, match=rf"{target} carries a PEFT adapter, but '{name}'"):
+        oelm.apply(model, name)
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+
+
+def test_a_method_that_freezes_nothing_may_meet_adapters_on_q_and_k():
+    model = adapted(build("gpt2"), "c_attn", fan_in_fan_out=True)
+    oelm.apply(model, "orthogonal-init", seed=1)
+    plain = applied("orthogonal-init", "gpt2")
+    heads = [p.heads() for p in oelm.qk_projections(model)]
+    assert all(torch.equal(h, p.heads()) for h, p in zip(heads, oelm.qk_projections(plain), strict=True))
+    assert oelm.audit(model, optimizer_of(model)).ok
+
+
+def test_trainable_extras_survive_peft_only_in_one_order():
+    found = faults(oelm.audit(adapted(applied("oelm-lowrank"), "v_proj")))
+    assert len(found) == 12
+    assert all("call get_peft_model first, then oelm.apply" in text for text in found.values())
+    model = adapted(build("llama"), "v_proj")
+    oelm.apply(model, "oelm-lowrank")
+    assert oelm.audit(model, optimizer_of(model)).ok
+
+
+def test_a_copy_that_peft_trains_in_place_of_a_frozen_layer_is_noticed():
+    model = adapted(applied(), "v_proj", modules_to_save=["q_proj"])
+    assert len(faults(oelm.audit(model))) == 3
+
+
+def test_the_adapter_and_the_model_under_it_are_saved_apart(tmp_path):
+    model = adapted(applied(), "v_proj")
+    train(model, optimizer_of(model))
+    want = outputs(model.get_base_model().eval())
+    with pytest.raises(OelmError, match=r"carries a PEFT adapter.*unload"):
+        oelm.save(model, tmp_path / "base")
+    model.save_pretrained(tmp_path / "adapter")
+    oelm.save(model.unload(), tmp_path / "base")
+    again = peft.PeftModel.from_pretrained(oelm.load(tmp_path / "base"), tmp_path / "adapter")
+    assert torch.equal(outputs(again.get_base_model().eval()), want)
+    assert oelm.audit(again).ok
+
+
+def test_an_adapter_added_by_transformers_itself(tmp_path):
+    model = applied()
+    model.add_adapter(peft.LoraConfig(target_modules=["v_proj"], r=2))
+    assert oelm.audit(model, optimizer_of(model)).ok
+    model.save_pretrained(tmp_path)  # the adapter alone, as without oelm
+    assert {f.name for f in tmp_path.glob("*.safetensors")} == {"adapter_model.safetensors"}
+
+
+def test_the_trainer_with_an_adapter(tmp_path):
+    from test_trainer_callback import trainer
+
+    def model():
+        return adapted(applied("oelm-gradual", "bert"), "value", modules_to_save=["classifier"])
+
+    callback = oelm.OELMCallback()
+    run = trainer(model(), tmp_path, callback, steps=4, save_steps=2)
+    run.train()
+    assert callback.report.ok
+    with pytest.raises(OelmError, match="holds a PEFT adapter, not the model under it"):
+        oelm.load(tmp_path / "checkpoint-2")

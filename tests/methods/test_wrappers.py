@@ -1,0 +1,161 @@
+"""Models in wrappers, copies, other devices and dtypes: a right answer or a clear error."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from tiny_models import build, outputs
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import oelm
+from oelm.errors import OelmError, UsageError
+
+
+def applied(family="gpt2", name="oelm-freeze"):
+    model = build(family)
+    oelm.apply(model, name, seed=1)
+    return model
+
+
+def optimizer_of(model):
+    return torch.optim.AdamW(oelm.param_groups(model, lr=1e-2, weight_decay=0.1))
+
+
+WRAPPERS = {
+    "data-parallel": nn.DataParallel,
+    "compiled": torch.compile,
+    "compiled-in-data-parallel": lambda model: nn.DataParallel(torch.compile(model)),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_a_wrapped_model_is_audited_grouped_and_saved_as_itself(kind, tmp_path):
+    model = applied()
+    wrapped = WRAPPERS[kind](model)
+    optimizer = optimizer_of(wrapped)
+    report = oelm.audit(wrapped, optimizer)
+    assert report.ok, report
+    assert [row.tensor for row in report.rows] == [row.tensor for row in oelm.audit(model).rows]
+    oelm.save(wrapped, tmp_path)
+    assert torch.equal(outputs(oelm.load(tmp_path)), outputs(model))
+
+
+def test_a_model_can_be_wrapped_before_apply():
+    model = build("gpt2")
+    wrapped = torch.compile(nn.DataParallel(model))
+    oelm.apply(wrapped, "oelm-freeze", seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), applied().parameters(), strict=True))
+    assert oelm.audit(model, optimizer_of(wrapped)).ok
+
+
+def test_layers_wrapped_for_activation_checkpointing_or_compiled_keep_their_names():
+    model = applied("llama", "oelm-gradual")
+    model.model.layers[0] = checkpoint_wrapper(model.model.layers[0])
+    model.model.layers[1] = torch.compile(model.model.layers[1])
+    optimizer = optimizer_of(model)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert held == {id(p) for p in model.parameters()}  # those that thaw later, too
+    assert oelm.audit(model, optimizer).ok
+    oelm.Applied(model).step(9, 10, optimizer)
+    assert oelm.audit(model, optimizer).ok
+
+
+@pytest.mark.parametrize("average", [None, get_ema_multi_avg_fn(0.9)], ids=["mean", "ema"])
+def test_an_averaged_model_is_read_through_its_module(average):
+    model = applied("llama")
+    averaged = AveragedModel(model, multi_avg_fn=average)
+    optimizer = optimizer_of(model)
+    for _ in range(3):
+        outputs(model).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        averaged.update_parameters(model)
+    report = oelm.audit(averaged)
+    assert report.ok, report
+    assert report.frozen == oelm.audit(model).frozen
+
+
+@pytest.mark.parametrize("family", ["gpt2", "torch-encoder"])
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_a_copy_keeps_its_own_record(family, how):
+    model = applied(family, "oelm-gradual")
+    if how == "deepcopy":
+        other = copy.deepcopy(model)
+    elif how == "pickle":
+        other = pickle.loads(pickle.dumps(model))
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    assert torch.equal(outputs(other), outputs(model))
+    oelm.Applied(other).step(9, 10)
+    assert oelm.audit(other, optimizer_of(other)).ok
+    assert oelm.Applied(model).progress == 0.0
+    assert oelm.audit(model).ok
+    other.load_state_dict(model.state_dict())  # hooks of the copy work on the copy
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["oelm-freeze", "oelm-lowrank", "oelm-plus"])
+def test_state_dicts_come_back_strictly(name):
+    model, other = applied(name=name), applied(name=name)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1)
+    other.load_state_dict(model.state_dict(), strict=True)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    if name == "oelm-freeze":
+        build("gpt2").load_state_dict(model.state_dict(), strict=True)
+
+
+@pytest.mark.parametrize("nothing", [None, "bert-base-uncased", {}])
+def test_what_is_no_model_is_refused(nothing, tmp_path):
+    uses = (
+        lambda: oelm.apply(nothing, "oelm-freeze"),
+        lambda: oelm.audit(nothing),
+        lambda: oelm.param_groups(nothing, lr=1.0),
+        lambda: oelm.qk_projections(nothing),
+        lambda: oelm.save(nothing, tmp_path),
+        lambda: oelm.folded_state(nothing),
+    )
+    for use in uses:
+        with pytest.raises(UsageError, match=r"a model is a torch\.nn\.Module, got"):
+            use()
+
+
+def test_the_meta_device_has_nothing_to_audit_or_save(tmp_path):
+    model = applied().to("meta")
+    for use in (lambda: oelm.audit(model), lambda: oelm.save(model, tmp_path)):
+        with pytest.raises(OelmError, match="meta device"):
+            use()
+
+
+def test_a_cast_is_named_as_the_reason():
+    report = oelm.audit(applied("llama").double())
+    assert not report.ok
+    assert "it is float64: a cast after oelm.apply counts" in str(report)
+    model = build("llama").double()
+    oelm.apply(model, "oelm-freeze")
+    assert oelm.audit(model).ok
+
+
+def test_gradient_checkpointing_keeps_what_is_frozen():
+    model = applied("llama").train()
+    model.gradient_checkpointing_enable()
+    outputs(model).square().mean().backward()
+    assert oelm.audit(model, optimizer_of(model)).ok
+    assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
+
+
+def test_a_method_on_a_part_is_found_there_and_not_applied_twice():
+    model = build("llama")
+    oelm.apply(model.model, "oelm-freeze")
+    with pytest.raises(OelmError, match="pass its part 'model'"):
+        oelm.audit(model)
+    with pytest.raises(OelmError, match="its part 'model' already carries a method"):
+        oelm.apply(model, "oelm-freeze")
