@@ -64,7 +64,9 @@ def step(model, optimizers):
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_frozen_tensors_have_no_state_and_never_change_and_all_others_train(kind):
+def test_frozen_tensors_have_no_state_and_never_change_and_all_others_train(kind, monkeypatch):
+    # Muon orthogonalises its update with bf16 matrix products, which kill a process on some CPUs.
+    monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", lambda update, *_: update.sign())
     model = applied()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     made = OPTIMIZERS[kind](oelm.param_groups(model, lr=1e-2, weight_decay=0.1))
