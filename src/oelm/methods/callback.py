@@ -56,9 +56,7 @@ class OELMCallback(TrainerCallback):
             parameter.requires_grad_(True)
         if thawing and args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = True  # what is frozen now gets no gradient to wait for
-        for module in unwrap(model).modules():
-            if isinstance(saving := module.__dict__.get("save_pretrained"), SavePretrained):
-                saving.in_trainer = True
+        _let_trainer_save(model)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -66,6 +64,7 @@ class OELMCallback(TrainerCallback):
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         record = required_record(model, "OELMCallback")
         _check_cpu_precision(args, model)
+        _let_trainer_save(model)  # again: model_init makes another one, and add_callback comes late
         groups = [] if optimizer is None else optimizer.param_groups
         held = {id(p) for group in groups for p in group["params"]}
         if optimizer is not None and any(id(p) not in held for p in _thawing(model, record)):
@@ -137,3 +136,10 @@ def _thawing(model: nn.Module, record: Record) -> list[nn.Parameter]:
         for name, tensor in record.tensors.items()
         if tensor.frozen_at(0.0) and tensor.ever_trained
     ]
+
+
+def _let_trainer_save(model: nn.Module) -> None:
+    """Have save_pretrained write folders that the Trainer can resume from and oelm.load can read."""
+    for module in unwrap(model).modules():
+        if isinstance(saving := module.__dict__.get("save_pretrained"), SavePretrained):
+            saving.in_trainer = True
