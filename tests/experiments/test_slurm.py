@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shlex
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import slurm_node
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from oelm.atomic import write_json
 from oelm.cli.main import main
+from oelm.errors import UsageError
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.launch import LocalLauncher, prepare
+from oelm.experiments.launch import Job, LocalLauncher, prepare
 from oelm.experiments.overrides import override
 from oelm.experiments.registry import scan
 from oelm.experiments.slots import make_slots
 from oelm.experiments.slurm import SlurmLauncher, SlurmOptions
+from oelm.experiments.slurm_queue import JOB_ID, job_of
 from oelm.experiments.worker import attempts
 from oelm.training.config import Machine
 from oelm.training.folder import run_path
@@ -52,6 +61,7 @@ def test_runs_that_reach_their_time_limit_are_requeued_and_resume(
     for run in scan(root):
         codes = [a["exit_code"] for a in attempts(run.path)]
         assert codes[0] == 75, logs  # it was stopped by the limit ...
+        assert "time limit of the SLURM job" in attempts(run.path)[0]["reason"]
         assert codes[-1] == 0  # ... and went on to its end
         assert (run.path / "slurm.out").resolve().is_file()
         assert not (run.path / "TWO AT ONCE").exists()
@@ -119,6 +129,102 @@ def test_dry_run_prints_the_sbatch_script(tmp_path: Path, capsys: pytest.Capture
     for words_of_script in (*expected, "requeue", "signal=USR2@120"):
         assert words_of_script in script, script
     assert not (tmp_path / "runs").exists()  # nothing was claimed, nothing was written
+
+
+@pytest.mark.parametrize("option", ["partition", "account", "qos", "gres", "constraint"])
+def test_what_is_not_a_value_of_sbatch_never_reaches_the_script(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "GPT-01", "--scale", "smoke", "--on", "slurm", "--dry-run", "--runs", str(tmp_path / "r")]
+    assert main([*words, f"--{option}", "x\nrm -rf ~"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"--{option} 'x\\nrm -rf ~': allowed are" in printed.err
+    for value in ("a b", "x;reboot", "$(id)", "`id`", "x'", 'x"', "\x1b[2J", "x#", "é"):
+        with pytest.raises(UsageError, match="allowed are"):
+            SlurmOptions(**{option: value})
+
+
+def test_a_runs_folder_with_a_line_break_never_reaches_the_script(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="control characters"):
+        SlurmLauncher(tmp_path / "runs\nrm -rf ~", SlurmOptions(), Machine())
+
+
+def shell_words(options: SlurmOptions) -> tuple[str, list[str]]:
+    """The sbatch script, and what of it is not a comment to the shell."""
+    script = SlurmLauncher("/runs", options, Machine()).script(1)
+    return script, shlex.split(script, comments=True)
+
+
+@settings(max_examples=30)
+@given(st.text(st.characters(codec="ascii") | st.sampled_from("&|[]()*,:=/\n"), min_size=1, max_size=20))
+def test_every_accepted_value_stays_one_line_of_the_script(value: str) -> None:
+    expected = shell_words(SlurmOptions())[1]
+    for option in ("partition", "constraint", "gres"):
+        with contextlib.suppress(UsageError):
+            script, words = shell_words(SlurmOptions(**{option: value}))
+            assert words == expected
+            lines = [line for line in script.splitlines() if line.startswith(f"#SBATCH --{option}=")]
+            assert [shlex.split(line.partition("=")[2]) for line in lines] == [[value]]
+
+
+@pytest.fixture
+def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `squeue` that prints the file returned."""
+    program = tmp_path / "bin" / "squeue"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\nexec cat '{tmp_path / 'queue'}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    return tmp_path / "queue"
+
+
+def submitted(root: Path, **changes: object) -> Job:
+    """A run of the SLURM job 12_0 that was seen at work on a node."""
+    (job,) = prepare([experiment("GPT-01").at("smoke", 0)], root)
+    (job.folder / JOB_ID).write_text("12_0\n")
+    status = {"host": "node7", "pid": 1, "heartbeat": time.time(), "step": 5, "total_steps": 9}
+    write_json(job.folder / "status.json", {**status, "eta_seconds": 60, **changes})
+    return job
+
+
+@pytest.mark.parametrize("state", ["running", "interrupted"])
+def test_a_requeued_run_shows_as_queued_without_an_eta(
+    state: str, squeue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = submitted(tmp_path / "runs", state=state)
+    squeue.write_text("12_0 34 PENDING\n")
+    assert main(["status", "--runs", str(tmp_path / "runs")]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert "queued" in line
+    assert "1m 00s" not in line
+    assert "SLURM job 12_0: pending" in line
+    # and so on the board of `oelm run`, which had seen it running
+    launcher = SlurmLauncher(tmp_path / "runs", SlurmOptions(), Machine())
+    job.state = "running"
+    launcher._look(job)
+    assert job.state == "queued"
+    squeue.write_text("12_0 34 RUNNING\n")
+    launcher._asked = float("-inf")
+    (run,) = scan(tmp_path / "runs")
+    assert run.state == state
+    if state == "running":
+        launcher._look(job)
+        assert job.state == "running"
+
+
+def test_without_a_queue_the_heartbeat_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    submitted(tmp_path / "runs", state="running", heartbeat=time.time() - 3600)
+    (run,) = scan(tmp_path / "runs")
+    assert run.state == "stalled"
+    assert run.reason == "no heartbeat for 60 min: its SLURM job hangs, or was requeued"
+
+
+@pytest.mark.parametrize("content", ["$(reboot)", "12_0; rm", "x" * 10_000, ""])
+def test_only_a_job_number_is_looked_up(content: str, tmp_path: Path) -> None:
+    (tmp_path / JOB_ID).write_text(content)
+    assert job_of(tmp_path) == ""
 
 
 def test_submitit_without_a_queue(

@@ -7,6 +7,7 @@ import io
 import itertools
 import math
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -77,8 +78,9 @@ def hangup_not_ignored():
 
 @pytest.mark.usefixtures("hangup_not_ignored")
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_each_stop_signal_is_noted_and_handlers_come_back(number):
+def test_each_stop_signal_is_noted_and_handlers_come_back(number, monkeypatch):
     before = signal.getsignal(number)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with StopRequest() as stop:
         assert stop.reason == ""
         signal.raise_signal(number)
@@ -93,6 +95,29 @@ def test_a_run_under_nohup_outlives_its_session():
         signal.raise_signal(signal.SIGHUP)
         assert stop.reason == ""
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"OELM_TIME_LIMIT_NEAR": "-10"}, "time limit of the SLURM job (SIGTERM)"),
+        ({"OELM_TIME_LIMIT_NEAR": "3600"}, "preempted or cancelled by SLURM (SIGTERM)"),
+        ({"SLURM_JOB_END_TIME": "60"}, "time limit of the SLURM job (SIGTERM)"),
+        ({"SLURM_JOB_END_TIME": "3600"}, "preempted or cancelled by SLURM (SIGTERM)"),
+        ({"SLURM_JOB_END_TIME": "soon"}, "SIGTERM by SLURM"),
+        ({}, "SIGTERM by SLURM"),
+    ],
+)
+def test_a_time_limit_of_slurm_is_told_from_a_preemption(monkeypatch, environment, expected):
+    """Times in seconds from now."""
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    for name in ("OELM_TIME_LIMIT_NEAR", "SLURM_JOB_END_TIME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value if value == "soon" else str(time.time() + float(value)))
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.reason == expected
 
 
 def test_time_limit_and_second_ctrl_c():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.experiments.lock import is_held, read_holder
+from oelm.experiments.slurm_queue import WAITING, job_of, queue_states
 from oelm.training.folder import RunFolder, State, Status
 
 STALL_SECONDS = 300.0  # without a heartbeat for this long a living process is taken to hang
@@ -24,6 +25,7 @@ STATES = (
     "failed",
     "broken",
     "running",
+    "queued",
     "interrupted",
     "pending",
     "finished",
@@ -80,7 +82,29 @@ class Run:
 
 
 def scan(root: Path | str, *, trials: bool = True) -> list[Run]:
-    """Every run below `root` (runs/<study>/<ID>/scale=<s>/...). Costs one status.json per run."""
+    """Every run below `root` (runs/<study>/<ID>/scale=<s>/...). Costs one status.json per run, and one call
+    of `squeue` if there is SLURM and a run that it may still have in its queue."""
+    return _with_queue(_scan(root, trials))
+
+
+def _with_queue(runs: list[Run]) -> list[Run]:
+    """The runs whose job waits in SLURM's queue, for the first time or again, as such."""
+    jobs = {run.path: job_of(run.path) for run in runs if run.state in _MAY_BE_QUEUED}
+    if not any(jobs.values()):
+        return runs
+    states = queue_states() or {}
+    return [
+        replace(run, state="queued", note=f"SLURM job {jobs[run.path]}: {states[jobs[run.path]].lower()}")
+        if states.get(jobs.get(run.path, "")) in WAITING and not is_held(run.path)
+        else run
+        for run in runs
+    ]
+
+
+_MAY_BE_QUEUED = ("running", "interrupted", "pending", "stalled", "dead")
+
+
+def _scan(root: Path | str, trials: bool) -> list[Run]:
     found = []
     for study in _folders(root):
         for experiment in _folders(study.path):
@@ -121,6 +145,9 @@ def state_of(path: Path) -> tuple[str, Status | None, str]:
     if status.state != "running":
         return status.state, status, ""
     if not _lives(path, status):
+        if status.alive() is None and job_of(path):  # on a node of a cluster, which may start it again itself
+            note = f"no heartbeat for {status.age / 60:.0f} min: its SLURM job hangs, or was requeued"
+            return "stalled", status, note
         return "dead", status, "its process is gone; run the same command to go on"
     if status.age > STALL_SECONDS:
         return "stalled", status, f"no heartbeat for {status.age / 60:.0f} min"

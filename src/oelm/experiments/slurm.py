@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -23,20 +24,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from oelm.errors import OelmError
+from oelm.errors import OelmError, UsageError
 from oelm.experiments.catalogue import for_workers
 from oelm.experiments.launch import RETRIES, Events, Job, settled_earlier
 from oelm.experiments.lock import Busy, is_held
 from oelm.experiments.registry import state_of
+from oelm.experiments.slurm_queue import JOB_ID, WAITING, job_of, queue_states
 from oelm.experiments.worker import COMMAND, machine_words
+from oelm.printable import printable
 from oelm.training.config import Machine
 from oelm.training.folder import EXIT_DIVERGED, EXIT_FINISHED
+from oelm.training.signals import TIME_LIMIT_NEAR
 
 JOBS_FOLDER = ".slurm"  # below the runs folder: submitit's scripts, pickles and logs
-JOB_ID = "slurm_job"  # in the run folder: the job that was last submitted for it
 _POLL_SECONDS = {"slurm": 5.0, "local": 0.2}
 _GRACE_SECONDS = 120
+_SIGNAL_SLACK = 60  # SLURM sends its signal up to a minute early
 _REQUEUES = 1000  # a run of many time limits is normal; only a finished or failed one ends
+
+
+# What may stand in the values of sbatch's options besides letters and digits, as in a regular expression.
+_ALLOWED = {
+    "partition": r"\w.,+-",
+    "account": r"\w.,+@-",
+    "qos": r"\w.,+-",
+    "gres": r"\w.,:=()*/-",
+    "constraint": r"\w.,:&|*!()\[\]-",
+}
 
 
 @dataclass(frozen=True)
@@ -57,9 +71,26 @@ class SlurmOptions:
         0  # seconds between SLURM's signal and its kill, for a checkpoint; 0 = a fifth, 2 min at most
     )
 
+    def __post_init__(self) -> None:
+        """Refuse what would not stay one option of the sbatch script."""
+        for name, allowed in _ALLOWED.items():
+            value = getattr(self, name)
+            if value and re.fullmatch(f"[{allowed}]+", value, re.ASCII) is None:
+                signs = " ".join(allowed.replace(r"\w", "_").replace("\\", ""))
+                raise UsageError(f"--{name} {value!a}: allowed are letters, digits and {signs}")
+        least = {"cpus": 1, "parallel": 1, "gpus_per_run": 0, "memory_gb": 0, "grace": 0}
+        for name, low in least.items():
+            if not low <= getattr(self, name) < 1e6:
+                flag = name.removesuffix("_gb").replace("_", "-")
+                raise UsageError(f"--{flag} is a number from {low} on, not {getattr(self, name):g}")
+
+    @property
+    def grace_seconds(self) -> int:
+        return self.grace or int(min(_GRACE_SECONDS, max(10, self.time_limit / 5)))
+
     def parameters(self) -> dict[str, Any]:
         """In submitit's words (those of sbatch)."""
-        grace = self.grace or int(min(_GRACE_SECONDS, max(10, self.time_limit / 5)))
+        grace = self.grace_seconds
         gres = self.gres or (f"gpu:{self.gpus_per_run}" if self.gpus_per_run else "")
         wishes = {
             "partition": self.partition,
@@ -87,8 +118,17 @@ class SlurmOptions:
 class SlurmTask:
     """What a job runs: the worker as a child process. Pickled by submitit, called on the node."""
 
-    def __init__(self, folder: str, machine: Machine, processes: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: str,
+        machine: Machine,
+        processes: int,
+        environment: Mapping[str, str],
+        time_limit: float = 0.0,
+        grace: float = 0.0,
+    ) -> None:
         self.folder = folder
+        self.time_limit, self.grace = time_limit, grace  # seconds, as asked of SLURM
         self.environment = dict(environment)  # the command a person gave, the catalogue files it loaded
         self.machine = machine
         self.processes = processes
@@ -99,6 +139,10 @@ class SlurmTask:
         command = [sys.executable, "-m", "oelm.experiments.worker", self.folder]
         command += ["--machine", machine_words(self.machine), "--processes", str(max(1, self.processes))]
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive", **self.environment}
+        if self.time_limit:
+            # Older versions of SLURM do not say when the job will end; it begins about now.
+            end = float(os.environ.get("SLURM_JOB_END_TIME") or time.time() + self.time_limit)
+            environment[TIME_LIMIT_NEAR] = f"{end - self.grace - _SIGNAL_SLACK:.0f}"
         if self.machine.threads:
             environment["OMP_NUM_THREADS"] = str(self.machine.threads)
         self._child = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -119,7 +163,10 @@ class SlurmTask:
                 os.kill(self._child.pid, signal.SIGTERM)
             if self._ended() in (EXIT_FINISHED, EXIT_DIVERGED):
                 return None  # it ended just in time
-        return DelayedSubmission(SlurmTask(self.folder, self.machine, self.processes, self.environment))
+        again = SlurmTask(
+            self.folder, self.machine, self.processes, self.environment, self.time_limit, self.grace
+        )
+        return DelayedSubmission(again)
 
     def _wait_for_child(self) -> None:
         assert self._child is not None
@@ -146,6 +193,8 @@ class SlurmLauncher:
         cluster: Literal["slurm", "local"] = "slurm",
     ) -> None:
         self.root = Path(root).resolve()
+        if printable(self.root) != str(self.root):  # it is written into the script
+            raise UsageError(f"--runs {str(self.root)!a}: no control characters, please, in a path for SLURM")
         self.options = options
         self.machine = replace(machine, threads=machine.threads or options.cpus)
         self.wait = wait
@@ -153,7 +202,7 @@ class SlurmLauncher:
         self.events = events or Events()
         self.cluster = cluster  # "local": submitit's own processes instead of a queue, all at once
         self._handles: dict[Path, Any] = {}
-        self._names: set[str] | None = None  # jobs that the queue knows
+        self._states: dict[str, str] | None = None  # of the jobs that the queue knows
         self._asked = -math.inf
 
     def launch(self, jobs: Sequence[Job]) -> Sequence[Job]:
@@ -189,9 +238,18 @@ class SlurmLauncher:
         job.reason = status.reason if status else ""
         if state in ("finished", "diverged"):
             self._change(job, state)
+        elif self._waits_in_queue(job):
+            if job.state == "running":
+                self._change(job, "queued")
         elif state == "running":
             self._change(job, "running")
         return job.ended
+
+    def _waits_in_queue(self, job: Job) -> bool:
+        """Whether SLURM has not started the run's job yet, or has put it back into the queue."""
+        if self.cluster == "local":
+            return False
+        return (self._queue() or {}).get(job_of(job.folder), "") in WAITING and not is_held(job.folder)
 
     def _cared_for(self, job: Job) -> bool:
         """Whether a process works on the run, or the queue still knows the job submitted for it."""
@@ -199,9 +257,8 @@ class SlurmLauncher:
             return True
         if self.cluster == "local":
             return job.folder in self._handles and not self._handles[job.folder].done()
-        try:
-            name = (job.folder / JOB_ID).read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
+        name = job_of(job.folder)
+        if not name:
             return False
         queue = self._queue()
         return queue is None or name in queue
@@ -215,16 +272,15 @@ class SlurmLauncher:
         self._change(job, "failed")
         return False
 
-    def _queue(self) -> set[str] | None:
+    def _queue(self) -> dict[str, str] | None:
         """Jobs that are pending, running or being requeued; asked once per look, not once per run. None while
         the controller has never answered: then nothing may be taken for lost."""
         if time.monotonic() - self._asked > _POLL_SECONDS[self.cluster] / 2:
-            command = ["squeue", "--noheader", "--array", "--format=%F_%K %A"]
-            listed = subprocess.run(command, capture_output=True, text=True, check=False)
-            if listed.returncode == 0:  # otherwise the controller is busy: believe what it last said
-                self._names = {word for line in listed.stdout.splitlines() for word in line.split()}
+            states = queue_states()
+            if states is not None:  # otherwise the controller is busy: believe what it last said
+                self._states = states
                 self._asked = time.monotonic()
-        return self._names
+        return self._states
 
     def _submit(self, jobs: Sequence[Job]) -> None:
         if not jobs:
@@ -234,7 +290,9 @@ class SlurmLauncher:
         executor = self._executor()
         shared = {COMMAND: shlex.join(sys.argv), **for_workers()}
         processes = self.options.gpus_per_run
-        tasks = [SlurmTask(str(job.folder.resolve()), self.machine, processes, shared) for job in jobs]
+        limits = (self.options.time_limit, self.options.grace_seconds) if self.cluster == "slurm" else ()
+        folders = [str(job.folder.resolve()) for job in jobs]
+        tasks = [SlurmTask(folder, self.machine, processes, shared, *limits) for folder in folders]
         try:
             with executor.batch():
                 submitted = [executor.submit(task) for task in tasks]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -19,6 +20,34 @@ def signals_to_handle() -> list[signal.Signals]:
     """STOP_SIGNALS, without SIGHUP where it is ignored: `nohup` asks to outlive the session."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [number for number in STOP_SIGNALS if not (number == signal.SIGHUP and ignored)]
+
+
+# Environment, set by our SLURM jobs: the unix time from which on SLURM's signal means the time limit.
+TIME_LIMIT_NEAR = "OELM_TIME_LIMIT_NEAR"
+_DEFAULT_NOTICE = 240.0  # seconds before SLURM_JOB_END_TIME, for a job script that we did not write
+
+
+def describe_signal(number: int) -> str:
+    """Why the process was asked to stop, as far as the signal and SLURM's environment tell."""
+    name = signal.Signals(number).name
+    if number == signal.SIGINT or "SLURM_JOB_ID" not in os.environ:
+        return name
+    near = _number(TIME_LIMIT_NEAR)
+    end = _number("SLURM_JOB_END_TIME")
+    if near is None and end is not None:
+        near = end - _DEFAULT_NOTICE
+    if near is None:
+        return f"{name} by SLURM"
+    if time.time() >= near:
+        return f"time limit of the SLURM job ({name})"
+    return f"preempted or cancelled by SLURM ({name})"
+
+
+def _number(variable: str) -> float | None:
+    try:
+        return float(os.environ[variable])
+    except (KeyError, ValueError):
+        return None
 
 
 class StopRequest:
@@ -53,7 +82,7 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._signal == "SIGINT":
             raise KeyboardInterrupt
-        self._signal = signal.Signals(number).name
+        self._signal = describe_signal(number)
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers only there

@@ -21,6 +21,7 @@ def fit(config, path, machine):
     from oelm.atomic import write_json
     from oelm.errors import OelmError
     from oelm.training.folder import EXIT_CODES, RunFolder, Status
+    from oelm.training.signals import describe_signal
 
     folder = RunFolder(path)
     before = folder.status()
@@ -29,7 +30,7 @@ def fit(config, path, machine):
     _claim_alone(folder.path)
     asked = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-        signal.signal(number, lambda *_: asked.append(1))
+        signal.signal(number, lambda number, _: asked.append(describe_signal(number)))
     attempt = before.attempt + 1 if before else 1
     status = Status(
         total_steps=config.budget.steps,
@@ -68,7 +69,7 @@ def fit(config, path, machine):
             return end("diverged", f"loss is nan at step {step}")
         write_json(folder.latest, {"step": step, "digest": digest})
         if asked:
-            return end("interrupted", "asked to stop")
+            return end("interrupted", asked[0])
     loss = abs(config.optim.lr - 3e-3) + 1e-6 * config.seed
     results = {"id": config.id, "metric": "ppl", "digest": digest, "lr": config.optim.lr}
     results["validation"] = {"loss": loss, "ppl": 4.0 if "WORSE" in config.id else 2.0}
