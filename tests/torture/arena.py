@@ -8,7 +8,9 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .driver import Ending, Wrong, forked, oelm, warm_up
 from .faults import FileFaults
@@ -33,6 +35,7 @@ class Arena:
     def __init__(self, place: Path, seed: int, short: bool = False) -> None:
         self.place, self.seed, self.short = place, seed, short
         self.cache = place / "cache"
+        self._made: dict[str, Any] = {}
         self.seconds = 0.0  # that the last reference took
         _cheapen()
         warm_up([self._warm], place)
@@ -117,10 +120,20 @@ class Arena:
             raise Wrong(f"resuming ended with {ending.code}:\n{ending.output[-2000:]}")
         self.must_be_equal(shape, runs)
 
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """The value of `make()`, called the first time only."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
     def must_be_equal(self, shape: str, runs: Path) -> None:
+        from oelm.errors import OelmError
         from oelm.experiments.compare_runs import compare_runs
 
-        differences = compare_runs(self.reference(shape), self.folder(shape, runs))
+        try:
+            differences = compare_runs(self.reference(shape), self.folder(shape, runs))
+        except (OelmError, OSError) as error:
+            raise Wrong(f"finished with files that cannot be read: {error}") from None
         if differences:
             raise Wrong("the result differs without a word: " + "; ".join(map(str, differences)))
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from .arena import Arena, copy
 from .driver import Case, Ending, Wrong, oelm
+from .shown import must_show_the_same
 
 DAMAGES = ("bit", "zero", "cut", "empty")
 PLACES = ("finished", "half", "cache", "model")
@@ -86,57 +86,8 @@ def _files(arena: Arena, where: str) -> list[str]:
     return [str(path.relative_to(root)) for path in files if path.name != "lock"]
 
 
-def _analyze(runs: Path, log: Path) -> tuple[Ending, dict[str, Any]]:
-    ending = oelm(["analyze", "--all", "--runs", runs, "--json"], log)
-    ending.must_be_clean()
-    return ending, json.loads(ending.output[ending.output.index("{") :]) if ending.code == 0 else {}
-
-
 def _finished(arena: Arena, runs: Path, file: str, place: Path) -> str:
-    """`analyze` and a second `train` must show the same, or name the file or its folder."""
-    if not hasattr(arena, "analysis"):
-        arena.analysis = _numbers(_analyze(arena.finished_study(), place / "log")[1])  # type: ignore[attr-defined]
-    name, folder = Path(file).name, str((runs / file).parent)
-    ending, found = _analyze(runs, place / "log")
-    how = "the same numbers"
-    if ending.code != 0:
-        ending.must_fail(name, folder)
-        how = "refused, file named"
-    elif any(name in text or folder in text for text in found["warnings"]):
-        how = "warned, file named"
-    elif _numbers(found) != arena.analysis:  # type: ignore[attr-defined]
-        raise Wrong(
-            f"analyze shows other numbers without a warning: {_changed(arena.analysis, _numbers(found))}"
-        )  # type: ignore[attr-defined]
-    again = oelm(arena.train("cls", runs), place / "log")
-    again.must_be_clean()
-    if again.code != 0:
-        again.must_fail(name, folder, str(arena.folder("cls", runs)))
-    elif _shown(again.output) != _shown_by(arena, place):
-        raise Wrong(f"train shows another result without an error:\n{again.output[-800:]}")
-    return how
-
-
-def _shown(output: str) -> list[str]:
-    return [line for line in output.splitlines() if line.startswith(("  validation", "  test"))]
-
-
-def _shown_by(arena: Arena, place: Path) -> list[str]:
-    if not hasattr(arena, "shown"):
-        ending = oelm(arena.train("cls", arena.finished_study()), place / "shown.log")
-        arena.shown = _shown(ending.output)  # type: ignore[attr-defined]
-    return arena.shown  # type: ignore[attr-defined,no-any-return]
-
-
-def _numbers(found: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value for name, value in found.items() if name not in ("runs_folder", "disk_bytes", "warnings")
-    }
-
-
-def _changed(before: dict[str, Any], after: dict[str, Any]) -> str:
-    names = [name for name in before if before[name] != after.get(name)]
-    return ", ".join(f"{n}: {str(before[n])[:300]} -> {str(after.get(n))[:300]}" for n in names)
+    return must_show_the_same(arena, runs, runs / file, place)
 
 
 def _half(arena: Arena, runs: Path, file: str, place: Path) -> str:
@@ -168,9 +119,13 @@ def _model(arena: Arena, runs: Path, file: str, place: Path) -> str:
     if ending.code != 0:
         ending.must_fail(Path(file).name, str((runs / file).parent))
         return "refused, file named"
-    if not hasattr(arena, "text"):
-        sound = oelm(["generate", arena.reference("lm"), *PROMPT], place / "log")
-        arena.text = json.loads(sound.output)["text"]  # type: ignore[attr-defined]
-    if json.loads(ending.output)["text"] != arena.text:  # type: ignore[attr-defined]
+    text = arena.once(
+        "text", lambda: _text(oelm(["generate", arena.reference("lm"), *PROMPT], place / "log"))
+    )
+    if _text(ending) != text:
         raise Wrong("generate writes another text without an error")
     return "the same text"
+
+
+def _text(ending: Ending) -> str:
+    return str(json.loads(ending.output)["text"])

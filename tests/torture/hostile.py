@@ -9,7 +9,7 @@ from typing import Any
 
 from .arena import Arena, copy
 from .driver import Case, Wrong, oelm
-from .flips import _analyze, _numbers, _shown, _shown_by
+from .shown import must_show_the_same
 
 JSON_FILES = (
     "status.json",
@@ -46,7 +46,6 @@ CONFIGS = {
     "binary": "\udc80\udc81",
     "path-id": "id: ../../../../tmp/x\n",
 }
-COMMANDS = ("analyze", "status", "report", "train")
 
 
 def cases(arena: Arena, count: int) -> Iterator[Case]:
@@ -76,35 +75,19 @@ def case(arena: Arena, name: str) -> Case:
         else:
             text = (WHOLE if how == "whole" else CONFIGS)[what]
         path.write_bytes(text.encode("utf-8", "surrogateescape"))
-        return _tried(arena, runs, path, place)
+        return _tried(arena, runs, path, place, reported=what in ("markup", "control", "long"))
 
     return Case("hostile", name, run)
 
 
-def _tried(arena: Arena, runs: Path, path: Path, place: Path) -> str:
-    sound = _numbers(_analyze(arena.finished_study(), place / "log")[1])
-    ending, found = _analyze(runs, place / "log")
-    names = (path.name, str(path.parent))
-    how = "the same numbers"
-    if ending.code != 0:
-        ending.must_fail(*names)
-        how = "refused, file named"
-    elif any(name in text for text in found["warnings"] for name in names):
-        how = "warned, file named"
-    elif _numbers(found) != sound:
-        raise Wrong("analyze shows other numbers without a warning")
-    oelm(["status", "--runs", runs], place / "log").must_be_clean()
-    report = place / "report.html"
-    oelm(["report", "--runs", runs, "-o", report], place / "log").must_be_clean()
-    if report.exists() and "<script>alert(1)</script>" in report.read_text():
-        raise Wrong("the report contains the markup of a hostile file")
-    again = oelm(arena.train("cls", runs), place / "log")
-    again.must_be_clean()
-    if again.code != 0:
-        again.must_fail(*names)
-    elif _shown(again.output) != _shown_by(arena, place):
-        raise Wrong(f"train shows another result without an error:\n{again.output[-800:]}")
-    if list(Path.cwd().glob("hostile-was-here")):
+def _tried(arena: Arena, runs: Path, path: Path, place: Path, *, reported: bool) -> str:
+    how = must_show_the_same(arena, runs, path, place)
+    if reported:
+        report = place / "report.html"
+        oelm(["report", "--runs", runs, "-o", report], place / "log").must_be_clean()
+        if report.exists() and "<script>alert(1)</script>" in report.read_text():
+            raise Wrong("the report contains the markup of a hostile file")
+    if Path("hostile-was-here").exists():
         raise Wrong("a file of a run folder ran code")
     return how
 

@@ -1,0 +1,194 @@
+"""One run over two processes, killed in parts: no process stays behind, the same command finishes the run.
+
+Real processes that load torch each, about ten seconds a run, so these are part of the long form only;
+tests/experiments/test_two_processes.py is what the test suite has of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .arena import Arena
+from .driver import Case, Wrong, _in_child
+
+TARGETS = ("rank 0", "rank 1", "worker", "launcher")
+_SECONDS = 300.0  # that anything here may take on a busy machine
+
+
+def cases(arena: Arena, count: int) -> Iterator[Case]:
+    """None for a short form."""
+    names = [f"{target}:SIGKILL:{number}" for number in range(4) for target in TARGETS]
+    names += [f"{target}:SIGTERM:{number}" for number in range(2) for target in TARGETS]
+    for name in () if count else names:
+        yield case(arena, name)
+
+
+def case(arena: Arena, name: str) -> Case:
+    """By name: TARGET:SIGNAL:NUMBER; the number decides at which checkpoint."""
+    target, signal_name, number = name.split(":")
+    act = functools.partial(_killed, arena, target, signal.Signals[signal_name], int(number))
+    return Case("ranks", name, act)
+
+
+def _killed(arena: Arena, target: str, number: signal.Signals, times: int, place: Path) -> str:
+    from oelm.experiments.compare_runs import compare_runs
+    from oelm.experiments.registry import state_of
+    from oelm.training.folder import RunFolder
+
+    reference = _reference(arena)
+    folder = RunFolder(_claim(arena, place))
+    start = _start_launcher if target == "launcher" else _start_worker
+    top = start(arena, folder.path)
+    try:
+        _until(lambda: folder.latest.exists(), "the first checkpoint", top)
+        seen = folder.latest.stat().st_mtime_ns
+        for _ in range(times):
+            _until(lambda before=seen: folder.latest.stat().st_mtime_ns != before, "a checkpoint", top)
+            seen = folder.latest.stat().st_mtime_ns
+        family = [top, *top.children(recursive=True)]
+        _find(target, top).send_signal(number)
+        if target == "launcher" and number == signal.SIGKILL:
+            _until(lambda: not _living(family[1:]), "the end of the worker of a killed launcher")
+        _until(lambda: not _living(family), "the end of all processes")
+    except psutil.NoSuchProcess:
+        return "had finished"
+    finally:
+        left = _living([top, *_children(top)])
+        for process in left:
+            process.kill()
+    state, status, _ = state_of(folder.path)
+    if state in ("running", "stalled"):
+        raise Wrong(f"shown as {state} although no process has it")
+    if number == signal.SIGTERM and state not in ("interrupted", "finished"):
+        raise Wrong(f"SIGTERM to {target} led to {state}: {status.reason if status else ''}")
+    if (code := _wait(_start_worker(arena, folder.path))) != 0:
+        raise Wrong(f"resuming ended with {code}: {_console(folder.path)}")
+    if differences := compare_runs(reference, folder.path):
+        raise Wrong("the result differs: " + "; ".join(map(str, differences)))
+    return f"{state}, then equal"
+
+
+@functools.cache
+def _reference(arena: Arena) -> Path:
+    folder = _claim(arena, arena.place / "reference-ranks")
+    if (code := _wait(_start_worker(arena, folder))) != 0:
+        raise RuntimeError(f"an undisturbed run over two processes ended with {code}: {_console(folder)}")
+    return folder
+
+
+def _claim(arena: Arena, root: Path) -> Path:
+    from oelm.experiments.launch import prepare
+    from oelm.training.folder import RunFolder
+
+    held = RunFolder(arena.reference("lm")).config()
+    budget = replace(held.budget, steps=60, eval_every=30, checkpoint_every=5)
+    (job,) = prepare([replace(held, budget=budget)], root)
+    return job.folder
+
+
+def _machine(arena: Arena) -> Any:
+    from oelm.training.config import Machine
+
+    return Machine(device="cpu", threads=1, cache_dir=str(arena.cache), gemm_peak=False)
+
+
+def _start_worker(arena: Arena, folder: Path) -> psutil.Popen:
+    from oelm.experiments.worker import machine_words
+
+    words = ["--machine", machine_words(_machine(arena)), "--processes", "2"]
+    with open(folder / "console.log", "ab") as console:
+        return psutil.Popen(
+            [sys.executable, "-m", "oelm.experiments.worker", str(folder), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            start_new_session=True,
+        )
+
+
+def _start_launcher(arena: Arena, folder: Path) -> psutil.Process:
+    """A process with a LocalLauncher whose one slot has two processes."""
+
+    def launch() -> int:
+        from oelm.experiments.launch import Job, LocalLauncher, exit_code
+        from oelm.experiments.slots import make_slots
+        from oelm.training.folder import RunFolder
+
+        slots = [replace(slot, processes=2) for slot in make_slots(1, gpus="none", slots=1, threads=1)]
+        job = Job(RunFolder(folder).config(), folder)
+        return exit_code(LocalLauncher(slots, _machine(arena), retries=0).launch([job]))
+
+    pid = os.fork()
+    if pid == 0:
+        _in_child(launch, folder / "launcher.log")
+    return psutil.Process(pid)
+
+
+def _find(target: str, top: psutil.Process) -> psutil.Process:
+    if target in ("worker", "launcher"):
+        return top
+    rank = target.split()[1]
+    found: list[psutil.Process] = []
+
+    def look() -> bool:
+        for process in top.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("RANK") == rank:
+                    found.append(process)
+        return bool(found)
+
+    _until(look, f"a process of rank {rank}", top)
+    return found[-1]
+
+
+def _children(top: psutil.Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return list(top.children(recursive=True))
+    return []
+
+
+def _living(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that run; a zombie of ours is collected."""
+    living = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process)
+    return living
+
+
+def _until(condition: Callable[[], bool], what: str, top: psutil.Process | None = None) -> None:
+    end = time.monotonic() + _SECONDS
+    while not condition():
+        if time.monotonic() > end:
+            raise Wrong(f"waited {_SECONDS:g} s in vain for {what}")
+        if top is not None and not _living([top]):
+            raise psutil.NoSuchProcess(top.pid)
+        time.sleep(0.01)
+
+
+def _wait(process: psutil.Popen) -> int:
+    try:
+        return int(process.wait(_SECONDS))
+    except psutil.TimeoutExpired:
+        for child in [process, *_children(process)]:
+            child.kill()
+        raise Wrong("hangs: a run over two processes has no end") from None
+
+
+def _console(folder: Path) -> str:
+    return (folder / "console.log").read_text(errors="replace")[-2000:]
