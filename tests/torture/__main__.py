@@ -17,7 +17,7 @@ SHORT = {
     "kills": 8,
     "disk": 2,
     "signals": 1,
-    "flips": 1,
+    "flips": 6,
     "hostile": 1,
     "archives": 0,
     "ranks": 1,

@@ -42,7 +42,7 @@ def _checked(arena: Arena, name: str, place: Path) -> str:
                 lambda: _worker(name, folder.path, machine, moment), folder.path.with_suffix(".console")
             )
 
-    held = RunFolder(arena.reference("lm")).config()
+    held = RunFolder(arena.reference("cls")).config()
     config = replace(short_run(held), model=replace(held.model, dropout=0.1))
     machine = Machine(device="cpu", threads=1, cache_dir=str(arena.cache), gemm_peak=False)
     check = Forked(config, place, machine)
@@ -51,7 +51,9 @@ def _checked(arena: Arena, name: str, place: Path) -> str:
         raise Wrong(f"deterministic={reference.deterministic}: {reference.spread}")
     if not reference.deterministic and reference.spread[0].step != 2:
         raise Wrong(f"the first loss that differs is that of step 2: {reference.spread}")
-    interruptions = KILLS + PREEMPTIONS if name == "nothing" else (KILLS[0], KILLS[3])
+    interruptions = KILLS[:1] if arena.short else (KILLS[0], KILLS[3])
+    if name == "nothing":
+        interruptions = KILLS if arena.short else KILLS + PREEMPTIONS
     for interruption in dict.fromkeys(interruptions):
         found = check.case(interruption)
         if found.verdict != BREAKAGES[name]:

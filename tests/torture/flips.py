@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .arena import Arena, copy
-from .driver import Case, Ending, Wrong, oelm
+from .driver import Case, Ending, Wrong, oelm, sample
 from .shown import must_show_the_same
 
 DAMAGES = ("bit", "zero", "cut", "empty")
@@ -20,14 +20,13 @@ PROMPT = ("--prompt", "Once upon a time", "--tokens", "12", "--temperature", "0"
 
 
 def cases(arena: Arena, count: int) -> Iterator[Case]:
-    """`count` damages to each file of each place, 0 = many."""
+    """`count` cases of each place, each with another file; 0 = many damages to every file."""
     for where in PLACES:
-        for file in _files(arena, where):
+        files = _files(arena, where)
+        for file in sample(arena.rng("flips", where), files, count):
             rng = arena.rng("flips", where, file)
-            for number in range(count or 24):
-                damage = rng.choice(DAMAGES[:3]) if count else DAMAGES[number % 4]
-                if count and where == "finished" and damage == "bit" and rng.random() < 0.2:
-                    damage = "empty"
+            for number in range(1 if count else 24):
+                damage = rng.choice(DAMAGES) if count else DAMAGES[number % 4]
                 yield case(arena, f"{where}:{damage}:{rng.randrange(1000)}:{rng.randrange(8)}:{file}")
 
 
