@@ -85,6 +85,17 @@ def test_lazily_read_files_warn_too(tmp_path):
     assert len(loaded.warnings) == 5
 
 
+@pytest.mark.parametrize(
+    "data", ["text", {"rows": "many"}, {"rows": {"train": "many"}}, {"fingerprints": [1]}]
+)
+def test_a_manifest_of_another_shape_is_named_and_left_out(tmp_path, data):
+    folder = write_run(tmp_path, cls_config(), hits=np.ones(10, dtype=int))
+    dump(folder / "manifest.json", {"data": data})
+    loaded = load_runs(tmp_path)
+    assert loaded.runs[0].manifest == {}
+    assert "manifest.json" in warnings_of(loaded)[0]
+
+
 def test_predictions_that_contradict_the_results_are_not_used(tmp_path):
     folder = write_run(tmp_path, cls_config(), hits=np.array([1, 1, 0, 1]))
     dump(folder / "predictions.json", {"labels": [0, 1, 0, 1], "predicted": [1, 0, 1, 0]})

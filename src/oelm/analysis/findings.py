@@ -319,8 +319,8 @@ def _origins(arms: Sequence[Arm]) -> list[dict[str, str]]:
     """Where the text of these arms came from and how much of it there was, by their manifests."""
     found = []
     for arm in arms:
-        data = arm.runs[0].manifest.get("data") or {}
-        rows = (data.get("rows") or {}).get("train")
+        data = arm.runs[0].manifest.get("data", {})
+        rows, origin = data.get("rows", {}).get("train"), str(data.get("origin", ""))
         if rows:
-            found.append({"dataset": arm.config.data.dataset, "origin": data["origin"], "rows": f"{rows:,}"})
+            found.append({"dataset": arm.config.data.dataset, "origin": origin, "rows": f"{rows:,}"})
     return [facts for i, facts in enumerate(found) if facts not in found[:i]]

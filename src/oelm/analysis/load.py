@@ -94,7 +94,11 @@ class Run:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        return self._lazy("manifest.json", RunFolder(self.path).manifest) or {}
+        manifest = self._lazy("manifest.json", RunFolder(self.path).manifest) or {}
+        if problem := _manifest_problem(manifest):
+            self._warn("warn.file", file="manifest.json", error=problem)
+            return {}
+        return manifest
 
     @cached_property
     def timing(self) -> dict[str, Any]:
@@ -281,6 +285,18 @@ def _result(raw: Mapping[str, Any], config: Config) -> Result:
         checkpoint_bytes=raw["checkpoint_bytes"] if isinstance(raw.get("checkpoint_bytes"), int) else None,
         fairness=_mapping(raw, "fairness"),
     )
+
+
+def _manifest_problem(manifest: Mapping[str, Any]) -> str:
+    """What is wrong with the parts of a manifest that analysis reads; "" when nothing is."""
+    data = manifest.get("data", {})
+    if not isinstance(data, Mapping):
+        return "'data' is not an object"
+    for name in ("rows", "tokens", "fingerprints"):
+        if not isinstance(data.get(name, {}), Mapping):
+            return f"'data.{name}' is not an object"
+    rows = data.get("rows", {}).get("train", 0)
+    return "" if isinstance(rows, int) else f"'data.rows.train' is {str(rows)[:40]!r}, not a number"
 
 
 def _mapping(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
