@@ -68,9 +68,9 @@ def _killed(arena: Arena, target: str, number: signal.Signals, times: int, place
         left = _living([top, *_children(top)])
         for process in left:
             process.kill()
+    # A process counts as ended a moment before its last thread has closed the lock.
+    _until(lambda: state_of(folder.path)[0] not in ("running", "stalled"), "a state other than running")
     state, status, _ = state_of(folder.path)
-    if state in ("running", "stalled"):
-        raise Wrong(f"shown as {state} although no process has it")
     if number == signal.SIGTERM and state not in ("interrupted", "finished"):
         raise Wrong(f"SIGTERM to {target} led to {state}: {status.reason if status else ''}")
     if (code := _wait(_start_worker(arena, folder.path))) != 0:
