@@ -172,7 +172,7 @@ def test_a_trained_bpe_is_the_same_each_time_cached_and_checked(cache: Path, tmp
     assert Tokenizer.load_from(tmp_path / "saved").hash == first.hash
     assert load_tokenizer(str(tmp_path / "saved")).hash == first.hash
     file = tmp_path / "saved" / "tokenizer.json"
-    facts = json.loads(file.read_text())
+    facts = json.loads(file.read_text(encoding="utf-8"))
     facts["model"]["merges"].pop()
     file.write_text(json.dumps(facts))
     with pytest.raises(OelmError, match="hash"):
