@@ -25,10 +25,12 @@ from types import TracebackType
 from typing import Any
 
 from oelm.errors import OelmError
+from oelm.safe_files import read_bytes
 
 STALE_SECONDS = 300.0
 _BEAT_SECONDS = 30.0
 _RETRY_SECONDS = 0.05
+_RECORD_BYTES = 4096  # of the holder; ours take 100
 _ZOMBIE = -1.0  # "start time" of a process that has ended and was not yet collected
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
@@ -85,7 +87,7 @@ class Lock:
         return f"{self.path} is held by {holder_name(self.path)}"
 
     def _try(self) -> bool:
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -144,7 +146,7 @@ class _Heartbeat:
 def is_locked(path: Path) -> bool:
     """Whether some process holds the lock right now; looks without keeping it."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     try:
@@ -216,14 +218,14 @@ def _start_time(pid: int) -> float | None:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError:
+        return read_bytes(path, max_bytes=_RECORD_BYTES)
+    except (OelmError, OSError):
         return b""
 
 
 def _fields(record: bytes) -> dict[str, Any]:
     """The record as a mapping; {} when it is broken."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         fields = json.loads(record)
         if isinstance(fields, dict):
             return fields

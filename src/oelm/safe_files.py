@@ -14,7 +14,7 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from oelm.errors import OelmError
 
@@ -29,12 +29,19 @@ MAX_DEPTH = 50  # levels of lists and mappings; our own files have at most 6
 MAX_CONTAINERS = 2_000_000  # an empty list takes 2 bytes of JSON and 56 of memory
 
 
+def open_regular(path: Path | str) -> IO[bytes]:
+    """Open a file to read it; a pipe, a device or a folder is an error instead of an endless wait."""
+    # O_NONBLOCK: opening a named pipe must not wait for a writer.
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OelmError(f"{path}: not a regular file")
+    return file
+
+
 def read_bytes(path: Path | str, *, max_bytes: int) -> bytes:
     """The content of a regular file of at most `max_bytes`. A missing file raises FileNotFoundError."""
-    # O_NONBLOCK: opening a named pipe must not wait for a writer.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OelmError(f"{path}: not a regular file")
+    with open_regular(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise OelmError(f"{path}: larger than {size_text(max_bytes)}, the limit for this kind of file")
@@ -60,9 +67,7 @@ def read_json_object(path: Path | str, *, max_bytes: int = JSON_BYTES) -> dict[s
 
 def read_json_lines(path: Path | str, *, max_row_bytes: int = ROW_BYTES) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file with one per line. A last line still being written is left out."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OelmError(f"{path}: not a regular file")
+    with open_regular(path) as file:
         number = 0
         while line := file.readline(max_row_bytes + 1):
             number += 1

@@ -100,7 +100,9 @@ def test_monitor_once_shows_runs_and_the_log(root: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_monitor_shows_whole_columns_on_any_terminal(width: int, tmp_path: Path) -> None:
-    status = Status(state="diverged", step=123_456, total_steps=200_000, loss=3.25, reason="loss is nan")
+    status = Status(
+        state="diverged", step=123_456, total_steps=200_000, loss=3.25, reason="loss is nan" + 300 * "!"
+    )
     for seed in range(300):
         folder = RunFolder(tmp_path / "gap" / "GAP-TS-oelm-freeze" / "scale=full" / f"seed={seed}")
         folder.path.mkdir(parents=True)

@@ -6,7 +6,6 @@ what else the machine was doing.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics as plain_statistics
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ from typing import Any
 from oelm.analysis.compare import Arm
 from oelm.analysis.load import LoadWarning, Parameters
 from oelm.analysis.messages import say
-from oelm.errors import UsageError
+from oelm.errors import OelmError, UsageError
 from oelm.methods.method import Method
+from oelm.safe_files import read_json
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def read_benchmarks(folder: Path, warnings: list[LoadWarning]) -> list[StepRatio
     found: list[StepRatio] = []
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         try:
-            found.extend(_step_ratios(json.loads(path.read_text(encoding="utf-8")), path))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            found.extend(_step_ratios(read_json(path), path))
+        except (OelmError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             warnings.append(
                 LoadWarning(path, say("warn.benchmark", error=f"{type(error).__name__}: {error}"))
             )

@@ -92,11 +92,13 @@ class View:
         rows = [dict(zip(HEADER, cells(run), strict=True)) for run in runs]
         widths = fitting_columns(rows, width)
         table = Table(expand=True, box=None, pad_edge=False)
-        for name, least in widths.items():
-            # A name that is cut names several runs; a reason that is cut still says what kind it is.
-            least = min(least, width // 2) if name == "run" else least
-            rest = None if name == "reason" else least
-            table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=rest)
+        # A name that is cut names several runs; a reason that is cut still says what kind it is, so it gets
+        # what the others leave (rich would rather squeeze those out than cut a long word of it).
+        widths["run"] = min(widths["run"], width // 2)
+        others = sum(need + 2 for name, need in widths.items() if name != "reason")
+        widths["reason"] = max(1, width - others)
+        for name, exact in widths.items():
+            table.add_column(name, no_wrap=True, overflow="ellipsis", width=exact)
         for place, (run, row) in enumerate(zip(runs, rows, strict=True), first):
             style = "bold red" if run.state in TROUBLE else _STYLE.get(run.state, "")
             chosen = f"{style} reverse" if place == self.selected else style

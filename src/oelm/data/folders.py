@@ -6,7 +6,6 @@ data/imdb/plain_text/train-00000-of-00001.parquet      hub copy: the hub's split
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from oelm.data.catalogue import SPLITS, Dataset, Variant
 from oelm.data.problems import Problems
 from oelm.data.readers import EXTENSIONS, read_rows
 from oelm.errors import OelmError, UsageError
+from oelm.safe_files import read_json_object
 
 _SHARD = re.compile(r"^(?P<split>.+?)-\d{5}-of-\d{5}(-[0-9a-f]+)?$")
 _INFO = "dataset_info.json"
@@ -117,10 +117,9 @@ def _require_all_shards(files: Mapping[str, list[Path]]) -> None:
 def read_info(folder: Path) -> dict[str, object]:
     """dataset_info.json of the folder, where there is a readable one."""
     try:
-        info = json.loads((folder / _INFO).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json_object(folder / _INFO)
+    except (OelmError, OSError):
         return {}
-    return info if isinstance(info, dict) else {}
 
 
 def dataset_from_path(name: str) -> tuple[Dataset, Found]:

@@ -57,7 +57,7 @@ def _read_jsonl(path: Path, problems: Problems) -> Iterator[tuple[int, Row]]:
             except UnicodeDecodeError as error:
                 problems.add("utf-8", str(path), number, "", f"byte {error.start} of the line is not UTF-8")
                 continue
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 problems.add("json", str(path), number, "", f"broken JSON ({error})")
                 continue
             if isinstance(row, dict):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ import numpy as np
 from oelm.atomic import write_json
 from oelm.errors import OelmError
 from oelm.locks import Lock
+from oelm.safe_files import read_json_object
 
 
 def cache_root(cache_dir: Path | str | None = None) -> Path:
@@ -33,7 +33,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        self.meta: dict[str, Any] = read_json_object(folder / "meta.json")
 
     def __getitem__(self, column: str) -> np.ndarray:
         dtype, count = self.meta["columns"][column]
@@ -95,7 +95,7 @@ class StoreWriter:
 
     def _recover(self) -> None:
         try:
-            journal = json.loads((self._part / "journal.json").read_text(encoding="utf-8"))
+            journal = read_json_object(self._part / "journal.json")
             for name in self._counts:
                 count = int(journal["counts"][name])
                 size = count * self._dtypes[name].itemsize
@@ -104,7 +104,7 @@ class StoreWriter:
                 os.truncate(self._path(name), size)  # what was written after the last journal
                 self._counts[name] = count
             self.state = journal["state"]
-        except (OSError, ValueError, KeyError, TypeError):  # nothing usable: begin anew
+        except (OelmError, OSError, ValueError, KeyError, TypeError):  # nothing usable: begin anew
             shutil.rmtree(self._part, ignore_errors=True)
             self._part.mkdir(parents=True)
             self._counts = dict.fromkeys(self._counts, 0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import json
 import os
 from pathlib import Path
 
 from oelm.data import hub
 from oelm.errors import OelmError, UsageError, unknown_name
+from oelm.safe_files import read_json_object
 
 _GPT2_NAMES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 _HUB_FILES = (
@@ -115,8 +115,8 @@ def special_tokens(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         try:
-            facts = json.loads((folder / file).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            facts = read_json_object(folder / file)
+        except (OelmError, OSError):
             continue
         for key, value in facts.items():
             token = value.get("content") if isinstance(value, dict) else value

@@ -25,6 +25,7 @@ from oelm.atomic import write_json, write_text
 from oelm.data.tokenizer_files import bpe_size, find_files, gpt2_files, special_tokens
 from oelm.data.words import WordCache, word_pattern
 from oelm.errors import OelmError, UsageError
+from oelm.safe_files import TOKENIZER_BYTES, read_json_object, read_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -148,10 +149,10 @@ class Tokenizer:
         """What `save` wrote; its hash is checked."""
         folder = Path(folder)
         try:
-            facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
-            text = (folder / _FILE).read_text(encoding="utf-8")
+            facts = read_json_object(folder / _FACTS)
+            text = read_text(folder / _FILE, max_bytes=TOKENIZER_BYTES)
             loaded = cls.from_json(text, facts)
-        except (OSError, ValueError, KeyError) as error:
+        except (OelmError, OSError, ValueError, KeyError) as error:
             raise OelmError(f"{folder} holds no tokenizer saved by oelm ({error})") from error
         if loaded.hash != facts["hash"]:
             raise OelmError(

@@ -6,7 +6,6 @@ Disk is a bound. Time is what finished runs of the same experiment took, or else
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from oelm.data.catalogue import dataset
 from oelm.errors import OelmError
+from oelm.safe_files import read_json_object
 from oelm.training.config import Config
 from oelm.training.folder import run_path
 
@@ -164,7 +164,7 @@ def _measured_step(config: Config, root: Path | str) -> float | None:
     found = []
     for file in place.glob("seed=*/timing_stats.json"):
         try:
-            found.append(float(json.loads(file.read_text(encoding="utf-8"))["median_step_time"]))
-        except (OSError, ValueError, KeyError):
+            found.append(float(read_json_object(file)["median_step_time"]))
+        except (OelmError, OSError, ValueError, TypeError, KeyError):
             continue
     return median(found) if found else None

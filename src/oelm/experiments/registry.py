@@ -12,6 +12,7 @@ from typing import Any, get_args
 from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.experiments.lock import is_held, read_holder
 from oelm.experiments.slurm_queue import WAITING, job_of, queue_states
+from oelm.safe_files import open_regular
 from oelm.training.folder import RunFolder, State, Status
 
 STALL_SECONDS = 300.0  # without a heartbeat for this long a living process is taken to hang
@@ -221,10 +222,10 @@ def find_run(root: Path | str, name: str, *, scale: str = "", seed: int | None =
 def tail(path: Path, lines: int = 20, most: int = 64 * 1024) -> list[str]:
     """The last lines of a file, reading no more than its last `most` bytes."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - most))
             text = file.read().decode("utf-8", errors="replace")
-    except OSError:
+    except (OelmError, OSError):
         return []
     return text.splitlines()[-lines:]

@@ -23,6 +23,7 @@ from oelm.errors import OelmError
 from oelm.experiments.catalogue import catalogue_files, load_catalogue_files
 from oelm.experiments.lock import RunLock
 from oelm.experiments.ranks import exit_rank, follow_parent, run_ranks
+from oelm.safe_files import read_json_lines
 from oelm.training.config import Machine
 from oelm.training.folder import EXIT_FAILED, EXIT_FINISHED, RunFolder, State, Status
 from oelm.training.typed import from_mapping
@@ -94,10 +95,9 @@ def note_attempt(path: Path, code: int, reason: str) -> None:
 
 def attempts(path: Path) -> list[dict[str, Any]]:
     try:
-        lines = (path / ATTEMPTS).read_text(encoding="utf-8").splitlines()
+        return list(read_json_lines(path / ATTEMPTS))
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in lines if line.strip()]
 
 
 def _note_failure(folder: RunFolder, reason: str) -> None:

@@ -11,7 +11,6 @@ rebuilds; the stored hashes prove it.
 from __future__ import annotations
 
 import importlib
-import json
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from oelm.methods.method import Method
 from oelm.methods.pretrained import NATIVE_PREFIX, native_state, native_tensors
 from oelm.methods.record import Record, record_of, recorded, required_record, sha256
 from oelm.methods.wrappers import plain_parameters, unwrap, uses_peft
+from oelm.safe_files import read_json_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -195,7 +195,7 @@ def read_metadata(folder: Path | str) -> dict[str, Any]:
             f"that wrote it, then call oelm.apply"
         )
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = read_json_object(path)
         if about["format"] != _FORMAT:
             raise OelmError(f"{path} has format {about['format']!r}; this oelm reads format {_FORMAT}")
         if missing := _FIELDS - set(about):
@@ -278,7 +278,7 @@ def _build(folder: Path, about: dict[str, Any]) -> nn.Module:
                 model.generation_config = model.generation_config.from_pretrained(folder)
             return model.eval()  # as from_pretrained returns it
         with _quiet_transformers():
-            return cls.from_pretrained(folder)
+            return cls.from_pretrained(folder, use_safetensors=True)  # never a pickle
     except Exception as error:  # a dozen kinds, of transformers, safetensors, torch and huggingface_hub
         raise OelmError(f"{folder}: transformers cannot load it: {error}") from error
 

@@ -8,7 +8,6 @@ Shapes in the comments: B rows, T tokens, d width, nh heads, hs head size, V voc
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,6 +23,7 @@ from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.models.lean import Tie, gelu_linear, lean_here, tied_embedding
 from oelm.models.loss import cross_entropy_sum
 from oelm.models.sizes import SIZES
+from oelm.safe_files import read_json_object
 
 
 @dataclass(frozen=True)
@@ -248,12 +248,10 @@ class GPT(nn.Module):
         """A freshly drawn GPT of the shape that a saved folder describes."""
         path = Path(folder) / "config.json"
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
+            fields = read_json_object(path)
         except FileNotFoundError:
             raise OelmError(f"{folder} holds no config.json: not a saved GPT") from None
-        except ValueError as error:
-            raise OelmError(f"{path} is damaged: {error}") from None
-        if not isinstance(fields, dict) or fields.pop("model_type", None) != "oelm-gpt":
+        if fields.pop("model_type", None) != "oelm-gpt":
             raise OelmError(f"{path} does not describe an oelm GPT (model_type is not 'oelm-gpt')")
         try:
             return cls(GPTConfig(**fields))

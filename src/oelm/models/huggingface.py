@@ -112,7 +112,7 @@ def _read_gpt2_config(folder: Path) -> GPT2Config:
     if not (folder / "config.json").is_file():
         raise OelmError(f"{folder} holds no config.json: not a transformers folder")
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise OelmError(f"{folder}: its config.json does not load: {error}") from None
     if not isinstance(config, GPT2Config):

@@ -92,7 +92,9 @@ def _build_transformers(config: Config, vocab_size: int, classes: int, pad_id: i
 def _pretrained(config: Config, kind: Any, shape: Any) -> nn.Module:
     try:
         # dtype always: transformers keeps the file's own, and a half-precision file would train in half.
-        return kind.from_pretrained(model_folder(config), config=shape, dtype=torch.float32)
+        return kind.from_pretrained(
+            model_folder(config), config=shape, dtype=torch.float32, trust_remote_code=False
+        )
     except (OSError, RuntimeError) as error:
         raise OelmError(
             f"model '{config.model.name}': its weights do not load ({_first(error)}). A head for "
@@ -117,8 +119,8 @@ def _known_shape(config: Config, labels: dict[str, int]) -> Any:
     place = model_folder(config)
     assert place is not None
     try:
-        return AutoConfig.from_pretrained(place, **labels)
-    except OSError as error:
+        return AutoConfig.from_pretrained(place, trust_remote_code=False, **labels)
+    except (OSError, ValueError) as error:
         name = config.model.name
         raise OelmError(f"model '{name}': no such folder or hub repository ({_first(error)})") from None
 
