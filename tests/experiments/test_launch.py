@@ -93,6 +93,26 @@ def test_a_killed_worker_goes_on_from_its_checkpoint(
     assert attempts(victim.path)[0]["reason"] == "killed by SIGKILL"
 
 
+def test_a_worker_killed_after_its_run_finished_counts_as_finished(start_oelm: Start, root: Path) -> None:
+    process = start_oelm("KILLED-1", "--retries", "0", STUB_STEP_SECONDS="0")
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    (run,) = scan(root)
+    assert run.state == "finished"
+    assert [a["reason"] for a in attempts(run.path)] == ["killed by SIGKILL"]
+
+
+def test_the_end_of_a_session_stops_the_runs_with_a_checkpoint(start_oelm: Start, root: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+    process = start_oelm("GOOD-1", STUB_STEP_SECONDS="0.5")
+    signal.signal(signal.SIGHUP, before)
+    wait_until(lambda: any(step > 0 for step in steps_of(root).values()))
+    os.kill(process.pid, signal.SIGHUP)
+    output = process.communicate()[0]
+    assert process.returncode == 75, output
+    assert {run.state for run in scan(root)} == {"interrupted"}
+
+
 def test_ctrl_c_leaves_a_state_that_the_same_command_continues(
     start_oelm: Start, root: Path, uninterrupted: dict[str, object]
 ) -> None:

@@ -224,6 +224,26 @@ def test_one_process_alone_is_the_identity():
         assert world.wrap(module) is module
 
 
+def test_ddp_lets_go_of_the_process_group_before_it_is_destroyed(tmp_path, monkeypatch):
+    """Were the reducer freed last, it would join gloo's thread while it holds the GIL: a deadlock."""
+    monkeypatch.setenv("OELM_RANK_DIR", str(tmp_path))
+    world = World("cpu")
+    seen = []
+    destroy = torch.distributed.destroy_process_group
+
+    def noted_destroy():
+        seen.append((module.reducer, module.logger, module.process_group))
+        destroy()
+
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", noted_destroy)
+    world._init_process_group("gloo")  # of one rank: the class itself opens none for fewer than two
+    world.size, world._joined = 2, True
+    module = world.wrap(torch.nn.Linear(2, 2))  # kept alive, as by a traceback
+    world.__exit__()
+    assert seen == [(None, None, None)]
+    assert not torch.distributed.is_initialized()
+
+
 def test_one_process_divides_nothing():
     with pytest.raises(UsageError, match="this run has only one"):
         world_of(Machine(device="cpu", shard=True))

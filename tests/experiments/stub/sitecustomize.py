@@ -2,8 +2,8 @@
 
 It keeps the contract of `oelm.training.fit.fit` (status, checkpoints, exact resume, exit codes, signals) and
 takes milliseconds, so that launchers can be killed, raced and starved many times in a test.
-What a run does is in its ID: BROKEN fails, DIVERGES diverges, FLAKY fails once, WORSE has twice the
-perplexity of the others.
+What a run does is in its ID: BROKEN fails, DIVERGES diverges, FLAKY fails once, KILLED is killed at its end,
+WORSE has twice the perplexity of the others.
 """
 
 import hashlib
@@ -76,6 +76,9 @@ def fit(config, path, machine):
     results["test"] = None if config.tune.trial else {"loss": loss, "ppl": 2.0}
     write_json(folder.results_file, results)
     write_json(folder.audit_file, {"end": {"ok": "UNSOUND" not in config.id}})
+    if "KILLED" in config.id:
+        end("finished")
+        os.kill(os.getpid(), signal.SIGKILL)
     return end("finished")
 
 
