@@ -26,6 +26,7 @@ from oelm.training.attention import attention_statistics, off_orthogonal
 from oelm.training.checkpoint import CorruptCheckpoint, load_checkpoint, load_newest, save_checkpoint
 from oelm.training.config import OptimConfig
 from oelm.training.flops import flop_model
+from oelm.training.journal import Journal
 from oelm.training.memory import is_out_of_memory
 from oelm.training.metrics import MetricsLog
 from oelm.training.optimizer import build_optimizer, load_optimizer_state, optimizer_state
@@ -127,6 +128,22 @@ def test_time_limit_and_second_ctrl_c():
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_a_terminal_that_vanishes_does_not_stop_the_log(tmp_path, monkeypatch):
+    """As at the end of an ssh session, while the run still has to write its checkpoint."""
+
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    journal = Journal(tmp_path / "log", show=True)
+    for step in range(2):
+        journal.line(f"step {step}")
+        journal.progress(step, 2, "")
+    journal.close()
+    assert [line.split()[-1] for line in (tmp_path / "log").read_text().splitlines()] == ["0", "1"]
 
 
 # -- precision ------------------------------------------------------------------------------------

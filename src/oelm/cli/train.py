@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +75,11 @@ def run(args: argparse.Namespace) -> int:
             print(f"note: {note}")
     code = work(job.folder, machine)
     if is_first():
-        _tell(RunFolder(job.folder), as_json=args.json)
+        try:
+            _tell(RunFolder(job.folder), as_json=args.json)
+            sys.stdout.flush()
+        except OSError:  # the terminal is gone; the exit code still says how the run ended
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 

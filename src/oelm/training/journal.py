@@ -5,8 +5,10 @@ Log once, at the edge: the parts of training return words, only the loop writes 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,16 +35,26 @@ class Journal:
                 self._file.write(f"{stamp} {part}\n")
             self._file.flush()
         if self._show:
-            self._console().print(text, markup=False, highlight=False)
+            with self._terminal_may_vanish():
+                self._console().print(text, markup=False, highlight=False)
 
     def progress(self, step: int, total: int, text: str) -> None:
         """Move the live line; lines for the file come from `line`, at the rate of log_every."""
         if not self._show:
             return
-        self._console()
-        if self._task is None:
-            self._task = self._progress.add_task(printable(self._title), total=total, status="")
-        self._progress.update(self._task, completed=step, status=printable(text))
+        with self._terminal_may_vanish():
+            self._console()
+            if self._task is None:
+                self._task = self._progress.add_task(printable(self._title), total=total, status="")
+            self._progress.update(self._task, completed=step, status=printable(text))
+
+    @contextlib.contextmanager
+    def _terminal_may_vanish(self) -> Iterator[None]:
+        """The end of an ssh session takes the terminal away: the run must still reach its checkpoint."""
+        try:
+            yield
+        except OSError:
+            self._show = False
 
     def _console(self) -> Any:
         if self._progress is None:
@@ -62,7 +74,8 @@ class Journal:
 
     def close(self) -> None:
         if self._progress is not None:
-            self._progress.stop()
+            with self._terminal_may_vanish():
+                self._progress.stop()
             self._progress = self._task = None
         if self._file is not None:
             self._file.close()
