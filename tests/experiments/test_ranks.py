@@ -79,18 +79,23 @@ def test_ranks_that_hang_after_the_end_of_the_run_are_killed(tmp_path: Path, han
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
-    script = """
-if rank == 1:
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path, victim: int) -> None:
+    script = f"""
+if rank == 0:
+    say("running")
+if rank == {victim}:
     wait_for(folder.status_file)
     os.kill(os.getpid(), signal.SIGKILL)
-say("running")
+if rank == 1:
+    time.sleep(0.5)
+    report("connection closed")
 time.sleep(600)
 """
     code, status = run(tmp_path, script)
     assert (code, status and status.state) == (1, "failed")
     assert status is not None
-    assert status.reason == "rank 1 was killed by SIGKILL"
+    assert status.reason == f"rank {victim} was killed by SIGKILL"
 
 
 @pytest.mark.usefixtures("impatient")

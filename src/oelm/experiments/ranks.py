@@ -181,11 +181,14 @@ class _Ranks:
         return EXIT_CODES[state]
 
     def _cause(self, status: Status | None) -> tuple[State, str] | None:
-        """State and reason when a rank other than 0 failed first: rank 0 only saw its connection close."""
+        """State and reason when a rank was killed, or one other than 0 failed first: the rest only saw their
+        connections close."""
         if status is not None and status.state != "failed":
             return None
-        for rank, process in enumerate(self.processes[1:], 1):
+        for rank, process in enumerate(self.processes):
             code = process.returncode
+            if rank == 0 and status is not None:  # killed after its last word
+                continue
             if code < 0 and rank not in self.killed and not self._stopped_before_training():
                 return "failed", f"rank {rank} was {killed_by(code)}"
         for report in self._reports():
