@@ -146,7 +146,10 @@ with RunLock(sys.argv[1]) as lock:
 
 def kill_worker_of(folder: Path, script: str) -> list[int]:
     """Start a worker, kill it when both of its ranks have left a mark; returns the ranks' process ids."""
-    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(folder), PRELUDE + script])
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(folder), PRELUDE + script],
+        env={**os.environ, "TMPDIR": str(folder)},  # a killed worker cannot remove its private folder
+    )
     marks = [folder / "0", folder / "1"]
     wait_until(lambda: all(mark.exists() and mark.read_text() for mark in marks))
     worker.kill()

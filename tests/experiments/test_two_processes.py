@@ -59,7 +59,8 @@ def test_ranks_listen_on_loopback_die_with_their_worker_and_the_next_one_goes_on
 ) -> None:
     steps = {"budget.steps": 100_000, "budget.eval_every": 50_000, "budget.checkpoint_every": 5}
     folder = claim(tmp_path, **steps)
-    process = subprocess.Popen(worker(folder, cache), stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # a killed worker cannot remove its private folder
+    process = subprocess.Popen(worker(folder, cache), stderr=subprocess.DEVNULL, env=environment)
     try:
         wait_until(lambda: running(folder, 20) and folder.latest.exists())
         ranks = psutil.Process(process.pid).children(recursive=True)
