@@ -298,8 +298,8 @@ def test_doctor_takes_a_real_step_and_names_what_is_wrong(
     assert "train.jsonl" in text
     assert "what to do" in text
 
-    assert main(["doctor", "GPT-02", "--scale", "smoke", "--runs", runs, "--set", "data.source=local"]) == 1
-    assert "what to do: name the folder of your datasets with --data-dir" in capsys.readouterr().out
+    assert main(["doctor", "GPT-02", "--scale", "smoke", "--runs", runs, "--set", "data.source=local"]) == 2
+    assert "set --data-dir or OELM_DATA_DIR" in capsys.readouterr().err
 
 
 def test_dividing_a_run_needs_processes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -10,12 +10,22 @@ import pytest
 from oelm.data.catalogue import dataset
 from oelm.errors import UsageError
 from oelm.experiments import experiment as experiment_module
-from oelm.experiments.catalogue import experiment, experiments, register_experiment, select
+from oelm.experiments.catalogue import (
+    PHASES,
+    experiment,
+    experiments,
+    register_experiment,
+    reported_with,
+    select,
+)
 from oelm.experiments.experiment import Experiment, stand_ins
 from oelm.experiments.fairness import check_arms
 from oelm.experiments.scales import SCALES
+from oelm.experiments.study import Request
+from oelm.methods.apply import apply
 from oelm.training.config import Config, DataConfig
-from oelm.training.folder import config_from_yaml, config_hash, config_to_yaml
+from oelm.training.folder import EXIT_USAGE, config_from_yaml, config_hash, config_to_yaml
+from oelm.training.networks import build_network
 
 # ID: dataset, method, rate, steps or epochs, batch, reported figure
 LANGUAGE_MODELS = {
@@ -66,7 +76,7 @@ def test_language_models_have_the_studys_settings(id: str) -> None:
     assert (c.budget.eval_every, c.seed) == (1000, 42)
     assert e.reported is not None
     assert (e.reported.metric, e.reported.value) == ("ppl", ppl)
-    assert c.compare.phase == (3 if dataset == "wikitext103" else 2)
+    assert c.compare.phase == (2 if id in ("GPT-01", "GPT-02") else 3)
 
 
 @pytest.mark.parametrize("id", FINE_TUNED)
@@ -80,7 +90,8 @@ def test_fine_tuned_models_have_the_studys_settings(id: str) -> None:
     assert (c.optim.schedule, c.optim.warmup_share, c.optim.clip) == ("linear", 0.1, 1.0)
     assert e.reported is not None
     assert (e.reported.metric, e.reported.value) == ("accuracy", accuracy)
-    assert c.compare.phase == 1
+    assert c.compare.phase == (1 if dataset == "xnli" else "paper")
+    assert any("batch 32 comes from" in note for note in e.notes) == (batch == 32)
 
 
 @pytest.mark.parametrize("id", CLASSIFIERS)
@@ -94,8 +105,8 @@ def test_classifiers_from_scratch_have_the_studys_settings(id: str) -> None:
     assert c.compare.phase == 4
 
 
-def test_the_paper_holds_exactly_the_studys_ids_in_phases_1_to_4() -> None:
-    ids = {e.id for e in experiments().values() if e.study == "paper" and e.phase in (1, 2, 3, 4)}
+def test_the_phases_hold_exactly_the_studys_ids() -> None:
+    ids = {e.id for e in select(phases=[1, 2, 3, 4, "paper"])}
     assert ids == {*LANGUAGE_MODELS, *FINE_TUNED, *CLASSIFIERS}
 
 
@@ -105,6 +116,26 @@ def test_every_experiment_resolves_and_survives_yaml(scale: str) -> None:
         config = e.at(scale)  # type: ignore[arg-type]
         again = config_from_yaml(config_to_yaml(config))
         assert config_hash(again) == config_hash(config), e.id
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_experiment_passes_the_checks_of_its_config(scale: str) -> None:
+    """`oelm run --all` at any scale must not hold a run that can never work."""
+    for e in experiments().values():
+        Request([e], (scale,)).config(e, scale, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", ["smoke", "mini"])
+def test_every_method_fits_the_gpt_of_its_experiment(scale: str) -> None:
+    """Applied, without training: what only the model itself can refuse."""
+    tried = set()
+    for e in experiments().values():
+        config = e.at(scale)  # type: ignore[arg-type]
+        if config.model.family == "gpt" and (key := (config.model, config.method)) not in tried:
+            tried.add(key)
+            classes = 0 if config.model.causal else 2
+            model = build_network(config, vocab_size=300, classes=classes, pad_id=0, eos_id=1)
+            apply(model, config.method, seed=0)
 
 
 def test_baselines_and_controls_exist_and_train_their_queries_and_keys() -> None:
@@ -158,16 +189,19 @@ def test_small_scales_keep_the_shape_and_need_no_hub(monkeypatch: pytest.MonkeyP
     assert experiment("GPT-06").at("mini").budget.steps == 2 * experiment("GPT-04").at("mini").budget.steps
 
 
-def test_real_text_is_taken_where_the_data_folder_holds_it(tmp_path: Path) -> None:
+def test_a_data_folder_must_hold_what_is_asked_for(tmp_path: Path) -> None:
+    """A named folder that lacks the dataset is an error, at every scale; other text has to be asked for."""
     (tmp_path / "tinystories").mkdir()
     (tmp_path / "tinystories" / "train.jsonl").write_text('{"text": "Once."}\n')
-    local = experiment("GPT-01").at("mini", data_dir=str(tmp_path))
-    builtin = experiment("GPT-04").at("mini", data_dir=str(tmp_path))
-    assert (local.data.source, builtin.data.source) == ("local", "builtin")
-    assert stand_ins(local) == []
-    assert "built-in text stands in for 'openwebtext'" in stand_ins(builtin)[0]
-    smoke = experiment("GPT-01").at("smoke", data_dir=str(tmp_path))
-    assert smoke.data.source == "builtin"
+    folder = str(tmp_path)
+    assert experiment("GPT-01").at("mini", data_dir=folder).data.source == "local"
+    assert stand_ins(experiment("GPT-01").at("mini", data_dir=folder)) == []
+    for scale in ("mini", "full"):
+        with pytest.raises(UsageError, match="no folder 'openwebtext'; it holds tinystories"):
+            experiment("GPT-04").at(scale, data_dir=folder)  # type: ignore[arg-type]
+    chosen = experiment("GPT-04").at("mini", data_dir=folder, changes={"data.source": "builtin"})
+    assert "built-in text stands in for 'openwebtext'" in stand_ins(chosen)[0]
+    assert experiment("GPT-01").at("smoke", data_dir=folder).data.source == "builtin"
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -179,6 +213,9 @@ def test_mini_bert_is_minilm_where_pip_has_it_and_says_so(
     assert (config.model.name, config.model.pretrained) == (
         ("minilm", True) if installed else ("tiny-bert", False)
     )
+    if not installed:
+        with pytest.raises(UsageError, match="pip install"):  # named by the user, so not replaced
+            experiment("SST-2-02").at("mini", changes={"model.name": "minilm"})
     said = " ".join(stand_ins(config))
     assert ("all-MiniLM-L6-v2" in said) if installed else ("random 'tiny-bert'" in said)
 
@@ -211,12 +248,14 @@ def test_ids_that_cannot_name_a_folder_are_refused(id: str) -> None:
 
 
 def test_selection() -> None:
-    assert [e.id for e in select(phase=3)] == ["GPT-06", "GPT-07"]
-    assert {e.phase for e in select(everything=True)} == {1, 2, 3, 4, 5}
+    assert [e.id for e in select(phases=["3"])] == [f"GPT-0{n}" for n in range(3, 8)]
+    assert reported_with([3]) == [f"GPT-0{n}" for n in range(1, 8)]
+    assert [e.id for e in select(phases=["paper"])] == ["SST-2-01", "SST-2-02", "MNLI-01", "MNLI-02"]
+    assert {e.phase for e in select(everything=True)} == set(PHASES)
     with pytest.raises(UsageError, match="GPT-01"):
         select(["GPT-O1"])
     with pytest.raises(UsageError, match="there is no phase 9"):
-        select(phase=9)
+        select(phases=[9])
     with pytest.raises(UsageError, match="name what to run"):
         select()
 
@@ -238,3 +277,15 @@ def test_arms_of_the_demo_differ_in_nothing_but_their_method() -> None:
         "DEMO-LM-oelm-plus": "DEMO-LM-trained-plus",
         "DEMO-CLS-oelm-freeze": "DEMO-CLS-orthogonal-init",
     }
+
+
+def test_a_method_that_leaves_nothing_frozen_is_refused_before_it_runs() -> None:
+    """TS-PARTIAL-2 on two layers was once tried three times, though it can never work."""
+    e = experiment("TS-PARTIAL-2")
+    with pytest.raises(UsageError, match="has only 2: nothing would be frozen"):
+        Request([e], ("smoke",), changes=("model.name=smoke",)).config(e, "smoke", 0)
+    shallow = e.at("smoke", changes={"model.name": "smoke"})
+    model = build_network(shallow, vocab_size=300, classes=0, pad_id=0, eos_id=1)
+    with pytest.raises(UsageError) as refused:  # exit code 2: a launcher does not retry it
+        apply(model, shallow.method, seed=0)
+    assert refused.value.exit_code == EXIT_USAGE

@@ -42,6 +42,6 @@ def test_the_catalogues_own_studies_compare_like_with_like() -> None:
 
 
 def test_layer_rates_are_the_only_difference_among_the_tuned_controls() -> None:
-    controls = [e for e in experiments().values() if e.phase == 5]
+    controls = [e for e in experiments().values() if e.phase == "extra"]
     found = unequal_arms(Request(controls, ("full",)).arms())
     assert {(d.arm, d.field) for d in found} == {("TS-LAYER-RATES", "optim.layer_decay")}

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from oelm.errors import UsageError
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.overrides import field_names, override, override_from_words
+from oelm.experiments.overrides import changes_from_words, field_names, override
 from oelm.training.folder import config_diff
 
 CONFIG = experiment("GPT-02").at("smoke")
@@ -14,16 +14,16 @@ CONFIG = experiment("GPT-02").at("smoke")
 
 def test_any_field_by_its_dotted_name() -> None:
     words = ["optim.lr=1e-2", "budget.steps=7", "compile=yes", "model.position=rope", "tune.grid=1e-3,2e-3"]
-    changed = override_from_words(CONFIG, words)
+    changed = override(CONFIG, changes_from_words(words))
     assert (changed.optim.lr, changed.budget.steps, changed.compile) == (0.01, 7, True)
     assert (changed.model.position, changed.tune.grid) == ("rope", (1e-3, 2e-3))
     assert set(config_diff(CONFIG, changed)) == {w.partition("=")[0] for w in words}
 
 
 def test_a_method_by_name_takes_the_arm_along_and_its_fields_follow() -> None:
-    changed = override_from_words(CONFIG, ["method.conv=6", "method=oelm_conv"])
+    changed = override(CONFIG, changes_from_words(["method.conv=6", "method=oelm_conv"]))
     assert (changed.method.name, changed.method.conv, changed.compare.arm) == ("oelm-conv", 6, "oelm-conv")
-    both = override_from_words(CONFIG, ["method.freeze=all-but-last", "method.layers=1"])
+    both = override(CONFIG, changes_from_words(["method.freeze=all-but-last", "method.layers=1"]))
     assert (both.method.freeze, both.method.layers) == ("all-but-last", 1)  # neither is valid alone
 
 
@@ -44,13 +44,13 @@ def test_a_method_by_name_takes_the_arm_along_and_its_fields_follow() -> None:
 )
 def test_wrong_words_are_answered_with_what_was_meant(word: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        override_from_words(CONFIG, [word])
+        override(CONFIG, changes_from_words([word]))
 
 
 @given(st.floats(1e-8, 1.0), st.integers(1, 10**6), st.sampled_from(["cosine", "linear", "constant"]))
 def test_what_is_set_is_what_is_there(rate: float, steps: int, schedule: str) -> None:
     words = [f"optim.lr={rate!r}", f"budget.steps={steps}", f"optim.schedule={schedule}"]
-    changed = override_from_words(CONFIG, words)
+    changed = override(CONFIG, changes_from_words(words))
     assert (changed.optim.lr, changed.budget.steps, changed.optim.schedule) == (rate, steps, schedule)
     assert override(changed, {}) == changed
 

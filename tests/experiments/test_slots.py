@@ -12,6 +12,7 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots_module, "cores", lambda: 8)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(slots_module.shutil, "which", lambda name: None)
+    monkeypatch.setattr(slots_module, "cuda_count", lambda: 8)
 
 
 def test_one_run_per_gpu() -> None:
@@ -44,6 +45,18 @@ def test_what_cuda_shows_is_taken_automatically(monkeypatch: pytest.MonkeyPatch)
     assert [s.name for s in make_slots(5)] == ["gpu 3", "gpu 4"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert make_slots(5)[0].name == "cpu 0"
+
+
+def test_gpus_that_torch_cannot_use_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A named one is an error; nothing trains on the CPU in a slot called "gpu 0"."""
+    monkeypatch.setattr(slots_module, "cuda_count", lambda: 0)
+    with pytest.raises(UsageError, match="torch sees no CUDA device"):
+        make_slots(3, gpus="0,1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert {slot.name for slot in make_slots(3)} == {"cpu 0", "cpu 1"}
+    monkeypatch.setattr(slots_module, "cuda_count", lambda: 2)
+    with pytest.raises(UsageError, match="there is no GPU 7; there are 0, 1"):
+        make_slots(3, gpus="1,7")
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_phase_of_the_study_from_start_to_results(
 
 def check_phase(phase: int, root: Path, output: str) -> None:
     runs = {run.id: run for run in scan(root)}
-    assert set(runs) == {e.id for e in select(phase=phase)}
+    assert set(runs) == {e.id for e in select(phases=[phase])}
     assert {run.state for run in runs.values()} == {"finished"}
     for id, run in runs.items():
         folder = RunFolder(run.path)

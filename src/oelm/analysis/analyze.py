@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -95,9 +95,18 @@ class Analysis:
         }
 
 
-def analyze(root: Path | str, studies: Iterable[str] = (), benchmarks: Path | str | None = None) -> Analysis:
-    """Load, compare, gather what belongs beside it. `benchmarks` is a folder of interleaved step times."""
+def analyze(
+    root: Path | str,
+    studies: Iterable[str] = (),
+    benchmarks: Path | str | None = None,
+    ids: Collection[str] | None = None,
+) -> Analysis:
+    """Load, compare, gather what belongs beside it. `benchmarks` is a folder of interleaved step times; with
+    `ids` only these experiments count."""
     loaded = load_runs(root, studies)
+    if ids is not None:
+        runs, trials = (tuple(r for r in kept if r.id in ids) for kept in (loaded.runs, loaded.trials))
+        loaded = replace(loaded, runs=runs, trials=trials)
     ratios = read_benchmarks(Path(benchmarks), loaded.warnings) if benchmarks else []
     known = experiments()
     present = dict.fromkeys(r.config.study for r in loaded.runs)
@@ -106,7 +115,10 @@ def analyze(root: Path | str, studies: Iterable[str] = (), benchmarks: Path | st
         compare_all(loaded),
         ratios,
         {id: e.reported for id, e in known.items() if e.reported is not None},
-        {study: tuple(e.id for e in known.values() if e.study == study) for study in present},
+        {
+            study: tuple(e.id for e in known.values() if e.study == study and (ids is None or e.id in ids))
+            for study in present
+        },
     )
 
 

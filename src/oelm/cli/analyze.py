@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oelm.cli.options import add_catalogue, add_json, add_runs, command_parser, load_own
+from oelm.cli.options import add_catalogue, add_json, add_phase, add_runs, command_parser, load_own
 from oelm.cli.output import print, print_json, print_table, print_text
-from oelm.errors import OelmError
+from oelm.errors import OelmError, UsageError
+from oelm.experiments.catalogue import reported_with
 
 if TYPE_CHECKING:
     from oelm.analysis.analyze import Analysis
@@ -26,6 +27,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--all", action="store_true", help="also costs, closing tables, totals and what is pending"
     )
+    add_phase(parser, "only these phases of the original study")
     add_runs(parser)
     add_benchmarks(parser)
     add_catalogue(parser)
@@ -79,10 +81,17 @@ def load_analysis(args: argparse.Namespace, studies: Iterable[str] = ()) -> Anal
     from oelm.analysis.analyze import analyze
 
     load_own(args)
-    analysis = analyze(Path(args.runs), studies, Path(args.benchmarks))
+    if args.benchmarks != BENCHMARKS and not Path(args.benchmarks).is_dir():
+        raise UsageError(f"--benchmarks: there is no folder {args.benchmarks}")
+    if args.phase and studies:
+        raise UsageError("name studies or --phase, not both: phases belong to the study paper")
+    ids = reported_with(args.phase) if args.phase else None
+    analysis = analyze(Path(args.runs), ["paper"] if args.phase else studies, Path(args.benchmarks), ids)
     if not (analysis.loaded.runs or analysis.loaded.trials or analysis.warnings):
+        of_phase = f" of phase {', '.join(map(str, args.phase))}" if args.phase else ""
         raise OelmError(
-            f"no runs in {args.runs} yet; `oelm demo` or `oelm train` make some (--runs names another)"
+            f"no runs{of_phase} in {args.runs} yet; `oelm demo` or `oelm train` make some "
+            "(--runs names another folder)"
         )
     return analysis
 

@@ -9,6 +9,7 @@ from oelm.cli.options import (
     add_catalogue,
     add_changes,
     add_json,
+    add_phase,
     add_runs,
     add_scale,
     command_parser,
@@ -29,7 +30,7 @@ from oelm.training.typed import to_mapping
 def add_parser(subparsers: Any) -> None:
     listing = command_parser(subparsers, "list", "the experiments of the catalogue", "oelm list --study gap")
     listing.add_argument("--study", default="", help="only this study's")
-    listing.add_argument("--phase", type=int, help="only this phase of the paper's study")
+    add_phase(listing, "only these phases of the original study")
     add_catalogue(listing)
     add_json(listing)
 
@@ -68,14 +69,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     load_own(args)
-    if args.study or args.phase is not None:
-        chosen = select(phase=args.phase, study=args.study)
+    if args.study or args.phase:
+        chosen = select(phases=args.phase, study=args.study)
     else:
         chosen = list(experiments().values())
     if args.json:
         print_json([_facts(e) for e in chosen])
         return 0
-    groups: dict[tuple[str, int], list[Experiment]] = {}
+    groups: dict[tuple[str, int | str], list[Experiment]] = {}
     for e in chosen:
         groups.setdefault((e.study, e.phase), []).append(e)
     for (study, phase), members in groups.items():
@@ -135,13 +136,16 @@ def _show(args: argparse.Namespace) -> int:
     for line in unequal:
         print(f"unequal: {line}")
     if e.tuned:
-        print(f"its rate is chosen from {', '.join(f'{r:g}' for r in e.grid(args.scale))} on validation loss")
-    print_table(("", ""), _plan_rows(config, plan))
+        grid = ", ".join(f"{lr:g}" for lr in e.grid(args.scale))
+        print(f"its learning rate is chosen from {grid} on validation loss")
+    print_table(("", ""), _plan_rows(config, plan, args.data_dir))
     print(f"\nconfig {config_hash(config)[:12]}\n{config_to_yaml(config)}", end="")
     return 0
 
 
-def _plan_rows(config: Config, plan: Any) -> list[tuple[str, str]]:
+def _plan_rows(config: Config, plan: Any, data_dir: str) -> list[tuple[str, str]]:
+    from oelm.data.sources import describe_source
+
     rows = [("method", f"{config.method.name}: {config.method.purpose}")]
     if plan.parameters:
         p = plan.parameters
@@ -153,6 +157,7 @@ def _plan_rows(config: Config, plan: Any) -> list[tuple[str, str]]:
         rows.append(("of Q/K", f"{p['qk_total']:,}, of which {p['qk_trainable']:,} train ({share:.1f} %)"))
     else:
         rows.append(("parameters", plan.parameters_note))
+    rows.append(("data", describe_source(config.data.dataset, config.data.source, data_dir)))
     rows.append(("steps", plan.steps_text))
     rows.append(("tokens", plan.tokens_text))
     rows.append(("disk", f"{bytes_text(plan.disk_bytes)} at most" if plan.disk_bytes else "unknown"))

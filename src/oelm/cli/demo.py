@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from oelm.cli.analyze import BENCHMARKS, print_blocks, print_warnings
-from oelm.cli.options import add_machine, command_parser, machine_from
+from oelm.cli.options import add_machine, add_seeds, check_machine, command_parser, machine_from
 from oelm.cli.output import output_file, print, print_text
-from oelm.errors import unknown_name
+from oelm.errors import UsageError, unknown_name
 from oelm.experiments.catalogue import select
 from oelm.experiments.launch import Events, Job, LocalLauncher, exit_code
 from oelm.experiments.scales import SCALES
@@ -36,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--scale", default="mini", metavar="|".join(SCALES), help="mini (default) or smoke (seconds)"
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), metavar="N")
+    add_seeds(parser, SEEDS)
     parser.add_argument(
         "--runs", default="demo", metavar="DIR", help="folder of the demo's runs (default: demo)"
     )
@@ -56,12 +56,15 @@ def run(args: argparse.Namespace) -> int:
     string("report.title", args.lang)  # an unknown language is said before minutes of work
     if args.scale not in SCALES:
         raise unknown_name("scale", args.scale, SCALES)
+    check_machine(args)
+    if args.data_dir:
+        raise UsageError(
+            "--data-dir changes nothing here: the demo's text is installed or built in; leave it out"
+        )
     output = output_file(args.output or str(Path(args.runs) / "report.html"))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the demo's text is installed or built in; no hub is asked
     started = time.monotonic()
-    request = Request(
-        select(study=STUDY), scales=(args.scale,), seeds=tuple(args.seeds), data_dir=args.data_dir
-    )
+    request = Request(select(study=STUDY), scales=(args.scale,), seeds=tuple(args.seeds))
     total = sum(len(arm.runs) for arm in request.arms())
     _introduce(args, total)
     slots = make_slots(total, gpus="auto", slots=args.slots, threads=args.threads)

@@ -13,13 +13,13 @@ from oelm.cli.options import (
     add_machine,
     add_runs,
     add_scale,
+    add_seeds,
     add_selection,
     chosen_experiments,
     command_parser,
     machine_from,
 )
 from oelm.cli.output import print, print_json
-from oelm.experiments.experiment import DEFAULT_SEED
 from oelm.experiments.study import Request
 from oelm.training.config import Config
 
@@ -50,9 +50,7 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="the same for the signals of schedulers only: SIGTERM and the others that ask a run to stop",
     )
-    parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[DEFAULT_SEED], metavar="N", help="planned seeds"
-    )
+    add_seeds(parser)
     add_scale(parser)
     add_changes(parser)
     add_runs(parser)
@@ -63,7 +61,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from oelm.experiments.doctor import examine
 
-    named = args.ids or args.study or args.everything or args.phase is not None
+    named = args.ids or args.study or args.everything or args.phase
     if (args.resume or args.preempt) and not named:
         args.ids, args.scale, named = list(_DEFAULT_RESUME_CHECK[:1]), _DEFAULT_RESUME_CHECK[1], True
     chosen = chosen_experiments(args) if named else []

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import oelm
+from oelm.cli.suggest import suggest
 from oelm.errors import OelmError, unknown_name
 from oelm.printable import printable
 
@@ -123,12 +123,12 @@ def _module(command: str) -> Any:
     return importlib.import_module(name)
 
 
-def _refuse_unknown(parser: Parser, extra: Iterable[str]) -> None:
-    for word in extra:
-        valid = sorted(_options(parser)) if word.startswith("-") else []
-        near = difflib.get_close_matches(word.partition("=")[0], valid, n=1, cutoff=0.5)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise SystemExit(_fail(f"unknown argument '{word}'{hint}", 2))
+def _refuse_unknown(parser: Parser, extra: Sequence[str]) -> None:
+    if extra:
+        flags = [word for word in extra if word.startswith("-")]
+        word = flags[0] if flags else extra[0]
+        hint = suggest(word, _options(parser)) if flags else ""
+        raise SystemExit(_fail(f"unknown argument '{word}'{f'; {hint}' if hint else ''}", 2))
 
 
 def _options(parser: argparse.ArgumentParser) -> set[str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from oelm.cli.values import Labels, WholeNumbers
 from oelm.errors import UsageError, unknown_name
 from oelm.experiments.catalogue import STUDIES, catalogue_files, load_catalogue_files, select
-from oelm.experiments.experiment import Experiment
+from oelm.experiments.experiment import DEFAULT_SEED, Experiment
 from oelm.experiments.registry import Run
 from oelm.experiments.scales import SCALES
 from oelm.training.config import Machine
@@ -66,10 +68,29 @@ def add_changes(parser: argparse.ArgumentParser) -> None:
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ids", nargs="*", metavar="ID", help="experiments (`oelm list`)")
-    parser.add_argument("--phase", type=int, metavar="N", help="all of a phase of the paper's study")
+    add_phase(parser, "all of these phases of the original study")
     parser.add_argument("--study", default="", metavar="NAME", help="all of a study, e.g. gap")
-    parser.add_argument("--all", action="store_true", dest="everything", help="all of the paper's study")
+    parser.add_argument("--all", action="store_true", dest="everything", help="all of the study `paper`")
     add_catalogue(parser)
+
+
+def add_phase(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument(
+        "--phase",
+        action=Labels,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help=f"{text}: 1, 1 4, 1-4, paper, extra",
+    )
+
+
+def add_seeds(parser: argparse.ArgumentParser, default: Sequence[int] = (DEFAULT_SEED,)) -> None:
+    shown = " ".join(map(str, default))
+    parser.add_argument(
+        "--seeds", action=WholeNumbers, nargs="+", default=list(default), metavar="N",
+        help=f"0 1 2, 0,1,2 or 0-3 (default: {shown})",
+    )  # fmt: skip
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
@@ -110,9 +131,45 @@ def machine_from(args: argparse.Namespace, time_limit: float = 0.0) -> Machine:
     )
 
 
+def check_machine(args: argparse.Namespace) -> None:
+    """Refuse what the user named and this machine does not have, before anything starts."""
+    require_writable(args.runs, "--runs / OELM_RUNS")
+    cache = args.cache_dir or os.environ.get("OELM_CACHE_DIR", "")
+    if cache:
+        require_writable(cache, "--cache-dir / OELM_CACHE_DIR")
+    if args.data_dir or os.environ.get("OELM_DATA_DIR"):
+        from oelm.data.sources import data_folder
+
+        data_folder(args.data_dir)
+    if args.threads < 0:
+        raise UsageError(f"--threads is 0 (automatic) or more, not {args.threads}")
+    if args.track:
+        from oelm.training.trackers import check_trackers
+
+        check_trackers(args.track)
+    if args.device not in ("auto", "cpu"):
+        from oelm.training.distributed import choose_device  # torch: only where a device is named
+
+        choose_device(args.device)
+
+
+def require_writable(folder: str, flag: str) -> None:
+    """Refuse a folder that exists as a file, or that cannot be made or written in. Leaves nothing behind."""
+    path = Path(folder).expanduser()
+    try:
+        while not path.exists() and path != path.parent:
+            path = path.parent
+        usable = path.is_dir() and os.access(path, os.W_OK | os.X_OK)
+    except OSError:
+        usable = False
+    if not usable:
+        why = f"no permission to write in {path}" if path.is_dir() else f"{path} is not a folder"
+        raise UsageError(f"{flag}: {folder} cannot be used: {why}")
+
+
 def chosen_experiments(args: argparse.Namespace) -> list[Experiment]:
     load_own(args)
-    return select(args.ids, phase=args.phase, study=args.study, everything=args.everything)
+    return select(args.ids, phases=args.phase, study=args.study, everything=args.everything)
 
 
 def load_own(args: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.cli.analyze import add_benchmarks, load_analysis, print_warnings
-from oelm.cli.options import add_catalogue, add_runs, command_parser
+from oelm.cli.options import add_catalogue, add_phase, add_runs, command_parser
 from oelm.cli.output import output_file, print
 
 
@@ -30,6 +30,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--lang", default="en", metavar="en|zh", help="language of the report: en (default) or zh"
     )
+    add_phase(parser, "only these phases of the original study")
     add_runs(parser)
     add_benchmarks(parser)
     add_catalogue(parser)
@@ -72,7 +73,8 @@ def _write_claims(args: argparse.Namespace) -> None:
 
 def command_line(args: argparse.Namespace) -> str:
     """The command that makes this again."""
-    words = ["oelm", "report", *args.studies, "--runs", args.runs]
+    phases = ["--phase", *args.phase] if args.phase else []
+    words = ["oelm", "report", *args.studies, *phases, "--runs", args.runs]
     for flag, value in (("-o", args.output), ("--markdown", args.markdown), ("--claims", args.claims)):
         words += [flag, value] if value else []
     return shlex.join([*words, *(["--lang", args.lang] if args.lang != "en" else [])])

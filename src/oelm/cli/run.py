@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from oelm.cli.board import board, counts, say
@@ -13,15 +14,19 @@ from oelm.cli.options import (
     add_json,
     add_machine,
     add_runs,
+    add_seeds,
     add_selection,
+    check_machine,
     chosen_experiments,
     command_parser,
     duration,
     machine_from,
+    require_writable,
 )
 from oelm.cli.output import print, print_json, print_table
+from oelm.cli.values import ListAction, Numbers, WholeNumbers
 from oelm.errors import UsageError, unknown_name
-from oelm.experiments.experiment import DEFAULT_SEED
+from oelm.experiments.experiment import model_stand_ins
 from oelm.experiments.launch import RETRIES, Events, LocalLauncher, exit_code
 from oelm.experiments.registry import state_of
 from oelm.experiments.scales import SCALES
@@ -43,8 +48,11 @@ def add_parser(subparsers: Any) -> None:
         "  oelm run --study gap --on slurm --partition gpu --time 8h --dry-run",
     )
     add_selection(parser)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[DEFAULT_SEED], metavar="N")
-    parser.add_argument("--scale", nargs="+", default=["full"], metavar="|".join(SCALES))
+    add_seeds(parser)
+    parser.add_argument(
+        "--scale", action=ListAction, nargs="+", default=["full"], metavar="|".join(SCALES),
+        help="one or several (default: full)",
+    )  # fmt: skip
     add_changes(parser)
     add_runs(parser)
     parser.add_argument("--retries", type=int, default=RETRIES, help="further attempts at a run that fails")
@@ -72,10 +80,14 @@ def add_parser(subparsers: Any) -> None:
     tuning = parser.add_argument_group("tuning")
     tuning.add_argument(
         "--tune", action=argparse.BooleanOptionalAction, default=None,
-        help="choose every arm's rate from the same grid on validation (default: as catalogued)",
+        help="choose every arm's learning rate from the same grid on validation (default: as catalogued)",
     )  # fmt: skip
-    tuning.add_argument("--grid", type=float, nargs="+", default=[], metavar="LR", help="rates to try")
-    tuning.add_argument("--trial-seeds", type=int, nargs="+", default=list(TRIAL_SEEDS), metavar="N")
+    tuning.add_argument(
+        "--grid", action=Numbers, nargs="+", default=[], metavar="LR", help="learning rates to try"
+    )
+    tuning.add_argument(
+        "--trial-seeds", action=WholeNumbers, nargs="+", default=list(TRIAL_SEEDS), metavar="N"
+    )
     local = parser.add_argument_group("this machine (--on local)")
     parser.add_argument("--on", default="local", metavar="local|slurm", help="where (default: local)")
     local.add_argument("--gpus", default="auto", help="auto, none, or devices such as 0,1: one run on each")
@@ -146,6 +158,10 @@ def _refuse_impossible(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _refuse_impossible(args)
+    if args.on == "slurm":
+        require_writable(args.runs, "--runs / OELM_RUNS")  # devices and caches are the compute nodes'
+    else:
+        check_machine(args)
     request = Request(
         experiments=chosen_experiments(args),
         scales=tuple(args.scale),
@@ -209,9 +225,16 @@ def _dry_run(args: argparse.Namespace, request: Request, launcher: Launcher) -> 
     plan = [_planned(args.runs, config, config.id in tuned) for config in configs]
     unequal = [str(difference) for difference in unequal_arms(arms)]
     script = _script(launcher, sum(row["state"] != "finished" for row in plan))
+    origins, device = _origins(configs, args.data_dir), _device(args.device, launcher)
     if args.json:
-        print_json({"runs": plan, "unequal": unequal, **({"script": script} if script else {})})
+        facts = {"runs": plan, "unequal": unequal, "device": device, "data": origins}
+        print_json({**facts, **({"script": script} if script else {})})
         return 0
+    print(f"device: {device}")
+    for name, origin in origins.items():
+        print(f"data: {name} from {origin}")
+    for note in dict.fromkeys(note for arm in arms for note in model_stand_ins(arm.runs[0])):
+        print(f"note: {note}")
     for line in unequal:
         print(f"unequal: {line}")
     for row in plan:
@@ -227,6 +250,27 @@ def _dry_run(args: argparse.Namespace, request: Request, launcher: Launcher) -> 
     after = ", the tuned ones in a second array when their trials have ended" if tuned else ""
     print(f"{len(plan)} runs{there} as tasks of an array{after}:\n\n{script}", end="")
     return 0
+
+
+def _origins(configs: Sequence[Config], data_dir: str) -> dict[str, str]:
+    """Dataset -> where its text will come from. One name may come from several places at several scales."""
+    from oelm.data.sources import describe_source  # numpy
+
+    found: dict[str, list[str]] = {}
+    for data in dict.fromkeys(config.data for config in configs):
+        places = found.setdefault(data.dataset, [])
+        origin = describe_source(data.dataset, data.source, data_dir)
+        places.extend([origin] if origin not in places else [])
+    return {name: " and ".join(places) for name, places in found.items()}
+
+
+def _device(wish: str, launcher: Launcher) -> str:
+    """What the runs will train on."""
+    if not isinstance(launcher, LocalLauncher):
+        return "chosen by the job on its node"
+    if wish != "auto":
+        return wish
+    return "cuda" if launcher.slots[0].name.startswith("gpu") else "cpu"
 
 
 def _planned(root: str, config: Config, tuned: bool) -> dict[str, Any]:

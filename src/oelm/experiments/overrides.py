@@ -58,9 +58,9 @@ def override(config: Config, changes: Mapping[str, Any]) -> Config:
     return dataclasses.replace(config, **own, **parts)
 
 
-def override_from_words(config: Config, words: Iterable[str]) -> Config:
-    """The same from a command line's `field=value` words, in their order."""
-    return override(config, dict(split_word(word) for word in words))
+def changes_from_words(words: Iterable[str]) -> dict[str, Any]:
+    """`changes` of `override` from a command line's `field=value` words; the last of a field counts."""
+    return dict(split_word(word) for word in words)
 
 
 def split_word(word: str) -> tuple[str, Any]:

@@ -31,27 +31,53 @@ def make_slots(
     if devices:
         return _gpu_slots(devices, gpus_per_run, slots, threads)
     if gpus_per_run > 1:
-        raise UsageError(f"--gpus-per-run {gpus_per_run} needs GPUs, and there are none here")
+        raise UsageError(f"--gpus-per-run {gpus_per_run} needs GPUs, and torch sees none here")
     return _cpu_slots(runs, slots, threads)
 
 
 def _devices(gpus: str) -> list[str]:
+    """The GPUs to use; those that the user named must exist."""
     if gpus == "none":
         return []
     if gpus == "auto":
-        return _visible_gpus()
+        found = _listed_gpus()
+        return found[: cuda_count()] if found else []
     devices = [part.strip() for part in gpus.split(",") if part.strip()]
     named = all(d.isdecimal() or d.startswith(("GPU-", "MIG-")) for d in devices)  # as CUDA names them
     if not devices or not named or len(set(devices)) != len(devices):
-        raise UsageError(f"--gpus takes device numbers such as 0,1 (each once), not '{gpus}'")
+        raise UsageError(
+            f"--gpus takes device numbers such as 0,1 (each once), or auto or none, not '{gpus}'"
+        )
+    _require_gpus(gpus, devices)
     return devices
 
 
-def _visible_gpus() -> list[str]:
+def _require_gpus(gpus: str, devices: Sequence[str]) -> None:
+    count = cuda_count()
+    if not count:
+        raise UsageError(f"--gpus {gpus}: torch sees no CUDA device here; use --gpus none to run on the CPU")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    there = _split(visible) if visible is not None else [str(i) for i in range(count)]
+    absent = [d for d in devices if d not in there and (d.isdecimal() or visible is not None)]
+    if absent:
+        limit = " (CUDA_VISIBLE_DEVICES)" if visible is not None else ""
+        raise UsageError(
+            f"--gpus {gpus}: there is no GPU {', '.join(absent)}; there are {', '.join(there)}{limit}"
+        )
+
+
+def cuda_count() -> int:
+    """How many GPUs torch can use; 0 for a torch without CUDA, whatever the machine holds."""
+    import torch  # a second or two, so only asked where GPUs are named or listed
+
+    return torch.cuda.device_count()
+
+
+def _listed_gpus() -> list[str]:
     """What CUDA would show, asked without loading torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [d.strip() for d in visible.split(",") if d.strip() and d.strip() != "-1"]
+        return _split(visible)
     if shutil.which("nvidia-smi") is None:
         return []
     try:
@@ -59,6 +85,10 @@ def _visible_gpus() -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [str(i) for i, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU ")]
+
+
+def _split(visible: str) -> list[str]:
+    return [d.strip() for d in visible.split(",") if d.strip() and d.strip() != "-1"]
 
 
 def _gpu_slots(devices: Sequence[str], per_run: int, slots: int, threads: int) -> list[Slot]:

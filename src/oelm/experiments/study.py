@@ -12,7 +12,7 @@ from oelm.errors import OelmError, UsageError
 from oelm.experiments.experiment import DEFAULT_SEED, Experiment, require_folder_name, stand_ins
 from oelm.experiments.fairness import Difference, check_arms
 from oelm.experiments.launch import Job, prepare
-from oelm.experiments.overrides import override_from_words
+from oelm.experiments.overrides import changes_from_words
 from oelm.experiments.tuning import TRIAL_SEEDS, Choice, choose, trial_configs, tuned
 from oelm.training.config import Config, Scale
 from oelm.training.folder import RunFolder
@@ -80,7 +80,7 @@ class Request:
     def config(self, e: Experiment, scale: Scale, seed: int) -> Config:
         """One run's config, refused when it cannot be run: before it has a folder or a place in a queue."""
         try:
-            config = override_from_words(e.at(scale, seed, self.data_dir), self.changes)
+            config = e.at(scale, seed, self.data_dir, changes_from_words(self.changes))
             check_config(config, self.data_dir)
         except UsageError as error:
             raise UsageError(f"{e.id}: {error}") from None

@@ -26,7 +26,7 @@ def check_seed(seed: int) -> None:
 def check_depth(chosen: Method, projections: list[Projection]) -> None:
     depth = max(p.place.depth for p in projections)
     if chosen.freeze == "all-but-last" and chosen.layers >= depth:
-        raise OelmError(
+        raise UsageError(
             f"method '{chosen.name}' leaves the last {chosen.layers} layers trained, but this model has only "
             f"{depth}: it would freeze nothing. Use fewer layers, e.g. dataclasses.replace(method, layers=1)"
         )
@@ -41,19 +41,19 @@ def check_weights(chosen: Method, projections: list[Projection], matrices: list[
     for target in [*targets, *matrices]:
         weight = target.weight.parameter
         if not isinstance(weight, nn.Parameter):
-            raise OelmError(
+            raise UsageError(
                 f"{target.name}: its weight is computed from other tensors (a parametrization such as weight "
                 f"norm), so it can be neither set nor frozen. Remove that first"
             )
         if weight.is_meta:
-            raise OelmError(f"{target.name} is on the meta device: load or draw the weights, then apply")
+            raise UsageError(f"{target.name} is on the meta device: load or draw the weights, then apply")
         if chosen.init != "keep" and not weight.is_floating_point():
-            raise OelmError(f"{target.name} holds {weight.dtype}, which is quantised: apply, then quantise")
+            raise UsageError(f"{target.name} holds {weight.dtype}, which is quantised: apply, then quantise")
         if chosen.init in ("qr", "polar"):
             try:
                 start_of(chosen, 0, target)
             except OelmError as error:
-                raise OelmError(f"{target.name}: {error}") from None
+                raise UsageError(f"{target.name}: {error}") from None
 
 
 def check_head_sizes(chosen: Method, projections: list[Projection]) -> None:
@@ -61,7 +61,7 @@ def check_head_sizes(chosen: Method, projections: list[Projection]) -> None:
     for p in projections if chosen.init in ("headwise", "qr", "polar") else []:
         d_in = p.heads().shape[-1]
         if p.role in chosen.parts and p.head_dim > d_in:
-            raise OelmError(
+            raise UsageError(
                 f"{p.name}: a head of {p.head_dim} rows cannot have orthonormal rows in {d_in} dimensions; "
                 f'use init "normal-matched" or "global", or more and smaller heads'
             )
@@ -78,7 +78,7 @@ def check_ties(
     for target in [*targets, *matrices]:
         names = shared[id(target.weight.parameter)]
         if len(names) > 1:
-            raise OelmError(
+            raise UsageError(
                 f"{target.name} is tied: {' and '.join(names)} are one tensor, so '{chosen.name}' "
                 f"would change both. Untie them first (give one its own nn.Parameter)"
             )
@@ -98,14 +98,14 @@ def check_extras(chosen: Method, projections: list[Projection]) -> None:
     for p in projections:
         kind, ours = type(p.attention).__name__, not type(p.attention).__module__.startswith("transformers.")
         if chosen.has_extras and isinstance(p.attention, nn.MultiheadAttention):
-            raise OelmError(
+            raise UsageError(
                 f"method '{chosen.name}' adds trainable parts to the projections, for which "
                 f"torch.nn.MultiheadAttention ({p.attention_name or 'the model itself'}) has no place"
             )
         causal = getattr(p.attention, "is_causal", getattr(p.attention, "causal", ours))
         unordered = causal is not True
         if (chosen.conv or chosen.conv_value) and unordered:
-            raise OelmError(
+            raise UsageError(
                 f"method '{chosen.name}' convolves causally over time; {p.attention_name} ({kind}) is not a "
                 f"causal self-attention, or does not say so (is_causal)"
             )
@@ -113,13 +113,13 @@ def check_extras(chosen: Method, projections: list[Projection]) -> None:
             _check_values(chosen, p)
         norms = {name for name, m in p.attention.named_children() if name in QUERY_NORMS and _by_head(m, p)}
         if chosen.temperature and norms:
-            raise OelmError(
+            raise UsageError(
                 f"method '{chosen.name}' scales the queries of a head; {p.attention_name} ({kind}) "
                 f"normalises them ({', '.join(sorted(norms))}), which would undo it. "
                 f"Use dataclasses.replace(method, temperature=False)"
             )
         if chosen.relative_bias and not hasattr(p.attention, "add_relative_bias"):
-            raise OelmError(
+            raise UsageError(
                 f"method '{chosen.name}' needs an attention that adds a relative bias to its scores; {kind} "
                 f"does not. oelm's own GPT does, and any attention with a method add_relative_bias(span)"
             )
@@ -136,14 +136,14 @@ def _check_values(chosen: Method, p: Projection) -> None:
     way_out = "use dataclasses.replace(method, conv_value=0)"
     found = value_projections(p.attention)
     if len(found) + p.fused != 1:
-        raise OelmError(
+        raise UsageError(
             f"method '{chosen.name}' convolves v; {p.attention_name} ({type(p.attention).__name__}) "
             f"has no single projection with such a name (v, v_proj, value, ...); {way_out}"
         )
     for name in found:
         weight = p.attention.get_submodule(name).weight
         if not isinstance(weight, nn.Parameter) or weight.is_meta:
-            raise OelmError(
+            raise UsageError(
                 f"{p.attention_name}.{name}: its weight is computed from others or on the meta device, so "
                 f"nothing can be added to it; {way_out}"
             )

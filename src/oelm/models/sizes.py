@@ -9,6 +9,7 @@ SIZES: dict[str, dict[str, int]] = {
     "mini": {"width": 128, "layers": 4, "heads": 8, "ff": 512},  # minutes on a CPU
     "tiny": {"width": 64, "layers": 2, "heads": 4, "ff": 256},  # the demo: many runs in minutes
     "smoke": {"width": 32, "layers": 2, "heads": 4, "ff": 64},  # seconds, for tests
+    "smoke-3": {"width": 32, "layers": 3, "heads": 4, "ff": 64},  # for methods that train the last two layers
 }
 
 # Random networks of a family's shape, for tests and for machines without its weights: (model type, fields).

@@ -81,7 +81,7 @@ class CompareConfig:
     arm: str = ""  # the name shown for this arm, usually the method's
     baseline: str = ""  # experiment ID of the arm's baseline; "" when this is the baseline
     control: str = ""  # experiment ID of the same architecture with trained Q/K, when that is another one
-    phase: int = 0
+    phase: int | str = 0  # of the original study: 1 to 4, "paper", or "extra" for our controls; 0 = none
 
 
 @dataclass(frozen=True)

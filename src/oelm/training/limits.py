@@ -63,6 +63,7 @@ def check_config(config: Config, data_dir: str = "") -> None:
     if kind != ("classification" if config.task == "classification" else "lm"):
         raise UsageError(f"dataset '{config.data.dataset}' is for {kind}, the run's task is {config.task}")
     check_model(config)
+    _check_depth(config)
     check_tokenizer_name(config.data.tokenizer, data_dir or None)
     if config.data.tokenizer == "model" and (config.model.family == "gpt" or config.model.name in TINY):
         raise UsageError(
@@ -90,6 +91,25 @@ def check_model(config: Config) -> None:
     if model.name in TINY and model.pretrained:
         raise UsageError(f"'{model.name}' has random weights only; set model.pretrained = false")
     _check_transformers_name(model.name)
+
+
+def _check_depth(config: Config) -> None:
+    """Refuse a method that leaves all layers of a built-in network trained; `apply` checks the others."""
+    method, name = config.method, config.model.name
+    depth = SIZES[name]["layers"] if config.model.family == "gpt" else _tiny_depth(name)
+    if method.freeze == "all-but-last" and depth and method.layers >= depth:
+        raise UsageError(
+            f"method '{method.name}' leaves the last {method.layers} layers trained, and model '{name}' has "
+            f"only {depth}: nothing would be frozen. Set method.layers or model.name"
+        )
+
+
+def _tiny_depth(name: str) -> int:
+    """Layers of a built-in transformers model; 0 when the name is not one."""
+    fields = TINY[name][1] if name in TINY else {}
+    return next(
+        (fields[key] for key in ("num_hidden_layers", "num_layers", "encoder_layers") if key in fields), 0
+    )
 
 
 def _check_transformers_name(name: str) -> None:

@@ -15,7 +15,7 @@ from oelm.data.encoding import Progress
 from oelm.data.sources import open_corpus
 from oelm.data.tokenizers import Tokenizer, load_tokenizer
 from oelm.data.tokens import TokenFile, prepare_tokens
-from oelm.errors import OelmError
+from oelm.errors import UsageError
 from oelm.training.config import Config, Machine
 from oelm.training.limits import check_config
 from oelm.training.networks import build_network, model_folder
@@ -91,7 +91,7 @@ def _language(
     }
     for split, file in splits.items():
         if len(file) < 2:
-            raise OelmError(f"{corpus.name}/{split} has {len(file)} tokens: nothing to predict")
+            raise UsageError(f"{corpus.name}/{split} has {len(file)} tokens: nothing to predict")
     shape = {"context": config.data.max_length, "rows_per_step": rows_per_step(config), "seed": config.seed}
     if config.task == "lm":
         model = _network(config, tokenizer, tokenizer.vocab_size, 0)
@@ -152,7 +152,7 @@ def _noise(config: Config, tokenizer: Tokenizer) -> tuple[int, Noise]:
 def _must_fit_embedding(model: nn.Module, vocabulary: int) -> None:
     size = getattr(getattr(model, "config", None), "vocab_size", vocabulary)
     if size < vocabulary:
-        raise OelmError(
+        raise UsageError(
             f"the tokenizer has {vocabulary} tokens, the model's embedding only {size}; "
             "use the model's own tokenizer (data.tokenizer = model)"
         )

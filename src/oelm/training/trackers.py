@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -26,7 +27,7 @@ class TensorBoard:
     """Event files in the run folder; `purge_step` hides what a killed process wrote past its checkpoint."""
 
     def __init__(self, config: Config, folder: Path, step: int) -> None:
-        _package("tensorboard", "tensorboard")
+        _package("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
@@ -73,11 +74,11 @@ class Service:
 
 
 def _wandb(config: Config, folder: Path, step: int) -> Tracker:
-    return Service(_package("wandb", "wandb"), config, folder, dir=str(folder), id=config_hash(config)[:16])
+    return Service(_package("wandb"), config, folder, dir=str(folder), id=config_hash(config)[:16])
 
 
 def _trackio(config: Config, folder: Path, step: int) -> Tracker:
-    return Service(_package("trackio", "trackio"), config, folder)
+    return Service(_package("trackio"), config, folder)
 
 
 TRACKERS: dict[str, Callable[[Config, Path, int], Tracker]] = {
@@ -87,16 +88,27 @@ TRACKERS: dict[str, Callable[[Config, Path, int], Tracker]] = {
 }
 
 
-def open_trackers(names: tuple[str, ...], config: Config, folder: Path, step: int) -> list[Tracker]:
-    """The named trackers, going on after `step`."""
+def check_trackers(names: Iterable[str]) -> None:
+    """Refuse a tracker that does not exist or is not installed."""
     for name in names:
         if name not in TRACKERS:
             raise unknown_name("tracker", name, TRACKERS)
+        if importlib.util.find_spec(name) is None:
+            raise _not_installed(name)
+
+
+def open_trackers(names: tuple[str, ...], config: Config, folder: Path, step: int) -> list[Tracker]:
+    """The named trackers, going on after `step`."""
+    check_trackers(names)
     return [TRACKERS[name](config, folder, step) for name in names]
 
 
-def _package(name: str, extra: str) -> ModuleType:
+def _package(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise UsageError(f"the tracker '{name}' is not installed: pip install -e '.[{extra}]'") from None
+        raise _not_installed(name) from None
+
+
+def _not_installed(name: str) -> UsageError:
+    return UsageError(f"the tracker '{name}' is not installed: pip install -e '.[{name}]'")

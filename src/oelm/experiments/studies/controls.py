@@ -1,5 +1,5 @@
 """What the study lacks: arms that separate scale from orthogonality and discarding from freezing, tuned
-arms, and its named next steps. All in phase 5, beside the experiments they control for."""
+arms, and its named next steps. Their phase is "extra": none of the study's own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from oelm.experiments.studies.paper import (
 from oelm.methods.registry import method as find_method
 from oelm.training.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig
 
-PHASE = 5
+PHASE = "extra"
 
 # ID stem, dataset, steps of the study's own runs on it
 _LM_SETS = (
@@ -69,7 +69,11 @@ def _language_models() -> list[Experiment]:
     for stem, dataset, steps in _LM_SETS:
         arms = (*_LM_ARMS, *(_NEXT_STEPS if stem == "TS" else ()))
         group, budget = f"GPT/{dataset}/tuned", replace(LM_BUDGET, steps=steps)
-        made += comparison(language_model, dataset, arms, stem=stem, group=group, budget=budget, **CONTROLS)
+        # PARTIAL-2 needs a third layer to freeze; all arms of the group share the model.
+        smoke = {"model.name": "smoke-3"} if stem == "TS" else {}
+        made += comparison(
+            language_model, dataset, arms, stem=stem, group=group, budget=budget, smoke=smoke, **CONTROLS
+        )
     plain = next(e for e in made if e.id == "TS-FREEZE-TUNED")
     return [
         *made,

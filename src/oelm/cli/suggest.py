@@ -1,0 +1,111 @@
+"""What the user may have meant by a flag that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+# Names that other tools use: field of a Config, with a value as an example.
+_FIELDS = {
+    "lr": "optim.lr=1e-3",
+    "learning-rate": "optim.lr=1e-3",
+    "steps": "budget.steps=600",
+    "max-steps": "budget.steps=600",
+    "epochs": "budget.epochs=1",
+    "num-epochs": "budget.epochs=1",
+    "batch": "budget.batch_size=16",
+    "batch-size": "budget.batch_size=16",
+    "accumulation": "budget.accumulation=2",
+    "gradient-accumulation-steps": "budget.accumulation=2",
+    "eval-every": "budget.eval_every=100",
+    "warmup": "optim.warmup_steps=100",
+    "warmup-steps": "optim.warmup_steps=100",
+    "weight-decay": "optim.weight_decay=0.01",
+    "clip": "optim.clip=1.0",
+    "schedule": "optim.schedule=cosine",
+    "dropout": "model.dropout=0.1",
+    "model": "model.name=mini",
+    "size": "model.name=mini",
+    "layers": "model.name=mini",
+    "method": "method=oelm-plus",
+    "dataset": "data.dataset=wikitext2",
+    "source": "data.source=builtin",
+    "tokenizer": "data.tokenizer=gpt2",
+    "context": "data.max_length=128",
+    "max-length": "data.max_length=128",
+    "train-rows": "data.train_rows=1000",
+    "precision": "precision=bf16",
+    "bf16": "precision=bf16",
+    "fp16": "precision=fp16",
+    "amp": "precision=auto",
+    "compile": "compile=true",
+}
+
+# Other words for a flag of ours; the first that the command has is named.
+_FLAGS = {
+    "seed": ("--seeds",),
+    "seeds": ("--seed",),
+    "gpu": ("--gpus", "--device"),
+    "gpus": ("--device",),
+    "num-gpus": ("--gpus", "--device"),
+    "cuda": ("--gpus", "--device"),
+    "cpu": ("--device",),
+    "device": ("--gpus",),
+    "jobs": ("--slots",),
+    "parallel": ("--slots",),
+    "num-workers": ("--workers", "--threads"),
+    "workers": ("--threads",),
+    "out": ("--output", "--runs"),
+    "output": ("--runs",),
+    "output-dir": ("--runs", "--output"),
+    "out-dir": ("--runs", "--output"),
+    "run-dir": ("--runs",),
+    "data": ("--data-dir",),
+    "data-path": ("--data-dir",),
+    "cache": ("--cache-dir",),
+    "name": ("--study", "--as"),
+    "experiment": ("--study",),
+    "phases": ("--phase",),
+    "language": ("--lang",),
+    "tune-grid": ("--grid",),
+    "partition": ("--on",),
+    "wandb": ("--track",),
+    "tensorboard": ("--track",),
+}
+
+# No flag is needed for these.
+_NEEDLESS = {
+    "resume": "the same command goes on where it stopped",
+    "continue": "the same command goes on where it stopped",
+    "scales": "--scale takes several",
+}
+NEAR = 0.65
+
+
+def suggest(word: str, options: Collection[str]) -> str:
+    """A hint for the unknown flag `word` of a command with `options`; "" when nothing is near.
+
+    >>> suggest("--lr", ["--all", "--set"]), suggest("--sed", ["--seed", "--set"])
+    ("did you mean '--set optim.lr=1e-3'?", "did you mean '--seed'?")
+    """
+    flag, _, value = word.partition("=")
+    name = flag.lstrip("-").lower().replace("_", "-")
+    meant = next((option for option in _FLAGS.get(name, ()) if option in options), "")
+    if f"--{name}" in options:
+        meant = f"--{name}"
+    elif not meant and name in _FIELDS and "--set" in options:
+        meant = _set(name, value)
+    elif not meant and name in _NEEDLESS:
+        return _NEEDLESS[name]
+    if not meant:
+        names = {option.lstrip("-"): option for option in options}
+        if "--set" in options:
+            names = {**{field: _set(field, value) for field in _FIELDS}, **names}
+        near = difflib.get_close_matches(name, names, n=1, cutoff=NEAR)
+        meant = names[near[0]] if near else ""
+    return f"did you mean '{meant}'?" if meant else ""
+
+
+def _set(name: str, value: str) -> str:
+    field, _, example = _FIELDS[name].partition("=")
+    return f"--set {field}={value or example}"

@@ -1,0 +1,115 @@
+"""Lists on the command line, and what is suggested for a flag that does not exist."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from oelm.cli.main import build_parser, main
+from oelm.cli.suggest import suggest
+from oelm.cli.values import whole_numbers
+from oelm.errors import UsageError
+from oelm.experiments.catalogue import select
+
+
+@pytest.mark.parametrize(
+    ("words", "seeds"),
+    [
+        ([], [42]),
+        (["--seeds", "0", "1", "2"], [0, 1, 2]),
+        (["--seeds", "0,1,2"], [0, 1, 2]),
+        (["--seeds", "0-3"], [0, 1, 2, 3]),
+        (["--seeds", "0-1", "4,6-7", "9"], [0, 1, 4, 6, 7, 9]),
+        (["--seeds", "1", "--seeds", "2"], [1, 2]),
+        (["--seeds", "3", "3", "1-3"], [3, 1, 2]),
+    ],
+)
+def test_seeds_as_people_write_them(words: list[str], seeds: list[int]) -> None:
+    for command in ("run", "doctor"):
+        args = build_parser(command).parse_args([command, "GPT-01", *words])
+        assert list(args.seeds) == seeds
+
+
+@pytest.mark.parametrize("word", ["x", "1.5", "-1", "3-1", "0-999999", "1..3", "", "٣"])
+def test_seeds_that_are_none(word: str) -> None:
+    with pytest.raises(UsageError, match="--seeds"):
+        whole_numbers([word], "--seeds")
+
+
+@pytest.mark.parametrize(
+    ("words", "ids"),
+    [
+        (["1", "4"], ["XNLI-01", "GPT-CLS-08"]),
+        (["1-4"], ["XNLI-01", "GPT-CLS-08"]),
+        (["2,3"], ["GPT-01", "GPT-07"]),
+        (["2", "--phase", "paper"], ["GPT-01", "MNLI-02"]),
+        (["Paper"], ["SST-2-01", "MNLI-02"]),
+    ],
+)
+def test_phases_as_people_write_them(words: list[str], ids: list[str]) -> None:
+    args = build_parser("run").parse_args(["run", "--phase", *words])
+    chosen = [e.id for e in select(phases=args.phase)]
+    assert [chosen[0], chosen[-1]] == ids
+    assert len(set(chosen)) == len(chosen)
+
+
+def test_learning_rates_of_a_grid() -> None:
+    args = build_parser("run").parse_args(["run", "X", "--grid", "1e-3,2e-3", "4e-3", "--trial-seeds", "0-1"])
+    assert (args.grid, args.trial_seeds) == ([1e-3, 2e-3, 4e-3], [0, 1])
+
+
+RUN, TRAIN = ("--all", "--set", "--seeds", "--gpus", "--slots", "--runs"), ("--set", "--seed", "--device")
+
+
+@pytest.mark.parametrize(
+    ("word", "options", "meant"),
+    [
+        ("--lr", RUN, "--set optim.lr=1e-3"),
+        ("--lr=2e-4", RUN, "--set optim.lr=2e-4"),
+        ("--learning_rate", RUN, "--set optim.lr=1e-3"),
+        ("--steps", TRAIN, "--set budget.steps=600"),
+        ("--batch-size", TRAIN, "--set budget.batch_size=16"),
+        ("--batchsize", TRAIN, "--set budget.batch_size=16"),
+        ("--epochs", TRAIN, "--set budget.epochs=1"),
+        ("--model", RUN, "--set model.name=mini"),
+        ("--dataset", RUN, "--set data.dataset=wikitext2"),
+        ("--device", ("--gpus", "--set"), "--gpus"),
+        ("--seed", RUN, "--seeds"),
+        ("--seeds", TRAIN, "--seed"),
+        ("--gpu", TRAIN, "--device"),
+        ("--out", RUN, "--runs"),
+        ("--lr", ("--all", "--json"), ""),
+        ("--zzz", RUN, ""),
+    ],
+)
+def test_what_a_wrong_flag_may_have_meant(word: str, options: tuple[str, ...], meant: str) -> None:
+    assert suggest(word, options) == (f"did you mean '{meant}'?" if meant else "")
+
+
+def test_every_suggested_field_exists() -> None:
+    from oelm.cli.suggest import _FIELDS
+    from oelm.experiments.overrides import split_word
+
+    for example in _FIELDS.values():
+        split_word(example)
+
+
+def test_a_dry_run_says_device_and_origin_of_the_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stories = tmp_path / "data" / "tinystories"
+    stories.mkdir(parents=True)
+    (stories / "train.jsonl").write_text('{"text": "Once."}\n')
+    words = ["run", "GPT-01", "--scale", "mini", "smoke", "--runs", str(tmp_path / "runs"), "--gpus", "none"]
+    assert main([*words, "--data-dir", str(tmp_path / "data"), "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["device"] == "cpu"
+    assert plan["data"] == {
+        "tinystories": f"the folder {stories} and built-in text in place of 'tinystories'"
+    }
+    assert main([*words, "--dry-run"]) == 0
+    assert "data: tinystories from built-in text in place of 'tinystories'" in capsys.readouterr().out
+    assert main(["run", "GPT-04", *words[2:], "--data-dir", str(tmp_path / "data"), "--dry-run"]) == 2
+    assert "it holds tinystories" in capsys.readouterr().err
