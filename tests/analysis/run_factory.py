@@ -34,11 +34,11 @@ def lm_config(id: str = BASE, arm: str = "baseline", *, seed: int = 0, **changes
         id=id,
         study="paper",
         task="lm",
-        data=DataConfig(dataset="tinystories", tokenizer="bpe-2048", max_length=128, source="builtin"),
+        data=DataConfig(dataset="tinystories", tokenizer="bpe-2048", max_length=128, source="local"),
         model=ModelConfig(family="gpt", name="mini", dropout=0.0),
         method=method(arm),
         optim=OptimConfig(lr=4e-3),
-        budget=BudgetConfig(batch_size=16, steps=400, eval_every=100),
+        budget=BudgetConfig(batch_size=16, steps=1200, eval_every=100),  # the catalogue's at mini scale
         compare=CompareConfig(group="GPT/tinystories", arm=arm, baseline=baseline, phase=2),
         tune=TuneConfig(grid=(2e-3, 4e-3, 8e-3), seeds=(0,)),
         scale="mini",
@@ -52,7 +52,8 @@ def cls_config(id: str = "GPT-CLS-01", arm: str = "baseline", *, seed: int = 0, 
     return replace(
         config,
         task="classification",
-        data=replace(config.data, dataset="imdb"),
+        data=replace(config.data, dataset="imdb", train_rows=6000),
+        budget=replace(config.budget, steps=600, accumulation=2),
         model=replace(config.model, causal=False),
         compare=CompareConfig(
             group="GPT-CLS/imdb", arm=arm, baseline="" if id == "GPT-CLS-01" else "GPT-CLS-01", phase=4
@@ -74,6 +75,7 @@ def write_run(
     audit_ok: bool = True,
     validation_print: str = "val",
     test: bool = True,
+    rows: str = "",
 ) -> Path:
     """One run. `value` is the test perplexity or accuracy; `hits` the per-example 0/1 of a classifier."""
     folder = run_path(root, config)
@@ -82,7 +84,7 @@ def write_run(
     metric = "accuracy" if config.task == "classification" else "ppl"
     if hits is not None:
         value = float(np.mean(hits))
-    dump(folder / "manifest.json", _manifest(config, tokens, validation_print))
+    dump(folder / "manifest.json", _manifest(config, tokens, validation_print, rows))
     dump(
         folder / "status.json",
         {
@@ -239,16 +241,20 @@ def dump(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
-def _manifest(config: Config, tokens: int, validation_print: str) -> dict[str, Any]:
+def _manifest(config: Config, tokens: int, validation_print: str, rows: str) -> dict[str, Any]:
     return {
         "config_hash": "0" * 64,
         "command": f"oelm train {config.id} --scale {config.scale} --seed {config.seed}",
         "versions": {"oelm": "0.1.0"},
         "machine": {"host": "test"},
         "data": {
-            "origin": "built-in stories",
+            "origin": "local folder data",
             "dataset": config.data.dataset,
-            "fingerprints": {"train": "d" * 64, "validation": validation_print, "test": "e" * 64},
+            "fingerprints": {
+                "train": "d" * 64,
+                "validation": validation_print,
+                "test": rows or f"{config.data.dataset:e<64}",
+            },
             "tokens": {"train": tokens},
             "notes": [],
         },

@@ -60,3 +60,14 @@ def test_the_committed_page_has_every_claim():
         assert f". {claim.title}\n" in page
         for line in claim.arithmetic:
             assert line in page
+
+
+def test_the_study_is_quoted_as_it_is_written():
+    page = claims_page(None, "oelm report")
+    assert '4.69 against 4.97, "6.0 % better"' in page
+    assert "4.97 is 6.0 % above 4.69; as a reduction, 4.69 is 5.6 % below 4.97" in page
+    assert "OpenWebText 40M" in page
+    assert "OpenWebText as reported: about 40M tokens, 10.2 passes" in page
+    assert "OpenWebText as in the files of the public scripts: about 99M tokens, 4.1 passes" in page
+    for trouble in ("label of -1", "89 %", "restarted the epoch"):
+        assert trouble in page

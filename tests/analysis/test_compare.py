@@ -12,11 +12,13 @@ import pytest
 from run_factory import cls_config, lm_config, write_arm, write_run, write_study, write_trials
 from scipy import stats
 
-from oelm.analysis import closing
+from oelm.analysis import closing, findings
 from oelm.analysis.analyze import analyze, architecture
 from oelm.analysis.compare import Comparison
-from oelm.analysis.verdict import FAILS, HOLDS, NO_INTERVAL, REFUSED, UNDECIDED
-from oelm.analysis.words import Words
+from oelm.analysis.document import plain
+from oelm.analysis.verdict import FAILS, HOLDS, NO_INTERVAL, REFUSED, UNDECIDED, WITHHELD
+from oelm.analysis.words import Words, plainly, what_it_says
+from oelm.experiments.catalogue import reported_with
 from oelm.training.config import TuneConfig
 from oelm.training.folder import run_path
 
@@ -103,19 +105,92 @@ def test_an_unfinished_seed_is_named(tmp_path):
     assert "GPT-02 seed 3 (interrupted)" in texts(pair(tmp_path).flags)
 
 
-def test_the_studys_unequal_rates_are_flagged(tmp_path):
+def test_the_studys_unequal_rates_get_no_verdict_and_say_so_first(tmp_path):
     untuned = TuneConfig()
     for seed in range(3):
         write_run(tmp_path, lm_config(seed=seed, tune=untuned), B[seed])
         arm = lm_config("GPT-02", "oelm-freeze", seed=seed, tune=untuned)
-        write_run(tmp_path, replace(arm, optim=replace(arm.optim, lr=1e-2)), A[seed])
-    (c,) = analyze(tmp_path).comparisons.of("baseline")
-    assert "unequal learning rates, neither tuned: 0.01 against 0.004" in texts(c.flags)
+        write_run(tmp_path, replace(arm, optim=replace(arm.optim, lr=1e-2)), B[seed] * 0.9 + 0.01 * seed)
+    analysis = analyze(tmp_path)
+    (c,) = analysis.comparisons.of("baseline")
+    assert (c.target.outcome, c.sign.outcome) == (WITHHELD, WITHHELD)
+    assert c.effect is not None  # the numbers are shown
+    (card,) = findings.cards(analysis, Words()).cards
+    assert (card.tone, card.badge) == ("open", "no verdict")
+    assert plain(card.lines[0]).startswith(
+        "No verdict: not a fair comparison, learning rates 0.01 and 0.004, neither tuned."
+    )
+    assert findings.lead(analysis, Words()).startswith("1 comparisons have no verdict")
 
 
-def test_tuning_only_one_arm_is_flagged(tmp_path):
+def test_tuning_only_one_arm_gets_no_verdict(tmp_path):
     c = pair(tmp_path, change=lambda k: replace(k, tune=TuneConfig()))
-    assert "unequal tuning" in texts(c.flags)
+    assert "the arms were not tuned alike" in texts(c.caveats)
+    assert c.target.outcome == WITHHELD
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: replace(c, budget=replace(c.budget, steps=50)), "budget.steps 50, not 1200"),
+        (lambda c: replace(c, data=replace(c.data, train_rows=9)), "data.train_rows 9, not 0"),
+        (lambda c: replace(c, data=replace(c.data, source="builtin")), "generated text, not tinystories"),
+    ],
+)
+def test_another_budget_or_built_in_text_gets_no_verdict(tmp_path, change, said):
+    for seed in range(3):
+        write_run(tmp_path, change(lm_config(seed=seed)), B[seed])
+        write_run(tmp_path, change(lm_config("GPT-02", "oelm-freeze", seed=seed)), A[seed])
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    assert said in texts(c.caveats)
+    assert c.target.outcome == WITHHELD
+
+
+def test_the_same_rows_under_two_names_are_neither_judged_nor_averaged(tmp_path):
+    for name, rows in (("wikitext2", "same"), ("wikitext103", "same"), ("tinystories", "")):
+        write_arm(tmp_path, name, "baseline", B, rows=rows)
+        write_arm(tmp_path, name, "oelm-freeze", A, rows=rows)
+    analysis = analyze(tmp_path)
+    outcomes = {c.dataset: (c.target.outcome, texts(c.caveats)) for c in analysis.comparisons.of("baseline")}
+    assert outcomes["wikitext2"] == (WITHHELD, "the same test rows also appear as wikitext103")
+    assert outcomes["wikitext103"][0] == WITHHELD
+    assert outcomes["tinystories"] == (UNDECIDED, "")
+    assert analysis.means == []
+
+
+def test_arms_with_identical_predictions_are_not_within_the_margin(tmp_path):
+    """An interval of 0.00 to 0.00 is no precision."""
+    hits = (np.random.default_rng(0).random(200) < 0.8).astype(int)
+    for seed in range(3):
+        write_run(tmp_path, cls_config(seed=seed), hits=hits)
+        write_run(tmp_path, cls_config("GPT-CLS-02", "oelm-freeze", seed=seed), hits=hits)
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    assert (c.target.outcome, c.target.because) == (UNDECIDED, "identical")
+    said = " ".join(map(str, what_it_says(c)))
+    assert "identical results in every seed" in said
+    assert "0.00 to" not in said
+    assert "possible" not in said
+
+
+def test_an_interval_wider_than_the_scale_says_so(tmp_path):
+    rng = np.random.default_rng(0)
+    for seed, level in enumerate((0.3, 0.9)):
+        hits = [(rng.random(400) < x).astype(int) for x in (0.7, level)]
+        write_run(tmp_path, cls_config(seed=seed), hits=hits[0])
+        write_run(tmp_path, cls_config("GPT-CLS-02", "oelm-freeze", seed=seed), hits=hits[1])
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    said = " ".join(map(str, what_it_says(c)))
+    assert "(95 % confidence interval: too wide to say anything; n = 2)" in said
+    assert "n = 2 seeds: the interval is too wide to say anything; run more seeds" in said
+    assert str(plainly(c)) == "oelm-freeze and baseline: nothing can be said yet."
+
+
+def test_a_phase_of_the_report_holds_its_runs_alone(tmp_path):
+    write_study(tmp_path)
+    analysis = analyze(tmp_path, ["paper"], ids=reported_with(["3"]))
+    assert {arm.id for arm in analysis.arms} == {"GPT-01", "GPT-02", "GPT-03"}
+    assert "GPT-07" in analysis.never_started()
+    assert "XNLI-01" not in analysis.never_started()
 
 
 def test_a_rate_at_the_edge_of_its_grid_is_flagged(tmp_path):

@@ -245,8 +245,8 @@ def estimate_at(value, half, *, n=3, sd=0.02, test_se=0.0):
         (v.ACCURACY_TARGET, math.log(0.99), 0.01, v.HOLDS),
         (v.ACCURACY_TARGET, math.log(0.90), 0.01, v.FAILS),
         (v.SCENARIO, 0.0, 1.0, "A"),
-        (v.SCENARIO, -2.0, 0.0, "A"),  # ">= -2 points"
-        (v.SCENARIO, -5.0, 0.0, "C"),  # "< -5 points" is B
+        (v.SCENARIO, -1.9, 0.1, "A"),  # ">= -2 points"
+        (v.SCENARIO, -4.9, 0.1, "C"),  # "< -5 points" is B
         (v.SCENARIO, -3.5, 1.0, "C"),
         (v.SCENARIO, -8.0, 1.0, "B"),
         (v.SCENARIO, -2.0, 1.0, v.UNDECIDED),

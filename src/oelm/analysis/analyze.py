@@ -159,6 +159,7 @@ def _comparison(c: Comparison) -> dict[str, Any]:
         "test_error": c.test_error,
         "mcnemar_p": c.mcnemar_p,
         "refused": _texts(c.refused),
+        "caveats": _texts(c.caveats),
         "flags": _texts(c.flags),
         "runs": [str(r.path) for r in c.runs],
     }

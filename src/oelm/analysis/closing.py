@@ -68,7 +68,7 @@ def _change(c: Comparison | None, w: Words) -> Text:
         return "–"
     if c.effect is None:
         return w("outcome.refused")
-    bounds = w.tell(numbers.interval(c.effect.interval, c.metric))
+    bounds = w.tell(numbers.interval(c.effect, c.metric))
     shown = f"{numbers.effect(c.effect, c.metric)} ({bounds}), n = {numbers.seeds(c.effect)}"
     return (Link(shown, "#" + anchor(c.reference)),)
 
@@ -157,17 +157,18 @@ def across_datasets(analysis: Analysis, w: Words) -> list[Block]:
                         c.group,
                         numbers.count(tokens) if tokens else "–",
                         (Link(numbers.effect(c.effect, metric), "#" + anchor(c.arm)),),
-                        w.tell(numbers.interval(c.effect.interval, metric)),
+                        w.tell(numbers.interval(c.effect, metric)),
                         numbers.seeds(c.effect),
                     ),
                     tone(c.target),
                 )
             )
-        tau = trend([float(t) for t, _ in entries], [c.effect.value for _, c in entries if c.effect])
+        judged = [(tokens, c) for tokens, c in entries if not c.caveats]
+        tau = trend([float(t) for t, _ in judged], [c.effect.value for _, c in judged if c.effect])
         if tau is None:
-            remarks.append(w("trend.few", arm=name, n=len(entries)))
+            remarks.append(w("trend.few", arm=name, n=len(judged)))
         else:
-            remarks.append(w("trend.tau", arm=name, tau=f"{tau[0]:.2f}", p=f"{tau[1]:.2f}", n=len(entries)))
+            remarks.append(w("trend.tau", arm=name, tau=f"{tau[0]:.2f}", p=f"{tau[1]:.2f}", n=len(judged)))
     if not rows:
         return [Paragraph(w("none.trend"))]
     return [Table(head, tuple(rows), words=2), Bullets(tuple(remarks))]
@@ -275,7 +276,7 @@ def _gap_rows(analysis: Analysis, w: Words) -> list[Block]:
                     c.reference.id,
                     theirs,
                     (Link(numbers.effect(c.effect, c.metric), "#" + anchor(c.arm)),),
-                    w.tell(numbers.interval(c.effect.interval, c.metric)),
+                    w.tell(numbers.interval(c.effect, c.metric)),
                     w.tell(outcome(c.target)),
                 ),
                 tone(c.target),

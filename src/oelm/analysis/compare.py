@@ -11,7 +11,7 @@ Questions, kept apart:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -40,6 +40,7 @@ from oelm.analysis.verdict import (
     decide,
 )
 from oelm.data.builtin_probes import PROBES
+from oelm.experiments.catalogue import experiments
 from oelm.methods.method import Method
 from oelm.methods.registry import method as preset
 from oelm.training.config import Config
@@ -111,6 +112,19 @@ class Arm:
         return float(np.exp(np.mean(np.log(values))) if self.metric == "ppl" else np.mean(values))
 
     @property
+    def test_rows(self) -> str:
+        """Fingerprint of the rows it was tested on; "" when the manifest does not say."""
+        data = self.finished[0].manifest.get("data") if self.finished else None
+        prints = data.get("fingerprints") if isinstance(data, dict) else None
+        return str(prints.get("test") or "") if isinstance(prints, dict) else ""
+
+    @property
+    def dataset_name(self) -> str:
+        """The dataset its experiment is about; a small scale may take another one in its place."""
+        usual = experiments().get(self.id)
+        return usual.data.dataset if usual else self.config.data.dataset
+
+    @property
     def freezes(self) -> bool:
         return any(r.result.parameters.frozen > 0 for r in self.finished if r.result)
 
@@ -149,6 +163,7 @@ class Comparison:
     flags: tuple[Message, ...]
     test_error: TestError = "none"
     mcnemar_p: float | None = None  # one seed on each side: whether the test set alone can tell them apart
+    caveats: tuple[Message, ...] = ()  # why there are numbers but no verdict
 
     @property
     def metric(self) -> str:
@@ -181,6 +196,7 @@ def compare_all(loaded: Loaded) -> Comparisons:
     """Every comparison that the run folders ask for."""
     arms = gather(loaded.runs)
     index = {arm.key: arm for arm in arms}
+    names = _names_of_rows(arms)
     made: list[Comparison] = []
     waiting: list[Message] = []
     for arm in arms:
@@ -192,17 +208,27 @@ def compare_all(loaded: Loaded) -> Comparisons:
                 continue
             reference = _find(index, arm, name)
             if arm.finished and reference is not None and reference.finished:
-                made.append(compare(kind, arm, reference, loaded.trials))
+                made.append(compare(kind, arm, reference, loaded.trials, names))
             else:
                 missing = arm.id if not arm.finished else name
                 waiting.append(
                     say("waiting", id=arm.id, reference=name, missing=missing, scale=arm.config.scale)
                 )
     for arm, twin in _orthogonality_pairs(arms):
-        made.append(compare("orthogonality", arm, twin, loaded.trials))
+        made.append(compare("orthogonality", arm, twin, loaded.trials, names))
     for kind, arm, reference in _further_references(arms, index):
-        made.append(compare(kind, arm, reference, loaded.trials))
+        made.append(compare(kind, arm, reference, loaded.trials, names))
     return Comparisons(tuple(made), arms, tuple(waiting))
+
+
+def _names_of_rows(arms: Iterable[Arm]) -> dict[str, list[str]]:
+    """Fingerprint of test rows -> the dataset names under which they occur, where there are several."""
+    found: dict[str, list[str]] = {}
+    for arm in arms:
+        if arm.test_rows and not arm.probes:
+            names = found.setdefault(arm.test_rows, [])
+            names.extend([arm.dataset_name] if arm.dataset_name not in names else [])
+    return {rows: names for rows, names in found.items() if len(names) > 1}
 
 
 def gather(runs: Iterable[Run]) -> tuple[Arm, ...]:
@@ -270,8 +296,17 @@ def _scale_matched(orthogonal: Method, gaussian: Method) -> bool:
     )
 
 
-def compare(kind: Kind, arm: Arm, reference: Arm, trials: Sequence[Run] = ()) -> Comparison:
-    """Two arms with finished runs. Refused comparisons carry no numbers."""
+def compare(
+    kind: Kind,
+    arm: Arm,
+    reference: Arm,
+    trials: Sequence[Run] = (),
+    names: Mapping[str, Sequence[str]] | None = None,
+) -> Comparison:
+    """Two arms with finished runs. Refused comparisons carry no numbers, those with caveats no verdict.
+
+    names: fingerprint of test rows -> dataset names, for rows that occur under several names
+    """
     every = (*arm.runs, *reference.runs)
     flags = guards.flags(arm.finished, reference.finished, trials, every=every)
     refused = guards.refusals(arm.finished, reference.finished)
@@ -285,6 +320,9 @@ def compare(kind: Kind, arm: Arm, reference: Arm, trials: Sequence[Run] = ()) ->
     withhold = "diverged" if arm.diverged or reference.diverged else ""
     if at_chance(reference):
         withhold, flags = "chance", (*flags, say("flag.chance", id=reference.id))
+    others = [name for name in (names or {}).get(arm.test_rows, ()) if name != arm.dataset_name]
+    caveats = guards.caveats(arm.finished, reference.finished, others)
+    withhold = "caveat" if caveats else withhold
     scenario = None
     if not perplexity and arm.config.model.family == "gpt" and kind == "baseline" and arm.freezes:
         scenario = decide(SCENARIO, effect, withhold=withhold)
@@ -301,6 +339,7 @@ def compare(kind: Kind, arm: Arm, reference: Arm, trials: Sequence[Run] = ()) ->
         (*flags, *_about_seeds(effect, test_error, perplexity)),
         test_error,
         p,
+        caveats,
     )
 
 

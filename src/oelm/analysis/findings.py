@@ -25,7 +25,7 @@ from oelm.analysis.document import (
     Table,
     Text,
 )
-from oelm.analysis.verdict import FAILS, HOLDS, Verdict
+from oelm.analysis.verdict import FAILS, HOLDS, WITHHELD, Verdict
 from oelm.analysis.words import Words, badge, outcome, place, plainly, settle, tone, what_it_says
 
 MAIN_METHOD = "oelm-freeze"  # the method the study is about; its verdict stands first
@@ -62,8 +62,10 @@ def lead(analysis: Analysis, w: Words) -> str:
     frozen = [c for c in analysis.comparisons.of("baseline") if c.arm.freezes and not c.arm.probes]
     if not frozen:
         return w("lead.nothing")
-    held, failed = (sum(c.target.outcome == o for c in frozen) for o in (HOLDS, FAILS))
-    return w("lead", n=len(frozen), held=held, failed=failed, open=len(frozen) - held - failed)
+    held, failed, withheld = (sum(c.target.outcome == o for c in frozen) for o in (HOLDS, FAILS, WITHHELD))
+    judged = len(frozen) - withheld
+    said = [w("lead", n=judged, held=held, failed=failed, open=judged - held - failed)] if judged else []
+    return w("sentence.separator").join([*said, *([w("lead.withheld", n=withheld)] if withheld else [])])
 
 
 def cards(analysis: Analysis, w: Words) -> Cards:
@@ -80,7 +82,7 @@ def cards(analysis: Analysis, w: Words) -> Cards:
         rivals = frozen - len(_main(comparisons))
         for c in chosen:
             plain = plainly(c)
-            sentences = [w.tell(m) for m in what_it_says(c)]
+            sentences = [w.tell(m) for m in what_it_says(c) if m != plain]
             if c in picked and rivals > 1:
                 sentences.insert(0, w("sentence.best", n=rivals))
             words = w("sentence.separator").join(sentences)
@@ -176,7 +178,7 @@ def _cells(c: Comparison, w: Words) -> dict[str, Text]:
         "scenario": w.tell(outcome(c.scenario)) if c.scenario else "–",
         c.metric: _mean(c.arm),
         "change": _linked(numbers.effect(c.effect, c.metric), c.arm),
-        "interval": _linked(w.tell(numbers.interval(c.effect.interval, c.metric)), c.arm),
+        "interval": _linked(w.tell(numbers.interval(c.effect, c.metric)), c.arm),
         "ratio": _linked(numbers.change(c.ratio.value), c.arm),
         "seeds": numbers.seeds(c.effect),
     }
@@ -203,7 +205,7 @@ def notes(comparisons: Sequence[Comparison], w: Words) -> list[Block]:
             items.append((f"{name(c)}: ", w.tell(m)))
     concerned: dict[str, list[str]] = {}
     for c in comparisons:
-        for m in c.flags:
+        for m in (*c.caveats, *c.flags):
             concerned.setdefault(w.tell(m), []).append(name(c))
         more = settle(_shown(c))
         if more is not None and c.effect is not None:
@@ -241,7 +243,7 @@ def other_comparisons(analysis: Analysis, kind: str, w: Words) -> list[Block]:
                     *names,
                     w.tell(outcome(verdict)),
                     _linked(numbers.effect(c.effect, c.metric), c.arm),
-                    _linked(w.tell(numbers.interval(c.effect.interval, c.metric)), c.arm),
+                    _linked(w.tell(numbers.interval(c.effect, c.metric)), c.arm),
                     numbers.seeds(c.effect),
                 ),
                 tone(verdict),
@@ -268,7 +270,7 @@ def mean_blocks(analysis: Analysis, w: Words) -> list[Block]:
                     c.reference.name,
                     w.tell(outcome(mean.verdict)),
                     numbers.effect(effect, c.metric),
-                    w.tell(numbers.interval(effect.interval, c.metric)),
+                    w.tell(numbers.interval(effect, c.metric)),
                     numbers.seeds(effect),
                 ),
                 tone(mean.verdict),

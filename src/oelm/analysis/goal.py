@@ -62,7 +62,7 @@ def _due(arm: Arm, arms: Iterable[Arm]) -> list[Kind]:
 
 
 def _holds(c: Comparison) -> str:
-    if c.ratio is None:
+    if c.ratio is None or c.caveats:
         return UNDECIDED
     if c.kind == "control":
         diverged = "diverged" if c.arm.diverged or c.reference.diverged else ""

@@ -12,6 +12,8 @@ from typing import Any
 
 from oelm.analysis.load import FAIRNESS, FINISHED, Run
 from oelm.analysis.messages import Message, say, state_name
+from oelm.data.catalogue import datasets
+from oelm.experiments.catalogue import experiments
 from oelm.training.config import Config
 from oelm.training.folder import config_diff
 
@@ -57,6 +59,55 @@ def refusals(arm: Sequence[Run], reference: Sequence[Run]) -> tuple[Message, ...
         if name in _QUESTION:
             found.append(say("refuse.config", field=name, arm=a, reference=b))
     return tuple(found)
+
+
+# What a budget is, for `caveats`.
+_BUDGET = (
+    "budget.steps", "budget.epochs", "budget.batch_size", "budget.accumulation",
+    "data.train_rows", "data.max_length",
+)  # fmt: skip
+
+
+def caveats(
+    arm: Sequence[Run], reference: Sequence[Run], same_rows: Sequence[str] = ()
+) -> tuple[Message, ...]:
+    """Why a comparison gets no verdict although its numbers are shown: what a headline must say with them.
+
+    same_rows: other names under which the same test rows occur in this analysis
+    """
+    a, b = arm[0].config, reference[0].config
+    found = _unequal_rates(a, b)
+    for config in (a, b):
+        if unusual := _unusual_budget(config):
+            found.append(say("withheld.budget", id=config.id, fields=unusual))
+    if any(stands_in(c) for c in (a, b)):
+        found.append(say("withheld.builtin", dataset=a.data.dataset))
+    if same_rows:
+        found.append(say("withheld.same_rows", others=tuple(same_rows)))
+    return tuple(dict.fromkeys(found))
+
+
+def stands_in(config: Config) -> bool:
+    """Whether built-in text was used under the name of a real dataset."""
+    entry = datasets().get(config.data.dataset)
+    return config.data.source == "builtin" and entry is not None and not entry.builtin
+
+
+def _unequal_rates(a: Config, b: Config) -> list[Message]:
+    if a.tune.grid != b.tune.grid or a.tune.seeds != b.tune.seeds:
+        return [say("withheld.tuning", arm=_tuned(a), reference=_tuned(b))]
+    if not a.tune.grid and a.optim.lr != b.optim.lr:
+        return [say("withheld.rates", arm=f"{a.optim.lr:g}", reference=f"{b.optim.lr:g}")]
+    return []
+
+
+def _unusual_budget(config: Config) -> str:
+    """Where the budget differs from the catalogue's; "" where it does not, or the experiment is not in it."""
+    usual = experiments().get(config.id)
+    if usual is None:
+        return ""
+    differing = config_diff(config, usual.planned(config.scale, config.seed))
+    return ", ".join(f"{n} {differing[n][0]}, not {differing[n][1]}" for n in _BUDGET if n in differing)
 
 
 def _values(runs: Iterable[Run], name: str) -> set[str]:
@@ -162,11 +213,8 @@ def _audits(arm: Sequence[Run]) -> list[Message]:
 
 def _tuning(a: Config, b: Config, trials: Sequence[Run]) -> list[Message]:
     found = []
-    if a.tune.grid != b.tune.grid or a.tune.seeds != b.tune.seeds:
-        found.append(say("flag.unequal_tuning", arm=_tuned(a), reference=_tuned(b)))
-    elif not a.tune.grid:
-        key = "flag.untuned" if a.optim.lr == b.optim.lr else "flag.unequal_rates"
-        found.append(say(key, arm=f"{a.optim.lr:g}", reference=f"{b.optim.lr:g}"))
+    if not a.tune.grid and not b.tune.grid and a.optim.lr == b.optim.lr:
+        found.append(say("flag.untuned", arm=f"{a.optim.lr:g}"))
     for config in (a, b):
         if not config.tune.grid:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from oelm.analysis.messages import Message, say
-from oelm.analysis.statistics import Estimate, Interval
+from oelm.analysis.statistics import Estimate, is_wide
 
 MINUS = "−"
 
@@ -41,11 +41,17 @@ def effect(estimate: Estimate, metric: str) -> str:
     return change(estimate.value) if metric == "ppl" else points(estimate.value)
 
 
-def interval(bounds: Interval | None, metric: str) -> Message:
-    if bounds is None:
+def interval(estimate: Estimate, metric: str) -> Message:
+    """The interval, or why it says nothing: "0.00 to 0.00" and "-151 to +130 points" are no information."""
+    if estimate.interval is None:
         return say("interval.none")
+    low, high = estimate.interval
+    if low == high:
+        return say("interval.zero")
+    if is_wide(estimate, points=metric == "accuracy"):
+        return say("interval.wide")
     show = change if metric == "ppl" else points
-    return say("interval", low=show(bounds[0]), high=show(bounds[1]))
+    return say("interval", low=show(low), high=show(high))
 
 
 def seeds(estimate: Estimate) -> str:

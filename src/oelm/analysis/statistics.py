@@ -27,6 +27,8 @@ LEVEL = 0.95
 MIN_BOOTSTRAP = 5  # below this a bootstrap over seeds is far too narrow to be shown (27 resamples at n = 3)
 MIN_SHARED = 3  # shared seeds that make a paired analysis of partly paired arms worth its lost seeds
 
+WIDE_POINTS, WIDE_LOG = 100.0, math.log(4)  # see `is_wide`
+
 Way = Literal["paired t", "Welch", "none"]
 Interval = tuple[float, float]
 
@@ -55,6 +57,15 @@ class Estimate:
             interval=_exp(self.interval),
             bootstrap=_exp(self.bootstrap),
         )
+
+
+def is_wide(estimate: Estimate, *, points: bool) -> bool:
+    """Whether the interval is too wide to say anything: as wide as the scale of accuracy, or from a quarter
+    of a perplexity to all of it."""
+    if estimate.interval is None:
+        return False
+    low, high = estimate.interval
+    return high - low > (WIDE_POINTS if points else WIDE_LOG)
 
 
 def difference(

@@ -68,12 +68,13 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "field.schedule": ("the schedule", "学习率调度"),
     # -- flags
     "flag.diverged": (
-        "{n} diverged and are not in the mean, so nothing is decided: {runs}",
+        "{n} runs diverged and are not in the mean, so there is no verdict: {runs}",
         "{n} 次运行发散，未计入均值，因此不作判定：{runs}",
     ),
     "flag.unfinished": ("{n} not finished: {runs}", "{n} 次运行未完成：{runs}"),
     "flag.test_selection_trials": (
-        "tuning trials were evaluated on the test split, so the rate may have been chosen by it: {runs}",
+        "tuning trials were evaluated on the test split, so the learning rate may have been "
+        "chosen by it: {runs}",
         "调参试验在测试集上做过评测，学习率可能据此选出：{runs}",
     ),
     "flag.test_selection_split": (
@@ -81,17 +82,9 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "报告所用的划分就是挑选检查点的划分，数字偏乐观：{runs}",
     ),
     "flag.audit": ("the freeze audit did not hold: {runs}", "冻结审计未通过：{runs}"),
-    "flag.unequal_rates": (
-        "unequal learning rates, neither tuned: {arm} against {reference}",
-        "学习率不等且均未调参：{arm} 对 {reference}",
-    ),
     "flag.untuned": (
         "neither arm's learning rate was tuned ({arm} for both)",
         "两组的学习率都未经调参（均为 {arm}）",
-    ),
-    "flag.unequal_tuning": (
-        "unequal tuning: {arm} against {reference}",
-        "调参不对等：{arm} 对 {reference}",
     ),
     "tune.none": ("learning rate {lr}, not tuned", "学习率 {lr}，未调参"),
     "tune.grid": (
@@ -99,7 +92,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "学习率 {lr}，在 {seeds} 个种子上从 {grid} 中选出",
     ),
     "flag.grid_edge": (
-        "the rate of {id} ({lr}) lies at the edge of its grid; a better one may lie outside",
+        "the learning rate of {id} ({lr}) is at the edge of its grid; a better one may lie outside",
         "{id} 的学习率（{lr}）位于网格边缘，更优值可能在网格之外",
     ),
     "flag.trials_missing": (
@@ -107,12 +100,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{id}：本运行文件夹中只有 {promised} 次调参试验中的 {have} 次",
     ),
     "flag.architecture": (
-        "another architecture, {field}: {arm} against {reference}; a gain of the architecture is not one "
-        "of freezing",
-        "架构不同，{field}：{arm} 对 {reference}；架构带来的增益不能记在冻结名下",
+        "different architecture, {field}: {arm} against {reference}; architecture gains are "
+        "not attributed to freezing",
+        "架构不同，{field}：{arm} 对 {reference}；架构带来的增益不归因于冻结",
     ),
     "flag.setting": (
-        "another setting, {field}: {arm} against {reference}",
+        "different setting, {field}: {arm} against {reference}",
         "设置不同，{field}：{arm} 对 {reference}",
     ),
     "flag.unknown": (
@@ -120,7 +113,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "两组均未记录，因而未检查：{fields}",
     ),
     "flag.identical": (
-        "the {n} seeds of {id} agree to the last digit: the seed seems to reach nothing",
+        "the {n} seeds of {id} agree to the last digit: the seed seems to have no effect",
         "{id} 的 {n} 个种子结果完全相同：种子似乎没有起作用",
     ),
     "flag.welch": (
@@ -131,11 +124,13 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "seeds without a partner are left out: {seeds}",
         "未配对的种子不计入：{seeds}",
     ),
-    "flag.one_seed": ("n = 1, no interval, hence no verdict", "n = 1，没有区间，因此不作判定"),
+    "flag.one_seed": (
+        "n = 1: no confidence interval, hence no verdict",
+        "n = 1，没有置信区间，因此不作判定",
+    ),
     "flag.chance": (
-        "{id} is no better than always naming the most frequent class: it learned nothing that freezing "
-        "could cost",
-        "{id} 并不优于总是回答最常见类别：它没有学到任何可能因冻结而失去的东西",
+        "{id} did not learn the task: its accuracy is no better than always naming the most frequent class",
+        "{id} 没有学会该任务：准确率并不优于总是回答最常见类别",
     ),
     "flag.binomial": (
         "predictions are missing; the test-set error is the binomial one of unpaired answers, which is "
@@ -148,36 +143,99 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     # -- intervals and verdicts
     "interval": ("{low} to {high}", "{low} 至 {high}"),
-    "interval.none": ("no interval", "无区间"),
+    "interval.none": (
+        "none",
+        "无",
+    ),
+    "interval.zero": (
+        "none, the seeds do not differ",
+        "无，各种子结果相同",
+    ),
+    "interval.wide": (
+        "too wide to say anything",
+        "过宽，说明不了问题",
+    ),
     "outcome.holds": ("within 5 %", "在 5 % 以内"),
     "outcome.fails": ("misses 5 %", "超出 5 %"),
     "outcome.undecided": ("undecided", "未定"),
     "outcome.no interval": ("n = 1, no interval", "n = 1，无区间"),
-    "outcome.refused": ("not comparable", "不可比较"),
+    "outcome.refused": (
+        "not comparable",
+        "不可比较",
+    ),
+    "outcome.withheld": (
+        "no verdict",
+        "不作判定",
+    ),
     "outcome.better": ("better", "更好"),
     "outcome.worse": ("worse", "更差"),
     "outcome.scenario": ("scenario {name}", "情形 {name}"),
-    "needed.seeds": ("about {n} seeds in all would settle it", "总共约 {n} 个种子可以定论"),
-    "needed.spread": ("at least 3 seeds are needed to say anything", "至少需要 3 个种子才能下结论"),
+    "needed.seeds": (
+        "about {n} seeds in all would be enough",
+        "总共约 {n} 个种子就够",
+    ),
+    "needed.spread": (
+        "run at least 3 seeds",
+        "至少运行 3 个种子",
+    ),
+    "needed.wide": (
+        "n = {n} seeds: the interval is too wide to say anything; run more seeds",
+        "n = {n} 个种子：区间过宽，说明不了问题；请运行更多种子",
+    ),
     "needed.test set": (
-        "no number of seeds would settle it, the test set is too small",
-        "再多种子也无法定论，测试集太小",
+        "the test set is too small to decide, with any number of seeds",
+        "测试集太小，再多种子也无法判定",
     ),
     "needed.too close": (
-        "more than 1000 seeds would be needed: the difference lies on the line",
-        "需要 1000 个以上的种子：差异恰在界线上",
+        "too close to the margin to decide with a realistic number of seeds",
+        "离界限太近，现实可行的种子数无法判定",
     ),
     "because.diverged": (
-        "a diverged seed is an outcome too, so nothing is decided",
+        "a diverged seed is an outcome too, so there is no verdict",
         "发散的种子也是一种结果，因此不作判定",
     ),
     "because.chance": (
-        "the reference is at chance, so there is nothing to lose or keep",
-        "对照处于随机水平，没有什么可失去或保留",
+        "the reference model did not learn the task (accuracy at chance), so no comparison is possible",
+        "对照模型没有学会该任务（准确率处于随机水平），因此无法比较",
+    ),
+    "because.identical": (
+        "the two arms gave identical results in every seed, so there is no seed variation to judge by",
+        "两组在每个种子上结果完全相同，没有可供判断的种子间差异",
+    ),
+    "because.no variation": (
+        "every seed gave exactly the same difference, so there is no seed variation to judge by",
+        "每个种子给出的差异完全相同，没有可供判断的种子间差异",
+    ),
+    "withheld": (
+        "No verdict: {why}.",
+        "不作判定：{why}。",
+    ),
+    "withheld.rates": (
+        "not a fair comparison, learning rates {arm} and {reference}, neither tuned",
+        "比较不公平，学习率为 {arm} 与 {reference}，均未调参",
+    ),
+    "withheld.tuning": (
+        "not a fair comparison, the arms were not tuned alike ({arm}; {reference})",
+        "比较不公平，两组调参不对等（{arm}；{reference}）",
+    ),
+    "withheld.budget": (
+        "unusual budget of {id} ({fields})",
+        "{id} 的预算不同寻常（{fields}）",
+    ),
+    "withheld.builtin": (
+        "built-in generated text, not {dataset}",
+        "使用的是内置生成文本，而不是 {dataset}",
+    ),
+    "withheld.same_rows": (
+        "the same test rows also appear as {others}",
+        "相同的测试行也以 {others} 之名出现",
     ),
     "target.holds": ("This is within the 5 % target.{more}", "达到 5 % 的目标。{more}"),
     "target.fails": ("This misses the 5 % target.{more}", "未达到 5 % 的目标。{more}"),
-    "target.undecided": ("Undecided against the 5 % target: {more}.", "相对 5 % 的目标尚未定论：{more}。"),
+    "target.undecided": (
+        "Undecided against the 5 % margin: {more}.",
+        "相对 5 % 的界限尚无定论：{more}。",
+    ),
     "target.no interval": ("No verdict: {more}.", "不作判定：{more}。"),
     "scenario.A": ("the task type decides", "任务类型起决定作用"),
     "scenario.B": ("the architecture decides", "架构起决定作用"),
@@ -192,28 +250,28 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "scenario.no interval": ("No scenario: {more}.", "情形不作判定：{more}。"),
     "orthogonality.better": (
-        "Here orthonormal rows did better than Gaussian ones of the same scale.",
-        "在此处，正交行优于同尺度的高斯行。",
+        "Orthonormal rows did better than Gaussian rows of the same norm.",
+        "正交行优于同范数的高斯行。",
     ),
     "orthogonality.worse": (
-        "Here orthonormal rows did worse than Gaussian ones of the same scale.",
-        "在此处，正交行不如同尺度的高斯行。",
+        "Orthonormal rows did worse than Gaussian rows of the same norm.",
+        "正交行不如同范数的高斯行。",
     ),
     "orthogonality.undecided": (
-        "So no effect of orthogonality beyond scale is shown.",
-        "因此没有显示出正交性在尺度之外的作用。",
+        "No significant effect of orthogonality beyond scale.",
+        "除尺度外，正交性没有显著作用。",
     ),
     "orthogonality.no interval": (
-        "With one seed, nothing about orthogonality is shown.",
-        "只有一个种子，关于正交性什么也没有显示。",
+        "One seed says nothing about orthogonality.",
+        "一个种子不足以说明正交性的作用。",
     ),
     "sentence.ppl": (
-        "{arm}: perplexity {effect} against {reference} (95 % interval {interval}, {n}).",
-        "{arm}：困惑度相对 {reference} 变化 {effect}（95 % 区间 {interval}，{n}）。",
+        "{arm}: perplexity {effect} against {reference} (95 % confidence interval: {interval}; {n}).",
+        "{arm}：困惑度相对 {reference} 变化 {effect}（95 % 置信区间：{interval}；{n}）。",
     ),
     "sentence.accuracy": (
-        "{arm}: accuracy {effect} points against {reference} (95 % interval {interval}, {n}).",
-        "{arm}：准确率相对 {reference} 变化 {effect} 个百分点（95 % 区间 {interval}，{n}）。",
+        "{arm}: accuracy {effect} points against {reference} (95 % confidence interval: {interval}; {n}).",
+        "{arm}：准确率相对 {reference} 变化 {effect} 个百分点（95 % 置信区间：{interval}；{n}）。",
     ),
     "size.ppl": ("{value} of perplexity", "困惑度 {value}"),
     "size.accuracy": ("{value} points of accuracy", "准确率 {value} 个百分点"),
@@ -226,20 +284,24 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{arm} 比 {reference} 好（{size}）。",
     ),
     "plain.baseline.undecided": (
-        "No difference between {arm} and {reference} is shown.",
-        "{arm} 与 {reference} 之间没有显示出差别。",
+        "{arm} and {reference}: no significant difference.",
+        "{arm} 与 {reference}：没有显著差别。",
+    ),
+    "plain.unjudged": (
+        "{arm} and {reference}: nothing can be said yet.",
+        "{arm} 与 {reference}：尚不能下结论。",
     ),
     "plain.control.worse": (
-        "Freezing alone costs it {size}: {reference} is the same network with trained Q/K.",
-        "仅冻结本身的代价是{size}：{reference} 是同一网络，但 Q/K 参与训练。",
+        "Freezing alone costs {size} ({reference} is the same network with trained Q/K).",
+        "仅冻结的代价：{size}（{reference} 是 Q/K 参与训练的同一网络）。",
     ),
     "plain.control.better": (
-        "Freezing alone brings it {size}: {reference} is the same network with trained Q/K.",
-        "仅冻结本身带来的收益是{size}：{reference} 是同一网络，但 Q/K 参与训练。",
+        "Freezing alone gains {size} ({reference} is the same network with trained Q/K).",
+        "仅冻结的收益：{size}（{reference} 是 Q/K 参与训练的同一网络）。",
     ),
     "plain.control.undecided": (
-        "No cost of freezing alone is shown: {reference} is the same network with trained Q/K.",
-        "没有显示出仅冻结本身的代价：{reference} 是同一网络，但 Q/K 参与训练。",
+        "Freezing alone: no significant cost ({reference} is the same network with trained Q/K).",
+        "仅冻结：没有显著代价（{reference} 是 Q/K 参与训练的同一网络）。",
     ),
     "asks.orthogonality": ("Orthogonality or scale?", "是正交性还是尺度？"),
     "sentence.best": (

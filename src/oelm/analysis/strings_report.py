@@ -12,9 +12,13 @@ REPORT: dict[str, tuple[str, str]] = {
     ),
     "report.command": ("Made again with", "重新生成："),
     "lead": (
-        "Frozen arms against their baselines, {n} comparisons: {held} cost at most 5 %, {failed} cost more, "
-        "{open} undecided.",
+        "Frozen arms against their baselines, {n} comparisons: {held} cost at most 5 %, "
+        "{failed} cost more, {open} undecided.",
         "冻结组与基线的比较共 {n} 项：{held} 项代价不超过 5 %，{failed} 项代价更大，{open} 项未有定论。",
+    ),
+    "lead.withheld": (
+        "{n} comparisons have no verdict, because they are not fair or not on the data they name.",
+        "{n} 项比较不作判定，因为比较不公平，或所用数据并非其名称所指。",
     ),
     "lead.nothing": (
         "There is no finished comparison of a frozen arm with its baseline yet.",
@@ -54,10 +58,10 @@ REPORT: dict[str, tuple[str, str]] = {
     "section.warnings": ("Folders that need attention", "需要注意的文件夹"),
     "section.runs": ("Runs", "运行清单"),
     "about.control": (
-        "Each method against the same architecture with trained Q/K: a gain that the architecture brings is "
-        "not booked on freezing. Start and gain are the same, too, but for Gaussian rows, whose control "
-        "starts orthonormal.",
-        "每种方法与相同架构但训练 Q/K 的对照相比：架构带来的增益不计入冻结。"
+        "Each method against the same architecture with trained Q/K: architecture gains are "
+        "not attributed to freezing. Initialisation and gain are the same, too, except for "
+        "Gaussian rows, whose control starts orthonormal.",
+        "每种方法与相同架构但训练 Q/K 的对照相比：架构带来的增益不归因于冻结。"
         "初始化和增益也相同；只有高斯行例外，其对照从正交初始化开始。",
     ),
     "about.mean": (

@@ -12,18 +12,19 @@ from dataclasses import dataclass
 
 from scipy import stats
 
-from oelm.analysis.statistics import LEVEL, Estimate
+from oelm.analysis.statistics import LEVEL, Estimate, is_wide
 
 TARGET = 0.05  # the study: a loss of at most 5 % against the baseline
 GOAL = 0.01  # ours, of frozen language models: at most 1 % above the same architecture with trained Q/K
 SCENARIO_A = -2.0  # points of accuracy, phase 4
 SCENARIO_B = -5.0
 POWER = 0.8
-MOST_SEEDS = 1000
+MOST_SEEDS = 50  # more is no realistic plan
 
 HOLDS, FAILS = "holds", "fails"
 BETTER, WORSE = "better", "worse"
 UNDECIDED, NO_INTERVAL, REFUSED = "undecided", "no interval", "refused"
+WITHHELD = "withheld"  # compared, but not judged: see `guards.caveats`
 
 
 @dataclass(frozen=True)
@@ -49,38 +50,46 @@ class SeedsNeeded:
     """How many seeds in all would settle a rule with 80 % power if the figures stay as they are now."""
 
     seeds: int | None
-    limit: str = (
-        ""  # why there is no number: "spread" (unknown), "test set" (too small), "too close" (> 1000 seeds)
-    )
+    limit: str = ""  # why there is no number: "spread" (unknown), "wide", "test set" (too small), "too close"
+    have: int = 0  # seeds there are, for "wide"
 
 
 @dataclass(frozen=True)
 class Verdict:
     rule: str
-    outcome: str  # a region, or one of UNDECIDED, NO_INTERVAL, REFUSED
+    outcome: str  # a region, or one of UNDECIDED, NO_INTERVAL, REFUSED, WITHHELD
     possible: tuple[str, ...] = ()  # the regions the interval touches
     needed: SeedsNeeded | None = None
-    because: str = ""  # "diverged" or "chance", where the interval is not asked
+    because: str = ""  # why the interval does not decide: "diverged", "chance", "caveat", "identical", ...
 
     @property
     def decided(self) -> bool:
-        return self.outcome not in (UNDECIDED, NO_INTERVAL, REFUSED)
+        return self.outcome not in (UNDECIDED, NO_INTERVAL, REFUSED, WITHHELD)
 
 
 def decide(rule: Rule, estimate: Estimate, *, withhold: str = "") -> Verdict:
     """The rule's outcome, or why it is withheld whatever the interval says: "diverged" (a diverged seed is an
-    outcome too, and it is left out of the estimate) or "chance" (the reference learned nothing to lose).
+    outcome too, and it is left out of the estimate), "chance" (the reference learned nothing to lose) or
+    "caveat" (the comparison is not fair, or not on the data it names).
 
     >>> from oelm.analysis.statistics import difference
     >>> decide(SCENARIO, difference({0: 81.0, 1: 80.8, 2: 81.1}, {0: 81.2, 1: 81.1, 2: 81.0})).outcome
     'A'
     """
+    if withhold == "caveat":
+        return Verdict(rule.name, WITHHELD, because=withhold)
     if estimate.interval is None:
         return Verdict(rule.name, NO_INTERVAL, needed=SeedsNeeded(None, "spread"))
     low, high = estimate.interval
     possible = rule.regions[_region(rule, low) : _region(rule, high) + 1]
     if withhold:  # more seeds would not settle it
         return Verdict(rule.name, UNDECIDED, possible, because=withhold)
+    if low == high:  # no spread at all is no precision: the seeds, or the arms, are copies of each other
+        return Verdict(
+            rule.name, UNDECIDED, possible, because="no variation" if estimate.value else "identical"
+        )
+    if len(possible) > 1 and is_wide(estimate, points=rule is SCENARIO):
+        return Verdict(rule.name, UNDECIDED, possible, SeedsNeeded(None, "wide", estimate.n))
     if len(possible) > 1:
         return Verdict(rule.name, UNDECIDED, possible, seeds_needed(rule, estimate))
     return Verdict(rule.name, possible[0], possible)

@@ -8,7 +8,17 @@ from oelm.analysis import numbers
 from oelm.analysis.compare import Arm, Comparison
 from oelm.analysis.document import Tone
 from oelm.analysis.messages import Message, say, state_name
-from oelm.analysis.verdict import BETTER, FAILS, HOLDS, NO_INTERVAL, REFUSED, UNDECIDED, WORSE, Verdict
+from oelm.analysis.verdict import (
+    BETTER,
+    FAILS,
+    HOLDS,
+    NO_INTERVAL,
+    REFUSED,
+    UNDECIDED,
+    WITHHELD,
+    WORSE,
+    Verdict,
+)
 
 _TONES: dict[str, Tone] = {HOLDS: "good", BETTER: "good", "A": "good", FAILS: "bad", WORSE: "bad", "B": "bad"}
 
@@ -48,22 +58,31 @@ def outcome(verdict: Verdict) -> Message:
 
 def settle(verdict: Verdict) -> Message | None:
     """What it would take to decide."""
+    if verdict.outcome == WITHHELD:  # its comparison's caveats say why
+        return None
     if verdict.because:
         return say(f"because.{verdict.because}")
     if verdict.needed is None:
         return None
     if verdict.needed.seeds is not None:
         return say("needed.seeds", n=verdict.needed.seeds)
+    if verdict.needed.limit == "wide":
+        return say("needed.wide", n=verdict.needed.have)
     return say(f"needed.{verdict.needed.limit}")
 
 
 def plainly(comparison: Comparison) -> Message | None:
     """Its outcome without a figure's fine print; None where there is none."""
     c = comparison
+    if c.caveats:
+        return no_verdict(c)
     if c.kind == "orthogonality":
         return say("asks.orthogonality")  # the answer is the last sentence
     if c.effect is None or c.sign.outcome not in (BETTER, WORSE, UNDECIDED):
         return None
+    unknown = c.sign.because or (c.sign.needed is not None and c.sign.needed.limit in ("wide", "spread"))
+    if c.sign.outcome == UNDECIDED and unknown:  # "no significant cost" would claim too much
+        return say("plain.unjudged", arm=c.arm.name, reference=c.reference.name)
     size = say(f"size.{c.metric}", value=numbers.effect(c.effect, c.metric).lstrip("+" + numbers.MINUS))
     return say(f"plain.{c.kind}.{c.sign.outcome}", arm=c.arm.name, reference=c.reference.name, size=size)
 
@@ -79,10 +98,12 @@ def what_it_says(comparison: Comparison) -> tuple[Message, ...]:
             arm=c.arm.name,
             reference=c.reference.name,
             effect=numbers.effect(c.effect, c.metric),
-            interval=numbers.interval(c.effect.interval, c.metric),
+            interval=numbers.interval(c.effect, c.metric),
             n=f"n = {numbers.seeds(c.effect)}",
         )
     ]
+    if c.caveats:
+        return (*lines, no_verdict(c))
     if c.kind == "orthogonality":
         lines.append(say(f"orthogonality.{c.sign.outcome}"))
     else:
@@ -90,6 +111,10 @@ def what_it_says(comparison: Comparison) -> tuple[Message, ...]:
     if c.scenario is not None and c.kind == "baseline":
         lines.append(_scenario(c.scenario))
     return tuple(lines)
+
+
+def no_verdict(comparison: Comparison) -> Message:
+    return say("withheld", why=comparison.caveats)
 
 
 def _target(verdict: Verdict) -> Message:
@@ -103,7 +128,7 @@ def _scenario(verdict: Verdict) -> Message:
     if verdict.decided:
         return say("scenario.decided", name=verdict.outcome, meaning=say(f"scenario.{verdict.outcome}"))
     more = settle(verdict) or ""
-    if verdict.outcome == NO_INTERVAL:
+    if verdict.outcome == NO_INTERVAL or verdict.because or len(verdict.possible) < 2:
         return say("scenario.no interval", more=more)
     return say("scenario.undecided", possible=" / ".join(sorted(verdict.possible)), more=more)
 

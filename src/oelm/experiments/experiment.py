@@ -113,6 +113,11 @@ class Experiment:
 
         changes: dotted fields that the user set; what they name is never replaced by something else
         """
+        config = override(self.planned(scale, seed), changes or {})
+        return settle(config, data_dir, named=changes or ())
+
+    def planned(self, scale: Scale = "full", seed: int = DEFAULT_SEED) -> Config:
+        """The Config as catalogued, whatever this machine has."""
         if scale not in SCALES:
             raise unknown_name("scale", scale, SCALES)
         if seed < 0:
@@ -137,10 +142,9 @@ class Experiment:
             scale=scale,
             seed=seed,
         )
-        if scale != "full":
-            config = override(shrink(config, scale, self.kind), getattr(self, scale))
-        config = override(config, changes or {})
-        return settle(config, data_dir, named=changes or ())
+        if scale == "full":
+            return config
+        return override(shrink(config, scale, self.kind), getattr(self, scale))
 
 
 def settle(config: Config, data_dir: str = "", named: Collection[str] = ()) -> Config:
