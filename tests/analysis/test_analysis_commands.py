@@ -22,7 +22,10 @@ def test_analyze_says_the_verdict_first(runs, capsys):
     assert main(["analyze", "--runs", str(runs)]) == 0
     out = " ".join(capsys.readouterr().out.split())  # wrapped to the terminal
     assert out.startswith("Frozen arms against their baselines, 5 comparisons: ")
-    assert "oelm-freeze: perplexity +8.0 % against baseline (95 % interval +7.0 % to +9.0 %, n = 3)" in out
+    assert (
+        "oelm-freeze: perplexity +8.0 % against baseline (95 % confidence interval: +7.0 % to +9.0 %; n = 3)"
+        in out
+    )
     assert "Orthogonality or scale?" in out
     assert "Cost of each arm" not in out
 

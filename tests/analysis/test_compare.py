@@ -118,14 +118,14 @@ def test_the_studys_unequal_rates_get_no_verdict_and_say_so_first(tmp_path):
     (card,) = findings.cards(analysis, Words()).cards
     assert (card.tone, card.badge) == ("open", "no verdict")
     assert plain(card.lines[0]).startswith(
-        "No verdict: not a fair comparison, learning rates 0.01 and 0.004, neither tuned."
+        "No verdict: not a fair comparison (learning rates 0.01 and 0.004, neither tuned)."
     )
-    assert findings.lead(analysis, Words()).startswith("1 comparisons have no verdict")
+    assert findings.lead(analysis, Words()).startswith("1 without a verdict")
 
 
 def test_tuning_only_one_arm_gets_no_verdict(tmp_path):
     c = pair(tmp_path, change=lambda k: replace(k, tune=TuneConfig()))
-    assert "the arms were not tuned alike" in texts(c.caveats)
+    assert "unequal tuning" in texts(c.caveats)
     assert c.target.outcome == WITHHELD
 
 
@@ -134,7 +134,10 @@ def test_tuning_only_one_arm_gets_no_verdict(tmp_path):
     [
         (lambda c: replace(c, budget=replace(c.budget, steps=50)), "budget.steps 50, not 1200"),
         (lambda c: replace(c, data=replace(c.data, train_rows=9)), "data.train_rows 9, not 0"),
-        (lambda c: replace(c, data=replace(c.data, source="builtin")), "generated text, not tinystories"),
+        (
+            lambda c: replace(c, data=replace(c.data, source="builtin")),
+            "generated text instead of tinystories",
+        ),
     ],
 )
 def test_another_budget_or_built_in_text_gets_no_verdict(tmp_path, change, said):
@@ -152,7 +155,7 @@ def test_the_same_rows_under_two_names_are_neither_judged_nor_averaged(tmp_path)
         write_arm(tmp_path, name, "oelm-freeze", A, rows=rows)
     analysis = analyze(tmp_path)
     outcomes = {c.dataset: (c.target.outcome, texts(c.caveats)) for c in analysis.comparisons.of("baseline")}
-    assert outcomes["wikitext2"] == (WITHHELD, "the same test rows also appear as wikitext103")
+    assert outcomes["wikitext2"] == (WITHHELD, "the same test rows as wikitext103")
     assert outcomes["wikitext103"][0] == WITHHELD
     assert outcomes["tinystories"] == (UNDECIDED, "")
     assert analysis.means == []

@@ -366,7 +366,7 @@ def test_caveats_name_what_was_not_shown(documents):
         "cover the seeds, not the choice of test text",
         "no correction",
         "mini scale",
-        "built-in stories",
+        "local folder data",
     ):
         assert words in text
     assert "seed=9" in text  # the malformed folder is named

@@ -290,7 +290,7 @@ def _operations() -> Claim:
             "Checkpoints: two are kept per run, and `oelm clean` frees those of finished runs; `oelm doctor` "
             "checks the disk first.",
             "Resumes: data order, learning-rate schedule and random state go on at the exact step.",
-            "Labels: `oelm data check` and `oelm doctor` read every row before training.",
+            "Labels: `oelm doctor` and `oelm data check mnli` read every row before training.",
             "Time-outs: a run saves a checkpoint before its time limit and exits with code 75; the same "
             "command continues it.",
             "Numbers: every table is generated from the run folders; this page is, too.",

@@ -211,24 +211,24 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "不作判定：{why}。",
     ),
     "withheld.rates": (
-        "not a fair comparison, learning rates {arm} and {reference}, neither tuned",
-        "比较不公平，学习率为 {arm} 与 {reference}，均未调参",
+        "not a fair comparison (learning rates {arm} and {reference}, neither tuned)",
+        "比较不公平（学习率为 {arm} 与 {reference}，均未调参）",
     ),
     "withheld.tuning": (
-        "not a fair comparison, the arms were not tuned alike ({arm}; {reference})",
-        "比较不公平，两组调参不对等（{arm}；{reference}）",
+        "not a fair comparison (unequal tuning: {arm}; {reference})",
+        "比较不公平（调参不对等：{arm}；{reference}）",
     ),
     "withheld.budget": (
         "unusual budget of {id} ({fields})",
         "{id} 的预算不同寻常（{fields}）",
     ),
     "withheld.builtin": (
-        "built-in generated text, not {dataset}",
-        "使用的是内置生成文本，而不是 {dataset}",
+        "built-in generated text instead of {dataset}",
+        "使用内置生成文本代替 {dataset}",
     ),
     "withheld.same_rows": (
-        "the same test rows also appear as {others}",
-        "相同的测试行也以 {others} 之名出现",
+        "the same test rows as {others}",
+        "测试行与 {others} 相同",
     ),
     "target.holds": ("This is within the 5 % target.{more}", "达到 5 % 的目标。{more}"),
     "target.fails": ("This misses the 5 % target.{more}", "未达到 5 % 的目标。{more}"),

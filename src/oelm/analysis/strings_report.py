@@ -17,8 +17,8 @@ REPORT: dict[str, tuple[str, str]] = {
         "冻结组与基线的比较共 {n} 项：{held} 项代价不超过 5 %，{failed} 项代价更大，{open} 项未有定论。",
     ),
     "lead.withheld": (
-        "{n} comparisons have no verdict, because they are not fair or not on the data they name.",
-        "{n} 项比较不作判定，因为比较不公平，或所用数据并非其名称所指。",
+        "{n} without a verdict: not a fair comparison, or not on the data it names.",
+        "{n} 项不作判定：比较不公平，或所用数据并非其名称所指。",
     ),
     "lead.nothing": (
         "There is no finished comparison of a frozen arm with its baseline yet.",

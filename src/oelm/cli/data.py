@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from oelm.cli.options import add_catalogue, add_json, command_parser, load_own
+from oelm.cli.options import add_catalogue, add_json, command_parser, load_own, require_writable
 from oelm.cli.output import print, print_json, print_table, seconds_text
 from oelm.data.catalogue import SPLITS, Dataset, datasets
 from oelm.printable import printable
@@ -145,8 +146,12 @@ def _check(args: argparse.Namespace) -> int:
 def _prepare(args: argparse.Namespace) -> int:
     from oelm.data.checks import checkable
     from oelm.data.splits import duplicates
+    from oelm.data.tokenizer_files import check_tokenizer_name
     from oelm.data.tokenizers import load_tokenizer
 
+    check_tokenizer_name(args.tokenizer, args.data_dir or None)
+    if cache := args.cache_dir or os.environ.get("OELM_CACHE_DIR", ""):
+        require_writable(cache, "--cache-dir / OELM_CACHE_DIR")
     corpus = _open(args)
     _say(args, f"{corpus.name} ({corpus.dataset.shape}) from {corpus.origin}")
     for note in corpus.notes:
