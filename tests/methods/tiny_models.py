@@ -127,6 +127,17 @@ FAMILIES: dict[str, Family] = {
         ),
         2 * L,
     ),
+    "deberta": Family(
+        _encoder(
+            "Deberta",
+            relative_attention=True,
+            pos_att_type=["p2c", "c2p"],
+            max_relative_positions=8,
+            pooler_dropout=0.0,
+        ),
+        4 * L,
+    ),
+    "squeezebert": Family(_encoder("SqueezeBert", embedding_size=W), 2 * L),
     "mpnet": Family(_encoder("MPNet"), 2 * L),
     "modernbert": Family(
         _encoder(
@@ -183,6 +194,7 @@ FAMILIES: dict[str, Family] = {
         _decoder("GPTBigCodeConfig", "GPTBigCodeForCausalLM", **_gpt2(multi_query=False)), 2 * L
     ),
     "gpt-neox": Family(_decoder("GPTNeoXConfig", "GPTNeoXForCausalLM", **ENCODER), 2 * L),
+    "codegen": Family(_decoder("CodeGenConfig", "CodeGenForCausalLM", **_gpt2(rotary_dim=4)), 2 * L),
     "gpt-neo": Family(
         _decoder(
             "GPTNeoConfig",

@@ -26,10 +26,18 @@ from oelm.methods.readers import qk_projections
 from oelm.methods.record import applied_parts, record_of, recorded, required_record
 from oelm.methods.registry import method as resolve
 from oelm.methods.schedule import settle
+from oelm.methods.verify import check_reading
 from oelm.methods.wrappers import unwrap
 
 
-def apply(model: nn.Module, method: str | Method, *, seed: int = 0) -> Applied:
+def apply(
+    model: nn.Module,
+    method: str | Method,
+    *,
+    seed: int = 0,
+    verify: bool = True,
+    example_inputs: Any = None,
+) -> Applied:
     """Give `model` the start and the frozen tensors of a method, in place.
 
     Build the optimizer after apply: a fused Q/K/V is replaced by one tensor per part, and an optimizer built
@@ -40,6 +48,10 @@ def apply(model: nn.Module, method: str | Method, *, seed: int = 0) -> Applied:
         what is frozen is remembered byte by byte.
     method: A name of `oelm.methods()`, an alias, or an `oelm.Method`.
     seed: Decides every drawn tensor, each from its own stream.
+    verify: Prove numerically, on a copy of each kind of attention, that what was read as Q and K is just that
+        (see `oelm.methods.verify`). False skips it; `oelm.audit` then says that it was skipped.
+    example_inputs: A small batch that the model accepts (a dict, a tuple or a tensor), for models whose
+        attention modules cannot be called without an example.
 
     >>> import torch
     >>> encoder = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
@@ -65,8 +77,12 @@ def apply(model: nn.Module, method: str | Method, *, seed: int = 0) -> Applied:
     check_weights(chosen, projections, matrices)
     check_ties(model, chosen, projections, matrices)
     check_extras(chosen, projections)
+    if verify and not chosen.touches_nothing:
+        check_reading(model, projections, example_inputs)
     warn_if_trained_weights_are_discarded(model, chosen, projections)
-    settle(model, install(model, chosen, seed, draw=True), 0.0)
+    record = install(model, chosen, seed, draw=True)
+    record.verified = verify
+    settle(model, record, 0.0)
     return Applied(model)
 
 

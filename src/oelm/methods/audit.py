@@ -42,6 +42,7 @@ class AuditReport:
     frozen: int
     trainable: int
     rows: tuple[AuditRow, ...]
+    verified: bool = True  # whether apply proved numerically what is Q and K
 
     @property
     def ok(self) -> bool:
@@ -60,6 +61,8 @@ class AuditReport:
         lines = [f"  {r.tensor}: {r.promised}, but {'; '.join(r.faults)}" for r in bad]
         if len(lines) > _SHOWN:
             lines[_SHOWN:] = [f"  ... and {len(lines) - _SHOWN} more (.rows has them all)"]
+        if not self.verified:
+            head += "\n  not verified: apply(..., verify=False) skipped the numeric check of what is Q and K"
         return "\n".join([head, *lines])
 
 
@@ -111,7 +114,13 @@ def audit(
         rows += held.strangers(parameters)
     total = sum(p.numel() for p in parameters.values())
     return AuditReport(
-        record.method.name, record.seed, record.progress, total - trainable, trainable, tuple(rows)
+        record.method.name,
+        record.seed,
+        record.progress,
+        total - trainable,
+        trainable,
+        tuple(rows),
+        record.verified,
     )
 
 

@@ -10,7 +10,7 @@ from oelm.errors import OelmError, UsageError
 from oelm.methods.ffn import FeedForward
 from oelm.methods.install import start_of
 from oelm.methods.method import Method
-from oelm.methods.readers import Projection, value_projections
+from oelm.methods.readers import Projection, is_matrix, value_projections
 from oelm.methods.registry import PRETRAINED_DEFAULT
 from oelm.methods.schedule import freezing_times
 from oelm.methods.wrappers import base_layer, is_adapter
@@ -101,6 +101,11 @@ def check_extras(chosen: Method, projections: list[Projection]) -> None:
             raise UsageError(
                 f"method '{chosen.name}' adds trainable parts to the projections, for which "
                 f"torch.nn.MultiheadAttention ({p.attention_name or 'the model itself'}) has no place"
+            )
+        if chosen.extends_qk and not p.fused and not is_matrix(p.weight.owner):
+            raise OelmError(
+                f"method '{chosen.name}' adds trainable parts to linear projections; {p.name} is a "
+                f"{type(p.weight.owner).__name__}"
             )
         causal = getattr(p.attention, "is_causal", getattr(p.attention, "causal", ours))
         unordered = causal is not True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,7 +55,7 @@ class Window:
 
     owner: nn.Module
     attribute: str
-    transposed: bool = False  # stored (in, out), as transformers' Conv1D does
+    transposed: bool = False  # stored (in, out) as transformers' Conv1D does, or (in, heads, head size)
     layout: Layout | None = None
     role: str = ""
 
@@ -66,24 +67,29 @@ class Window:
     def rows(self) -> int:
         """Output features of this part; known without looking at any number."""
         if self.layout is None:
-            return self.parameter.shape[-1 if self.transposed else 0]
+            return self._all_rows
         return self.layout.sizes[self.layout.roles.index(self.role)]
 
     @property
     def size(self) -> int:
-        all_rows = self.parameter.shape[-1 if self.transposed else 0]
-        return self.parameter.numel() // all_rows * self.rows
+        return self.parameter.numel() // self._all_rows * self.rows
+
+    @property
+    def _all_rows(self) -> int:
+        shape = self.parameter.shape
+        return math.prod(shape[1:]) if self.transposed else shape[0]
 
     def view(self) -> Tensor:
         """(groups, rows per group, ...) of the live parameter, writable."""
-        return self._cut(self.parameter.detach())
+        return self.cut(self.parameter.detach())
 
     def values(self) -> Tensor:
         """The same to look at only, also where processes hold a part of the parameter each."""
-        return self._cut(whole(self.parameter.detach()))
+        return self.cut(whole(self.parameter.detach()))
 
-    def _cut(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.t() if self.transposed else tensor
+    def cut(self, tensor: Tensor) -> Tensor:
+        """The same rows of any tensor of the parameter's shape, such as a gradient; a view where possible."""
+        tensor = tensor.flatten(1).t() if self.transposed else tensor
         if self.layout is None:
             return tensor[None]
         first, count = self.layout.window(self.role)

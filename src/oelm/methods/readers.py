@@ -1,7 +1,8 @@
-"""Finding every query and key projection of a model, or saying plainly why not.
+"""Finding every query and key projection of a model, or an error that says why not.
 
-The rule is all or nothing: an attention that is understood only in part is an error with the names of the
-modules in question, never a silent half-freeze.
+The rule is all or nothing: an attention that is recognised only in part is an error with the names of the
+modules in question, never a silent half-freeze. How the rows of an unknown fused matrix are ordered is found
+by trying the usual layouts against the numeric check of verify.py.
 """
 
 from __future__ import annotations
@@ -14,21 +15,26 @@ from torch import Tensor, nn
 
 from oelm.errors import OelmError
 from oelm.methods.families import (
+    FUSED_NAMES,
     FUSED_WORDS,
     HEAD_DIM,
     HEADS,
     KEY_NAMES,
     KV_HEADS,
+    POSITION_KEYS,
     QUERY_NAMES,
     SUSPECTS,
     VALUE_NAMES,
     AttentionSpec,
+    LayoutName,
     known_spec,
+    multi_latent,
 )
 from oelm.methods.families import register_attention as register_attention
 from oelm.methods.fused import SplitMultiheadAttention, SplitProjection
 from oelm.methods.layers import Place, places
 from oelm.methods.layout import Layout, Window
+from oelm.methods.verify import verify
 from oelm.methods.wrappers import base_layer, unwrap
 
 
@@ -67,13 +73,15 @@ def qk_projections(model: nn.Module) -> list[Projection]:
     ['q (q, 2 heads x 4)', 'k (k, 2 heads x 4)']
     """
     model = unwrap(model)
-    specs = {name: (module, spec) for name, module in model.named_modules() if (spec := _spec(name, module))}
-    _refuse_the_half_understood(model, set(specs))
+    specs = {
+        name: (module, spec) for name, module in model.named_modules() if (spec := _spec(model, name, module))
+    }
+    check_all_attention_recognized(model, {name: spec for name, (_, spec) in specs.items()})
     understood = {name: (module, spec) for name, (module, spec) in specs.items() if not spec.ignore}
     if not understood:
         raise OelmError(
             f"{type(model).__name__} has no attention with query and key projections that oelm can read."
-            + _candidates([(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)])
+            + _candidates(model, [(n, m) for n, m in model.named_modules() if is_matrix(m)])
         )
     where = places(model, understood)
     return [
@@ -104,50 +112,122 @@ def is_transposed(module: object) -> bool:
     return type(module).__name__ == "Conv1D" or bool(getattr(module, "transposed", False))
 
 
-def _spec(name: str, module: nn.Module) -> AttentionSpec | None:
+def is_projection(module: object) -> bool:
+    """Whether it can be a query or key projection: a matrix, or a convolution over tokens or pixels."""
+    inner = base_layer(module) if isinstance(module, nn.Module) else module
+    return is_matrix(inner) or isinstance(inner, nn.Conv1d | nn.Conv2d)
+
+
+def _spec(model: nn.Module, name: str, module: nn.Module) -> AttentionSpec | None:
+    """Where this module keeps Q and K; None if it is not an attention as far as can be told."""
     if isinstance(module, nn.MultiheadAttention):
         return AttentionSpec(num_heads="num_heads")
     if isinstance(module, SplitProjection):
         return None  # its children q and k are read through the attention that holds it
-    if (spec := known_spec(module)) is not None:
+    if (spec := known_spec(module) or multi_latent(module)) is not None:
         return spec
-    children = [child for child, m in module.named_children() if is_matrix(m)]
-    queries = tuple(child for child in children if child.lower() in QUERY_NAMES)
-    keys = tuple(child for child in children if child.lower() in KEY_NAMES)
-    return AttentionSpec(q=queries, k=keys) if queries and keys else None
+    found = _projection_names(module)
+    if {"sampling_offsets", "attention_weights"} <= set(found):
+        return AttentionSpec(ignore=True)  # deformable attention: its weights come from the query alone
+    queries = [path for path, own in found.items() if own in QUERY_NAMES or own.endswith("_query")]
+    keys = [path for path, own in found.items() if own in KEY_NAMES or own.endswith("_key")]
+    fused = [path for path, own in found.items() if own in FUSED_NAMES or _words(own) & FUSED_WORDS]
+    if queries and keys and not fused:
+        positions = [p for p in POSITION_KEYS if p not in keys and _is_at(module, p)]
+        sizes = frozenset(p for p in (*queries, *keys) if p.endswith(("_query", "_key")) and p not in _USUAL)
+        return AttentionSpec(q=tuple(queries), k=(*keys, *positions), per_head=sizes)
+    if len(fused) == 1 and not keys:
+        return _detect_layout(model, name, module, tuple(queries), fused[0])
+    return None
 
 
-def _refuse_the_half_understood(model: nn.Module, understood: set[str]) -> None:
+_USUAL = QUERY_NAMES | KEY_NAMES
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[_\d]+", name))
+
+
+def _projection_names(module: nn.Module) -> dict[str, str]:
+    """Paths of the module's own projections, by path their names in lower case.
+
+    A wrapper (`q_proj.linear`) goes by the name of the wrapper; a bare parameter of three dimensions
+    (d_in, heads, head size) counts as a projection.
+    """
+    found = {}
+    for child, inner in module.named_children():
+        if is_projection(inner) or isinstance(inner, SplitProjection):
+            found[child] = child.lower()
+        elif is_projection(getattr(inner, "linear", None)) and len(list(inner.children())) == 1:
+            found[f"{child}.linear"] = child.lower()
+    found |= {n: n.lower() for n, p in module._parameters.items() if p is not None and p.dim() == 3}
+    return found
+
+
+def _is_at(module: nn.Module, path: str) -> bool:
+    inner: Any = module
+    for step in path.split("."):
+        inner = getattr(inner, step, None)
+    return is_projection(inner) or (isinstance(inner, nn.Parameter) and inner.dim() == 3)
+
+
+_detected: dict[Any, AttentionSpec | None] = {}
+
+
+def _detect_layout(
+    model: nn.Module, name: str, module: nn.Module, queries: tuple[str, ...], fused: str
+) -> AttentionSpec | None:
+    """The one layout of a fused matrix that the numeric check proves; None if none does."""
+    roles = ("k", "v") if queries else ("q", "k", "v")
+    if isinstance(module.get_submodule(fused), SplitProjection):
+        return AttentionSpec(q=queries, fused=fused, roles=roles)
+    heads = _number(model, module, None, HEADS)
+    key = (type(module), queries, fused, heads, *((n, p.shape) for n, p in module.named_parameters()))
+    if key not in _detected:
+        _detected[key] = None
+        layouts: tuple[LayoutName, ...] = ("block", "per-head", "grouped")
+        for layout in layouts:
+            spec = AttentionSpec(q=queries, fused=fused, layout=layout, roles=roles)
+            try:
+                projections = _read(model, name, module, spec, Place("", 0, 1, ""))
+            except OelmError:
+                continue
+            if verify(model, projections).verified:
+                _detected[key] = spec
+                break
+    return _detected[key]
+
+
+def check_all_attention_recognized(model: nn.Module, specs: dict[str, AttentionSpec]) -> None:
     """Raise for modules that look like attention, or matrices that look like Q/K, which no spec covers."""
-    covered = _covered(model, understood)
+    covered = _covered(model, specs)
     suspects = []
     for name, module in model.named_modules():
-        if not is_matrix(module) or name in covered:
+        if not is_projection(module) or name in covered or isinstance(module, SplitProjection):
             continue
         own = name.rpartition(".")[2].lower()
-        words = set(re.split(r"[_\d]+", own))
         around = _attention_around(model, name)
-        odd = around is not None and (not _related(around, understood) or bool(words & SUSPECTS))
-        if odd or words & FUSED_WORDS or own in QUERY_NAMES or own in KEY_NAMES:
+        odd = around is not None and (not _related(around, set(specs)) or bool(_words(own) & SUSPECTS))
+        if odd and isinstance(module, nn.Conv1d | nn.Conv2d):
+            odd = bool(_words(own) & SUSPECTS)  # convolutions inside an attention rarely project
+        if odd or _words(own) & FUSED_WORDS or own in QUERY_NAMES or own in KEY_NAMES:
             suspects.append((name, module))
     if suspects:
         raise OelmError(
-            f"{type(model).__name__}: some attention modules are not understood, so nothing was changed."
-            + _candidates(suspects)
+            f"{type(model).__name__}: some attention modules are not recognised, so nothing was changed."
+            + _candidates(model, suspects)
         )
 
 
-def _covered(model: nn.Module, understood: set[str]) -> set[str]:
+def _covered(model: nn.Module, specs: dict[str, AttentionSpec]) -> set[str]:
     names = set()
-    for name in understood:
+    for name, spec in specs.items():
         module = model.get_submodule(name)
-        spec = _spec(name, module)
-        assert spec is not None
         prefix = f"{name}." if name else ""
         if spec.ignore or isinstance(module, nn.MultiheadAttention):
             names |= {prefix + n for n, _ in module.named_modules()}
-        if spec.fused:
-            names |= {prefix + spec.fused + s for s in ("", ".q", ".k", ".v")}
+        for fused in (spec.fused, *(part.name for part in spec.parts)):
+            names |= {prefix + fused + s for s in ("", ".q", ".k", ".v", ".latent")} if fused else set()
         names |= {prefix + child for child in (*spec.q, *spec.k)}
     return names
 
@@ -157,7 +237,7 @@ def _attention_around(model: nn.Module, name: str) -> str | None:
     steps = name.split(".")
     for depth in range(len(steps) - 1, -1, -1):
         around = ".".join(steps[:depth])
-        if re.search("attention|attn", type(model.get_submodule(around)).__name__, re.IGNORECASE):
+        if re.search("attention|attn|mhsa|mhca", type(model.get_submodule(around)).__name__, re.IGNORECASE):
             return around
     return None
 
@@ -168,20 +248,39 @@ def _related(name: str, understood: set[str]) -> bool:
     return any(u == name or u.startswith(inside) or name.startswith(f"{u}.") for u in understood)
 
 
-def _candidates(modules: list[tuple[str, nn.Module]]) -> str:
-    """The part of an error that names candidates and shows the lines that would make them understood."""
+def _candidates(model: nn.Module, modules: list[tuple[str, nn.Module]]) -> str:
+    """The part of an error that names candidates and shows the lines that would make them recognised."""
     if not modules:
         return " It has no linear layers at all."
     shown = "\n".join(f"    {name}: {type(module).__name__}" for name, module in modules[:8])
     more = f"\n    ... and {len(modules) - 8} more" if len(modules) > 8 else ""
+    lines = [f"\nCandidates:\n{shown}{more}", _how_to_register(model, [name for name, _ in modules])]
+    return "\n".join(lines)
+
+
+def _how_to_register(model: nn.Module, names: list[str]) -> str:
+    """The lines to type, with the real class and its real attribute names."""
+    around, _, own = names[0].rpartition(".")
+    holder = model.get_submodule(around)
+    mine = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == around]
+    query = next((n for n in mine if _words(n.lower()) & _QUERY_WORDS), "...")
+    key = next((n for n in mine if _words(n.lower()) & _KEY_WORDS), "...")
+    fused = next((n for n in mine if _words(n.lower()) & FUSED_WORDS), own)
+    heads = next((n for n in HEADS if isinstance(getattr(holder, n, None), int)), "...")
+    kind = f"{type(holder).__module__}.{type(holder).__qualname__}"
     return (
-        f"\nCandidates:\n{shown}{more}\n"
-        f"Say where its Q and K are, with the attribute names of your attention class:\n"
+        f"Say where {type(holder).__name__} keeps its Q and K, in one of these ways:\n"
         f"    import oelm\n"
-        f'    oelm.register_attention("YourAttention", q="q_name", k="k_name", num_heads="heads_name")\n'
-        f"    oelm.apply(model, method)\n"
-        f'(one fused matrix: fused="name", layout="block" or "per-head"; not attention at all: ignore=True)'
+        f'    oelm.register_attention("{kind}", q="{query}", k="{key}", num_heads="{heads}")\n'
+        f'    oelm.register_attention("{kind}", fused="{fused}", layout="block", num_heads="{heads}")'
+        f'  # or "per-head", "grouped"\n'
+        f'    oelm.register_attention("{kind}", ignore=True)  # it has no Q and K\n'
+        f"    oelm.apply(model, method)"
     )
+
+
+_QUERY_WORDS = {"q", "query", "queries", "wq"}
+_KEY_WORDS = {"k", "key", "keys", "wk"}
 
 
 def _read(
@@ -189,54 +288,66 @@ def _read(
 ) -> list[Projection]:
     if isinstance(module, nn.MultiheadAttention):
         return _read_multihead(name, module, place)
-    separate = [("q", child) for child in spec.q] + [("k", child) for child in spec.k]
-    found: list[tuple[str, str, Window, Window | None]] = [
-        (role, child, *_whole(_child(name, module, child))) for role, child in separate
-    ]
+    # (role, path, weight, bias, head size where it is not the common one)
+    found: list[tuple[str, str, Window, Window | None, int | None]] = []
+    for role, path in [("q", path) for path in spec.q] + [("k", path) for path in spec.k]:
+        weight, bias = _whole(name, module, path)
+        found.append((role, path, weight, bias, weight.rows if path in spec.single else None))
+    parts = [(part.name, part.layout, part.head_dims) for part in spec.parts]
     if spec.fused:
         fused = _child(name, module, spec.fused)
-        if isinstance(fused, SplitProjection):
-            wanted = [role for role in fused.layout.roles if role in ("q", "k")]
-            found += [
-                (role, f"{spec.fused}.{role}", *_whole(base_layer(getattr(fused, role)))) for role in wanted
-            ]
-        else:
-            layout = _layout(model, name, module, spec, fused)
-            transposed = is_transposed(fused)
-            for role in (r for r in layout.roles if r in ("q", "k")):
-                bias = None if fused.bias is None else Window(fused, "bias", False, layout, role)
-                weight = Window(fused, "weight", transposed, layout, role)
-                found.append((role, f"{spec.fused}.{role}", weight, bias))
-    sizes = {role: weight.rows for role, _, weight, _ in found}
-    head_dim = _head_dim(model, name, module, spec, sizes["q"])
-    return [
-        Projection(
-            name=f"{name}.{child}" if name else child,
-            role=role,
-            num_heads=_divide(f"{name}.{child}", weight.rows, head_dim),
-            head_dim=head_dim,
-            place=place,
-            attention=module,
-            attention_name=name,
-            weight=weight,
-            bias=bias,
+        layout = (
+            fused.layout if isinstance(fused, SplitProjection) else _layout(model, name, module, spec, fused)
         )
-        for role, child, weight, bias in found
-    ]
+        parts.append((spec.fused, layout, {}))
+    for path, layout, head_dims in parts:
+        fused = _child(name, module, path)
+        for role in (r for r in layout.roles if r in ("q", "k")):
+            if isinstance(fused, SplitProjection):
+                weight, bias = _whole(name, module, f"{path}.{role}")
+            else:
+                weight = Window(fused, "weight", is_transposed(fused), layout, role)
+                bias = None if fused.bias is None else Window(fused, "bias", False, layout, role)
+            if role == "q" and spec.q_bias:
+                bias = Window(module, spec.q_bias)
+            found.append((role, f"{path}.{role}", weight, bias, head_dims.get(role)))
+    rows = next((w.rows for role, _, w, _, size in found if role == "q" and size is None), 0)
+    common = _head_dim(model, name, module, spec, rows) if rows else 0
+    heads = rows // common if rows else 0
+    projections = []
+    for role, path, weight, bias, size in found:
+        full = f"{name}.{path}" if name else path
+        if path in spec.per_head:
+            size = _divide(full, weight.rows, heads)
+        head_dim = size or common
+        projections.append(
+            Projection(
+                full, role, _divide(full, weight.rows, head_dim), head_dim, place, module, name, weight, bias
+            )
+        )
+    return projections
 
 
-def _child(name: str, module: nn.Module, path: str) -> nn.Module:
-    try:
-        return base_layer(module.get_submodule(path))
-    except AttributeError:
+def _child(name: str, module: nn.Module, path: str) -> Any:
+    """The module or three-dimensional parameter at a path that a spec names."""
+    found: Any = module
+    for step in path.split("."):
+        found = getattr(found, step, None)
+    if not isinstance(found, nn.Module | nn.Parameter):
         raise OelmError(
-            f"{name} ({type(module).__name__}) has no '{path}': what register_attention says does not fit it"
-        ) from None
+            f"{name or 'the model'} ({type(module).__name__}) has no '{path}': what register_attention says "
+            f"does not fit it"
+        )
+    return base_layer(found) if isinstance(found, nn.Module) else found
 
 
-def _whole(module: nn.Module) -> tuple[Window, Window | None]:
-    bias = getattr(module, "bias", None)
-    return Window(module, "weight", is_transposed(module)), None if bias is None else Window(module, "bias")
+def _whole(name: str, module: nn.Module, path: str) -> tuple[Window, Window | None]:
+    child = _child(name, module, path)
+    if isinstance(child, nn.Parameter):
+        owner, _, attribute = path.rpartition(".")
+        return Window(module.get_submodule(owner), attribute, transposed=True), None
+    bias = getattr(child, "bias", None)
+    return Window(child, "weight", is_transposed(child)), None if bias is None else Window(child, "bias")
 
 
 def _read_multihead(name: str, module: nn.MultiheadAttention, place: Place) -> list[Projection]:
@@ -304,9 +415,10 @@ def _head_dim(model: nn.Module, name: str, module: nn.Module, spec: AttentionSpe
 
 
 def _heads_unknown(name: str, module: nn.Module, where: str) -> OelmError:
-    kind = type(module).__name__
+    kind = f"{type(module).__module__}.{type(module).__qualname__}"
     return OelmError(
-        f"{name or 'the model'} ({kind}): neither the number of heads nor their size was found. Say it:\n"
+        f"{name or 'the model'} ({type(module).__name__}): neither the number of heads nor their size "
+        f"was found. Say it:\n"
         f"    import oelm\n"
         f'    oelm.register_attention("{kind}", {where}, num_heads="its attribute, or a number")\n'
         f"    oelm.apply(model, method)"

@@ -52,8 +52,8 @@ class TensorRecord:
     def heads(self, tensor: Tensor) -> Tensor:
         """A weight as (num_heads, head_dim, d_in), detached."""
         full = whole(tensor.detach())
-        rows = full.t() if self.transposed else full
-        return rows.unflatten(0, (self.num_heads, self.head_dim))
+        rows = full.flatten(1).t() if self.transposed else full
+        return rows.reshape(self.num_heads, self.head_dim, -1)
 
 
 @dataclass
@@ -66,6 +66,7 @@ class Record:
     extras: list[str] = field(default_factory=list)  # names of the parameters that the method added
     frozen_before: list[str] = field(default_factory=list)  # parameters that were frozen already: no promise
     progress: float = 0.0
+    verified: bool = True  # False: apply(..., verify=False) skipped the numeric check of what is Q and K
 
     def to_dict(self) -> dict[str, Any]:
         return {

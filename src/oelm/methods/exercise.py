@@ -1,0 +1,157 @@
+"""How to call an attention module that is to be checked numerically: guessed from its signature, or observed
+while the model runs."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TOKENS = 6
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+_MEMORY = {
+    *("key", "value", "k", "v", "keys", "values", "key_states", "value_states", "context", "memory", "kv"),
+    *("encoder_hidden_states", "key_value_states", "current_states", "key_value", "latents"),
+}
+_ROTARY = {
+    "position_embeddings",
+    "rotary_pos_emb",
+    "rotary_emb",
+    "rotary_position_embeddings",
+    "position_embedding",
+}
+_ROTARY_SIZES = ("qk_rope_head_dim", "rotary_ndims", "rotary_dim", "rope_head_dim")
+_POSITIONS = {"relative_position_embeddings", "pos_emb", "r", "position_embeds", "pos_embeds"}
+
+
+def guessed_calls(
+    module: nn.Module, config: Any, width: int, key_width: int, head_dim: int, generator: torch.Generator
+) -> Iterator[Call]:
+    """Calls of `module.forward` that its signature suggests, the most common shapes first.
+
+    width, key_width: d_in of the queries and of the keys.
+    """
+    parameters = [
+        p
+        for p in inspect.signature(module.forward).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    sizes = [
+        n for s in (module, config) for name in _ROTARY_SIZES if isinstance(n := getattr(s, name, 0), int)
+    ]
+    rotary_sizes = [n for n in dict.fromkeys([*sizes, head_dim, head_dim // 2]) if n > 0]
+    tokens = {
+        "bnd": (1, TOKENS),
+        "nd": (TOKENS,),
+        "bhwd": (1, 4, 4),
+        "bdn": (1, -1, TOKENS),
+        "bdhw": (1, -1, 4, 4),
+        "nbd": (TOKENS, 1),
+    }
+    for shape, rotary, cross in itertools.product(tokens.values(), rotary_sizes, (False, True)):
+        kwargs: dict[str, Any] = {}
+        for index, p in enumerate(parameters):
+            value: Any = None
+            if index == 0 or (
+                p.name in _MEMORY and (cross or not p.name.startswith(("encoder", "key_value")))
+            ):
+                size = width if index == 0 else key_width
+                full = [size if n == -1 else n for n in shape] + ([] if -1 in shape else [size])
+                value = torch.randn(full, generator=generator)
+            elif p.name in _ROTARY:
+                batch = () if shape == (TOKENS,) else (1,)
+                angle = torch.randn(*batch, TOKENS, rotary, generator=generator)
+                value = (angle.cos(), angle.sin())
+            elif p.name in _POSITIONS:
+                value = torch.randn(1, 2 * TOKENS - 1, width, generator=generator)
+            elif p.name in ("cu_seqlens", "cu_seq_lens"):
+                value = torch.tensor([0, TOKENS], dtype=torch.int32)
+            elif p.name == "position_ids":
+                value = torch.arange(TOKENS)[None]
+            if value is not None or p.default is p.empty:
+                kwargs[p.name] = value
+        yield (), kwargs
+
+
+def example_inputs_of(model: nn.Module) -> list[Any]:
+    """Small inputs that a Hugging Face model is likely to accept, from its config; empty for other models."""
+    config = getattr(model, "config", None)
+    name = getattr(model, "main_input_name", None)
+    if config is None or not isinstance(name, str):
+        return []
+    ids = torch.arange(3, 11)[None]
+    vision = getattr(config, "vision_config", config)
+    side = getattr(vision, "image_size", None) or 32
+    height, width = side if isinstance(side, list | tuple) else (side, side)
+    image = torch.randn(1, getattr(vision, "num_channels", 3), height, width)
+    text: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if getattr(config, "is_encoder_decoder", False):
+        text["decoder_input_ids"] = ids
+    features = getattr(config, "feature_projection_input_dim", 80)
+    by_name = {
+        "pixel_values": [{"pixel_values": image}],
+        "input_values": [{"input_values": torch.randn(1, 4000)}],
+        "input_features": [{"input_features": torch.randn(1, 32, features)}],
+    }
+    both = [{**text, "pixel_values": image}] if hasattr(config, "vision_config") else []
+    return [*by_name.get(name, []), *both, text]
+
+
+@torch.no_grad()
+def observed_calls(model: nn.Module, attentions: Mapping[str, nn.Module], inputs: Any) -> dict[str, Call]:
+    """Run the model once on `inputs` and return how each named attention was called, moved to the CPU in
+    float32. The model is left as it was."""
+    seen: dict[str, Call] = {}
+    handles = []
+    for name, module in attentions.items():
+
+        def hook(_module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            try:
+                seen.setdefault(name, copy.deepcopy((_plain(args), _plain(kwargs))))
+            except Exception:  # caches and other objects that cannot be copied: this call is of no use
+                return
+
+        handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+    modes = [(module, module.training) for module in model.modules()]
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    moved = _move(inputs, device)
+    try:
+        model.eval()
+        if isinstance(moved, Mapping):
+            model(**moved)
+        else:
+            model(*moved) if isinstance(moved, tuple | list) else model(moved)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes:
+            module.training = training
+    return seen
+
+
+def _plain(value: Any) -> Any:
+    """The same with tensors on the CPU in float32 and without caches, which a second call would find full."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        return value.float() if value.is_floating_point() else value.clone()
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(v) for v in value)
+    if isinstance(value, dict):
+        return {k: None if "past" in k or "cache_params" in k else _plain(v) for k, v in value.items()}
+    return value
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {k: _move(v, device) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_move(v, device) for v in value]
+    return value

@@ -1,0 +1,289 @@
+"""What is read as Q and K is Q and K: proved numerically, or refused."""
+
+import pytest
+import torch
+import transformers as hf
+from tiny_models import LLAMA, build
+from torch import nn
+from torch.nn import functional as F
+
+import oelm
+from oelm.errors import OelmError, UsageError
+from oelm.methods import families
+from oelm.methods.readers import qk_projections
+from oelm.methods.verify import verify
+
+W, H = 32, 4
+
+
+@pytest.fixture(autouse=True)
+def forget_registrations(monkeypatch):
+    monkeypatch.setattr(families, "_registered", {})
+
+
+class MHSA(nn.Module):
+    """An attention whose class name and plural projection names are not the usual ones."""
+
+    def __init__(self, names=("to_queries", "to_keys", "to_values")):
+        super().__init__()
+        self.num_heads, self.names = H, names
+        for name in names:
+            setattr(self, name, nn.Linear(W, W))
+
+    def forward(self, x):
+        q, k, v = (getattr(self, n)(x).unflatten(-1, (H, -1)).transpose(1, 2) for n in self.names)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class Interleaved(nn.Module):
+    """One matrix whose rows are ordered [q1; k1; v1; q2; ...]."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads = H
+        self.mix = nn.Linear(W, 3 * W)
+
+    def forward(self, x):
+        q, k, v = self.mix(x).unflatten(-1, (H, -1)).transpose(1, 2).chunk(3, -1)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def frozen(model):
+    oelm.apply(model, "freeze-pretrained")
+    return {name for name, p in model.named_parameters() if not p.requires_grad}
+
+
+# -- half-freezes ------------------------------------------------------------------------------------------
+
+
+def test_plural_names_beside_torchs_attention_are_frozen_too():
+    model = nn.ModuleDict({"own": MHSA(), "torch": nn.MultiheadAttention(W, H)})
+    assert {"own.to_queries.weight", "own.to_keys.weight"} < frozen(model)
+
+
+def test_an_attention_by_its_class_name_alone_is_refused():
+    model = nn.ModuleDict({"own": MHSA(names=("a", "b", "c")), "torch": nn.MultiheadAttention(W, H)})
+    with pytest.raises(OelmError, match=r"own\.a: Linear") as error:
+        oelm.apply(model, "oelm-freeze")
+    assert f'oelm.register_attention("{MHSA.__module__}.MHSA"' in str(error.value)
+
+
+def test_a_position_key_that_is_not_claimed_is_refused():
+    class Relative(MHSA):
+        def __init__(self):
+            super().__init__(names=("q", "k", "v"))
+            self.place = nn.Linear(W, W)
+
+        def forward(self, x):
+            q, k, v = (getattr(self, n)(x).unflatten(-1, (H, -1)).transpose(1, 2) for n in self.names)
+            place = self.place(torch.ones_like(x)).unflatten(-1, (H, -1)).transpose(1, 2)
+            return ((q @ (k + place).mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    with pytest.raises(OelmError, match=r"place.weight acts only through the attention scores"):
+        oelm.apply(Relative(), "oelm-freeze")
+
+
+def conformer(kind, **rest):
+    config = getattr(hf, f"{kind}Config")(
+        hidden_size=W,
+        num_attention_heads=H,
+        num_hidden_layers=1,
+        intermediate_size=W,
+        position_embeddings_type="relative",
+        conv_dim=(W,),
+        conv_stride=(2,),
+        conv_kernel=(3,),
+        num_feat_extract_layers=1,
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        **rest,
+    )
+    return getattr(hf, f"{kind}Model")(config)
+
+
+def funnel():
+    sizes = {"d_model": W, "n_head": H, "d_head": 8, "d_inner": W, "block_sizes": [1], "vocab_size": 64}
+    return hf.FunnelBaseModel(hf.FunnelConfig(**sizes))
+
+
+def xlnet():
+    return hf.XLNetModel(hf.XLNetConfig(d_model=W, n_head=H, n_layer=1, d_inner=W, vocab_size=64))
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: conformer("Wav2Vec2Conformer"), "linear_pos.weight"),
+        (funnel, "r_kernel"),
+        (xlnet, "rel_attn.r"),
+    ],
+)
+def test_position_keys_are_frozen_and_audited(make, name):
+    model = make()
+    names = frozen(model)
+    assert any(n.endswith(name) for n in names)
+    assert oelm.audit(model).ok
+    drawn = make()
+    oelm.apply(drawn, "oelm-freeze", seed=1)
+    assert oelm.audit(drawn).ok
+
+
+def test_convolutions_as_projections_are_read():
+    class ConvAttention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.num_heads = 1
+            self.q, self.k, self.v = (nn.Conv2d(W, W, 1) for _ in range(3))
+
+        def forward(self, x):
+            q, k, v = (p(x).flatten(2).mT for p in (self.q, self.k, self.v))
+            return (q @ k.mT).softmax(-1) @ v
+
+    model = nn.ModuleDict({"conv": ConvAttention(), "torch": nn.MultiheadAttention(W, H)})
+    oelm.apply(model, "oelm-freeze", seed=1)
+    assert oelm.audit(model).ok
+    assert not model["conv"].k.weight.requires_grad
+
+
+# -- registrations are proved ------------------------------------------------------------------------------
+
+
+def refused(model, match):
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    with pytest.raises(OelmError, match=match):
+        oelm.apply(model, "oelm-freeze")
+    assert all(torch.equal(before[n], p) and p.requires_grad for n, p in model.named_parameters())
+
+
+def test_a_wrong_layout_is_refused():
+    oelm.register_attention(Interleaved, fused="mix", layout="block", num_heads="num_heads")
+    refused(Interleaved(), "rows of mix.weight that are read as queries act on the output")
+    oelm.register_attention(Interleaved, fused="mix", layout="per-head", num_heads="num_heads")
+    oelm.apply(Interleaved(), "oelm-freeze")
+
+
+def test_codegen_as_block_is_refused():
+    model = build("codegen")
+    kind = type(next(p.attention for p in qk_projections(model)))
+    oelm.register_attention(kind, fused="qkv_proj", layout="block", num_heads="num_attention_heads")
+    refused(model, "CodeGenAttention")
+
+
+@pytest.mark.parametrize(("heads", "why"), [(8, "act on the same scores"), (2, "act on several heads")])
+def test_a_wrong_number_of_heads_is_refused(heads, why):
+    oelm.register_attention(MHSA, q="to_queries", k="to_keys", num_heads=heads)
+    refused(MHSA(), why)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "why"),
+    [
+        ("to_keys", "to_queries", "are read as queries, but act as keys"),
+        ("to_queries", ("to_keys", "to_values"), "act on the output"),
+        (("to_queries", "to_keys"), "to_keys", "act as keys"),
+    ],
+)
+def test_swapped_or_false_projections_are_refused(q, k, why):
+    oelm.register_attention(MHSA, q=q, k=k, num_heads=H)
+    refused(MHSA(), why)
+
+
+def test_a_class_of_the_same_name_elsewhere_is_not_affected():
+    class BertSelfAttention(MHSA):
+        pass
+
+    oelm.register_attention(BertSelfAttention, ignore=True)
+    assert len(qk_projections(build("bert"))) == 6
+    with pytest.raises(UsageError, match="Pass the class itself"):
+        oelm.register_attention("BertSelfAttention", ignore=True)
+    with pytest.raises(UsageError, match=r"a class of nn\.Module"):
+        oelm.register_attention(dict, ignore=True)
+
+
+def test_a_user_class_named_like_transformers_is_not_read_as_it():
+    class GPT2Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.num_heads, self.c_attn = H, nn.Linear(W, 3 * W)
+
+        def forward(self, x):  # per head, unlike GPT-2's
+            return Interleaved.forward(self, x)
+
+        mix = property(lambda self: self.c_attn)
+
+    read = qk_projections(GPT2Attention())
+    assert {p.weight.layout.groups for p in read} == {H}
+
+
+# -- what cannot be run ------------------------------------------------------------------------------------
+
+
+class Demanding(MHSA):
+    def forward(self, x, settings):
+        return super().forward(x * settings["scale"])
+
+
+class Demands(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Demanding()
+
+    def forward(self, x):
+        return self.inner(x, {"scale": 2.0})
+
+
+def test_an_attention_that_cannot_be_run_asks_for_an_example():
+    refused(Demands(), "example_inputs=")
+    model = Demands().train()
+    oelm.apply(model, "oelm-freeze", example_inputs=torch.randn(1, 5, W))
+    assert model.inner.training
+
+
+def test_an_unverified_model_says_so_in_its_audit():
+    model = Demands()
+    oelm.apply(model, "oelm-freeze", verify=False)
+    assert not oelm.audit(model).verified
+    assert "not verified" in str(oelm.audit(model))
+    checked = MHSA()
+    oelm.apply(checked, "oelm-freeze")
+    assert oelm.audit(checked).verified
+
+
+# -- more families -----------------------------------------------------------------------------------------
+
+
+def latent_attention(kind="DeepseekV3", **rest):
+    sizes = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
+    config = getattr(hf, f"{kind}Config")(
+        **{**LLAMA, "num_hidden_layers": 1, "num_key_value_heads": H, "v_head_dim": 12, **sizes, **rest},
+        first_k_dense_replace=1,
+    )
+    return getattr(hf, f"{kind}ForCausalLM")(config).eval()
+
+
+@pytest.mark.parametrize(("kind", "rank"), [("DeepseekV3", 24), ("DeepseekV3", None), ("DeepseekV2", None)])
+def test_multi_head_latent_attention(kind, rank):
+    model, plain = (latent_attention(kind, q_lora_rank=rank) for _ in range(2))
+    ids = torch.arange(3, 9)[None]
+    oelm.apply(model, "oelm-freeze", seed=1)
+    assert oelm.audit(model).ok
+    plain.load_state_dict(model.state_dict())
+    assert torch.allclose(model(ids).logits, plain(ids).logits, atol=1e-5)
+    own = {n.rpartition("self_attn.")[2] for n, p in model.named_parameters() if not p.requires_grad}
+    queries = {"q_a_proj.weight", "q_b_proj.weight"} if rank else {"q_proj.weight"}
+    assert own == {*queries, "kv_b_proj.k.weight", "kv_a_proj_with_mqa.k.weight"}
+    heads = {p.name.rpartition("self_attn.")[2]: (p.num_heads, p.head_dim) for p in qk_projections(model)}
+    assert heads["kv_b_proj.k"] == (H, 8)
+    assert heads["kv_a_proj_with_mqa.k"] == (1, 4)
+
+
+def test_fused_vision_attention_is_read_by_trying_layouts():
+    from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import VisionAttention
+
+    attention = VisionAttention(Qwen2VLVisionConfig(embed_dim=W, num_heads=H))
+    projections = qk_projections(attention)
+    assert [p.name for p in projections] == ["qkv.q", "qkv.k"]
+    assert verify(attention, projections).verified
+    oelm.apply(attention, "oelm-freeze", seed=1)
+    assert oelm.audit(attention).ok
