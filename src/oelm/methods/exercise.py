@@ -45,7 +45,9 @@ def guessed_calls(
     sizes = [
         n for s in (module, config) for name in _ROTARY_SIZES if isinstance(n := getattr(s, name, 0), int)
     ]
-    rotary_sizes = [n for n in dict.fromkeys([*sizes, head_dim, head_dim // 2]) if n > 0]
+    rotary_sizes = [
+        n for n in dict.fromkeys([*sizes, *(n // 2 for n in sizes), head_dim, head_dim // 2]) if n > 0
+    ]
     tokens = {
         "bnd": (1, TOKENS),
         "nd": (TOKENS,),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -138,7 +138,8 @@ def _falcon(attention: nn.Module) -> AttentionSpec:
 
 
 def _codegen(attention: nn.Module) -> AttentionSpec:
-    width, heads = attention.embed_dim, attention.num_attention_heads
+    sizes: Any = attention
+    width, heads = int(sizes.embed_dim), int(sizes.num_attention_heads)
     layout = Layout(("q", "v", "k"), (width, width, width), groups=4)  # one group per TPU core, always four
     part = FusedPart("qkv_proj", layout, {"q": width // heads, "k": width // heads})
     return AttentionSpec(parts=(part,), num_heads="num_attention_heads")

@@ -135,7 +135,12 @@ def _spec(model: nn.Module, name: str, module: nn.Module) -> AttentionSpec | Non
     if queries and keys and not fused:
         positions = [p for p in POSITION_KEYS if p not in keys and _is_at(module, p)]
         sizes = frozenset(p for p in (*queries, *keys) if p.endswith(("_query", "_key")) and p not in _USUAL)
-        return AttentionSpec(q=tuple(queries), k=(*keys, *positions), per_head=sizes)
+        # Pixels that attend to each other through 1x1 convolutions have one head, and no word for it.
+        pixels = isinstance(getattr(module, queries[0], None), nn.Conv2d)
+        alone = pixels and not any(hasattr(module, n) for n in HEADS)
+        return AttentionSpec(
+            q=tuple(queries), k=(*keys, *positions), per_head=sizes, num_heads=1 if alone else None
+        )
     if len(fused) == 1 and not keys:
         return _detect_layout(model, name, module, tuple(queries), fused[0])
     return None

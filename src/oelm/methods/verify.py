@@ -259,6 +259,7 @@ class _Trial:
         past = _gradients([output], parameters)
         index_of = {id(p): index for index, p in enumerate(parameters)}
         claimed = [torch.zeros(p.shape, dtype=torch.bool) for p in parameters]
+        unused: list[Projection] = []  # in this call
         for claim in self.claims:
             for window in (claim.weight, claim.bias):
                 if window is None:
@@ -271,6 +272,9 @@ class _Trial:
                         f"without passing the attention scores: they hold values, or a gate"
                     )
                 idle = ~window.cut(through[index]).flatten(2 if window is claim.weight else 1).any(-1)
+                if window is claim.weight and idle.all() and _named_so(claim):
+                    unused.append(claim)  # as without global tokens (Longformer) or entities (LUKE)
+                    continue
                 if window is claim.weight and idle.any():
                     return (
                         f"{int(idle.sum())} rows of {names[index]} that are read as {_WORD[claim.role]} do "
@@ -285,8 +289,11 @@ class _Trial:
                     continue
                 return f"{name} acts only through the attention scores, but is not read as Q or K"
         # Roles before heads: swapping rows in place ends the use of the recorded graph.
-        roles = (self._wrong_role(claim, scores) for claim in self.claims)
-        heads = (self._wrong_heads(claim, args, kwargs, scores) for claim in self.claims)
+        used = [claim for claim in self.claims if claim not in unused]
+        if idle_role := {c.role for c in unused} - {c.role for c in used}:
+            return f"nothing that is read as {_WORD[min(idle_role)]} acts on the attention scores"
+        roles = (self._wrong_role(claim, scores) for claim in used)
+        heads = (self._wrong_heads(claim, args, kwargs, scores) for claim in used)
         return next(filter(None, itertools.chain(roles, heads)), "")
 
     def _projects(self, name: str, parameter: Tensor) -> bool:
@@ -385,6 +392,12 @@ def _gradients(targets: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[
     total = torch.stack(parts).sum()
     found = torch.autograd.grad(total, list(parameters), allow_unused=True, retain_graph=True)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+
+
+def _named_so(claim: Projection) -> bool:
+    """Whether its name says query or key, so that it may go unused in one call."""
+    words = {"q": {"q", "query"}, "k": {"k", "key"}}[claim.role]
+    return bool(words & set(claim.name.rpartition(".")[2].split("_")))
 
 
 def _rows_of_gradient(score: Tensor, claim: Projection) -> Tensor:
