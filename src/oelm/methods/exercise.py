@@ -7,6 +7,7 @@ import copy
 import inspect
 import itertools
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +18,16 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _MEMORY = {
     *("key", "value", "k", "v", "keys", "values", "key_states", "value_states", "context", "memory", "kv"),
-    *("encoder_hidden_states", "key_value_states", "current_states", "key_value", "latents"),
+    *(
+        "encoder_hidden_states",
+        "key_value_states",
+        "current_states",
+        "key_value",
+        "latents",
+        "cross_attention_states",
+    ),
 }
+_HIDDEN = {"hidden_states", "query", "query_states", "x"}
 _ROTARY = {
     "position_embeddings",
     "rotary_pos_emb",
@@ -48,37 +57,48 @@ def guessed_calls(
     rotary_sizes = [
         n for n in dict.fromkeys([*sizes, *(n // 2 for n in sizes), head_dim, head_dim // 2]) if n > 0
     ]
-    tokens = {
-        "bnd": (1, TOKENS),
-        "nd": (TOKENS,),
-        "bhwd": (1, 4, 4),
-        "bdn": (1, -1, TOKENS),
-        "bdhw": (1, -1, 4, 4),
-        "nbd": (TOKENS, 1),
-    }
-    for shape, rotary, cross in itertools.product(tokens.values(), rotary_sizes, (False, True)):
+    generate = partial(torch.randn, generator=generator)
+    named = {p.name for p in parameters}
+    positions = _POSITION_FORMS if named & _ROTARY else _POSITION_FORMS[:1]
+    for shape, form, rotary, cross in itertools.product(_SHAPES, positions, rotary_sizes, (False, True)):
         kwargs: dict[str, Any] = {}
         for index, p in enumerate(parameters):
+            required = p.default is p.empty
             value: Any = None
-            if index == 0 or (
-                p.name in _MEMORY and (cross or not p.name.startswith(("encoder", "key_value")))
-            ):
-                size = width if index == 0 else key_width
-                full = [size if n == -1 else n for n in shape] + ([] if -1 in shape else [size])
-                value = torch.randn(full, generator=generator)
+            if index == 0 or (required and p.name in _HIDDEN):
+                value = generate(_sized(shape, width))
+            elif p.name in _MEMORY and (cross or required or not p.name.startswith(("encoder", "key_value"))):
+                value = generate(_sized(shape, key_width))
             elif p.name in _ROTARY:
-                batch = () if shape == (TOKENS,) else (1,)
-                angle = torch.randn(*batch, TOKENS, rotary, generator=generator)
-                value = (angle.cos(), angle.sin())
+                value = _positions(form, shape, rotary, width, generate)
             elif p.name in _POSITIONS:
-                value = torch.randn(1, 2 * TOKENS - 1, width, generator=generator)
+                value = generate(1, 2 * TOKENS - 1, width)
             elif p.name in ("cu_seqlens", "cu_seq_lens"):
                 value = torch.tensor([0, TOKENS], dtype=torch.int32)
             elif p.name == "position_ids":
                 value = torch.arange(TOKENS)[None]
-            if value is not None or p.default is p.empty:
+            if value is not None or required:
                 kwargs[p.name] = value
         yield (), kwargs
+
+
+#: Shapes of the tokens without their width, which comes last or where -1 stands.
+_SHAPES = ((1, TOKENS), (TOKENS,), (1, 4, 4), (1, -1, TOKENS), (1, -1, 4, 4), (TOKENS, 1))
+_POSITION_FORMS = ("cos and sin", "relative", "absolute", "complex")
+
+
+def _sized(shape: tuple[int, ...], width: int) -> list[int]:
+    return [width if n == -1 else n for n in shape] + ([] if -1 in shape else [width])
+
+
+def _positions(form: str, shape: tuple[int, ...], rotary: int, width: int, generate: Any) -> Any:
+    batch = () if shape == (TOKENS,) else (1,)
+    if form == "relative":
+        return generate(1, 2 * TOKENS - 1, width)
+    if form == "absolute":
+        return generate(*batch, TOKENS, width)
+    angle = generate(*batch, TOKENS, rotary)
+    return torch.polar(torch.ones_like(angle), angle) if form == "complex" else (angle.cos(), angle.sin())
 
 
 def example_inputs_of(model: nn.Module) -> list[Any]:
@@ -145,8 +165,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_plain(v) for v in value)
     if isinstance(value, dict):
-        return {k: None if "past" in k or "cache_params" in k else _plain(v) for k, v in value.items()}
-    return value
+        return {k: _plain(v) for k, v in value.items()}
+    return None if hasattr(value, "get_seq_length") else value
 
 
 def _move(value: Any, device: torch.device) -> Any:

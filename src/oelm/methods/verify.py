@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from oelm.errors import OelmError
 from oelm.methods.exercise import Call, example_inputs_of, guessed_calls, observed_calls
+from oelm.methods.wrappers import is_adapter
 
 if TYPE_CHECKING:
     from oelm.methods.readers import Projection
@@ -156,7 +157,10 @@ def verify(model: nn.Module, projections: Sequence[Projection], calls: Sequence[
             error_seen = error_seen or _short(error)
             continue
         if scores:  # the first call that works decides: later guesses could prove nonsense
-            return Verdict(problem=trial.contradiction(args, kwargs, scores, output))
+            try:
+                return Verdict(problem=trial.contradiction(args, kwargs, scores, output))
+            except Exception as error:  # a module that cannot be called twice with the same arguments
+                return Verdict(reason=f"a second call with the same arguments failed, {_short(error)}")
     return Verdict(reason=error_seen or "it computes no softmax over scores")
 
 
@@ -227,8 +231,8 @@ class _Trial:
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
         config: Any = getattr(module, "config", None)
-        if "flash" in str(getattr(config, "_attn_implementation", "")):
-            config._attn_implementation = "eager"
+        if isinstance(getattr(config, "_attn_implementation", None), str):  # of transformers; a copy, too
+            config._attn_implementation = "eager"  # others hide scores, or correct the output for sinks
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 fresh = torch.randn(parameter.shape, generator=self.generator)
@@ -299,7 +303,7 @@ class _Trial:
     def _projects(self, name: str, parameter: Tensor) -> bool:
         """Whether it is a matrix applied to tokens or positions, or their q bias; not a table or a norm."""
         owner, own = self.module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
-        if isinstance(owner, nn.Embedding):
+        if isinstance(owner, nn.Embedding) or self._is_in_adapter(name):
             return False
         if parameter.dim() < 2:
             rows = {c.num_heads * c.head_dim for c in self.claims}
@@ -308,6 +312,12 @@ class _Trial:
             return True
         width = self.claims[0].heads().shape[-1]
         return width in parameter.shape and parameter.numel() >= width * self.claims[0].head_dim
+
+    def _is_in_adapter(self, name: str) -> bool:
+        """Whether PEFT added it: `check_adapters` decides about those."""
+        steps = name.split(".")
+        around = (self.module.get_submodule(".".join(steps[:n])) for n in range(len(steps)))
+        return any(is_adapter(module) for module in around) and "base_layer" not in steps
 
     def _only_added(self, args: Any, kwargs: Any, parameter: Tensor, before: Tensor) -> bool:
         """Whether its effect on the scores is the same for other tokens, as that of a position bias is."""
@@ -413,7 +423,7 @@ def _parallel(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _changed(before: Tensor, after: Tensor) -> Tensor:
-    usual = before[before.isfinite() & (before.abs() < 1e6)].abs().mean()
+    usual = before[before.isfinite()].abs().median()  # the mean would count masks of -1e4
     return (((after - before).abs() > 1e-5 * usual) & before.isfinite()).flatten()
 
 
