@@ -28,7 +28,17 @@ MAY_KNOW: dict[str, set[str]] = {
     "bench": {"methods", "data", "models", "training", "experiments"},
     "cli": {"methods", "data", "models", "training", "experiments", "analysis", "bench"},
 }
-SHARED = {"errors", "atomic", "locks", "low_precision", "quantities", "safe_files", "safe_yaml", "printable"}
+SHARED = {
+    "atomic",
+    "checksums",
+    "errors",
+    "locks",
+    "low_precision",
+    "printable",
+    "quantities",
+    "safe_files",
+    "safe_yaml",
+}
 
 
 def modules() -> list[Path]:

@@ -7,11 +7,18 @@ moment leaves the old file whole; a full disk raises before the old file is touc
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import re
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
+
+# `.results.json.1234.tmp`, `.merge-1234-x8f2`: the number is the process that writes it.
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp|\.merge-(?:(\d+)-)?.*")
 
 
 @contextlib.contextmanager
@@ -28,7 +35,8 @@ def atomic_open(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the error that is raised is the one that counts
+            temporary.unlink(missing_ok=True)
         raise
 
 
@@ -39,7 +47,58 @@ def write_text(path: Path | str, text: str) -> None:
 
 def write_json(path: Path | str, value: Any) -> None:
     """Readable JSON with a stable key order as given; NaN is refused rather than written as non-JSON."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def remove_leftovers(folder: Path | str, *, min_age: float = 0.0) -> int:
+    """Delete what writers that were killed left in `folder`; returns how many files and folders.
+
+    A temporary file is kept while its process exists on this host. Where several hosts write, pass as
+    `min_age` the seconds after which a writer on another host must be gone, too.
+    """
+    removed = 0
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            match = _TEMPORARY.fullmatch(entry.name)
+            if match and _writer_is_gone(entry, int(match[1] or match[2] or 0), min_age):
+                with contextlib.suppress(OSError):
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    shutil.rmtree(entry.path) if is_folder else os.unlink(entry.path)
+                    removed += 1
+    return removed
+
+
+def _writer_is_gone(entry: os.DirEntry[str], pid: int, min_age: float) -> bool:
+    if pid and pid != os.getpid() and _process_exists(pid):
+        return False
+    if not pid:  # written by an earlier version, which did not name its process
+        min_age = max(min_age, 86_400)
+    try:
+        return min_age <= 0 or time.time() - entry.stat(follow_symlinks=False).st_mtime > min_age
+    except OSError:
+        return False
+
+
+def _process_exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether no space, inode or quota was left; also when a library only passes on the system's text."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    cause = error.__cause__
+    return os.strerror(errno.ENOSPC) in str(error) or (cause is not None and is_disk_full(cause))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -86,6 +86,54 @@ def test_other_content_or_tokenizer_or_a_damaged_cache_is_made_anew(tokenizer: T
     assert prepare_tokens(corpus.limit(validation=30), "validation", tokenizer).ids.tolist() == whole
 
 
+def flip_bit(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at % len(content)] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", ["ids.bin", "ends.bin", "meta.json"])
+def test_one_flipped_bit_in_the_cache_is_noticed_and_the_tokens_are_made_again(
+    tokenizer: Tokenizer, tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = open_corpus("stories").limit(validation=30)
+    first = prepare_tokens(corpus, "validation", tokenizer, cache_dir=tmp_path)
+    whole = (first.folder / file).read_bytes()
+    flip_bit(first.folder / file, 31)
+    again = prepare_tokens(corpus, "validation", tokenizer, cache_dir=tmp_path)
+    assert (again.folder / file).read_bytes() == whole
+    assert "It is made again" in caplog.text
+
+
+def test_a_damaged_tokenizer_of_the_cache_is_trained_again(tmp_path: Path) -> None:
+    corpus = open_corpus("stories").limit(train=50)
+    whole = load_tokenizer("bpe-300", corpus=corpus, cache_dir=tmp_path)
+    (file,) = (tmp_path / "tokenizers").glob("bpe-300-*/tokenizer.json")
+    for damage in (b"{", b"\xff\xfe", file.read_bytes().replace(b'"a":', b'"q":')):
+        file.write_bytes(damage)
+        assert load_tokenizer("bpe-300", corpus=corpus, cache_dir=tmp_path).hash == whole.hash
+
+
+@pytest.mark.parametrize("files", [("tokenizer.json",), ("vocab.json", "merges.txt")])
+def test_damaged_tokenizer_files_are_named(tmp_path: Path, files: tuple[str, ...]) -> None:
+    for name in files:
+        (tmp_path / name).write_bytes(b"\xff{")
+    with pytest.raises(OelmError, match=f"{tmp_path} are damaged"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_leftovers_of_a_killed_writer_are_removed_from_the_cache(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    corpus = open_corpus("stories").limit(validation=30)
+    stray = tmp_path / "tokens" / ".meta.json.4194303.tmp"
+    stray.parent.mkdir()
+    stray.write_text("half")
+    os.utime(stray, (0, 0))
+    prepare_tokens(corpus, "validation", tokenizer, cache_dir=tmp_path)
+    assert not stray.exists()
+
+
 def test_processes_give_the_same_bytes_as_one(tokenizer: Tokenizer, tmp_path: Path, monkeypatch) -> None:
     corpus = open_corpus("stories").limit(train=300)
     alone = prepare_tokens(corpus, "train", tokenizer, workers=1, cache_dir=tmp_path / "a")

@@ -1,14 +1,17 @@
 """Arrays on disk that are either whole or clearly not yet: what token files and encoded splits are made of.
 
-A store is a folder with one flat binary file per column and `meta.json`. It grows as `<name>.part` with a
-journal of what is safely written; a killed writer's successor goes on from the journal, and the finished
-folder appears by one rename. A lock keeps two writers of the same store apart.
+A store is a folder with one flat binary file per column and `meta.json`, which holds the SHA-256 of each
+column and of itself. It grows as `<name>.part` with a journal of what is safely written; a killed writer's
+successor goes on from the journal, and the finished folder appears by one rename. A lock keeps two writers of
+the same store apart.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -17,10 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from oelm.atomic import write_json
+from oelm.atomic import remove_leftovers, write_json
+from oelm.checksums import file_sha256_once, is_sealed, seal
 from oelm.errors import OelmError
 from oelm.locks import Lock
 from oelm.safe_files import read_json_object
+
+_ABANDONED_SECONDS = 3600.0  # no writer of a temporary file in a cache takes that long
 
 
 def cache_root(cache_dir: Path | str | None = None) -> Path:
@@ -43,15 +49,36 @@ class Store:
 
 
 def open_store(folder: Path) -> Store | None:
-    """The store, or None when there is none or it is damaged (files shorter or longer than they were)."""
+    """The store; None when there is none, or its content is not what was written (told in the log).
+
+    The columns are hashed once per process.
+    """
     try:
         store = Store(folder)
-        for column, (dtype, count) in store.meta["columns"].items():
-            if (folder / f"{column}.bin").stat().st_size != np.dtype(dtype).itemsize * count:
-                return None
-    except (OSError, ValueError, KeyError):
+        problem = _problem(store)
+    except FileNotFoundError:
+        return None
+    except (OelmError, OSError, ValueError, KeyError, TypeError) as error:
+        problem = str(error)
+    if problem:
+        logging.getLogger(__name__).warning("%s cannot be used: %s. It is made again.", folder, problem)
         return None
     return store
+
+
+def _problem(store: Store) -> str:
+    meta = store.meta
+    if "column_sha256" not in meta:
+        return "it was written by an earlier version, without checksums"
+    if not is_sealed(meta):
+        return "meta.json has changed since it was written"
+    for column, (dtype, count) in meta["columns"].items():
+        path = store.folder / f"{column}.bin"
+        if path.stat().st_size != np.dtype(dtype).itemsize * count:
+            return f"{path.name} has another size than when it was written"
+        if file_sha256_once(path) != meta["column_sha256"][column]:
+            return f"{path.name} has changed since it was written"
+    return ""
 
 
 @contextlib.contextmanager
@@ -60,6 +87,8 @@ def locked(folder: Path) -> Iterator[None]:
     lock = Lock(folder.with_name(folder.name + ".lock"))
     try:
         lock.__enter__()
+        for place in (folder.parent, folder):
+            remove_leftovers(place, min_age=_ABANDONED_SECONDS)
     except OSError as error:
         elsewhere = "set OELM_CACHE_DIR or --cache-dir to a folder that can be written"
         raise OelmError(
@@ -87,6 +116,7 @@ class StoreWriter:
         self._dtypes = {name: np.dtype(dtype) for name, dtype in columns.items()}
         self.state: dict[str, Any] = {}  # what the caller wants to know after a restart
         self._counts = dict.fromkeys(columns, 0)
+        self._hashes = {name: hashlib.sha256() for name in columns}
         self._recover()
         self._files = {name: open(self._path(name), "ab") for name in columns}  # noqa: SIM115 (closed by `close`)
 
@@ -96,18 +126,24 @@ class StoreWriter:
     def _recover(self) -> None:
         try:
             journal = read_json_object(self._part / "journal.json")
+            if not is_sealed(journal):
+                raise ValueError("the journal is damaged")
             for name in self._counts:
                 count = int(journal["counts"][name])
                 size = count * self._dtypes[name].itemsize
-                if self._path(name).stat().st_size < size:
-                    raise ValueError("shorter than its journal")
                 os.truncate(self._path(name), size)  # what was written after the last journal
+                with open(self._path(name), "rb") as file:
+                    self._hashes[name] = hashlib.file_digest(file, "sha256")
+                if self._hashes[name].hexdigest() != journal["column_sha256"][name]:
+                    raise ValueError(f"{name} is not what the journal says")
                 self._counts[name] = count
             self.state = journal["state"]
+            remove_leftovers(self._part)
         except (OelmError, OSError, ValueError, KeyError, TypeError):  # nothing usable: begin anew
             shutil.rmtree(self._part, ignore_errors=True)
             self._part.mkdir(parents=True)
             self._counts = dict.fromkeys(self._counts, 0)
+            self._hashes = {name: hashlib.sha256() for name in self._counts}
             self.state = {}
 
     def count(self, column: str) -> int:
@@ -116,7 +152,9 @@ class StoreWriter:
     def append(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Add elements to columns. They count only once `commit` has noted them."""
         for name, array in arrays.items():
-            self._files[name].write(array.astype(self._dtypes[name], copy=False).tobytes())
+            content = array.astype(self._dtypes[name], copy=False).tobytes()
+            self._files[name].write(content)
+            self._hashes[name].update(content)
             self._counts[name] += len(array)
 
     def commit(self, state: dict[str, Any]) -> None:
@@ -125,17 +163,22 @@ class StoreWriter:
             file.flush()
             os.fsync(file.fileno())
         self.state = state
-        write_json(self._part / "journal.json", {"counts": self._counts, "state": state})
+        journal = {"counts": self._counts, "column_sha256": self._column_sha256(), "state": state}
+        write_json(self._part / "journal.json", seal(journal))
 
     def finish(self, meta: Mapping[str, Any]) -> Store:
         """Make it the finished store. Everything must have been committed."""
         columns = {name: [self._dtypes[name].str, count] for name, count in self._counts.items()}
         self.close()
-        write_json(self._part / "meta.json", {**meta, "columns": columns})
+        facts = {**meta, "columns": columns, "column_sha256": self._column_sha256()}
+        write_json(self._part / "meta.json", seal(facts))
         (self._part / "journal.json").unlink(missing_ok=True)
         shutil.rmtree(self._folder, ignore_errors=True)  # a damaged one, else there would be no need to write
         os.rename(self._part, self._folder)
         return Store(self._folder)
+
+    def _column_sha256(self) -> dict[str, str]:
+        return {name: digest.hexdigest() for name, digest in self._hashes.items()}
 
     def close(self) -> None:
         for file in self._files.values():

@@ -12,8 +12,10 @@ tokens ([CLS] first [SEP] second [SEP]). Truncation is longest-first and never t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,8 +154,10 @@ class Tokenizer:
             facts = read_json_object(folder / _FACTS)
             text = read_text(folder / _FILE, max_bytes=TOKENIZER_BYTES)
             loaded = cls.from_json(text, facts)
-        except (OelmError, OSError, ValueError, KeyError) as error:
-            raise OelmError(f"{folder} holds no tokenizer saved by oelm ({error})") from error
+        except Exception as error:  # the library's own errors are plain Exceptions
+            raise OelmError(
+                f"{folder} holds no tokenizer saved by oelm, or a damaged one ({error})"
+            ) from error
         if loaded.hash != facts["hash"]:
             raise OelmError(
                 f"the tokenizer in {folder} is not the one that was saved there: its hash differs"
@@ -232,12 +236,26 @@ def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> to
 
 def _gpt2(data_dir: Path | str | None) -> Tokenizer:
     encoder, merges_file = gpt2_files(data_dir)
-    vocabulary = json.loads(encoder.read_text(encoding="utf-8"))
-    lines = merges_file.read_text(encoding="utf-8").splitlines()
-    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-    inner = _byte_level(vocabulary, merges)  # type: ignore[arg-type]
-    # <|endoftext|> stays out of the special tokens: no text can spell it, only the end of a document is one.
-    return Tokenizer("gpt2", inner, eos_id=vocabulary[EOS], pad_id=vocabulary[EOS])
+    with _naming_damage(encoder.parent):
+        vocabulary = json.loads(encoder.read_text(encoding="utf-8"))
+        lines = merges_file.read_text(encoding="utf-8").splitlines()
+        merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        inner = _byte_level(vocabulary, merges)  # type: ignore[arg-type]
+        # <|endoftext|> stays out of the special tokens: no text can spell it, only a document's end is one.
+        return Tokenizer("gpt2", inner, eos_id=vocabulary[EOS], pad_id=vocabulary[EOS])
+
+
+@contextlib.contextmanager
+def _naming_damage(folder: Path) -> Iterator[None]:
+    """Name the folder of tokenizer files that cannot be read, whatever the library makes of them."""
+    try:
+        yield
+    except OelmError:
+        raise
+    except Exception as error:  # the library's own errors are plain Exceptions
+        raise OelmError(
+            f"the tokenizer files in {folder} are damaged ({error}): put them back from their source"
+        ) from error
 
 
 def _trained(size: int, corpus: Corpus, cache_dir: Path | str | None) -> Tokenizer:
@@ -245,9 +263,13 @@ def _trained(size: int, corpus: Corpus, cache_dir: Path | str | None) -> Tokeniz
 
     folder = cache_root(cache_dir) / "tokenizers" / f"bpe-{size}-{corpus.fingerprint('train')[:24]}"
     with locked(folder):
-        if not (folder / _FACTS).is_file():  # written last
-            _train(size, corpus).save(folder)
-    return Tokenizer.load_from(folder)
+        if (folder / _FACTS).is_file():  # written last
+            try:
+                return Tokenizer.load_from(folder)
+            except OelmError as error:
+                logging.getLogger(__name__).warning("%s. It is trained again.", error)
+        _train(size, corpus).save(folder)
+        return Tokenizer.load_from(folder)
 
 
 def _train(size: int, corpus: Corpus) -> Tokenizer:
@@ -283,16 +305,17 @@ def _from_files(wanted: str, data_dir: Path | str | None) -> Tokenizer:
     from tokenizers import models
 
     folder = find_files(wanted, data_dir)
-    special = special_tokens(folder)
-    if (folder / "tokenizer.json").is_file():
-        inner = Inner.from_file(str(folder / "tokenizer.json"))
-    elif (folder / "vocab.txt").is_file():
-        inner = _word_piece(folder, special)
-    else:
-        inner = _byte_level({}, [])
-        inner.model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    eos, pad = (_id(inner, folder, special, names) for names in (("eos", "sep"), ("pad", "eos")))
-    return Tokenizer(Path(wanted).name, inner, eos_id=eos, pad_id=pad)
+    with _naming_damage(folder):
+        special = special_tokens(folder)
+        if (folder / "tokenizer.json").is_file():
+            inner = Inner.from_file(str(folder / "tokenizer.json"))
+        elif (folder / "vocab.txt").is_file():
+            inner = _word_piece(folder, special)
+        else:
+            inner = _byte_level({}, [])
+            inner.model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+        eos, pad = (_id(inner, folder, special, names) for names in (("eos", "sep"), ("pad", "eos")))
+        return Tokenizer(Path(wanted).name, inner, eos_id=eos, pad_id=pad)
 
 
 def _id(inner: tokenizers.Tokenizer, folder: Path, special: dict[str, str], roles: tuple[str, ...]) -> int:
