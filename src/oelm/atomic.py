@@ -11,14 +11,12 @@ import errno
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-# `.results.json.1234.tmp`, `.merge-1234-x8f2`: the number is the process that writes it.
-_TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp|\.merge-(?:(\d+)-)?.*")
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")  # the number is the process that writes it
 
 
 @contextlib.contextmanager
@@ -55,7 +53,7 @@ def json_text(value: Any) -> str:
 
 
 def remove_leftovers(folder: Path | str, *, min_age: float = 0.0) -> int:
-    """Delete what writers that were killed left in `folder`; returns how many files and folders.
+    """Delete the temporary files that killed writers left in `folder`; returns how many.
 
     A temporary file is kept while its process exists on this host. Where several hosts write, pass as
     `min_age` the seconds after which a writer on another host must be gone, too.
@@ -64,19 +62,16 @@ def remove_leftovers(folder: Path | str, *, min_age: float = 0.0) -> int:
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):
             match = _TEMPORARY.fullmatch(entry.name)
-            if match and _writer_is_gone(entry, int(match[1] or match[2] or 0), min_age):
+            if match and _writer_is_gone(entry, int(match[1]), min_age):
                 with contextlib.suppress(OSError):
-                    is_folder = entry.is_dir(follow_symlinks=False)
-                    shutil.rmtree(entry.path) if is_folder else os.unlink(entry.path)
+                    os.unlink(entry.path)
                     removed += 1
     return removed
 
 
 def _writer_is_gone(entry: os.DirEntry[str], pid: int, min_age: float) -> bool:
-    if pid and pid != os.getpid() and _process_exists(pid):
+    if pid != os.getpid() and _process_exists(pid):
         return False
-    if not pid:  # written by an earlier version, which did not name its process
-        min_age = max(min_age, 86_400)
     try:
         return min_age <= 0 or time.time() - entry.stat(follow_symlinks=False).st_mtime > min_age
     except OSError:

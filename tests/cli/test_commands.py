@@ -259,6 +259,7 @@ def test_dry_run_of_everything_starts_nothing(capsys: pytest.CaptureFixture[str]
 def test_dry_run_says_what_is_done_already(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (job,) = prepare([experiment("GPT-01").at("smoke", 0)], tmp_path)
     RunFolder(job.folder).write_status(Status(state="finished"))
+    RunFolder(job.folder).results_file.write_text("{}")
     words = ["run", "GPT-01", "--scale", "smoke", "--seeds", "0", "1", "--runs", str(tmp_path), "--dry-run"]
     assert main(words) == 0
     text = capsys.readouterr().out

@@ -125,6 +125,7 @@ def test_monitor_moves_by_pages_and_to_the_ends(tmp_path: Path) -> None:
         place = tmp_path / "s" / "X" / "scale=full" / f"seed={seed}"
         place.mkdir(parents=True)
         RunFolder(place).write_status(Status(state="finished"))
+        RunFolder(place).results_file.write_text("{}")
     view = View()
     view.update(scan(tmp_path))
     places = []

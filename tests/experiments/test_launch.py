@@ -263,7 +263,7 @@ def test_a_folder_with_a_broken_status_does_not_end_the_others(start_oelm: Start
     process = start_oelm("GOOD-1", "GOOD-2", "--slots", "1", "--retries", "0", STUB_STEP_SECONDS="0")
     output = process.communicate(timeout=300)[0]
     assert process.returncode == 1, output
-    assert {run.id: run.state for run in scan(root)} == {"GOOD-1": "broken", "GOOD-2": "finished"}
+    assert {run.id: run.state for run in scan(root)} == {"GOOD-1": "failed", "GOOD-2": "finished"}
     assert "not JSON" in output
     assert "Traceback" not in output
 

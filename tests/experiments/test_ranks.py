@@ -25,6 +25,8 @@ from oelm.experiments.ranks import follow_parent
 from oelm.training.folder import RunFolder, Status
 rank, folder, private = int(os.environ["RANK"]), RunFolder(sys.argv[1]), Path(os.environ["OELM_RANK_DIR"])
 def say(state, reason=""):
+    if state == "finished":
+        folder.results_file.write_text("{}")
     folder.write_status(Status(state=state, reason=reason, attempt=1))
 def report(reason):
     facts = {"time": time.time(), "rank": rank, "state": "failed", "reason": reason}

@@ -38,13 +38,20 @@ def state(root: Path) -> tuple[str, str]:
 
 def test_pending_finished_and_diverged(tmp_path: Path) -> None:
     make(tmp_path, 0)
-    make(tmp_path, 1, state="finished")
+    write_json(make(tmp_path, 1, state="finished") / "results.json", {})
     make(tmp_path, 2, state="diverged", reason="loss is nan at step 3")
     assert [(r.seed, r.state, r.reason) for r in scan(tmp_path)] == [
         (0, "pending", ""),
         (1, "finished", ""),
         (2, "diverged", "loss is nan at step 3"),
     ]
+
+
+def test_a_run_without_results_has_not_finished(tmp_path: Path) -> None:
+    make(tmp_path, state="finished")
+    found, reason = state(tmp_path)
+    assert found == "interrupted"
+    assert "results.json is missing" in reason
 
 
 def test_a_process_that_is_gone_makes_the_run_dead(tmp_path: Path) -> None:

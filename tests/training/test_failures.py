@@ -186,7 +186,7 @@ def test_full_disk_stops_cleanly(tmp_path, machine, make, monkeypatch):
 
     monkeypatch.setattr(_HashingWriter, "finish", finish)
     outcome = fit(make("lm"), tmp_path, machine)
-    assert outcome.state == "failed"
+    assert (outcome.state, outcome.exit_code) == ("interrupted", 75)
     assert "disk full" in outcome.reason
     assert "disk full" in RunFolder(tmp_path).status().reason
     assert load_checkpoint(tmp_path / "latest.pt")["progress"]["step"] == 4
@@ -207,12 +207,13 @@ def test_really_full_disk(tmp_path, machine, make):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(setup, "require_disk", lambda plan, folder: None)  # somebody else filled it later
             outcome = fit(config, disk / "run", machine)
-        assert outcome.state == "failed"
+        assert (outcome.state, outcome.exit_code) == ("interrupted", 75)
         assert "disk full" in outcome.reason
+        assert RunFolder(disk / "run").status().reason == outcome.reason
         assert load_checkpoint(disk / "run" / "latest.pt")["progress"]["step"] >= 4
         (disk / "run" / "training.log").read_text()
         refused = fit(config, disk / "other", machine)
-        assert refused.state == "failed"
+        assert refused.state == "interrupted"
         assert "disk full: this run needs" in refused.reason
     finally:
         subprocess.run(["umount", str(disk)], timeout=300, check=True)

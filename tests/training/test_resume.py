@@ -14,6 +14,7 @@ import torch
 
 import oelm
 from oelm import atomic
+from oelm.errors import OelmError
 from oelm.training.checkpoint import load_checkpoint
 from oelm.training.config import Config, Machine
 from oelm.training.fit import fit
@@ -180,21 +181,124 @@ def test_a_kill_after_the_fallback_leaves_the_good_one(tmp_path, machine, make, 
     assert fit(config, tmp_path, machine).state == "finished"
 
 
-@pytest.mark.parametrize("damage", ["gone", "empty", "cut"])
-def test_the_last_weights_never_stand_in_for_the_best(tmp_path, machine, make, damage):
-    config, folder = make("lm", "oelm-plus"), RunFolder(tmp_path)
-    assert fit(config, tmp_path, machine).state == "finished"
-    folder.results_file.unlink()
-    if damage == "gone":
-        folder.best.rename(tmp_path / "elsewhere")
-    elif damage == "empty":
-        (folder.best / "model.safetensors").unlink()
+def damage_best(best: Path, damage: str) -> None:
+    """As a bad disk, a hasty hand or a torn copy would."""
+    weights = best / "model.safetensors"
+    if damage == "folder gone":
+        best.rename(best.with_name("elsewhere"))
+    elif damage == "weights gone":
+        weights.unlink()
+    elif damage == "extras cut":
+        (best / "oelm_extras.safetensors").write_bytes(b"half")
     else:
-        (folder.best / "oelm_extras.safetensors").write_bytes(b"half")
+        flip_bit(weights, -5)
+
+
+def flip_bit(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+BEST_DAMAGE = ["folder gone", "weights gone", "extras cut", "one bit"]
+
+
+@pytest.mark.parametrize("damage", BEST_DAMAGE)
+def test_a_damaged_best_model_is_written_again_where_a_checkpoint_has_its_weights(
+    tmp_path, machine, make, damage
+):
+    config = make("lm", "oelm-plus")
+    for name in ("whole", "hurt"):
+        assert fit(config, tmp_path / name, machine).state == "finished"
+    folder = RunFolder(tmp_path / "hurt")
+    folder.results_file.unlink()
+    damage_best(folder.best, damage)
+    assert fit(config, folder.path, machine).state == "finished"
+    assert "it is written again from the checkpoint" in folder.log_file.read_text()
+    assert_same_run(tmp_path / "whole", tmp_path / "hurt")
+
+
+@pytest.mark.parametrize("damage", BEST_DAMAGE)
+def test_the_last_weights_never_stand_in_for_the_best(tmp_path, machine, make, damage, monkeypatch):
+    """Validated at step 4, checkpoints at 5 and 6: none has the best weights. Said before any step."""
+    config = make("lm", "oelm-plus", budget={"checkpoint_every": 1})
+    stop_after(monkeypatch, 6)
+    assert fit(config, tmp_path, machine).state == "interrupted"
+    monkeypatch.undo()
+    folder = RunFolder(tmp_path)
+    damage_best(folder.best, damage)
+    rows = folder.metrics_file.read_bytes()
     outcome = fit(config, tmp_path, machine)
     assert outcome.state == "failed"
     assert str(folder.best) in outcome.reason
+    assert "remove latest.pt and previous.pt to start the run over" in outcome.reason
+    assert folder.metrics_file.read_bytes() == rows
+    for checkpoint in folder.checkpoints:
+        checkpoint.unlink()
+    assert fit(config, tmp_path, machine).state == "finished"
+
+
+def stop_after(monkeypatch, step: int) -> None:
+    def check(run):
+        if run.progress.step >= step:
+            raise Interrupted("test")
+
+    monkeypatch.setattr(Run, "check_stop", check)
+
+
+def test_a_bit_that_flips_in_the_best_model_during_the_run_does_not_reach_the_test_score(
+    tmp_path, machine, make, monkeypatch
+):
+    config, folder, load_best = make("lm"), RunFolder(tmp_path), Run.load_best
+
+    def flipped(run):
+        flip_bit(folder.best / "model.safetensors", -5)
+        load_best(run)
+
+    monkeypatch.setattr(Run, "load_best", flipped)
+    outcome = fit(config, tmp_path, machine)
+    assert outcome.state == "failed"
+    assert "model.safetensors has changed since it was written" in outcome.reason
     assert folder.results() is None
+    monkeypatch.undo()
+    with pytest.raises(OelmError, match="is damaged"):
+        oelm.load(folder.best)
+    assert fit(config, tmp_path, machine).state == "finished"
+    oelm.load(folder.best)
+
+
+def lose_a_row(path: Path, number: int) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:number] + lines[number + 1 :]))
+
+
+def change_a_number(path: Path, number: int) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    loss = lines[number].index(b'"loss": ') + 9
+    lines[number] = lines[number][:loss] + b"7" + lines[number][loss + 1 :]
+    path.write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize("damage", [lose_a_row, change_a_number])
+def test_damaged_metrics_never_survive_a_resume(tmp_path, machine, make, damage, monkeypatch):
+    """In rows since the checkpoint before: that one is used. In older ones: an error with the remedy."""
+    config = make("lm", budget={"log_every": 1, "checkpoint_every": 3})
+    assert fit(config, tmp_path / "whole", machine).state == "finished"
+    stop_after(monkeypatch, 6)
+    folder = RunFolder(tmp_path / "hurt")
+    assert fit(config, folder.path, machine).state == "interrupted"
+    monkeypatch.undo()
+    last = len(folder.metrics_file.read_bytes().splitlines()) - 1
+    damage(folder.metrics_file, last)
+    assert fit(config, folder.path, machine).state == "finished"
+    assert "going back to the checkpoint before" in folder.log_file.read_text()
+    assert_same_run(tmp_path / "whole", folder.path)
+
+    damage(folder.metrics_file, 0)
+    outcome = fit(config, folder.path, machine)  # finished, but its checksums do not match any more
+    assert outcome.state == "failed"
+    assert "metrics.jsonl" in outcome.reason
+    assert "remove latest.pt and previous.pt to start the run over" in outcome.reason
 
 
 def test_no_whole_checkpoint_is_an_error_not_a_fresh_start(tmp_path, machine, make):
@@ -207,7 +311,7 @@ def test_no_whole_checkpoint_is_an_error_not_a_fresh_start(tmp_path, machine, ma
             path.write_bytes(b"nonsense")
     outcome = fit(config, tmp_path, machine)
     assert outcome.state == "failed"
-    assert "no checkpoint of this run is whole" in outcome.reason
+    assert "no checkpoint of this run is usable" in outcome.reason
 
 
 def test_changed_data_is_noticed(tmp_path, machine, make):

@@ -90,6 +90,7 @@ class Analysis:
             "waiting": [str(m) for m in self.comparisons.waiting],
             "never_started": self.never_started(),
             "warnings": [str(w) for w in self.warnings],
+            "results_without_checksums": self.loaded.unverified,
             "compute_seconds": self.compute_seconds,
             "disk_bytes": self.disk_bytes,
         }

@@ -1,7 +1,8 @@
 """Run folders to typed records. A folder that cannot be read is named, never skipped in silence.
 
-Only config.yaml, status.json and results.json are read here, so a thousand runs load in seconds; the other
-files are read when asked for, and what is wrong with them joins the same list of warnings.
+Only config.yaml, status.json and results.json are parsed here, so a thousand runs load in seconds; the other
+files are parsed when asked for, and what is wrong with them joins the same list of warnings. All files of a
+finished run are compared with its checksums at once: a run with a damaged file is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from oelm.errors import OelmError
 from oelm.experiments.registry import state_of
 from oelm.experiments.study import audit_holds
 from oelm.training.config import Config
-from oelm.training.folder import RunFolder
+from oelm.training.folder import Integrity, RunFolder
 
 FINISHED, BROKEN, PENDING = "finished", "broken", "pending"  # as `oelm status` calls them
 FAIRNESS = ("data", "tokenizer", "eval_set", "batch_rows", "steps", "schedule")
@@ -79,6 +80,7 @@ class Run:
     total_steps: int
     result: Result | None
     warnings: list[LoadWarning] = field(repr=False)
+    verified: bool = True  # False for a finished run of an earlier version, which wrote no checksums
 
     @property
     def id(self) -> str:
@@ -188,6 +190,11 @@ class Loaded:
     trials: tuple[Run, ...]  # points of a learning-rate grid
     warnings: list[LoadWarning]
 
+    @property
+    def unverified(self) -> int:
+        """How many results count that have no checksums, because an earlier version wrote them."""
+        return sum(run.result is not None and not run.verified for run in (*self.runs, *self.trials))
+
 
 def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
     """Every run below `root`, <study>/<ID>/scale=<s>/[tune/lr=<lr>/]seed=<n>, of the given studies or all."""
@@ -244,19 +251,30 @@ def read_run(path: Path, warnings: list[LoadWarning]) -> Run | None:
         if raw is not None:
             result = _result(raw, config)
             state = FINISHED if state in (BROKEN, PENDING) else state
-        elif state == FINISHED:
+        elif state != BROKEN and status is not None and _recorded_as_finished(folder):
             warn("warn.no_results")
             state = BROKEN
     except (OelmError, OSError, UnicodeDecodeError, _Unsound) as error:
         warn("warn.file", file="results.json", error=str(error))
         state = BROKEN
+    integrity = folder.integrity() if state == FINISHED else Integrity()
+    if integrity.damaged:
+        warn("warn.damaged", files="; ".join(integrity.damaged))
+        if any(problem.startswith(folder.config_file.name) for problem in integrity.damaged):
+            return None  # not even which run it is can be believed
+        state = BROKEN
     if state != FINISHED:
         result = None  # the best so far of a run that goes on, or that diverged, is not its result
     reason = note or (str(status.reason) if status else "")
     step, total = (status.step, status.total_steps) if status else (0, config.budget.steps)
-    run = Run(path, config, state, reason, step, total, result, warnings)
+    run = Run(path, config, state, reason, step, total, result, warnings, integrity.verified)
     _check_place(run, warn)
     return run
+
+
+def _recorded_as_finished(folder: RunFolder) -> bool:
+    status = folder.recorded_status()
+    return status is not None and status.state == FINISHED
 
 
 class _Unsound(ValueError):
@@ -322,6 +340,10 @@ def _score(raw: Mapping[str, Any], metric: str, where: str) -> float:
         raise _Unsound(f"'{where}.accuracy' is {value}, outside 0 to 1")
     if metric == "ppl" and value < 1:
         raise _Unsound(f"'{where}.ppl' is {value}, below 1")
+    if metric == "ppl" and "loss" in raw:
+        loss = _number(raw, "loss", where)
+        if abs(math.log(value) - loss) > 1e-6 * max(1.0, abs(loss)):
+            raise _Unsound(f"'{where}.ppl' is {value}, not exp({where}.loss = {loss})")
     return value
 
 

@@ -13,6 +13,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "status.json says finished, but there is no results.json",
         "status.json 标记为已完成，但缺少 results.json",
     ),
+    "warn.damaged": (
+        "left out, it is not what the run wrote: {files}. Run it again, or put the files back from a copy",
+        "未计入：内容与运行时写入的不一致：{files}。请重新运行，或从备份恢复这些文件",
+    ),
     "warn.predictions": (
         "predictions.json holds no two lists of equal length; the test-set error is taken from the "
         "binomial instead",

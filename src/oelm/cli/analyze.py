@@ -97,6 +97,11 @@ def load_analysis(args: argparse.Namespace, studies: Iterable[str] = ()) -> Anal
 
 
 def print_warnings(analysis: Analysis) -> None:
+    if analysis.loaded.unverified:
+        print(
+            f"\n{analysis.loaded.unverified} results have no checksums (an earlier version wrote them): "
+            "damage to their files would not be noticed"
+        )
     if analysis.warnings:
         print(f"\n{len(analysis.warnings)} folders need attention:")
         for warning in analysis.warnings:

@@ -23,8 +23,8 @@ class Freeable:
 def freeable(root: Path | str) -> list[Freeable]:
     found = []
     for run in scan(root):
-        if run.state != "finished":
-            continue
+        if run.state != "finished" or RunFolder(run.path).integrity().damaged:
+            continue  # damaged results can be made again from the checkpoint
         files = RunFolder(run.path).checkpoints
         if files:
             found.append(Freeable(run, files, sum(file.stat().st_size for file in files)))
@@ -37,7 +37,7 @@ def free(items: Iterable[Freeable]) -> int:
     for item in items:
         try:
             with RunLock(item.run.path, patience=0):
-                if state_of(item.run.path)[0] != "finished":
+                if state_of(item.run.path, verify=True)[0] != "finished":
                     continue
                 freed += RunFolder(item.run.path).drop_checkpoints()
         except Busy:

@@ -19,6 +19,7 @@ from oelm.errors import OelmError
 from oelm.experiments.archive import sha256
 from oelm.experiments.registry import scan
 from oelm.safe_files import read_json_object
+from oelm.training.folder import RunFolder
 
 ENDED = ("finished", "diverged", "failed", "oom")
 JUDGED = (
@@ -53,6 +54,10 @@ def keep(root: Path | str, target: Path | str, *, study: str = "") -> Kept:
     ended = [run for run in runs if run.state in ENDED]
     if not any(run.state == "finished" for run in ended):
         raise OelmError(f"no finished runs{f' of study {study}' if study else ''} in {root}")
+    integrity = {run.path: RunFolder(run.path).integrity() for run in ended if run.state == "finished"}
+    for path, found in integrity.items():
+        if found.damaged:
+            raise OelmError(f"{path} is not what its run wrote: {'; '.join(found.damaged)}. Run it again.")
     kept = Kept(runs=len(ended))
     for run in ended:
         place = target / run.path.relative_to(root)
@@ -62,8 +67,11 @@ def keep(root: Path | str, target: Path | str, *, study: str = "") -> Kept:
                 source = run.path / name
                 if source.is_file():
                     _copy(source, fresh / name)
-                    kept.files += 1
-                    kept.bytes += (fresh / name).stat().st_size
+            if run.path in integrity and integrity[run.path].verified:
+                RunFolder(fresh).write_checksums()  # of the copy, which leaves out some files and host names
+            files = [path for path in fresh.iterdir() if path.is_file()]
+            kept.files += len(files)
+            kept.bytes += sum(path.stat().st_size for path in files)
     return kept
 
 

@@ -110,7 +110,7 @@ def _reopen(folder: RunFolder) -> None:
 
 def settled_earlier(job: Job, events: Events) -> bool:
     """Whether an earlier launch brought the run to its end."""
-    state, status, _ = state_of(job.folder)
+    state, status, _ = state_of(job.folder, verify=True)
     job.earlier = state in ("finished", "diverged")
     if job.earlier:
         job.state, job.reason = state, status.reason if status else ""

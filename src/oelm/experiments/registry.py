@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.experiments.lock import is_held, read_holder
 from oelm.experiments.slurm_queue import WAITING, job_of, queue_states
 from oelm.safe_files import open_regular
-from oelm.training.folder import RunFolder, State, Status
+from oelm.training.folder import RunFolder, Status
 
 STALL_SECONDS = 300.0  # without a heartbeat for this long a living process is taken to hang
 
@@ -128,21 +128,23 @@ def _look(place: os.DirEntry[str], study: str, id: str, scale: str, trial: str =
     return Run(path, study, id, scale, int(digits), state, status, trial, note)
 
 
-def state_of(path: Path) -> tuple[str, Status | None, str]:
+def state_of(path: Path, *, verify: bool = False) -> tuple[str, Status | None, str]:
     """(state, status, note). status.json says what the run believed when it last wrote; whether its process
-    still lives decides between running, stalled and dead."""
+    still lives decides between running, stalled and dead.
+
+    verify: also compare the files of a finished run with their checksums; "broken" when they differ.
+    """
     folder = RunFolder(path)
     try:
         status = folder.status()
-        problem = _unsound(status) if status is not None else ""
     except (OelmError, OSError, ValueError) as error:
-        status, problem = None, str(error)
-    if problem:
-        return "broken", None, problem
+        return "broken", None, str(error)
     if status is None:
         if is_held(path):
             return "running", None, "starting"
         return ("pending", None, "") if folder.exists() else ("broken", None, "no config.yaml")
+    if verify and status.state == "finished" and (damaged := folder.integrity().damaged):
+        return "broken", status, f"{'; '.join(damaged)}; run the same command again to complete the run"
     if status.state != "running":
         return status.state, status, ""
     if not _lives(path, status):
@@ -153,26 +155,6 @@ def state_of(path: Path) -> tuple[str, Status | None, str]:
     if status.age > STALL_SECONDS:
         return "stalled", status, f"no heartbeat for {status.age / 60:.0f} min"
     return "running", status, ""
-
-
-def _unsound(status: Status) -> str:
-    """What no version of the trainer would have written; "" when all is as it should be."""
-    if status.state not in get_args(State):
-        return f"status.json has the unknown state {status.state!r}"
-    numbers = ("step", "total_steps", "heartbeat", "started", "pid")
-    wrong = [name for name in numbers if not isinstance(getattr(status, name), int | float)]
-    wrong += [n for n in ("loss", "steps_per_second", "eta_seconds") if not _number_or_none(status, n)]
-    metric = status.metric
-    if metric is not None and not (
-        isinstance(metric, dict) and "name" in metric and isinstance(metric.get("value"), int | float)
-    ):
-        wrong.append("metric")
-    return f"status.json: {wrong[0]} is {getattr(status, wrong[0])!r}" if wrong else ""
-
-
-def _number_or_none(status: Status, name: str) -> bool:
-    value = getattr(status, name)
-    return value is None or isinstance(value, int | float)
 
 
 def _lives(path: Path, status: Status) -> bool:

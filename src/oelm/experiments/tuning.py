@@ -83,8 +83,8 @@ def tuned(config: Config, choice: Choice, trials: Sequence[Config]) -> Config:
 
 
 def _loss(folder: RunFolder) -> float:
-    results, status = folder.results(), folder.status()
-    if results is not None and status is not None and status.state == "finished":
+    results, status = folder.finished_results(), folder.status()
+    if results is not None:
         return float(results["validation"]["loss"])
     if status is not None and status.state == "diverged":
         return math.inf

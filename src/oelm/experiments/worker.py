@@ -19,13 +19,23 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from oelm.atomic import is_disk_full
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import catalogue_files, load_catalogue_files
 from oelm.experiments.lock import RunLock
 from oelm.experiments.ranks import exit_rank, follow_parent, run_ranks
+from oelm.locks import Lock
 from oelm.safe_files import read_json_lines
 from oelm.training.config import Machine
-from oelm.training.folder import EXIT_FAILED, EXIT_FINISHED, RunFolder, State, Status
+from oelm.training.folder import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_INTERRUPTED,
+    DiskFull,
+    RunFolder,
+    State,
+    Status,
+)
 from oelm.training.typed import from_mapping
 
 ATTEMPTS = "attempts.jsonl"
@@ -37,28 +47,36 @@ def work(path: Path | str, machine: Machine, processes: int = 1) -> int:
     """Bring the run in `path` to its end, or as far as it gets; the exit code says which."""
     folder = RunFolder(path)
     # Under a torchrun of the user's own, rank 0 holds the lock for all of them.
-    with RunLock(folder.path) if is_first() else contextlib.nullcontext() as lock:
-        status = folder.status()
-        if status is not None and status.state == "finished":
-            return EXIT_FINISHED
-        try:
-            if lock is not None and processes > 1:
-                code = run_ranks(_rank_command(folder, machine), processes, folder, lock)
-            else:
-                code = _fit(folder, machine)
-        except OelmError as error:
-            _note_failure(folder, str(error))
-            note_attempt(folder.path, error.exit_code, str(error))
-            return error.exit_code
-        except Exception as error:
-            traceback.print_exc()
-            reason = f"{type(error).__name__}: {error}"
-            _note_failure(folder, reason)
-            note_attempt(folder.path, EXIT_FAILED, reason)
-            return EXIT_FAILED
+    try:
+        with RunLock(folder.path) if is_first() else contextlib.nullcontext() as lock:
+            return _work_locked(folder, machine, processes, lock)
+    except OSError as error:  # of the lock
+        if not is_disk_full(error):
+            raise
+        raise DiskFull(f"disk full: {folder.path} cannot be locked ({error})") from None
+
+
+def _work_locked(folder: RunFolder, machine: Machine, processes: int, lock: Lock | None) -> int:
+    ended = folder.ended()
+    if ended is not None and ended.state == "finished":
+        return EXIT_FINISHED
+    try:
+        if lock is not None and processes > 1:
+            code = run_ranks(_rank_command(folder, machine), processes, folder, lock)
+        else:
+            code = _fit(folder, machine)
+    except OelmError as error:
+        _note_failure(folder, str(error), error.exit_code)
+        return error.exit_code
+    except Exception as error:
+        traceback.print_exc()
+        _note_failure(folder, f"{type(error).__name__}: {error}", EXIT_FAILED)
+        return EXIT_FAILED
+    after = None
+    with contextlib.suppress(OelmError, OSError):
         after = folder.status()
-        note_attempt(folder.path, code, after.reason if after else "")
-        return code
+    note_attempt(folder.path, code, after.reason if after else "")
+    return code
 
 
 def _fit(folder: RunFolder, machine: Machine) -> int:
@@ -89,8 +107,19 @@ def note_attempt(path: Path, code: int, reason: str) -> None:
         "exit_code": code,
         "reason": reason,
     }
-    with open(path / ATTEMPTS, "a", encoding="utf-8") as file:
-        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    with contextlib.suppress(OSError):  # a full disk, or a folder that was moved: status.json says more
+        _append(path / ATTEMPTS, json.dumps(record) + "\n")
+
+
+def _append(path: Path, line: str) -> None:
+    """Append a whole line or nothing: a disk that fills up in the middle of it leaves no half line."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        size = os.fstat(file).st_size
+        if os.write(file, line.encode()) != len(line):
+            os.ftruncate(file, size)
+    finally:
+        os.close(file)
 
 
 def attempts(path: Path) -> list[dict[str, Any]]:
@@ -100,14 +129,18 @@ def attempts(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _note_failure(folder: RunFolder, reason: str) -> None:
-    """status.json for a run whose loop could not write it itself."""
+def _note_failure(folder: RunFolder, reason: str, code: int) -> None:
+    """status.json and attempts.jsonl for a run whose loop could not write them itself."""
     if not is_first():  # one writer; rank 0 sees its connection close and writes
         return
-    status = folder.status() or Status(started=time.time(), pid=os.getpid(), host=socket.gethostname())
-    failed: State = "failed"
+    status = Status(started=time.time(), pid=os.getpid(), host=socket.gethostname())
+    with contextlib.suppress(OelmError, OSError):
+        status = folder.status() or status
+    state: State = "interrupted" if code == EXIT_INTERRUPTED else "failed"
     if status.state in ("running", "interrupted", "failed"):
-        folder.write_status(replace(status, state=failed, reason=reason))
+        with contextlib.suppress(OSError):
+            folder.write_status(replace(status, state=state, reason=reason))
+    note_attempt(folder.path, code, reason)
 
 
 def machine_words(machine: Machine) -> str:

@@ -22,6 +22,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from oelm.atomic import atomic_open, write_json
+from oelm.checksums import CHECKSUMS, find_damage
 from oelm.errors import OelmError, UsageError
 from oelm.methods.fold import folded_state, unfoldable
 from oelm.methods.install import install
@@ -89,7 +90,7 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
 
 def remove_record(folder: Path) -> None:
     """Delete what an earlier save wrote beside the model's own weights."""
-    for stale in (METADATA, COMPACT_WEIGHTS, NATIVE_WEIGHTS, EXTRA_WEIGHTS):
+    for stale in (CHECKSUMS, METADATA, COMPACT_WEIGHTS, NATIVE_WEIGHTS, EXTRA_WEIGHTS):
         (folder / stale).unlink(missing_ok=True)
 
 
@@ -127,6 +128,7 @@ def save_metadata(model: nn.Module, folder: Path | str, *, compact: bool = False
         "compact": compact,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
+    (folder / CHECKSUMS).unlink(missing_ok=True)  # of what the folder held before
     write_json(folder / METADATA, {**about, **record.to_dict()})
 
 
@@ -137,6 +139,7 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
         which no method was applied. Code is never loaded from a folder, only weights.
     """
     folder = Path(folder)
+    _refuse_damage(folder)
     about = read_metadata(folder)
     if (folder / "adapter_config.json").is_file():
         raise OelmError(
@@ -155,7 +158,7 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
     elif about["kind"] == "transformers" and model is None and not _needs_config_only(folder):
         _load_extras(plain, folder, record)  # the rest came with the class
     else:
-        load_weights(plain, folder)
+        _load_full(plain, folder, record)
     restore(plain, about, folder)
     return plain
 
@@ -164,11 +167,22 @@ def load_weights(model: nn.Module, folder: Path | str) -> None:
     """Put the weights of a full save into a model that has its shape and method: all of them, or an error."""
     record = required_record(model, "load_weights")
     model, folder = unwrap(model), Path(folder)
+    _refuse_damage(folder)
+    _load_full(model, folder, record)
+
+
+def _load_full(model: nn.Module, folder: Path, record: Record) -> None:
     if (folder / NATIVE_WEIGHTS).exists():
         _load_native(model, _read_tensors(folder / NATIVE_WEIGHTS), folder, set(_native(model)))
         return
     _load_state(model, native_state(_read_weights(folder)), folder, record)
     _load_extras(model, folder, record)
+
+
+def _refuse_damage(folder: Path) -> None:
+    """Check the files against checksums.json, which the best model of a run has."""
+    if damage := find_damage(folder):
+        raise OelmError(f"{folder} is damaged: {'; '.join(damage)}. Put the folder back from a copy.")
 
 
 def _needs_config_only(folder: Path) -> bool:

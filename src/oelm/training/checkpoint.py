@@ -7,16 +7,17 @@ comment, so that one rename makes file and checksum appear together. It is loade
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import hashlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
 
-from oelm.atomic import atomic_open
+from oelm.atomic import atomic_open, is_disk_full
 from oelm.errors import OelmError
 
 _DIGEST_BYTES = 64  # hex SHA-256, the whole archive comment
@@ -53,42 +54,31 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise CorruptCheckpoint(f"{path} cannot be read: {error}") from error
 
 
-def load_newest(latest: Path, previous: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """The newest whole checkpoint (None when there is none) and a word on each that was passed over.
+def load_newest(
+    latest: Path, previous: Path, check: Callable[[dict[str, Any]], str] = lambda state: ""
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """The newest usable checkpoint (None when there is none) and why each newer one was not used.
 
-    When files exist and none is whole, that is an error: starting over would overwrite evidence.
+    `check` returns why an intact checkpoint cannot be used, or "". When files exist and none is usable, that
+    is an error: starting over would overwrite evidence.
     """
-    words: list[str] = []
-    present = [path for path in (latest, previous) if path.exists()]
-    for path in present:
+    problems: list[str] = []
+    for path in (path for path in (latest, previous) if path.exists()):
         try:
-            return load_checkpoint(path), words
+            state = load_checkpoint(path)
         except CorruptCheckpoint as error:
-            words.append(f"{error}; going back to the checkpoint before it")
-    if present:
+            problems.append(str(error))
+            continue
+        problem = check(state)
+        if not problem:
+            return state, problems
+        problems.append(f"{path} cannot be used: {problem}")
+    if problems:
         raise CorruptCheckpoint(
-            "no checkpoint of this run is whole: "
-            + "; ".join(w.split("; going back")[0] for w in words)
-            + ". Remove them to start the run over."
+            f"no checkpoint of this run is usable: {'; '.join(problems)}. Put the files back from a copy, or "
+            f"remove {latest.name} and {previous.name} to start the run over."
         )
-    return None, words
-
-
-def remove_strays(folder: Path) -> int:
-    """Delete temporary files that a killed process left behind; returns the bytes freed."""
-    freed = 0
-    for stray in folder.glob(".*.tmp"):
-        if stray.is_file():
-            freed += stray.stat().st_size
-            stray.unlink(missing_ok=True)
-    return freed
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Also when a library wrote the file and only passed the system's words on."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return os.strerror(errno.ENOSPC) in str(error)
+    return None, problems
 
 
 class _HashingWriter:
@@ -179,4 +169,9 @@ def _keep(latest: Path, previous: Path) -> None:
             raise
         os.replace(latest, previous)  # a file system without hard links
         return
-    os.replace(link, previous)
+    try:
+        os.replace(link, previous)
+    except OSError:
+        with contextlib.suppress(OSError):
+            link.unlink()
+        raise

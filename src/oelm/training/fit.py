@@ -19,12 +19,11 @@ import torch
 
 from oelm.errors import OelmError, UsageError
 from oelm.training.attention import attention_statistics
-from oelm.training.checkpoint import is_disk_full
 from oelm.training.config import Config, Machine
 from oelm.training.determinism import deterministic
 from oelm.training.distributed import world_of
 from oelm.training.folder import EXIT_CODES, RunFolder, State
-from oelm.training.memory import OutOfMemory, is_out_of_memory
+from oelm.training.memory import OutOfMemory, is_out_of_memory, storage_failure
 from oelm.training.optimizer import clip_gradients, set_rate
 from oelm.training.results import write_results
 from oelm.training.run import Diverged, Interrupted, Run, random_state, set_random_state
@@ -55,6 +54,7 @@ def fit(config: Config, folder: Path | str, machine: Machine = Machine()) -> Out
     """
     place = RunFolder(folder)
     with (
+        contextlib.closing(place),
         world_of(machine) as world,
         StopRequest(machine.time_limit) as stop,
         deterministic(world.device),
@@ -62,37 +62,31 @@ def fit(config: Config, folder: Path | str, machine: Machine = Machine()) -> Out
         if world.main:
             place.claim(config)
         world.barrier()
-        before = place.status()
-        if before is not None and _is_over(place, before.state):
+        before = place.ended()
+        if before is not None:
             return Outcome(before.state, before.reason or f"was {before.state} before")
         run: Run | None = None
         try:
             run = set_up(config, machine, place, world, stop)
             outcome = _work(run)
+            run.close(outcome.state, outcome.reason)
         except KeyboardInterrupt:  # the second one: at once, and the last checkpoint is what remains
             record_failure(place, world, run, "interrupted", "Ctrl-C, twice; run it again to go on")
             world.report_failure("interrupted", "Ctrl-C, twice")
             raise
         except Exception as error:
-            outcome = _failure(error, run)
+            outcome = _failure(error, run, place)
             record_failure(place, world, run, outcome.state, outcome.reason, traceback.format_exc())
             world.report_failure(outcome.state, outcome.reason)
-            told = isinstance(error, OelmError | OSError) or is_disk_full(error)
-            known = told or outcome.state != "failed"
+            known = isinstance(error, OelmError | OSError) or outcome.state != "failed"
             if isinstance(error, UsageError) or not known:
                 raise  # a wrong wish, or a fault of the program: both belong to whoever called
             return outcome
-        run.close(outcome.state, outcome.reason)
-        if config.tune.trial and world.main and _is_over(place, outcome.state):
+        if config.tune.trial and world.main and place.ended() is not None:
             with contextlib.suppress(OSError):  # only its validation figure is wanted; a grid's fill a disk
                 place.drop_checkpoints()
         world.leave_together()
         return outcome
-
-
-def _is_over(place: RunFolder, state: State) -> bool:
-    """Nothing is left to go on with; the same steps would diverge again."""
-    return state == "diverged" or (state == "finished" and place.results_file.exists())
 
 
 def _work(run: Run) -> Outcome:
@@ -111,7 +105,7 @@ def _work(run: Run) -> Outcome:
     return Outcome("finished")
 
 
-def _failure(error: Exception, run: Run | None) -> Outcome:
+def _failure(error: Exception, run: Run | None, folder: RunFolder) -> Outcome:
     if run is not None and run.smaller_next_time:  # said by this process, or by one this one then missed
         return Outcome(
             "interrupted",
@@ -120,8 +114,8 @@ def _failure(error: Exception, run: Run | None) -> Outcome:
         )
     if isinstance(error, Interrupted):  # nothing to save yet
         return Outcome("interrupted", f"stopped by {error} while preparing; run it again to go on")
-    if is_disk_full(error):
-        return Outcome("failed", f"disk full ({error}); the last checkpoint is intact")
+    if reason := storage_failure(error, folder):
+        return Outcome("interrupted", reason)
     if is_out_of_memory(error):
         return Outcome("oom", f"out of memory: {error}")
     reason = str(error) if isinstance(error, OelmError) else f"{type(error).__name__}: {error}"

@@ -2,7 +2,7 @@
 
 runs/<study>/<ID>/scale=<s>/seed=<n>/
   config.yaml manifest.json status.json metrics.jsonl training.log freeze_audit.json
-  timing_stats.json results.json predictions.json best/ latest.pt previous.pt lock
+  timing_stats.json results.json predictions.json checksums.json best/ latest.pt previous.pt lock
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
-from oelm.atomic import write_json, write_text
+from oelm.atomic import is_disk_full, json_text, write_json, write_text
+from oelm.checksums import CHECKSUMS, find_damage, write_checksums
 from oelm.errors import OelmError, UsageError
 from oelm.printable import printable
 from oelm.safe_files import (
@@ -43,6 +45,19 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 75  # "continue me": run the same command again (sysexits' EX_TEMPFAIL)
 EXIT_DIVERGED = 76
+
+# Everything a verdict rests on, listed in checksums.json when a run has finished. status.json is left out: it
+# is written again after that, and no figure is computed from it.
+VERDICT_FILES = (
+    "config.yaml",
+    "manifest.json",
+    "metrics.jsonl",
+    "freeze_audit.json",
+    "timing_stats.json",
+    "predictions.json",
+    "results.json",
+)
+RESULTS_FORMAT = 2  # from 2 on, a finished run has a checksums.json
 
 EXIT_CODES: dict[str, int] = {
     "finished": EXIT_FINISHED,
@@ -67,6 +82,7 @@ RESULT_FILES: dict[str, int] = {
     "step_times.bin": LOG_BYTES,
     "results.json": JSON_BYTES,
     "predictions.json": PREDICTIONS_BYTES,
+    "checksums.json": JSON_BYTES,
 }
 
 
@@ -148,11 +164,25 @@ class Status:
             return None
         try:
             os.kill(self.pid, 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, OverflowError):
             return False
         except PermissionError:
             return True
         return True
+
+
+class DiskFull(OelmError):
+    """There is too little space to go on; the same command goes on once there is more."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+@dataclass(frozen=True)
+class Integrity:
+    """What the checksums say about the files of a finished run."""
+
+    damaged: tuple[str, ...] = ()  # one text for each file that is missing or changed
+    verified: bool = True  # False for a run of an earlier version, which wrote no checksums
 
 
 class RunFolder:
@@ -174,6 +204,7 @@ class RunFolder:
         self.latest = self.path / "latest.pt"
         self.previous = self.path / "previous.pt"
         self.lock = self.path / "lock"
+        self._descriptor: int | None = None  # of the folder, for `_overwrite_status`
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -223,13 +254,61 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.config_file, config_to_yaml(config))
         except OSError as error:
-            raise OelmError(f"{self.path} cannot be made a run folder: {error.strerror or error}") from None
+            kind = DiskFull if is_disk_full(error) else OelmError
+            raise kind(f"{self.path} cannot be made a run folder: {error.strerror or error}") from None
 
     def _never_began(self) -> bool:
         """Failed before there was anything to lose: the manifest is written just before the first step."""
-        status = self.status()
+        try:
+            status = self.status()
+        except OelmError:
+            return False
         kept = self.manifest_file.exists() or self.resumable
         return status is not None and status.state == "failed" and not kept
+
+    # -- checksums ------------------------------------------------------------------------------
+
+    def write_checksums(self, names: Iterable[str] = VERDICT_FILES) -> None:
+        """The last act of a finished run: checksums.json for those of `names` that exist."""
+        write_checksums(self.path, names)
+
+    def integrity(self) -> Integrity:
+        """Compare the files of a finished run with checksums.json."""
+        problems = find_damage(self.path)
+        if problems is not None:
+            return Integrity(tuple(problems))
+        try:
+            written_with = (self.results() or {}).get("format", 1)
+        except (OelmError, OSError) as error:
+            return Integrity((str(error),), verified=False)
+        missing = isinstance(written_with, int) and written_with >= RESULTS_FORMAT
+        return Integrity((f"{CHECKSUMS} is missing",) if missing else (), verified=False)
+
+    def ended(self) -> Status | None:
+        """The status of a run with nothing left to do; None when there is something, or it cannot be told.
+
+        A diverged run has ended: the same steps would diverge again. A finished one has, unless a file that
+        its results consist of is missing or damaged.
+        """
+        try:
+            status = self.status()
+        except (OelmError, OSError):
+            return None
+        if status is None or status.state not in ("finished", "diverged"):
+            return None
+        return None if status.state == "finished" and self.integrity().damaged else status
+
+    def finished_results(self) -> dict[str, Any] | None:
+        """results.json of a finished run, verified; None when it has not finished."""
+        status = self.status()
+        if status is None or status.state != "finished":
+            return None
+        if damaged := self.integrity().damaged:
+            raise OelmError(
+                f"{self.path} is damaged: {'; '.join(damaged)}. "
+                "Run it again, or put the files back from a copy."
+            )
+        return self.results()
 
     # -- json files -----------------------------------------------------------------------------
 
@@ -249,17 +328,67 @@ class RunFolder:
         return _read_json(self.predictions_file, PREDICTIONS_BYTES)
 
     def status(self) -> Status | None:
-        """None before the run was ever started. Fields unknown to this version are left out."""
+        """The status of the run; None before it was ever started.
+
+        A run whose results.json is missing has not finished, whatever status.json says.
+        """
+        status = self.recorded_status()
+        if status is not None and status.state == "finished" and not self.results_file.exists():
+            reason = f"{self.results_file.name} is missing; run the same command again to complete the run"
+            return replace(status, state="interrupted", reason=reason)
+        return status
+
+    def recorded_status(self) -> Status | None:
+        """What status.json says. Fields unknown to this version are left out."""
         data = _read_json(self.status_file)
         if data is None:
             return None
         known = {f.name for f in fields(Status)}
-        return Status(**{name: value for name, value in data.items() if name in known})
+        status = Status(**{name: value for name, value in data.items() if name in known})
+        if problem := _status_problem(status):
+            raise OelmError(f"{self.status_file}: {problem}")
+        return status
 
     def write_status(self, status: Status) -> Status:
+        """Write status.json; on a full disk, or in a folder that was moved, over the one that is there."""
         status = replace(status, heartbeat=time.time())
-        write_json(self.status_file, asdict(status))
+        try:
+            write_json(self.status_file, asdict(status))
+        except OSError:
+            if not self._overwrite_status(status):
+                raise
+        else:
+            self._hold()
         return status
+
+    def _hold(self) -> None:
+        """Keep the folder open until `close`, so that its files are found even after somebody moved it."""
+        if self._descriptor is None:
+            with contextlib.suppress(OSError):
+                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+                self._release = weakref.finalize(self, os.close, self._descriptor)
+
+    def close(self) -> None:
+        """Let go of the folder, after the last `write_status`."""
+        if self._descriptor is not None:
+            self._descriptor = None
+            self._release()
+
+    def _overwrite_status(self, status: Status) -> bool:
+        """Overwrite status.json in place, which needs no new block and no new inode; whether that worked."""
+        content = json_text(asdict(replace(status, reason=status.reason[:500]))).encode()
+        self._hold()
+        if self._descriptor is None:
+            return False
+        try:
+            file = os.open(self.status_file.name, os.O_WRONLY, dir_fd=self._descriptor)
+            try:
+                content = content.ljust(os.fstat(file).st_size)  # blanks at the end are valid JSON
+                return os.pwrite(file, content, 0) == len(content)
+            finally:
+                os.close(file)
+        except OSError:
+            return False
 
     def wanted_split(self) -> int:
         """Into how many parts one of several processes, out of memory, asked to cut micro-batches."""
@@ -286,6 +415,27 @@ def _read_json(path: Path, max_bytes: int = JSON_BYTES) -> dict[str, Any] | None
         return read_json_object(path, max_bytes=max_bytes)
     except FileNotFoundError:
         return None
+
+
+def _status_problem(status: Status) -> str:
+    """What no version of the trainer would have written; "" when all is as it should be."""
+    if status.state not in get_args(State):
+        return f"unknown state {status.state!r}"
+    kinds: dict[str, Any] = {
+        **dict.fromkeys(("step", "total_steps", "pid", "attempt", "resumes"), int),
+        **dict.fromkeys(("heartbeat", "started"), int | float),
+        **dict.fromkeys(("loss", "steps_per_second", "eta_seconds"), int | float | None),
+        **dict.fromkeys(("host", "reason"), str),
+        "metric": dict | None,
+    }
+    for name, kind in kinds.items():
+        value = getattr(status, name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            return f"{name} is {value!r}"
+    metric = status.metric
+    if metric is not None and not ("name" in metric and isinstance(metric.get("value"), int | float)):
+        return f"metric is {metric!r}"
+    return ""
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -16,12 +16,15 @@ from oelm.printable import printable
 
 
 class Journal:
-    """Writes lines with a time stamp to training.log; shows them, and the progress, when a person watches."""
+    """Writes lines with a time stamp to training.log; shows them, and the progress, when a person watches.
+
+    A log that cannot be written does not stop the run: nothing is computed from it."""
 
     def __init__(self, path: Path | None, *, title: str = "", show: bool | None = None) -> None:
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
         if path is not None:
-            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
+            with contextlib.suppress(OSError):
+                self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open as long as the run
         self._progress: Any = None
         self._task: Any = None
         self._show = sys.stderr.isatty() if show is None else show
@@ -31,9 +34,9 @@ class Journal:
         text = printable(text, lines=True)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         if self._file is not None:
-            for part in text.splitlines() or [""]:
-                self._file.write(f"{stamp} {part}\n")
-            self._file.flush()
+            lines = "".join(f"{stamp} {part}\n" for part in text.splitlines() or [""])
+            with contextlib.suppress(OSError):
+                self._file.write(lines.encode(errors="replace"))
         if self._show:
             with self._terminal_may_vanish():
                 self._console().print(text, markup=False, highlight=False)

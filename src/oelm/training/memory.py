@@ -1,16 +1,19 @@
-"""Running out of memory: how it is recognised, and how much disk and memory a run will take."""
+"""Running out of memory or disk: how it is recognised, and how much of both a run will take."""
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from oelm.atomic import is_disk_full
 from oelm.errors import OelmError
 from oelm.quantities import bytes_text
-from oelm.training.folder import RunFolder
+from oelm.training.folder import DiskFull, RunFolder
 
 # What torch's CPU allocator says; it has no exception of its own.
 _CPU_WORDS = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "bad_alloc")
@@ -62,7 +65,24 @@ def require_disk(plan: DiskPlan, folder: RunFolder) -> None:
         held += sum(path.stat().st_size for path in folder.best.iterdir() if path.is_file())
     needed, free = max(0, plan.total - held), shutil.disk_usage(folder.path).free
     if free < needed:
-        raise OelmError(
+        raise DiskFull(
             f"disk full: this run needs {bytes_text(needed)} more in {folder.path}, {bytes_text(free)} are "
             "free. Free some space (oelm clean) or choose another runs folder."
         )
+
+
+def storage_failure(error: BaseException, folder: RunFolder) -> str:
+    """Why the run folder can no longer be written, if that is what `error` comes from; "" otherwise.
+
+    None of this is the run's fault: it goes on from its last checkpoint once the cause is gone.
+    """
+    again = "run the same command again to go on from the last checkpoint"
+    if isinstance(error, DiskFull):
+        return str(error)
+    if is_disk_full(error):
+        return f"disk full ({error}): free some space or inodes (oelm clean), then {again}"
+    if not os.path.isdir(folder.path):
+        return f"{folder.path} was moved or removed while the run was going on: put it back, then {again}"
+    if isinstance(error, OSError) and error.errno in (errno.EIO, errno.EROFS, errno.ESTALE):
+        return f"{folder.path} cannot be written ({error}): {again} once that is repaired"
+    return ""

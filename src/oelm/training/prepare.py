@@ -42,6 +42,11 @@ class Prepared:
         t = self.tokenizer
         return {"name": t.name, "hash": t.hash, "vocab_size": t.vocab_size}
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Hashes of the data and the tokenizer: a resumed run must find the same."""
+        return {"fingerprints": dict(self.data_facts["fingerprints"]), "tokenizer": self.tokenizer.hash}
+
 
 def prepare(config: Config, machine: Machine, tick: Tick | None = None) -> Prepared:
     """Open the data, encode it (or find it encoded), build the network and the task."""

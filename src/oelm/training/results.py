@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from oelm.atomic import write_json
+from oelm.atomic import write_json, write_text
+from oelm.errors import OelmError
 from oelm.training.flops import gemm_peak
+from oelm.training.folder import RESULTS_FORMAT, config_to_yaml
 from oelm.training.prepare import rows_per_step
 from oelm.training.run import Run
 from oelm.training.schedule import warmup_steps
@@ -13,18 +15,44 @@ from oelm.training.tasks.task import Evaluation
 
 
 def write_results(run: Run, test: Evaluation | None) -> None:
-    """The files other rooms read, results.json last: where it is, the run is done."""
+    """The files other rooms read, then their checksums: where those are, the run is done."""
+    _check_earlier_files(run)
     if test is not None and test.accuracy is not None:
         predictions = {"labels": list(test.labels), "predicted": list(test.predicted)}
         write_json(run.folder.predictions_file, predictions)
     run.timer.write(run.folder.timing_file, run.progress.step, _peak(run))
     write_json(run.folder.results_file, _results(run, test))
+    run.folder.write_checksums()
+
+
+def _check_earlier_files(run: Run) -> None:
+    """The checksums must not vouch for a file that was damaged since this process wrote or read it."""
+    if run.metrics is not None:
+        run.metrics.check()
+    with_damage = []
+    try:
+        same_config = run.folder.config() == run.config
+    except OelmError:
+        same_config = False
+    if not same_config:
+        write_text(run.folder.config_file, config_to_yaml(run.config))
+        with_damage.append(run.folder.config_file.name)
+    try:
+        same_manifest = run.folder.manifest() == run.manifest
+    except OelmError:
+        same_manifest = False
+    if not same_manifest:
+        write_json(run.folder.manifest_file, run.manifest)
+        with_damage.append(run.folder.manifest_file.name)
+    for name in with_damage:
+        run.journal.line(f"{name} was changed during the run by something else; it is written again")
 
 
 def _results(run: Run, test: Evaluation | None) -> dict[str, Any]:
     """No times, no names of machines: the same bytes whether or not the run was interrupted."""
     c, p = run.config, run.progress
     return {
+        "format": RESULTS_FORMAT,
         "id": c.id,
         "study": c.study,
         "scale": c.scale,

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from oelm.atomic import write_json
+from oelm.checksums import find_damage, write_checksums
 from oelm.errors import OelmError
 from oelm.methods.apply import Applied
 from oelm.methods.audit import audit
@@ -93,10 +94,12 @@ class Run:
     total_steps: int
     status: Status
     progress: Progress = field(default_factory=Progress)
+    manifest: dict[str, Any] = field(default_factory=dict)  # as in manifest.json
     metrics: MetricsLog | None = None  # the writing process' only
     updating: bool = False  # within the optimizer's update: the weights are of no whole step
     _saved: tuple[int, int] | None = None  # (step, validated) of the last checkpoint
     _schedule_changed: bool = False
+    _audits: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._qk_trained = self.applied.qk_trainable
@@ -219,9 +222,9 @@ class Run:
     def audit(self, when: str) -> None:
         """Prove what is frozen; kept in freeze_audit.json, at the start and at the end."""
         report = audit(self.model, self.optimizer)
+        self._audits[when] = report.to_dict()
         if self.world.main:
-            held = self.folder.freeze_audit() or {}
-            write_json(self.folder.audit_file, {**held, when: report.to_dict()})
+            write_json(self.folder.audit_file, self._audits)
         if not report.ok:
             raise OelmError(f"the audit at the {when} of the run failed: {report}")
 
@@ -229,7 +232,10 @@ class Run:
         """The last word of this process; the status first, as the disk may be full."""
         self.pulse(force=True, state=state, reason=reason)
         if self.metrics is not None:
-            self.metrics.close()
+            try:
+                self.metrics.close()
+            except Exception as error:  # of a tracker's service: the run itself is complete without it
+                self.journal.line(f"a tracker could not be closed: {type(error).__name__}: {error}")
             self.metrics = None
         self.journal.line(f"{state}{': ' + reason if reason else ''}")
         self.journal.close()
@@ -249,11 +255,14 @@ class Run:
             weights = self.model.state_dict() if self.world.main else {}
         p = self.progress
         if self.metrics is not None:
+            metrics_bytes, metrics_sha256 = self.metrics.sync()
             state = {
                 "format": FORMAT,
                 "config_hash": config_hash(self.config),
                 "progress": dataclasses.asdict(p),
-                "metrics_bytes": self.metrics.sync(),
+                "metrics_bytes": metrics_bytes,
+                "metrics_sha256": metrics_sha256,
+                "data": self.prepared.identity,
                 "model": weights,
                 "optimizer": moments,
                 "scaler": self.scaler.state_dict(),
@@ -304,8 +313,10 @@ class Run:
         fresh, old = (self.folder.path / name for name in (".best.new", ".best.old"))
         shutil.rmtree(fresh, ignore_errors=True)
         try:
+            fresh.mkdir()  # and not its parents: a run folder that was moved must not come back
             save(self.model, fresh)
             self.prepared.tokenizer.save(fresh)
+            write_checksums(fresh)
             sync_tree(fresh)
         except BaseException:  # half a model must not go on filling a full disk
             shutil.rmtree(fresh, ignore_errors=True)
@@ -316,11 +327,32 @@ class Run:
         fresh.rename(self.folder.best)
         shutil.rmtree(old, ignore_errors=True)
 
+    def rebuild_best(self) -> None:
+        """Write a best/ that was damaged again, which is possible where the weights are the best ones."""
+        p = self.progress
+        if p.best is None or p.best["step"] != p.step:
+            return
+        problem = best_problem(self.folder) if self.world.main else ""
+        if problem:
+            self.journal.line(f"{problem}; it is written again from the checkpoint")
+        if self.world.sum([float(bool(problem))])[0]:  # every rank has to take part in the saving
+            self.save_best()
+
     def load_best(self) -> None:
-        """The weights of best/ into the network, on every process."""
+        """The weights of best/ into the network, on every process; an error when a checksum differs."""
         with self.world.rewriting(self.model):
             if self.world.main:
                 load_weights(self.model, self.folder.best)
+
+
+def best_problem(folder: RunFolder) -> str:
+    """Why the best model cannot be used; "" when it is intact."""
+    if not folder.best.is_dir():
+        return f"{folder.best} is missing"
+    damage = find_damage(folder.best)
+    if damage is None and not any(folder.best.glob("*.safetensors")):
+        damage = ["no weights"]  # of an earlier version, which wrote no checksums
+    return f"{folder.best} is damaged ({'; '.join(damage)})" if damage else ""
 
 
 def recover_best(folder: RunFolder) -> None:

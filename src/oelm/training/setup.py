@@ -6,27 +6,29 @@ import contextlib
 import dataclasses
 import os
 import socket
+import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from oelm.atomic import write_json
+from oelm.atomic import remove_leftovers, write_json
 from oelm.data.encoding import Progress as EncodingProgress
 from oelm.errors import OelmError, UsageError
 from oelm.methods.apply import apply
-from oelm.training.checkpoint import load_newest, remove_strays
+from oelm.training.checkpoint import load_newest
 from oelm.training.config import Config, Machine
 from oelm.training.distributed import World
 from oelm.training.folder import RunFolder, State, Status, config_hash
 from oelm.training.journal import Journal
 from oelm.training.manifest import base_manifest
-from oelm.training.memory import DiskPlan, disk_plan, require_disk
-from oelm.training.metrics import MetricsLog
+from oelm.training.memory import disk_plan, require_disk
+from oelm.training.metrics import MetricsLog, metrics_problem
 from oelm.training.optimizer import build_optimizer
 from oelm.training.precision import choose_precision
 from oelm.training.prepare import Prepared, prepare
-from oelm.training.run import Interrupted, Run, recover_best
+from oelm.training.run import Interrupted, Run, best_problem, recover_best
 from oelm.training.schedule import warmup_steps
 from oelm.training.signals import StopRequest
 from oelm.training.timing import Timer
@@ -41,10 +43,10 @@ def set_up(config: Config, machine: Machine, folder: RunFolder, world: World, st
         raise UsageError(f"threads must be 0 (torch's own choice) or more, not {machine.threads}")
     if machine.threads:
         torch.set_num_threads(machine.threads)
-    status = _begin(folder, world)
     journal = Journal(
         folder.log_file if world.main else None, title=config.id, show=None if world.main else False
     )
+    status = _begin(folder, world, journal)
     for line in _opening(config, world, status):
         journal.line(line)
     precision = choose_precision(config.precision, world.device)
@@ -57,12 +59,29 @@ def set_up(config: Config, machine: Machine, folder: RunFolder, world: World, st
     plan = disk_plan(prepared.model, optimizer)
     journal.line(str(applied))
     journal.line(str(plan))
-    state, words = load_newest(folder.latest, folder.previous)
-    for word in words:
-        journal.line(word)
+    state, problems = load_newest(
+        folder.latest, folder.previous, lambda state: _checkpoint_problem(state, config, folder)
+    )
+    for problem in problems:
+        journal.line(f"{problem}; going back to the checkpoint before it")
+    if state is not None:
+        held = _intact(folder.manifest, journal)
+        _check_same_data(state.get("data") or _identity_in(held), prepared)
+    else:
+        held = None
+    if held is not None and _identity_in(held) == prepared.identity:
+        manifest = held
+    else:
+        manifest = base_manifest(config_hash(config)) | {
+            "precision": precision.to_dict(),
+            "data": prepared.data_facts,
+            "tokenizer": prepared.tokenizer_facts,
+            "disk_bytes_planned": plan.total,
+        }
     if world.main:
         require_disk(plan, folder)
-        _write_manifest(config, folder, prepared, precision.to_dict(), plan, resuming=state is not None)
+        if manifest is not held:
+            write_json(folder.manifest_file, manifest)
     run = Run(
         config=config,
         machine=machine,
@@ -74,10 +93,13 @@ def set_up(config: Config, machine: Machine, folder: RunFolder, world: World, st
         optimizer=optimizer,
         scaler=precision.scaler(),
         journal=journal,
-        timer=Timer(folder.path / "step_times.bin", world.device, folder.timing() if state else None),
+        timer=Timer(
+            folder.path / "step_times.bin", world.device, _intact(folder.timing, journal) if state else None
+        ),
         stop=stop,
         total_steps=total_steps(config, prepared),
         status=status,
+        manifest=manifest,
     )
     warm = warmup_steps(config.optim, run.total_steps)
     if warm > run.total_steps:
@@ -88,10 +110,11 @@ def set_up(config: Config, machine: Machine, folder: RunFolder, world: World, st
     torch.manual_seed(config.seed + world.rank)  # dropout; each process its own
     run.audit("start")
     _resume(run, state)
-    if words:  # or the next checkpoint would keep the damaged one as the one before
+    if problems:  # do not rotate the unusable file into previous.pt
         world.barrier()
         if world.main:
             folder.previous.replace(folder.latest)
+    run.rebuild_best()
     return run
 
 
@@ -107,20 +130,34 @@ def record_failure(
     """Leave the reason where people look, also when the run never came to life or the disk is full."""
     if not world.main:
         return
-    with contextlib.suppress(OSError):
+    try:
         if run is not None:
             run.close(state, reason)
         else:
-            status = folder.status() or Status()
-            folder.write_status(dataclasses.replace(status, state=state, reason=reason))
-    with contextlib.suppress(OSError):
-        journal = Journal(folder.log_file, show=False)
-        journal.line(trace or reason)
-        journal.close()
+            folder.write_status(dataclasses.replace(_last_status(folder), state=state, reason=reason))
+    except OSError as error:
+        print(f"oelm: {state}: {reason} (status.json cannot be written: {error})", file=sys.stderr)
+    journal = Journal(folder.log_file, show=False)
+    journal.line(trace or reason)
+    journal.close()
 
 
-def _begin(folder: RunFolder, world: World) -> Status:
-    before = folder.status()
+def _last_status(folder: RunFolder) -> Status:
+    with contextlib.suppress(OelmError, OSError):
+        return folder.status() or Status()
+    return Status()
+
+
+def _begin(folder: RunFolder, world: World, journal: Journal) -> Status:
+    before: Status | None = None
+    try:
+        before = folder.status()
+    except OelmError as error:
+        journal.line(f"{error}; it is written anew")
+    if before is not None and before.state == "finished":
+        journal.line(
+            f"this run had finished, but {'; '.join(folder.integrity().damaged)}; completing it again"
+        )
     status = Status(
         started=time.time(),
         pid=os.getpid(),
@@ -131,7 +168,7 @@ def _begin(folder: RunFolder, world: World) -> Status:
         total_steps=before.total_steps if before else 0,
     )
     if world.main:
-        remove_strays(folder.path)
+        remove_leftovers(folder.path)
         recover_best(folder)
         status = folder.write_status(status)
     world.barrier()
@@ -181,38 +218,52 @@ def _prepare(
     return prepared
 
 
-def _write_manifest(
-    config: Config,
-    folder: RunFolder,
-    prepared: Prepared,
-    precision: dict[str, str],
-    plan: DiskPlan,
-    *,
-    resuming: bool,
-) -> None:
-    """Once, when a run begins; a resume only checks that it goes on with the same data."""
-    held = folder.manifest()
-    if resuming and held is not None:
-        _must_be_same(held, prepared)
+def _intact(read: Callable[[], dict[str, Any] | None], journal: Journal) -> dict[str, Any] | None:
+    """What `read` returns; None, and a line in the log, for a damaged file that this run can write anew."""
+    try:
+        return read()
+    except OelmError as error:
+        journal.line(f"{error}; it is written anew")
+        return None
+
+
+def _checkpoint_problem(state: dict[str, Any], config: Config, folder: RunFolder) -> str:
+    """Why the run cannot go on exactly from this intact checkpoint; "" when it can."""
+    if state.get("config_hash") != config_hash(config):
+        return ""  # `Run.restore` refuses it, and the checkpoint before it is no remedy
+    if "metrics_sha256" in state:  # an earlier version did not write it
+        problem = metrics_problem(folder.metrics_file, state["metrics_bytes"], state["metrics_sha256"])
+        if problem:
+            return problem
+    progress = state["progress"]
+    if progress["best"] is not None and progress["best"]["step"] != progress["step"]:
+        return best_problem(folder)  # with the weights of that very step it could be written again
+    return ""
+
+
+def _identity_in(manifest: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Hashes of the data and the tokenizer in a manifest.json; None when it does not hold them."""
+    try:
+        return {
+            "fingerprints": dict(manifest["data"]["fingerprints"]),  # type: ignore[index]
+            "tokenizer": manifest["tokenizer"]["hash"],  # type: ignore[index]
+        }
+    except (TypeError, KeyError, ValueError):
+        return None
+
+
+def _check_same_data(held: dict[str, Any] | None, prepared: Prepared) -> None:
+    """Refuse to go on with other data than the run began with."""
+    if held is None:
         return
-    manifest = base_manifest(config_hash(config))
-    manifest |= {
-        "precision": precision,
-        "data": prepared.data_facts,
-        "tokenizer": prepared.tokenizer_facts,
-        "disk_bytes_planned": plan.total,
-    }
-    write_json(folder.manifest_file, manifest)
-
-
-def _must_be_same(held: dict[str, Any], prepared: Prepared) -> None:
-    for split, was in held.get("data", {}).get("fingerprints", {}).items():
-        if prepared.data_facts["fingerprints"].get(split) != was:
+    now = prepared.identity
+    for split, was in held["fingerprints"].items():
+        if now["fingerprints"].get(split) != was:
             raise OelmError(
-                f"the {split} data is not what this run began with ({held['data']['origin']}): "
+                f"the {split} data is not what this run began with ({prepared.data_facts['origin']}): "
                 "put it back, or start over in another folder"
             )
-    if held.get("tokenizer", {}).get("hash") != prepared.tokenizer.hash:
+    if held["tokenizer"] != now["tokenizer"]:
         raise OelmError("the tokenizer is not the one this run began with: put it back, or start over")
 
 
@@ -225,11 +276,6 @@ def _resume(run: Run, state: dict[str, Any] | None) -> None:
         offset = state["metrics_bytes"] if state is not None else 0
         trackers = open_trackers(run.machine.trackers, run.config, run.folder.path, run.progress.step)
         run.metrics = MetricsLog(run.folder.metrics_file, offset=offset, trackers=trackers)
-        if run.metrics.missing:
-            run.journal.line(
-                f"{run.folder.metrics_file} lacks {run.metrics.missing} bytes that the checkpoint counts on: "
-                "rows were lost by something other than this program"
-            )
     if run.smaller_next_time:
         run.split_further(run.folder.wanted_split())
     run.pulse(force=True)

@@ -8,6 +8,7 @@ file that must be the same bytes after a resume.
 from __future__ import annotations
 
 import contextlib
+import math
 import resource
 import sys
 import time
@@ -23,6 +24,7 @@ from oelm.atomic import write_json
 
 WARMUP_STEPS = 3  # of each process: allocators, caches and kernels settle
 _COLUMNS = ("seconds", "tokens", "flops", "full_flops")  # seconds < 0 marks a warm-up step
+_LARGEST = 1e30  # no step takes that many seconds, tokens or FLOPs; their sum is still finite
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,22 @@ class Totals:
     validations: int = 0
     peak_memory: int = 0
 
+    @classmethod
+    def read(cls, stats: dict[str, Any]) -> Totals:
+        """From the content of a timing_stats.json; a value that is not a positive number counts as 0."""
+
+        def positive(name: str) -> float:
+            value = stats.get(name)
+            usable = isinstance(value, int | float) and math.isfinite(value) and value > 0
+            return value if usable else 0  # type: ignore[return-value]
+
+        return cls(
+            wall=positive("total_wall_time"),
+            validation=positive("total_validation_time"),
+            validations=int(positive("num_validations")),
+            peak_memory=int(positive("peak_memory_bytes")),
+        )
+
 
 class Timer:
     """Times steps and validations of one process and keeps the run's account over all of them."""
@@ -41,13 +59,7 @@ class Timer:
     def __init__(self, path: Path, device: torch.device, earlier: dict[str, Any] | None = None) -> None:
         self.path = path
         self.device = device
-        earlier = earlier or {}
-        self.before = Totals(
-            wall=earlier.get("total_wall_time", 0.0),
-            validation=earlier.get("total_validation_time", 0.0),
-            validations=earlier.get("num_validations", 0),
-            peak_memory=earlier.get("peak_memory_bytes", 0),
-        )
+        self.before = Totals.read(earlier or {})
         self.began = time.perf_counter()
         self.validation = 0.0
         self.validations = 0
@@ -108,16 +120,23 @@ class Timer:
         write_json(target, stats)
         return stats
 
+    def _table(self, steps: int) -> np.ndarray:
+        """(steps, columns): the records of step_times.bin, without any that a damaged disk made of them."""
+        if not self.path.exists():
+            return np.zeros((0, len(_COLUMNS)))
+        numbers = np.fromfile(self.path, dtype="<f8", count=steps * len(_COLUMNS))
+        table = numbers[: len(numbers) // len(_COLUMNS) * len(_COLUMNS)].reshape(-1, len(_COLUMNS))
+        return table[(np.abs(table) < _LARGEST).all(axis=1)]
+
     def stats(self, steps: int) -> dict[str, Any]:
-        table = np.zeros((0, len(_COLUMNS)))
-        if self.path.exists():
-            table = np.fromfile(self.path, dtype="<f8")
-            table = table[: len(table) // len(_COLUMNS) * len(_COLUMNS)].reshape(-1, len(_COLUMNS))[:steps]
+        table = self._table(steps)
         measured = table[table[:, 0] > 0]
         seconds, tokens, flops, full_flops = measured.T
 
         def figure(measure: Callable[..., Any], *arguments: Any, least: int = 1) -> float | None:
-            return float(measure(*arguments)) if len(seconds) >= least else None
+            with np.errstate(all="ignore"):
+                value = float(measure(*arguments)) if len(seconds) >= least else math.nan
+            return value if math.isfinite(value) else None
 
         return {
             "total_wall_time": self.before.wall + time.perf_counter() - self.began,

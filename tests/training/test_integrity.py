@@ -1,0 +1,363 @@
+"""Damage to a run's files is noticed, named and repaired where possible; it never reaches a verdict."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import json
+import os
+import random
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oelm.analysis.load import load_runs
+from oelm.cli.main import main
+from oelm.errors import OelmError, UsageError
+from oelm.experiments.archive import merge, pack
+from oelm.experiments.disk import free, freeable
+from oelm.experiments.keep import keep
+from oelm.experiments.registry import scan, state_of
+from oelm.experiments.tuning import choose
+from oelm.experiments.worker import work
+from oelm.training.fit import fit
+from oelm.training.folder import VERDICT_FILES, RunFolder, Status, config_to_yaml, run_path
+from oelm.training.run import Interrupted, Run
+from oelm.training.tasks.lm import LanguageModelling
+
+EQUAL_FILES = ("metrics.jsonl", "results.json", "latest.pt", "freeze_audit.json", "best/model.safetensors")
+
+
+def short(make, shape="lm", **changes):
+    budget = {"steps": 4, "eval_every": 2, "log_every": 1, **changes.pop("budget", {})}
+    return make(shape, data={"eval_rows": 2}, budget=budget, **changes)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, machine, make) -> Path:
+    """A runs folder with one finished classification run; copy it before damaging it."""
+    root = tmp_path_factory.mktemp("finished")
+    config = short(make, "gpt-cls")
+    assert fit(config, run_path(root, config), machine).state == "finished"
+    return root
+
+
+@pytest.fixture
+def runs(finished, tmp_path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "runs"))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, machine, make) -> tuple[Path, Path]:
+    """(folder of a run that was stopped after step 3, folder of the same run without a stop)."""
+    root = tmp_path_factory.mktemp("stopped")
+    config = short(make, budget={"checkpoint_every": 1})
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 3)
+        assert fit(config, root / "stopped", machine).state == "interrupted"
+    assert fit(config, root / "whole", machine).state == "finished"
+    return root / "stopped", root / "whole"
+
+
+def stop_after(patch, step: int) -> None:
+    def check(run):
+        if run.progress.step >= step:
+            raise Interrupted("test")
+
+    patch.setattr(Run, "check_stop", check)
+
+
+def only_run(root: Path) -> Path:
+    (run,) = scan(root)
+    return run.path
+
+
+def change_byte(path: Path, at: int, by: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at % len(content)] ^= by
+    path.write_bytes(content)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    for name in EQUAL_FILES:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+# -- checksums ------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_verified(runs):
+    folder = RunFolder(only_run(runs))
+    assert folder.integrity().verified
+    assert folder.integrity().damaged == ()
+    listed = json.loads((folder.path / "checksums.json").read_text())["files"]
+    assert set(listed) == set(VERDICT_FILES)
+    loaded = load_runs(runs)
+    assert loaded.warnings == []
+    assert loaded.unverified == 0
+
+
+@pytest.mark.parametrize("name", [*VERDICT_FILES, "checksums.json"])
+def test_any_changed_byte_keeps_a_run_out_of_the_comparisons(runs, name):
+    path, random_number = only_run(runs) / name, random.Random(name)
+    whole = path.read_bytes()
+    for _ in range(20):
+        change_byte(path, random_number.randrange(len(whole)), 1 << random_number.randrange(8))
+        loaded = load_runs(runs)
+        assert [run for run in loaded.runs if run.result is not None] == []
+        assert str(path.parent) in str(loaded.warnings[0])
+        path.write_bytes(whole)
+    path.unlink()
+    loaded = load_runs(runs)
+    assert [run for run in loaded.runs if run.result is not None] == []
+    assert str(path.parent) in str(loaded.warnings[0])
+
+
+def test_results_of_an_earlier_version_count_with_one_caveat(runs, capsys):
+    folder = RunFolder(only_run(runs))
+    results = folder.results()
+    folder.results_file.write_text(json.dumps({k: v for k, v in results.items() if k != "format"}))
+    (folder.path / "checksums.json").unlink()
+    loaded = load_runs(runs)
+    assert loaded.warnings == []
+    assert loaded.unverified == 1
+    assert main(["analyze", "--runs", str(runs)]) == 0
+    assert capsys.readouterr().out.count("1 results have no checksums") == 1
+
+
+def test_a_perplexity_that_is_not_the_exponential_of_its_loss_is_refused(tmp_path, stopped):
+    folder = run_path(tmp_path, RunFolder(stopped[1]).config())
+    shutil.copytree(stopped[1], folder)
+    (folder / "checksums.json").unlink()
+    results = json.loads((folder / "results.json").read_text())
+    del results["format"]
+    results["test"]["ppl"] += 1
+    (folder / "results.json").write_text(json.dumps(results))
+    loaded = load_runs(tmp_path)
+    assert "not exp(test.loss" in " ".join(map(str, loaded.warnings))
+
+
+def test_kept_and_archived_runs_carry_their_checksums(runs, tmp_path):
+    keep(runs, tmp_path / "kept")
+    pack(runs, tmp_path / "runs.tar.gz")
+    merge(tmp_path / "runs.tar.gz", tmp_path / "merged")
+    for copy in (tmp_path / "kept", tmp_path / "merged"):
+        loaded = load_runs(copy)
+        assert (loaded.warnings, loaded.unverified) == ([], 0)
+        change_byte(only_run(copy) / "results.json", 300, 1)
+        assert [run.result for run in load_runs(copy).runs] == [None]
+    change_byte(only_run(runs) / "metrics.jsonl", 30, 1)
+    with pytest.raises(OelmError, match=r"metrics\.jsonl has changed"):
+        keep(runs, tmp_path / "kept")
+
+
+def test_a_rate_is_not_chosen_from_a_damaged_trial(tmp_path, machine, make):
+    trial = short(make, tune={"trial": True})
+    folder = run_path(tmp_path, trial)
+    assert fit(trial, folder, machine).state == "finished"
+    assert choose([trial], tmp_path).rate == trial.optim.lr
+    content = (folder / "results.json").read_text()
+    (folder / "results.json").write_text(content.replace('"step": 4', '"step": 5'))
+    with pytest.raises(OelmError, match=r"results\.json has changed"):
+        choose([trial], tmp_path)
+
+
+# -- runs that are not finished after all ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["gone", "changed"])
+def test_a_finished_run_without_its_results_keeps_its_checkpoints_and_is_completed(
+    runs, finished, machine, damage
+):
+    folder = RunFolder(only_run(runs))
+    assert len(freeable(runs)) == 1
+    listed = freeable(runs)
+    folder.results_file.unlink() if damage == "gone" else change_byte(folder.results_file, 300, 1)
+    assert free(listed) == 0
+    assert freeable(runs) == []
+    assert state_of(folder.path, verify=True)[0] in ("interrupted", "broken")
+    assert (
+        "results.json" in state_of(folder.path, verify=True)[1].reason + state_of(folder.path, verify=True)[2]
+    )
+    assert work(folder.path, machine) == 0
+    assert state_of(folder.path, verify=True)[0] == "finished"
+    assert_same_run(only_run(finished), folder.path)
+    assert free(freeable(runs)) > 0
+
+
+def test_another_seed_or_config_is_refused_before_the_first_step(stopped, tmp_path, machine):
+    folder = RunFolder(shutil.copytree(stopped[0], tmp_path / "run"))
+    other = replace(folder.config(), seed=7)
+    rows = folder.metrics_file.read_bytes()
+    with pytest.raises(UsageError, match="seed: 42 -> 7"):
+        fit(other, folder.path, machine)
+    folder.config_file.write_text(config_to_yaml(other))  # by hand: then the checkpoint is another run's
+    outcome = fit(other, folder.path, machine)
+    assert outcome.state == "failed"
+    assert "belongs to another config" in outcome.reason
+    assert folder.metrics_file.read_bytes() == rows
+
+
+# -- damaged files --------------------------------------------------------------------------------
+
+GARBAGE = {
+    "not UTF-8": b"\xff\xfe\x00",
+    "cut off": b'{"state": "runn',
+    "a list": b"[]",
+    "empty": b"",
+    "wrong types": b'{"state": "running", "attempt": "x", "total_wall_time": "y", "data": [], "start": 3}',
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_files_that_can_be_rebuilt_do_not_block_a_resume(stopped, tmp_path, machine, garbage):
+    folder = RunFolder(shutil.copytree(stopped[0], tmp_path / "run"))
+    for file in (folder.timing_file, folder.audit_file, folder.manifest_file, folder.status_file):
+        file.write_bytes(GARBAGE[garbage])
+    for name in ("step_times.bin", "split.json", "attempts.jsonl"):
+        (folder.path / name).write_bytes(b"\xff" * 70)
+    assert fit(folder.config(), folder.path, machine).state == "finished"
+    assert_same_run(stopped[1], folder.path)
+    assert folder.manifest()["data"]["fingerprints"]
+    assert folder.status().state == "finished"
+    assert folder.integrity().damaged == ()
+
+
+def test_files_damaged_while_a_run_is_going_on_are_written_again(stopped, tmp_path, machine, monkeypatch):
+    folder = RunFolder(shutil.copytree(stopped[0], tmp_path / "run"))
+    config, load_best = folder.config(), Run.load_best
+    manifest = folder.manifest()
+
+    def damaged(run):
+        folder.config_file.write_text(folder.config_file.read_text().replace("lr: 0.003", "lr: 0.004"))
+        folder.manifest_file.write_bytes(b"{")
+        load_best(run)
+
+    monkeypatch.setattr(Run, "load_best", damaged)
+    assert fit(config, folder.path, machine).state == "finished"
+    assert folder.config() == config
+    assert folder.manifest() == manifest
+
+
+def test_metrics_damaged_while_a_run_is_going_on_are_noticed(stopped, tmp_path, machine, monkeypatch):
+    folder, load_best = RunFolder(shutil.copytree(stopped[0], tmp_path / "run")), Run.load_best
+
+    def damaged(run):
+        change_byte(folder.metrics_file, 30, 1)
+        load_best(run)
+
+    monkeypatch.setattr(Run, "load_best", damaged)
+    outcome = fit(folder.config(), folder.path, machine)
+    assert outcome.state == "failed"
+    assert "metrics.jsonl were changed" in outcome.reason
+    assert folder.results() is None
+
+
+# -- full disks, moved folders, leftovers ---------------------------------------------------------
+
+
+class FullDisk:
+    """From the n-th call on that needs space below `folder`, there is none (or no inode) any more."""
+
+    def __init__(self, folder: Path, calls: int) -> None:
+        self.folder, self.left = str(folder), calls
+        self.open, self.fsync, self.link, self.mkdir = builtins.open, os.fsync, os.link, os.mkdir
+
+    def install(self, patch) -> None:
+        patch.setattr(builtins, "open", self.opened)
+        patch.setattr(os, "fsync", lambda file: self.spend() or self.fsync(file))
+        patch.setattr(os, "link", lambda *args: self.spend() or self.link(*args))
+        patch.setattr(os, "mkdir", lambda path, *a, **k: self.at(path) or self.mkdir(path, *a, **k))
+
+    def opened(self, file, mode="r", *args, **options):
+        if set(mode) & set("wax+"):
+            self.at(file)
+        return self.open(file, mode, *args, **options)
+
+    def at(self, path) -> None:
+        if isinstance(path, str | os.PathLike) and str(path).startswith(self.folder):
+            self.spend()
+
+    def spend(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def operations_of_a_run(config, folder, machine) -> int:
+    disk = FullDisk(folder, sys.maxsize)
+    with pytest.MonkeyPatch.context() as patch:
+        disk.install(patch)
+        assert fit(config, folder, machine).state == "finished"
+    return sys.maxsize - disk.left
+
+
+def exit_code_of(config, folder, machine) -> int:
+    try:
+        return fit(config, folder, machine).exit_code
+    except OelmError as error:  # not even a config.yaml could be written
+        return error.exit_code
+
+
+def test_a_disk_that_fills_up_at_any_moment_leaves_an_interrupted_run(tmp_path, machine, make):
+    config = short(make, budget={"steps": 2, "eval_every": 1})
+    total = operations_of_a_run(config, tmp_path / "whole", machine)
+    moments = sorted({0, 2, *random.Random(0).sample(range(3, total), 4)})
+    for at in moments:
+        folder = RunFolder(tmp_path / f"at-{at}")
+        with pytest.MonkeyPatch.context() as patch:
+            FullDisk(folder.path, at).install(patch)
+            code = exit_code_of(config, folder.path, machine)
+        assert code == 75 or (code == 0 and folder.ended()), at  # full only after the last file was written
+        status = folder.status()
+        if status is not None and code:
+            assert (status.state, "disk full" in status.reason) == ("interrupted", True), at
+        assert [p.name for p in folder.path.glob(".*")] == []
+        assert fit(config, folder.path, machine).state == "finished"
+        assert_same_run(tmp_path / "whole", folder.path)
+
+
+def test_a_worker_on_a_full_disk_ends_with_75_and_no_traceback(tmp_path, machine, make, capsys):
+    config = short(make)
+    folder = RunFolder(tmp_path / "run")
+    folder.claim(config)
+    folder.write_status(Status())
+    for calls in (0, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            FullDisk(folder.path, calls).install(patch)
+            assert work(folder.path, machine) == 75
+        assert folder.status().state == "interrupted"
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_folder_that_is_moved_away_is_an_interrupted_run_at_its_new_place(
+    tmp_path, machine, make, monkeypatch
+):
+    config, original, calls = short(make), LanguageModelling.loss, []
+
+    def loss(task, model, tensors):
+        calls.append(1)
+        if len(calls) == 8:
+            (tmp_path / "run").rename(tmp_path / "moved")
+        return original(task, model, tensors)
+
+    monkeypatch.setattr(LanguageModelling, "loss", loss)
+    outcome = fit(config, tmp_path / "run", machine)
+    assert (outcome.state, outcome.exit_code) == ("interrupted", 75)
+    assert "was moved or removed" in outcome.reason
+    assert RunFolder(tmp_path / "moved").status().state == "interrupted"
+    assert not (tmp_path / "run").exists()
+    assert fit(config, tmp_path / "moved", machine).state == "finished"
+
+
+def test_temporary_files_of_killed_writers_are_removed_at_the_next_start(stopped, tmp_path, machine):
+    folder = RunFolder(shutil.copytree(stopped[0], tmp_path / "run"))
+    gone = 2**22 - 1 if not Path(f"/proc/{2**22 - 1}").exists() else 2**22 - 2
+    for name in (f".previous.pt.{gone}.tmp", f".results.json.{gone}.tmp", f".status.json.{os.getpid()}.tmp"):
+        (folder.path / name).write_text("half")
+    (folder.path / f".config.yaml.{os.getppid()}.tmp").write_text("of a process that exists")
+    assert fit(folder.config(), folder.path, machine).state == "finished"
+    assert [p.name for p in folder.path.glob(".*.tmp")] == [f".config.yaml.{os.getppid()}.tmp"]
