@@ -83,6 +83,16 @@ def storage_failure(error: BaseException, folder: RunFolder) -> str:
         return f"disk full ({error}): free some space or inodes (oelm clean), then {again}"
     if not os.path.isdir(folder.path):
         return f"{folder.path} was moved or removed while the run was going on: put it back, then {again}"
-    if isinstance(error, OSError) and error.errno in (errno.EIO, errno.EROFS, errno.ESTALE):
+    if any(_is_system_error(error, number) for number in _UNWRITABLE):
         return f"{folder.path} cannot be written ({error}): {again} once that is repaired"
     return ""
+
+
+_UNWRITABLE = (errno.EIO, errno.EROFS, errno.ESTALE, errno.ENFILE, errno.EMFILE)
+
+
+def _is_system_error(error: BaseException, number: int) -> bool:
+    """Also when a library that is not written in Python only passes on the system's text."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno == number
+    return os.strerror(number) in str(error)
