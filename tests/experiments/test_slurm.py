@@ -22,7 +22,7 @@ from oelm.errors import UsageError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch import Job, LocalLauncher, prepare
 from oelm.experiments.overrides import override
-from oelm.experiments.registry import scan
+from oelm.experiments.registry import Run, scan
 from oelm.experiments.slots import make_slots
 from oelm.experiments.slurm import SlurmLauncher, SlurmOptions
 from oelm.experiments.slurm_queue import JOB_ID, job_of
@@ -71,6 +71,34 @@ def test_runs_that_reach_their_time_limit_are_requeued_and_resume(
     for config in configs:
         both = [json.loads((run_path(r, config) / "results.json").read_text()) for r in (root, undisturbed)]
         assert both[0] == both[1]
+
+
+@pytest.mark.slow
+def test_a_job_put_back_into_the_queue_shows_as_queued(
+    slurm: dict[str, str],
+    stub_environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    for name, value in {**stub_environment, **slurm, "STUB_STEP_SECONDS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    root = tmp_path / "runs"
+    config = override(experiment("GPT-01").at("smoke", 0), {"budget.steps": 600})
+    options = SlurmOptions(partition="main", time_limit=3600, cpus=1, gpus_per_run=0)
+    (job,) = SlurmLauncher(root, options, Machine(), wait=False).launch(prepare([config], root))
+
+    def wait_for(state: str) -> Run:
+        deadline = time.monotonic() + 90
+        while (run := scan(root)[0]).state != state:
+            assert time.monotonic() < deadline, (run.state, run.reason)
+            time.sleep(0.5)
+        return run
+
+    wait_for("running")
+    subprocess.run(["scontrol", "requeue", job_of(job.folder)], check=True)
+    assert "SLURM job" in wait_for("queued").reason
+    assert all("requeued or cancelled by SLURM" in a["reason"] for a in attempts(job.folder))
+    subprocess.run(["scancel", job_of(job.folder)], check=True)
 
 
 @pytest.mark.slow

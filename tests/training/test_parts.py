@@ -103,9 +103,9 @@ def test_a_run_under_nohup_outlives_its_session():
     ("environment", "expected"),
     [
         ({"OELM_TIME_LIMIT_NEAR": "-10"}, "time limit of the SLURM job (SIGTERM)"),
-        ({"OELM_TIME_LIMIT_NEAR": "3600"}, "preempted or cancelled by SLURM (SIGTERM)"),
+        ({"OELM_TIME_LIMIT_NEAR": "3600"}, "preempted, requeued or cancelled by SLURM (SIGTERM)"),
         ({"SLURM_JOB_END_TIME": "60"}, "time limit of the SLURM job (SIGTERM)"),
-        ({"SLURM_JOB_END_TIME": "3600"}, "preempted or cancelled by SLURM (SIGTERM)"),
+        ({"SLURM_JOB_END_TIME": "3600"}, "preempted, requeued or cancelled by SLURM (SIGTERM)"),
         ({"SLURM_JOB_END_TIME": "soon"}, "SIGTERM by SLURM"),
         ({}, "SIGTERM by SLURM"),
     ],

@@ -40,7 +40,7 @@ def describe_signal(number: int) -> str:
         return f"{name} by SLURM"
     if time.time() >= near:
         return f"time limit of the SLURM job ({name})"
-    return f"preempted or cancelled by SLURM ({name})"
+    return f"preempted, requeued or cancelled by SLURM ({name})"
 
 
 def _number(variable: str) -> float | None:
