@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from oelm.experiments.catalogue import experiment
+from oelm.experiments.launch import LocalLauncher, prepare
 from oelm.experiments.registry import scan
 from oelm.experiments.worker import attempts
+from oelm.training.config import Machine
+from oelm.training.folder import EXIT_FAILED, EXIT_USAGE
 
 Start = Callable[..., "subprocess.Popen[str]"]
 GOOD = ("GOOD-1", "GOOD-2", "GOOD-3")
@@ -282,3 +286,10 @@ def test_workers_know_the_datasets_of_the_users_catalogue(
     process = start_oelm("GOOD-MINE", "--retries", "0", STUB_STEP_SECONDS="0")
     output = process.communicate(timeout=300)[0]
     assert process.returncode == 0, output
+
+
+@pytest.mark.parametrize(("code", "state"), [(EXIT_USAGE, "failed"), (EXIT_FAILED, "again")])
+def test_a_run_that_no_retry_can_mend_is_not_retried(tmp_path: Path, code: int, state: str) -> None:
+    (job,) = prepare([experiment("GPT-01").at("smoke", 0)], tmp_path)
+    LocalLauncher([], Machine(), retries=2)._judge(job, code)
+    assert (job.state, job.failures) == (state, 1)
