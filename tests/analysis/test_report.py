@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -126,7 +127,8 @@ def test_the_other_arm_worth_a_sentence_is_chosen_on_validation(tmp_path):
             config = lm_config("GPT-01" if arm == "baseline" else f"X-{arm}", arm, seed=seed)
             folder = write_run(tmp_path, config, test + seed / 10)
             results = json.loads((folder / "results.json").read_text())
-            results["validation"]["ppl"] = validation + seed / 10
+            ppl = validation + seed / 10
+            results["validation"] |= {"ppl": ppl, "loss": math.log(ppl)}
             dump(folder / "results.json", results)
     said = str(findings.cards(analyze(tmp_path), Words("en")))
     assert "Best of 2 other frozen arms on validation: oelm-lowrank" in said
