@@ -249,6 +249,28 @@ def test_an_unverified_model_says_so_in_its_audit():
     assert oelm.audit(checked).verified
 
 
+def test_an_attention_sink_that_rescales_the_output_is_no_contradiction():
+    class Sink(MHSA):
+        def forward(self, x):
+            q, k, v = (getattr(self, n)(x).unflatten(-1, (H, -1)).transpose(1, 2) for n in self.names)
+            scores = q @ k.mT
+            scale = torch.logsumexp(scores, -1, keepdim=True).sigmoid()
+            return (scores.softmax(-1) @ v * scale).transpose(1, 2).flatten(2)
+
+    oelm.apply(Sink(), "oelm-freeze")
+
+
+def test_masks_of_large_negative_numbers_do_not_hide_the_scores():
+    class Masked(MHSA):
+        def forward(self, x):
+            q, k, v = (getattr(self, n)(x).unflatten(-1, (H, -1)).transpose(1, 2) for n in self.names)
+            allowed = torch.ones(x.shape[1], x.shape[1]).tril()
+            scores = 0.01 * (q @ k.mT) * allowed - 1e4 * (1 - allowed)
+            return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    oelm.apply(Masked(), "oelm-freeze")
+
+
 # -- more families -----------------------------------------------------------------------------------------
 
 

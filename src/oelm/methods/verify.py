@@ -32,7 +32,11 @@ from oelm.methods.wrappers import is_adapter
 if TYPE_CHECKING:
     from oelm.methods.readers import Projection
 
-_SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
+#: logsumexp as well: attention sinks rescale the output by it (Granite).
+_SOFTMAX = {
+    *(F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax),
+    *(torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp),
+}
 _WORD = {"q": "queries", "k": "keys"}
 
 
