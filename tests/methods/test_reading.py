@@ -260,6 +260,31 @@ def test_an_attention_sink_that_rescales_the_output_is_no_contradiction():
     oelm.apply(Sink(), "oelm-freeze")
 
 
+def test_torchs_functional_attention_with_separate_weights_is_checked():
+    """As in WavLM. A gate on the query's rows would be found, so it is not simply trusted."""
+
+    class Functional(MHSA):
+        def __init__(self):
+            super().__init__(names=("q_proj", "k_proj", "v_proj"))
+            self.out_proj, self.gated = nn.Linear(W, W), False
+
+        def forward(self, x):
+            x = x.transpose(0, 1)
+            parts = [getattr(self, n) for n in self.names]
+            output, _ = F.multi_head_attention_forward(
+                *(x, x, x, W, H, torch.empty(0), torch.cat([p.bias for p in parts]), None, None),
+                *(False, 0.0, self.out_proj.weight, self.out_proj.bias),
+                use_separate_proj_weight=True,
+                **{f"{n}_weight": p.weight for n, p in zip(self.names, parts, strict=True)},
+            )
+            return (output * self.q_proj(x) if self.gated else output).transpose(0, 1)
+
+    model = Functional()
+    model.gated = True
+    assert "act on the output" in verify(model, qk_projections(model)).problem
+    oelm.apply(Functional(), "oelm-freeze")
+
+
 def test_masks_of_large_negative_numbers_do_not_hide_the_scores():
     class Masked(MHSA):
         def forward(self, x):

@@ -129,8 +129,11 @@ def _spec(model: nn.Module, name: str, module: nn.Module) -> AttentionSpec | Non
     found = _projection_names(module)
     if {"sampling_offsets", "attention_weights"} <= set(found):
         return AttentionSpec(ignore=True)  # deformable attention: its weights come from the query alone
-    queries = [path for path, own in found.items() if own in QUERY_NAMES or own.endswith("_query")]
-    keys = [path for path, own in found.items() if own in KEY_NAMES or own.endswith("_key")]
+    bare = {n for n in module._parameters if n in found}  # "..._query" is a learned token there
+    queries = [
+        p for p, own in found.items() if own in QUERY_NAMES or (own.endswith("_query") and p not in bare)
+    ]
+    keys = [p for p, own in found.items() if own in KEY_NAMES or (own.endswith("_key") and p not in bare)]
     fused = [path for path, own in found.items() if own in FUSED_NAMES or _words(own) & FUSED_WORDS]
     if queries and keys and not fused:
         positions = [p for p in POSITION_KEYS if p not in keys and _is_at(module, p)]
