@@ -9,7 +9,7 @@ from typing import Any
 
 from .arena import Arena, copy
 from .driver import Case, Wrong, oelm
-from .shown import must_show_the_same
+from .shown import RUN, must_end_cleanly, must_show_the_same
 
 JSON_FILES = (
     "status.json",
@@ -49,25 +49,28 @@ CONFIGS = {
 
 
 def cases(arena: Arena, count: int) -> Iterator[Case]:
+    """A dozen of each way for a `count`; 0 = all."""
     names = [f"{file}:whole:{what}:" for file in JSON_FILES for what in WHOLE]
     names += [f"config.yaml:config:{what}:" for what in CONFIGS]
     for file in JSON_FILES:
-        held = json.loads((arena.folder("cls", arena.finished_study()) / file).read_text())
+        held = json.loads((arena.finished_study() / RUN / file).read_text())
         names += [f"{file}:value:{what}:{field}" for field in _fields(held) for what in VALUES]
-    rng = arena.rng("hostile")
-    if count:
-        names = rng.sample(names, 12 * count)
-    for name in names:
-        yield case(arena, name)
+    for way in ("changed", "sealed"):
+        chosen = arena.rng("hostile", way).sample(names, 12 * count) if count else names
+        for name in chosen:
+            yield case(arena, f"{way}:{name}")
 
 
 def case(arena: Arena, name: str) -> Case:
-    """By name: FILE:whole|config:WHAT: or FILE:value:WHAT:FIELD."""
-    file, how, what, field = name.split(":", 3)
+    """By name: changed|sealed:FILE:whole|config:WHAT: or changed|sealed:FILE:value:WHAT:FIELD.
+
+    "sealed" has new checksums over the hostile content, as its author would write them: then another number
+    is no fault of the reader, but a traceback is."""
+    way, file, how, what, field = name.split(":", 4)
 
     def run(place: Path) -> str:
         runs = copy(arena.finished_study(), place / "runs")
-        path = arena.folder("cls", runs) / file
+        path = runs / RUN / file
         if how == "value":
             held = json.loads(path.read_text())
             _set(held, field.split("/"), VALUES[what])
@@ -75,21 +78,31 @@ def case(arena: Arena, name: str) -> Case:
         else:
             text = (WHOLE if how == "whole" else CONFIGS)[what]
         path.write_bytes(text.encode("utf-8", "surrogateescape"))
-        return _tried(arena, runs, path, place, reported=what in ("markup", "control", "long"))
+        if way == "sealed":
+            _seal(path.parent)
+            survived = must_end_cleanly(arena, runs, place)
+        else:
+            survived = must_show_the_same(arena, runs, path, place)
+        if what in ("markup", "control", "long") or (way == "sealed" and not arena.short):
+            _must_report(runs, place)
+        if Path("hostile-was-here").exists():
+            raise Wrong("a file of a run folder ran code")
+        return survived
 
     return Case("hostile", name, run)
 
 
-def _tried(arena: Arena, runs: Path, path: Path, place: Path, *, reported: bool) -> str:
-    how = must_show_the_same(arena, runs, path, place)
-    if reported:
-        report = place / "report.html"
-        oelm(["report", "--runs", runs, "-o", report], place / "log").must_be_clean()
-        if report.exists() and "<script>alert(1)</script>" in report.read_text():
-            raise Wrong("the report contains the markup of a hostile file")
-    if Path("hostile-was-here").exists():
-        raise Wrong("a file of a run folder ran code")
-    return how
+def _seal(folder: Path) -> None:
+    from oelm.training.folder import RunFolder
+
+    RunFolder(folder).write_checksums()
+
+
+def _must_report(runs: Path, place: Path) -> None:
+    report = place / "report.html"
+    oelm(["report", "--runs", runs, "-o", report], place / "log").must_be_clean()
+    if report.exists() and "<script>alert(1)</script>" in report.read_text():
+        raise Wrong("the report contains the markup of a hostile file")
 
 
 def _fields(value: Any, prefix: str = "") -> list[str]:

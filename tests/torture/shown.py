@@ -35,6 +35,16 @@ def must_show_the_same(arena: Arena, runs: Path, path: Path, place: Path) -> str
     return how
 
 
+def must_end_cleanly(arena: Arena, runs: Path, place: Path) -> str:
+    """`analyze`, `status` and `train` end with a message or a result, whatever it is."""
+    for words in (["analyze", "--all", "--runs", runs], ["status", "--runs", runs], arena.train("cls", runs)):
+        ending = oelm(words, place / "log")
+        if ending.code:
+            ending.must_fail()
+        ending.must_be_clean()
+    return "no traceback"
+
+
 def _analyze(runs: Path, log: Path) -> tuple[Ending, dict[str, Any]]:
     ending = oelm(["analyze", "--all", "--runs", runs, "--json"], log)
     ending.must_be_clean()
