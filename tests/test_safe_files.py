@@ -50,6 +50,7 @@ JSON_PROBLEMS = {
     "NaN": ('{"loss": NaN}', "NaN"),
     "Infinity": ('{"loss": -Infinity}', "Infinity"),
     "too large a float": ('{"loss": 1e999}', "1e999"),
+    "too large an integer": ('{"steps": ' + "9" * 400 + "}", "too large a number"),
     "too many digits": ("1" * 5_000, "not JSON"),
     "half a character": ('{"reason": "\\ud800"}', "half a character"),
     "not UTF-8": (b'{"id": "\xff"}', "not UTF-8"),

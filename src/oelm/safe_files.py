@@ -92,7 +92,11 @@ def parse_json(text: str, where: str) -> Any:
     _check_json_depth(text, where)
     try:
         value = json.loads(
-            text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
+            text,
+            object_pairs_hook=_unique_keys,
+            parse_constant=_refuse_constant,
+            parse_float=_finite_float,
+            parse_int=_finite_int if _LONG_INTEGER.search(text) else None,  # a call per number is slow
         )
     except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
         raise OelmError(f"{where}: not JSON ({error})") from None
@@ -102,6 +106,7 @@ def parse_json(text: str, where: str) -> Any:
 
 
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
+_LONG_INTEGER = re.compile(r"\d{300}")
 _HALF_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -140,6 +145,14 @@ def _finite_float(text: str) -> float:
     value = float(text)
     if math.isinf(value):
         raise ValueError(f"{text[:20]} is too large a number")
+    return value
+
+
+def _finite_int(text: str) -> int:
+    """An integer that a float can hold: everything that reads numbers may convert them."""
+    value = int(text)
+    if abs(value) >= 10**300:
+        raise ValueError(f"{text[:20]}... is too large a number")
     return value
 
 

@@ -113,9 +113,20 @@ def _tell(folder: RunFolder, as_json: bool) -> None:
     reason = f": {status.reason}" if status and status.reason else ""
     print(f"{state}{reason}")
     if results:
-        metric = results["metric"]
-        for split in ("validation", "test"):
-            if results.get(split):
-                print(f"  {split} {metric} {results[split][metric]:.4g}, loss {results[split]['loss']:.4f}")
+        for line in _result_lines(folder, results):
+            print(line)
     elif state == "interrupted":
         print("  the same command goes on from the last checkpoint")
+
+
+def _result_lines(folder: RunFolder, results: dict[str, Any]) -> list[str]:
+    try:
+        metric = results["metric"]
+        found = {split: results[split] for split in ("validation", "test") if results.get(split)}
+        return [f"  {name} {metric} {of[metric]:.4g}, loss {of['loss']:.4f}" for name, of in found.items()]
+    except (KeyError, TypeError, ValueError) as error:
+        raise OelmError(
+            f"{folder.results_file} does not hold the results of a run ({type(error).__name__}: {error}). "
+            "Restore it from a copy, or remove it and give the same command again: the run goes on from its "
+            "last checkpoint."
+        ) from None
