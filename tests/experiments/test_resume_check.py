@@ -63,9 +63,11 @@ def test_an_unsteady_device_is_given_its_own_spread_and_no_more() -> None:
     spread = [Difference("metrics.jsonl", "step 3", 0.01)]
     assert judge([], spread) == "equal"
     assert judge([Difference("metrics.jsonl", "step 2", 0.02)], spread) == "within spread"
-    assert judge([Difference("metrics.jsonl", "step 2", 0.1)], spread) == "differs"
+    assert judge([Difference("metrics.jsonl", "step 2", 0.2)], spread) == "differs"
     assert judge([Difference("metrics.jsonl", "step 2", 0.02, others=1)], spread) == "differs"
     assert judge([Difference("results.json", "steps", others=1)], spread) == "differs"
+    assert judge([Difference("results.json", "test.loss", 0.02)], spread) == "within spread"
+    assert judge([Difference("latest.pt", "model.w", 0.02)], spread) == "differs"  # weights were equal
     assert judge([Difference("metrics.jsonl", "step 2", 1e-9)], []) == "differs"
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,11 @@ _SETTINGS = {
     "budget.eval_every": 2,
     "budget.log_every": 2,
 }
-_OF_SHAPE = {"cls": {"budget.accumulation": 1, "data.eval_rows": 8}, "lm": {}}
+# Accumulation, dropout, a schedule that freezes, checkpoints with and apart from validations.
+_OF_SHAPE = {
+    "cls": {"budget.accumulation": 2, "budget.batch_size": 2, "data.eval_rows": 8, "model.dropout": 0.1},
+    "lm": {"method": "oelm-gradual", "model.dropout": 0.1, "budget.checkpoint_every": 3},
+}
 
 
 class Arena:
@@ -111,6 +116,22 @@ class Arena:
             for seed in (0, 1):
                 _must_finish(oelm(self.train("cls", runs, seed=seed, id=id), self.place / "study.log"))
         return runs
+
+    def signalled(self, shape: str, place: Path, number: signal.Signals, permille: int) -> Ending:
+        """A run in place/runs that gets a signal after a share of the time that a whole run takes here."""
+
+        self.reference(shape)
+
+        def command() -> int:
+            from oelm.cli.main import main
+
+            return main(self.train(shape, place / "runs"))
+
+        def send(pid: int) -> None:
+            time.sleep(self.seconds * permille / 1000)
+            os.kill(pid, number)
+
+        return forked(command, place / "log", send)
 
     def must_end_equal(self, shape: str, runs: Path, log: Path, cache: Path | None = None) -> None:
         """Resume with the same command; it must finish with the bytes of the uninterrupted run."""

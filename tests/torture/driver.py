@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import itertools
 import json
@@ -189,6 +190,8 @@ def warm_up(actions: Iterable[Callable[[], int]], place: Path) -> None:
             if name not in sys.modules and name != "__main__":
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a forked process would copy every page of what was imported here
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,11 +26,17 @@ def cases(arena: Arena, count: int) -> Iterator[Case]:
     for number in range(1 if count else 20):
         for shape in shapes:
             yield case(arena, f"{shape}:chain:{arena.seed * 1000 + number}")
+    rng = arena.rng("kills by the clock")
+    for _ in range(0 if count else 40):
+        yield case(arena, f"{rng.choice(('cls', 'lm'))}:clock:{rng.randrange(1000)}")
 
 
 def case(arena: Arena, name: str) -> Case:
-    """By name: SHAPE:kill|half:OPERATION or SHAPE:chain:SEED; "fresh" is cls with an empty cache."""
+    """By name: SHAPE:kill|half:OPERATION, SHAPE:chain:SEED or SHAPE:clock:PERMILLE of the time a run takes;
+    "fresh" is cls with an empty cache."""
     shape, how, number = name.split(":")
+    if how == "clock":
+        return Case("kills", name, lambda place: _by_the_clock(arena, shape, int(number), place))
     if how == "chain":
         return Case("kills", name, lambda place: _chain(arena, shape, int(number), place))
     return Case("kills", name, lambda place: _killed_once(arena, shape, how, int(number), place))
@@ -69,3 +76,14 @@ def _chain(arena: Arena, shape: str, seed: int, place: Path) -> str:
         arena.must_not_seem_alive(real, runs)
     arena.must_end_equal(real, runs, place / "log", cache)
     return "equal after many kills"
+
+
+def _by_the_clock(arena: Arena, shape: str, permille: int, place: Path) -> str:
+    """Killed from outside at a moment that is no file operation, as a rule."""
+    ending = arena.signalled(shape, place, signal.SIGKILL, permille)
+    if ending.code == 0:
+        arena.must_be_equal(shape, place / "runs")
+        return "finished before the kill"
+    arena.must_not_seem_alive(shape, place / "runs")
+    arena.must_end_equal(shape, place / "runs", place / "log")
+    return "equal after a kill"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from .arena import Arena
-from .driver import Case, Ending, Wrong, forked, oelm, sample
+from .driver import Case, Ending, Wrong, oelm, sample
 from .faults import FileFaults
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
@@ -39,7 +37,7 @@ def _signalled(arena: Arena, name: str, how: str, at: int, place: Path) -> str:
         faults = FileFaults([runs], at, name)
         ending = oelm(arena.train("cls", runs), place / "log", faults.install)
     else:
-        ending = _by_the_clock(arena, name, at, place)
+        ending = arena.signalled("cls", place, signal.Signals[name], at)
     if ending.code in (-signal.Signals[name], 130) or (
         ending.code == 1 and "KeyboardInterrupt" in ending.output
     ):
@@ -71,16 +69,3 @@ def _ended_outside_training(arena: Arena, runs: Path, ending: Ending) -> str:
             f"ended with {ending.code} in the middle of training, state {state}:\n{ending.output[-1500:]}"
         )
     return "ended outside training, then equal"
-
-
-def _by_the_clock(arena: Arena, name: str, permille: int, place: Path) -> Ending:
-    def command() -> int:
-        from oelm.cli.main import main
-
-        return main(arena.train("cls", place / "runs"))
-
-    def watch(pid: int) -> None:
-        time.sleep(arena.seconds * permille / 1000)
-        os.kill(pid, signal.Signals[name])
-
-    return forked(command, place / "log", watch)

@@ -1,11 +1,12 @@
-"""Killed at any moment, the same call continues, and every number ends the same, bit by bit."""
+"""Stopped at any moment, the same call continues, and every number ends the same, bit by bit.
+
+Real kills, at every file operation and by the clock, are in tests/torture.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +17,10 @@ import oelm
 from oelm import atomic
 from oelm.errors import OelmError
 from oelm.training.checkpoint import load_checkpoint
-from oelm.training.config import Config, Machine
 from oelm.training.fit import fit
-from oelm.training.folder import RunFolder, config_to_yaml
+from oelm.training.folder import RunFolder
 from oelm.training.run import Interrupted, Run
 
-DRIVER = Path(__file__).with_name("kill_driver.py")
 EQUAL_FILES = ("metrics.jsonl", "results.json", "latest.pt", "freeze_audit.json", "best/model.safetensors")
 
 
@@ -38,53 +37,6 @@ def assert_same_run(one: Path, other: Path) -> None:
     for name, state in a["optimizer"].items():
         for key, tensor in state.items():
             assert torch.equal(tensor, b["optimizer"][name][key]), (name, key)
-
-
-def drive(config: Config, folder: Path, machine: Machine, how: str, seed: int) -> int:
-    """Run to the end through SIGKILLs; the number of them."""
-    done = subprocess.run(
-        [sys.executable, str(DRIVER), str(folder), machine.cache_dir, how, str(seed)],
-        input=config_to_yaml(config),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return int(done.stdout.split()[-1])
-
-
-# Mid-epoch, under accumulation, with dropout; checkpoints both with and apart from validations.
-RUNS = {
-    "lm": {
-        "shape": "lm",
-        "model": {"dropout": 0.1},
-        "budget": {"accumulation": 2, "steps": 30, "eval_every": 6, "checkpoint_every": 4},
-    },
-    "gpt-cls": {
-        "shape": "gpt-cls",
-        "name": "oelm-gradual",
-        "model": {"dropout": 0.1},
-        "budget": {"accumulation": 2, "steps": 0, "epochs": 6, "eval_every": 4},
-    },
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["time", "io"])
-@pytest.mark.parametrize("kind", list(RUNS))
-def test_killed_runs_end_with_the_same_bytes(tmp_path, machine, make, kind, how):
-    config = make(**RUNS[kind])
-    assert fit(config, tmp_path / "whole", machine).state == "finished"
-    kills = drive(config, tmp_path / "killed", machine, how, seed=hash_free_seed(kind, how))
-    assert kills >= 2
-    assert_same_run(tmp_path / "whole", tmp_path / "killed")
-
-
-def hash_free_seed(*words: str) -> int:
-    """A seed that differs by test and is the same in every process."""
-    return sum(ord(letter) for word in words for letter in word)
 
 
 @pytest.mark.parametrize("shape", ["lm", "gpt-cls", "bert", "t5", "bart"])

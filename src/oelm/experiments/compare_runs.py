@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from oelm.checksums import CHECKSUMS
 from oelm.training.checkpoint import load_checkpoint
 from oelm.training.folder import RunFolder
 
@@ -42,7 +43,7 @@ def compare_runs(one: Path, other: Path) -> list[Difference]:
     found = [_metrics(a, b)]
     for name in ("results.json", "predictions.json", "freeze_audit.json"):
         found.append(_file(one, other, name, _read_json))
-    for name in sorted(_names(a.best) | _names(b.best)):
+    for name in sorted((_names(a.best) | _names(b.best)) - {CHECKSUMS}):  # it only repeats the other files
         found.append(_file(one, other, f"best/{name}", _read_tensors))
     found.append(_file(one, other, a.latest.name, _read_checkpoint))
     return [difference for difference in found if difference is not None]
@@ -108,9 +109,8 @@ def _read_json(path: Path) -> Any:
 
 
 def _read_checkpoint(path: Path) -> Any:
-    state = load_checkpoint(path)
-    del state["metrics_bytes"]  # the length of a file that is compared itself
-    return state
+    state = load_checkpoint(path)  # what it says of metrics.jsonl is compared there
+    return {name: value for name, value in state.items() if not name.startswith("metrics_")}
 
 
 def _read_tensors(path: Path) -> Any:

@@ -30,7 +30,9 @@ from oelm.training.signals import STOP_SIGNALS
 
 STEPS, EVAL_EVERY = 6, 2  # validations, and checkpoints with them, after steps 2, 4 and 6
 TRAIN_ROWS, EVAL_ROWS = 200, 20
-SPREAD_FACTOR = 4.0  # of a device that is not deterministic: two runs are one sample of how far they differ
+# Of a device that is not deterministic. Generous, since four runs are a small sample; a resume that loses
+# state differs by orders of magnitude more.
+SPREAD_FACTOR = 10.0
 _START_SECONDS = 3600.0  # loading torch, a model and data on a slow disk; a guard against hanging for ever
 
 Verdict = Literal["equal", "within spread", "differs", "failed"]
@@ -68,12 +70,12 @@ PREEMPTIONS = tuple(
 
 @dataclass(frozen=True)
 class Reference:
-    """Two uninterrupted runs: how long one takes, and what differs between them on this device."""
+    """Uninterrupted runs: how long one takes, and what differs between them on this device."""
 
     seconds: float
     device: str
     precision: str
-    spread: tuple[Difference, ...]  # () on a deterministic device
+    spread: tuple[Difference, ...]  # of the first from the others; () on a deterministic device
 
     @property
     def deterministic(self) -> bool:
@@ -158,19 +160,15 @@ class ResumeCheck:
         self.cases = 0
 
     def reference(self) -> Reference:
-        """Run twice without interruption; OelmError when that fails."""
-        first, second = (self._claim(f"uninterrupted-{number}") for number in (1, 2))
-        seconds = 0.0
-        for folder in (first, second):
-            begin = time.monotonic()
-            code = _exit_code(self._start(folder))
-            seconds = time.monotonic() - begin
-            if code != EXIT_FINISHED:
-                raise OelmError(
-                    f"{self.config.id}: the uninterrupted run failed, so nothing can be compared with it. "
-                    f"{self._reason(folder, code)}"
-                )
-        self.spread = tuple(compare_runs(first.path, second.path))
+        """Run twice without interruption, and twice more if the two differ; OelmError when a run fails."""
+        first, _ = self._uninterrupted(1)
+        second, seconds = self._uninterrupted(2)
+        spread = compare_runs(first.path, second.path)
+        if spread:
+            for number in (3, 4):
+                other, _ = self._uninterrupted(number)
+                spread += compare_runs(first.path, other.path)
+        self.spread = tuple(spread)
         manifest = first.manifest() or {}
         device = self.machine.device
         if device == "auto":
@@ -178,6 +176,18 @@ class ResumeCheck:
 
             device = "cuda" if torch.cuda.is_available() else "cpu"
         return Reference(seconds, device, manifest.get("precision", {}).get("dtype", ""), self.spread)
+
+    def _uninterrupted(self, number: int) -> tuple[RunFolder, float]:
+        """The finished run and the seconds it took."""
+        folder = self._claim(f"uninterrupted-{number}")
+        begin = time.monotonic()
+        code = _exit_code(self._start(folder))
+        if code != EXIT_FINISHED:
+            raise OelmError(
+                f"{self.config.id}: the uninterrupted run failed, so nothing can be compared with it. "
+                f"{self._reason(folder, code)}"
+            )
+        return folder, time.monotonic() - begin
 
     def case(self, interruption: Interruption) -> Case:
         """Interrupt a run, start it again, compare it with the first uninterrupted one."""
@@ -264,17 +274,25 @@ class ResumeCheck:
 
 
 def judge(differences: Sequence[Difference], spread: Sequence[Difference]) -> Verdict:
-    """Whether an interrupted run is equal, or differs no more than two uninterrupted ones on this device."""
+    """Whether an interrupted run is equal, or differs no more than uninterrupted ones do here."""
     if not differences:
         return "equal"
-    known = {difference.file: difference for difference in spread}
+    # Few runs are a small sample, so losses share one limit, and so do weights and optimizer state.
+    limits = dict.fromkeys(("numbers", "tensors"), 0.0)
+    for difference in spread:
+        kind = _kind(difference)
+        limits[kind] = max(limits[kind], SPREAD_FACTOR * (difference.largest or 0.0))
+    others = {difference.file for difference in spread if difference.others}
     for difference in differences:
-        twin = known.get(difference.file)
-        if twin is None or (difference.others and not twin.others):
+        if difference.others and difference.file not in others:
             return "differs"
-        if (difference.largest or 0.0) > SPREAD_FACTOR * (twin.largest or 0.0):
+        if (difference.largest or 0.0) > limits[_kind(difference)] or not spread:
             return "differs"
     return "within spread"
+
+
+def _kind(difference: Difference) -> str:
+    return "numbers" if difference.file.endswith((".json", ".jsonl")) else "tensors"
 
 
 def _console(folder: RunFolder) -> Path:
