@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import math
 import sys
@@ -220,6 +221,7 @@ def test_tensorboard_gets_the_rows_and_missing_trackers_are_named(tmp_path, mach
 def test_a_service_gets_each_row_once_over_resumes(tmp_path, machine, make, monkeypatch):
     sent, started = [], []
     service = types.ModuleType("trackio")
+    service.__spec__ = importlib.machinery.ModuleSpec("trackio", None)
     service.init = lambda **settings: started.append(settings)
     service.log = lambda values, step: sent.append((step, sorted(values)))
     service.finish = lambda: None
