@@ -103,8 +103,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """`oelm run` and `oelm demo` train here, one run after the other: a process of its own for each would
     spend ten times as long on loading torch as on a smoke run. Launchers have tests of their own."""
     from oelm.cli import demo, run
-    from oelm.experiments.launch import Job, LocalLauncher
-    from oelm.experiments.worker import work
+    from oelm.experiments.launch.local import Job, LocalLauncher
+    from oelm.experiments.launch.worker import work
 
     class InProcess(LocalLauncher):
         def launch(self, jobs: Sequence[Job]) -> Sequence[Job]:

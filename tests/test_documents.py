@@ -65,7 +65,8 @@ def test_every_command_line_of_a_page_parses_and_names_what_exists(page: Path) -
 def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a page registers is forgotten again."""
     from oelm.data import catalogue as data_catalogue
-    from oelm.methods import families, registry
+    from oelm.methods import presets as registry
+    from oelm.methods.reading import families
 
     catalogue.experiments()
     monkeypatch.setattr(catalogue, "_registered", dict(catalogue._registered))

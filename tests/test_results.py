@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from oelm.analysis.analyze import Analysis, analyze
-from oelm.analysis.claims import claims_page
-from oelm.analysis.document import Figure
-from oelm.analysis.figures import standalone
 from oelm.analysis.load import FINISHED
-from oelm.analysis.markdown import to_markdown
-from oelm.analysis.report import build
 from oelm.cli.analyze import BENCHMARKS
+from oelm.report.claims import claims_page
+from oelm.report.document import Figure
+from oelm.report.figures import standalone
+from oelm.report.markdown import to_markdown
+from oelm.report.report import build
 
 ROOT = Path(__file__).parents[1]
 RESULTS = "results"

@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oelm import safe_files
 from oelm.errors import OelmError
-from oelm.safe_files import parse_json, read_json, read_json_lines, read_text
-from oelm.safe_yaml import parse_yaml, read_yaml
+from oelm.files import read as safe_files
+from oelm.files.read import parse_json, read_json, read_json_lines, read_text
+from oelm.files.yaml import parse_yaml, read_yaml
 
 plain_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -19,16 +19,16 @@ _HOME = {
     "apply": "oelm.methods.apply",
     "AuditReport": "oelm.methods.audit",
     "audit": "oelm.methods.audit",
-    "folded_state": "oelm.methods.fold",
-    "load": "oelm.methods.save",
+    "folded_state": "oelm.methods.saving.fold",
+    "load": "oelm.methods.saving.save",
     "Method": "oelm.methods.method",
     "OELMCallback": "oelm.methods.callback",
     "OelmError": "oelm.errors",
-    "param_groups": "oelm.methods.groups",
-    "qk_projections": "oelm.methods.readers",
-    "register_attention": "oelm.methods.readers",
-    "register_method": "oelm.methods.registry",
-    "save": "oelm.methods.save",
+    "param_groups": "oelm.methods.param_groups",
+    "qk_projections": "oelm.methods.reading.find",
+    "register_attention": "oelm.methods.reading.find",
+    "register_method": "oelm.methods.presets",
+    "save": "oelm.methods.saving.save",
 }
 
 __all__ = ["__version__", "methods", *_HOME]
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from oelm.methods.audit import AuditReport as AuditReport
     from oelm.methods.audit import audit as audit
     from oelm.methods.callback import OELMCallback as OELMCallback
-    from oelm.methods.fold import folded_state as folded_state
-    from oelm.methods.groups import param_groups as param_groups
     from oelm.methods.method import Method as Method
-    from oelm.methods.readers import qk_projections as qk_projections
-    from oelm.methods.readers import register_attention as register_attention
-    from oelm.methods.registry import register_method as register_method
-    from oelm.methods.save import load as load
-    from oelm.methods.save import save as save
+    from oelm.methods.param_groups import param_groups as param_groups
+    from oelm.methods.presets import register_method as register_method
+    from oelm.methods.reading.find import qk_projections as qk_projections
+    from oelm.methods.reading.find import register_attention as register_attention
+    from oelm.methods.saving.fold import folded_state as folded_state
+    from oelm.methods.saving.save import load as load
+    from oelm.methods.saving.save import save as save
 
 
 def __getattr__(name: str) -> Any:

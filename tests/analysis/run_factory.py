@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from oelm.methods.registry import method
-from oelm.training.config import (
+from oelm.config.config import (
     BudgetConfig,
     CompareConfig,
     Config,
@@ -21,7 +20,8 @@ from oelm.training.config import (
     OptimConfig,
     TuneConfig,
 )
-from oelm.training.folder import config_to_yaml, run_path
+from oelm.methods.presets import method
+from oelm.runs.folder import config_to_yaml, run_path
 
 BASE = "GPT-01"
 QK, TOTAL = 12_288, 200_000

@@ -10,7 +10,7 @@ import pytest
 from run_factory import write_study
 
 from oelm.analysis.analyze import analyze
-from oelm.analysis.report import write_html
+from oelm.report.report import write_html
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from run_factory import write_study
 
-from oelm.analysis import arithmetic
 from oelm.analysis.analyze import analyze
-from oelm.analysis.claims import NOT_RUN, claims, claims_page
+from oelm.report import arithmetic
+from oelm.report.claims import NOT_RUN, claims, claims_page
 
 
 def test_parameter_counts_are_those_of_the_architecture():

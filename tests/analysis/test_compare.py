@@ -12,15 +12,15 @@ import pytest
 from run_factory import cls_config, lm_config, write_arm, write_run, write_study, write_trials
 from scipy import stats
 
-from oelm.analysis import closing, findings
 from oelm.analysis.analyze import analyze, architecture
 from oelm.analysis.compare import Comparison
-from oelm.analysis.document import plain
 from oelm.analysis.verdict import FAILS, HOLDS, NO_INTERVAL, REFUSED, UNDECIDED, WITHHELD
-from oelm.analysis.words import Words, plainly, what_it_says
+from oelm.config.config import TuneConfig
 from oelm.experiments.catalogue import reported_with
-from oelm.training.config import TuneConfig
-from oelm.training.folder import run_path
+from oelm.report import closing, findings
+from oelm.report.document import plain
+from oelm.report.words import Words, plainly, what_it_says
+from oelm.runs.folder import run_path
 
 A, B = (8.5, 8.8, 8.6), (8.0, 8.1, 8.2)
 

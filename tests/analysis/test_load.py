@@ -14,7 +14,7 @@ from run_factory import cls_config, dump, lm_config, write_run, write_study, wri
 from oelm.analysis.analyze import analyze
 from oelm.analysis.load import load_runs
 from oelm.errors import OelmError
-from oelm.experiments.keep import keep
+from oelm.runs.keep import keep
 
 
 def warnings_of(loaded) -> list[str]:

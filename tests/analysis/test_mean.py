@@ -10,8 +10,8 @@ from run_factory import cls_config, write_arm
 from scipy import stats
 
 from oelm.analysis.analyze import analyze
-from oelm.analysis.findings import mean_blocks
-from oelm.analysis.words import Words
+from oelm.report.findings import mean_blocks
+from oelm.report.words import Words
 
 BASE = {"tinystories": (8.0, 8.4, 8.2), "wikitext2": (50.0, 52.0, 49.0)}
 ARM = {"tinystories": (9.9, 10.2, 10.2), "wikitext2": (60.0, 61.5, 59.5)}  # lucky seeds are lucky twice

@@ -17,20 +17,20 @@ import numpy as np
 import pytest
 from run_factory import cls_config, dump, lm_config, write_arm, write_run, write_study
 
-from oelm.analysis import closing, findings, plots, report
 from oelm.analysis.analyze import analyze
-from oelm.analysis.claims import claims_page
-from oelm.analysis.document import Document, Figure, Section, Table
-from oelm.analysis.figures import Look, canvas, house_style, legend_below, standalone
-from oelm.analysis.html import to_html
-from oelm.analysis.markdown import to_markdown
-from oelm.analysis.plots import all_figures
-from oelm.analysis.report import build, relative_link, write_html, write_markdown
-from oelm.analysis.strings import LANGUAGES, TABLE
-from oelm.analysis.style import CSS
-from oelm.analysis.words import Words
-from oelm.methods.registry import method
+from oelm.methods.presets import method
 from oelm.printable import printable
+from oelm.report import closing, findings, plots, report
+from oelm.report.claims import claims_page
+from oelm.report.document import Document, Figure, Section, Table
+from oelm.report.figures import Look, canvas, house_style, legend_below, standalone
+from oelm.report.html import to_html
+from oelm.report.markdown import to_markdown
+from oelm.report.plots import all_figures
+from oelm.report.report import build, relative_link, write_html, write_markdown
+from oelm.report.strings import LANGUAGES, TABLE
+from oelm.report.style import CSS
+from oelm.report.words import Words
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = "$\\frac{$<script>alert(1)</script>\"'&`|*_[x](javascript:alert(2))\x1b[2J\u202e"

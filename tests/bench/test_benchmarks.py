@@ -19,7 +19,7 @@ from oelm.bench.step import run as run_step
 from oelm.bench.table import make
 from oelm.cli.main import main
 from oelm.errors import OelmError, UsageError
-from oelm.training.folder import RunFolder
+from oelm.runs.folder import RunFolder
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

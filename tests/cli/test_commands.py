@@ -13,8 +13,8 @@ import pytest
 from oelm.cli import main as main_module
 from oelm.cli.main import COMMANDS, main
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.launch import prepare
-from oelm.training.folder import RunFolder, Status
+from oelm.experiments.launch.local import prepare
+from oelm.runs.folder import RunFolder, Status
 
 INSTALLED = [
     name for name in COMMANDS if (Path(main_module.__file__).parent / f"{COMMANDS[name][0]}.py").exists()
@@ -285,7 +285,7 @@ def test_a_catalogue_file_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixt
     own.write_text(
         "from oelm.experiments.catalogue import register_experiment\n"
         "from oelm.experiments.experiment import Experiment\n"
-        "from oelm.training.config import DataConfig\n"
+        "from oelm.config.config import DataConfig\n"
         "register_experiment(Experiment(id='OWN-1', study='own', task='lm', data=DataConfig('stories'),"
         " method='oelm-plus'))\n"
     )

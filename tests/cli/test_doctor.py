@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from oelm.cli.main import main
-from oelm.experiments.compare_runs import Difference
-from oelm.experiments.resume_check import Case, Interruption, Reference, ResumeCheck
+from oelm.experiments.resume.check import Case, Interruption, Reference, ResumeCheck
+from oelm.experiments.resume.compare_runs import Difference
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_without_an_experiment_a_small_one_is_checked(
 def test_a_difference_is_shown_and_is_exit_code_1(
     fake: dict[str, Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from oelm.experiments.resume_check import KILLS
+    from oelm.experiments.resume.check import KILLS
 
     difference = Difference("metrics.jsonl", "step 4, train, loss", 0.25, step=4)
     fake["SIGTERM"] = Case(KILLS[3], "differs", differences=(difference,), resumed_after=3)

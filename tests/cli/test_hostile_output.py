@@ -22,11 +22,11 @@ from oelm.cli import board
 from oelm.cli.main import main
 from oelm.cli.monitor import View
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.launch import Job
-from oelm.experiments.registry import scan
+from oelm.experiments.launch.local import Job
 from oelm.printable import printable, printable_json
-from oelm.training.folder import Status
-from oelm.training.journal import Journal
+from oelm.runs.folder import Status
+from oelm.runs.scan import scan
+from oelm.training.logs.journal import Journal
 
 HOSTILE = "[/b][bold]\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\x00\r"
 COMMANDS_A_TERMINAL = {"\x1b", "\x07", "\x9b", "\x00", "\r", "\u202e"}

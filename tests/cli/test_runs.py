@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from oelm.atomic import write_json
 from oelm.cli.main import main
 from oelm.cli.monitor import View
-from oelm.experiments.registry import scan
-from oelm.training.folder import RunFolder, Status
+from oelm.files.atomic import write_json
+from oelm.runs.folder import RunFolder, Status
+from oelm.runs.scan import scan
 
 
 @pytest.fixture(scope="module")
@@ -208,8 +208,8 @@ def test_export_loads_in_transformers_with_the_same_logits(
     import torch
     from transformers import AutoTokenizer, GPT2LMHeadModel
 
-    from oelm.data.tokenizers import Tokenizer
-    from oelm.methods.save import load
+    from oelm.data.tokenize.tokenizers import Tokenizer
+    from oelm.methods.saving.save import load
 
     ours, theirs = load(folder.best).eval(), GPT2LMHeadModel.from_pretrained(target).eval()
     text = "Mira went to the harbour."
@@ -232,7 +232,7 @@ def test_export_of_a_transformers_model_takes_the_extras_along(tmp_path: Path) -
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    from oelm.methods.save import load
+    from oelm.methods.saving.save import load
 
     ours, theirs = load(best).eval(), AutoModelForSequenceClassification.from_pretrained(target).eval()
     ids = torch.arange(12).view(2, 6)

@@ -90,7 +90,7 @@ def test_what_a_wrong_flag_may_have_meant(word: str, options: tuple[str, ...], m
 
 def test_every_suggested_field_exists() -> None:
     from oelm.cli.suggest import _FIELDS
-    from oelm.experiments.overrides import split_word
+    from oelm.config.overrides import split_word
 
     for example in _FIELDS.values():
         split_word(example)

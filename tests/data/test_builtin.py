@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from oelm.data.builtin import KINDS, generate, sizes
-from oelm.data.sources import open_corpus
+from oelm.data.sources.open import open_corpus
 from oelm.data.splits import duplicates
+from oelm.data.synthetic.stories import KINDS, generate, sizes
 from oelm.errors import UsageError
 
 NAMES = ("stories", "stories-2way", "stories-4way", "stories-pairs")

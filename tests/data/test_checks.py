@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from oelm.data.checks import check_corpus, check_tokens, check_vocabulary
-from oelm.data.sources import open_corpus
+from oelm.data.sources.open import open_corpus
 from oelm.data.splits import Holdout, duplicates, text_key
-from oelm.data.tokenizers import load_tokenizer
+from oelm.data.tokenize.tokenizers import load_tokenizer
 from oelm.errors import OelmError, UsageError
 
 

@@ -4,9 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oelm.data.classification import BatchPlan, EncodedSplit, encode_split, eval_batches
-from oelm.data.sources import open_corpus
-from oelm.data.tokenizers import Tokenizer, load_tokenizer
+from oelm.data.batches.classification import BatchPlan, EncodedSplit, encode_split, eval_batches
+from oelm.data.sources.open import open_corpus
+from oelm.data.tokenize.tokenizers import Tokenizer, load_tokenizer
 from oelm.errors import UsageError
 
 lengths = st.lists(st.integers(1, 64), min_size=1, max_size=200)

@@ -9,8 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from oelm.data import checks, hub
-from oelm.data.sources import open_corpus
+from oelm.data import checks
+from oelm.data.sources import hub
+from oelm.data.sources.open import open_corpus
 from oelm.errors import OelmError
 
 datasets = pytest.importorskip("datasets")

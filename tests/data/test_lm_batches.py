@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oelm.data.lm_batches import LMBatches, eval_windows
+from oelm.data.batches.language_model import LMBatches, eval_windows
 from oelm.errors import UsageError
 
 streams = st.integers(20, 150)

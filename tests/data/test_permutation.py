@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oelm.data.permutation import mix, shuffled
+from oelm.data.batches.permutation import mix, shuffled
 
 
 @settings(deadline=None)

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oelm.data import readers
 from oelm.data.catalogue import Dataset
 from oelm.data.problems import Problems
-from oelm.data.readers import articles, clean, file_sha256, pieces, read_rows
+from oelm.data.sources import readers
+from oelm.data.sources.readers import articles, clean, file_sha256, pieces, read_rows
 from oelm.errors import OelmError
 
 LABELLED = Dataset(name="x", about="", label_names=("no", "yes"), aliases={"text": ("sentence",)})

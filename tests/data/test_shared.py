@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from oelm.data.batches.classification import encode_split
+from oelm.data.batches.language_model import LMBatches
 from oelm.data.checks import check_corpus
-from oelm.data.classification import encode_split
-from oelm.data.lm_batches import LMBatches
-from oelm.data.sources import open_corpus
-from oelm.data.tokenizers import load_tokenizer
-from oelm.data.tokens import prepare_tokens
+from oelm.data.sources.open import open_corpus
+from oelm.data.tokenize.tokenizers import load_tokenizer
+from oelm.data.tokenize.tokens import prepare_tokens
 
 NAMES = ("tinystories", "openwebtext", "wikitext103", "wikitext2", "imdb", "agnews", "xnli", "mnli", "sst2")
 CHOICES = [(name, "wikitext2-train" if name == "wikitext103" else "") for name in NAMES]

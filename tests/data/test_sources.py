@@ -6,7 +6,7 @@ import pytest
 
 from oelm.data import catalogue
 from oelm.data.catalogue import Dataset, dataset, datasets, register_dataset
-from oelm.data.sources import open_corpus
+from oelm.data.sources.open import open_corpus
 from oelm.errors import OelmError, UsageError
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oelm.data import tokenizer_files
-from oelm.data.sources import open_corpus
-from oelm.data.tokenizers import Tokenizer, load_tokenizer, longest_first
+from oelm.data.sources.open import open_corpus
+from oelm.data.tokenize import tokenizer_files
+from oelm.data.tokenize.tokenizers import Tokenizer, load_tokenizer, longest_first
 from oelm.errors import OelmError, UsageError
 
 # Published ids of GPT-2's encoder.

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oelm.data import chunks, encoding, pool, readers, store
-from oelm.data.sources import open_corpus
-from oelm.data.tokenizers import Tokenizer, load_tokenizer
-from oelm.data.tokens import Progress, prepare_tokens
+from oelm.data.sources import readers
+from oelm.data.sources.open import open_corpus
+from oelm.data.tokenize import chunks, encoding, pool, store
+from oelm.data.tokenize.tokenizers import Tokenizer, load_tokenizer
+from oelm.data.tokenize.tokens import Progress, prepare_tokens
 from oelm.errors import OelmError
 
 
@@ -221,10 +222,11 @@ def test_an_unwritable_cache_says_what_to_set(tokenizer: Tokenizer, tmp_path: Pa
 
 _CHILD = """
     import sys
-    from oelm.data import chunks, encoding
-    from oelm.data.sources import open_corpus
-    from oelm.data.tokenizers import Tokenizer
-    from oelm.data.tokens import Progress, prepare_tokens
+    from oelm.data.tokenize import chunks
+    from oelm.data.tokenize import encoding
+    from oelm.data.sources.open import open_corpus
+    from oelm.data.tokenize.tokenizers import Tokenizer
+    from oelm.data.tokenize.tokens import Progress, prepare_tokens
 
     chunks._CHARACTERS, encoding._COMMIT_SECONDS = 20_000, 0.0
     tokenizer = Tokenizer.load_from(sys.argv[1])
@@ -272,9 +274,9 @@ def test_two_at_once_do_the_work_once(tokenizer: Tokenizer, tmp_path: Path) -> N
 
 _BOUNDED = """
     import resource, sys
-    from oelm.data.sources import open_corpus
-    from oelm.data.tokenizers import Tokenizer
-    from oelm.data.tokens import Progress, prepare_tokens
+    from oelm.data.sources.open import open_corpus
+    from oelm.data.tokenize.tokenizers import Tokenizer
+    from oelm.data.tokenize.tokens import Progress, prepare_tokens
 
     tokenizer = Tokenizer.load_from(sys.argv[1])
     corpus = open_corpus(sys.argv[2])

@@ -16,17 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oelm.atomic import write_json
 from oelm.cli.main import main
 from oelm.errors import OelmError
-from oelm.experiments import archive
-from oelm.experiments.archive import INDEX, merge, pack, parse_index, sha256, verify
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.disk import free, freeable
-from oelm.experiments.launch import prepare
-from oelm.experiments.lock import RunLock
-from oelm.experiments.registry import scan
-from oelm.safe_files import MIB
+from oelm.experiments.launch.local import prepare
+from oelm.files.atomic import write_json
+from oelm.files.read import MIB
+from oelm.runs import archive
+from oelm.runs.archive import INDEX, merge, pack, parse_index, sha256, verify
+from oelm.runs.disk import free, freeable
+from oelm.runs.lock import RunLock
+from oelm.runs.scan import scan
 
 
 def finished(root: Path, *seeds: int, id: str = "GPT-01") -> list[Path]:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from oelm.config.overrides import override
 from oelm.experiments.catalogue import experiment, experiments, select
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.fairness import against_baseline, check_arms, differences
-from oelm.experiments.overrides import override
 from oelm.experiments.study import Request, unequal_arms
 
 

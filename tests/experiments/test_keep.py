@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from oelm.atomic import write_json
 from oelm.cli.main import main
-from oelm.data.folders import INFO_SAYS
+from oelm.data.sources.folders import INFO_SAYS
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.keep import JUDGED, keep
-from oelm.experiments.launch import prepare
-from oelm.experiments.registry import scan
+from oelm.experiments.launch.local import prepare
 from oelm.experiments.tuning import trial_configs
+from oelm.files.atomic import write_json
+from oelm.runs.keep import JUDGED, keep
+from oelm.runs.scan import scan
 
 
 def runs_of(root: Path, state: str = "finished", id: str = "GPT-01") -> list[Path]:
@@ -91,7 +91,7 @@ def test_an_earlier_copy_stays_until_the_new_one_is_whole(
 
     with monkeypatch.context() as patch:
         if moment == "copyfile":
-            patch.setattr("oelm.experiments.keep.shutil.copyfile", full_disk)
+            patch.setattr("oelm.runs.keep.shutil.copyfile", full_disk)
         else:
             real = Path.rename
             patch.setattr(

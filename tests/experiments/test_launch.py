@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from oelm.config.config import Machine
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.launch import LocalLauncher, prepare
-from oelm.experiments.registry import scan
-from oelm.experiments.worker import attempts
-from oelm.training.config import Machine
-from oelm.training.folder import EXIT_FAILED, EXIT_USAGE
+from oelm.experiments.launch.local import LocalLauncher, prepare
+from oelm.experiments.launch.worker import attempts
+from oelm.runs.folder import EXIT_FAILED, EXIT_USAGE
+from oelm.runs.scan import scan
 
 Start = Callable[..., "subprocess.Popen[str]"]
 GOOD = ("GOOD-1", "GOOD-2", "GOOD-3")

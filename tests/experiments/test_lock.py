@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from oelm.data.store import locked
-from oelm.experiments.lock import Busy, RunLock, is_held, process_alive, read_holder
-from oelm.locks import STALE_SECONDS, _remove_abandoned, is_locked
+from oelm.data.tokenize.store import locked
+from oelm.files.locks import STALE_SECONDS, _remove_abandoned, is_locked
+from oelm.runs.lock import Busy, RunLock, is_held, process_alive, read_holder
 
 HOLD = """
 import sys, time
-from oelm.experiments.lock import RunLock
+from oelm.runs.lock import RunLock
 if sys.argv[2] == "no-flock":
     import errno, fcntl
     def refuse(*_):
@@ -136,7 +136,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_killed_holder(tmp_path: Path
     """Tokenising forks worker processes; they may outlive a holder that was killed."""
     program = """
 import os, sys, time
-from oelm.experiments.lock import RunLock
+from oelm.runs.lock import RunLock
 with RunLock(sys.argv[1]):
     if os.fork() == 0:
         print(os.getpid(), flush=True)  # from the child: it has begun, and let go

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from oelm.experiments import ranks as ranks_module
-from oelm.experiments.lock import RunLock, is_held, process_alive
-from oelm.experiments.ranks import run_ranks
-from oelm.training.folder import RunFolder, Status
+from oelm.experiments.launch import ranks as ranks_module
+from oelm.experiments.launch.ranks import run_ranks
+from oelm.runs.folder import RunFolder, Status
+from oelm.runs.lock import RunLock, is_held, process_alive
 
 PRELUDE = """
 import json, os, signal, sys, time
 from pathlib import Path
-from oelm.experiments.ranks import follow_parent
-from oelm.training.folder import RunFolder, Status
+from oelm.experiments.launch.ranks import follow_parent
+from oelm.runs.folder import RunFolder, Status
 rank, folder, private = int(os.environ["RANK"]), RunFolder(sys.argv[1]), Path(os.environ["OELM_RANK_DIR"])
 def say(state, reason=""):
     if state == "finished":
@@ -138,9 +138,9 @@ time.sleep(600)
 
 WORKER = """
 import sys
-from oelm.experiments.lock import RunLock
-from oelm.experiments.ranks import run_ranks
-from oelm.training.folder import RunFolder
+from oelm.runs.lock import RunLock
+from oelm.experiments.launch.ranks import run_ranks
+from oelm.runs.folder import RunFolder
 with RunLock(sys.argv[1]) as lock:
     run_ranks([sys.executable, "-c", sys.argv[2], sys.argv[1]], 2, RunFolder(sys.argv[1]), lock)
 """

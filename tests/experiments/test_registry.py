@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from oelm.atomic import write_json
 from oelm.cli.main import main
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.launch import prepare
-from oelm.experiments.lock import RunLock
-from oelm.experiments.registry import STALL_SECONDS, find_run, scan, tail
+from oelm.experiments.launch.local import prepare
 from oelm.experiments.tuning import trial_configs
-from oelm.training.folder import RunFolder, Status
+from oelm.files.atomic import write_json
+from oelm.runs.folder import RunFolder, Status
+from oelm.runs.lock import RunLock
+from oelm.runs.scan import STALL_SECONDS, find_run, scan, tail
 
 HERE = socket.gethostname()
 

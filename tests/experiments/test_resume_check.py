@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from oelm.atomic import write_json
-from oelm.experiments.compare_runs import Difference, compare_runs
-from oelm.experiments.resume_check import KILLS, PREEMPTIONS, judge
+from oelm.experiments.resume.check import KILLS, PREEMPTIONS, judge
+from oelm.experiments.resume.compare_runs import Difference, compare_runs
+from oelm.files.atomic import write_json
+from oelm.runs.folder import RunFolder
 from oelm.training.checkpoint import save_checkpoint
-from oelm.training.folder import RunFolder
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from oelm.errors import UsageError
-from oelm.experiments import slots as slots_module
-from oelm.experiments.slots import make_slots
+from oelm.experiments.launch import slots as slots_module
+from oelm.experiments.launch.slots import make_slots
 
 
 @pytest.fixture(autouse=True)

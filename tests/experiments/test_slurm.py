@@ -16,19 +16,19 @@ import slurm_node
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oelm.atomic import write_json
 from oelm.cli.main import main
+from oelm.config.config import Machine
+from oelm.config.overrides import override
 from oelm.errors import UsageError
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.launch import Job, LocalLauncher, prepare
-from oelm.experiments.overrides import override
-from oelm.experiments.registry import Run, scan
-from oelm.experiments.slots import make_slots
-from oelm.experiments.slurm import SlurmLauncher, SlurmOptions
-from oelm.experiments.slurm_queue import JOB_ID, job_of
-from oelm.experiments.worker import attempts
-from oelm.training.config import Machine
-from oelm.training.folder import run_path
+from oelm.experiments.launch.local import Job, LocalLauncher, prepare
+from oelm.experiments.launch.slots import make_slots
+from oelm.experiments.launch.slurm import SlurmLauncher, SlurmOptions
+from oelm.experiments.launch.worker import attempts
+from oelm.files.atomic import write_json
+from oelm.runs.folder import run_path
+from oelm.runs.scan import Run, scan
+from oelm.runs.slurm_queue import JOB_ID, job_of
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from oelm.cli.main import main
+from oelm.config.config import Machine
+from oelm.config.overrides import override
 from oelm.experiments.catalogue import experiment, select
-from oelm.experiments.launch import prepare
-from oelm.experiments.overrides import override
-from oelm.experiments.registry import scan
-from oelm.experiments.worker import attempts, machine_words
-from oelm.training.config import Machine
-from oelm.training.folder import RunFolder
+from oelm.experiments.launch.local import prepare
+from oelm.experiments.launch.worker import attempts, machine_words
+from oelm.runs.folder import RunFolder
+from oelm.runs.scan import scan
 
 pytestmark = pytest.mark.slow
 
@@ -150,7 +150,7 @@ def test_one_run_over_two_processes_stops_and_goes_on(tmp_path: Path) -> None:
     (job,) = prepare([override(experiment("GPT-02").at("smoke", 0), changes)], tmp_path / "runs")
     folder = RunFolder(job.folder)
     machine = machine_words(Machine(cache_dir=str(tmp_path / "cache"), device="cpu"))
-    command = [sys.executable, "-m", "oelm.experiments.worker", str(job.folder), "--machine", machine]
+    command = [sys.executable, "-m", "oelm.experiments.launch.worker", str(job.folder), "--machine", machine]
     process = subprocess.Popen([*command, "--processes", "2"], stderr=subprocess.DEVNULL)
     wait_for(lambda: (status := folder.status()) and status.step > 20)
     process.send_signal(signal.SIGTERM)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from oelm.atomic import write_json
+from oelm.config.config import Config
+from oelm.config.overrides import override
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.overrides import override
 from oelm.experiments.study import Request
 from oelm.experiments.tuning import choose, trial_configs, tuned
-from oelm.training.config import Config
-from oelm.training.folder import RunFolder, Status, run_path
+from oelm.files.atomic import write_json
+from oelm.runs.folder import RunFolder, Status, run_path
 
 CONFIG = experiment("GPT-02").at("smoke", 5)
 

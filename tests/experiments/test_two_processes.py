@@ -13,13 +13,13 @@ from typing import Any
 import psutil
 import pytest
 
+from oelm.config.config import Machine
+from oelm.config.overrides import override
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.launch import prepare
-from oelm.experiments.lock import RunLock
-from oelm.experiments.overrides import override
-from oelm.experiments.worker import machine_words
-from oelm.training.config import Machine
-from oelm.training.folder import RunFolder
+from oelm.experiments.launch.local import prepare
+from oelm.experiments.launch.worker import machine_words
+from oelm.runs.folder import RunFolder
+from oelm.runs.lock import RunLock
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def claim(root: Path, **changes: Any) -> RunFolder:
 def worker(folder: RunFolder, cache: Path, **machine: Any) -> list[str]:
     """What `--gpus-per-run 2` starts, here on CPU."""
     words = machine_words(Machine(cache_dir=str(cache), device="cpu", threads=1, gemm_peak=False, **machine))
-    command = [sys.executable, "-m", "oelm.experiments.worker", str(folder.path)]
+    command = [sys.executable, "-m", "oelm.experiments.launch.worker", str(folder.path)]
     return [*command, "--machine", words, "--processes", "2"]
 
 

@@ -13,7 +13,7 @@ from torch import nn
 import oelm
 from oelm.errors import OelmError, UsageError
 from oelm.methods.method import Method
-from oelm.methods.registry import method
+from oelm.methods.presets import method
 
 
 class Odd(nn.Module):

@@ -8,8 +8,8 @@ from tiny_models import build, outputs
 
 import oelm
 from oelm.errors import OelmError
-from oelm.methods.projection import EXTRAS
-from oelm.methods.registry import method
+from oelm.methods.extras.projection import EXTRAS
+from oelm.methods.presets import method
 
 FOLDABLE = ["oelm-freeze", "oelm-lowrank", "oelm-core", "oelm-temperature"]
 ALL_AT_ONCE = replace(method("oelm-core"), name="all", lowrank=2, lowrank_scale=3, temperature=True)

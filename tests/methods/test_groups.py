@@ -8,7 +8,7 @@ from tiny_models import FAMILIES, build, outputs
 
 import oelm
 from oelm.errors import OelmError, UsageError
-from oelm.methods.registry import method
+from oelm.methods.presets import method
 
 
 def by_name(model, groups):

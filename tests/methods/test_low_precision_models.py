@@ -6,7 +6,7 @@ from tiny_models import build
 
 import oelm
 from oelm.errors import OelmError
-from oelm.methods.registry import methods
+from oelm.methods.presets import methods
 
 
 @pytest.mark.parametrize("name", list(methods()))

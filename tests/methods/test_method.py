@@ -11,7 +11,7 @@ import yaml
 import oelm
 from oelm.errors import OelmError, UsageError
 from oelm.methods.method import Method
-from oelm.methods.registry import ALIASES, method
+from oelm.methods.presets import ALIASES, method
 
 STUDY_AND_CONTROLS = [
     "baseline",

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 import oelm
 from oelm.errors import OelmError
-from oelm.methods.save import save_metadata
+from oelm.methods.saving.save import save_metadata
 
 
 def moved(family, name, position=(5, 10)):

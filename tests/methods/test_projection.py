@@ -12,10 +12,10 @@ from tiny_models import build, outputs
 
 import oelm
 from oelm.errors import OelmError
-from oelm.methods import padding
+from oelm.methods.extras import padding
+from oelm.methods.extras.projection import causal_conv, residue_is_thin, residue_linear
 from oelm.methods.method import Method
-from oelm.methods.projection import causal_conv, residue_is_thin, residue_linear
-from oelm.methods.registry import method
+from oelm.methods.presets import method
 
 EVERYTHING = dataclasses.replace(
     method("oelm-plus"), name="everything", gain=1.0, conv=4, core=True, temperature=True

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 import oelm
 from oelm.errors import OelmError, UsageError
-from oelm.methods import families
-from oelm.methods.readers import qk_projections
-from oelm.methods.verify import verify
+from oelm.methods.reading import families
+from oelm.methods.reading.find import qk_projections
+from oelm.methods.reading.verify import verify
 
 W, H = 32, 4
 

@@ -14,7 +14,7 @@ from tiny_models import build, outputs
 import oelm
 from oelm.errors import OelmError
 from oelm.methods.method import Method
-from oelm.methods.registry import method
+from oelm.methods.presets import method
 
 REGISTERED = [m for m in oelm.methods().values() if not m.relative_bias]  # that one needs our own GPT
 EXTRAS = [

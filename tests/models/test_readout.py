@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from oelm.methods.apply import apply
 from oelm.models.readout import read_first_token
-from oelm.training.flops import flop_model
+from oelm.training.measure.flops import flop_model
 
 transformers = pytest.importorskip("transformers")
 

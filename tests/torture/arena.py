@@ -149,7 +149,7 @@ class Arena:
 
     def must_be_equal(self, shape: str, runs: Path) -> None:
         from oelm.errors import OelmError
-        from oelm.experiments.compare_runs import compare_runs
+        from oelm.experiments.resume.compare_runs import compare_runs
 
         try:
             differences = compare_runs(self.reference(shape), self.folder(shape, runs))
@@ -160,7 +160,7 @@ class Arena:
 
     def must_not_seem_alive(self, shape: str, runs: Path) -> str:
         """The state that `oelm status` shows of a run without a process; "running" would be a lie."""
-        from oelm.experiments.registry import state_of
+        from oelm.runs.scan import state_of
 
         folder = self.folder(shape, runs)
         if not folder.exists():
@@ -187,6 +187,6 @@ def _cheapen() -> None:
     import torch
 
     torch.set_num_threads(1)
-    from oelm.training import results
+    from oelm.training.logs import results
 
     results.gemm_peak = lambda *_: 1e9

@@ -32,9 +32,9 @@ def case(arena: Arena, name: str) -> Case:
 
 
 def _checked(arena: Arena, name: str, place: Path) -> str:
-    from oelm.experiments.resume_check import KILLS, PREEMPTIONS, ResumeCheck, short_run
-    from oelm.training.config import Machine
-    from oelm.training.folder import RunFolder
+    from oelm.config.config import Machine
+    from oelm.experiments.resume.check import KILLS, PREEMPTIONS, ResumeCheck, short_run
+    from oelm.runs.folder import RunFolder
 
     class Forked(ResumeCheck):
         def _start(self, folder: RunFolder, *moment: str) -> Any:
@@ -64,7 +64,8 @@ def _checked(arena: Arena, name: str, place: Path) -> str:
 def _worker(name: str, folder: Path, machine: Any, moment: tuple[str, ...]) -> int:
     import torch
 
-    from oelm.experiments import interrupt_at, worker
+    from oelm.experiments.launch import worker
+    from oelm.experiments.resume import interrupt_at
     from oelm.training import fit, run, setup
 
     if name == "random state not restored":

@@ -103,7 +103,7 @@ def case(arena: Arena, name: str) -> Case:
 
 
 def _seal(folder: Path) -> None:
-    from oelm.training.folder import RunFolder
+    from oelm.runs.folder import RunFolder
 
     RunFolder(folder).write_checksums()
 

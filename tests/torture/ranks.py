@@ -43,9 +43,9 @@ def case(arena: Arena, name: str) -> Case:
 
 
 def _killed(arena: Arena, target: str, number: signal.Signals, times: int, place: Path) -> str:
-    from oelm.experiments.compare_runs import compare_runs
-    from oelm.experiments.registry import state_of
-    from oelm.training.folder import RunFolder
+    from oelm.experiments.resume.compare_runs import compare_runs
+    from oelm.runs.folder import RunFolder
+    from oelm.runs.scan import state_of
 
     reference = _reference(arena)
     folder = RunFolder(_claim(arena, place))
@@ -89,8 +89,8 @@ def _reference(arena: Arena) -> Path:
 
 
 def _claim(arena: Arena, root: Path) -> Path:
-    from oelm.experiments.launch import prepare
-    from oelm.training.folder import RunFolder
+    from oelm.experiments.launch.local import prepare
+    from oelm.runs.folder import RunFolder
 
     held = RunFolder(arena.reference("lm")).config()
     budget = replace(held.budget, steps=60, eval_every=30, checkpoint_every=5)
@@ -99,18 +99,18 @@ def _claim(arena: Arena, root: Path) -> Path:
 
 
 def _machine(arena: Arena) -> Any:
-    from oelm.training.config import Machine
+    from oelm.config.config import Machine
 
     return Machine(device="cpu", threads=1, cache_dir=str(arena.cache), gemm_peak=False)
 
 
 def _start_worker(arena: Arena, folder: Path) -> psutil.Popen:
-    from oelm.experiments.worker import machine_words
+    from oelm.experiments.launch.worker import machine_words
 
     words = ["--machine", machine_words(_machine(arena)), "--processes", "2"]
     with open(folder / "console.log", "ab") as console:
         return psutil.Popen(
-            [sys.executable, "-m", "oelm.experiments.worker", str(folder), *words],
+            [sys.executable, "-m", "oelm.experiments.launch.worker", str(folder), *words],
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=console,
@@ -122,9 +122,9 @@ def _start_launcher(arena: Arena, folder: Path) -> psutil.Process:
     """A process with a LocalLauncher whose one slot has two processes."""
 
     def launch() -> int:
-        from oelm.experiments.launch import Job, LocalLauncher, exit_code
-        from oelm.experiments.slots import make_slots
-        from oelm.training.folder import RunFolder
+        from oelm.experiments.launch.local import Job, LocalLauncher, exit_code
+        from oelm.experiments.launch.slots import make_slots
+        from oelm.runs.folder import RunFolder
 
         slots = [replace(slot, processes=2) for slot in make_slots(1, gpus="none", slots=1, threads=1)]
         job = Job(RunFolder(folder).config(), folder)

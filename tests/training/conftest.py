@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from oelm.methods.registry import method
-from oelm.training.config import BudgetConfig, Config, DataConfig, Machine, ModelConfig, OptimConfig
+from oelm.config.config import BudgetConfig, Config, DataConfig, Machine, ModelConfig, OptimConfig
+from oelm.methods.presets import method
 
 SHAPES: dict[str, tuple[str, str, str, str]] = {  # name -> task, dataset, family, model
     "lm": ("lm", "stories", "gpt", "smoke"),

@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 import torch
 
+from oelm.config.config import Config, Machine
 from oelm.errors import UsageError
 from oelm.methods.audit import audit
-from oelm.methods.save import load
-from oelm.training.config import Config, Machine
-from oelm.training.distributed import World, choose_device, world_of
+from oelm.methods.saving.save import load
+from oelm.runs.folder import RunFolder, config_to_yaml
 from oelm.training.fit import fit
-from oelm.training.folder import RunFolder, config_to_yaml
+from oelm.training.parallel.world import World, choose_device, world_of
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 DRIVER = """
 import json, os, sys, torch
 import torch.distributed as dist
-from oelm.training.config import Machine
+from oelm.config.config import Machine
 from oelm.training.fit import fit
-from oelm.training.folder import config_from_yaml
-from oelm.training.sharding import ShardedWorld
+from oelm.runs.folder import config_from_yaml
+from oelm.training.parallel.sharding import ShardedWorld
 
 # How FSDP sends gradients, by the name it has in this version of torch.
 sends = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
@@ -164,9 +164,9 @@ def test_a_divided_network_is_held_in_halves_and_saved_whole(runs):
 
 TIGHT = """
 import os, sys, torch
-from oelm.training.config import Machine
+from oelm.config.config import Machine
 from oelm.training.fit import fit
-from oelm.training.folder import config_from_yaml
+from oelm.runs.folder import config_from_yaml
 from oelm.training.tasks.lm import LanguageModelling
 
 loss = LanguageModelling.loss

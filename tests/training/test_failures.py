@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from oelm.errors import OelmError, UsageError
+from oelm.runs.folder import RunFolder
 from oelm.training import setup
 from oelm.training.checkpoint import _HashingWriter, load_checkpoint
 from oelm.training.fit import fit
-from oelm.training.folder import RunFolder
 from oelm.training.run import Run
 from oelm.training.tasks.classification import Classification
 from oelm.training.tasks.lm import LanguageModelling

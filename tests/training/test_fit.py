@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import oelm
-from oelm.data.tokenizers import Tokenizer
+from oelm.data.tokenize.tokenizers import Tokenizer
 from oelm.errors import OelmError, UsageError
 from oelm.models.gpt import GPT
+from oelm.runs.folder import RunFolder
 from oelm.training.checkpoint import load_checkpoint
 from oelm.training.fit import fit
-from oelm.training.folder import RunFolder
 from oelm.training.networks import build_network
 from oelm.training.tasks.lm import LanguageModelling
 from oelm.training.tasks.task import Evaluation

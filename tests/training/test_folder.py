@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oelm.config.config import BudgetConfig, Config, DataConfig, ModelConfig, OptimConfig, TuneConfig
+from oelm.config.typed import parse
 from oelm.errors import OelmError, UsageError
 from oelm.methods.method import Method
-from oelm.training.config import BudgetConfig, Config, DataConfig, ModelConfig, OptimConfig, TuneConfig
-from oelm.training.folder import (
+from oelm.runs.folder import (
     RunFolder,
     Status,
     config_diff,
@@ -23,8 +24,7 @@ from oelm.training.folder import (
     config_to_yaml,
     run_path,
 )
-from oelm.training.manifest import base_manifest
-from oelm.training.typed import parse
+from oelm.training.logs.manifest import base_manifest
 
 
 def make_config(**changes) -> Config:
@@ -144,9 +144,7 @@ def test_a_metrics_line_still_being_written_is_left_out(tmp_path):
 
 
 def test_reading_a_run_needs_no_torch():
-    code = (
-        "import sys, oelm.training.folder; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    )
+    code = "import sys, oelm.runs.folder; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 0
 
 

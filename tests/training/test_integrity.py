@@ -17,14 +17,14 @@ import pytest
 from oelm.analysis.load import load_runs
 from oelm.cli.main import main
 from oelm.errors import OelmError, UsageError
-from oelm.experiments.archive import merge, pack
-from oelm.experiments.disk import free, freeable
-from oelm.experiments.keep import keep
-from oelm.experiments.registry import scan, state_of
+from oelm.experiments.launch.worker import work
 from oelm.experiments.tuning import choose
-from oelm.experiments.worker import work
+from oelm.runs.archive import merge, pack
+from oelm.runs.disk import free, freeable
+from oelm.runs.folder import VERDICT_FILES, RunFolder, Status, config_to_yaml, run_path
+from oelm.runs.keep import keep
+from oelm.runs.scan import scan, state_of
 from oelm.training.fit import fit
-from oelm.training.folder import VERDICT_FILES, RunFolder, Status, config_to_yaml, run_path
 from oelm.training.run import Interrupted, Run
 from oelm.training.tasks.lm import LanguageModelling
 

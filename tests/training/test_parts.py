@@ -16,24 +16,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oelm import low_precision
-from oelm.atomic import is_disk_full
+from oelm.config.config import OptimConfig
 from oelm.errors import OelmError, UsageError
+from oelm.files.atomic import is_disk_full
 from oelm.low_precision import Probe
 from oelm.methods.apply import apply
 from oelm.models.gpt import GPT, GPTConfig, gpt_config
-from oelm.quantities import bytes_text
 from oelm.training import checkpoint, precision
-from oelm.training.attention import attention_statistics, off_orthogonal
 from oelm.training.checkpoint import CorruptCheckpoint, load_checkpoint, load_newest, save_checkpoint
-from oelm.training.config import OptimConfig
-from oelm.training.flops import flop_model
-from oelm.training.journal import Journal
-from oelm.training.memory import is_out_of_memory
-from oelm.training.metrics import MetricsLog, metrics_problem
+from oelm.training.logs.journal import Journal
+from oelm.training.logs.metrics import MetricsLog, metrics_problem
+from oelm.training.measure.attention import attention_statistics, off_orthogonal
+from oelm.training.measure.flops import flop_model
+from oelm.training.measure.memory import is_out_of_memory
+from oelm.training.measure.timing import WARMUP_STEPS, Timer
 from oelm.training.optimizer import build_optimizer, load_optimizer_state, optimizer_state
 from oelm.training.schedule import lr_factor
 from oelm.training.signals import STOP_SIGNALS, StopRequest
-from oelm.training.timing import WARMUP_STEPS, Timer
+from oelm.units import bytes_text
 
 CPU = torch.device("cpu")
 

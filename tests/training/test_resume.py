@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import oelm
-from oelm import atomic
 from oelm.errors import OelmError
+from oelm.files import atomic
+from oelm.runs.folder import RunFolder
 from oelm.training.checkpoint import load_checkpoint
 from oelm.training.fit import fit
-from oelm.training.folder import RunFolder
 from oelm.training.run import Interrupted, Run
 
 EQUAL_FILES = ("metrics.jsonl", "results.json", "latest.pt", "freeze_audit.json", "best/model.safetensors")

@@ -15,11 +15,11 @@ from oelm.analysis.costs import Cost, StepRatio, cost, read_benchmarks
 from oelm.analysis.goal import Goal, goals
 from oelm.analysis.load import Loaded, LoadWarning, load_runs
 from oelm.analysis.mean import Mean, means
-from oelm.analysis.messages import Message
 from oelm.analysis.statistics import Estimate
 from oelm.analysis.verdict import Verdict
 from oelm.experiments.catalogue import experiments
 from oelm.experiments.experiment import Reported
+from oelm.report.messages import Message
 
 # Where a family of transformers models stands; our GPT is told by its causal mask.
 _ENCODERS = ("bert", "minilm", "electra", "albert", "deberta")

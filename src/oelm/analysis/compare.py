@@ -20,7 +20,6 @@ import numpy as np
 
 from oelm.analysis import guards
 from oelm.analysis.load import FINISHED, Loaded, Run
-from oelm.analysis.messages import Message, say
 from oelm.analysis.statistics import (
     Estimate,
     binomial_se,
@@ -39,11 +38,12 @@ from oelm.analysis.verdict import (
     Verdict,
     decide,
 )
-from oelm.data.builtin_probes import PROBES
+from oelm.config.config import Config
+from oelm.data.synthetic.probes import PROBES
 from oelm.experiments.catalogue import experiments
 from oelm.methods.method import Method
-from oelm.methods.registry import method as preset
-from oelm.training.config import Config
+from oelm.methods.presets import method as preset
+from oelm.report.messages import Message, say
 
 Kind = Literal["baseline", "control", "orthogonality", "start", "plain"]
 TRAINED_START = "orthogonal-init"

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from oelm.analysis.load import FAIRNESS, FINISHED, Run
-from oelm.analysis.messages import Message, say, state_name
+from oelm.config.config import Config
 from oelm.data.catalogue import datasets
 from oelm.experiments.catalogue import experiments
-from oelm.training.config import Config
-from oelm.training.folder import config_diff
+from oelm.report.messages import Message, say, state_name
+from oelm.runs.folder import config_diff
 
 DIVERGED = "diverged"
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from oelm.analysis.messages import Message, say
+from oelm.config.config import Config
 from oelm.errors import OelmError
-from oelm.experiments.registry import state_of
 from oelm.experiments.study import audit_holds
-from oelm.training.config import Config
-from oelm.training.folder import Integrity, RunFolder
+from oelm.report.messages import Message, say
+from oelm.runs.folder import Integrity, RunFolder
+from oelm.runs.scan import state_of
 
 FINISHED, BROKEN, PENDING = "finished", "broken", "pending"  # as `oelm status` calls them
 FAIRNESS = ("data", "tokenizer", "eval_set", "batch_rows", "steps", "schedule")

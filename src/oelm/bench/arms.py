@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from oelm.bench import peers
 from oelm.bench.turns import Drives, trainer_in_turns
 from oelm.models.gpt import GPT, gpt_config
-from oelm.training.flops import flop_model
+from oelm.training.measure.flops import flop_model
 
 PEERS = {
     "plain": "a plain eager GPT in the manner of small public trainers",
@@ -61,8 +61,8 @@ def build(spec: dict[str, Any]) -> Arm:
 
 def _ours(spec: dict[str, Any], ids: Tensor) -> Arm:
     """A network under a method, with the parts of the training loop."""
+    from oelm.config.config import OptimConfig
     from oelm.methods.apply import apply
-    from oelm.training.config import OptimConfig
     from oelm.training.optimizer import build_optimizer, clip_gradients
 
     model, loss_of = (_encoder if spec["size"] in ENCODERS else _gpt)(spec, ids)
@@ -95,8 +95,8 @@ def _gpt(spec: dict[str, Any], ids: Tensor) -> tuple[nn.Module, Callable[[], Ten
 
 def _encoder(spec: dict[str, Any], ids: Tensor) -> tuple[nn.Module, Callable[[], Tensor]]:
     """A BERT that classifies: no vocabulary head, so the blocks are nearly all of its matrix products."""
-    from oelm.methods.registry import method
-    from oelm.training.config import Config, DataConfig, ModelConfig
+    from oelm.config.config import Config, DataConfig, ModelConfig
+    from oelm.methods.presets import method
     from oelm.training.networks import build_network
     from oelm.training.tasks.classification import class_logits
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from oelm.bench.arms import Arm, held
 from oelm.bench.turns import trainer_in_turns
-from oelm.data.classification import EncodedSplit
-from oelm.methods.registry import method
-from oelm.training.config import BudgetConfig, Config, DataConfig, Machine, ModelConfig, OptimConfig
+from oelm.config.config import BudgetConfig, Config, DataConfig, Machine, ModelConfig, OptimConfig
+from oelm.data.batches.classification import EncodedSplit
+from oelm.methods.presets import method
 from oelm.training.networks import MINILM_PACKAGE
 from oelm.training.prepare import Prepared, prepare
 from oelm.training.tasks.classification import Classification

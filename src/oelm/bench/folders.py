@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oelm.atomic import write_json
 from oelm.bench.growth import exponent
 from oelm.bench.results import load, record
 from oelm.errors import OelmError, UsageError
-from oelm.training.folder import RunFolder, config_hash, config_to_yaml, run_path
+from oelm.files.atomic import write_json
+from oelm.runs.folder import RunFolder, config_hash, config_to_yaml, run_path
 
 COMMANDS = ("status", "analyze")
 

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oelm.atomic import write_json
-from oelm.training.manifest import machine_facts, versions
+from oelm.files.atomic import write_json
+from oelm.training.logs.manifest import machine_facts, versions
 
 RESULTS = Path("benchmarks/results")
 

@@ -12,7 +12,7 @@ from oelm.bench.arms import COMPILED, ENCODERS, GEMM, PEERS
 from oelm.bench.interleave import interleave, ratio, require_rounds
 from oelm.bench.results import load, record
 from oelm.errors import UsageError, unknown_name
-from oelm.methods.registry import ALIASES, method, methods
+from oelm.methods.presets import ALIASES, method, methods
 
 DEFAULT_ARMS = ("baseline", "oelm-freeze", "plain", "transformers", "trainer")
 

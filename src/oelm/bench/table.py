@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from oelm.atomic import write_text
 from oelm.bench.goals import judge
 from oelm.errors import OelmError
+from oelm.files.atomic import write_text
 
 Result = dict[str, Any]
 FIGURE = "growth.svg"

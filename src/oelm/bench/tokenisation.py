@@ -21,9 +21,9 @@ import numpy as np
 
 from oelm.bench.interleave import ratio, require_rounds
 from oelm.bench.results import load, record
-from oelm.data.sources import open_corpus
-from oelm.data.tokenizers import Tokenizer, load_tokenizer
-from oelm.data.tokens import prepare_tokens
+from oelm.data.sources.open import open_corpus
+from oelm.data.tokenize.tokenizers import Tokenizer, load_tokenizer
+from oelm.data.tokenize.tokens import prepare_tokens
 
 OURS = "oelm"
 

@@ -14,7 +14,7 @@ from oelm.experiments.catalogue import reported_with
 
 if TYPE_CHECKING:
     from oelm.analysis.analyze import Analysis
-    from oelm.analysis.document import Block
+    from oelm.report.document import Block
 
 BENCHMARKS = "benchmarks/results"
 
@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(analysis.to_dict())
         return 0
-    from oelm.analysis import closing, findings
-    from oelm.analysis.words import Words
+    from oelm.report import closing, findings
+    from oelm.report.words import Words
 
     w = Words("en")
     print(findings.lead(analysis, w), end="\n\n")
@@ -110,7 +110,7 @@ def print_warnings(analysis: Analysis) -> None:
 
 def print_blocks(blocks: Iterable[Block]) -> None:
     """A document's blocks as plain text; figures have no place here."""
-    from oelm.analysis.document import Bullets, Cards, Fold, Paragraph, Table, plain
+    from oelm.report.document import Bullets, Cards, Fold, Paragraph, Table, plain
 
     for block in blocks:
         if isinstance(block, Paragraph):

@@ -9,9 +9,9 @@ from typing import Any
 
 from oelm.cli.options import add_json, add_runs, command_parser
 from oelm.cli.output import print, print_json
-from oelm.experiments.archive import merge, pack, verify
-from oelm.experiments.keep import keep
-from oelm.quantities import bytes_text
+from oelm.runs.archive import merge, pack, verify
+from oelm.runs.keep import keep
+from oelm.units import bytes_text
 
 
 def add_parser(subparsers: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from oelm.cli.options import add_json, command_parser
 from oelm.cli.output import print, print_json, print_table
-from oelm.quantities import bytes_text
+from oelm.units import bytes_text
 
 RESULTS = "benchmarks/results"
 

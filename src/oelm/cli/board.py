@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from oelm.cli.output import seconds_text
-from oelm.experiments.launch import Events, Job
-from oelm.experiments.registry import state_of
+from oelm.experiments.launch.local import Events, Job
 from oelm.printable import printable
-from oelm.training.folder import RunFolder
+from oelm.runs.folder import RunFolder
+from oelm.runs.scan import state_of
 
 _PLAIN_SECONDS = 30.0
 _LIVE_SECONDS = 1.0

@@ -16,15 +16,15 @@ from oelm.cli.options import (
     load_own,
 )
 from oelm.cli.output import print, print_json, print_table, seconds_text
+from oelm.config.config import Config
+from oelm.config.typed import to_mapping
 from oelm.experiments.catalogue import PHASES, STUDIES, experiment, experiments, select
 from oelm.experiments.experiment import DEFAULT_SEED, Experiment, stand_ins
 from oelm.experiments.fairness import against_baseline
 from oelm.experiments.study import Request
-from oelm.methods.registry import ALIASES, methods
-from oelm.quantities import bytes_text
-from oelm.training.config import Config
-from oelm.training.folder import config_diff, config_hash, config_to_yaml
-from oelm.training.typed import to_mapping
+from oelm.methods.presets import ALIASES, methods
+from oelm.runs.folder import config_diff, config_hash, config_to_yaml
+from oelm.units import bytes_text
 
 
 def add_parser(subparsers: Any) -> None:
@@ -144,7 +144,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _plan_rows(config: Config, plan: Any, data_dir: str) -> list[tuple[str, str]]:
-    from oelm.data.sources import describe_source
+    from oelm.data.sources.open import describe_source
 
     rows = [("method", f"{config.method.name}: {config.method.purpose}")]
     if plan.parameters:

@@ -9,8 +9,8 @@ from typing import Any
 
 from oelm.cli.options import add_json, add_runs, command_parser, require_study
 from oelm.cli.output import print, print_json, print_table
-from oelm.experiments.disk import free, freeable
-from oelm.quantities import bytes_text
+from oelm.runs.disk import free, freeable
+from oelm.units import bytes_text
 
 
 def add_parser(subparsers: Any) -> None:

@@ -12,12 +12,12 @@ from oelm.cli.options import add_catalogue, add_json, command_parser, load_own, 
 from oelm.cli.output import print, print_json, print_table, seconds_text
 from oelm.data.catalogue import SPLITS, Dataset, datasets
 from oelm.printable import printable
-from oelm.quantities import bytes_text
+from oelm.units import bytes_text
 
 if TYPE_CHECKING:
     from oelm.data.corpus import Corpus
-    from oelm.data.encoding import Progress, Report
-    from oelm.data.tokenizers import Tokenizer
+    from oelm.data.tokenize.encoding import Progress, Report
+    from oelm.data.tokenize.tokenizers import Tokenizer
 
 _PLAIN_SECONDS = 5.0
 
@@ -81,7 +81,7 @@ def _list(args: argparse.Namespace) -> int:
 
 def _sizes(entry: Dataset) -> str:
     if entry.builtin:
-        from oelm.data.builtin import sizes
+        from oelm.data.synthetic.stories import sizes
 
         return " / ".join(f"{count:,}" for count in sizes(entry.builtin).values())
     return " / ".join(f"{count:,}" for count in entry.sizes.values()) or "-"
@@ -89,7 +89,7 @@ def _sizes(entry: Dataset) -> str:
 
 def _where(entry: Dataset, data_dir: str) -> str:
     """The source that `auto` would take, without touching the network."""
-    from oelm.data.sources import local_folder
+    from oelm.data.sources.open import local_folder
 
     if entry.builtin:
         return "built in"
@@ -118,7 +118,7 @@ def _facts(entry: Dataset, data_dir: str) -> dict[str, Any]:
 
 
 def _open(args: argparse.Namespace) -> Corpus:
-    from oelm.data.sources import open_corpus
+    from oelm.data.sources.open import open_corpus
 
     cache = getattr(args, "cache_dir", "") or None
     corpus = open_corpus(
@@ -146,8 +146,8 @@ def _check(args: argparse.Namespace) -> int:
 def _prepare(args: argparse.Namespace) -> int:
     from oelm.data.checks import checkable
     from oelm.data.splits import duplicates
-    from oelm.data.tokenizer_files import check_tokenizer_name
-    from oelm.data.tokenizers import load_tokenizer
+    from oelm.data.tokenize.tokenizer_files import check_tokenizer_name
+    from oelm.data.tokenize.tokenizers import load_tokenizer
 
     check_tokenizer_name(args.tokenizer, args.data_dir or None)
     if cache := args.cache_dir or os.environ.get("OELM_CACHE_DIR", ""):
@@ -176,8 +176,8 @@ def _prepare(args: argparse.Namespace) -> int:
 def _prepare_split(
     args: argparse.Namespace, corpus: Corpus, split: str, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    from oelm.data.classification import BatchPlan, encode_split
-    from oelm.data.tokens import prepare_tokens
+    from oelm.data.batches.classification import BatchPlan, encode_split
+    from oelm.data.tokenize.tokens import prepare_tokens
 
     options: dict[str, Any] = {
         "cache_dir": args.cache_dir or None,

@@ -15,13 +15,13 @@ from oelm.cli.options import add_machine, add_seeds, check_machine, command_pars
 from oelm.cli.output import output_file, print, print_text
 from oelm.errors import UsageError, unknown_name
 from oelm.experiments.catalogue import select
-from oelm.experiments.launch import Events, Job, LocalLauncher, exit_code
+from oelm.experiments.launch.local import Events, Job, LocalLauncher, exit_code
+from oelm.experiments.launch.slots import make_slots
 from oelm.experiments.scales import SCALES
-from oelm.experiments.slots import make_slots
 from oelm.experiments.studies.demo import LM_ARMS, SEEDS, real_text
 from oelm.experiments.study import Request, carry_out
 from oelm.printable import printable
-from oelm.training.folder import RunFolder
+from oelm.runs.folder import RunFolder
 
 STUDY = "demo"
 
@@ -51,7 +51,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from oelm.analysis.strings import string
+    from oelm.report.strings import string
 
     string("report.title", args.lang)  # an unknown language is said before minutes of work
     if args.scale not in SCALES:
@@ -96,11 +96,11 @@ def _introduce(args: argparse.Namespace, total: int) -> None:
 
 def _tell(args: argparse.Namespace, output: Path) -> Path:
     """The verdict in words, then the report on disk."""
-    from oelm.analysis import findings
     from oelm.analysis.analyze import analyze
-    from oelm.analysis.document import plain
-    from oelm.analysis.report import caveats, write_html
-    from oelm.analysis.words import Words
+    from oelm.report import findings
+    from oelm.report.document import plain
+    from oelm.report.report import caveats, write_html
+    from oelm.report.words import Words
 
     analysis = analyze(args.runs, [STUDY], BENCHMARKS)
     w = Words(args.lang)

@@ -20,11 +20,11 @@ from oelm.cli.options import (
     machine_from,
 )
 from oelm.cli.output import print, print_json
+from oelm.config.config import Config
 from oelm.experiments.study import Request
-from oelm.training.config import Config
 
 if TYPE_CHECKING:
-    from oelm.experiments.resume_check import Case, Reference
+    from oelm.experiments.resume.check import Case, Reference
 
 _DEFAULT_RESUME_CHECK = ("GPT-02", "smoke")  # needs no data
 
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_resume(args: argparse.Namespace, configs: list[Config]) -> int:
     """Interrupt a short run of each experiment at several moments; 0 when all of them end as they should."""
-    from oelm.experiments.resume_check import KILLS, PREEMPTIONS, resume_check
+    from oelm.experiments.resume.check import KILLS, PREEMPTIONS, resume_check
 
     wanted = (KILLS if args.resume else ()) + (PREEMPTIONS if args.preempt else ())
     reports = []
@@ -123,7 +123,7 @@ def _check_resume(args: argparse.Namespace, configs: list[Config]) -> int:
 
 
 def _print_reference(config: Config, place: Path, reference: Reference) -> None:
-    from oelm.experiments.resume_check import SPREAD_FACTOR, STEPS
+    from oelm.experiments.resume.check import SPREAD_FACTOR, STEPS
 
     print(
         f"{config.id} ({config.scale}) on {reference.device} in {reference.precision}, files in "
@@ -149,7 +149,7 @@ def _print_case(case: Case) -> None:
 
 
 def _conclusion(reference: Reference, cases: Sequence[Case]) -> str:
-    from oelm.experiments.resume_check import SPREAD_FACTOR
+    from oelm.experiments.resume.check import SPREAD_FACTOR
 
     bad = sum(not case.ok for case in cases)
     if bad:

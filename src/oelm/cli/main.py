@@ -147,7 +147,7 @@ def _fail(message: str, code: int) -> int:
 
 def entry() -> NoReturn:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # a rank under torchrun
-        from oelm.experiments.ranks import exit_rank
+        from oelm.experiments.launch.ranks import exit_rank
 
         exit_rank(main)
     sys.exit(main())

@@ -9,8 +9,8 @@ from typing import Any
 from oelm.cli.options import add_json, add_runs, command_parser
 from oelm.cli.output import print, print_json
 from oelm.errors import OelmError, UsageError, unknown_name
-from oelm.experiments.registry import find_run
-from oelm.training.folder import RunFolder
+from oelm.runs.folder import RunFolder
+from oelm.runs.scan import find_run
 
 FORMATS = ("hf",)
 
@@ -62,8 +62,8 @@ def _generate(args: argparse.Namespace, folder: RunFolder) -> int:
         raise OelmError(f"{folder.path} holds no language model (its task is {folder.config().task})")
     import torch
 
-    from oelm.data.tokenizers import Tokenizer
-    from oelm.methods.save import load
+    from oelm.data.tokenize.tokenizers import Tokenizer
+    from oelm.methods.saving.save import load
     from oelm.models.generate import generate
     from oelm.models.gpt import GPT
 
@@ -97,9 +97,9 @@ def _export(args: argparse.Namespace, folder: RunFolder) -> int:
     target = Path(args.output or Path("exports") / folder.config().id)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is there already; name a new or empty folder with -o")
-    from oelm.data.tokenizers import Tokenizer
-    from oelm.methods.fold import folded_state
-    from oelm.methods.save import load
+    from oelm.data.tokenize.tokenizers import Tokenizer
+    from oelm.methods.saving.fold import folded_state
+    from oelm.methods.saving.save import load
     from oelm.models.gpt import GPT
     from oelm.models.huggingface import export_hf
 

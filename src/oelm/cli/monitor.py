@@ -20,10 +20,10 @@ from rich.text import Text
 from oelm.cli.options import add_runs, command_parser
 from oelm.cli.status import HEADER, add_filters, cells, summary, wanted
 from oelm.errors import UsageError
-from oelm.experiments.registry import TROUBLE, Run, tail
-from oelm.experiments.worker import CONSOLE
+from oelm.experiments.launch.worker import CONSOLE
 from oelm.printable import printable
-from oelm.training.folder import RunFolder
+from oelm.runs.folder import RunFolder
+from oelm.runs.scan import TROUBLE, Run, tail
 
 _STYLE = {"running": "green", "finished": "dim", "pending": "dim", "interrupted": "yellow"}
 _KEYS = "up/down, page up/down, home/end: select   a: all/active   q: quit"

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from oelm.cli.values import Labels, WholeNumbers
+from oelm.config.config import Machine
 from oelm.errors import UsageError, unknown_name
 from oelm.experiments.catalogue import STUDIES, catalogue_files, load_catalogue_files, select
 from oelm.experiments.experiment import DEFAULT_SEED, Experiment
-from oelm.experiments.registry import Run
 from oelm.experiments.scales import SCALES
-from oelm.training.config import Machine
+from oelm.runs.scan import Run
 
 
 def command_parser(subparsers: Any, name: str, text: str, example: str) -> argparse.ArgumentParser:
@@ -138,17 +138,17 @@ def check_machine(args: argparse.Namespace) -> None:
     if cache:
         require_writable(cache, "--cache-dir / OELM_CACHE_DIR")
     if args.data_dir or os.environ.get("OELM_DATA_DIR"):
-        from oelm.data.sources import data_folder
+        from oelm.data.sources.open import data_folder
 
         data_folder(args.data_dir)
     if args.threads < 0:
         raise UsageError(f"--threads is 0 (automatic) or more, not {args.threads}")
     if args.track:
-        from oelm.training.trackers import check_trackers
+        from oelm.training.logs.trackers import check_trackers
 
         check_trackers(args.track)
     if args.device not in ("auto", "cpu"):
-        from oelm.training.distributed import choose_device  # torch: only where a device is named
+        from oelm.training.parallel.world import choose_device  # torch: only where a device is named
 
         choose_device(args.device)
 

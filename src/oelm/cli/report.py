@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from oelm.analysis.strings import string
+    from oelm.report.strings import string
 
     string("report.title", args.lang)  # an unknown language is said before minutes of work
     html = output_file(args.output or "report.html")
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         _write_claims(args)
         if not (args.output or args.markdown):
             return 0
-    from oelm.analysis.report import write_html, write_markdown
+    from oelm.report.report import write_html, write_markdown
 
     analysis = load_analysis(args, args.studies)
     command = command_line(args)
@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _write_claims(args: argparse.Namespace) -> None:
     """Without a runs folder the page still says what arithmetic says."""
-    from oelm.analysis.claims import claims_page
-    from oelm.atomic import write_text
+    from oelm.files.atomic import write_text
+    from oelm.report.claims import claims_page
 
     analysis = load_analysis(args, args.studies) if Path(args.runs).is_dir() else None
     write_text(output_file(args.claims), claims_page(analysis, command_line(args)))

@@ -25,17 +25,17 @@ from oelm.cli.options import (
 )
 from oelm.cli.output import print, print_json, print_table
 from oelm.cli.values import ListAction, Numbers, WholeNumbers
+from oelm.config.config import Config
 from oelm.errors import UsageError, unknown_name
 from oelm.experiments.experiment import model_stand_ins
-from oelm.experiments.launch import RETRIES, Events, LocalLauncher, exit_code
-from oelm.experiments.registry import state_of
+from oelm.experiments.launch.local import RETRIES, Events, LocalLauncher, exit_code
+from oelm.experiments.launch.slots import make_slots
+from oelm.experiments.launch.slurm import SlurmLauncher, SlurmOptions
 from oelm.experiments.scales import SCALES
-from oelm.experiments.slots import make_slots
-from oelm.experiments.slurm import SlurmLauncher, SlurmOptions
 from oelm.experiments.study import PILOT_FACTOR, Launcher, Request, Result, carry_out, unequal_arms
 from oelm.experiments.tuning import TRIAL_SEEDS
-from oelm.training.config import Config
-from oelm.training.folder import EXIT_INTERRUPTED, RunFolder, run_path
+from oelm.runs.folder import EXIT_INTERRUPTED, RunFolder, run_path
+from oelm.runs.scan import state_of
 
 
 def add_parser(subparsers: Any) -> None:
@@ -254,7 +254,7 @@ def _dry_run(args: argparse.Namespace, request: Request, launcher: Launcher) -> 
 
 def _origins(configs: Sequence[Config], data_dir: str) -> dict[str, str]:
     """Dataset -> where its text will come from. One name may come from several places at several scales."""
-    from oelm.data.sources import describe_source  # numpy
+    from oelm.data.sources.open import describe_source  # numpy
 
     found: dict[str, list[str]] = {}
     for data in dict.fromkeys(config.data for config in configs):

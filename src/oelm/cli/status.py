@@ -9,9 +9,9 @@ from typing import Any
 
 from oelm.cli.options import add_json, add_runs, command_parser, require_study
 from oelm.cli.output import print, print_json, print_table, seconds_text
-from oelm.experiments.registry import STATES, TROUBLE, Run, scan
 from oelm.experiments.scales import SCALES
 from oelm.printable import printable
+from oelm.runs.scan import STATES, TROUBLE, Run, scan
 
 HEADER = ("run", "study", "state", "step", "loss", "metric", "steps/s", "ETA", "heartbeat", "reason")
 

@@ -22,15 +22,15 @@ from oelm.cli.options import (
     machine_from,
 )
 from oelm.cli.output import print, print_json
+from oelm.config.config import Config
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.experiment import DEFAULT_SEED, stand_ins
-from oelm.experiments.launch import prepare
+from oelm.experiments.launch.local import prepare
+from oelm.experiments.launch.worker import is_first, work
 from oelm.experiments.study import Request
 from oelm.experiments.tuning import choose, tuned
-from oelm.experiments.worker import is_first, work
-from oelm.training.config import Config
-from oelm.training.folder import RunFolder
+from oelm.runs.folder import RunFolder
 
 
 def add_parser(subparsers: Any) -> None:

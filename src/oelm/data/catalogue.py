@@ -355,7 +355,9 @@ def dataset(name: str) -> Dataset:
     '2-way'
     """
     if is_path(name):
-        from oelm.data.folders import dataset_from_path  # it reads files, which the catalogue itself does not
+        from oelm.data.sources.folders import (
+            dataset_from_path,  # it reads files, which the catalogue itself does not
+        )
 
         return dataset_from_path(name)[0]
     if name not in _REGISTRY:

@@ -20,7 +20,7 @@ from oelm.data.splits import DuplicateReport, duplicates
 from oelm.errors import OelmError, UsageError
 
 if TYPE_CHECKING:
-    from oelm.data.tokenizers import Tokenizer
+    from oelm.data.tokenize.tokenizers import Tokenizer
 
 
 _STREAM_ROWS = 10_000  # of a split, when all of it would have to come over the network

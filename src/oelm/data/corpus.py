@@ -14,10 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
+from oelm.data.batches.permutation import shuffled
 from oelm.data.catalogue import SPLITS, Dataset
-from oelm.data.permutation import shuffled
 from oelm.data.problems import Problems
-from oelm.data.readers import Row, clean
+from oelm.data.sources.readers import Row, clean
 from oelm.data.splits import Holdout
 from oelm.errors import OelmError, UsageError, unknown_name
 

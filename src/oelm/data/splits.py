@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oelm.data.readers import Row
+from oelm.data.sources.readers import Row
 
 if TYPE_CHECKING:
     from oelm.data.corpus import Corpus

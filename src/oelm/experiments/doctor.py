@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from oelm.config.config import Config, Machine
 from oelm.errors import OelmError
 from oelm.experiments.plan import estimate
-from oelm.training.config import Config, Machine
-from oelm.training.folder import RunFolder
+from oelm.runs.folder import RunFolder
 
 Verdict = Literal["ok", "problem"]
 
@@ -71,7 +71,7 @@ def examine(planned: Sequence[tuple[Config, int]], root: Path | str, machine: Ma
 
 
 def _software() -> Iterator[Finding]:
-    from oelm.training.manifest import versions
+    from oelm.training.logs.manifest import versions
 
     found = versions()
     text = ", ".join(f"{name} {version}" for name, version in found.items())
@@ -89,7 +89,7 @@ def _software() -> Iterator[Finding]:
 def _hardware(machine: Machine) -> Iterator[Finding]:
     import torch
 
-    from oelm.training.manifest import machine_facts
+    from oelm.training.logs.manifest import machine_facts
     from oelm.training.precision import choose_precision
 
     facts = machine_facts()
@@ -129,7 +129,7 @@ def _disk(root: Path, needed: int, runs: int) -> Finding:
 def _data(config: Config, machine: Machine) -> Finding:
     """Every row of every split, labels included: a label of -1 is found here, not after the training."""
     from oelm.data.checks import check_corpus
-    from oelm.data.sources import open_corpus
+    from oelm.data.sources.open import open_corpus
 
     subject = f"data {config.data.dataset}"
     try:

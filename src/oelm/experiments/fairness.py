@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oelm.config.config import Config
 from oelm.experiments.catalogue import experiments
 from oelm.experiments.experiment import Experiment
-from oelm.training.config import Config
-from oelm.training.folder import config_diff
+from oelm.runs.folder import config_diff
 
 # What an arm is called, and its seed, may differ; the method is the question itself.
 _ALLOWED = ("id", "seed", "compare.", "method.")

@@ -12,11 +12,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from oelm.config.config import Config
 from oelm.data.catalogue import dataset
 from oelm.errors import OelmError
-from oelm.safe_files import read_json_object
-from oelm.training.config import Config
-from oelm.training.folder import run_path
+from oelm.files.read import read_json_object
+from oelm.runs.folder import run_path
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,7 +88,7 @@ def planned_steps(config: Config) -> int | None:
 def _count(config: Config, rows: int) -> tuple[dict[str, int] | None, float | None, str]:
     """(parameter counts, FLOPs of one step, why not)."""
     from oelm.methods.apply import apply
-    from oelm.training.flops import flop_model
+    from oelm.training.measure.flops import flop_model
 
     try:
         network = _network(config)
@@ -133,7 +133,7 @@ def _vocabulary(config: Config) -> int:
 
 def _disk(counts: dict[str, int]) -> int:
     """fp32 weights, and Adam's two moments of what trains; how many of each are kept is training's rule."""
-    from oelm.training.memory import DiskPlan
+    from oelm.training.measure.memory import DiskPlan
 
     weights, moments = 4 * counts["total"], 8 * counts["trainable"]
     return DiskPlan(checkpoint=weights + moments, best=weights).total
@@ -151,7 +151,7 @@ def _time(
         return None, "unknown"
     import torch
 
-    from oelm.training.flops import gemm_peak
+    from oelm.training.measure.flops import gemm_peak
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rate = gemm_peak(device) * ASSUMED_PEAK_SHARE

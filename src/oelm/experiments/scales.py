@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, get_args
 
-from oelm.experiments.overrides import override
-from oelm.training.config import Config, Scale
+from oelm.config.config import Config, Scale
+from oelm.config.overrides import override
 
 SCALES: tuple[str, ...] = get_args(Scale)
 

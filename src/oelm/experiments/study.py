@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from oelm.config.config import Config, Scale
+from oelm.config.limits import check_config
+from oelm.config.overrides import changes_from_words
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.experiment import DEFAULT_SEED, Experiment, require_folder_name, stand_ins
 from oelm.experiments.fairness import Difference, check_arms
-from oelm.experiments.launch import Job, prepare
-from oelm.experiments.overrides import changes_from_words
+from oelm.experiments.launch.local import Job, prepare
 from oelm.experiments.tuning import TRIAL_SEEDS, Choice, choose, trial_configs, tuned
-from oelm.training.config import Config, Scale
-from oelm.training.folder import RunFolder
-from oelm.training.limits import check_config
+from oelm.runs.folder import RunFolder
 
 PILOT_FACTOR = (
     1.5  # the study's own losses are 1.1 to 1.16: a pilot looks for what is broken, not for a verdict

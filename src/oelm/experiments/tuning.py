@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from oelm.config.config import Config, TuneConfig
 from oelm.errors import OelmError, UsageError
-from oelm.training.config import Config, TuneConfig
-from oelm.training.folder import RunFolder, run_path
+from oelm.runs.folder import RunFolder, run_path
 
 TRIAL_SEEDS = (0, 1)
 

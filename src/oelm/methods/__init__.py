@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 class _CallablePackage(ModuleType):
     def __call__(self) -> dict[str, Method]:
-        from oelm.methods.registry import methods
+        from oelm.methods.presets import methods
 
         return methods()
 

@@ -19,15 +19,15 @@ from oelm.methods.checks import (
     check_weights,
     warn_if_trained_weights_are_discarded,
 )
-from oelm.methods.ffn import ffn_matrices
 from oelm.methods.install import install
 from oelm.methods.method import Method
-from oelm.methods.readers import qk_projections
+from oelm.methods.presets import method as resolve
+from oelm.methods.reading.feed_forward import ffn_matrices
+from oelm.methods.reading.find import qk_projections
+from oelm.methods.reading.verify import check_reading
+from oelm.methods.reading.wrappers import unwrap
 from oelm.methods.record import applied_parts, record_of, recorded, required_record
-from oelm.methods.registry import method as resolve
 from oelm.methods.schedule import settle
-from oelm.methods.verify import check_reading
-from oelm.methods.wrappers import unwrap
 
 
 def apply(
@@ -49,7 +49,7 @@ def apply(
     method: A name of `oelm.methods()`, an alias, or an `oelm.Method`.
     seed: Decides every drawn tensor, each from its own stream.
     verify: Prove numerically, on a copy of each kind of attention, that what was read as Q and K is just that
-        (see `oelm.methods.verify`). False skips it; `oelm.audit` then says that it was skipped.
+        (see `oelm.methods.reading.verify`). False skips it; `oelm.audit` then says that it was skipped.
     example_inputs: A small batch that the model accepts (a dict, a tuple or a tensor), for models whose
         attention modules cannot be called without an example.
 

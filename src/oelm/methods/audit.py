@@ -13,8 +13,8 @@ from oelm.errors import OelmError, UsageError
 from oelm.methods.checks import owners
 from oelm.methods.method import ORTHONORMAL
 from oelm.methods.orthogonal import orthonormality_error
+from oelm.methods.reading.wrappers import plain_name, plain_parameters, trainable_adapters, unwrap, uses_peft
 from oelm.methods.record import Record, TensorRecord, find_recorded, required_record, sha256
-from oelm.methods.wrappers import plain_name, plain_parameters, trainable_adapters, unwrap, uses_peft
 
 _SHOWN = 20  # lines of faults that a printed report shows
 

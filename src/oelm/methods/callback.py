@@ -13,10 +13,10 @@ from oelm.errors import OelmError
 from oelm.low_precision import LowPrecision, require_cpu_matmul
 from oelm.methods.apply import Applied
 from oelm.methods.audit import AuditReport, audit
-from oelm.methods.pretrained import SavePretrained
+from oelm.methods.reading.wrappers import unwrap
 from oelm.methods.record import Record, recorded, required_record
-from oelm.methods.save import METADATA, read_metadata, restore, save_metadata
-from oelm.methods.wrappers import unwrap
+from oelm.methods.saving.pretrained import SavePretrained
+from oelm.methods.saving.save import METADATA, read_metadata, restore, save_metadata
 
 _RESUMED = (
     "the checkpoint to resume from does not fit this model; was it made with another seed or method? Its "

@@ -7,13 +7,13 @@ import warnings
 from torch import nn
 
 from oelm.errors import OelmError, UsageError
-from oelm.methods.ffn import FeedForward
 from oelm.methods.install import start_of
 from oelm.methods.method import Method
-from oelm.methods.readers import Projection, is_matrix, value_projections
-from oelm.methods.registry import PRETRAINED_DEFAULT
+from oelm.methods.presets import PRETRAINED_DEFAULT
+from oelm.methods.reading.feed_forward import FeedForward
+from oelm.methods.reading.find import Projection, is_matrix, value_projections
+from oelm.methods.reading.wrappers import base_layer, is_adapter
 from oelm.methods.schedule import freezing_times
-from oelm.methods.wrappers import base_layer, is_adapter
 
 QUERY_NORMS = ("q_norm", "q_layernorm", "q_layer_norm", "q_ln", "query_layernorm", "query_norm", "q_b_norm")
 

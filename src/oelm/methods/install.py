@@ -9,16 +9,16 @@ from torch import nn
 
 from oelm.errors import OelmError
 from oelm.methods import orthogonal
-from oelm.methods.ffn import FeedForward, ffn_matrices
-from oelm.methods.fused import SplitProjection, split_multihead
+from oelm.methods.extras.padding import watch_padding
+from oelm.methods.extras.projection import EXTRAS, ExtendedProjection
+from oelm.methods.extras.split import SplitProjection, split_multihead
 from oelm.methods.method import Method
-from oelm.methods.padding import watch_padding
-from oelm.methods.pretrained import replace_save_pretrained
-from oelm.methods.projection import EXTRAS, ExtendedProjection
-from oelm.methods.readers import Projection, is_transposed, qk_projections, value_projections
+from oelm.methods.reading.feed_forward import FeedForward, ffn_matrices
+from oelm.methods.reading.find import Projection, is_transposed, qk_projections, value_projections
+from oelm.methods.reading.wrappers import plain_parameters
 from oelm.methods.record import Record, TensorRecord, attach
+from oelm.methods.saving.pretrained import replace_save_pretrained
 from oelm.methods.schedule import freezing_times
-from oelm.methods.wrappers import plain_parameters
 
 
 @torch.no_grad()

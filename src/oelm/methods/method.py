@@ -35,7 +35,7 @@ class Method:
     points of that space. Derive your own with `dataclasses.replace` or from scratch:
 
     >>> import dataclasses
-    >>> from oelm.methods.registry import method
+    >>> from oelm.methods.presets import method
     >>> mine = dataclasses.replace(method("oelm-freeze"), name="mine", gain=2.0)
     >>> mine.trains_qk, mine.gain
     (False, 2.0)

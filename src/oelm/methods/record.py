@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from oelm.errors import OelmError
-from oelm.methods.layout import whole
 from oelm.methods.method import Method
-from oelm.methods.wrappers import unwrap
+from oelm.methods.reading.layout import whole
+from oelm.methods.reading.wrappers import unwrap
 
 _ATTRIBUTE = "_oelm"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from oelm.methods.layers import Place
 from oelm.methods.method import Method
+from oelm.methods.reading.layers import Place
 from oelm.methods.record import Record, recorded, sha256
 
 

@@ -18,12 +18,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from oelm.atomic import write_json
 from oelm.errors import OelmError, UsageError, unknown_name
+from oelm.files.atomic import write_json
+from oelm.files.read import read_json_object
 from oelm.models.lean import Tie, gelu_linear, lean_here, tied_embedding
 from oelm.models.loss import cross_entropy_sum
 from oelm.models.sizes import SIZES
-from oelm.safe_files import read_json_object
 
 
 @dataclass(frozen=True)

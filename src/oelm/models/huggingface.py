@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from oelm.errors import OelmError
-from oelm.methods.fold import folded_state
+from oelm.methods.saving.fold import folded_state
 from oelm.models.gpt import GPT, Block, GPTConfig
 
 if TYPE_CHECKING:

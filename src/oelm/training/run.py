@@ -17,25 +17,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from oelm.atomic import write_json
-from oelm.checksums import find_damage, write_checksums
+from oelm.config.config import Config, Machine
 from oelm.errors import OelmError
+from oelm.files.atomic import write_json
+from oelm.files.checksums import find_damage, write_checksums
 from oelm.methods.apply import Applied
 from oelm.methods.audit import audit
-from oelm.methods.save import load_weights, save
+from oelm.methods.saving.save import load_weights, save
+from oelm.runs.folder import RunFolder, State, Status, config_hash
 from oelm.training.checkpoint import save_checkpoint
-from oelm.training.config import Config, Machine
-from oelm.training.distributed import World
-from oelm.training.flops import FlopModel, flop_model
-from oelm.training.folder import RunFolder, State, Status, config_hash
-from oelm.training.journal import Journal
-from oelm.training.metrics import MetricsLog
+from oelm.training.logs.journal import Journal
+from oelm.training.logs.metrics import MetricsLog
+from oelm.training.measure.flops import FlopModel, flop_model
+from oelm.training.measure.timing import Timer
 from oelm.training.optimizer import load_optimizer_state, optimizer_state
+from oelm.training.parallel.world import World
 from oelm.training.precision import Precision
 from oelm.training.prepare import Prepared
 from oelm.training.signals import StopRequest
 from oelm.training.tasks.task import Batch, Evaluation, Objective
-from oelm.training.timing import Timer
 
 FORMAT = 1
 _HEARTBEAT_SECONDS = 2.0

@@ -13,26 +13,26 @@ from typing import Any
 
 import torch
 
-from oelm.atomic import remove_leftovers, write_json
-from oelm.data.encoding import Progress as EncodingProgress
+from oelm.config.config import Config, Machine
+from oelm.data.tokenize.encoding import Progress as EncodingProgress
 from oelm.errors import OelmError, UsageError
+from oelm.files.atomic import remove_leftovers, write_json
 from oelm.methods.apply import apply
+from oelm.runs.folder import RunFolder, State, Status, config_hash
 from oelm.training.checkpoint import load_newest
-from oelm.training.config import Config, Machine
-from oelm.training.distributed import World
-from oelm.training.folder import RunFolder, State, Status, config_hash
-from oelm.training.journal import Journal
-from oelm.training.manifest import base_manifest
-from oelm.training.memory import disk_plan, require_disk
-from oelm.training.metrics import MetricsLog, metrics_problem
+from oelm.training.logs.journal import Journal
+from oelm.training.logs.manifest import base_manifest
+from oelm.training.logs.metrics import MetricsLog, metrics_problem
+from oelm.training.logs.trackers import open_trackers
+from oelm.training.measure.memory import disk_plan, require_disk
+from oelm.training.measure.timing import Timer
 from oelm.training.optimizer import build_optimizer
+from oelm.training.parallel.world import World
 from oelm.training.precision import choose_precision
 from oelm.training.prepare import Prepared, prepare
 from oelm.training.run import Interrupted, Run, best_problem, recover_best
 from oelm.training.schedule import warmup_steps
 from oelm.training.signals import StopRequest
-from oelm.training.timing import Timer
-from oelm.training.trackers import open_trackers
 
 
 def set_up(config: Config, machine: Machine, folder: RunFolder, world: World, stop: StopRequest) -> Run:

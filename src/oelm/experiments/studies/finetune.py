@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from oelm.config.config import BudgetConfig
 from oelm.experiments.studies.comparison import Arm, comparison
 from oelm.experiments.studies.paper import fine_tuned
-from oelm.methods.registry import method as find_method
-from oelm.training.config import BudgetConfig
+from oelm.methods.presets import method as find_method
 
 SETS = (("SST2", "sst2"), ("MNLI", "mnli"), ("AGNEWS", "agnews"))
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from oelm.config.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig
 from oelm.experiments.experiment import Experiment, Reported
-from oelm.training.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig
 
 # GPT language modelling: Medium-512, GPT-2 BPE, batch 8 x 512 tokens, warm-up 1000 then cosine.
 LM_OPTIM = OptimConfig(lr=3e-4, schedule="cosine", warmup_steps=1000, clip=1.0)

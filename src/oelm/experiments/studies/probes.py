@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from oelm.config.config import DataConfig
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.studies.comparison import comparison
 from oelm.experiments.studies.gap import arms_of
 from oelm.experiments.studies.paper import LM_BUDGET, LM_MODEL, language_model
-from oelm.training.config import DataConfig
 
 TASKS = ("recall", "copy")  # the built-in datasets task-recall and task-copy
 LEARNED_ARMS = ("baseline",)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from oelm.data.classification import BatchPlan, EncodedSplit, eval_batches
+from oelm.data.batches.classification import BatchPlan, EncodedSplit, eval_batches
 from oelm.models.gpt import GPT
 from oelm.training.tasks.task import Batch, Metric, Tensors
 

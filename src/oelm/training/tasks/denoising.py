@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from oelm.data.lm_batches import LMBatches, eval_windows
-from oelm.data.tokens import TokenFile
-from oelm.training.limits import SHORTEST
+from oelm.config.limits import SHORTEST
+from oelm.data.batches.language_model import LMBatches, eval_windows
+from oelm.data.tokenize.tokens import TokenFile
 from oelm.training.tasks.task import Batch, Metric, Tensors
 
 SENTINELS = 100  # as many as T5 has; tokenizers without any get them after their last id

@@ -8,8 +8,8 @@ from typing import cast
 import numpy as np
 from torch import Tensor, nn
 
-from oelm.data.lm_batches import LMBatches, eval_windows
-from oelm.data.tokens import TokenFile
+from oelm.data.batches.language_model import LMBatches, eval_windows
+from oelm.data.tokenize.tokens import TokenFile
 from oelm.models.gpt import GPT
 from oelm.training.tasks.task import Batch, Metric, Tensors
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from oelm.errors import OelmError
-from oelm.training.distributed import World
+from oelm.training.parallel.world import World
 from oelm.training.precision import Precision
 
 

@@ -1,0 +1,124 @@
+"""What a config may not say. Free of torch, so that a wrong number is refused before a folder is made or a
+job is queued."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from pathlib import Path
+
+from oelm.config.config import Config
+from oelm.data.catalogue import dataset
+from oelm.data.tokenize.tokenizer_files import check_tokenizer_name
+from oelm.errors import UsageError, unknown_name
+from oelm.models.sizes import SIZES, TINY
+
+SHORTEST = 8  # tokens of a window that denoising hides something in
+
+#: Numbers that must lie in a range: (section, field, least, most). Outside it training would go on and mean
+#: something else: a final share below 0 climbs the loss, a negative warm-up starts in the middle.
+_RANGES: tuple[tuple[str, str, float, float], ...] = (
+    ("budget", "batch_size", 1, math.inf),
+    ("budget", "accumulation", 1, math.inf),
+    ("budget", "log_every", 1, math.inf),
+    ("data", "max_length", 1, math.inf),
+    *(
+        ("budget", name, 0, math.inf)
+        for name in ("steps", "epochs", "eval_every", "checkpoint_every", "patience")
+    ),
+    ("data", "train_rows", 0, math.inf),
+    ("data", "eval_rows", 0, math.inf),
+    ("optim", "warmup_steps", 0, math.inf),
+    ("optim", "warmup_share", 0, 1),
+    ("optim", "final_lr_share", 0, 1),
+    ("optim", "beta1", 0, 1 - 1e-9),
+    ("optim", "beta2", 0, 1 - 1e-9),
+    ("optim", "eps", 1e-30, 1),
+    ("optim", "clip", 0, math.inf),
+    ("optim", "weight_decay", 0, math.inf),
+    ("optim", "layer_decay", 0, math.inf),
+    ("optim", "qk_lr", 0, math.inf),
+    ("model", "dropout", 0, 1 - 1e-9),
+)
+
+
+def check_config(config: Config, data_dir: str = "") -> None:
+    """Impossible numbers, unknown names and fields that would change nothing, before anything is read."""
+    for section, name, least, most in _RANGES:
+        value = getattr(getattr(config, section), name)
+        if not least <= value <= most:
+            wish = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
+            raise UsageError(f"{section}.{name} must be {wish}, not {value}")
+    if not 0 < config.optim.lr < math.inf:
+        raise UsageError(f"optim.lr must be positive, it is {config.optim.lr}")
+    if not 0 <= config.seed < 2**63:
+        raise UsageError(f"seed must be a whole number from 0 to 2^63 - 1, it is {config.seed}")
+    if not config.budget.steps and not config.budget.epochs:
+        raise UsageError("budget.steps and budget.epochs are both 0: say how long to train")
+    if config.data.pad_to_max and config.task != "classification":
+        raise UsageError(f"data.pad_to_max is for classification; rows of {config.task} are equally long")
+    if config.task == "denoising" and config.data.max_length < SHORTEST + 2:
+        raise UsageError(f"denoising needs data.max_length of at least {SHORTEST + 2} to hide something in")
+    kind = dataset(config.data.dataset).task
+    if kind != ("classification" if config.task == "classification" else "lm"):
+        raise UsageError(f"dataset '{config.data.dataset}' is for {kind}, the run's task is {config.task}")
+    check_model(config)
+    _check_depth(config)
+    check_tokenizer_name(config.data.tokenizer, data_dir or None)
+    if config.data.tokenizer == "model" and (config.model.family == "gpt" or config.model.name in TINY):
+        raise UsageError(
+            f"data.tokenizer 'model' is a pretrained model's own, and '{config.model.name}' has none: "
+            "name gpt2, or bpe-<vocabulary size>"
+        )
+
+
+def check_model(config: Config) -> None:
+    """A network that is not there, or that the task cannot train."""
+    model = config.model
+    if model.family == "gpt":
+        if model.name not in SIZES:
+            raise unknown_name("model.name of family gpt", model.name, SIZES)
+        if model.pretrained:
+            raise UsageError("model.pretrained is for transformers models; our GPT starts from its own init")
+        if config.task == "denoising":
+            raise UsageError("denoising trains an encoder-decoder (model.family = hf), not our GPT")
+        return
+    if config.task == "lm":
+        raise UsageError("task lm trains our GPT (model.family = gpt); other models classify or denoise")
+    for field, value in (("position", "learned"), ("causal", True)):
+        if getattr(model, field) != value:
+            raise UsageError(f"model.{field} is a choice of our GPT; a transformers model has its own")
+    if model.name in TINY and model.pretrained:
+        raise UsageError(f"'{model.name}' has random weights only; set model.pretrained = false")
+    _check_transformers_name(model.name)
+
+
+def _check_depth(config: Config) -> None:
+    """Refuse a method that leaves all layers of a built-in network trained; `apply` checks the others."""
+    method, name = config.method, config.model.name
+    depth = SIZES[name]["layers"] if config.model.family == "gpt" else _tiny_depth(name)
+    if method.freeze == "all-but-last" and depth and method.layers >= depth:
+        raise UsageError(
+            f"method '{method.name}' leaves the last {method.layers} layers trained, and model '{name}' has "
+            f"only {depth}: nothing would be frozen. Set method.layers or model.name"
+        )
+
+
+def _tiny_depth(name: str) -> int:
+    """Layers of a built-in transformers model; 0 when the name is not one."""
+    fields = TINY[name][1] if name in TINY else {}
+    return next(
+        (fields[key] for key in ("num_hidden_layers", "num_layers", "encoder_layers") if key in fields), 0
+    )
+
+
+def _check_transformers_name(name: str) -> None:
+    """A folder that is not there, or a slip in a built-in name. Any other may be a repository of the hub."""
+    built_in = ("minilm", *TINY)
+    if name in built_in or Path(name).is_dir():
+        return
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UsageError(f"model.name: there is no folder '{name}'")
+    near = difflib.get_close_matches(name.lower(), built_in, n=1, cutoff=0.75)
+    if name.startswith("tiny-") or ("/" not in name and near):
+        raise unknown_name("built-in model", name, built_in)

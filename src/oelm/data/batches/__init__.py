@@ -1,0 +1,1 @@
+"""Batches of token windows or labelled rows, in an order that depends on the seed and the step alone."""

@@ -1,0 +1,1 @@
+"""Where rows come from: the Hugging Face hub, a local folder, or text that is built in."""

@@ -1,0 +1,1 @@
+"""Text, labelled tasks and probes that are generated, for machines without a network."""

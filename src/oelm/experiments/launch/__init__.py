@@ -1,0 +1,1 @@
+"""Start runs: on this machine, on SLURM, on several processes."""

@@ -1,0 +1,334 @@
+"""Many runs through SLURM, by submitit: one array task per run, requeued at its time limit until it ends.
+
+The run folders are the truth and the queue only a hint: a task that starts looks at its folder, skips what
+is finished, goes on with what was interrupted, and leaves when another process holds the lock. At the time
+limit (or a preemption) SLURM signals the task, the worker checkpoints, the task is requeued and resumes
+exactly where it was. Each run folder links to the logs of its job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from oelm.config.config import Machine
+from oelm.errors import OelmError, UsageError
+from oelm.experiments.catalogue import for_workers
+from oelm.experiments.launch.local import RETRIES, Events, Job, settled_earlier
+from oelm.experiments.launch.worker import COMMAND, machine_words
+from oelm.printable import printable
+from oelm.runs.folder import EXIT_DIVERGED, EXIT_FINISHED
+from oelm.runs.lock import Busy, is_held
+from oelm.runs.scan import state_of
+from oelm.runs.slurm_queue import JOB_ID, WAITING, job_of, queue_states
+from oelm.training.signals import TIME_LIMIT_NEAR
+
+JOBS_FOLDER = ".slurm"  # below the runs folder: submitit's scripts, pickles and logs
+_POLL_SECONDS = {"slurm": 5.0, "local": 0.2}
+_GRACE_SECONDS = 120
+_SIGNAL_SLACK = 60  # SLURM sends its signal up to a minute early
+_REQUEUES = 1000  # a run of many time limits is normal; only a finished or failed one ends
+
+
+# What may stand in the values of sbatch's options besides letters and digits, as in a regular expression.
+_ALLOWED = {
+    "partition": r"\w.,+-",
+    "account": r"\w.,+@-",
+    "qos": r"\w.,+-",
+    "gres": r"\w.,:=()*/-",
+    "constraint": r"\w.,:&|*!()\[\]-",
+}
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """What sbatch is asked for; one task is one run."""
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    gres: str = ""  # "" = gpu:<gpus_per_run> when that is not 0
+    constraint: str = ""
+    time_limit: float = 24 * 3600.0  # seconds
+    cpus: int = 4
+    memory_gb: float = 0.0
+    gpus_per_run: int = 1
+    parallel: int = 64
+    grace: int = (
+        0  # seconds between SLURM's signal and its kill, for a checkpoint; 0 = a fifth, 2 min at most
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what would not stay one option of the sbatch script."""
+        for name, allowed in _ALLOWED.items():
+            value = getattr(self, name)
+            if value and re.fullmatch(f"[{allowed}]+", value, re.ASCII) is None:
+                signs = " ".join(allowed.replace(r"\w", "_").replace("\\", ""))
+                raise UsageError(f"--{name} {value!a}: allowed are letters, digits and {signs}")
+        least = {"cpus": 1, "parallel": 1, "gpus_per_run": 0, "memory_gb": 0, "grace": 0}
+        for name, low in least.items():
+            if not low <= getattr(self, name) < 1e6:
+                flag = name.removesuffix("_gb").replace("_", "-")
+                raise UsageError(f"--{flag} is a number from {low} on, not {getattr(self, name):g}")
+
+    @property
+    def grace_seconds(self) -> int:
+        return self.grace or int(min(_GRACE_SECONDS, max(10, self.time_limit / 5)))
+
+    def parameters(self) -> dict[str, Any]:
+        """In submitit's words (those of sbatch)."""
+        grace = self.grace_seconds
+        gres = self.gres or (f"gpu:{self.gpus_per_run}" if self.gpus_per_run else "")
+        wishes = {
+            "partition": self.partition,
+            "account": self.account,
+            "qos": self.qos,
+            "gres": gres,
+            "constraint": self.constraint,
+            "mem": f"{self.memory_gb:g}GB" if self.memory_gb else "",
+        }
+        return {
+            "job_name": "oelm",
+            "time": max(1, int(self.time_limit // 60)),
+            "nodes": 1,
+            "ntasks_per_node": 1,
+            "cpus_per_task": self.cpus,
+            "signal_delay_s": grace,
+            "array_parallelism": self.parallel,
+            "wckey": "oelm",
+            **{name: value for name, value in wishes.items() if value},
+            # A requeued task appends to the same logs; without --requeue some clusters refuse it.
+            "additional_parameters": {"requeue": True},
+        }
+
+
+class SlurmTask:
+    """What a job runs: the worker as a child process. Pickled by submitit, called on the node."""
+
+    def __init__(
+        self,
+        folder: str,
+        machine: Machine,
+        processes: int,
+        environment: Mapping[str, str],
+        time_limit: float = 0.0,
+        grace: float = 0.0,
+    ) -> None:
+        self.folder = folder
+        self.time_limit, self.grace = time_limit, grace  # seconds, as asked of SLURM
+        self.environment = dict(environment)  # the command a person gave, the catalogue files it loaded
+        self.machine = machine
+        self.processes = processes
+        self._child: subprocess.Popen[bytes] | None = None
+        self._code: int | None = None
+
+    def __call__(self) -> int:
+        command = [sys.executable, "-m", "oelm.experiments.launch.worker", self.folder]
+        command += ["--machine", machine_words(self.machine), "--processes", str(max(1, self.processes))]
+        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", **self.environment}
+        if self.time_limit:
+            # Older versions of SLURM do not say when the job will end; it begins about now.
+            end = float(os.environ.get("SLURM_JOB_END_TIME") or time.time() + self.time_limit)
+            environment[TIME_LIMIT_NEAR] = f"{end - self.grace - _SIGNAL_SLACK:.0f}"
+        if self.machine.threads:
+            environment["OMP_NUM_THREADS"] = str(self.machine.threads)
+        self._child = subprocess.Popen(command, env=environment, start_new_session=True)
+        # A thread waits for the child, so that the signal handler (`checkpoint`), which interrupts this very
+        # frame, can wait as well without asking for a lock that this frame holds.
+        threading.Thread(target=self._wait_for_child, daemon=True).start()
+        code = self._ended()
+        if code not in (EXIT_FINISHED, EXIT_DIVERGED, Busy.exit_code):
+            raise OelmError(f"the run in {self.folder} ended with code {code}; see its logs")
+        return code
+
+    def checkpoint(self) -> Any:
+        """Called by submitit on SLURM's signal: let the worker checkpoint, then ask to be requeued."""
+        from submitit.helpers import DelayedSubmission
+
+        if self._child is not None:
+            if self._code is None:
+                os.kill(self._child.pid, signal.SIGTERM)
+            if self._ended() in (EXIT_FINISHED, EXIT_DIVERGED):
+                return None  # it ended just in time
+        again = SlurmTask(
+            self.folder, self.machine, self.processes, self.environment, self.time_limit, self.grace
+        )
+        return DelayedSubmission(again)
+
+    def _wait_for_child(self) -> None:
+        assert self._child is not None
+        self._code = self._child.wait()
+
+    def _ended(self) -> int:
+        while self._code is None:
+            time.sleep(0.1)
+        return self._code
+
+
+class SlurmLauncher:
+    """Submits runs as one array and, if asked to wait, watches their folders until all have ended."""
+
+    def __init__(
+        self,
+        root: Path | str,
+        options: SlurmOptions,
+        machine: Machine,
+        *,
+        wait: bool = True,
+        retries: int = RETRIES,
+        events: Events | None = None,
+        cluster: Literal["slurm", "local"] = "slurm",
+    ) -> None:
+        self.root = Path(root).resolve()
+        if printable(self.root) != str(self.root):  # it is written into the script
+            raise UsageError(f"--runs {str(self.root)!a}: no control characters, please, in a path for SLURM")
+        self.options = options
+        self.machine = replace(machine, threads=machine.threads or options.cpus)
+        self.wait = wait
+        self.retries = retries
+        self.events = events or Events()
+        self.cluster = cluster  # "local": submitit's own processes instead of a queue, all at once
+        self._handles: dict[Path, Any] = {}
+        self._states: dict[str, str] | None = None  # of the jobs that the queue knows
+        self._asked = -math.inf
+
+    def launch(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        waiting = [job for job in jobs if not settled_earlier(job, self.events) and not self._look(job)]
+        self._submit([job for job in waiting if not self._cared_for(job)])
+        if self.wait:
+            with contextlib.suppress(KeyboardInterrupt):  # only the watching ends: the queue goes on
+                self._watch(jobs, waiting)
+        return jobs
+
+    def _watch(self, jobs: Sequence[Job], waiting: list[Job]) -> None:
+        while waiting:
+            time.sleep(_POLL_SECONDS[self.cluster])
+            waiting = [job for job in waiting if not self._look(job)]
+            lost = [job for job in waiting if not self._cared_for(job) and not self._look(job)]
+            self._submit([job for job in lost if self._once_more(job)])
+            waiting = [job for job in waiting if not job.ended]
+            self.events.tick(jobs)
+
+    def script(self, count: int) -> str:
+        """The sbatch script of an array of `count` runs, without submitting or even having SLURM."""
+        from submitit.slurm import slurm
+
+        folder = self.root / JOBS_FOLDER / "%j"
+        command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(folder)])
+        return str(slurm._make_sbatch_string(command, folder, map_count=count, **self.options.parameters()))
+
+    # -- one run --------------------------------------------------------------------------------
+
+    def _look(self, job: Job) -> bool:
+        """Read the run's state from its folder; True when it has ended."""
+        state, status, _ = state_of(job.folder)
+        job.reason = status.reason if status else ""
+        if state in ("finished", "diverged"):
+            self._change(job, state)
+        elif self._waits_in_queue(job):
+            if job.state == "running":
+                self._change(job, "queued")
+        elif state == "running":
+            self._change(job, "running")
+        return job.ended
+
+    def _waits_in_queue(self, job: Job) -> bool:
+        """Whether SLURM has not started the run's job yet, or has put it back into the queue."""
+        if self.cluster == "local":
+            return False
+        return (self._queue() or {}).get(job_of(job.folder), "") in WAITING and not is_held(job.folder)
+
+    def _cared_for(self, job: Job) -> bool:
+        """Whether a process works on the run, or the queue still knows the job submitted for it."""
+        if is_held(job.folder):
+            return True
+        if self.cluster == "local":
+            return job.folder in self._handles and not self._handles[job.folder].done()
+        name = job_of(job.folder)
+        if not name:
+            return False
+        queue = self._queue()
+        return queue is None or name in queue
+
+    def _once_more(self, job: Job) -> bool:
+        """A job that is gone without an end: submit it again a bounded number of times."""
+        job.failures += 1
+        if job.failures <= self.retries:
+            return True
+        job.reason = job.reason or f"its job ended without a result; see {job.folder / 'slurm.err'}"
+        self._change(job, "failed")
+        return False
+
+    def _queue(self) -> dict[str, str] | None:
+        """Jobs that are pending, running or being requeued; asked once per look, not once per run. None while
+        the controller has never answered: then nothing may be taken for lost."""
+        if time.monotonic() - self._asked > _POLL_SECONDS[self.cluster] / 2:
+            states = queue_states()
+            if states is not None:  # otherwise the controller is busy: believe what it last said
+                self._states = states
+                self._asked = time.monotonic()
+        return self._states
+
+    def _submit(self, jobs: Sequence[Job]) -> None:
+        if not jobs:
+            return
+        from submitit.core.utils import FailedJobError
+
+        executor = self._executor()
+        shared = {COMMAND: shlex.join(sys.argv), **for_workers()}
+        processes = self.options.gpus_per_run
+        limits = (self.options.time_limit, self.options.grace_seconds) if self.cluster == "slurm" else ()
+        folders = [str(job.folder.resolve()) for job in jobs]
+        tasks = [SlurmTask(folder, self.machine, processes, shared, *limits) for folder in folders]
+        try:
+            with executor.batch():
+                submitted = [executor.submit(task) for task in tasks]
+        except (FailedJobError, subprocess.CalledProcessError) as error:
+            raise OelmError(f"sbatch refused the jobs: {_last_line(error)}") from None
+        for job, handle in zip(jobs, submitted, strict=True):
+            (job.folder / JOB_ID).write_text(f"{handle.job_id}\n", encoding="utf-8")
+            for name, log in (("slurm.out", handle.paths.stdout), ("slurm.err", handle.paths.stderr)):
+                with contextlib.suppress(FileNotFoundError):
+                    (job.folder / name).unlink()
+                (job.folder / name).symlink_to(os.path.relpath(log, job.folder))
+            self._handles[job.folder] = handle
+            self._change(job, "submitted")
+        self._asked = -math.inf
+
+    def _executor(self) -> Any:
+        import submitit
+
+        folder = self.root / JOBS_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.cluster == "slurm":
+            if shutil.which("sbatch") is None:
+                raise OelmError("`sbatch` is not on this machine: submit from a login node of the cluster")
+            executor: Any = submitit.SlurmExecutor(folder=str(folder / "%j"), max_num_timeout=_REQUEUES)
+            executor.update_parameters(**self.options.parameters())
+            return executor
+        executor = submitit.LocalExecutor(folder=str(folder / "%j"), max_num_timeout=_REQUEUES)
+        executor.update_parameters(timeout_min=max(1, int(self.options.time_limit // 60)))
+        return executor
+
+    def _change(self, job: Job, state: str) -> None:
+        if job.state != state:
+            job.state = state
+            self.events.changed(job)
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

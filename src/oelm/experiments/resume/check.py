@@ -1,0 +1,324 @@
+"""Proof on this machine that an interrupted run continues and ends with the same bytes.
+
+A short version of an experiment runs twice without interruption, on the same device, in the same precision
+and on the same file system as the real runs. The two tell whether the device is deterministic. Then it is
+interrupted in a step, in a checkpoint and by a scheduler's signal, started again, and compared with the
+first. Every run is a worker process of its own, as a launcher would start it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from oelm.config.config import Config, Machine
+from oelm.errors import OelmError
+from oelm.experiments.catalogue import for_workers
+from oelm.experiments.launch.worker import machine_words
+from oelm.experiments.resume.compare_runs import Difference, compare_runs
+from oelm.runs.folder import EXIT_FINISHED, EXIT_INTERRUPTED, RunFolder
+from oelm.training.signals import STOP_SIGNALS
+
+STEPS, EVAL_EVERY = 6, 2  # validations, and checkpoints with them, after steps 2, 4 and 6
+TRAIN_ROWS, EVAL_ROWS = 200, 20
+# Of a device that is not deterministic. Generous, since four runs are a small sample; a resume that loses
+# state differs by orders of magnitude more.
+SPREAD_FACTOR = 10.0
+_START_SECONDS = 3600.0  # loading torch, a model and data on a slow disk; a guard against hanging for ever
+
+Verdict = Literal["equal", "within spread", "differs", "failed"]
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """At which moment of a run it is interrupted, and how."""
+
+    moment: Literal["step", "checkpoint"]
+    number: int  # the n-th step or checkpoint
+    signal: signal.Signals
+    resumes_after: int  # the step of the checkpoint that the run must continue from; 0 = from the beginning
+
+    @property
+    def asks(self) -> bool:
+        """Whether the signal asks the run to stop, which then writes a checkpoint, instead of killing it."""
+        return self.signal != signal.SIGKILL
+
+    def __str__(self) -> str:
+        return f"{self.signal.name} in {self.moment} {self.number}"
+
+
+KILLS = (
+    Interruption("step", 3, signal.SIGKILL, resumes_after=2),
+    Interruption("checkpoint", 1, signal.SIGKILL, resumes_after=0),
+    Interruption("checkpoint", 2, signal.SIGKILL, resumes_after=2),
+    Interruption("step", 3, signal.SIGTERM, resumes_after=3),
+)
+# What schedulers send; Ctrl-C is left out.
+PREEMPTIONS = tuple(
+    Interruption("step", 3, number, resumes_after=3) for number in STOP_SIGNALS if number != signal.SIGINT
+)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Uninterrupted runs: how long one takes, and what differs between them on this device."""
+
+    seconds: float
+    device: str
+    precision: str
+    spread: tuple[Difference, ...]  # of the first from the others; () on a deterministic device
+
+    @property
+    def deterministic(self) -> bool:
+        return not self.spread
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"deterministic": self.deterministic}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One interruption and what became of the run."""
+
+    interruption: Interruption
+    verdict: Verdict
+    problem: str = ""  # for "failed": what went wrong
+    stop_seconds: float | None = None  # from the signal to the end of the process
+    resumed_after: int | None = None  # the step it continued from; 0 = from the beginning
+    differences: tuple[Difference, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict in ("equal", "within spread")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "moment": self.interruption.moment,
+            "number": self.interruption.number,
+            "signal": self.interruption.signal.name,
+            "ok": self.ok,
+            "verdict": self.verdict,
+            "problem": self.problem,
+            "stop_seconds": self.stop_seconds,
+            "resumed_after": self.resumed_after,
+            "differences": [difference.to_dict() for difference in self.differences],
+        }
+
+
+class _Failed(Exception):
+    """The run did something else than it should; the message says what."""
+
+
+def short_run(config: Config) -> Config:
+    """The experiment's own model, method, precision and batch, for a few steps on a few rows."""
+    rows, eval_rows = config.data.train_rows, config.data.eval_rows
+    return replace(
+        config,
+        data=replace(
+            config.data,
+            train_rows=min(rows or TRAIN_ROWS, TRAIN_ROWS),
+            eval_rows=min(eval_rows or EVAL_ROWS, EVAL_ROWS),
+        ),
+        budget=replace(
+            config.budget,
+            steps=STEPS,
+            epochs=0,
+            eval_every=EVAL_EVERY,
+            log_every=1,
+            checkpoint_every=0,
+            patience=0,
+        ),
+        tune=replace(config.tune, trial=False),  # a finished trial deletes its checkpoints
+    )
+
+
+@contextlib.contextmanager
+def resume_check(config: Config, root: Path | str, machine: Machine) -> Iterator[ResumeCheck]:
+    """A check of `config` in a temporary folder on the file system of `root`, the folder of runs."""
+    place = Path(root).resolve()
+    while not place.exists():
+        place = place.parent
+    with tempfile.TemporaryDirectory(prefix=".oelm-doctor-", dir=place) as folder:
+        yield ResumeCheck(short_run(config), Path(folder), replace(machine, trackers=(), gemm_peak=False))
+
+
+class ResumeCheck:
+    """Call `reference` first, then `case` for each interruption."""
+
+    def __init__(self, config: Config, place: Path, machine: Machine) -> None:
+        self.config, self.place, self.machine = config, place, machine
+        self.spread: tuple[Difference, ...] = ()
+        self.cases = 0
+
+    def reference(self) -> Reference:
+        """Run twice without interruption, and twice more if the two differ; OelmError when a run fails."""
+        first, _ = self._uninterrupted(1)
+        second, seconds = self._uninterrupted(2)
+        spread = compare_runs(first.path, second.path)
+        if spread:
+            for number in (3, 4):
+                other, _ = self._uninterrupted(number)
+                spread += compare_runs(first.path, other.path)
+        self.spread = tuple(spread)
+        manifest = first.manifest() or {}
+        device = self.machine.device
+        if device == "auto":
+            import torch
+
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        return Reference(seconds, device, manifest.get("precision", {}).get("dtype", ""), self.spread)
+
+    def _uninterrupted(self, number: int) -> tuple[RunFolder, float]:
+        """The finished run and the seconds it took."""
+        folder = self._claim(f"uninterrupted-{number}")
+        begin = time.monotonic()
+        code = _exit_code(self._start(folder))
+        if code != EXIT_FINISHED:
+            raise OelmError(
+                f"{self.config.id}: the uninterrupted run failed, so nothing can be compared with it. "
+                f"{self._reason(folder, code)}"
+            )
+        return folder, time.monotonic() - begin
+
+    def case(self, interruption: Interruption) -> Case:
+        """Interrupt a run, start it again, compare it with the first uninterrupted one."""
+        self.cases += 1
+        folder = self._claim(f"interrupted-{self.cases}")
+        stop_seconds: float | None = None
+        resumed_after: int | None = None
+        try:
+            stop_seconds = self._interrupt(folder, interruption)
+            resumed_after = self._resume(folder, interruption)
+            differences = tuple(compare_runs(self.place / "uninterrupted-1", folder.path))
+        except (_Failed, OelmError) as failure:
+            return Case(interruption, "failed", str(failure), stop_seconds, resumed_after)
+        return Case(
+            interruption,
+            judge(differences, self.spread),
+            stop_seconds=stop_seconds,
+            resumed_after=resumed_after,
+            differences=differences,
+        )
+
+    def _claim(self, name: str) -> RunFolder:
+        folder = RunFolder(self.place / name)
+        folder.claim(self.config)
+        return folder
+
+    def _interrupt(self, folder: RunFolder, interruption: Interruption) -> float:
+        """Start the run, interrupt it at the moment; returns the seconds it then took to end."""
+        marker = folder.path.with_suffix(".reached")
+        moment = (interruption.moment, str(interruption.number), str(marker))
+        process = self._start(folder, *moment)
+        try:
+            _wait_for(marker, process)
+            begin = time.monotonic()
+            process.send_signal(interruption.signal)
+            marker.unlink(missing_ok=True)
+        except BaseException:
+            _end(process)
+            raise
+        code = _exit_code(process)
+        seconds = time.monotonic() - begin
+        expected = EXIT_INTERRUPTED if interruption.asks else -int(interruption.signal)
+        if code != expected:
+            raise _Failed(f"exit code {code} instead of {expected}. {self._reason(folder, code)}")
+        status = folder.status()
+        if interruption.asks and (status is None or status.state != "interrupted"):
+            raise _Failed(f"status.json says '{status.state if status else 'nothing'}', not 'interrupted'")
+        return seconds
+
+    def _resume(self, folder: RunFolder, interruption: Interruption) -> int:
+        """Start the run again; returns the step of the checkpoint it continued from."""
+        from oelm.training.checkpoint import load_checkpoint
+
+        held = load_checkpoint(folder.latest)["progress"]["step"] if folder.latest.exists() else 0
+        if held != interruption.resumes_after:
+            raise _Failed(f"latest.pt is of step {held}, not of step {interruption.resumes_after}")
+        code = _exit_code(self._start(folder))
+        if code != EXIT_FINISHED:
+            raise _Failed(f"started again, it did not finish. {self._reason(folder, code)}")
+        status = folder.status()
+        if held and (status is None or status.resumes != 1):
+            raise _Failed(f"started again, it ignored the checkpoint of step {held}")
+        return int(held)
+
+    def _start(self, folder: RunFolder, *moment: str) -> subprocess.Popen[bytes]:
+        module = "oelm.experiments.resume.interrupt_at" if moment else "oelm.experiments.launch.worker"
+        command = [sys.executable, "-m", module, *moment, str(folder.path)]
+        with open(_console(folder), "ab") as console:
+            return subprocess.Popen(
+                [*command, "--machine", machine_words(self.machine)],
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                env={**os.environ, **for_workers()},
+                start_new_session=True,
+            )
+
+    def _reason(self, folder: RunFolder, code: int) -> str:
+        status = folder.status()
+        if status is not None and status.reason:
+            return f"{status.state}: {status.reason}"
+        lines = _console(folder).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"exit code {code}, without a word"
+
+
+def judge(differences: Sequence[Difference], spread: Sequence[Difference]) -> Verdict:
+    """Whether an interrupted run is equal, or differs no more than uninterrupted ones do here."""
+    if not differences:
+        return "equal"
+    # Few runs are a small sample, so losses share one limit, and so do weights and optimizer state.
+    limits = dict.fromkeys(("numbers", "tensors"), 0.0)
+    for difference in spread:
+        kind = _kind(difference)
+        limits[kind] = max(limits[kind], SPREAD_FACTOR * (difference.largest or 0.0))
+    others = {difference.file for difference in spread if difference.others}
+    for difference in differences:
+        if difference.others and difference.file not in others:
+            return "differs"
+        if (difference.largest or 0.0) > limits[_kind(difference)] or not spread:
+            return "differs"
+    return "within spread"
+
+
+def _kind(difference: Difference) -> str:
+    return "numbers" if difference.file.endswith((".json", ".jsonl")) else "tensors"
+
+
+def _console(folder: RunFolder) -> Path:
+    return folder.path.with_suffix(".console")
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> int:
+    """Wait for its end; a check that is itself interrupted leaves no process behind."""
+    try:
+        return process.wait(_START_SECONDS)
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _wait_for(marker: Path, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + _START_SECONDS
+    while not marker.exists():
+        code = process.poll()
+        if code is not None:
+            raise _Failed(f"the run ended with code {code} before the moment to interrupt it")
+        if time.monotonic() > end:
+            raise _Failed(f"the run did not reach the moment within {_START_SECONDS / 3600:g} hours")
+        time.sleep(0.01)

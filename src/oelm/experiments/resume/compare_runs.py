@@ -1,0 +1,121 @@
+"""What differs between two run folders of the same config that should be equal byte by byte.
+
+Times, host names and logs are left out: they differ between any two runs. Everything else of a finished run
+is compared: its metrics, results, predictions, freeze audit, best model and last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oelm.files.checksums import CHECKSUMS
+from oelm.runs.folder import RunFolder
+from oelm.training.checkpoint import load_checkpoint
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first difference in one file and the largest one in it."""
+
+    file: str
+    where: str  # e.g. "step 3, train, loss" or "model.blocks.0.attn.v.weight"
+    largest: float | None = None  # absolute, over all tensors and fractions of the file; None without any
+    others: int = 0  # values of other kinds that differ: counts, names, missing fields
+    step: int | None = None  # metrics.jsonl only: the step of the first row that differs
+
+    def __str__(self) -> str:
+        size = "" if self.largest is None else f", by up to {self.largest:.3g}"
+        return f"{self.file}: {self.where}{size}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare_runs(one: Path, other: Path) -> list[Difference]:
+    """Differences between two finished runs, at most one for each file; [] when they are equal."""
+    a, b = RunFolder(one), RunFolder(other)
+    found = [_metrics(a, b)]
+    for name in ("results.json", "predictions.json", "freeze_audit.json"):
+        found.append(_file(one, other, name, _read_json))
+    for name in sorted((_names(a.best) | _names(b.best)) - {CHECKSUMS}):  # it only repeats the other files
+        found.append(_file(one, other, f"best/{name}", _read_tensors))
+    found.append(_file(one, other, a.latest.name, _read_checkpoint))
+    return [difference for difference in found if difference is not None]
+
+
+def _metrics(one: RunFolder, other: RunFolder) -> Difference | None:
+    name = one.metrics_file.name
+    if one.metrics_file.read_bytes() == other.metrics_file.read_bytes():
+        return None
+    a, b = list(one.metrics()), list(other.metrics())
+    found, first = [], None
+    for row, twin in zip(a, b, strict=False):
+        here = list(_differences(row, twin))
+        if here and first is None:
+            first = (row["step"], f"step {row['step']}, {row['kind']}, {here[0][0]}")
+        found += here
+    if first is None:
+        return Difference(name, f"{len(a)} rows against {len(b)}", others=1)
+    return replace(_summary(name, found), where=first[1], step=first[0])
+
+
+def _file(one: Path, other: Path, name: str, read: Any) -> Difference | None:
+    a, b = one / name, other / name
+    if not a.exists() and not b.exists():
+        return None
+    if not a.exists() or not b.exists():
+        return Difference(name, "exists in one of the runs only", others=1)
+    if a.read_bytes() == b.read_bytes():
+        return None
+    found = list(_differences(read(a), read(b)))
+    return _summary(name, found) if found else Difference(name, "the same values in other bytes")
+
+
+def _summary(name: str, found: list[tuple[str, float | None]]) -> Difference:
+    sizes = [size for _, size in found if size is not None]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return Difference(name, found[0][0] + more, max(sizes, default=None), len(found) - len(sizes))
+
+
+def _differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, float | None]]:
+    """(place, absolute difference or None) of every value that differs, tensors as one value each."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in [*a, *(key for key in b if key not in a)]:
+            yield from _differences(a.get(key), b.get(key), f"{where}.{key}" if where else str(key))
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for number, (left, right) in enumerate(zip(a, b, strict=True)):
+            yield from _differences(left, right, f"{where}[{number}]")
+    elif isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            yield where, None
+        elif not torch.equal(a, b):
+            yield where, float((a.double() - b.double()).abs().max())
+    elif type(a) is not type(b) or a != b:
+        yield where, abs(a - b) if isinstance(a, float) and isinstance(b, float) else None
+
+
+def _names(folder: Path) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _read_checkpoint(path: Path) -> Any:
+    state = load_checkpoint(path)  # what it says of metrics.jsonl is compared there
+    return {name: value for name, value in state.items() if not name.startswith("metrics_")}
+
+
+def _read_tensors(path: Path) -> Any:
+    from safetensors.torch import load_file
+
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    return {"bytes": path.read_bytes()}

@@ -1,0 +1,96 @@
+"""checksums.json: the SHA-256 of each file in a folder, checked when the files are read.
+
+A finished run and its best model carry one; the meta.json of a token cache holds the hashes of its columns.
+The file holds its own hash, too, so that damage to it is told apart from damage to what it lists. It protects
+against bad disks, torn copies and edits by accident, not against an attacker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from oelm.files.atomic import write_json
+
+CHECKSUMS = "checksums.json"
+_FORMAT = 1
+_MAX_BYTES = 1 << 20
+_hashed: dict[tuple[int, int, int, int], str] = {}
+
+
+def file_sha256(path: Path | str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_sha256_once(path: Path | str) -> str:
+    """The same for large files: read once per process, as long as inode, size and modification time stay."""
+    stat = Path(path).stat()
+    key = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    if key not in _hashed:
+        _hashed[key] = file_sha256(path)
+    return _hashed[key]
+
+
+def seal(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """`facts` with the hash of their own content in the field "sha256".
+
+    >>> is_sealed(seal({"rows": 3})), is_sealed({**seal({"rows": 3}), "rows": 4})
+    (True, False)
+    """
+    return {**facts, "sha256": _content_sha256(facts)}
+
+
+def is_sealed(facts: Any) -> bool:
+    """Whether `facts` hold the hash of their own content."""
+    return isinstance(facts, dict) and facts.get("sha256") == _content_sha256(facts)
+
+
+def _content_sha256(facts: Mapping[str, Any]) -> str:
+    content = {name: value for name, value in facts.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_checksums(folder: Path | str, names: Iterable[str] | None = None) -> None:
+    """Write checksums.json for those of `names` that exist, or for every file below `folder`."""
+    folder = Path(folder)
+    if names is None:
+        files = (path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
+        names = [str(PurePosixPath(path.relative_to(folder))) for path in files]
+    hashes = {name: file_sha256(folder / name) for name in sorted(names) if (folder / name).is_file()}
+    write_json(folder / CHECKSUMS, seal({"format": _FORMAT, "files": hashes}))
+
+
+def find_damage(folder: Path | str) -> list[str] | None:
+    """One text for each listed file that is missing or changed; None when there is no checksums.json.
+
+    Files that are not listed are not looked at.
+    """
+    folder = Path(folder)
+    try:
+        with open(folder / CHECKSUMS, "rb") as file:
+            listed = json.loads(file.read(_MAX_BYTES))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        return [f"{CHECKSUMS} cannot be read ({error})"]
+    if not is_sealed(listed) or not isinstance(listed.get("files"), dict):
+        return [f"{CHECKSUMS} is damaged"]
+    return [
+        problem for name, sha256 in listed["files"].items() if (problem := _problem(folder, name, sha256))
+    ]
+
+
+def _problem(folder: Path, name: str, sha256: str) -> str:
+    inside = PurePosixPath(name)
+    if inside.is_absolute() or ".." in inside.parts:
+        return f"{CHECKSUMS} lists {name}, which is outside the folder"
+    if not (folder / name).is_file():
+        return f"{name} is missing"
+    try:
+        return "" if file_sha256(folder / name) == sha256 else f"{name} has changed since it was written"
+    except OSError as error:
+        return f"{name} cannot be read ({error.strerror})"

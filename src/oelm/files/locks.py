@@ -1,0 +1,257 @@
+"""A lock between processes that a killed holder cannot leave behind.
+
+The kernel's flock on a file: it ends with the process that holds it, however that ends, so no clean-up is
+needed after a SIGKILL. It also works between hosts on network file systems that support flock (NFSv4, Lustre
+mounted with -o flock, GPFS). Where the file system has no locks, the holder is whoever created `<file>.owner`
+(O_EXCL). The holder touches that file while it lives. It counts as abandoned when its process is gone (same
+host) or when it was not touched for STALE_SECONDS (another host, or a record that cannot be read).
+
+The file also says who holds it: host, pid, and the process's start time (a pid alone may be reused).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from oelm.errors import OelmError
+from oelm.files.read import read_bytes
+
+STALE_SECONDS = 300.0
+_BEAT_SECONDS = 30.0
+_RETRY_SECONDS = 0.05
+_RECORD_BYTES = 4096  # of the holder; ours take 100
+_ZOMBIE = -1.0  # "start time" of a process that has ended and was not yet collected
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+
+_held_files: set[int] = set()
+
+
+def _let_go_in_child() -> None:
+    """A forked child shares the lock: should the holder be killed, a child left over would keep it."""
+    for file in _held_files:
+        with contextlib.suppress(OSError):
+            os.close(file)
+    _held_files.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+class Busy(OelmError):
+    """Another process holds the lock."""
+
+    exit_code = 77
+
+
+class Lock:
+    """`with Lock(path): ...`; raises Busy when another process has held it for `patience` seconds."""
+
+    def __init__(self, path: Path, patience: float = float("inf")) -> None:
+        self.path = path
+        self.patience = patience
+        self.file: int | None = None  # the open file that carries the flock
+        self._beat: _Heartbeat | None = None
+
+    def __enter__(self) -> Lock:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + self.patience
+        while not self._try():
+            if time.monotonic() > deadline:
+                raise Busy(self._busy())
+            time.sleep(_RETRY_SECONDS)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._beat is not None:
+            self._beat.stop()
+            self._beat = None
+        if self.file is not None:
+            _held_files.discard(self.file)
+            os.close(self.file)  # releases the flock; the file stays, so that no two files can be "the lock"
+            self.file = None
+
+    def _busy(self) -> str:
+        return f"{self.path} is held by {holder_name(self.path)}"
+
+    def _try(self) -> bool:
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(file)
+            if error.errno in _UNSUPPORTED:
+                return self._try_without_flock()
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return False
+            raise
+        with contextlib.suppress(OSError):  # a full disk: the record is only for people
+            os.ftruncate(file, 0)
+            os.write(file, _my_record())
+        self.file = file
+        _held_files.add(file)
+        return True
+
+    def _try_without_flock(self) -> bool:
+        owner = _owner_file(self.path)
+        try:
+            file = os.open(owner, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except FileExistsError:
+            record = _read(owner)
+            if _is_abandoned(owner, record):
+                _remove_abandoned(owner, record)
+            return False  # whoever creates the file next holds the lock
+        record = _my_record()
+        with contextlib.suppress(OSError):
+            os.write(file, record)
+        os.close(file)
+        self._beat = _Heartbeat(owner, record)
+        return True
+
+
+class _Heartbeat:
+    """Touches the owner file while this process lives, and removes it at the end."""
+
+    def __init__(self, owner: Path, record: bytes) -> None:
+        self.owner, self.record = owner, record
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        while not self._end.wait(_BEAT_SECONDS):
+            with contextlib.suppress(OSError):
+                os.utime(self.owner)
+
+    def stop(self) -> None:
+        self._end.set()
+        self._thread.join()
+        # After a long sleep of this machine the file may be another process's.
+        if _read(self.owner) in (self.record, b""):
+            self.owner.unlink(missing_ok=True)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process holds the lock right now; looks without keeping it."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            owner = _owner_file(path)
+            return owner.exists() and not _is_abandoned(owner, _read(owner))
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+def holder(path: Path) -> dict[str, Any]:
+    """The record of who holds (or last held) the lock; {} when there is none that can be read."""
+    return _fields(_read(_owner_file(path))) or _fields(_read(path))
+
+
+def holder_name(path: Path) -> str:
+    who = holder(path)
+    return f"process {who.get('pid')} on {who.get('host')}" if who else "another process"
+
+
+def keep_inherited_lock(file: int) -> None:
+    """In a child that was given the open lock file: the lock is held until this process has ended, too."""
+    os.set_inheritable(file, False)
+    _held_files.add(file)
+
+
+def process_alive(pid: int, start: float | None = None) -> bool:
+    """Whether this host has that process; with its start time, not merely one of the same number."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    now = _start_time(pid)
+    if now == _ZOMBIE:
+        return False
+    return start is None or now is None or now == start
+
+
+def _owner_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.owner")
+
+
+def _my_record() -> bytes:
+    record = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "process_start": _start_time(os.getpid()),
+        "token": secrets.token_hex(8),  # tells two locks of one process apart
+    }
+    return json.dumps(record).encode()
+
+
+def _start_time(pid: int) -> float | None:
+    """Clock ticks from boot to the process's start (Linux); None where there is no such record."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    if fields[0] == "Z":
+        return _ZOMBIE
+    return float(fields[19])
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_bytes(path, max_bytes=_RECORD_BYTES)
+    except (OelmError, OSError):
+        return b""
+
+
+def _fields(record: bytes) -> dict[str, Any]:
+    """The record as a mapping; {} when it is broken."""
+    with contextlib.suppress(ValueError, RecursionError):
+        fields = json.loads(record)
+        if isinstance(fields, dict):
+            return fields
+    return {}
+
+
+def _is_abandoned(owner: Path, record: bytes) -> bool:
+    fields = _fields(record)
+    pid, start = fields.get("pid"), fields.get("process_start")
+    if fields.get("host") == socket.gethostname() and isinstance(pid, int) and pid > 0:
+        return not process_alive(pid, start if isinstance(start, int | float) else None)
+    try:
+        return time.time() - owner.stat().st_mtime > STALE_SECONDS
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def _remove_abandoned(owner: Path, record: bytes) -> None:
+    moved = owner.with_name(f"{owner.name}.abandoned.{socket.gethostname()}.{os.getpid()}")
+    try:
+        os.rename(owner, moved)
+    except FileNotFoundError:
+        return
+    if _read(moved) != record:  # meanwhile another process took the lock over: give it back
+        with contextlib.suppress(FileExistsError):
+            os.link(moved, owner)
+    moved.unlink(missing_ok=True)

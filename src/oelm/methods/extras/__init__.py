@@ -1,0 +1,1 @@
+"""Small trainable parts added to frozen projections: low-rank adapters and convolutions."""

@@ -1,0 +1,152 @@
+"""Fused Q/K/V made separate, so that a frozen part is frozen for real.
+
+A fused weight is one parameter: it either trains or it does not. Here it becomes one parameter per part:
+the frozen ones get no gradient, no optimizer state, no decay and cost no weight-gradient FLOPs. The state
+dict keeps the model's own keys and shapes in both directions, so files stay those of the plain model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from oelm.methods.reading.layout import Layout
+
+
+class SplitProjection(nn.Module):
+    """A fused Linear (or transformers' Conv1D) as one Linear per part, with the same output."""
+
+    def __init__(self, fused: nn.Module, layout: Layout, transposed: bool) -> None:
+        super().__init__()
+        self.layout, self.transposed = layout, transposed
+        weight, bias = fused.weight, fused.bias
+        assert isinstance(weight, Tensor)
+        columns = weight if transposed else weight.t()  # (d_in, rows)
+        for role, part in zip(layout.roles, layout.split(columns.detach()), strict=True):
+            self.add_module(role, _linear(_own(part.t(), like=weight)))
+        if isinstance(bias, Tensor):
+            for role, part in zip(layout.roles, layout.split(bias.detach()), strict=True):
+                getattr(self, role).bias = _own(part, like=bias)
+        self.train(fused.training)
+        self.register_state_dict_post_hook(_join_keys)
+        self.register_load_state_dict_pre_hook(_split_keys)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layout.join([getattr(self, role)(x) for role in self.layout.roles])
+
+    @property
+    def weight(self) -> Tensor:
+        """The fused weight in the model's own layout, for code that only looks (dtype, device, norms)."""
+        columns = self.layout.join([getattr(self, role).weight.t() for role in self.layout.roles])
+        return columns if self.transposed else columns.t()
+
+    @property
+    def bias(self) -> Tensor | None:
+        parts = [getattr(self, role).bias for role in self.layout.roles]
+        return None if parts[0] is None else self.layout.join(parts)
+
+
+def _linear(weight: nn.Parameter) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = weight
+    return linear
+
+
+def _own(part: Tensor, *, like: Tensor) -> nn.Parameter:
+    """A parameter with memory of its own; a part of a tensor that a user had frozen stays frozen."""
+    own = part.detach().clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(own, requires_grad=like.requires_grad)
+
+
+def _join_keys(module: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: Any) -> None:
+    assert isinstance(module, SplitProjection)
+    for kind in ("weight", "bias"):
+        names = [f"{prefix}{role}.{kind}" for role in module.layout.roles]
+        if not all(name in state for name in names):
+            continue  # no bias, or a part inside a PEFT adapter, which goes by another name
+        found = [state.pop(name) for name in names]
+        if kind == "bias":
+            state[prefix + kind] = module.layout.join(found)
+        else:
+            columns = module.layout.join([p.t() for p in found])
+            state[prefix + kind] = columns.contiguous() if module.transposed else columns.t().contiguous()
+
+
+def _split_keys(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    assert isinstance(module, SplitProjection)
+    if (weight := state.pop(f"{prefix}weight", None)) is not None:
+        for role, part in zip(
+            module.layout.roles, module.layout.split(weight if module.transposed else weight.t()), strict=True
+        ):
+            state[f"{prefix}{role}.weight"] = part.t()
+    if (bias := state.pop(f"{prefix}bias", None)) is not None:
+        for role, part in zip(module.layout.roles, module.layout.split(bias), strict=True):
+            state[f"{prefix}{role}.bias"] = part
+
+
+class SplitMultiheadAttention(nn.MultiheadAttention):
+    """torch's attention with one weight and one bias per part instead of packed ones.
+
+    torch already computes with separate weights when key and value widths differ; this class takes that
+    road whenever gradients are wanted. Without gradients it shows the packed tensors instead, so that the
+    fused inference kernels of torch (and of nn.TransformerEncoder) keep working.
+    """
+
+    @property
+    def _qkv_same_embed_dim(self) -> bool:
+        return bool(self._was_packed) and not torch.is_grad_enabled()
+
+    @property
+    def in_proj_weight(self) -> Tensor | None:  # type: ignore[override]
+        if not self._was_packed:
+            return None
+        return torch.cat([self.q_proj_weight, self.k_proj_weight, self.v_proj_weight])
+
+    @property
+    def in_proj_bias(self) -> Tensor | None:  # type: ignore[override]
+        parts = [self._parameters[f"{part}_proj_bias"] for part in _PARTS]
+        return None if parts[0] is None else torch.cat([p for p in parts if p is not None])
+
+
+_PARTS = ("q", "k", "v")
+
+
+def split_multihead(attention: nn.MultiheadAttention) -> None:
+    """Turn a torch attention into its split form, in place (others hold references to it)."""
+    packed = attention._qkv_same_embed_dim
+    if packed:
+        fused = attention.in_proj_weight
+        weights = [_own(weight, like=fused) for weight in fused.chunk(3)]
+    else:
+        weights = [getattr(attention, f"{part}_proj_weight") for part in _PARTS]
+    bias = attention.in_proj_bias
+    biases = [None] * 3 if bias is None else [_own(part, like=bias) for part in bias.chunk(3)]
+    for name in ("in_proj_weight", "in_proj_bias", *(f"{part}_proj_weight" for part in _PARTS)):
+        attention._parameters.pop(name, None)
+    attention.__dict__.pop("_qkv_same_embed_dim", None)
+    attention.__class__ = SplitMultiheadAttention
+    attention._was_packed = packed
+    for part, weight, part_bias in zip(_PARTS, weights, biases, strict=True):
+        attention.register_parameter(f"{part}_proj_weight", weight)
+        attention.register_parameter(f"{part}_proj_bias", part_bias)
+    attention.register_state_dict_post_hook(_join_multihead_keys)
+    attention.register_load_state_dict_pre_hook(_split_multihead_keys)
+
+
+def _join_multihead_keys(module: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: Any) -> None:
+    for kind in ("weight", "bias"):
+        if kind == "weight" and not module._was_packed:
+            continue
+        names = [f"{prefix}{part}_proj_{kind}" for part in _PARTS]
+        if all(name in state for name in names):
+            state[f"{prefix}in_proj_{kind}"] = torch.cat([state.pop(name) for name in names])
+
+
+def _split_multihead_keys(_module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    for kind in ("weight", "bias"):
+        fused = state.pop(f"{prefix}in_proj_{kind}", None)
+        if fused is not None:
+            for part, tensor in zip(_PARTS, fused.chunk(3), strict=True):
+                state[f"{prefix}{part}_proj_{kind}"] = tensor

@@ -1,0 +1,275 @@
+"""What attention modules are called and how they store Q/K: the knowledge that readers.py applies.
+
+A weight is Q/K if it acts on the output of its attention only through the attention scores. So position keys
+(`linear_pos` of a Conformer, `r_kernel` of Funnel, `r` of XLNet) are keys, and so are, in multi-head latent
+attention (DeepSeek-V2 and later), both factors of the queries (`q_a_proj`, `q_b_proj`), the key rows of
+`kv_b_proj` and the rotary key rows of `kv_a_proj_with_mqa`. The latent rows of `kv_a_proj_with_mqa` feed the
+values too: they are not Q/K and go on training. Tables that are looked up (embeddings, relative position
+biases), norms and free vectors added to the queries are not projections and go on training as well.
+
+Names and lists here only suggest a reading: verify.py proves it numerically.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+from oelm.errors import UsageError
+from oelm.methods.reading.layout import Layout
+
+LayoutName = Literal["block", "per-head", "grouped"]
+
+
+@dataclass(frozen=True)
+class FusedPart:
+    """One matrix whose rows are divided by an explicit layout; `head_dims` by role, q and k only."""
+
+    name: str
+    layout: Layout
+    head_dims: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Where an attention class keeps its Q and K. Strings are attribute names, dotted if nested.
+
+    parts: Fused matrices with an explicit layout, instead of `fused` and `layout`.
+    single: Names among q and k that are one head (a low-rank factor), whatever the number of heads.
+    per_head: Names among q and k whose rows are the module's heads, of a size of their own.
+    q_bias: A parameter that is added to the queries, if it is not the bias of their projection.
+    """
+
+    q: tuple[str, ...] = ()
+    k: tuple[str, ...] = ()
+    fused: str = ""
+    layout: LayoutName = "block"
+    roles: tuple[str, ...] = ("q", "k", "v")
+    num_heads: str | int | None = None
+    num_kv_heads: str | int | None = None
+    head_dim: str | int | None = None
+    ignore: bool = False
+    parts: tuple[FusedPart, ...] = ()
+    single: frozenset[str] = frozenset()
+    per_head: frozenset[str] = frozenset()
+    q_bias: str = ""
+    registered: bool = field(default=False, compare=False)
+
+
+_WAYS = [
+    "{}",
+    "{}_proj",
+    "{}_lin",
+    "{}_linear",
+    "{}_layer",
+    "{}_head",
+    "{}_global",
+    "pos_{}_proj",
+    "relative_{}_proj",
+    "linear_{}",
+    "to_{}",
+    "w{}",
+    "w_{}",
+    "fc_{}",
+    "proj_{}",
+    "project_{}",
+    "projection_{}",
+]
+
+#: Names of separate projections, in lower case. The position projections of DeBERTa and the global ones of
+#: Longformer are queries and keys too: freezing only half of them would be a half-freeze.
+QUERY_NAMES = frozenset(way.format(word) for way in _WAYS for word in ("q", "query", "queries"))
+KEY_NAMES = frozenset(way.format(word) for way in _WAYS for word in ("k", "key", "keys"))
+VALUE_NAMES = frozenset(way.format(word) for way in _WAYS for word in ("v", "value", "values"))
+
+#: Projections of relative positions to keys, as paths within an attention that has queries and keys.
+POSITION_KEYS = (
+    "linear_pos",
+    "pos_proj",
+    "relative_k_proj",
+    "r_kernel",
+    "r",
+    "linear_k_pos",
+    "relative_position_embedding.pos_proj",
+)
+
+#: Names of one matrix that holds queries, keys and values, beside those with a word of FUSED_WORDS.
+FUSED_NAMES = frozenset({"c_attn", "query_key_value", "in_proj", "att_proj", "queries_keys_values"})
+
+#: Parts of names that make a matrix of an attention module suspect of holding Q or K.
+SUSPECTS = frozenset({"q", "k", "qk", "kv", "qkv", "query", "key", "wq", "wk", "wqkv", "keys", "queries"})
+
+#: Parts of names that say so wherever they stand: no other layer is called after several of q, k and v.
+#: A linear attention beside the full ones of a hybrid model (in_proj_qkv, in_proj_qkvz) has Q/K as well.
+FUSED_WORDS = frozenset({"qk", "kv", "qkv", "qkvz", "wqkv", "wkv"})
+
+HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_query_heads")
+HEAD_DIM = (
+    "head_dim",
+    "attention_head_size",
+    "key_value_proj_dim",
+    "head_size",
+    "d_kv",
+    "dim_head",
+    "d_head",
+)
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+
+
+def _gpt2(attention: nn.Module) -> AttentionSpec:
+    if getattr(attention, "is_cross_attention", False):
+        return AttentionSpec(q=("q_attn",), fused="c_attn", roles=("k", "v"))
+    return AttentionSpec(fused="c_attn")
+
+
+def _big_code(attention: nn.Module) -> AttentionSpec:
+    return AttentionSpec(fused="c_attn", layout="block" if attention.multi_query else "per-head")
+
+
+def _falcon(attention: nn.Module) -> AttentionSpec:
+    if attention.new_decoder_architecture:
+        return AttentionSpec(fused="query_key_value", layout="grouped", num_kv_heads="num_kv_heads")
+    if attention.multi_query:
+        return AttentionSpec(fused="query_key_value", num_kv_heads=1)
+    return AttentionSpec(fused="query_key_value", layout="per-head")
+
+
+def _codegen(attention: nn.Module) -> AttentionSpec:
+    sizes: Any = attention
+    width, heads = int(sizes.embed_dim), int(sizes.num_attention_heads)
+    layout = Layout(("q", "v", "k"), (width, width, width), groups=4)  # one group per TPU core, always four
+    part = FusedPart("qkv_proj", layout, {"q": width // heads, "k": width // heads})
+    return AttentionSpec(parts=(part,), num_heads="num_attention_heads")
+
+
+def _deberta(attention: nn.Module) -> AttentionSpec:
+    found = {name for name, _ in attention.named_children()}
+    return AttentionSpec(
+        q=("pos_q_proj",) if "pos_q_proj" in found else (),
+        k=("pos_proj",) if "pos_proj" in found else (),
+        fused="in_proj",
+        layout="per-head",
+        q_bias="q_bias",
+    )
+
+
+def multi_latent(attention: nn.Module) -> AttentionSpec | None:
+    """Multi-head latent attention: what is Q/K in it is said at the top of this file."""
+    found = {name for name, child in attention.named_children() if child is not None}
+    sizes = [getattr(attention, n, None) for n in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
+    if not {"kv_a_proj_with_mqa", "kv_b_proj"} <= found or not all(isinstance(n, int) for n in sizes):
+        return None
+    heads = getattr(attention, "num_heads", None) or getattr(attention, "num_attention_heads", None)
+    queries = ("q_a_proj", "q_b_proj") if "q_b_proj" in found else ("q_proj",)
+    if not isinstance(heads, int) or not set(queries) <= found:
+        return None
+    nope, rope, value = (int(n) for n in sizes if isinstance(n, int))
+    latent = next(attention.get_submodule("kv_b_proj").parameters()).shape[1]
+    keys = [FusedPart("kv_b_proj", Layout(("k", "v"), (heads * nope, heads * value), heads), {"k": nope})]
+    if rope:
+        keys.append(FusedPart("kv_a_proj_with_mqa", Layout(("latent", "k"), (latent, rope)), {"k": rope}))
+    return AttentionSpec(
+        q=queries,
+        parts=tuple(keys),
+        num_heads=heads,
+        head_dim=nope + rope,
+        single=frozenset({"q_a_proj"}),
+    )
+
+
+_PER_HEAD = AttentionSpec(fused="query_key_value", layout="per-head")
+_FUSED: dict[str, AttentionSpec | Callable[[nn.Module], AttentionSpec]] = {
+    "gpt2.GPT2Attention": _gpt2,
+    "decision_transformer.DecisionTransformerGPT2Attention": _gpt2,
+    "imagegpt.ImageGPTAttention": _gpt2,
+    "gpt_bigcode.GPTBigCodeAttention": _big_code,
+    "gpt_neox.GPTNeoXAttention": _PER_HEAD,
+    "gpt_neox_japanese.GPTNeoXJapaneseAttention": _PER_HEAD,
+    "bloom.BloomAttention": _PER_HEAD,
+    "persimmon.PersimmonAttention": _PER_HEAD,
+    "falcon.FalconAttention": _falcon,
+    "modernbert.ModernBertAttention": AttentionSpec(fused="Wqkv"),
+    "mpt.MptAttention": AttentionSpec(fused="Wqkv"),
+    "phi3.Phi3Attention": AttentionSpec(fused="qkv_proj"),
+    "phi4_multimodal.Phi4MultimodalAttention": AttentionSpec(fused="qkv_proj"),
+    "openai.Attention": AttentionSpec(fused="c_attn"),
+    "codegen.CodeGenAttention": _codegen,
+    "deberta.DisentangledSelfAttention": _deberta,
+}
+
+_registered: dict[type | str, AttentionSpec] = {}
+
+
+def known_spec(attention: nn.Module) -> AttentionSpec | None:
+    """What was registered for this class (or one it derives from), else what we know of transformers' own."""
+    for cls in type(attention).__mro__:
+        spec = _registered.get(cls) or _registered.get(f"{cls.__module__}.{cls.__qualname__}")
+        if spec is not None:
+            return spec
+    package, file = type(attention).__module__.rpartition(".")[::2]
+    family = file.removeprefix("modeling_")
+    if package != f"transformers.models.{package.rpartition('.')[2]}":
+        return None
+    spec_of = _FUSED.get(f"{family}.{type(attention).__name__}")
+    return spec_of(attention) if callable(spec_of) else spec_of
+
+
+def register_attention(
+    attention: type[nn.Module] | str,
+    *,
+    q: str | tuple[str, ...] = (),
+    k: str | tuple[str, ...] = (),
+    fused: str = "",
+    layout: LayoutName = "block",
+    num_heads: str | int | None = None,
+    num_kv_heads: str | int | None = None,
+    head_dim: str | int | None = None,
+    ignore: bool = False,
+) -> None:
+    """Say where an attention class of your own keeps its Q and K.
+
+        oelm.register_attention(MyAttention, q="wq", k="wk", num_heads="n_heads")
+        oelm.register_attention(MyFused, fused="qkv", layout="per-head", num_heads="n_heads")
+        oelm.register_attention(AttentionPooling, ignore=True)
+
+    `oelm.apply` proves it numerically before anything is changed: see `oelm.methods.reading.verify`.
+
+    attention: The class that directly holds the projections, or its full name "package.module.ClassName";
+        derived classes count.
+    q, k: Attribute names of the nn.Linear modules; several if a class has several.
+    fused: Attribute name of one nn.Linear that holds q, k and v in its rows, in this order within each group:
+    layout: "block" [all q; all k; all v], "per-head" [q1; k1; v1; q2; ...], or "grouped" [the q heads
+        of a key head; that k; that v; ...].
+    num_heads, num_kv_heads, head_dim: Attribute names, or numbers. Found by their usual names if not given.
+    ignore: The class has no Q/K to freeze though it looks like attention.
+    """
+    if isinstance(attention, str):
+        name = attention
+        if "." not in attention:
+            raise UsageError(
+                f"register_attention({name!r}): several libraries may have a class of this name. Pass the "
+                f'class itself (type(module)) or its full name, such as "package.module.{name}"'
+            )
+    elif isinstance(attention, type) and issubclass(attention, nn.Module):
+        name = attention.__name__
+    else:
+        raise UsageError(f"register_attention takes a class of nn.Module, got {attention!r}")
+    queries, keys = ((q,) if isinstance(q, str) else q), ((k,) if isinstance(k, str) else k)
+    if layout not in ("block", "per-head", "grouped"):
+        raise UsageError(f'layout must be "block", "per-head" or "grouped", got {layout!r}')
+    if not ignore and bool(fused) == bool(queries and keys):
+        raise UsageError(f"register_attention({name}): give q and k, or fused, or ignore=True")
+    _registered[attention] = AttentionSpec(
+        queries,
+        keys,
+        fused,
+        layout,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        ignore=ignore,
+        registered=True,
+    )

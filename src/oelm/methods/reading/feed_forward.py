@@ -1,0 +1,79 @@
+"""Finding the feed-forward matrices of a model, for the methods that freeze them too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from oelm.errors import OelmError
+from oelm.methods.reading.find import is_matrix, is_transposed, qk_projections
+from oelm.methods.reading.layers import Place, places
+from oelm.methods.reading.layout import Window
+from oelm.methods.reading.wrappers import base_layer, unwrap
+
+#: (matrices that read the residual stream, the matrix that writes to it), as attribute paths of one module.
+NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("gate_proj", "up_proj"), "down_proj"),
+    (("gate_up_proj",), "down_proj"),
+    (("wi_0", "wi_1"), "wo"),
+    (("wi",), "wo"),
+    (("Wi",), "Wo"),
+    (("w1", "w3"), "w2"),
+    (("up",), "down"),
+    (("up_proj",), "down_proj"),
+    (("c_fc",), "c_proj"),
+    (("dense_h_to_4h",), "dense_4h_to_h"),
+    (("fc_in",), "fc_out"),
+    (("fc1",), "fc2"),
+    (("lin1",), "lin2"),
+    (("linear1",), "linear2"),
+    (("ffn",), "ffn_output"),
+    (("ffn.0",), "ffn.2"),
+    (("intermediate.dense",), "output.dense"),
+)
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """One matrix of a feed-forward block."""
+
+    name: str
+    place: Place
+    weight: Window
+    bias: Window | None
+
+
+def ffn_matrices(model: nn.Module) -> list[FeedForward]:
+    """The up, gate and down matrices of every layer that has attention; an error if a layer shows none."""
+    model = unwrap(model)
+    found: dict[str, tuple[str, ...]] = {}
+    for name, module in model.named_modules():
+        for ups, down in NAMES:
+            if all(is_matrix(_get(module, path)) for path in (*ups, down)):
+                found[name] = (*ups, down)
+                break
+    where = places(model, [f"{owner}.{paths[0]}" if owner else paths[0] for owner, paths in found.items()])
+    layers = {(place.stack, place.layer) for place in where.values()}
+    attentions = {p.attention_name: (p.place.stack, p.place.layer) for p in qk_projections(model)}
+    missing = [name for name, layer in attentions.items() if layer not in layers]
+    if missing:
+        raise OelmError(
+            f"no feed-forward matrices found in the layer of {missing[0]} (and {len(missing) - 1} more): "
+            f"methods that freeze the FFN know the names {', '.join('+'.join(u) + '/' + d for u, d in NAMES)}"
+        )
+    matrices = []
+    for (owner, paths), place in zip(found.items(), where.values(), strict=True):
+        for path in paths:
+            matrix = base_layer(model.get_submodule(f"{owner}.{path}" if owner else path))
+            bias = None if matrix.bias is None else Window(matrix, "bias")
+            weight = Window(matrix, "weight", is_transposed(matrix))
+            matrices.append(FeedForward(f"{owner}.{path}" if owner else path, place, weight, bias))
+    return matrices
+
+
+def _get(module: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        return None

@@ -1,0 +1,1 @@
+"""Documents from an analysis: HTML, Markdown, LaTeX, CSV, figures and translations."""

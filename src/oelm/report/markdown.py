@@ -1,0 +1,101 @@
+"""A document as Markdown, with its figures as SVG files beside it."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote
+
+from oelm.printable import printable
+from oelm.report.document import (
+    SAFE_LINKS,
+    Block,
+    Bullets,
+    Cards,
+    Code,
+    Document,
+    Figure,
+    Fold,
+    Inline,
+    Link,
+    Paragraph,
+    Strong,
+    Table,
+    Text,
+    inlines,
+)
+
+
+def to_markdown(document: Document, figures: str = "") -> str:
+    """`figures` is the folder of the SVG files as seen from the Markdown file."""
+    parts = [
+        f"# {_escape(document.title)}",
+        f"**{_text(document.lead)}**",
+        *(_text(m) for m in document.meta),
+    ]
+    for section in document.sections:
+        parts.append(f'<a id="{section.anchor}"></a>\n\n## {_escape(section.title)}')
+        parts.extend(_block(b, figures) for b in section.blocks)
+    return "\n\n".join(p for p in parts if p) + "\n"
+
+
+def _block(block: Block, figures: str) -> str:
+    match block:
+        case Paragraph():
+            return _text(block.text)
+        case Cards():
+            return "\n\n".join(
+                f"### {_escape(c.title)}: {_escape(c.badge)}\n\n"
+                + "\n".join(f"- {_text(line)}" for line in c.lines)
+                for c in block.cards
+            )
+        case Table():
+            return _table(block)
+        case Figure():
+            caption = _escape(block.caption)
+            return f"![{caption}]({quote(figures)}/{block.name}.svg)\n\n*{caption}*"
+        case Bullets():
+            return "\n".join(f"- {_text(i)}" for i in block.items)
+        case Fold():
+            return "\n\n".join([f"**{_escape(block.title)}**", *(_block(b, figures) for b in block.blocks)])
+
+
+def _table(table: Table) -> str:
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(cells) + " |"
+
+    rule = ["---" if i < table.words else "---:" for i in range(len(table.head))]
+    rows = []
+    for row in table.rows:
+        cells = [_text(c) for c in row.cells]
+        if row.anchor:
+            cells[0] = f'<a id="{row.anchor}"></a>{cells[0]}'
+        rows.append(line(cells))
+    caption = [f"**{_escape(table.caption)}**\n"] if table.caption else []
+    return "\n".join([*caption, line([_escape(h) for h in table.head]), line(rule), *rows])
+
+
+def _text(text: Text) -> str:
+    return "".join(_inline(part) for part in inlines(text))
+
+
+def _inline(part: Inline) -> str:
+    match part:
+        case Link():
+            if not part.href.startswith(SAFE_LINKS):
+                return _escape(part.text)
+            return f"[{_escape(part.text)}]({quote(part.href, safe='#/=%')})"
+        case Code():
+            if re.fullmatch(r"[^`<>&|\n]+", part.text):
+                return f"`{printable(part.text)}`"
+            return f"<code>{_escape(part.text)}</code>"  # what backticks cannot hold safely in a table
+        case Strong():
+            return f"**{_escape(part.text)}**"
+        case _:
+            return _escape(part)
+
+
+def _escape(text: str) -> str:
+    """Markup of either kind, a table's bars and line breaks lose their meaning."""
+    text = printable(text, lines=True)
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")
+    return re.sub(r"([\\`*_\[\]|#!])", r"\\\1", text)

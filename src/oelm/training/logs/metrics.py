@@ -1,0 +1,84 @@
+"""metrics.jsonl: one row per fact, never repeated or lost, the same bytes however often a run was killed.
+
+Rows hold no times and no host names. A checkpoint records the file's length and hash; a resume checks the
+hash and cuts the file back to that length, so that the steps done again write their rows again, once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from oelm.errors import OelmError
+from oelm.training.logs.trackers import Tracker
+
+
+class MetricsLog:
+    """Appends rows to metrics.jsonl, after its first `offset` bytes, and passes them to the trackers."""
+
+    def __init__(self, path: Path, *, offset: int = 0, trackers: Sequence[Tracker] = ()) -> None:
+        self.path = path
+        self.trackers = list(trackers)
+        prefix = _hash_prefix(path, offset)
+        if prefix is None:
+            raise OelmError(f"{path} is shorter than the {offset} bytes that the checkpoint counts on")
+        self._hash = prefix
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open as long as the run
+        self._file.truncate(offset)
+
+    def row(self, step: int, kind: str, **values: Any) -> None:
+        record = {"step": step, "kind": kind, **values}
+        line = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        rest = memoryview(line)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        self._hash.update(line)
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        for tracker in self.trackers:
+            if numbers:
+                tracker.log(step, {f"{kind}/{name}": float(value) for name, value in numbers.items()})
+
+    def event(self, step: int, text: str) -> None:
+        self.row(step, "event", text=text)
+
+    def sync(self) -> tuple[int, str]:
+        """Flush the rows to the disk; returns the length and the SHA-256 of the file, for the checkpoint."""
+        os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size, self._hash.hexdigest()
+
+    def check(self) -> None:
+        """Raise if the file on disk is not what this run wrote."""
+        length, sha256 = self.sync()
+        if problem := metrics_problem(self.path, length, sha256):
+            raise OelmError(f"{problem}. Run the same command again to go on from the last checkpoint.")
+
+    def close(self) -> None:
+        self._file.close()
+        for tracker in self.trackers:
+            tracker.close()
+
+
+def metrics_problem(path: Path, length: int, sha256: str) -> str:
+    """Why the first `length` bytes of metrics.jsonl are not those with the given hash; "" when they are."""
+    prefix = _hash_prefix(path, length)
+    if prefix is None:
+        return f"rows of {path} are missing"
+    return "" if prefix.hexdigest() == sha256 else f"rows of {path} were changed after they were written"
+
+
+def _hash_prefix(path: Path, length: int) -> hashlib._Hash | None:
+    """The hash of the first `length` bytes; None when there are fewer."""
+    digest = hashlib.sha256()
+    if length:
+        try:
+            with open(path, "rb") as file:
+                while length and (block := file.read(min(length, 1 << 20))):
+                    digest.update(block)
+                    length -= len(block)
+        except FileNotFoundError:
+            pass
+    return digest if not length else None

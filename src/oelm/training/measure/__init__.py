@@ -1,0 +1,1 @@
+"""Step time, memory, floating-point operations and attention statistics of a run."""

@@ -1,0 +1,1 @@
+"""One run over several processes: data parallel or sharded."""
