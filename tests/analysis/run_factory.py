@@ -11,26 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from oelm.config.config import (
+from oelm.config.run_config import (
     BudgetConfig,
     CompareConfig,
-    Config,
     DataConfig,
     ModelConfig,
     OptimConfig,
+    RunConfig,
     TuneConfig,
 )
+from oelm.config.yaml import config_to_yaml
 from oelm.methods.presets import method
-from oelm.runs.folder import config_to_yaml, run_path
+from oelm.runs.folder import run_path
 
 BASE = "GPT-01"
 QK, TOTAL = 12_288, 200_000
 
 
-def lm_config(id: str = BASE, arm: str = "baseline", *, seed: int = 0, **changes: Any) -> Config:
+def lm_config(id: str = BASE, arm: str = "baseline", *, seed: int = 0, **changes: Any) -> RunConfig:
     """A language-modelling run of the group GPT/tinystories, measured against GPT-01."""
     baseline = "" if id == BASE else BASE
-    config = Config(
+    config = RunConfig(
         id=id,
         study="paper",
         task="lm",
@@ -47,7 +48,7 @@ def lm_config(id: str = BASE, arm: str = "baseline", *, seed: int = 0, **changes
     return replace(config, **changes)
 
 
-def cls_config(id: str = "GPT-CLS-01", arm: str = "baseline", *, seed: int = 0, **changes: Any) -> Config:
+def cls_config(id: str = "GPT-CLS-01", arm: str = "baseline", *, seed: int = 0, **changes: Any) -> RunConfig:
     config = lm_config(id, arm, seed=seed)
     return replace(
         config,
@@ -64,7 +65,7 @@ def cls_config(id: str = "GPT-CLS-01", arm: str = "baseline", *, seed: int = 0, 
 
 def write_run(
     root: Path,
-    config: Config,
+    config: RunConfig,
     value: float = 8.0,
     *,
     state: str = "finished",
@@ -178,7 +179,7 @@ def write_arm(
     arm: str,
     values: Sequence[float | np.ndarray],
     *,
-    make: Callable[..., Config] = lm_config,
+    make: Callable[..., RunConfig] = lm_config,
     study: str = "X",
     pretrained: bool = False,
     **changes: Any,
@@ -200,7 +201,7 @@ def write_arm(
             write_run(root, config, value, **changes)
 
 
-def write_trials(root: Path, config: Config, **options: Any) -> None:
+def write_trials(root: Path, config: RunConfig, **options: Any) -> None:
     """The learning-rate grid that the config says its rate was chosen from."""
     for lr in config.tune.grid:
         trial = replace(config, optim=replace(config.optim, lr=lr), tune=replace(config.tune, trial=True))
@@ -241,7 +242,7 @@ def dump(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
-def _manifest(config: Config, tokens: int, validation_print: str, rows: str) -> dict[str, Any]:
+def _manifest(config: RunConfig, tokens: int, validation_print: str, rows: str) -> dict[str, Any]:
     return {
         "config_hash": "0" * 64,
         "command": f"oelm train {config.id} --scale {config.scale} --seed {config.seed}",

@@ -15,7 +15,7 @@ from scipy import stats
 from oelm.analysis.analyze import analyze, architecture
 from oelm.analysis.compare import Comparison
 from oelm.analysis.verdict import FAILS, HOLDS, NO_INTERVAL, REFUSED, UNDECIDED, WITHHELD
-from oelm.config.config import TuneConfig
+from oelm.config.run_config import TuneConfig
 from oelm.experiments.catalogue import reported_with
 from oelm.report import closing, findings
 from oelm.report.document import plain

@@ -285,7 +285,7 @@ def test_a_catalogue_file_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixt
     own.write_text(
         "from oelm.experiments.catalogue import register_experiment\n"
         "from oelm.experiments.experiment import Experiment\n"
-        "from oelm.config.config import DataConfig\n"
+        "from oelm.config.run_config import DataConfig\n"
         "register_experiment(Experiment(id='OWN-1', study='own', task='lm', data=DataConfig('stories'),"
         " method='oelm-plus'))\n"
     )

@@ -15,7 +15,7 @@ STUB = Path(__file__).parent / "stub"
 CATALOGUE = """
 from oelm.experiments.catalogue import register_experiment
 from oelm.experiments.experiment import Experiment
-from oelm.config.config import BudgetConfig, DataConfig
+from oelm.config.run_config import BudgetConfig, DataConfig
 
 def add(id, method="baseline", **rest):
     register_experiment(Experiment(

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from oelm.config.config import Config, DataConfig
+from oelm.config.hash import config_hash
+from oelm.config.run_config import DataConfig, RunConfig
+from oelm.config.yaml import config_from_yaml, config_to_yaml
 from oelm.data.catalogue import dataset
 from oelm.errors import UsageError
 from oelm.experiments import experiment as experiment_module
@@ -24,7 +26,7 @@ from oelm.experiments.fairness import check_arms
 from oelm.experiments.scales import SCALES
 from oelm.experiments.study import Request
 from oelm.methods.apply import apply
-from oelm.runs.folder import EXIT_USAGE, config_from_yaml, config_hash, config_to_yaml
+from oelm.runs.folder import EXIT_USAGE
 from oelm.training.networks import build_network
 
 # ID: dataset, method, rate, steps or epochs, batch, reported figure
@@ -263,7 +265,7 @@ def test_selection() -> None:
 def test_every_config_has_a_folder_of_its_own() -> None:
     from oelm.runs.folder import run_path
 
-    configs: list[Config] = [e.at("smoke") for e in experiments().values()]
+    configs: list[RunConfig] = [e.at("smoke") for e in experiments().values()]
     assert len({run_path("runs", c) for c in configs}) == len(configs)
 
 

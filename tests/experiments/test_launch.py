@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from oelm.config.config import Machine
+from oelm.config.run_config import Machine
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch.local import LocalLauncher, prepare
 from oelm.experiments.launch.worker import attempts

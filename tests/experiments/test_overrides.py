@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oelm.config.diff import config_diff
 from oelm.config.overrides import changes_from_words, field_names, override
 from oelm.errors import UsageError
 from oelm.experiments.catalogue import experiment
-from oelm.runs.folder import config_diff
 
 CONFIG = experiment("GPT-02").at("smoke")
 

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oelm.cli.main import main
-from oelm.config.config import Machine
 from oelm.config.overrides import override
+from oelm.config.run_config import Machine
 from oelm.errors import UsageError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch.local import Job, LocalLauncher, prepare
@@ -27,7 +27,7 @@ from oelm.experiments.launch.slurm import SlurmLauncher, SlurmOptions
 from oelm.experiments.launch.worker import attempts
 from oelm.files.atomic import write_json
 from oelm.runs.folder import run_path
-from oelm.runs.scan import Run, scan
+from oelm.runs.scan import RunInfo, scan
 from oelm.runs.slurm_queue import JOB_ID, job_of
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -87,7 +87,7 @@ def test_a_job_put_back_into_the_queue_shows_as_queued(
     options = SlurmOptions(partition="main", time_limit=3600, cpus=1, gpus_per_run=0)
     (job,) = SlurmLauncher(root, options, Machine(), wait=False).launch(prepare([config], root))
 
-    def wait_for(state: str) -> Run:
+    def wait_for(state: str) -> RunInfo:
         deadline = time.monotonic() + 90
         while (run := scan(root)[0]).state != state:
             assert time.monotonic() < deadline, (run.state, run.reason)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from oelm.cli.main import main
-from oelm.config.config import Machine
 from oelm.config.overrides import override
+from oelm.config.run_config import Machine
 from oelm.experiments.catalogue import experiment, select
 from oelm.experiments.launch.local import prepare
 from oelm.experiments.launch.worker import attempts, machine_words

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from oelm.config.config import Config
 from oelm.config.overrides import override
+from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.study import Request
@@ -18,7 +18,7 @@ from oelm.runs.folder import RunFolder, Status, run_path
 CONFIG = experiment("GPT-02").at("smoke", 5)
 
 
-def trials_with(root: Path, losses: dict[float, list[float]]) -> list[Config]:
+def trials_with(root: Path, losses: dict[float, list[float]]) -> list[RunConfig]:
     """Ended trials whose best validation losses per seed are given; inf means diverged."""
     seeds = range(len(next(iter(losses.values()))))
     trials = trial_configs(CONFIG, tuple(losses), tuple(seeds))

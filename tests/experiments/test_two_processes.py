@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from oelm.config.config import Machine
 from oelm.config.overrides import override
+from oelm.config.run_config import Machine
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch.local import prepare
 from oelm.experiments.launch.worker import machine_words

@@ -32,7 +32,7 @@ def case(arena: Arena, name: str) -> Case:
 
 
 def _checked(arena: Arena, name: str, place: Path) -> str:
-    from oelm.config.config import Machine
+    from oelm.config.run_config import Machine
     from oelm.experiments.resume.check import KILLS, PREEMPTIONS, ResumeCheck, short_run
     from oelm.runs.folder import RunFolder
 

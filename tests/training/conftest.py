@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oelm.config.config import BudgetConfig, Config, DataConfig, Machine, ModelConfig, OptimConfig
+from oelm.config.run_config import BudgetConfig, DataConfig, Machine, ModelConfig, OptimConfig, RunConfig
 from oelm.methods.presets import method
 
 SHAPES: dict[str, tuple[str, str, str, str]] = {  # name -> task, dataset, family, model
@@ -22,10 +22,10 @@ SHAPES: dict[str, tuple[str, str, str, str]] = {  # name -> task, dataset, famil
 }
 
 
-def smoke_config(shape: str = "lm", name: str = "oelm-freeze", **sections: dict[str, Any]) -> Config:
+def smoke_config(shape: str = "lm", name: str = "oelm-freeze", **sections: dict[str, Any]) -> RunConfig:
     """A run of a dozen steps; `sections` change fields: smoke_config("lm", budget={"steps": 4})."""
     task, dataset, family, model = SHAPES[shape]
-    config = Config(
+    config = RunConfig(
         id="SMOKE",
         study="tests",
         task=task,  # type: ignore[arg-type]
@@ -49,5 +49,5 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 
 @pytest.fixture(scope="session")
-def make() -> Callable[..., Config]:
+def make() -> Callable[..., RunConfig]:
     return smoke_config

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from oelm.config.config import Config, Machine
+from oelm.config.run_config import Machine, RunConfig
+from oelm.config.yaml import config_to_yaml
 from oelm.errors import UsageError
 from oelm.methods.audit import audit
 from oelm.methods.saving.save import load
-from oelm.runs.folder import RunFolder, config_to_yaml
+from oelm.runs.folder import RunFolder
 from oelm.training.fit import fit
 from oelm.training.parallel.world import World, choose_device, world_of
 
@@ -24,9 +25,9 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 DRIVER = """
 import json, os, sys, torch
 import torch.distributed as dist
-from oelm.config.config import Machine
+from oelm.config.run_config import Machine
 from oelm.training.fit import fit
-from oelm.runs.folder import config_from_yaml
+from oelm.config.yaml import config_from_yaml
 from oelm.training.parallel.sharding import ShardedWorld
 
 # How FSDP sends gradients, by the name it has in this version of torch.
@@ -90,7 +91,7 @@ JOBS = [
 ]
 
 
-def two_process_configs(make: Any) -> dict[str, Config]:
+def two_process_configs(make: Any) -> dict[str, RunConfig]:
     """Accumulation, a schedule that thaws (other tensors to average), and rows that do not divide by two."""
     even = {"model": {"dropout": 0.0}, "data": {"train_rows": 37}}
     budget = {"accumulation": 2, "steps": 8, "log_every": 1}
@@ -164,9 +165,9 @@ def test_a_divided_network_is_held_in_halves_and_saved_whole(runs):
 
 TIGHT = """
 import os, sys, torch
-from oelm.config.config import Machine
+from oelm.config.run_config import Machine
 from oelm.training.fit import fit
-from oelm.runs.folder import config_from_yaml
+from oelm.config.yaml import config_from_yaml
 from oelm.training.tasks.lm import LanguageModelling
 
 loss = LanguageModelling.loss

@@ -11,24 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oelm.config.config import BudgetConfig, Config, DataConfig, ModelConfig, OptimConfig, TuneConfig
-from oelm.config.typed import parse
+from oelm.config.diff import config_diff
+from oelm.config.hash import config_hash
+from oelm.config.mapping import parse
+from oelm.config.run_config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TuneConfig
+from oelm.config.yaml import config_from_yaml, config_to_yaml
 from oelm.errors import OelmError, UsageError
 from oelm.methods.method import Method
-from oelm.runs.folder import (
-    RunFolder,
-    Status,
-    config_diff,
-    config_from_yaml,
-    config_hash,
-    config_to_yaml,
-    run_path,
-)
+from oelm.runs.folder import RunFolder, Status, run_path
 from oelm.training.logs.manifest import base_manifest
 
 
-def make_config(**changes) -> Config:
-    base = Config(
+def make_config(**changes) -> RunConfig:
+    base = RunConfig(
         id="GPT-01",
         study="paper",
         task="lm",

@@ -16,12 +16,13 @@ import pytest
 
 from oelm.analysis.load import load_runs
 from oelm.cli.main import main
+from oelm.config.yaml import config_to_yaml
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.launch.worker import work
 from oelm.experiments.tuning import choose
 from oelm.runs.archive import merge, pack
 from oelm.runs.disk import free, freeable
-from oelm.runs.folder import VERDICT_FILES, RunFolder, Status, config_to_yaml, run_path
+from oelm.runs.folder import VERDICT_FILES, RunFolder, Status, run_path
 from oelm.runs.keep import keep
 from oelm.runs.scan import scan, state_of
 from oelm.training.fit import fit

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oelm import low_precision
-from oelm.config.config import OptimConfig
+from oelm.config.run_config import OptimConfig
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import is_disk_full
 from oelm.low_precision import Probe

@@ -38,7 +38,7 @@ from oelm.analysis.verdict import (
     Verdict,
     decide,
 )
-from oelm.config.config import Config
+from oelm.config.run_config import RunConfig
 from oelm.data.synthetic.probes import PROBES
 from oelm.experiments.catalogue import experiments
 from oelm.methods.method import Method
@@ -57,7 +57,7 @@ class Arm:
     runs: tuple[Run, ...]
 
     @property
-    def config(self) -> Config:
+    def config(self) -> RunConfig:
         return self.runs[0].config
 
     @property

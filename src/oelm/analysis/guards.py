@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from oelm.analysis.load import FAIRNESS, FINISHED, Run
-from oelm.config.config import Config
+from oelm.config.diff import config_diff
+from oelm.config.run_config import RunConfig
 from oelm.data.catalogue import datasets
 from oelm.experiments.catalogue import experiments
 from oelm.report.messages import Message, say, state_name
-from oelm.runs.folder import config_diff
 
 DIVERGED = "diverged"
 
@@ -87,13 +87,13 @@ def caveats(
     return tuple(dict.fromkeys(found))
 
 
-def stands_in(config: Config) -> bool:
+def stands_in(config: RunConfig) -> bool:
     """Whether built-in text was used under the name of a real dataset."""
     entry = datasets().get(config.data.dataset)
     return config.data.source == "builtin" and entry is not None and not entry.builtin
 
 
-def _unequal_rates(a: Config, b: Config) -> list[Message]:
+def _unequal_rates(a: RunConfig, b: RunConfig) -> list[Message]:
     if a.tune.grid != b.tune.grid or a.tune.seeds != b.tune.seeds:
         return [say("withheld.tuning", arm=_tuned(a), reference=_tuned(b))]
     if not a.tune.grid and a.optim.lr != b.optim.lr:
@@ -101,7 +101,7 @@ def _unequal_rates(a: Config, b: Config) -> list[Message]:
     return []
 
 
-def _unusual_budget(config: Config) -> str:
+def _unusual_budget(config: RunConfig) -> str:
     """Where the budget differs from the catalogue's; "" where it does not, or the experiment is not in it."""
     usual = experiments().get(config.id)
     if usual is None:
@@ -139,7 +139,7 @@ def _mixed(runs: Sequence[Run]) -> list[Message]:
     return []
 
 
-def _config_differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
+def _config_differences(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
     return {
         name: pair
         for name, pair in config_diff(a, b).items()
@@ -211,7 +211,7 @@ def _audits(arm: Sequence[Run]) -> list[Message]:
     return [say("flag.audit", runs=_named(failed))] if failed else []
 
 
-def _tuning(a: Config, b: Config, trials: Sequence[Run]) -> list[Message]:
+def _tuning(a: RunConfig, b: RunConfig, trials: Sequence[Run]) -> list[Message]:
     found = []
     if not a.tune.grid and not b.tune.grid and a.optim.lr == b.optim.lr:
         found.append(say("flag.untuned", arm=f"{a.optim.lr:g}"))
@@ -230,7 +230,7 @@ def _tuning(a: Config, b: Config, trials: Sequence[Run]) -> list[Message]:
     return found
 
 
-def _tuned(config: Config) -> Message:
+def _tuned(config: RunConfig) -> Message:
     if not config.tune.grid:
         return say("tune.none", lr=f"{config.optim.lr:g}")
     grid = ", ".join(f"{lr:g}" for lr in config.tune.grid)

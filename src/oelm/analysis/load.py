@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from oelm.config.config import Config
+from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError
 from oelm.experiments.study import audit_holds
 from oelm.report.messages import Message, say
@@ -73,7 +73,7 @@ class Run:
     """One run folder. `result` is there when it finished and its results.json holds water."""
 
     path: Path
-    config: Config
+    config: RunConfig
     state: str
     reason: str
     step: int
@@ -281,7 +281,7 @@ class _Unsound(ValueError):
     """A results.json that is JSON but not a result."""
 
 
-def _result(raw: Mapping[str, Any], config: Config) -> Result:
+def _result(raw: Mapping[str, Any], config: RunConfig) -> Result:
     for name, expected in (("id", config.id), ("seed", config.seed), ("scale", config.scale)):
         if raw.get(name, expected) != expected:
             raise _Unsound(f"'{name}' is {raw.get(name)!r}, config.yaml says {expected!r}")

@@ -61,7 +61,7 @@ def build(spec: dict[str, Any]) -> Arm:
 
 def _ours(spec: dict[str, Any], ids: Tensor) -> Arm:
     """A network under a method, with the parts of the training loop."""
-    from oelm.config.config import OptimConfig
+    from oelm.config.run_config import OptimConfig
     from oelm.methods.apply import apply
     from oelm.training.optimizer import build_optimizer, clip_gradients
 
@@ -95,12 +95,12 @@ def _gpt(spec: dict[str, Any], ids: Tensor) -> tuple[nn.Module, Callable[[], Ten
 
 def _encoder(spec: dict[str, Any], ids: Tensor) -> tuple[nn.Module, Callable[[], Tensor]]:
     """A BERT that classifies: no vocabulary head, so the blocks are nearly all of its matrix products."""
-    from oelm.config.config import Config, DataConfig, ModelConfig
+    from oelm.config.run_config import DataConfig, ModelConfig, RunConfig
     from oelm.methods.presets import method
     from oelm.training.networks import build_network
     from oelm.training.tasks.classification import class_logits
 
-    config = Config(
+    config = RunConfig(
         id="bench",
         study="bench",
         task="classification",

@@ -14,7 +14,7 @@ import numpy as np
 
 from oelm.bench.arms import Arm, held
 from oelm.bench.turns import trainer_in_turns
-from oelm.config.config import BudgetConfig, Config, DataConfig, Machine, ModelConfig, OptimConfig
+from oelm.config.run_config import BudgetConfig, DataConfig, Machine, ModelConfig, OptimConfig, RunConfig
 from oelm.data.batches.classification import EncodedSplit
 from oelm.methods.presets import method
 from oelm.training.networks import MINILM_PACKAGE
@@ -78,9 +78,9 @@ def build(spec: dict[str, Any]) -> Arm:
     return _ours(spec, prepared, turns, facts)
 
 
-def _config(spec: dict[str, Any]) -> Config:
+def _config(spec: dict[str, Any]) -> RunConfig:
     pretrained = spec["model"] == "minilm"
-    return Config(
+    return RunConfig(
         id="bench",
         study="bench",
         task="classification",

@@ -19,9 +19,11 @@ from typing import Any
 
 from oelm.bench.growth import exponent
 from oelm.bench.results import load, record
+from oelm.config.hash import config_hash
+from oelm.config.yaml import config_to_yaml
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import write_json
-from oelm.runs.folder import RunFolder, config_hash, config_to_yaml, run_path
+from oelm.runs.folder import RunFolder, run_path
 
 COMMANDS = ("status", "analyze")
 

@@ -16,14 +16,16 @@ from oelm.cli.options import (
     load_own,
 )
 from oelm.cli.output import print, print_json, print_table, seconds_text
-from oelm.config.config import Config
-from oelm.config.typed import to_mapping
+from oelm.config.diff import config_diff
+from oelm.config.hash import config_hash
+from oelm.config.mapping import to_mapping
+from oelm.config.run_config import RunConfig
+from oelm.config.yaml import config_to_yaml
 from oelm.experiments.catalogue import PHASES, STUDIES, experiment, experiments, select
 from oelm.experiments.experiment import DEFAULT_SEED, Experiment, stand_ins
 from oelm.experiments.fairness import against_baseline
 from oelm.experiments.study import Request
 from oelm.methods.presets import ALIASES, methods
-from oelm.runs.folder import config_diff, config_hash, config_to_yaml
 from oelm.units import bytes_text
 
 
@@ -143,7 +145,7 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plan_rows(config: Config, plan: Any, data_dir: str) -> list[tuple[str, str]]:
+def _plan_rows(config: RunConfig, plan: Any, data_dir: str) -> list[tuple[str, str]]:
     from oelm.data.sources.open import describe_source
 
     rows = [("method", f"{config.method.name}: {config.method.purpose}")]

@@ -20,7 +20,7 @@ from oelm.cli.options import (
     machine_from,
 )
 from oelm.cli.output import print, print_json
-from oelm.config.config import Config
+from oelm.config.run_config import RunConfig
 from oelm.experiments.study import Request
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _check_resume(args: argparse.Namespace, configs: list[Config]) -> int:
+def _check_resume(args: argparse.Namespace, configs: list[RunConfig]) -> int:
     """Interrupt a short run of each experiment at several moments; 0 when all of them end as they should."""
     from oelm.experiments.resume.check import KILLS, PREEMPTIONS, resume_check
 
@@ -122,7 +122,7 @@ def _check_resume(args: argparse.Namespace, configs: list[Config]) -> int:
     return 0 if ok else 1
 
 
-def _print_reference(config: Config, place: Path, reference: Reference) -> None:
+def _print_reference(config: RunConfig, place: Path, reference: Reference) -> None:
     from oelm.experiments.resume.check import SPREAD_FACTOR, STEPS
 
     print(

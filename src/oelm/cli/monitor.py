@@ -23,7 +23,7 @@ from oelm.errors import UsageError
 from oelm.experiments.launch.worker import CONSOLE
 from oelm.printable import printable
 from oelm.runs.folder import RunFolder
-from oelm.runs.scan import TROUBLE, Run, tail
+from oelm.runs.scan import TROUBLE, RunInfo, tail
 
 _STYLE = {"running": "green", "finished": "dim", "pending": "dim", "interrupted": "yellow"}
 _KEYS = "up/down, page up/down, home/end: select   a: all/active   q: quit"
@@ -57,12 +57,12 @@ class View:
     """What is on the screen: which runs, which of them is selected."""
 
     def __init__(self) -> None:
-        self.found: list[Run] = []
-        self.runs: list[Run] = []
+        self.found: list[RunInfo] = []
+        self.runs: list[RunInfo] = []
         self.selected = 0
         self.only_active = False
 
-    def update(self, found: list[Run]) -> None:
+    def update(self, found: list[RunInfo]) -> None:
         name = self.current.path if self.current else None
         self.found = found
         self.runs = [r for r in found if not self.only_active or r.state not in ("finished", "pending")]
@@ -70,7 +70,7 @@ class View:
         self.selected = places[0] if places else min(self.selected, max(0, len(self.runs) - 1))
 
     @property
-    def current(self) -> Run | None:
+    def current(self) -> RunInfo | None:
         return self.runs[self.selected] if self.selected < len(self.runs) else None
 
     def key(self, key: str) -> bool:

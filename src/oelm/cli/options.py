@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from oelm.cli.values import Labels, WholeNumbers
-from oelm.config.config import Machine
+from oelm.config.run_config import Machine
 from oelm.errors import UsageError, unknown_name
 from oelm.experiments.catalogue import STUDIES, catalogue_files, load_catalogue_files, select
 from oelm.experiments.experiment import DEFAULT_SEED, Experiment
 from oelm.experiments.scales import SCALES
-from oelm.runs.scan import Run
+from oelm.runs.scan import RunInfo
 
 
 def command_parser(subparsers: Any, name: str, text: str, example: str) -> argparse.ArgumentParser:
@@ -176,7 +176,7 @@ def load_own(args: argparse.Namespace) -> None:
     load_catalogue_files([*catalogue_files(), *args.catalogue])
 
 
-def require_study(name: str, runs: Iterable[Run]) -> None:
+def require_study(name: str, runs: Iterable[RunInfo]) -> None:
     """Refuse a study that is neither catalogued nor among the runs: a typo would show an empty table."""
     known = {*STUDIES, *(run.study for run in runs)}
     if name and name not in known:

@@ -25,7 +25,7 @@ from oelm.cli.options import (
 )
 from oelm.cli.output import print, print_json, print_table
 from oelm.cli.values import ListAction, Numbers, WholeNumbers
-from oelm.config.config import Config
+from oelm.config.run_config import RunConfig
 from oelm.errors import UsageError, unknown_name
 from oelm.experiments.experiment import model_stand_ins
 from oelm.experiments.launch.local import RETRIES, Events, LocalLauncher, exit_code
@@ -252,7 +252,7 @@ def _dry_run(args: argparse.Namespace, request: Request, launcher: Launcher) -> 
     return 0
 
 
-def _origins(configs: Sequence[Config], data_dir: str) -> dict[str, str]:
+def _origins(configs: Sequence[RunConfig], data_dir: str) -> dict[str, str]:
     """Dataset -> where its text will come from. One name may come from several places at several scales."""
     from oelm.data.sources.open import describe_source  # numpy
 
@@ -273,7 +273,7 @@ def _device(wish: str, launcher: Launcher) -> str:
     return "cuda" if launcher.slots[0].name.startswith("gpu") else "cpu"
 
 
-def _planned(root: str, config: Config, tuned: bool) -> dict[str, Any]:
+def _planned(root: str, config: RunConfig, tuned: bool) -> dict[str, Any]:
     folder, trial = run_path(root, config), config.tune.trial
     state = state_of(folder)[0] if RunFolder(folder).exists() else ""
     rate = None if tuned and not trial else config.optim.lr

@@ -11,7 +11,7 @@ from oelm.cli.options import add_json, add_runs, command_parser, require_study
 from oelm.cli.output import print, print_json, print_table, seconds_text
 from oelm.experiments.scales import SCALES
 from oelm.printable import printable
-from oelm.runs.scan import STATES, TROUBLE, Run, scan
+from oelm.runs.scan import STATES, TROUBLE, RunInfo, scan
 
 HEADER = ("run", "study", "state", "step", "loss", "metric", "steps/s", "ETA", "heartbeat", "reason")
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def wanted(args: argparse.Namespace) -> list[Run]:
+def wanted(args: argparse.Namespace) -> list[RunInfo]:
     """What the filters leave, what needs a person first."""
     runs = scan(args.runs, trials=not args.no_trials)
     require_study(args.study, runs)
@@ -67,12 +67,12 @@ def wanted(args: argparse.Namespace) -> list[Run]:
     return sorted(found, key=lambda run: STATES.index(run.state))
 
 
-def cells(run: Run) -> tuple[str, ...]:
+def cells(run: RunInfo) -> tuple[str, ...]:
     """A run's row of the table, safe to print: names and reasons come from files."""
     return tuple(printable(cell) for cell in _cells(run))
 
 
-def _cells(run: Run) -> tuple[str, ...]:
+def _cells(run: RunInfo) -> tuple[str, ...]:
     status = run.status
     state = run.state.upper() if run.state in TROUBLE else run.state
     if status is None:
@@ -95,6 +95,6 @@ def _cells(run: Run) -> tuple[str, ...]:
 _LIVE = ("running", "stalled", "dead")
 
 
-def summary(runs: list[Run]) -> str:
+def summary(runs: list[RunInfo]) -> str:
     counts = {state: sum(run.state == state for run in runs) for state in STATES}
     return f"{len(runs)} runs: " + ", ".join(f"{n} {state}" for state, n in counts.items() if n)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-# Names that other tools use: field of a Config, with a value as an example.
+# Names that other tools use: field of a RunConfig, with a value as an example.
 _FIELDS = {
     "lr": "optim.lr=1e-3",
     "learning-rate": "optim.lr=1e-3",

@@ -22,7 +22,7 @@ from oelm.cli.options import (
     machine_from,
 )
 from oelm.cli.output import print, print_json
-from oelm.config.config import Config
+from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.experiment import DEFAULT_SEED, stand_ins
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _with_tuned_rate(request: Request, config: Config, root: Path, quiet: bool) -> Config:
+def _with_tuned_rate(request: Request, config: RunConfig, root: Path, quiet: bool) -> RunConfig:
     """For an experiment whose rate is tuned: the chosen one, if its trials have been run."""
     (arm,) = request.arms()
     if not arm.trials:

@@ -7,7 +7,7 @@ import difflib
 import math
 from pathlib import Path
 
-from oelm.config.config import Config
+from oelm.config.run_config import RunConfig
 from oelm.data.catalogue import dataset
 from oelm.data.tokenize.tokenizer_files import check_tokenizer_name
 from oelm.errors import UsageError, unknown_name
@@ -42,7 +42,7 @@ _RANGES: tuple[tuple[str, str, float, float], ...] = (
 )
 
 
-def check_config(config: Config, data_dir: str = "") -> None:
+def check_config(config: RunConfig, data_dir: str = "") -> None:
     """Impossible numbers, unknown names and fields that would change nothing, before anything is read."""
     for section, name, least, most in _RANGES:
         value = getattr(getattr(config, section), name)
@@ -72,7 +72,7 @@ def check_config(config: Config, data_dir: str = "") -> None:
         )
 
 
-def check_model(config: Config) -> None:
+def check_model(config: RunConfig) -> None:
     """A network that is not there, or that the task cannot train."""
     model = config.model
     if model.family == "gpt":
@@ -93,7 +93,7 @@ def check_model(config: Config) -> None:
     _check_transformers_name(model.name)
 
 
-def _check_depth(config: Config) -> None:
+def _check_depth(config: RunConfig) -> None:
     """Refuse a method that leaves all layers of a built-in network trained; `apply` checks the others."""
     method, name = config.method, config.model.name
     depth = SIZES[name]["layers"] if config.model.family == "gpt" else _tiny_depth(name)

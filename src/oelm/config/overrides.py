@@ -1,4 +1,4 @@
-"""`--set field=value`: any field of a Config by its dotted name, typed, with the nearest name on a typo."""
+"""`--set field=value`: change any field of a `RunConfig` by its dotted name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from oelm.config.config import Config
-from oelm.config.typed import convert, parse
+from oelm.config.mapping import convert, parse
+from oelm.config.run_config import RunConfig
 from oelm.errors import UsageError
 from oelm.methods.presets import method as find_method
 
@@ -19,7 +19,7 @@ _IDENTITY = ("id", "study", "scale", "seed")
 
 
 @functools.cache
-def field_names(cls: type = Config, prefix: str = "") -> dict[str, Any]:
+def field_names(cls: type = RunConfig, prefix: str = "") -> dict[str, Any]:
     """Dotted name -> annotation of every field that can be set.
 
     >>> field_names()["optim.lr"]
@@ -36,7 +36,7 @@ def field_names(cls: type = Config, prefix: str = "") -> dict[str, Any]:
     return names
 
 
-def override(config: Config, changes: Mapping[str, Any]) -> Config:
+def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """`config` with the dotted fields of `changes`; `method` takes a name of the registry.
 
     Fields of one section change together, since some only make sense together (a method's `freeze` and
@@ -79,7 +79,7 @@ def split_word(word: str) -> tuple[str, Any]:
     return name, parse(names[name], text, name)
 
 
-def _with_method(config: Config, wish: Any) -> Config:
+def _with_method(config: RunConfig, wish: Any) -> RunConfig:
     chosen, compare = find_method(wish), config.compare
     if compare.arm == config.method.name:  # the arm was named after its method and still is
         compare = dataclasses.replace(compare, arm=chosen.name)

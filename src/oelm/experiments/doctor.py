@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from oelm.config.config import Config, Machine
+from oelm.config.run_config import Machine, RunConfig
 from oelm.errors import OelmError
 from oelm.experiments.plan import estimate
 from oelm.runs.folder import RunFolder
@@ -48,7 +48,9 @@ class Finding:
         return asdict(self)
 
 
-def examine(planned: Sequence[tuple[Config, int]], root: Path | str, machine: Machine) -> Iterator[Finding]:
+def examine(
+    planned: Sequence[tuple[RunConfig, int]], root: Path | str, machine: Machine
+) -> Iterator[Finding]:
     """All findings, as they are made. `planned`: one config of each experiment, and how many runs of it
     there will be, tuning trials included."""
     yield from _software()
@@ -126,7 +128,7 @@ def _disk(root: Path, needed: int, runs: int) -> Finding:
     return Finding("disk", "ok", text)
 
 
-def _data(config: Config, machine: Machine) -> Finding:
+def _data(config: RunConfig, machine: Machine) -> Finding:
     """Every row of every split, labels included: a label of -1 is found here, not after the training."""
     from oelm.data.checks import check_corpus
     from oelm.data.sources.open import open_corpus
@@ -156,7 +158,7 @@ def _data(config: Config, machine: Machine) -> Finding:
     return Finding(subject, "ok", f"{rows} rows from {report.origin}", notes=(*shared, *report.warnings))
 
 
-def _one_step(config: Config, machine: Machine) -> Finding:
+def _one_step(config: RunConfig, machine: Machine) -> Finding:
     """One step and one evaluation of the real experiment on a few of its rows."""
     from oelm.training.fit import fit
 

@@ -7,18 +7,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from oelm.config.config import (
+from oelm.config.overrides import override
+from oelm.config.run_config import (
     BudgetConfig,
     CompareConfig,
-    Config,
     DataConfig,
     ModelConfig,
     OptimConfig,
+    RunConfig,
     Scale,
     Task,
     TuneConfig,
 )
-from oelm.config.overrides import override
 from oelm.data.catalogue import datasets
 from oelm.errors import UsageError, unknown_name
 from oelm.experiments.scales import GRIDS, SCALES, shrink
@@ -108,21 +108,21 @@ class Experiment:
         seed: int = DEFAULT_SEED,
         data_dir: str = "",
         changes: Mapping[str, Any] | None = None,
-    ) -> Config:
-        """The Config of one run, with everything that depends on this machine's data and packages decided.
+    ) -> RunConfig:
+        """The RunConfig of one run, with everything that depends on this machine's data and packages decided.
 
         changes: dotted fields that the user set; what they name is never replaced by something else
         """
         config = override(self.planned(scale, seed), changes or {})
         return settle(config, data_dir, named=changes or ())
 
-    def planned(self, scale: Scale = "full", seed: int = DEFAULT_SEED) -> Config:
-        """The Config as catalogued, whatever this machine has."""
+    def planned(self, scale: Scale = "full", seed: int = DEFAULT_SEED) -> RunConfig:
+        """The RunConfig as catalogued, whatever this machine has."""
         if scale not in SCALES:
             raise unknown_name("scale", scale, SCALES)
         if seed < 0:
             raise UsageError(f"a seed is 0 or more, not {seed}")
-        config = Config(
+        config = RunConfig(
             id=self.id,
             study=self.study,
             task=self.task,
@@ -147,7 +147,7 @@ class Experiment:
         return override(shrink(config, scale, self.kind), getattr(self, scale))
 
 
-def settle(config: Config, data_dir: str = "", named: Collection[str] = ()) -> Config:
+def settle(config: RunConfig, data_dir: str = "", named: Collection[str] = ()) -> RunConfig:
     """Decide what a scale leaves open. The small scales never ask a hub: without a data folder their text is
     built in, and the pretrained encoder is the one that pip installed or a random tiny one. A data folder,
     or a field in `named`, was the user's choice: what is not there is an error."""
@@ -164,7 +164,7 @@ def settle(config: Config, data_dir: str = "", named: Collection[str] = ()) -> C
     return config
 
 
-def _settle_source(config: Config, data_dir: str) -> Config:
+def _settle_source(config: RunConfig, data_dir: str) -> RunConfig:
     from oelm.data.sources.open import data_folder, require_folder  # numpy: not for `oelm list`
 
     entry, data = datasets().get(config.data.dataset), config.data
@@ -182,7 +182,7 @@ def minilm_installed() -> bool:
     return importlib.util.find_spec(MINILM_PACKAGE) is not None
 
 
-def stand_ins(config: Config) -> list[str]:
+def stand_ins(config: RunConfig) -> list[str]:
     """What this run uses in place of the real thing, in words for `oelm show`, `train` and the log."""
     entry = datasets().get(config.data.dataset)
     said = []
@@ -193,7 +193,7 @@ def stand_ins(config: Config) -> list[str]:
     return [*said, *model_stand_ins(config)]
 
 
-def model_stand_ins(config: Config) -> list[str]:
+def model_stand_ins(config: RunConfig) -> list[str]:
     """The same of the model alone."""
     if config.scale != "full" and config.model.name == MINILM:
         return ["all-MiniLM-L6-v2 (real weights, by pip) stands in for the full-size pretrained model"]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oelm.config.config import Config
+from oelm.config.diff import config_diff
+from oelm.config.run_config import RunConfig
 from oelm.experiments.catalogue import experiments
 from oelm.experiments.experiment import Experiment
-from oelm.runs.folder import config_diff
 
 # What an arm is called, and its seed, may differ; the method is the question itself.
 _ALLOWED = ("id", "seed", "compare.", "method.")
@@ -31,7 +31,7 @@ class Difference:
         return f"{text}: {self.why}" if self.why else text
 
 
-def differences(arm: Config, other: Config) -> list[Difference]:
+def differences(arm: RunConfig, other: RunConfig) -> list[Difference]:
     """Everything but the method that could explain a result. Rates chosen from one grid count as equal."""
     found = []
     for name, (mine, theirs) in config_diff(arm, other).items():
@@ -44,7 +44,7 @@ def differences(arm: Config, other: Config) -> list[Difference]:
     return found
 
 
-def check_arms(configs: Sequence[Config], published: Iterable[str] = ()) -> list[Difference]:
+def check_arms(configs: Sequence[RunConfig], published: Iterable[str] = ()) -> list[Difference]:
     """Each arm against its baseline and its control, wherever both are among `configs` at the same scale."""
     as_published = set(published)
     place = {(c.study, c.id, c.scale): c for c in configs}
@@ -60,7 +60,7 @@ def check_arms(configs: Sequence[Config], published: Iterable[str] = ()) -> list
     return found
 
 
-def against_baseline(e: Experiment, settle: Callable[[Experiment], Config]) -> list[str]:
+def against_baseline(e: Experiment, settle: Callable[[Experiment], RunConfig]) -> list[str]:
     """The same for one experiment of the catalogue, as lines. `settle`: what each would run with."""
     known = experiments()
     partners = [known[name] for name in dict.fromkeys((e.baseline, e.control)) if name in known]
@@ -69,7 +69,7 @@ def against_baseline(e: Experiment, settle: Callable[[Experiment], Config]) -> l
     return [str(d) for d in check_arms(configs, published) if d.arm == e.id]
 
 
-def _tuned_alike(arm: Config, other: Config) -> bool:
+def _tuned_alike(arm: RunConfig, other: RunConfig) -> bool:
     return bool(arm.tune.grid) and arm.tune == other.tune
 
 

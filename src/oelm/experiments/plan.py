@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from oelm.config.config import Config
+from oelm.config.run_config import RunConfig
 from oelm.data.catalogue import dataset
 from oelm.errors import OelmError
 from oelm.files.read import read_json_object
@@ -62,7 +62,7 @@ class Plan:
         return f"{self.tokens:,}" if self.tokens else "decided by the data"
 
 
-def estimate(config: Config, root: Path | str) -> Plan:
+def estimate(config: RunConfig, root: Path | str) -> Plan:
     """The plan of one run; slow the first time (it builds the network), but never asks a hub."""
     steps = planned_steps(config)
     rows = config.budget.batch_size * config.budget.accumulation
@@ -73,7 +73,7 @@ def estimate(config: Config, root: Path | str) -> Plan:
     return Plan(run_path(root, config), steps, tokens, counts, note, disk, seconds, basis)
 
 
-def planned_steps(config: Config) -> int | None:
+def planned_steps(config: RunConfig) -> int | None:
     """Optimizer steps; None when only the data can say."""
     if config.budget.steps:
         return config.budget.steps
@@ -85,7 +85,7 @@ def planned_steps(config: Config) -> int | None:
     return config.budget.epochs * math.ceil(rows / (config.budget.batch_size * config.budget.accumulation))
 
 
-def _count(config: Config, rows: int) -> tuple[dict[str, int] | None, float | None, str]:
+def _count(config: RunConfig, rows: int) -> tuple[dict[str, int] | None, float | None, str]:
     """(parameter counts, FLOPs of one step, why not)."""
     from oelm.methods.apply import apply
     from oelm.training.measure.flops import flop_model
@@ -106,7 +106,7 @@ def _count(config: Config, rows: int) -> tuple[dict[str, int] | None, float | No
     return counts, flop_model(network).step(rows, length, target).total, ""
 
 
-def _network(config: Config) -> nn.Module:
+def _network(config: RunConfig) -> nn.Module:
     from oelm.training.networks import build_network
 
     classes = len(dataset(config.data.dataset).label_names) if config.task == "classification" else 0
@@ -126,7 +126,7 @@ def _from_shape(kind: str, fields: dict[str, int], classes: int) -> nn.Module:
     return hf.AutoModelForSeq2SeqLM.from_config(hf.AutoConfig.for_model(kind, **fields))
 
 
-def _vocabulary(config: Config) -> int:
+def _vocabulary(config: RunConfig) -> int:
     name = config.data.tokenizer
     return int(name.removeprefix("bpe-")) if name.startswith("bpe-") else GPT2_VOCABULARY
 
@@ -140,7 +140,7 @@ def _disk(counts: dict[str, int]) -> int:
 
 
 def _time(
-    config: Config, root: Path | str, steps: int | None, flops: float | None
+    config: RunConfig, root: Path | str, steps: int | None, flops: float | None
 ) -> tuple[float | None, str]:
     if steps is None:
         return None, "the number of steps is decided by the data"
@@ -159,7 +159,7 @@ def _time(
     return steps * flops / rate, f"if this {device.type} reaches {share} of its matrix-product rate"
 
 
-def _measured_step(config: Config, root: Path | str) -> float | None:
+def _measured_step(config: RunConfig, root: Path | str) -> float | None:
     place = run_path(root, replace(config, tune=replace(config.tune, trial=False))).parent
     found = []
     for file in place.glob("seed=*/timing_stats.json"):

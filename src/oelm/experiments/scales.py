@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, get_args
 
-from oelm.config.config import Config, Scale
 from oelm.config.overrides import override
+from oelm.config.run_config import RunConfig, Scale
 
 SCALES: tuple[str, ...] = get_args(Scale)
 
@@ -122,7 +122,7 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 }
 
 
-def shrink(config: Config, scale: str, kind: str) -> Config:
+def shrink(config: RunConfig, scale: str, kind: str) -> RunConfig:
     """`config` (full scale) at `scale`, by the recipe of its kind."""
     recipe = RECIPES[scale][kind]
     small = override(config, recipe)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from oelm.config.config import Config, Scale
 from oelm.config.limits import check_config
 from oelm.config.overrides import changes_from_words
+from oelm.config.run_config import RunConfig, Scale
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.experiment import DEFAULT_SEED, Experiment, require_folder_name, stand_ins
 from oelm.experiments.fairness import Difference, check_arms
@@ -34,8 +34,8 @@ class Arm:
     """One experiment at one scale: its runs, and the trials that decide its rate if it is tuned."""
 
     experiment: Experiment
-    runs: list[Config]
-    trials: list[Config]
+    runs: list[RunConfig]
+    trials: list[RunConfig]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Request:
         grid, seeds = dict.fromkeys(self.grid or e.grid(scale)), dict.fromkeys(self.trial_seeds)
         return Arm(e, runs, trial_configs(runs[0], tuple(grid), tuple(seeds), e.trial_share))
 
-    def config(self, e: Experiment, scale: Scale, seed: int) -> Config:
+    def config(self, e: Experiment, scale: Scale, seed: int) -> RunConfig:
         """One run's config, refused when it cannot be run: before it has a folder or a place in a queue."""
         try:
             config = e.at(scale, seed, self.data_dir, changes_from_words(self.changes))
@@ -160,7 +160,7 @@ class _Work:
         ended = {(job.config.id, job.config.scale): True for job in result.jobs}
         for job in result.jobs:
             ended[job.config.id, job.config.scale] &= job.state in ("finished", "diverged")
-        final: list[Config] = []
+        final: list[RunConfig] = []
         for arm in (arm for arm in arms if arm.trials):
             name = arm.experiment.id
             if not ended[name, arm.runs[0].scale]:
@@ -179,7 +179,7 @@ class _Work:
             result.jobs += self._launch(final)
         return result
 
-    def _launch(self, configs: Sequence[Config]) -> list[Job]:
+    def _launch(self, configs: Sequence[RunConfig]) -> list[Job]:
         return list(self.launcher.launch(prepare(configs, self.root, again=self.again)))
 
 

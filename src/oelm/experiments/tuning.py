@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oelm.config.config import Config, TuneConfig
+from oelm.config.run_config import RunConfig, TuneConfig
 from oelm.errors import OelmError, UsageError
 from oelm.runs.folder import RunFolder, run_path
 
@@ -38,8 +38,8 @@ class Choice:
 
 
 def trial_configs(
-    config: Config, grid: Sequence[float], seeds: Sequence[int] = TRIAL_SEEDS, share: float = 1.0
-) -> list[Config]:
+    config: RunConfig, grid: Sequence[float], seeds: Sequence[int] = TRIAL_SEEDS, share: float = 1.0
+) -> list[RunConfig]:
     """Every point of the grid for one experiment, on `share` of its steps or epochs."""
     if not grid or any(rate <= 0 for rate in grid):
         raise UsageError(f"a grid of learning rates needs numbers above 0, not {list(grid)}")
@@ -61,7 +61,7 @@ def trial_configs(
     ]
 
 
-def choose(trials: Sequence[Config], root: Path | str) -> Choice:
+def choose(trials: Sequence[RunConfig], root: Path | str) -> Choice:
     """The rate with the lowest mean validation loss. Every trial must have ended."""
     losses: dict[float, list[float]] = {}
     for trial in trials:
@@ -73,7 +73,7 @@ def choose(trials: Sequence[Config], root: Path | str) -> Choice:
     return Choice(trials[0].id, best, means)
 
 
-def tuned(config: Config, choice: Choice, trials: Sequence[Config]) -> Config:
+def tuned(config: RunConfig, choice: Choice, trials: Sequence[RunConfig]) -> RunConfig:
     """The run proper with the chosen rate, and the grid it was chosen from on record."""
     return replace(
         config,

@@ -30,7 +30,7 @@ from oelm.files.read import MIB, TOKENIZER_BYTES, parse_json
 from oelm.printable import printable
 from oelm.runs.folder import RESULT_FILES
 from oelm.runs.lock import Busy, RunLock, is_held
-from oelm.runs.scan import Run, scan
+from oelm.runs.scan import RunInfo, scan
 from oelm.units import bytes_text
 
 INDEX = "oelm-archive.json"
@@ -137,7 +137,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _files_to_pack(run: Run, weights: bool) -> Iterator[Path]:
+def _files_to_pack(run: RunInfo, weights: bool) -> Iterator[Path]:
     models = sorted((run.path / "best").glob("*")) if weights else []
     for file in [*models, *(run.path / name for name in sorted(RESULT_FILES))]:
         known = file.parent != run.path / "best" or file.suffix in _MODEL_FILES

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from oelm.runs.folder import RunFolder
 from oelm.runs.lock import Busy, RunLock
-from oelm.runs.scan import Run, scan, state_of
+from oelm.runs.scan import RunInfo, scan, state_of
 
 
 @dataclass(frozen=True)
 class Freeable:
     """A finished run's resume checkpoints: needed to go on, and there is nothing left to go on with."""
 
-    run: Run
+    run: RunInfo
     files: tuple[Path, ...]
     bytes: int
 

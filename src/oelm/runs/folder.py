@@ -8,8 +8,6 @@ runs/<study>/<ID>/scale=<s>/seed=<n>/
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import socket
 import time
@@ -19,10 +17,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
-
-from oelm.config.config import Config
-from oelm.config.typed import from_mapping, to_mapping
+from oelm.config.diff import diff_lines
+from oelm.config.hash import config_hash
+from oelm.config.run_config import RunConfig
+from oelm.config.yaml import config_from_yaml, config_to_yaml
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import is_disk_full, json_text, write_json, write_text
 from oelm.files.checksums import CHECKSUMS, find_damage, write_checksums
@@ -34,7 +32,7 @@ from oelm.files.read import (
     read_json_object,
     read_text,
 )
-from oelm.files.yaml import YAML_BYTES, parse_yaml
+from oelm.files.yaml import YAML_BYTES
 from oelm.printable import printable
 
 State = Literal["running", "interrupted", "finished", "diverged", "failed", "oom"]
@@ -86,39 +84,7 @@ RESULT_FILES: dict[str, int] = {
 }
 
 
-def config_to_yaml(config: Config) -> str:
-    return yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True, width=100)
-
-
-def config_from_yaml(text: str, where: str = "config") -> Config:
-    """Strict: an unknown field gets the nearest valid name, a value of the wrong type its place."""
-    mapping = parse_yaml(text, where)
-    try:
-        return from_mapping(Config, mapping)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
-
-
-def config_hash(config: Config) -> str:
-    """A name for everything that decides the run's numbers (descriptive text of the method excluded)."""
-    canonical = json.dumps(
-        to_mapping(config, deciding=True), sort_keys=True, ensure_ascii=False, separators=(",", ":")
-    )
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def config_diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
-    """Dotted field name -> (value in a, value in b), for every field that decides and differs."""
-    left, right = (dict(_flat(to_mapping(c, deciding=True))) for c in (a, b))
-    names = list(left) + [name for name in right if name not in left]
-    return {n: (left.get(n), right.get(n)) for n in names if left.get(n) != right.get(n)}
-
-
-def diff_lines(a: Config, b: Config) -> list[str]:
-    return [f"  {name}: {old!r} -> {new!r}" for name, (old, new) in config_diff(a, b).items()]
-
-
-def run_path(root: Path | str, config: Config) -> Path:
+def run_path(root: Path | str, config: RunConfig) -> Path:
     """Where a run lives below the runs folder; a tuning trial beside, never among, the real runs."""
     study, id = _folder_name("study", config.study), _folder_name("id", config.id)
     place = Path(root) / study / id / f"scale={config.scale}"
@@ -230,13 +196,13 @@ class RunFolder:
 
     # -- config ---------------------------------------------------------------------------------
 
-    def config(self) -> Config:
+    def config(self) -> RunConfig:
         if not self.config_file.exists():
             raise OelmError(f"{self.path} is not a run folder: it has no config.yaml")
         text = read_text(self.config_file, max_bytes=YAML_BYTES)
         return config_from_yaml(text, str(self.config_file))
 
-    def claim(self, config: Config) -> None:
+    def claim(self, config: RunConfig) -> None:
         """Make the folder this config's, or refuse with the differences when it already holds another.
 
         One whose run failed before it began (an impossible wish, say) may be asked for something better."""
@@ -436,11 +402,3 @@ def _status_problem(status: Status) -> str:
     if metric is not None and not ("name" in metric and isinstance(metric.get("value"), int | float)):
         return f"metric is {metric!r}"
     return ""
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{name}" if prefix else name)
-    else:
-        yield prefix, value

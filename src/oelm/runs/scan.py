@@ -35,7 +35,7 @@ TROUBLE = frozenset({"dead", "stalled", "diverged", "oom", "failed", "broken"})
 
 
 @dataclass(frozen=True)
-class Run:
+class RunInfo:
     """One run folder as found: where it is, what it is, how it is."""
 
     path: Path
@@ -82,13 +82,13 @@ class Run:
         }
 
 
-def scan(root: Path | str, *, trials: bool = True) -> list[Run]:
+def scan(root: Path | str, *, trials: bool = True) -> list[RunInfo]:
     """Every run below `root` (runs/<study>/<ID>/scale=<s>/...). Costs one status.json per run, and one call
     of `squeue` if there is SLURM and a run that it may still have in its queue."""
     return _with_queue(_scan(root, trials))
 
 
-def _with_queue(runs: list[Run]) -> list[Run]:
+def _with_queue(runs: list[RunInfo]) -> list[RunInfo]:
     """The runs whose job waits in SLURM's queue, for the first time or again, as such."""
     jobs = {run.path: job_of(run.path) for run in runs if run.state in _MAY_BE_QUEUED}
     if not any(jobs.values()):
@@ -105,7 +105,7 @@ def _with_queue(runs: list[Run]) -> list[Run]:
 _MAY_BE_QUEUED = ("running", "interrupted", "pending", "stalled", "dead")
 
 
-def _scan(root: Path | str, trials: bool) -> list[Run]:
+def _scan(root: Path | str, trials: bool) -> list[RunInfo]:
     found = []
     for study in _folders(root):
         for experiment in _folders(study.path):
@@ -119,13 +119,13 @@ def _scan(root: Path | str, trials: bool) -> list[Run]:
     return found
 
 
-def _look(place: os.DirEntry[str], study: str, id: str, scale: str, trial: str = "") -> Run:
+def _look(place: os.DirEntry[str], study: str, id: str, scale: str, trial: str = "") -> RunInfo:
     digits, path = place.name.removeprefix("seed="), Path(place.path)
     scale = scale.removeprefix("scale=")
     if not digits.isdecimal():
-        return Run(path, study, id, scale, -1, "broken", None, trial, f"'{digits}' is no seed: {path}")
+        return RunInfo(path, study, id, scale, -1, "broken", None, trial, f"'{digits}' is no seed: {path}")
     state, status, note = state_of(path)
-    return Run(path, study, id, scale, int(digits), state, status, trial, note)
+    return RunInfo(path, study, id, scale, int(digits), state, status, trial, note)
 
 
 def state_of(path: Path, *, verify: bool = False) -> tuple[str, Status | None, str]:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import torch
 
-from oelm.config.config import Config, Machine
+from oelm.config.run_config import Machine, RunConfig
 from oelm.errors import OelmError, UsageError
 from oelm.runs.folder import EXIT_CODES, RunFolder, State
 from oelm.training.determinism import deterministic
@@ -47,7 +47,7 @@ class Outcome:
         return EXIT_CODES[self.state]
 
 
-def fit(config: Config, folder: Path | str, machine: Machine = Machine()) -> Outcome:  # noqa: B008
+def fit(config: RunConfig, folder: Path | str, machine: Machine = Machine()) -> Outcome:  # noqa: B008
     """Train `config` in `folder` until it is finished, interrupted, diverged or failed.
 
     A wrong config, or a folder that holds another one, raises UsageError; what befalls a run is returned.

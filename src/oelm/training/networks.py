@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from oelm.config.config import Config
 from oelm.config.limits import check_model
+from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError, UsageError
 from oelm.models.gpt import GPT, gpt_config
 from oelm.models.readout import read_first_token
@@ -34,7 +34,7 @@ _DROPOUTS = (
 )
 
 
-def model_folder(config: Config) -> str | None:
+def model_folder(config: RunConfig) -> str | None:
     """Where a pretrained model's files are: a folder or a hub id; None for a network built from nothing."""
     name = config.model.name
     if config.model.family == "gpt" or name in TINY:
@@ -42,7 +42,7 @@ def model_folder(config: Config) -> str | None:
     return str(_minilm_folder()) if name == "minilm" else name
 
 
-def build_network(config: Config, *, vocab_size: int, classes: int, pad_id: int, eos_id: int) -> nn.Module:
+def build_network(config: RunConfig, *, vocab_size: int, classes: int, pad_id: int, eos_id: int) -> nn.Module:
     """The network before the method; its random weights depend on the seed alone."""
     check_model(config)
     if config.model.family == "gpt":
@@ -50,7 +50,7 @@ def build_network(config: Config, *, vocab_size: int, classes: int, pad_id: int,
     return _build_transformers(config, vocab_size, classes, pad_id, eos_id)
 
 
-def _build_gpt(config: Config, vocab_size: int, classes: int) -> GPT:
+def _build_gpt(config: RunConfig, vocab_size: int, classes: int) -> GPT:
     shape = gpt_config(
         config.model.name,
         vocab_size=vocab_size,
@@ -63,7 +63,9 @@ def _build_gpt(config: Config, vocab_size: int, classes: int) -> GPT:
     return GPT(shape, generator=torch.Generator().manual_seed(config.seed))
 
 
-def _build_transformers(config: Config, vocab_size: int, classes: int, pad_id: int, eos_id: int) -> nn.Module:
+def _build_transformers(
+    config: RunConfig, vocab_size: int, classes: int, pad_id: int, eos_id: int
+) -> nn.Module:
     import transformers as hf
 
     hf.utils.logging.disable_progress_bar()  # the run has its own
@@ -89,7 +91,7 @@ def _build_transformers(config: Config, vocab_size: int, classes: int, pad_id: i
     return model
 
 
-def _pretrained(config: Config, kind: Any, shape: Any) -> nn.Module:
+def _pretrained(config: RunConfig, kind: Any, shape: Any) -> nn.Module:
     try:
         # dtype always: transformers keeps the file's own, and a half-precision file would train in half.
         return kind.from_pretrained(
@@ -102,7 +104,7 @@ def _pretrained(config: Config, kind: Any, shape: Any) -> nn.Module:
         ) from None
 
 
-def _tiny_shape(config: Config, vocab_size: int, pad_id: int, eos_id: int, labels: dict[str, int]) -> Any:
+def _tiny_shape(config: RunConfig, vocab_size: int, pad_id: int, eos_id: int, labels: dict[str, int]) -> Any:
     from transformers import AutoConfig
 
     kind, fields = TINY[config.model.name]
@@ -113,7 +115,7 @@ def _tiny_shape(config: Config, vocab_size: int, pad_id: int, eos_id: int, label
     return AutoConfig.for_model(kind, vocab_size=vocab_size, **fields, **special, **labels)
 
 
-def _known_shape(config: Config, labels: dict[str, int]) -> Any:
+def _known_shape(config: RunConfig, labels: dict[str, int]) -> Any:
     from transformers import AutoConfig
 
     place = model_folder(config)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from oelm.config.config import OptimConfig
+from oelm.config.run_config import OptimConfig
 from oelm.errors import OelmError
 from oelm.methods.param_groups import param_groups
 from oelm.methods.reading.layout import whole

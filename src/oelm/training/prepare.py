@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from oelm.config.config import Config, Machine
 from oelm.config.limits import check_config
+from oelm.config.run_config import Machine, RunConfig
 from oelm.data.batches.classification import EncodedSplit, encode_split
 from oelm.data.corpus import Corpus
 from oelm.data.sources.open import open_corpus
@@ -48,7 +48,7 @@ class Prepared:
         return {"fingerprints": dict(self.data_facts["fingerprints"]), "tokenizer": self.tokenizer.hash}
 
 
-def prepare(config: Config, machine: Machine, tick: Tick | None = None) -> Prepared:
+def prepare(config: RunConfig, machine: Machine, tick: Tick | None = None) -> Prepared:
     """Open the data, encode it (or find it encoded), build the network and the task."""
     check_config(config, machine.data_dir)
     corpus = open_corpus(
@@ -70,17 +70,17 @@ def prepare(config: Config, machine: Machine, tick: Tick | None = None) -> Prepa
     return Prepared(task, model, tokenizer, _facts(corpus, splits))
 
 
-def splits_of(config: Config) -> tuple[str, ...]:
+def splits_of(config: RunConfig) -> tuple[str, ...]:
     """A tuning trial never sees the test split."""
     return ("train", "validation") if config.tune.trial else ("train", "validation", "test")
 
 
-def rows_per_step(config: Config) -> int:
+def rows_per_step(config: RunConfig) -> int:
     return config.budget.batch_size * config.budget.accumulation
 
 
 def _language(
-    config: Config, machine: Machine, corpus: Corpus, tokenizer: Tokenizer, tick: Tick | None
+    config: RunConfig, machine: Machine, corpus: Corpus, tokenizer: Tokenizer, tick: Tick | None
 ) -> tuple[Task, nn.Module, Splits]:
     splits = {
         split: prepare_tokens(
@@ -108,7 +108,7 @@ def _language(
 
 
 def _classification(
-    config: Config, machine: Machine, corpus: Corpus, tokenizer: Tokenizer, tick: Tick | None
+    config: RunConfig, machine: Machine, corpus: Corpus, tokenizer: Tokenizer, tick: Tick | None
 ) -> tuple[Task, nn.Module, Splits]:
     splits: dict[str, EncodedSplit] = {
         split: encode_split(
@@ -136,13 +136,13 @@ def _classification(
     return task, model, splits
 
 
-def _network(config: Config, tokenizer: Tokenizer, vocabulary: int, classes: int) -> nn.Module:
+def _network(config: RunConfig, tokenizer: Tokenizer, vocabulary: int, classes: int) -> nn.Module:
     return build_network(
         config, vocab_size=vocabulary, classes=classes, pad_id=tokenizer.pad_id, eos_id=tokenizer.eos_id
     )
 
 
-def _noise(config: Config, tokenizer: Tokenizer) -> tuple[int, Noise]:
+def _noise(config: RunConfig, tokenizer: Tokenizer) -> tuple[int, Noise]:
     """The vocabulary with room for what hides text, and the noise of the model's family."""
     style: Literal["t5", "bart"] = "bart" if "bart" in config.model.name.lower() else "t5"
     names = ["<mask>"] if style == "bart" else [f"<extra_id_{i}>" for i in range(SENTINELS)]

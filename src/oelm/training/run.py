@@ -17,14 +17,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from oelm.config.config import Config, Machine
+from oelm.config.hash import config_hash
+from oelm.config.run_config import Machine, RunConfig
 from oelm.errors import OelmError
 from oelm.files.atomic import write_json
 from oelm.files.checksums import find_damage, write_checksums
 from oelm.methods.apply import Applied
 from oelm.methods.audit import audit
 from oelm.methods.saving.save import load_weights, save
-from oelm.runs.folder import RunFolder, State, Status, config_hash
+from oelm.runs.folder import RunFolder, State, Status
 from oelm.training.checkpoint import save_checkpoint
 from oelm.training.logs.journal import Journal
 from oelm.training.logs.metrics import MetricsLog
@@ -79,7 +80,7 @@ class Progress:
 class Run:
     """The parts of one run on one process."""
 
-    config: Config
+    config: RunConfig
     machine: Machine
     folder: RunFolder
     world: World

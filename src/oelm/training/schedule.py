@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from oelm.config.config import OptimConfig
+from oelm.config.run_config import OptimConfig
 
 
 def warmup_steps(optim: OptimConfig, total_steps: int) -> int:

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from oelm.config.config import Config, Machine
+from oelm.config.hash import config_hash
+from oelm.config.run_config import Machine, RunConfig
 from oelm.data.tokenize.encoding import Progress as EncodingProgress
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import remove_leftovers, write_json
 from oelm.methods.apply import apply
-from oelm.runs.folder import RunFolder, State, Status, config_hash
+from oelm.runs.folder import RunFolder, State, Status
 from oelm.training.checkpoint import load_newest
 from oelm.training.logs.journal import Journal
 from oelm.training.logs.manifest import base_manifest
@@ -35,7 +36,7 @@ from oelm.training.schedule import warmup_steps
 from oelm.training.signals import StopRequest
 
 
-def set_up(config: Config, machine: Machine, folder: RunFolder, world: World, stop: StopRequest) -> Run:
+def set_up(config: RunConfig, machine: Machine, folder: RunFolder, world: World, stop: StopRequest) -> Run:
     """A run ready for its next step, which is the first one or the one after its checkpoint."""
     if machine.shard and config.compile:
         raise UsageError("a network that is divided between processes cannot be compiled: compile=false")
@@ -118,7 +119,7 @@ def set_up(config: Config, machine: Machine, folder: RunFolder, world: World, st
     return run
 
 
-def total_steps(config: Config, prepared: Prepared) -> int:
+def total_steps(config: RunConfig, prepared: Prepared) -> int:
     """Steps, or the steps of the epochs; the lesser when both are given."""
     by_epochs = config.budget.epochs * prepared.task.steps_per_epoch
     return min(filter(None, (config.budget.steps, by_epochs)))
@@ -175,7 +176,7 @@ def _begin(folder: RunFolder, world: World, journal: Journal) -> Status:
     return status
 
 
-def _opening(config: Config, world: World, status: Status) -> list[str]:
+def _opening(config: RunConfig, world: World, status: Status) -> list[str]:
     threads = torch.get_num_threads()
     return [
         f"{config.study} {config.id}, scale {config.scale}, seed {config.seed}, method {config.method.name}",
@@ -184,7 +185,7 @@ def _opening(config: Config, world: World, status: Status) -> list[str]:
 
 
 def _prepare(
-    config: Config,
+    config: RunConfig,
     machine: Machine,
     folder: RunFolder,
     world: World,
@@ -227,7 +228,7 @@ def _intact(read: Callable[[], dict[str, Any] | None], journal: Journal) -> dict
         return None
 
 
-def _checkpoint_problem(state: dict[str, Any], config: Config, folder: RunFolder) -> str:
+def _checkpoint_problem(state: dict[str, Any], config: RunConfig, folder: RunFolder) -> str:
     """Why the run cannot go on exactly from this intact checkpoint; "" when it can."""
     if state.get("config_hash") != config_hash(config):
         return ""  # `Run.restore` refuses it, and the checkpoint before it is no remedy

@@ -20,19 +20,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from oelm.config.config import Config, Machine
+from oelm.config.run_config import Machine, RunConfig
 from oelm.experiments.catalogue import for_workers
 from oelm.experiments.launch.ranks import killed_by
 from oelm.experiments.launch.slots import Slot
 from oelm.experiments.launch.worker import COMMAND, CONSOLE, machine_words, note_attempt
-from oelm.runs.folder import (
-    EXIT_DIVERGED,
-    EXIT_FINISHED,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    RunFolder,
-    run_path,
-)
+from oelm.runs.folder import EXIT_DIVERGED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_USAGE, RunFolder, run_path
 from oelm.runs.lock import Busy, RunLock, is_held
 from oelm.runs.scan import state_of
 from oelm.training.signals import signals_to_handle
@@ -46,7 +39,7 @@ _ELSEWHERE_SECONDS = 2.0  # how often a run that another launcher works on is lo
 class Job:
     """One run on its way through a launcher."""
 
-    config: Config
+    config: RunConfig
     folder: Path
     state: str = "pending"
     reason: str = ""
@@ -84,7 +77,7 @@ class _Active:
     process: subprocess.Popen[bytes] = field(repr=False)
 
 
-def prepare(configs: Iterable[Config], root: Path | str, *, again: bool = False) -> list[Job]:
+def prepare(configs: Iterable[RunConfig], root: Path | str, *, again: bool = False) -> list[Job]:
     """Claim a folder for every run, refused when one holds another config. `again`: open those that
     diverged once more."""
     jobs = []

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from oelm.config.config import Machine
+from oelm.config.run_config import Machine
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.catalogue import for_workers
 from oelm.experiments.launch.local import RETRIES, Events, Job, settled_earlier

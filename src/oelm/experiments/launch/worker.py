@@ -19,23 +19,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from oelm.config.config import Machine
-from oelm.config.typed import from_mapping
+from oelm.config.mapping import from_mapping
+from oelm.config.run_config import Machine
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import catalogue_files, load_catalogue_files
 from oelm.experiments.launch.ranks import exit_rank, follow_parent, run_ranks
 from oelm.files.atomic import is_disk_full
 from oelm.files.locks import Lock
 from oelm.files.read import read_json_lines
-from oelm.runs.folder import (
-    EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_INTERRUPTED,
-    DiskFull,
-    RunFolder,
-    State,
-    Status,
-)
+from oelm.runs.folder import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, DiskFull, RunFolder, State, Status
 from oelm.runs.lock import RunLock
 
 ATTEMPTS = "attempts.jsonl"

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from oelm.config.config import Config, Machine
+from oelm.config.run_config import Machine, RunConfig
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import for_workers
 from oelm.experiments.launch.worker import machine_words
@@ -118,7 +118,7 @@ class _Failed(Exception):
     """The run did something else than it should; the message says what."""
 
 
-def short_run(config: Config) -> Config:
+def short_run(config: RunConfig) -> RunConfig:
     """The experiment's own model, method, precision and batch, for a few steps on a few rows."""
     rows, eval_rows = config.data.train_rows, config.data.eval_rows
     return replace(
@@ -142,7 +142,7 @@ def short_run(config: Config) -> Config:
 
 
 @contextlib.contextmanager
-def resume_check(config: Config, root: Path | str, machine: Machine) -> Iterator[ResumeCheck]:
+def resume_check(config: RunConfig, root: Path | str, machine: Machine) -> Iterator[ResumeCheck]:
     """A check of `config` in a temporary folder on the file system of `root`, the folder of runs."""
     place = Path(root).resolve()
     while not place.exists():
@@ -154,7 +154,7 @@ def resume_check(config: Config, root: Path | str, machine: Machine) -> Iterator
 class ResumeCheck:
     """Call `reference` first, then `case` for each interruption."""
 
-    def __init__(self, config: Config, place: Path, machine: Machine) -> None:
+    def __init__(self, config: RunConfig, place: Path, machine: Machine) -> None:
         self.config, self.place, self.machine = config, place, machine
         self.spread: tuple[Difference, ...] = ()
         self.cases = 0

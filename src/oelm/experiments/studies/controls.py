@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from oelm.config.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig
+from oelm.config.run_config import BudgetConfig, DataConfig, ModelConfig, OptimConfig
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.studies.comparison import Arm, comparison
 from oelm.experiments.studies.paper import (

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from oelm.config.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig
+from oelm.config.run_config import BudgetConfig, DataConfig, ModelConfig, OptimConfig
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.studies.comparison import Arm, comparison
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from oelm.config.config import BudgetConfig
+from oelm.config.run_config import BudgetConfig
 from oelm.experiments.studies.comparison import Arm, comparison
 from oelm.experiments.studies.paper import fine_tuned
 from oelm.methods.presets import method as find_method

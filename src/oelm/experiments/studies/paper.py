@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from oelm.config.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig
+from oelm.config.run_config import BudgetConfig, DataConfig, ModelConfig, OptimConfig
 from oelm.experiments.experiment import Experiment, Reported
 
 # GPT language modelling: Medium-512, GPT-2 BPE, batch 8 x 512 tokens, warm-up 1000 then cosine.

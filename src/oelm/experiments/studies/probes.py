@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from oelm.config.config import DataConfig
+from oelm.config.run_config import DataConfig
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.studies.comparison import comparison
 from oelm.experiments.studies.gap import arms_of

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from oelm.config.yaml import config_to_yaml
 from oelm.errors import OelmError
 from oelm.files.atomic import write_json, write_text
-from oelm.runs.folder import RESULTS_FORMAT, config_to_yaml
+from oelm.runs.folder import RESULTS_FORMAT
 from oelm.training.measure.flops import gemm_peak
 from oelm.training.prepare import rows_per_step
 from oelm.training.run import Run

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from oelm.config.config import Config
-from oelm.config.typed import to_mapping
+from oelm.config.hash import config_hash
+from oelm.config.mapping import to_mapping
+from oelm.config.run_config import RunConfig
 from oelm.errors import UsageError, unknown_name
-from oelm.runs.folder import config_hash
 
 
 class Tracker(Protocol):
@@ -26,7 +26,7 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in the run folder; `purge_step` hides what a killed process wrote past its checkpoint."""
 
-    def __init__(self, config: Config, folder: Path, step: int) -> None:
+    def __init__(self, config: RunConfig, folder: Path, step: int) -> None:
         _package("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
@@ -44,7 +44,7 @@ class Service:
     """Weights & Biases, or trackio, which has the same calls. The run's name is its config's, so a resumed
     run goes on in the same place; rows the service already has are not sent again."""
 
-    def __init__(self, module: ModuleType, config: Config, folder: Path, **settings: Any) -> None:
+    def __init__(self, module: ModuleType, config: RunConfig, folder: Path, **settings: Any) -> None:
         self.module = module
         self.mark = folder / f".{module.__name__}.step"  # the last step sent, so that none is sent twice
         self.sent = int(self.mark.read_text()) if self.mark.exists() else -1
@@ -73,15 +73,15 @@ class Service:
         self.module.finish()
 
 
-def _wandb(config: Config, folder: Path, step: int) -> Tracker:
+def _wandb(config: RunConfig, folder: Path, step: int) -> Tracker:
     return Service(_package("wandb"), config, folder, dir=str(folder), id=config_hash(config)[:16])
 
 
-def _trackio(config: Config, folder: Path, step: int) -> Tracker:
+def _trackio(config: RunConfig, folder: Path, step: int) -> Tracker:
     return Service(_package("trackio"), config, folder)
 
 
-TRACKERS: dict[str, Callable[[Config, Path, int], Tracker]] = {
+TRACKERS: dict[str, Callable[[RunConfig, Path, int], Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": _wandb,
     "trackio": _trackio,
@@ -97,7 +97,7 @@ def check_trackers(names: Iterable[str]) -> None:
             raise _not_installed(name)
 
 
-def open_trackers(names: tuple[str, ...], config: Config, folder: Path, step: int) -> list[Tracker]:
+def open_trackers(names: tuple[str, ...], config: RunConfig, folder: Path, step: int) -> list[Tracker]:
     """The named trackers, going on after `step`."""
     check_trackers(names)
     return [TRACKERS[name](config, folder, step) for name in names]

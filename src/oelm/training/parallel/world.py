@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from oelm.config.config import Machine
+from oelm.config.run_config import Machine
 from oelm.errors import UsageError
 from oelm.files.atomic import write_json
 from oelm.training.signals import RANK_DIR

@@ -1,7 +1,7 @@
 """Everything that decides the numbers of one run, typed, frozen, and free of torch.
 
-What does not decide numbers (folders, devices, threads, time limits) is in `Machine`, so that two
-machines with the same `Config` are comparable. Each field has one owner; one that changes nothing is a bug.
+What does not affect numbers (folders, devices, threads, time limits) is in `Machine`, so that runs of two
+machines with the same `RunConfig` are comparable.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class TuneConfig:
 
 
 @dataclass(frozen=True)
-class Config:
+class RunConfig:
     """One run. `oelm show ID` prints it, config.yaml holds it, its hash names it."""
 
     id: str
