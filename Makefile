@@ -45,7 +45,7 @@ demo: install
 documents: install
 	$(BIN)/oelm report --runs results --markdown docs/results.md
 	$(BIN)/oelm report --runs results --claims docs/claims.md
-	$(BIN)/oelm bench table
+	$(BIN)/python -m benchmarks page
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

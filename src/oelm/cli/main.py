@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "monitor": ("monitor", "the state of all runs, live"),
     "analyze": ("analyze", "tables, gaps with intervals, verdicts"),
     "report": ("report", "a self-contained HTML (or Markdown) report"),
-    "bench": ("bench", "interleaved step time, memory, FLOPs, peers"),
+    "bench": ("bench", "step time, memory and saving of each method on this machine"),
     "generate": ("model", "sample text from a trained language model"),
     "export": ("model", "a trained model as a folder that transformers loads"),
     "archive": (

@@ -1,38 +1,31 @@
-"""`oelm bench tokenisation`: ours, `datasets.map` with the fast tokenizer, plain `tokenizers` loops.
+"""`python -m benchmarks tokenisation`: our encoder, `datasets.map` and plain loops over `tokenizers`.
 
-Arms take turns on the same file, each with one thread. Megabytes of text per second of CPU time, so that
-a busy machine does not decide. Ours is timed from the jsonl file to the finished token file on disk, content
-hash included; the plain loops from the file to an array on disk; `datasets.map` without its loading and
-without writing an array, which a user has to add.
+Arms take turns on the same file, each with one thread. The figure is megabytes of text per CPU second,
+which a busy machine changes little. Ours is timed from the jsonl file to the finished token file on disk,
+content hash included; the plain loops from the file to an array on disk; `datasets.map` without loading the
+file and without writing an array.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from oelm.bench.interleave import ratio, require_rounds
-from oelm.bench.results import load, record
+from oelm.bench.harness import Progress, ratio
 from oelm.data.sources.open import open_corpus
 from oelm.data.tokenize.tokenizers import Tokenizer, load_tokenizer
 from oelm.data.tokenize.tokens import prepare_tokens
 
 OURS = "oelm"
-
-
-def one_thread() -> None:
-    """One thread for everything; the libraries read this when they are first used, so call it before."""
-    for name in ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "HF_HUB_OFFLINE"):
-        os.environ[name] = "1"
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 @dataclass(frozen=True)
@@ -43,72 +36,61 @@ class TokenisationBench:
     rounds: int = 7
     data_dir: str = ""
 
-    def __post_init__(self) -> None:
-        require_rounds(self.rounds)
 
-
-def run(bench: TokenisationBench, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    before = load()
-    one_thread()
+def run(bench: TokenisationBench, progress: Progress) -> dict[str, Any]:
+    use_one_thread()
     found = []
     for dataset in bench.datasets:
         for name in bench.tokenizers:
-            tokenizer = load_tokenizer(name, data_dir=bench.data_dir or None)
-            found.append(compare(dataset, tokenizer, bench))
-            progress(describe(found[-1]))
-    return record("tokenisation", before, comparisons=found)
+            found.append(compare(dataset, load_tokenizer(name, data_dir=bench.data_dir or None), bench))
+            progress(f"{dataset}, {name}: measured")
+    return {"kind": "tokenisation", "comparisons": found}
+
+
+def use_one_thread() -> None:
+    """Must be called before the libraries are first used: they read these variables once."""
+    for name in ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "HF_HUB_OFFLINE"):
+        os.environ[name] = "1"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def compare(dataset: str, tokenizer: Tokenizer, bench: TokenisationBench) -> dict[str, Any]:
-    """Every arm once per round, in an order that rotates."""
+    order = random.Random(0)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         size = write_sample(dataset, bench.data_dir, int(bench.megabytes * 1e6), folder / "train.jsonl")
         arms = make_arms(folder, tokenizer)
-        seconds: dict[str, list[float]] = {name: [] for name in arms}
-        names = list(arms)
-        tokens = {name: arms[name]() for name in names}  # warm-up, and proof that all do the same work
+        tokens = {name: arm() for name, arm in arms.items()}  # warm-up, and proof that all do the same work
         if len(set(tokens.values())) != 1:
             raise AssertionError(f"the arms disagree: {tokens}")
-        for number in range(bench.rounds):
-            for name in names[number % len(names) :] + names[: number % len(names)]:
+        seconds: dict[str, list[float]] = {name: [] for name in arms}
+        for _ in range(bench.rounds):
+            for name in order.sample(list(arms), len(arms)):
                 start = time.process_time()
                 arms[name]()
                 seconds[name].append(time.process_time() - start)
-    speeds = {name: [size / 1e6 / taken for taken in series] for name, series in seconds.items()}
+    speeds = {name: float(np.median([size / 1e6 / s for s in series])) for name, series in seconds.items()}
+    each = {name: [[s] for s in series] for name, series in seconds.items()}  # rounds are independent
     return {
         "dataset": dataset,
         "tokenizer": tokenizer.name,
         "megabytes": size / 1e6,
         "tokens": tokens[OURS],
-        "megabytes_per_cpu_second": {name: float(np.median(series)) for name, series in speeds.items()},
-        "ratio_to_ours": {
-            name: asdict(ratio(series, seconds[OURS])) for name, series in seconds.items() if name != OURS
-        },
+        "megabytes_per_cpu_second": speeds,
+        "ratio_to_ours": {name: ratio(each[name], each[OURS]).to_dict() for name in arms if name != OURS},
         "seconds": seconds,
     }
 
 
-def describe(found: dict[str, Any]) -> str:
-    lines = [f"{found['dataset']}, {found['tokenizer']}, {found['megabytes']:.1f} MB"]
-    for name, speed in found["megabytes_per_cpu_second"].items():
-        slower = found["ratio_to_ours"].get(name)
-        beside = (
-            f"  oelm is {slower['median']:.2f}x [{slower['low']:.2f}, {slower['high']:.2f}]" if slower else ""
-        )
-        lines.append(f"  {name:24} {speed:6.2f} MB/s per core{beside}")
-    return "\n".join(lines)
-
-
 def write_sample(dataset: str, data_dir: str, size: int, path: Path) -> int:
-    """The first documents of train, up to `size` bytes, as jsonl; how many bytes of text that is."""
-    texts = [row["text"] for row in open_corpus(dataset, data_dir=data_dir or None).rows("train")]
-    written, number = 0, 0
+    """Write about `size` bytes of documents of the train split as jsonl; returns the bytes of text."""
+    written = 0
     with open(path, "w", encoding="utf-8") as file:
-        while written < size and number < len(texts):
-            text = texts[number]
-            file.write(json.dumps({"text": text}) + "\n")
-            written, number = written + len(text.encode()), number + 1
+        for row in open_corpus(dataset, data_dir=data_dir or None).rows("train"):
+            if written >= size:
+                break
+            file.write(json.dumps({"text": row["text"]}) + "\n")
+            written += len(row["text"].encode())
     return written
 
 

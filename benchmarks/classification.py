@@ -1,23 +1,23 @@
-"""The arms of a classification benchmark: our loop, our loop with every row padded to 512, the Trainer.
+"""`python -m benchmarks classification`: samples per second of our loop, padding to 512 and the Trainer.
 
-All train the same network from the same weights on the same encoded rows, with as many rows per optimizer
-step. Steps differ in length, so each arm's own plan for an epoch is sampled evenly over the lengths of its
-batches: every round has short ones and long ones in the epoch's proportion.
+All arms train the same network from the same weights on the same encoded rows, with the same number of rows
+per optimizer step. Batches differ in length, so each turn takes batches spread evenly over all lengths.
 """
 
 from __future__ import annotations
 
-import importlib.util
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from oelm.bench.arms import Arm, held
-from oelm.bench.turns import trainer_in_turns
+from benchmarks.peers import run_trainer
+from oelm.bench.harness import Measured, Plan, Progress, measure_together, ratio
+from oelm.bench.methods import training_bytes
+from oelm.bench.worker import Arm
 from oelm.config.run_config import BudgetConfig, DataConfig, Machine, ModelConfig, OptimConfig, RunConfig
 from oelm.data.batches.classification import EncodedSplit
 from oelm.methods.presets import method
-from oelm.training.networks import MINILM_PACKAGE
 from oelm.training.prepare import Prepared, prepare
 from oelm.training.tasks.classification import Classification
 
@@ -26,15 +26,64 @@ ARMS = (OURS, PADDED, TRAINER)
 MAX_LENGTH = 512
 
 
-def model_name() -> str:
-    """MiniLM where its package is installed, a tiny random BERT otherwise."""
-    return "minilm" if importlib.util.find_spec(MINILM_PACKAGE) else "tiny-bert"
+@dataclass(frozen=True)
+class ClassificationBench:
+    """One comparison per dataset."""
+
+    datasets: tuple[str, ...] = ("agnews", "mnli", "imdb")
+    model: str = "minilm"
+    rows: int = 16  # per optimizer step
+    dropout: float = 0.1
+    train_rows: int = 0  # 0 = the whole split
+    data_dir: str = ""  # "" = built-in stand-ins
+    cache_dir: str = ""
+    plan: Plan = field(default_factory=lambda: Plan(steps=4, warmup=1))
+
+    def specs(self, dataset: str) -> list[dict[str, Any]]:
+        shared = {**asdict(self), "build": "benchmarks.classification:build", "dataset": dataset, "seed": 0}
+        del shared["datasets"]
+        return [{**shared, "arm": arm} for arm in ARMS]
+
+
+def run(bench: ClassificationBench, progress: Progress) -> dict[str, Any]:
+    found = []
+    for dataset in bench.datasets:
+        measured = measure_together(
+            bench.specs(dataset), bench.plan, lambda text, name=dataset: progress(f"{name}: {text}")
+        )
+        found.append({"dataset": dataset, **summarise(measured)})
+    settings = {
+        **asdict(bench),
+        **asdict(bench.plan),
+        "threads": bench.plan.thread_count,
+        "max_length": MAX_LENGTH,
+    }
+    for name in ("plan", "data_dir", "cache_dir"):  # paths say nothing about speed; `origin` names the data
+        del settings[name]
+    return {"kind": "classification", "interleaved": True, "settings": settings, "comparisons": found}
+
+
+def summarise(measured: dict[str, Measured]) -> dict[str, Any]:
+    """Samples per second of each arm, and how many times those of the other arms ours reaches."""
+    ours = measured[OURS]
+    arms = []
+    for name, arm in measured.items():
+        mean = float(np.mean([t for turns in arm.rounds for t in turns]))
+        arms.append(
+            {
+                "name": name,
+                "samples_per_second": arm.facts["rows"] / mean,
+                "speedup_of_ours": ratio(arm.rounds, ours.rounds).to_dict(),
+                **arm.to_dict(),
+            }
+        )
+    return {"origin": ours.facts["origin"], "arms": arms}
 
 
 def spread(longest: np.ndarray, turns: int, steps: int) -> list[list[int]]:
     """Which batches each turn takes: evenly spaced over all batches by length, in each turn as in the whole.
 
-    Dealt out to and fro, so that no turn has the longer one of every pair.
+    They are dealt back and forth, so that no turn has the longer one of every pair.
 
     >>> spread(np.array([30, 10, 20, 40]), turns=2, steps=2)
     [[1, 3], [2, 0]]
@@ -46,7 +95,11 @@ def spread(longest: np.ndarray, turns: int, steps: int) -> list[list[int]]:
     return hands.T.tolist()
 
 
+# -- in the worker process ----------------------------------------------------------------------------------
+
+
 def build(spec: dict[str, Any]) -> Arm:
+    plan = Plan(**spec["plan"])
     prepared = prepare(_config(spec), Machine(data_dir=spec["data_dir"], cache_dir=spec["cache_dir"]))
     task = prepared.task
     assert isinstance(task, Classification)
@@ -58,24 +111,24 @@ def build(spec: dict[str, Any]) -> Arm:
         batches = [task.plan.batch(number) for number in range(task.plan.batches_per_epoch)]
     full = [number for number, batch in enumerate(batches) if len(batch) == rows]
     longest = np.array([lengths[batches[number]].max() for number in full])
-    turns = [[full[place] for place in places] for places in spread(longest, spec["rounds"], spec["steps"])]
-    turns = [turns[0]] * spec["warmup"] + turns  # the warm-up's are not counted
-    chosen = [number for turn in turns[spec["warmup"] :] for number in turn]
-    real = sum(int(lengths[batches[number]].sum()) for number in chosen)
+    turns = [[full[place] for place in places] for places in spread(longest, plan.rounds, plan.steps)]
+    # Warm-up steps, then turns whose first step is not counted.
+    steps = [*([turns[0][0]] * plan.warmup), *(number for turn in turns for number in (turn[0], *turn))]
+    real = sum(int(lengths[batches[number]].sum()) for turn in turns for number in turn)
     padded = sum(
         rows * (MAX_LENGTH if spec["arm"] == PADDED else int(lengths[batches[number]].max()))
-        for number in chosen
+        for turn in turns
+        for number in turn
     )
     facts = {
-        "samples": spec["steps"] * rows,  # of a turn
-        "tokens_per_sample": real / len(chosen) / rows,
+        "rows": rows,
+        "tokens_per_sample": real / rows / plan.rounds / plan.steps,
         "padding_share": 1 - real / padded,
         "origin": prepared.data_facts["origin"],
-        "model": spec["model"],
     }
     if spec["arm"] == TRAINER:
-        return _trainer(spec, prepared, [batches[number] for turn in turns for number in turn], facts)
-    return _ours(spec, prepared, turns, facts)
+        return _trainer(spec, prepared, [batches[number] for number in steps], facts)
+    return _ours(spec, prepared, steps, facts)
 
 
 def _config(spec: dict[str, Any]) -> RunConfig:
@@ -101,7 +154,7 @@ def _config(spec: dict[str, Any]) -> RunConfig:
     )
 
 
-def _ours(spec: dict[str, Any], prepared: Prepared, turns: list[list[int]], facts: dict[str, Any]) -> Arm:
+def _ours(spec: dict[str, Any], prepared: Prepared, steps: list[int], facts: dict[str, Any]) -> Arm:
     from oelm.methods.apply import apply
     from oelm.training.optimizer import build_optimizer, clip_gradients
     from oelm.training.tasks.task import Objective
@@ -110,21 +163,20 @@ def _ours(spec: dict[str, Any], prepared: Prepared, turns: list[list[int]], fact
     apply(model, config.method, seed=config.seed)
     optimizer = build_optimizer(model, config.optim)
     objective = Objective(model, task)
-    coming = iter(turns)
+    coming = iter(steps)
 
     def step() -> None:
-        for number in next(coming):
-            for batch in task.micro_batches(number, spec["rows"]):
-                (objective(batch.tensors) / batch.weight).backward()
-            clip_gradients(model.parameters(), config.optim.clip)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        for batch in task.micro_batches(next(coming), spec["rows"]):
+            (objective(batch.tensors) / batch.weight).backward()
+        clip_gradients(model.parameters(), config.optim.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
-    return Arm(step, facts, held(model, optimizer))
+    return Arm(step, facts, training_bytes(model, optimizer))
 
 
 def _trainer_order(lengths: np.ndarray, rows: int, seed: int) -> np.ndarray:
-    """One epoch of the Trainer's own sampler for `train_sampling_strategy="group_by_length"`."""
+    """One epoch of the Trainer's sampler for `train_sampling_strategy="group_by_length"`."""
     import torch
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
@@ -135,10 +187,7 @@ def _trainer_order(lengths: np.ndarray, rows: int, seed: int) -> np.ndarray:
 def _trainer(
     spec: dict[str, Any], prepared: Prepared, batches: list[np.ndarray], facts: dict[str, Any]
 ) -> Arm:
-    """Dynamic padding by transformers' collator, the sampler's batches in the order of the turns.
-
-    Rows are a list in memory, the fastest a Trainer can get: no reading of an Arrow table is counted.
-    """
+    """Dynamic padding by transformers' collator; rows are a list in memory, the fastest a Trainer can get."""
     from transformers import DataCollatorWithPadding, PreTrainedTokenizerFast
 
     inner = prepared.tokenizer._inner
@@ -149,17 +198,16 @@ def _trainer(
     theirs.load_state_dict(ours.state_dict())
     split: EncodedSplit = prepared.task.splits["train"]  # type: ignore[attr-defined]
     rows = [_features(split, int(number)) for batch in batches for number in batch]
-    drives = trainer_in_turns(
+    loop = run_trainer(
         theirs,
         rows,
         spec["rows"],
-        steps=spec["steps"],
-        train_sampling_strategy="sequential",  # they come in the order of its own sampler's batches
+        train_sampling_strategy="sequential",  # rows come in the order of its own sampler's batches
         lr_scheduler_type="constant",
         weight_decay=0.01,
         data_collator=collate,
     )
-    return Arm(lambda: None, facts, drives=drives)
+    return Arm(facts=facts, own_loop=loop)
 
 
 def _features(split: EncodedSplit, row: int) -> dict[str, Any]:

@@ -1,0 +1,170 @@
+"""`python -m benchmarks page`: docs/performance.md from benchmarks/results, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from oelm.errors import OelmError
+
+Result = dict[str, Any]
+
+HEADER = """\
+# Performance
+
+Generated from `benchmarks/results/*.json` by `python -m benchmarks page`; no figure here is written by hand.
+
+Every arm runs in its own process. Arms take turns of several consecutive steps, in an order that is shuffled
+every round; the first step of a turn is not counted. The comparison is repeated with fresh processes, and the
+process is the unit of the 95 % confidence interval (Student's t of log ratios). `baseline (again)` is a
+second copy of our baseline: its ratio shows the noise. A ratio above 1 means slower than our baseline."""
+
+
+def make(results: Path | str, document: Path | str) -> str:
+    """The page as text; also writes it to `document`."""
+    paths = sorted(Path(results).glob("*.json"))
+    if not paths:
+        raise OelmError(
+            f"no results in {results}: `python -m benchmarks step -o {results}/step.json` writes one"
+        )
+    lines = [HEADER]
+    for path in paths:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        title, section = SECTIONS[result["kind"]]
+        lines += ["", f"## {title(result)}", "", *section(result), "", *source(path.name, result)]
+    text = "\n".join(lines) + "\n"
+    Path(document).write_text(text, encoding="utf-8")
+    return text
+
+
+def source(name: str, result: Result) -> list[str]:
+    """The command, the machine and the versions of a result."""
+    m, v, load = result["machine"], result["versions"], result["load"]
+    threads = result.get("settings", {}).get("threads", m["threads"])
+    return [
+        f"`{result['command']}` ({name}, {result['date']})",
+        "",
+        f"{m['cpu']}, {m['cores']} cores, {threads} threads, {m['memory_bytes'] / 2**30:.0f} GiB; "
+        f"torch {v['torch']}, transformers {v.get('transformers', '-')}; "
+        f"load average {load['before']} before, {load['after']} after",
+    ]
+
+
+def step(result: Result) -> list[str]:
+    rows = []
+    for arm in result["arms"]:
+        memory = arm["memory"]
+        rows.append(
+            (
+                arm["name"],
+                f"{arm['median_seconds']:.3f}",
+                interval(arm["ratio"]),
+                f"{arm['flops_ratio']:.3f}" if arm.get("flops_ratio") else "-",
+                f"{arm['tokens_per_second']:,.0f}",
+                f"{arm['gemm_peak_share']:.2f}" if "gemm_peak_share" in arm else "-",
+                f"{memory['peak_bytes'] / 2**20:,.0f}",
+                megabytes(memory.get("gradient_bytes")),
+                megabytes(memory.get("optimizer_bytes")),
+            )
+        )
+    head = (
+        "arm",
+        "s/step",
+        "time / baseline [95 %]",
+        "FLOPs / baseline",
+        "tokens/s",
+        "share of GEMM peak",
+        "peak MiB",
+    )
+    lines = table((*head, "gradients MiB", "optimizer MiB"), rows)
+    s = result["settings"]
+    peak = f"{result['gemm_peak_flops'] / 1e9:.0f} GFLOP/s"
+    plan = "{processes} processes per arm, {rounds} rounds of {steps} counted steps each".format(**s)
+    lines += ["", f"{plan}; GEMM peak {peak} in the same rounds."]
+    if "alone" in result:
+        together = {arm["name"]: arm["ratio"] for arm in result["arms"]}
+        lines += ["", "Check: the same arms, each measured with no other arm alive.", ""]
+        lines += table(
+            ("arm", "s/step alone", "time / baseline alone [95 %]", "time / baseline, together [95 %]"),
+            [
+                (name, f"{arm['median_seconds']:.3f}", interval(arm["ratio"]), interval(together[name]))
+                for name, arm in result["alone"].items()
+            ],
+        )
+    return lines
+
+
+def classification(result: Result) -> list[str]:
+    rows = [
+        (
+            comparison["dataset"],
+            arm["name"],
+            f"{arm['samples_per_second']:.2f}",
+            interval(arm["speedup_of_ours"]),
+            f"{arm['facts']['tokens_per_sample']:.0f}",
+            f"{100 * arm['facts']['padding_share']:.1f} %",
+            f"{arm['memory']['peak_bytes'] / 2**20:,.0f}",
+        )
+        for comparison in result["comparisons"]
+        for arm in comparison["arms"]
+    ]
+    head = ("dataset", "arm", "samples/s", "ours is faster by [95 %]", "tokens/sample", "padding", "peak MiB")
+    s = result["settings"]
+    note = (
+        f"{s['model']}, {s['rows']} rows per step, dropout {s['dropout']:g}, at most 512 tokens; "
+        f"{s['processes']} processes per arm."
+    )
+    return [*table(head, rows), "", note]
+
+
+def tokenisation(result: Result) -> list[str]:
+    rows = [
+        (
+            c["dataset"],
+            c["tokenizer"],
+            name,
+            f"{speed:.2f}",
+            interval(c["ratio_to_ours"][name]) if name in c["ratio_to_ours"] else "-",
+        )
+        for c in result["comparisons"]
+        for name, speed in c["megabytes_per_cpu_second"].items()
+    ]
+    return table(("dataset", "tokenizer", "arm", "MB/s per core", "ours is faster by [95 %]"), rows)
+
+
+def folders(result: Result) -> list[str]:
+    head = ("command", *(f"{count:,} run{'s' * (count > 1)}" for count in result["counts"]))
+    rows = [
+        (f"`oelm {command}`", *(f"{seconds:.2f} s" for seconds in found["best_seconds"]))
+        for command, found in result["commands"].items()
+    ]
+    return [
+        *table(head, rows),
+        "",
+        f"Best of {result['settings']['rounds']} whole commands, interpreter start included.",
+    ]
+
+
+SECTIONS: dict[str, tuple[Callable[[Result], str], Callable[[Result], list[str]]]] = {
+    "step": (
+        lambda r: "A training step: {size}, {batch} x {context} tokens".format(**r["settings"]),
+        step,
+    ),
+    "classification": (lambda r: "Classification", classification),
+    "tokenisation": (lambda r: "Tokenisation", tokenisation),
+    "folders": (lambda r: "Many run folders", folders),
+}
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+
+
+def interval(r: dict[str, float]) -> str:
+    return f"{r['value']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
+
+
+def megabytes(count: int | None) -> str:
+    return "-" if count is None else f"{count / 2**20:,.1f}"

@@ -1,0 +1,215 @@
+"""Measure arms against each other: each in its own process, in turns of several consecutive steps.
+
+Machines are noisy, and an arm that frees large tensors after every step pays for new pages when another
+process has run in between. So
+
+- an arm runs several consecutive steps per turn, and the first step of a turn is not counted;
+- every round gives each arm one turn, in an order that is shuffled anew;
+- the comparison is repeated with fresh processes, because a lucky memory layout lasts as long as its process.
+  The process is the unit of the confidence interval: the rounds of one process are averaged first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from oelm.errors import OelmError, UsageError
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured: processes per arm, turns (rounds) per process, counted steps per turn."""
+
+    processes: int = 3
+    rounds: int = 4
+    steps: int = 3
+    warmup: int = 2  # steps of each process before its first turn
+    threads: int = 0  # 0 = all cores
+
+    def __post_init__(self) -> None:
+        if self.processes < 3:
+            raise UsageError(
+                f"a confidence interval needs at least 3 processes per arm, not {self.processes}"
+            )
+        if self.rounds < 1 or self.steps < 1:
+            raise UsageError("a benchmark needs at least one round of one counted step")
+
+    @property
+    def thread_count(self) -> int:
+        return self.threads or os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as long one arm takes as another, with a 95 % confidence interval over processes."""
+
+    value: float
+    low: float
+    high: float
+    processes: int
+
+    def to_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def ratio(arm: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]) -> Ratio:
+    """The ratio of step times of two arms measured together: `times[process][round]` for each.
+
+    Arms are compared within a round, so that a busy minute of the machine cancels; the log ratios of one
+    process are averaged, and the interval is Student's t over processes.
+
+    >>> str(ratio([[2.0, 4.0], [6.0, 2.0], [2.0, 2.0]], [[1.0, 2.0], [3.0, 1.0], [1.0, 1.0]]))
+    '2.00 [2.00, 2.00]'
+    """
+    if [len(p) for p in arm] != [len(p) for p in reference] or len(arm) < 2:
+        raise ValueError("both arms need the same rounds, of two processes or more")
+    logs = [np.log(np.divide(a, b)).mean() for a, b in zip(arm, reference, strict=True)]
+    center, n = float(np.mean(logs)), len(logs)
+    half = float(stats.t.ppf(0.975, n - 1) * np.std(logs, ddof=1) / n**0.5)
+    return Ratio(float(np.exp(center)), float(np.exp(center - half)), float(np.exp(center + half)), n)
+
+
+@dataclass
+class Measured:
+    """What was measured of one arm: seconds per counted step, `steps[process][round][step]`."""
+
+    steps: list[list[list[float]]]
+    facts: dict[str, Any]
+    memory: dict[str, int]
+
+    @property
+    def rounds(self) -> list[list[float]]:
+        """Mean seconds per step of every turn, by process."""
+        return [[statistics.fmean(turn) for turn in turns] for turns in self.steps]
+
+    @property
+    def median_seconds(self) -> float:
+        return statistics.median(t for turns in self.steps for turn in turns for t in turn)
+
+    def to_dict(self) -> dict[str, Any]:
+        digits = [[[round(t, 6) for t in turn] for turn in turns] for turns in self.steps]
+        return {"steps": digits, "facts": self.facts, "memory": self.memory}
+
+
+class ArmProcess:
+    """One arm in its own process: it runs a turn when told to, and sleeps in between."""
+
+    def __init__(self, spec: Mapping[str, Any], *, threads: int) -> None:
+        self.name = str(spec["arm"])
+        environment = os.environ | {
+            "OMP_NUM_THREADS": str(threads),
+            "OMP_WAIT_POLICY": "passive",  # a sleeping arm must not spin on the cores of the working one
+            "HF_HUB_OFFLINE": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "oelm.bench.worker", json.dumps(dict(spec))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def read_facts(self) -> dict[str, Any]:
+        """Wait until the arm is built."""
+        return self._answer()
+
+    def turn(self, steps: int) -> list[float]:
+        return self._ask({"steps": steps})["seconds"]
+
+    def memory(self) -> dict[str, int]:
+        return self._ask({"memory": True})
+
+    def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the exit code below says more
+            print(json.dumps(command), file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise OelmError(f"the benchmark arm '{self.name}' died with exit code {self._process.wait()}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def measure_together(
+    specs: Sequence[Mapping[str, Any]], plan: Plan, progress: Progress = lambda text: None
+) -> dict[str, Measured]:
+    """Measure all arms side by side: their processes live at the same time and take turns."""
+    found: dict[str, Measured] = {}
+    order = random.Random(0)
+    for generation in range(plan.processes):
+        with contextlib.ExitStack() as stack:
+            arms = [_start(spec, plan, stack) for spec in specs]
+            _build_and_warm_up(arms, plan, found)
+            for number in range(plan.rounds):
+                progress(f"process {generation + 1}/{plan.processes}, round {number + 1}/{plan.rounds}")
+                for arm in order.sample(arms, len(arms)):
+                    _take_turn(arm, plan, found)
+            for arm in arms:
+                found[arm.name].memory = arm.memory()
+    return found
+
+
+def measure_alone(
+    specs: Sequence[Mapping[str, Any]], plan: Plan, progress: Progress = lambda text: None
+) -> dict[str, Measured]:
+    """Measure each arm with no other arm in memory, as a check on `measure_together`."""
+    found: dict[str, Measured] = {}
+    order = random.Random(1)
+    for generation in range(plan.processes):
+        for spec in order.sample(list(specs), len(specs)):
+            progress(f"process {generation + 1}/{plan.processes}, {spec['arm']} alone")
+            with contextlib.ExitStack() as stack:
+                arm = _start(spec, plan, stack)
+                _build_and_warm_up([arm], plan, found)
+                for _ in range(plan.rounds):
+                    _take_turn(arm, plan, found)
+                found[arm.name].memory = arm.memory()
+    return found
+
+
+def _start(spec: Mapping[str, Any], plan: Plan, stack: contextlib.ExitStack) -> ArmProcess:
+    arm = ArmProcess(spec, threads=plan.thread_count)
+    stack.callback(arm.close)
+    return arm
+
+
+def _build_and_warm_up(arms: Sequence[ArmProcess], plan: Plan, found: dict[str, Measured]) -> None:
+    for arm in arms:
+        facts = arm.read_facts()
+        found.setdefault(arm.name, Measured([], facts, {})).steps.append([])
+    for arm in arms:
+        if plan.warmup:
+            arm.turn(plan.warmup)
+
+
+def _take_turn(arm: ArmProcess, plan: Plan, found: dict[str, Measured]) -> None:
+    found[arm.name].steps[-1].append(arm.turn(plan.steps + 1)[1:])  # the first step of a turn is not counted

@@ -1,0 +1,227 @@
+"""`oelm bench`: step time, memory and saving of each method on one's own model and device.
+
+The baseline is measured twice: the ratio of the second copy shows what the machine's noise alone looks like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from oelm.bench.harness import Measured, Plan, Progress, measure_together, ratio
+from oelm.bench.worker import Arm
+from oelm.errors import UsageError
+from oelm.methods.presets import method
+
+DEFAULT_METHODS = ("baseline", "oelm-freeze", "oelm-plus")
+AGAIN = "baseline (again)"
+GEMM_SIZE = 2048
+GEMM = "gemm"  # not a model: the machine's own matrix product, measured in the same rounds
+ENCODERS = ("minilm", "tiny-bert")  # built-in transformers encoders, measured with a head of two classes
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The network and the batch of a step."""
+
+    size: str = "medium-512"  # a size of our GPT, or minilm, tiny-bert
+    vocabulary: int = 50257
+    context: int = 512
+    batch: int = 4
+    position: str = "learned"
+    device: str = "cpu"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class MethodsBench:
+    """One comparison of methods; the first one is the reference."""
+
+    methods: tuple[str, ...] = DEFAULT_METHODS
+    workload: Workload = field(default_factory=Workload)
+    plan: Plan = field(default_factory=Plan)
+
+    def __post_init__(self) -> None:
+        names = [method(name).name for name in self.methods]  # refuses an unknown name
+        if not names or len(set(names)) != len(names):
+            raise UsageError(f"a benchmark needs different methods, not {list(self.methods)}")
+        if names[0] != "baseline":
+            raise UsageError("the first method must be 'baseline': the others are measured against it")
+
+    def specs(self) -> list[dict[str, Any]]:
+        shared = {"build": "oelm.bench.methods:build", **asdict(self.workload)}
+        arms = [(name, name) for name in self.methods] + [(AGAIN, "baseline")]
+        return [
+            {"arm": GEMM, **shared},
+            *({"arm": arm, "method": method(name).to_dict(), **shared} for arm, name in arms),
+        ]
+
+
+def run(bench: MethodsBench, progress: Progress = lambda text: None) -> dict[str, Any]:
+    """Measure; returns the facts that `oelm bench -o FILE` writes and a report reads."""
+    measured = measure_together(bench.specs(), bench.plan, progress)
+    return {
+        "kind": "step",
+        "interleaved": True,
+        "model": bench.workload.size,
+        "settings": {**asdict(bench.workload), **asdict(bench.plan), "threads": bench.plan.thread_count},
+        **summarise(measured, "baseline"),
+    }
+
+
+def summarise(measured: dict[str, Measured], reference: str) -> dict[str, Any]:
+    """Ratios to the reference arm, shares of the GEMM peak and bytes, from the measured steps."""
+    gemm = measured[GEMM]
+    peak = gemm.facts["flops"] / gemm.median_seconds
+    first = measured[reference]
+    rows = []
+    for name, arm in measured.items():
+        if name == GEMM:
+            continue
+        facts = arm.facts
+        row: dict[str, Any] = {
+            "name": name,
+            "method": facts.get("method", {}).get("name", "") if name != AGAIN else "",
+            "fields": facts.get("method") if name != AGAIN else None,  # a preset can change its meaning
+            "median_seconds": arm.median_seconds,
+            "tokens_per_second": facts["tokens"] / arm.median_seconds,
+            "ratio": ratio(arm.rounds, first.rounds).to_dict(),
+            "memory_ratio": arm.memory["peak_bytes"] / first.memory["peak_bytes"],
+            "parameters": facts["parameters"],
+            "trainable": facts["trainable"],
+            **arm.to_dict(),
+        }
+        if "flops" in facts:
+            row["gemm_peak_share"] = facts["flops"] / arm.median_seconds / peak
+            row["flops_ratio"] = facts["flops"] / first.facts["flops"] if "flops" in first.facts else None
+        rows.append(row)
+    return {"gemm_peak_flops": peak, "arms": rows}
+
+
+# -- in the worker process ----------------------------------------------------------------------------------
+
+
+def build(spec: dict[str, Any]) -> Arm:
+    """The arm of a spec: the GEMM of this machine, or a training step of our loop under a method."""
+    if spec["arm"] == GEMM:
+        return build_gemm(spec["device"])
+    import torch
+
+    from oelm.config.run_config import OptimConfig
+    from oelm.methods.apply import apply
+    from oelm.methods.method import Method
+    from oelm.training.measure.flops import flop_model
+    from oelm.training.optimizer import build_optimizer, clip_gradients
+
+    ids = token_batch(spec)
+    model, loss_of = (_encoder if spec["size"] in ENCODERS else _gpt)(spec, ids)
+    apply(model, Method.from_dict(spec["method"]), seed=spec["seed"])
+    optimizer = build_optimizer(model, OptimConfig())
+    synchronize = torch.cuda.synchronize if spec["device"].startswith("cuda") else (lambda: None)
+
+    def step() -> None:
+        loss_of().backward()
+        clip_gradients(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        synchronize()
+
+    rows, length = ids.shape[0], ids.shape[1] - 1
+    flops = flop_model(model)
+    facts = {
+        "method": spec["method"],
+        "flops": flops.step(rows, length).total,
+        "predicted_saving": flops.saving(rows, length),
+        **count_parameters(model, ids),
+    }
+    return Arm(step, facts, training_bytes(model, optimizer))
+
+
+def token_batch(spec: dict[str, Any]) -> Any:
+    """Random token ids, (batch, context + 1), the same for every arm."""
+    import torch
+
+    draw = torch.Generator().manual_seed(spec["seed"])
+    ids = torch.randint(spec["vocabulary"], (spec["batch"], spec["context"] + 1), generator=draw)
+    return ids.to(spec["device"])
+
+
+def count_parameters(model: Any, ids: Any) -> dict[str, int]:
+    return {
+        "tokens": ids.shape[0] * (ids.shape[1] - 1),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
+    }
+
+
+def training_bytes(model: Any, optimizer: Any) -> Callable[[], dict[str, int]]:
+    """Return a function that counts the bytes of gradients and optimizer state, on a GPU also the peak."""
+    import torch
+
+    def count() -> dict[str, int]:
+        states = (
+            v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)
+        )
+        held = {
+            "gradient_bytes": sum(p.nbytes for p in model.parameters() if p.requires_grad),
+            "optimizer_bytes": sum(v.nbytes for v in states),
+        }
+        if torch.cuda.is_available() and next(model.parameters()).is_cuda:
+            held["peak_bytes"] = torch.cuda.max_memory_allocated()
+        return held
+
+    return count
+
+
+def build_gemm(device: str) -> Arm:
+    """Four products of square matrices: the peak that a step's FLOP rate is compared with."""
+    import torch
+
+    a = torch.ones(GEMM_SIZE, GEMM_SIZE, device=device)
+    synchronize = torch.cuda.synchronize if device.startswith("cuda") else (lambda: None)
+
+    def step() -> None:
+        for _ in range(4):
+            a @ a
+        synchronize()
+
+    return Arm(step, {"flops": 4 * 2.0 * GEMM_SIZE**3})
+
+
+def _gpt(spec: dict[str, Any], ids: Any) -> tuple[Any, Callable[[], Any]]:
+    import torch
+
+    from oelm.models.gpt import GPT, gpt_config
+
+    config = gpt_config(
+        spec["size"], vocab_size=spec["vocabulary"], context=spec["context"], position=spec["position"]
+    )
+    model = GPT(config, torch.Generator().manual_seed(spec["seed"])).to(spec["device"])
+    x, y = ids[:, :-1], ids[:, 1:]
+    return model, lambda: model.loss(x, y)
+
+
+def _encoder(spec: dict[str, Any], ids: Any) -> tuple[Any, Callable[[], Any]]:
+    """A BERT that classifies: it has no vocabulary head, so nearly all matrix products are in its blocks."""
+    import torch
+
+    from oelm.config.run_config import DataConfig, ModelConfig, RunConfig
+    from oelm.training.networks import build_network
+    from oelm.training.tasks.classification import class_logits
+
+    config = RunConfig(
+        id="bench",
+        study="bench",
+        task="classification",
+        data=DataConfig(dataset="", max_length=spec["context"]),
+        model=ModelConfig("hf", spec["size"], pretrained=spec["size"] == "minilm", dropout=0.0),
+        method=method("baseline"),
+        seed=spec["seed"],
+    )
+    model: Any = build_network(config, vocab_size=spec["vocabulary"], classes=2, pad_id=0, eos_id=1)
+    model.train().to(spec["device"])
+    rows = ids[:, :-1] % model.config.vocab_size
+    tensors = {"ids": rows, "lengths": torch.full((len(rows),), rows.shape[1], device=rows.device)}
+    labels = torch.arange(len(rows), device=rows.device) % 2
+    return model, lambda: torch.nn.functional.cross_entropy(class_logits(model, tensors), labels)

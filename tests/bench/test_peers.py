@@ -1,0 +1,105 @@
+"""Benchmarks against other tools: every arm trains the same architecture, and the page shows all of them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks import classification, folders, page, peers, step
+
+from oelm.bench import methods
+from oelm.bench.harness import Measured
+from oelm.models.gpt import GPT, gpt_config
+
+WORK = methods.Workload("smoke", vocabulary=64, context=8, batch=2)
+
+
+def measured(specs, plan, progress):
+    """Builds the arms here and takes one step of each; the times are made up."""
+    found = {}
+    for number, spec in enumerate(specs):
+        module = peers if spec["build"].startswith("benchmarks.peers") else methods
+        arm = module.build(spec)
+        arm.step()
+        memory = {"peak_bytes": 1 << 20, "gradient_bytes": 0, "optimizer_bytes": 0} | arm.memory()
+        found[spec["arm"]] = Measured([[[1.0 + number] * 2] * 2] * 3, arm.facts, memory)
+    return found
+
+
+def test_all_peers_have_our_parameter_count_and_appear_on_the_page(monkeypatch):
+    monkeypatch.setattr(step, "measure_together", measured)
+    monkeypatch.setattr(step, "measure_alone", measured)
+    monkeypatch.setattr(methods, "GEMM_SIZE", 8)
+    bench = methods.MethodsBench(("baseline", "oelm-freeze"), WORK)
+    result = step.run(bench, peers.PEERS, alone=True, progress=print)
+    config = gpt_config("smoke", vocab_size=64, context=8)
+    ours = sum(p.numel() for p in GPT(config).parameters())
+    counts = {arm["name"]: arm["parameters"] for arm in result["arms"]}
+    attention_biases = config.layers * 4 * config.width  # GPT-2 of transformers cannot do without
+    assert counts["nanogpt"] == counts["baseline"] == ours
+    assert counts["transformers"] == counts["trainer"] == ours + attention_biases
+    text = "\n".join(page.step(result))
+    for name in (*peers.PEERS, "baseline (again)", "with no other arm alive"):
+        assert name in text
+
+
+def nanogpt_names(ours):
+    """Our weights under the names of the nanoGPT peer, which has one fused qkv projection."""
+    import torch
+
+    names = {"tokens": "wte", "positions": "wpe", "norm1": "ln_1", "norm2": "ln_2", "attn.o": "c_proj"}
+    names |= {"mlp.up": "up", "mlp.down": "down", "norm.": "ln_f."}
+    found = {"lm_head.weight": ours["tokens.weight"]}
+    for name, tensor in ours.items():
+        if name.endswith("attn.q.weight"):
+            parts = [ours[name.replace("attn.q", f"attn.{part}")] for part in "qkv"]
+            found[name.replace("attn.q", "c_attn")] = torch.cat(parts)
+        elif ".attn.k." not in name and ".attn.v." not in name:
+            for old, new in names.items():
+                name = name.replace(old, new)
+            found[name] = tensor
+    return found
+
+
+def test_nanogpt_peer_computes_the_function_of_our_model():
+    import torch
+
+    config = gpt_config("smoke", vocab_size=64, context=8)
+    ours, theirs = GPT(config, torch.Generator().manual_seed(0)).eval(), peers.NanoGPT(config).eval()
+    theirs.load_state_dict(nanogpt_names(ours.state_dict()))
+    ids = torch.randint(64, (2, 9), generator=torch.Generator().manual_seed(1))
+    expected = ours.loss(ids[:, :-1], ids[:, 1:])
+    targets = ids[:, 1:].contiguous()
+    assert theirs(ids[:, :-1], targets).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_every_turn_of_classification_has_short_and_long_batches():
+    turns = classification.spread(np.arange(100), turns=4, steps=4)
+    assert len({number for turn in turns for number in turn}) == 16
+    means = [np.mean(turn) for turn in turns]
+    assert max(means) - min(means) < 5
+
+
+def test_copied_run_folders_are_finished_runs_with_valid_checksums(tmp_path, in_process):
+    from oelm.analysis.load import load_runs
+    from oelm.cli.main import main
+
+    origin = tmp_path / "origin"
+    for name in ("GPT-01", "GPT-02"):
+        assert main(["train", name, "--scale", "smoke", "--seed", "0", "--runs", str(origin)]) == 0
+    folders.copy_runs(origin, tmp_path / "many", 6)
+    loaded = load_runs(tmp_path / "many")
+    assert len([run for run in loaded.runs if run.result]) == 6, [str(w) for w in loaded.warnings]
+    assert {run.config.seed for run in loaded.runs} == {1, 2, 3}
+
+
+def test_trainer_order_is_a_permutation_of_the_rows():
+    order = classification._trainer_order(np.arange(40) % 7, rows=4, seed=0)
+    assert sorted(order) == list(range(40))
+    assert replace(classification.ClassificationBench(), rows=4).rows == 4
