@@ -9,6 +9,7 @@ import pytest
 from oelm.analysis.analyze import Analysis, analyze
 from oelm.analysis.load import FINISHED
 from oelm.cli.analyze import BENCHMARKS
+from oelm.experiments.catalogue import planned_configs
 from oelm.report.claims import claims_page
 from oelm.report.document import Figure
 from oelm.report.figures import standalone
@@ -23,7 +24,7 @@ RESULTS = "results"
 def committed() -> Analysis:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        return analyze(RESULTS, benchmarks=BENCHMARKS)
+        return analyze(RESULTS, benchmarks=BENCHMARKS, planned=planned_configs())
 
 
 def test_every_result_can_be_read_and_none_holds_weights_or_a_path_of_a_machine(committed: Analysis) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from oelm.analysis import analyze as analysis
 from oelm.config.run_config import (
     BudgetConfig,
     CompareConfig,
@@ -21,11 +22,17 @@ from oelm.config.run_config import (
     TuneConfig,
 )
 from oelm.config.yaml import config_to_yaml
+from oelm.experiments.catalogue import planned_configs
 from oelm.methods.presets import method
 from oelm.runs.folder import run_path
 
 BASE = "GPT-01"
 QK, TOTAL = 12_288, 200_000
+
+
+def analyze(root: Path | str, studies: Sequence[str] = (), **options: Any) -> analysis.Analysis:
+    """`oelm.analysis.analyze` with the package's own catalogue."""
+    return analysis.analyze(root, studies, planned=planned_configs(), **options)
 
 
 def lm_config(id: str = BASE, arm: str = "baseline", *, seed: int = 0, **changes: Any) -> RunConfig:

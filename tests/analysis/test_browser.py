@@ -7,9 +7,8 @@ from pathlib import Path
 
 import chromium
 import pytest
-from run_factory import write_study
+from run_factory import analyze, write_study
 
-from oelm.analysis.analyze import analyze
 from oelm.report.report import write_html
 
 pytestmark = pytest.mark.slow

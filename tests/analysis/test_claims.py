@@ -6,9 +6,8 @@ import math
 from pathlib import Path
 
 import pytest
-from run_factory import write_study
+from run_factory import analyze, write_study
 
-from oelm.analysis.analyze import analyze
 from oelm.report import arithmetic
 from oelm.report.claims import NOT_RUN, claims, claims_page
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_factory import cls_config, lm_config, write_arm, write_run, write_study, write_trials
+from run_factory import analyze, cls_config, lm_config, write_arm, write_run, write_study, write_trials
 from scipy import stats
 
-from oelm.analysis.analyze import analyze, architecture
+from oelm.analysis.analyze import architecture
 from oelm.analysis.compare import Comparison
 from oelm.analysis.verdict import FAILS, HOLDS, NO_INTERVAL, REFUSED, UNDECIDED, WITHHELD
 from oelm.config.run_config import TuneConfig
@@ -192,8 +192,8 @@ def test_a_phase_of_the_report_holds_its_runs_alone(tmp_path):
     write_study(tmp_path)
     analysis = analyze(tmp_path, ["paper"], ids=reported_with(["3"]))
     assert {arm.id for arm in analysis.arms} == {"GPT-01", "GPT-02", "GPT-03"}
-    assert "GPT-07" in analysis.never_started()
-    assert "XNLI-01" not in analysis.never_started()
+    assert "GPT-07" in analysis.never_started
+    assert "XNLI-01" not in analysis.never_started
 
 
 def test_a_rate_at_the_edge_of_its_grid_is_flagged(tmp_path):

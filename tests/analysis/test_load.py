@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_factory import cls_config, dump, lm_config, write_run, write_study, write_trials
+from run_factory import analyze, cls_config, dump, lm_config, write_run, write_study, write_trials
 
-from oelm.analysis.analyze import analyze
 from oelm.analysis.load import load_runs
 from oelm.errors import OelmError
 from oelm.runs.keep import keep

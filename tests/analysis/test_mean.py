@@ -6,10 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from run_factory import cls_config, write_arm
+from run_factory import analyze, cls_config, write_arm
 from scipy import stats
 
-from oelm.analysis.analyze import analyze
 from oelm.report.findings import mean_blocks
 from oelm.report.words import Words
 

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_factory import cls_config, dump, lm_config, write_arm, write_run, write_study
+from run_factory import analyze, cls_config, dump, lm_config, write_arm, write_run, write_study
 
-from oelm.analysis.analyze import analyze
 from oelm.methods.presets import method
 from oelm.printable import printable
 from oelm.report import closing, findings, plots, report

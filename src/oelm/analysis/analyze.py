@@ -10,16 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from oelm.analysis.compare import Arm, Comparison, Comparisons, compare_all
+from oelm.analysis.compare import Arm, Comparison, Comparisons, Planned, compare_all
 from oelm.analysis.costs import Cost, StepRatio, cost, read_benchmarks
 from oelm.analysis.goal import Goal, goals
 from oelm.analysis.load import Loaded, LoadWarning, load_runs
 from oelm.analysis.mean import Mean, means
+from oelm.analysis.messages import Message
 from oelm.analysis.statistics import Estimate
 from oelm.analysis.verdict import Verdict
-from oelm.experiments.catalogue import experiments
-from oelm.experiments.experiment import Reported
-from oelm.report.messages import Message
 
 # Where a family of transformers models stands; our GPT is told by its causal mask.
 _ENCODERS = ("bert", "minilm", "electra", "albert", "deberta")
@@ -31,8 +29,7 @@ class Analysis:
     loaded: Loaded
     comparisons: Comparisons
     benchmarks: list[StepRatio]
-    reported: dict[str, Reported]  # experiment ID -> the study's own figure
-    catalogued: dict[str, tuple[str, ...]]  # study -> IDs, of the studies that have runs here
+    never_started: tuple[str, ...]  # catalogued experiments without a run, of the studies that have runs
 
     @property
     def warnings(self) -> list[LoadWarning]:
@@ -69,11 +66,6 @@ class Analysis:
     def disk_bytes(self) -> int:
         return sum(r.disk_bytes() for r in (*self.loaded.runs, *self.loaded.trials))
 
-    def never_started(self) -> list[str]:
-        """Catalogued experiments of the studies at hand without a single run."""
-        present = {r.id for r in self.loaded.runs}
-        return [id for ids in self.catalogued.values() for id in ids if id not in present]
-
     def to_dict(self) -> dict[str, Any]:
         return {
             "runs_folder": str(self.loaded.root),
@@ -88,7 +80,7 @@ class Analysis:
             "means": [_mean(m) for m in self.means],
             "arms": [_arm(a, self.costs.get(a.key)) for a in self.arms],
             "waiting": [str(m) for m in self.comparisons.waiting],
-            "never_started": self.never_started(),
+            "never_started": list(self.never_started),
             "warnings": [str(w) for w in self.warnings],
             "results_without_checksums": self.loaded.unverified,
             "compute_seconds": self.compute_seconds,
@@ -100,26 +92,34 @@ def analyze(
     root: Path | str,
     studies: Iterable[str] = (),
     benchmarks: Path | str | None = None,
+    *,
+    planned: Planned,
     ids: Collection[str] | None = None,
 ) -> Analysis:
-    """Load, compare, gather what belongs beside it. `benchmarks` is a folder of interleaved step times; with
-    `ids` only these experiments count."""
+    """Load the runs below `root`, compare them, and add costs and benchmarks.
+
+    studies: only these (default: all)
+    benchmarks: folder of interleaved step-time measurements
+    planned: the catalogued experiments, to recognise runs with another budget and experiments without runs
+    ids: only these experiments (default: all)
+    """
     loaded = load_runs(root, studies)
     if ids is not None:
         runs, trials = (tuple(r for r in kept if r.id in ids) for kept in (loaded.runs, loaded.trials))
         loaded = replace(loaded, runs=runs, trials=trials)
     ratios = read_benchmarks(Path(benchmarks), loaded.warnings) if benchmarks else []
-    known = experiments()
-    present = dict.fromkeys(r.config.study for r in loaded.runs)
-    return Analysis(
-        loaded,
-        compare_all(loaded),
-        ratios,
-        {id: e.reported for id, e in known.items() if e.reported is not None},
-        {
-            study: tuple(e.id for e in known.values() if e.study == study and (ids is None or e.id in ids))
-            for study in present
-        },
+    return Analysis(loaded, compare_all(loaded, planned), ratios, _never_started(loaded, planned, ids))
+
+
+def _never_started(loaded: Loaded, planned: Planned, ids: Collection[str] | None) -> tuple[str, ...]:
+    """Catalogued experiments without a run, of the studies that have at least one."""
+    studies = {r.config.study for r in loaded.runs}
+    present = {r.id for r in loaded.runs}
+    return tuple(
+        id
+        for id, scales in planned.items()
+        if id not in present and (ids is None or id in ids)
+        if any(config.study in studies for config in scales.values())
     )
 
 

@@ -19,7 +19,8 @@ from typing import Any, Literal
 import numpy as np
 
 from oelm.analysis import guards
-from oelm.analysis.load import FINISHED, Loaded, Run
+from oelm.analysis.load import FINISHED, Loaded, LoadedRun
+from oelm.analysis.messages import Message, say
 from oelm.analysis.statistics import (
     Estimate,
     binomial_se,
@@ -40,21 +41,21 @@ from oelm.analysis.verdict import (
 )
 from oelm.config.run_config import RunConfig
 from oelm.data.synthetic.probes import PROBES
-from oelm.experiments.catalogue import experiments
 from oelm.methods.method import Method
 from oelm.methods.presets import method as preset
-from oelm.report.messages import Message, say
 
 Kind = Literal["baseline", "control", "orthogonality", "start", "plain"]
 TRAINED_START = "orthogonal-init"
 TestError = Literal["predictions", "binomial", "none"]
+Planned = Mapping[str, Mapping[str, RunConfig]]  # experiment ID -> scale -> config as catalogued
 
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """All runs of one experiment at one scale: its seeds."""
+    """All runs of one experiment at one scale, one per seed."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[LoadedRun, ...]
+    planned: Mapping[str, RunConfig]  # scale -> config as catalogued; empty if the experiment is not
 
     @property
     def config(self) -> RunConfig:
@@ -73,13 +74,13 @@ class Arm:
         return self.config.method
 
     @cached_property
-    def finished(self) -> tuple[Run, ...]:
+    def finished(self) -> tuple[LoadedRun, ...]:
         """Runs with a test figure, by seed."""
         done = [r for r in self.runs if r.state == FINISHED and r.result and r.result.test is not None]
         return tuple(sorted(done, key=lambda r: r.seed))
 
     @property
-    def diverged(self) -> tuple[Run, ...]:
+    def diverged(self) -> tuple[LoadedRun, ...]:
         return tuple(r for r in self.runs if r.state == guards.DIVERGED)
 
     @property
@@ -120,9 +121,8 @@ class Arm:
 
     @property
     def dataset_name(self) -> str:
-        """The dataset its experiment is about; a small scale may take another one in its place."""
-        usual = experiments().get(self.id)
-        return usual.data.dataset if usual else self.config.data.dataset
+        """The dataset of its full-scale experiment; a smaller scale may use another one in its place."""
+        return self.planned.get("full", self.config).data.dataset
 
     @property
     def freezes(self) -> bool:
@@ -178,7 +178,7 @@ class Comparison:
         return self.arm.config.data.dataset
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[LoadedRun, ...]:
         return (*self.arm.finished, *self.reference.finished)
 
 
@@ -192,9 +192,9 @@ class Comparisons:
         return [c for c in self.made if c.kind == kind]
 
 
-def compare_all(loaded: Loaded) -> Comparisons:
-    """Every comparison that the run folders ask for."""
-    arms = gather(loaded.runs)
+def compare_all(loaded: Loaded, planned: Planned) -> Comparisons:
+    """Make every comparison that the configs in the run folders ask for."""
+    arms = gather(loaded.runs, planned)
     index = {arm.key: arm for arm in arms}
     names = _names_of_rows(arms)
     made: list[Comparison] = []
@@ -231,11 +231,13 @@ def _names_of_rows(arms: Iterable[Arm]) -> dict[str, list[str]]:
     return {rows: names for rows, names in found.items() if len(names) > 1}
 
 
-def gather(runs: Iterable[Run]) -> tuple[Arm, ...]:
-    found: dict[tuple[str, str, str], list[Run]] = {}
+def gather(runs: Iterable[LoadedRun], planned: Planned) -> tuple[Arm, ...]:
+    found: dict[tuple[str, str, str], list[LoadedRun]] = {}
     for run in runs:
         found.setdefault((run.config.study, run.config.scale, run.id), []).append(run)
-    arms = [Arm(tuple(sorted(rs, key=lambda r: r.seed))) for rs in found.values()]
+    arms = [
+        Arm(tuple(sorted(rs, key=lambda r: r.seed)), planned.get(id, {})) for (_, _, id), rs in found.items()
+    ]
     return tuple(sorted(arms, key=_reading_order))
 
 
@@ -300,7 +302,7 @@ def compare(
     kind: Kind,
     arm: Arm,
     reference: Arm,
-    trials: Sequence[Run] = (),
+    trials: Sequence[LoadedRun] = (),
     names: Mapping[str, Sequence[str]] | None = None,
 ) -> Comparison:
     """Two arms with finished runs. Refused comparisons carry no numbers, those with caveats no verdict.
@@ -321,7 +323,8 @@ def compare(
     if at_chance(reference):
         withhold, flags = "chance", (*flags, say("flag.chance", id=reference.id))
     others = [name for name in (names or {}).get(arm.test_rows, ()) if name != arm.dataset_name]
-    caveats = guards.caveats(arm.finished, reference.finished, others)
+    plans = [a.planned.get(a.config.scale) for a in (arm, reference)]
+    caveats = guards.caveats(arm.finished[0].config, reference.finished[0].config, plans, others)
     withhold = "caveat" if caveats else withhold
     scenario = None
     if not perplexity and arm.config.model.family == "gpt" and kind == "baseline" and arm.freezes:

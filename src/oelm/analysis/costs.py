@@ -14,10 +14,10 @@ from typing import Any
 
 from oelm.analysis.compare import Arm
 from oelm.analysis.load import LoadWarning, Parameters
+from oelm.analysis.messages import say
 from oelm.errors import OelmError, UsageError
 from oelm.files.read import read_json
 from oelm.methods.method import Method
-from oelm.report.messages import say
 
 
 @dataclass(frozen=True)

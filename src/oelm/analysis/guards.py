@@ -10,12 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from oelm.analysis.load import FAIRNESS, FINISHED, Run
+from oelm.analysis.load import FAIRNESS, FINISHED, LoadedRun
+from oelm.analysis.messages import Message, say, state_name
 from oelm.config.diff import config_diff
 from oelm.config.run_config import RunConfig
 from oelm.data.catalogue import datasets
-from oelm.experiments.catalogue import experiments
-from oelm.report.messages import Message, say, state_name
 
 DIVERGED = "diverged"
 
@@ -44,7 +43,7 @@ _EXPECTED = (
 )  # fmt: skip
 
 
-def refusals(arm: Sequence[Run], reference: Sequence[Run]) -> tuple[Message, ...]:
+def refusals(arm: Sequence[LoadedRun], reference: Sequence[LoadedRun]) -> tuple[Message, ...]:
     """Why these finished runs must not be compared; empty when they may."""
     found: list[Message] = []
     for runs in (arm, reference):
@@ -69,16 +68,16 @@ _BUDGET = (
 
 
 def caveats(
-    arm: Sequence[Run], reference: Sequence[Run], same_rows: Sequence[str] = ()
+    a: RunConfig, b: RunConfig, planned: Sequence[RunConfig | None], same_rows: Sequence[str] = ()
 ) -> tuple[Message, ...]:
-    """Why a comparison gets no verdict although its numbers are shown: what a headline must say with them.
+    """Why a comparison of two arms, given by their configs, gets no verdict although its numbers are shown.
 
-    same_rows: other names under which the same test rows occur in this analysis
+    planned: the catalogued config of each arm at its scale; None for an experiment that is not catalogued
+    same_rows: other dataset names under which the same test rows occur in this analysis
     """
-    a, b = arm[0].config, reference[0].config
     found = _unequal_rates(a, b)
-    for config in (a, b):
-        if unusual := _unusual_budget(config):
+    for config, plan in zip((a, b), planned, strict=True):
+        if plan is not None and (unusual := _unusual_budget(config, plan)):
             found.append(say("withheld.budget", id=config.id, fields=unusual))
     if any(stands_in(c) for c in (a, b)):
         found.append(say("withheld.builtin", dataset=a.data.dataset))
@@ -101,16 +100,13 @@ def _unequal_rates(a: RunConfig, b: RunConfig) -> list[Message]:
     return []
 
 
-def _unusual_budget(config: RunConfig) -> str:
-    """Where the budget differs from the catalogue's; "" where it does not, or the experiment is not in it."""
-    usual = experiments().get(config.id)
-    if usual is None:
-        return ""
-    differing = config_diff(config, usual.planned(config.scale, config.seed))
+def _unusual_budget(config: RunConfig, planned: RunConfig) -> str:
+    """The fields in which the budget differs from the catalogued one, in words; "" if none does."""
+    differing = config_diff(config, planned)
     return ", ".join(f"{n} {differing[n][0]}, not {differing[n][1]}" for n in _BUDGET if n in differing)
 
 
-def _values(runs: Iterable[Run], name: str) -> set[str]:
+def _values(runs: Iterable[LoadedRun], name: str) -> set[str]:
     results = [r.result for r in runs if r.result]
     if name == "metric":
         return {r.metric for r in results}
@@ -121,7 +117,7 @@ def _short(values: set[str]) -> str:
     return " | ".join(v if len(v) <= 24 else v[:12] + "…" for v in sorted(values)) or "-"
 
 
-def _mixed(runs: Sequence[Run]) -> list[Message]:
+def _mixed(runs: Sequence[LoadedRun]) -> list[Message]:
     """Seeds of one arm that were run with different settings are not one arm."""
     first = runs[0]
     for run in runs[1:]:
@@ -148,7 +144,11 @@ def _config_differences(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]
 
 
 def flags(
-    arm: Sequence[Run], reference: Sequence[Run], trials: Sequence[Run], *, every: Sequence[Run]
+    arm: Sequence[LoadedRun],
+    reference: Sequence[LoadedRun],
+    trials: Sequence[LoadedRun],
+    *,
+    every: Sequence[LoadedRun],
 ) -> tuple[Message, ...]:
     """What speaks against taking the comparison at face value. `every` holds all runs of both arms,
     finished or not; `arm` and `reference` the finished ones."""
@@ -167,7 +167,7 @@ def flags(
     return tuple(dict.fromkeys(found))
 
 
-def _states(every: Sequence[Run]) -> list[Message]:
+def _states(every: Sequence[LoadedRun]) -> list[Message]:
     found = []
     diverged = [r for r in every if r.state == DIVERGED]
     unfinished = [r for r in every if r.state not in (FINISHED, DIVERGED)]
@@ -178,7 +178,7 @@ def _states(every: Sequence[Run]) -> list[Message]:
     return found
 
 
-def _named(runs: Iterable[Run], state: bool = False) -> tuple[Message, ...]:
+def _named(runs: Iterable[LoadedRun], state: bool = False) -> tuple[Message, ...]:
     return tuple(
         say("run.state", id=r.id, seed=r.seed, state=state_name(r.state))
         if state
@@ -187,7 +187,7 @@ def _named(runs: Iterable[Run], state: bool = False) -> tuple[Message, ...]:
     )
 
 
-def _selection(runs: Sequence[Run], trials: Sequence[Run]) -> list[Message]:
+def _selection(runs: Sequence[LoadedRun], trials: Sequence[LoadedRun]) -> list[Message]:
     """Was anything chosen by the figure that is reported?"""
     found = []
     ids = {r.id for r in runs}
@@ -206,12 +206,12 @@ def _selection(runs: Sequence[Run], trials: Sequence[Run]) -> list[Message]:
     return found
 
 
-def _audits(arm: Sequence[Run]) -> list[Message]:
+def _audits(arm: Sequence[LoadedRun]) -> list[Message]:
     failed = [r for r in arm if not r.audited]
     return [say("flag.audit", runs=_named(failed))] if failed else []
 
 
-def _tuning(a: RunConfig, b: RunConfig, trials: Sequence[Run]) -> list[Message]:
+def _tuning(a: RunConfig, b: RunConfig, trials: Sequence[LoadedRun]) -> list[Message]:
     found = []
     if not a.tune.grid and not b.tune.grid and a.optim.lr == b.optim.lr:
         found.append(say("flag.untuned", arm=f"{a.optim.lr:g}"))
@@ -237,7 +237,7 @@ def _tuned(config: RunConfig) -> Message:
     return say("tune.grid", lr=f"{config.optim.lr:g}", grid=grid, seeds=max(1, len(config.tune.seeds)))
 
 
-def _identical(arm: Sequence[Run], reference: Sequence[Run]) -> list[Message]:
+def _identical(arm: Sequence[LoadedRun], reference: Sequence[LoadedRun]) -> list[Message]:
     """Seeds that agree to the last bit are one run copied, or a seed that reaches nothing."""
     return [
         say("flag.identical", id=runs[0].id, n=len(runs))

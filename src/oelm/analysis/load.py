@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from oelm.analysis.messages import Message, say
 from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError
-from oelm.experiments.study import audit_holds
-from oelm.report.messages import Message, say
-from oelm.runs.folder import Integrity, RunFolder
+from oelm.runs.folder import Integrity, RunFolder, audit_holds
 from oelm.runs.scan import state_of
 
 FINISHED, BROKEN, PENDING = "finished", "broken", "pending"  # as `oelm status` calls them
@@ -53,7 +52,7 @@ class Parameters:
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """results.json, checked."""
 
     metric: str  # "ppl" | "accuracy"
@@ -69,7 +68,7 @@ class Result:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class LoadedRun:
     """One run folder. `result` is there when it finished and its results.json holds water."""
 
     path: Path
@@ -78,7 +77,7 @@ class Run:
     reason: str
     step: int
     total_steps: int
-    result: Result | None
+    result: RunResult | None
     warnings: list[LoadWarning] = field(repr=False)
     verified: bool = True  # False for a finished run of an earlier version, which wrote no checksums
 
@@ -186,8 +185,8 @@ class Loaded:
     """Everything below one runs folder."""
 
     root: Path
-    runs: tuple[Run, ...]  # judged on the test split
-    trials: tuple[Run, ...]  # points of a learning-rate grid
+    runs: tuple[LoadedRun, ...]  # judged on the test split
+    trials: tuple[LoadedRun, ...]  # points of a learning-rate grid
     warnings: list[LoadWarning]
 
     @property
@@ -210,7 +209,7 @@ def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
         raise OelmError(
             f"no runs of {', '.join(sorted(missing))} in {root}; there are: {', '.join(known) or 'none'}"
         )
-    runs: list[Run] = []
+    runs: list[LoadedRun] = []
     for study in known:
         if not wanted or study in wanted:
             for pattern in ("*/scale=*/seed=*", "*/scale=*/tune/*/seed=*"):
@@ -227,7 +226,7 @@ def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
     )
 
 
-def read_run(path: Path, warnings: list[LoadWarning]) -> Run | None:
+def read_run(path: Path, warnings: list[LoadWarning]) -> LoadedRun | None:
     """One folder; None (and a warning) when not even its config can be read."""
     folder = RunFolder(path)
 
@@ -267,7 +266,7 @@ def read_run(path: Path, warnings: list[LoadWarning]) -> Run | None:
         result = None  # the best so far of a run that goes on, or that diverged, is not its result
     reason = note or (str(status.reason) if status else "")
     step, total = (status.step, status.total_steps) if status else (0, config.budget.steps)
-    run = Run(path, config, state, reason, step, total, result, warnings, integrity.verified)
+    run = LoadedRun(path, config, state, reason, step, total, result, warnings, integrity.verified)
     _check_place(run, warn)
     return run
 
@@ -281,7 +280,7 @@ class _Unsound(ValueError):
     """A results.json that is JSON but not a result."""
 
 
-def _result(raw: Mapping[str, Any], config: RunConfig) -> Result:
+def _result(raw: Mapping[str, Any], config: RunConfig) -> RunResult:
     for name, expected in (("id", config.id), ("seed", config.seed), ("scale", config.scale)):
         if raw.get(name, expected) != expected:
             raise _Unsound(f"'{name}' is {raw.get(name)!r}, config.yaml says {expected!r}")
@@ -291,7 +290,7 @@ def _result(raw: Mapping[str, Any], config: RunConfig) -> Result:
     test, validation = raw.get("test"), raw.get("validation")
     counts = _mapping(raw, "parameters")
     names = ("total", "trainable", "frozen", "qk_total", "qk_trainable")
-    return Result(
+    return RunResult(
         metric=metric,
         test=None if test is None else _score(_mapping(raw, "test"), metric, "test"),
         test_n=0 if test is None else int(_number(_mapping(raw, "test"), "n", "test", default=0)),
@@ -347,7 +346,7 @@ def _score(raw: Mapping[str, Any], metric: str, where: str) -> float:
     return value
 
 
-def _check_place(run: Run, warn: Any) -> None:
+def _check_place(run: LoadedRun, warn: Any) -> None:
     """A folder copied or renamed by hand does not say what its path says."""
     config, parts = run.config, run.path.parts
     place = (f"scale={config.scale}", f"seed={config.seed}", config.id)
@@ -356,9 +355,9 @@ def _check_place(run: Run, warn: Any) -> None:
             warn("warn.place", expected=name)
 
 
-def _without_doubles(runs: list[Run], warnings: list[LoadWarning]) -> list[Run]:
+def _without_doubles(runs: list[LoadedRun], warnings: list[LoadWarning]) -> list[LoadedRun]:
     """A run that lies in two folders counts once, and not silently."""
-    seen: dict[tuple[Any, ...], Run] = {}
+    seen: dict[tuple[Any, ...], LoadedRun] = {}
     for run in runs:
         c = run.config
         key = (c.study, c.id, c.scale, c.seed, c.optim.lr if c.tune.trial else None, c.tune.trial)

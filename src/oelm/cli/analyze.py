@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from oelm.cli.options import add_catalogue, add_json, add_phase, add_runs, command_parser, load_own
 from oelm.cli.output import print, print_json, print_table, print_text
 from oelm.errors import OelmError, UsageError
-from oelm.experiments.catalogue import reported_with
+from oelm.experiments.catalogue import planned_configs, reported_with
 
 if TYPE_CHECKING:
     from oelm.analysis.analyze import Analysis
@@ -86,7 +86,13 @@ def load_analysis(args: argparse.Namespace, studies: Iterable[str] = ()) -> Anal
     if args.phase and studies:
         raise UsageError("name studies or --phase, not both: phases belong to the study paper")
     ids = reported_with(args.phase) if args.phase else None
-    analysis = analyze(Path(args.runs), ["paper"] if args.phase else studies, Path(args.benchmarks), ids)
+    analysis = analyze(
+        Path(args.runs),
+        ["paper"] if args.phase else studies,
+        Path(args.benchmarks),
+        planned=planned_configs(),
+        ids=ids,
+    )
     if not (analysis.loaded.runs or analysis.loaded.trials or analysis.warnings):
         of_phase = f" of phase {', '.join(map(str, args.phase))}" if args.phase else ""
         raise OelmError(

@@ -14,7 +14,7 @@ from oelm.cli.analyze import BENCHMARKS, print_blocks, print_warnings
 from oelm.cli.options import add_machine, add_seeds, check_machine, command_parser, machine_from
 from oelm.cli.output import output_file, print, print_text
 from oelm.errors import UsageError, unknown_name
-from oelm.experiments.catalogue import select
+from oelm.experiments.catalogue import planned_configs, select
 from oelm.experiments.launch.local import Events, Job, LocalLauncher, exit_code
 from oelm.experiments.launch.slots import make_slots
 from oelm.experiments.scales import SCALES
@@ -102,7 +102,7 @@ def _tell(args: argparse.Namespace, output: Path) -> Path:
     from oelm.report.report import caveats, write_html
     from oelm.report.words import Words
 
-    analysis = analyze(args.runs, [STUDY], BENCHMARKS)
+    analysis = analyze(args.runs, [STUDY], BENCHMARKS, planned=planned_configs())
     w = Words(args.lang)
     print(f"\n{findings.lead(analysis, w)}\n")
     print_blocks([findings.cards(analysis, w)])

@@ -13,8 +13,10 @@ import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.experiments.experiment import Experiment
+from oelm.experiments.scales import SCALES
 
 # The phases as the original study counts them; "extra" is ours.
 PHASES: dict[int | str, str] = {
@@ -99,6 +101,11 @@ def find_phase(name: int | str) -> int | str:
         if str(phase) == str(name).lower():
             return phase
     raise UsageError(f"there is no phase {name}. Valid: {', '.join(map(str, PHASES))}")
+
+
+def planned_configs() -> dict[str, dict[str, RunConfig]]:
+    """Experiment ID -> scale -> the config as catalogued, for `oelm.analysis.analyze`."""
+    return {id: {scale: e.planned(scale) for scale in SCALES} for id, e in experiments().items()}
 
 
 def reported_with(phases: Sequence[int | str]) -> list[str]:

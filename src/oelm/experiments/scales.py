@@ -12,7 +12,7 @@ from typing import Any, get_args
 from oelm.config.overrides import override
 from oelm.config.run_config import RunConfig, Scale
 
-SCALES: tuple[str, ...] = get_args(Scale)
+SCALES: tuple[Scale, ...] = get_args(Scale)
 
 _LM_MINI: dict[str, Any] = {
     "data.tokenizer": "bpe-2048",

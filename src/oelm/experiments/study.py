@@ -16,7 +16,7 @@ from oelm.experiments.experiment import DEFAULT_SEED, Experiment, require_folder
 from oelm.experiments.fairness import Difference, check_arms
 from oelm.experiments.launch.local import Job, prepare
 from oelm.experiments.tuning import TRIAL_SEEDS, Choice, choose, trial_configs, tuned
-from oelm.runs.folder import RunFolder
+from oelm.runs.folder import RunFolder, audit_holds
 
 PILOT_FACTOR = (
     1.5  # the study's own losses are 1.1 to 1.16: a pilot looks for what is broken, not for a verdict
@@ -238,9 +238,3 @@ def gate(job: Job) -> str:
     if not audit_holds(audit):
         return f"the freeze audit does not hold (see {folder.audit_file})"
     return ""
-
-
-def audit_holds(audit: dict[str, object]) -> bool:
-    """freeze_audit.json holds one report, or one for the start and one for the end of the run."""
-    reports = [audit, *(value for value in audit.values() if isinstance(value, dict))]
-    return all(report.get("ok", True) is True for report in reports)

@@ -12,6 +12,7 @@ from oelm.analysis.goal import REFERENCES
 from oelm.analysis.load import FINISHED
 from oelm.analysis.statistics import trend
 from oelm.analysis.verdict import FAILS, HOLDS
+from oelm.experiments.catalogue import experiments
 from oelm.report import numbers
 from oelm.report.document import Block, Bullets, Fold, Link, Paragraph, Row, Table, Text
 from oelm.report.findings import anchor, notes
@@ -215,7 +216,7 @@ def _pending(analysis: Analysis, w: Words) -> list[Block]:
             )
     items.extend(w.tell(m) for m in analysis.comparisons.waiting)
     blocks: list[Block] = [Bullets(tuple(items))] if items else [Paragraph(w("pending.nothing"))]
-    never = analysis.never_started()
+    never = analysis.never_started
     if never:
         blocks.append(Fold(w("pending.never", n=len(never)), (Paragraph(", ".join(never)),)))
     return blocks
@@ -224,9 +225,10 @@ def _pending(analysis: Analysis, w: Words) -> list[Block]:
 def reported_and_reproduced(analysis: Analysis, w: Words) -> list[Block]:
     """The study's figures beside ours, each in its own column, at the scale we ran."""
     head = (w("col.id"), w("col.arm"), w("col.reported"), w("col.ours"), w("col.scale"), "n")
+    known = experiments()
     rows = []
     for arm in analysis.arms:
-        said = analysis.reported.get(arm.id)
+        said = known[arm.id].reported if arm.id in known else None
         if said is None or not arm.finished:
             continue
         ours: Text = (Link(numbers.score(arm.mean, arm.metric), "#" + anchor(arm)),)
@@ -259,9 +261,10 @@ def _gap_rows(analysis: Analysis, w: Words) -> list[Block]:
         w("col.interval"),
         w("col.verdict"),
     )
+    known = experiments()
     rows = []
     for c in analysis.comparisons.of("baseline"):
-        a, b = analysis.reported.get(c.arm.id), analysis.reported.get(c.reference.id)
+        a, b = (known[arm.id].reported if arm.id in known else None for arm in (c.arm, c.reference))
         if a is None or b is None or c.effect is None:
             continue
         theirs = (

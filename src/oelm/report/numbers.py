@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from oelm.analysis.messages import Message, say
 from oelm.analysis.statistics import Estimate, is_wide
-from oelm.report.messages import Message, say
 
 MINUS = "−"
 

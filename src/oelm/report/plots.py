@@ -13,7 +13,7 @@ from matplotlib import colormaps
 
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.compare import Arm, Comparison
-from oelm.analysis.load import Run
+from oelm.analysis.load import LoadedRun
 from oelm.analysis.verdict import SCENARIO_A, SCENARIO_B, TARGET
 from oelm.report.document import Figure
 from oelm.report.figures import COLOURS, INK, Look, canvas, house_style, legend_below, to_svg
@@ -309,7 +309,7 @@ def _broken(name: str) -> str:
     return name[: at + 1] + "\n" + name[at + 1 :]
 
 
-def _column(run: Run, kind: str, name: str) -> dict[int, float]:
+def _column(run: LoadedRun, kind: str, name: str) -> dict[int, float]:
     """step -> value of one metric; what is no finite number is left out."""
     rows = ((r["step"], r.get(name)) for r in run.metrics(kind))
     return {s: float(v) for s, v in rows if isinstance(v, int | float) and math.isfinite(v)}
@@ -324,7 +324,7 @@ def _numbers(values: Iterable[Any]) -> list[float]:
     return [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
 
 
-def _attention_mean(run: Run, panel: str) -> dict[int, float]:
+def _attention_mean(run: LoadedRun, panel: str) -> dict[int, float]:
     """step -> mean over layers (and over Q and K where both are logged)."""
     found = {}
     for row in run.metrics("attention"):
@@ -334,7 +334,7 @@ def _attention_mean(run: Run, panel: str) -> dict[int, float]:
     return found
 
 
-def _last_entropy(run: Run) -> np.ndarray | None:
+def _last_entropy(run: LoadedRun) -> np.ndarray | None:
     """(layers, heads) at the last step that was logged."""
     rows = run.metrics("attention")
     heads = [entry.get("entropy_heads") for entry in _layers(rows[-1])] if rows else []

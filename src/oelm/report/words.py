@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from oelm.analysis.compare import Arm, Comparison
+from oelm.analysis.messages import Message, say, state_name
 from oelm.analysis.verdict import (
     BETTER,
     FAILS,
@@ -18,7 +19,6 @@ from oelm.analysis.verdict import (
 )
 from oelm.report import numbers
 from oelm.report.document import Tone
-from oelm.report.messages import Message, say, state_name
 
 _TONES: dict[str, Tone] = {HOLDS: "good", BETTER: "good", "A": "good", FAILS: "bad", WORSE: "bad", "B": "bad"}
 

@@ -383,6 +383,12 @@ def _read_json(path: Path, max_bytes: int = JSON_BYTES) -> dict[str, Any] | None
         return None
 
 
+def audit_holds(audit: dict[str, Any]) -> bool:
+    """Whether every report in freeze_audit.json (one, or one each for the start and end of the run) is ok."""
+    reports = [audit, *(value for value in audit.values() if isinstance(value, dict))]
+    return all(report.get("ok", True) is True for report in reports)
+
+
 def _status_problem(status: Status) -> str:
     """What no version of the trainer would have written; "" when all is as it should be."""
     if status.state not in get_args(State):
