@@ -9,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: test check lint types unit torture demo documents docs install clean
+.PHONY: test check lint types unit torture demo documents install clean
 
 install: $(STAMP)
 
@@ -47,10 +47,5 @@ documents: install
 	$(BIN)/oelm report --runs results --claims docs/claims.md
 	$(BIN)/python -m benchmarks page
 
-# The documentation site in site/. A broken link is an error.
-docs: install
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	$(BIN)/mkdocs build --strict
-
 clean:
-	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

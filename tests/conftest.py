@@ -103,15 +103,16 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """`oelm run` and `oelm demo` train here, one run after the other: a process of its own for each would
     spend ten times as long on loading torch as on a smoke run. Launchers have tests of their own."""
     from oelm.cli import demo, run
-    from oelm.experiments.launch.local import Job, LocalLauncher
-    from oelm.experiments.launch.worker import work
+    from oelm.experiments.launch.jobs import Job
+    from oelm.experiments.launch.local import LocalLauncher
+    from oelm.experiments.launch.worker import train_folder
 
     class InProcess(LocalLauncher):
         def launch(self, jobs: Sequence[Job]) -> Sequence[Job]:
             for job in jobs:
-                if not self._settled(job):
+                if not self._ended_meanwhile(job):
                     self._change(job, "running")
-                    self._judge(job, work(job.folder, self.machine))
+                    self._judge(job, train_folder(job.folder, self.machine))
             return jobs
 
     for command in (demo, run):

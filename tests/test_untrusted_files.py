@@ -13,7 +13,7 @@ import pytest
 import oelm
 from oelm.cli.main import main
 from oelm.errors import OelmError
-from oelm.experiments.launch.worker import attempts
+from oelm.experiments.launch.attempts import read_attempts
 from oelm.models.gpt import GPT, GPTConfig
 from oelm.runs.lock import RunLock
 
@@ -134,4 +134,4 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
 def test_a_broken_list_of_attempts_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "attempts.jsonl").write_text('{"exit_code": 0}\n' + DEEP + "\n")
     with pytest.raises(OelmError, match="line 2"):
-        attempts(tmp_path)
+        read_attempts(tmp_path)

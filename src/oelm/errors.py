@@ -28,14 +28,20 @@ class OelmError(Exception):
         self.problem, self.remedy = problem, remedy
 
 
+class TransientError(OelmError):
+    """An error that may be gone at the next attempt (a network, another process): launchers retry the run."""
+
+
 class UsageError(OelmError):
     """A wrong name, flag or value: exit code 2, as command lines do."""
 
     exit_code = 2
 
 
-def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UsageError:
+def unknown_name(kind: str, name: str, valid: Iterable[str], see: str = "") -> UsageError:
     """The error for a name that is not among `valid`, with the nearest one that is.
+
+    `see` names a command that lists all valid names; use it where they are too many to print.
 
     >>> str(unknown_name("method", "oelm-freze", ["baseline", "oelm-freeze"]))
     "unknown method 'oelm-freze'; did you mean 'oelm-freeze'? Valid: baseline, oelm-freeze"
@@ -46,7 +52,8 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UsageError:
         folded = {_fold(n): n for n in names}
         near = [folded[_fold(name)]] if _fold(name) in folded else []
     hint = f"; did you mean '{near[0]}'?" if near else "."
-    return UsageError(f"unknown {kind} '{name}'{hint} Valid: {', '.join(names)}")
+    listed = f"(see {see})" if see else f"Valid: {', '.join(names)}"
+    return UsageError(f"unknown {kind} '{name}'{hint} {listed}")
 
 
 def _fold(name: str) -> str:

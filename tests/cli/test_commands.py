@@ -13,7 +13,7 @@ import pytest
 from oelm.cli import main as main_module
 from oelm.cli.main import COMMANDS, main
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.launch.local import prepare
+from oelm.experiments.launch.jobs import make_jobs
 from oelm.runs.folder import RunFolder, Status
 
 INSTALLED = [
@@ -66,7 +66,7 @@ def test_a_command_whose_module_is_missing_is_an_error_not_a_crash(
         (["train", "GPT-02", "--seed", "x"], "invalid int value"),
         (["train", "GPT-02", "--time-limit", "soon"], "no duration"),
         (["train", "GPT-02", "--time-limit=-5m"], "no duration"),
-        (["run"], "name what to run"),
+        (["run"], "name experiments"),
         (["run", "--phase", "7"], "there is no phase 7"),
         (["run", "GPT-01", "--on", "slrum"], "did you mean 'slurm'"),
         (["run", "GPT-01", "--gpus", "0,0"], "--gpus"),
@@ -98,7 +98,7 @@ def test_a_command_whose_module_is_missing_is_an_error_not_a_crash(
         (["run", "GPT-02", "--scale", "mini", "--data-dir", "nowhere"], "the data folder nowhere does not"),
         (
             ["run", "GPT-02", "--scale", "smoke", "--data-dir", "."],
-            "--data-dir changes nothing at smoke scale",
+            "--data-dir has no effect at smoke scale",
         ),
         (["run", "GPT-01", "--phase", "2"], "not both"),
         (["run", "--study", "gap", "--phase", "2"], "the study gap has no phase 2"),
@@ -109,7 +109,7 @@ def test_a_command_whose_module_is_missing_is_an_error_not_a_crash(
         (["run", "GPT-01", "--retries", "-1"], "--retries is 0 or more"),
         (["run", "GPT-01", "--pilot-factor", "2"], "--pilot, which is not asked for"),
         (["run", "GPT-01", "--grid", "0.1"], "add --tune"),
-        (["run", "TS-FREEZE-TUNED", "--set", "optim.lr=1e-3"], "say --no-tune"),
+        (["run", "TS-FREEZE-TUNED", "--set", "optim.lr=1e-3"], "use --no-tune"),
         (["status", "--study", "papr"], "did you mean 'paper'"),
         (["status", "--scale", "smok"], "did you mean 'smoke'"),
         (["clean", "--study", "papr"], "did you mean 'paper'"),
@@ -161,7 +161,7 @@ def test_a_path_that_cannot_be_used_is_said_without_a_traceback(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
     (tmp_path / "empty").mkdir()
-    (job,) = prepare([experiment("GPT-01").at("smoke", 0)], "runs")
+    (job,) = make_jobs([experiment("GPT-01").at("smoke", 0)], "runs")
     (job.folder / "best").mkdir()
     assert main(words) in (1, 2)
     error = capsys.readouterr().err
@@ -220,10 +220,12 @@ def test_show_prints_all_that_will_happen(capsys: pytest.CaptureFixture[str], tm
     # Two checkpoints and one being written, 12 bytes for what trains and 4 for what is frozen; best twice.
     assert plan["disk_bytes"] == 3 * (4 * 44_896_768 + 8 * 41_751_040) + 2 * 4 * 44_896_768
     assert plan["seconds"] > 0
-    assert shown["unequal"] == ["GPT-02 has optim.lr 0.001, GPT-01 has 0.0003: as the study published it"]
+    (unequal,) = shown["unequal"]
+    assert (unequal["arm"], unequal["field"], unequal["values"]) == ("GPT-02", "optim.lr", [1e-3, 3e-4])
+    assert unequal["why"] == "as the original study published it"
     assert main(["show", *words, "--scale", "smoke", "--set", "method=oelm-plus"]) == 0
     text = capsys.readouterr().out
-    assert "built-in text stands in for 'tinystories'" in text
+    assert "built-in text replaces 'tinystories'" in text
     assert "name: oelm-plus" in text
 
 
@@ -257,7 +259,7 @@ def test_dry_run_of_everything_starts_nothing(capsys: pytest.CaptureFixture[str]
 
 
 def test_dry_run_says_what_is_done_already(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (job,) = prepare([experiment("GPT-01").at("smoke", 0)], tmp_path)
+    (job,) = make_jobs([experiment("GPT-01").at("smoke", 0)], tmp_path)
     RunFolder(job.folder).write_status(Status(state="finished"))
     RunFolder(job.folder).results_file.write_text("{}")
     words = ["run", "GPT-01", "--scale", "smoke", "--seeds", "0", "1", "--runs", str(tmp_path), "--dry-run"]

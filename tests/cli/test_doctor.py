@@ -12,7 +12,7 @@ import pytest
 
 from oelm.cli.main import main
 from oelm.experiments.resume.check import Case, Interruption, Reference, ResumeCheck
-from oelm.experiments.resume.compare_runs import Difference
+from oelm.experiments.resume.compare_runs import FileDifference
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_difference_is_shown_and_is_exit_code_1(
 ) -> None:
     from oelm.experiments.resume.check import KILLS
 
-    difference = Difference("metrics.jsonl", "step 4, train, loss", 0.25, step=4)
+    difference = FileDifference("metrics.jsonl", "step 4, train, loss", 0.25, step=4)
     fake["SIGTERM"] = Case(KILLS[3], "differs", differences=(difference,), resumed_after=3)
     assert main(["doctor", "GPT-02", "--scale", "smoke", "--resume", "--runs", str(tmp_path)]) == 1
     text = capsys.readouterr().out

@@ -22,7 +22,7 @@ from oelm.cli import board
 from oelm.cli.main import main
 from oelm.cli.monitor import View
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.launch.local import Job
+from oelm.experiments.launch.jobs import Job
 from oelm.printable import printable, printable_json
 from oelm.runs.folder import Status
 from oelm.runs.scan import scan

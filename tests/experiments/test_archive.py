@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from oelm.cli.main import main
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.launch.local import prepare
+from oelm.experiments.launch.jobs import make_jobs
 from oelm.files.atomic import write_json
 from oelm.files.read import MIB
 from oelm.runs import archive
@@ -31,7 +31,7 @@ from oelm.runs.scan import scan
 
 def finished(root: Path, *seeds: int, id: str = "GPT-01") -> list[Path]:
     folders = []
-    for job in prepare([experiment(id).at("smoke", seed) for seed in seeds], root):
+    for job in make_jobs([experiment(id).at("smoke", seed) for seed in seeds], root):
         folder = job.folder
         write_json(folder / "status.json", {"state": "finished", "heartbeat": time.time()})
         write_json(folder / "results.json", {"id": id, "seed": job.config.seed})
@@ -103,7 +103,7 @@ def test_a_run_that_differs_gets_nothing_of_the_archives(tmp_path: Path) -> None
 def test_nothing_is_merged_into_a_run_that_is_being_worked_on(tmp_path: Path) -> None:
     finished(tmp_path / "a", 0)
     pack(tmp_path / "a", tmp_path / "x.tar.gz")
-    (job,) = prepare([experiment("GPT-01").at("smoke", 0)], tmp_path / "b")
+    (job,) = make_jobs([experiment("GPT-01").at("smoke", 0)], tmp_path / "b")
     with RunLock(job.folder):
         merged = merge(tmp_path / "x.tar.gz", tmp_path / "b")
     assert "being worked on" in merged.conflicts[0]

@@ -202,7 +202,7 @@ def test_a_data_folder_must_hold_what_is_asked_for(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no folder 'openwebtext'; it holds tinystories"):
             experiment("GPT-04").at(scale, data_dir=folder)  # type: ignore[arg-type]
     chosen = experiment("GPT-04").at("mini", data_dir=folder, changes={"data.source": "builtin"})
-    assert "built-in text stands in for 'openwebtext'" in stand_ins(chosen)[0]
+    assert "built-in text replaces 'openwebtext'" in stand_ins(chosen)[0]
     assert experiment("GPT-01").at("smoke", data_dir=folder).data.source == "builtin"
 
 
@@ -235,7 +235,7 @@ def test_an_experiment_of_ones_own_is_a_few_lines() -> None:
         register_experiment(mine)
         assert experiment("mine-01").at("smoke").method.name == "oelm-freeze"
         assert select(study="mine") == [mine]
-        with pytest.raises(UsageError, match="registered already"):
+        with pytest.raises(UsageError, match="already registered"):
             register_experiment(replace(mine))
     finally:
         from oelm.experiments import catalogue
@@ -258,7 +258,7 @@ def test_selection() -> None:
         select(["GPT-O1"])
     with pytest.raises(UsageError, match="there is no phase 9"):
         select(phases=[9])
-    with pytest.raises(UsageError, match="name what to run"):
+    with pytest.raises(UsageError, match="name experiments"):
         select()
 
 
@@ -285,7 +285,7 @@ def test_a_method_that_leaves_nothing_frozen_is_refused_before_it_runs() -> None
     """TS-PARTIAL-2 on two layers was once tried three times, though it can never work."""
     e = experiment("TS-PARTIAL-2")
     with pytest.raises(UsageError, match="has only 2: nothing would be frozen"):
-        Request([e], ("smoke",), changes=("model.name=smoke",)).config(e, "smoke", 0)
+        Request([e], ("smoke",), changes={"model.name": "smoke"}).config(e, "smoke", 0)
     shallow = e.at("smoke", changes={"model.name": "smoke"})
     model = build_network(shallow, vocab_size=300, classes=0, pad_id=0, eos_id=1)
     with pytest.raises(UsageError) as refused:  # exit code 2: a launcher does not retry it

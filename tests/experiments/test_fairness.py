@@ -5,22 +5,22 @@ from dataclasses import replace
 from oelm.config.overrides import override
 from oelm.experiments.catalogue import experiment, experiments, select
 from oelm.experiments.experiment import Experiment
-from oelm.experiments.fairness import against_baseline, check_arms, differences
-from oelm.experiments.study import Request, unequal_arms
+from oelm.experiments.fairness import check_arms, check_experiment, compare_settings
+from oelm.experiments.study import Request, unequal_settings
 
 
 def test_the_studys_unequal_rates_are_named_as_published() -> None:
-    (line,) = against_baseline(experiment("GPT-02"), Experiment.at)
-    assert line == "GPT-02 has optim.lr 0.001, GPT-01 has 0.0003: as the study published it"
-    (line,) = against_baseline(experiment("SST-2-02"), Experiment.at)
-    assert "0.0001" in line
+    (unequal,) = check_experiment(experiment("GPT-02"), Experiment.at)
+    assert str(unequal) == "GPT-02 has optim.lr 0.001, GPT-01 has 0.0003: as the original study published it"
+    (unequal,) = check_experiment(experiment("SST-2-02"), Experiment.at)
+    assert "0.0001" in str(unequal)
 
 
 def test_everything_but_the_method_that_differs_is_named() -> None:
     arm, base = experiment("GPT-02").at("full"), experiment("GPT-01").at("full")
     arm = override(arm, {"optim.lr": base.optim.lr, "budget.batch_size": 16, "data.max_length": 256})
-    assert {d.field for d in differences(arm, base)} == {"budget.batch_size", "data.max_length"}
-    assert differences(replace(arm, budget=base.budget, data=base.data), base) == []
+    assert {d.field for d in compare_settings(arm, base)} == {"budget.batch_size", "data.max_length"}
+    assert compare_settings(replace(arm, budget=base.budget, data=base.data), base) == []
 
 
 def test_rates_from_the_same_grid_are_equal_and_from_another_are_not() -> None:
@@ -36,12 +36,12 @@ def test_rates_from_the_same_grid_are_equal_and_from_another_are_not() -> None:
 def test_the_catalogues_own_studies_compare_like_with_like() -> None:
     """Within gap, finetune, gpt-cls and probes only the position of a rotary baseline may differ."""
     for study in ("gap", "finetune", "gpt-cls", "probes"):
-        found = unequal_arms(Request(select(study=study), ("mini",)).arms())
+        found = unequal_settings(Request(select(study=study), ("mini",)).arms())
         assert {d.field for d in found} <= {"model.position"}, [str(d) for d in found]
         assert all("rope" in d.arm for d in found)
 
 
 def test_layer_rates_are_the_only_difference_among_the_tuned_controls() -> None:
     controls = [e for e in experiments().values() if e.phase == "extra"]
-    found = unequal_arms(Request(controls, ("full",)).arms())
+    found = unequal_settings(Request(controls, ("full",)).arms())
     assert {(d.arm, d.field) for d in found} == {("TS-LAYER-RATES", "optim.layer_decay")}

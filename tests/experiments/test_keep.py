@@ -12,7 +12,7 @@ from oelm.cli.main import main
 from oelm.data.sources.folders import INFO_SAYS
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.launch.local import prepare
+from oelm.experiments.launch.jobs import make_jobs
 from oelm.experiments.tuning import trial_configs
 from oelm.files.atomic import write_json
 from oelm.runs.keep import JUDGED, keep
@@ -21,7 +21,7 @@ from oelm.runs.scan import scan
 
 def runs_of(root: Path, state: str = "finished", id: str = "GPT-01") -> list[Path]:
     config = experiment(id).at("smoke", 1)
-    jobs = prepare([config, *trial_configs(config, (1e-3,), (0,))], root)
+    jobs = make_jobs([config, *trial_configs(config, (1e-3,), (0,))], root)
     for job in jobs:
         write_json(job.folder / "status.json", {"state": state, "heartbeat": 1.0})
         write_json(job.folder / "results.json", {"id": id, "seed": job.config.seed})

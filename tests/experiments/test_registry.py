@@ -13,7 +13,7 @@ import pytest
 from oelm.cli.main import main
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.launch.local import prepare
+from oelm.experiments.launch.jobs import make_jobs
 from oelm.experiments.tuning import trial_configs
 from oelm.files.atomic import write_json
 from oelm.runs.folder import RunFolder, Status
@@ -25,7 +25,7 @@ HERE = socket.gethostname()
 
 def make(root: Path, seed: int = 0, **status: object) -> Path:
     """A run folder of GPT-01 whose status.json says `status`; without any, one that never started."""
-    (job,) = prepare([experiment("GPT-01").at("smoke", seed)], root)
+    (job,) = make_jobs([experiment("GPT-01").at("smoke", seed)], root)
     if status:
         write_json(job.folder / "status.json", {**asdict(Status(heartbeat=time.time(), host=HERE)), **status})
     return job.folder
@@ -110,7 +110,7 @@ def test_a_broken_status_is_shown_not_raised(tmp_path: Path, content: bytes | No
 
 def test_trials_are_found_apart_from_the_runs(tmp_path: Path) -> None:
     config = experiment("GPT-01").at("smoke", 7)
-    prepare([config, *trial_configs(config, (1e-3, 2e-3), (0, 1))], tmp_path)
+    make_jobs([config, *trial_configs(config, (1e-3, 2e-3), (0, 1))], tmp_path)
     assert len(scan(tmp_path)) == 5
     assert [r.name for r in scan(tmp_path, trials=False)] == ["GPT-01 smoke seed 7"]
     assert "GPT-01 smoke lr=0.002 seed 1" in {r.name for r in scan(tmp_path)}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from oelm.experiments.resume.check import KILLS, PREEMPTIONS, judge
-from oelm.experiments.resume.compare_runs import Difference, compare_runs
+from oelm.experiments.resume.compare_runs import FileDifference, compare_runs
 from oelm.files.atomic import write_json
 from oelm.runs.folder import RunFolder
 from oelm.training.checkpoint import save_checkpoint
@@ -60,15 +60,15 @@ def test_weights_results_and_files_of_the_best_model_count(two_runs: tuple[RunFo
 
 
 def test_an_unsteady_device_is_given_its_own_spread_and_no_more() -> None:
-    spread = [Difference("metrics.jsonl", "step 3", 0.01)]
+    spread = [FileDifference("metrics.jsonl", "step 3", 0.01)]
     assert judge([], spread) == "equal"
-    assert judge([Difference("metrics.jsonl", "step 2", 0.02)], spread) == "within spread"
-    assert judge([Difference("metrics.jsonl", "step 2", 0.2)], spread) == "differs"
-    assert judge([Difference("metrics.jsonl", "step 2", 0.02, others=1)], spread) == "differs"
-    assert judge([Difference("results.json", "steps", others=1)], spread) == "differs"
-    assert judge([Difference("results.json", "test.loss", 0.02)], spread) == "within spread"
-    assert judge([Difference("latest.pt", "model.w", 0.02)], spread) == "differs"  # weights were equal
-    assert judge([Difference("metrics.jsonl", "step 2", 1e-9)], []) == "differs"
+    assert judge([FileDifference("metrics.jsonl", "step 2", 0.02)], spread) == "within spread"
+    assert judge([FileDifference("metrics.jsonl", "step 2", 0.2)], spread) == "differs"
+    assert judge([FileDifference("metrics.jsonl", "step 2", 0.02, others=1)], spread) == "differs"
+    assert judge([FileDifference("results.json", "steps", others=1)], spread) == "differs"
+    assert judge([FileDifference("results.json", "test.loss", 0.02)], spread) == "within spread"
+    assert judge([FileDifference("latest.pt", "model.w", 0.02)], spread) == "differs"  # weights were equal
+    assert judge([FileDifference("metrics.jsonl", "step 2", 1e-9)], []) == "differs"
 
 
 def test_what_is_interrupted() -> None:

@@ -21,10 +21,11 @@ from oelm.config.overrides import override
 from oelm.config.run_config import Machine
 from oelm.errors import UsageError
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.launch.local import Job, LocalLauncher, prepare
+from oelm.experiments.launch.attempts import read_attempts
+from oelm.experiments.launch.jobs import Job, make_jobs
+from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slots import make_slots
 from oelm.experiments.launch.slurm import SlurmLauncher, SlurmOptions
-from oelm.experiments.launch.worker import attempts
 from oelm.files.atomic import write_json
 from oelm.runs.folder import run_path
 from oelm.runs.scan import RunInfo, scan
@@ -55,19 +56,19 @@ def test_runs_that_reach_their_time_limit_are_requeued_and_resume(
     root = tmp_path / "runs"
     # One minute, of which 50 s for the checkpoint: SLURM, which looks every 30 s, signals after 10 to 40 s.
     options = SlurmOptions(partition="main", time_limit=60, grace=50, cpus=1, gpus_per_run=0)
-    jobs = SlurmLauncher(root, options, Machine()).launch(prepare(configs, root))
+    jobs = SlurmLauncher(root, options, Machine()).launch(make_jobs(configs, root))
     logs = "\n".join(p.read_text(errors="replace")[-800:] for p in root.rglob("*.err"))
     assert [job.state for job in jobs] == ["finished", "finished"], logs
     for run in scan(root):
-        codes = [a["exit_code"] for a in attempts(run.path)]
+        codes = [a.exit_code for a in read_attempts(run.path)]
         assert codes[0] == 75, logs  # it was stopped by the limit ...
-        assert "time limit of the SLURM job" in attempts(run.path)[0]["reason"]
+        assert "time limit of the SLURM job" in read_attempts(run.path)[0].reason
         assert codes[-1] == 0  # ... and went on to its end
         assert (run.path / "slurm.out").resolve().is_file()
         assert not (run.path / "TWO AT ONCE").exists()
     monkeypatch.setenv("STUB_STEP_SECONDS", "0")
     undisturbed = tmp_path / "undisturbed"
-    LocalLauncher(make_slots(2, gpus="none"), Machine()).launch(prepare(configs, undisturbed))
+    LocalLauncher(make_slots(2, gpus="none"), Machine()).launch(make_jobs(configs, undisturbed))
     for config in configs:
         both = [json.loads((run_path(r, config) / "results.json").read_text()) for r in (root, undisturbed)]
         assert both[0] == both[1]
@@ -85,7 +86,7 @@ def test_a_job_put_back_into_the_queue_shows_as_queued(
     root = tmp_path / "runs"
     config = override(experiment("GPT-01").at("smoke", 0), {"budget.steps": 600})
     options = SlurmOptions(partition="main", time_limit=3600, cpus=1, gpus_per_run=0)
-    (job,) = SlurmLauncher(root, options, Machine(), wait=False).launch(prepare([config], root))
+    (job,) = SlurmLauncher(root, options, Machine(), wait=False).launch(make_jobs([config], root))
 
     def wait_for(state: str) -> RunInfo:
         deadline = time.monotonic() + 90
@@ -97,7 +98,7 @@ def test_a_job_put_back_into_the_queue_shows_as_queued(
     wait_for("running")
     subprocess.run(["scontrol", "requeue", job_of(job.folder)], check=True)
     assert "SLURM job" in wait_for("queued").reason
-    assert all("requeued or cancelled by SLURM" in a["reason"] for a in attempts(job.folder))
+    assert all("requeued or cancelled by SLURM" in a.reason for a in read_attempts(job.folder))
     subprocess.run(["scancel", job_of(job.folder)], check=True)
 
 
@@ -209,7 +210,7 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def submitted(root: Path, **changes: object) -> Job:
     """A run of the SLURM job 12_0 that was seen at work on a node."""
-    (job,) = prepare([experiment("GPT-01").at("smoke", 0)], root)
+    (job,) = make_jobs([experiment("GPT-01").at("smoke", 0)], root)
     (job.folder / JOB_ID).write_text("12_0\n")
     status = {"host": "node7", "pid": 1, "heartbeat": time.time(), "step": 5, "total_steps": 9}
     write_json(job.folder / "status.json", {**status, "eta_seconds": 60, **changes})
@@ -230,14 +231,14 @@ def test_a_requeued_run_shows_as_queued_without_an_eta(
     # and so on the board of `oelm run`, which had seen it running
     launcher = SlurmLauncher(tmp_path / "runs", SlurmOptions(), Machine())
     job.state = "running"
-    launcher._look(job)
+    launcher._update(job)
     assert job.state == "queued"
     squeue.write_text("12_0 34 RUNNING\n")
     launcher._asked = float("-inf")
     (run,) = scan(tmp_path / "runs")
     assert run.state == state
     if state == "running":
-        launcher._look(job)
+        launcher._update(job)
         assert job.state == "running"
 
 
@@ -264,9 +265,9 @@ def test_submitit_without_a_queue(
     configs = [experiment(id).at("smoke", 0) for id in ("GPT-01", "GPT-02")]
     root = tmp_path / "runs"
     launcher = SlurmLauncher(root, SlurmOptions(cpus=1), Machine(), cluster="local")
-    jobs = launcher.launch(prepare(configs, root))
+    jobs = launcher.launch(make_jobs(configs, root))
     assert [job.state for job in jobs] == ["finished", "finished"]
-    assert launcher.launch(prepare(configs, root))[0].state == "finished"  # and nothing is submitted twice
+    assert launcher.launch(make_jobs(configs, root))[0].state == "finished"  # and nothing is submitted twice
     assert len(list((root / ".slurm").rglob("*_submitted.pkl"))) == 2
 
 
@@ -281,9 +282,9 @@ def test_diverged_runs_are_submitted_again_only_when_asked(
     launcher = SlurmLauncher(root, SlurmOptions(cpus=1), Machine(), cluster="local")
     tries = []
     for again in (False, False, True):
-        (job,) = launcher.launch(prepare([config], root, again=again))
+        (job,) = launcher.launch(make_jobs([config], root, retry_diverged=again))
         assert job.state == "diverged"
-        tries.append(len(attempts(job.folder)))
+        tries.append(len(read_attempts(job.folder)))
     assert tries == [1, 1, 2]
 
 

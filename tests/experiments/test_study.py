@@ -17,8 +17,9 @@ from oelm.cli.main import main
 from oelm.config.overrides import override
 from oelm.config.run_config import Machine
 from oelm.experiments.catalogue import experiment, select
-from oelm.experiments.launch.local import prepare
-from oelm.experiments.launch.worker import attempts, machine_words
+from oelm.experiments.launch.attempts import read_attempts
+from oelm.experiments.launch.jobs import make_jobs
+from oelm.experiments.launch.worker import machine_to_json
 from oelm.runs.folder import RunFolder
 from oelm.runs.scan import scan
 
@@ -88,7 +89,7 @@ def check_phase(phase: int, root: Path, output: str) -> None:
         assert all(part["ok"] for part in audit.values() if isinstance(part, dict) and "ok" in part)
         assert "--phase" in manifest["command"]  # the command a person can type again
         assert "built-in" in manifest["data"]["origin"]
-    assert "as the study published it" in output
+    assert "as the original study published it" in output
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -129,7 +130,7 @@ def test_a_tuned_experiment_gets_its_trials_first(
     words = ["run", "TS-FREEZE-TUNED", "--seeds", "0", "--trial-seeds", "0", "--scale", "smoke"]
     assert main([*words, "--runs", str(tmp_path / "runs"), "--cache-dir", str(tmp_path / "cache")]) == 0
     output = capsys.readouterr().out
-    assert "tuned TS-FREEZE-TUNED: rate" in output
+    assert "tuned TS-FREEZE-TUNED: learning rate" in output
     assert "unequal" not in output
     finals = [run for run in scan(tmp_path / "runs") if not run.trial]
     assert {run.state for run in finals} == {"finished"}
@@ -147,9 +148,9 @@ def test_a_tuned_experiment_gets_its_trials_first(
 def test_one_run_over_two_processes_stops_and_goes_on(tmp_path: Path) -> None:
     """What `--gpus-per-run 2` starts, here on CPU: torchrun below a worker that holds the lock."""
     changes = {"budget.steps": 200, "budget.eval_every": 50}
-    (job,) = prepare([override(experiment("GPT-02").at("smoke", 0), changes)], tmp_path / "runs")
+    (job,) = make_jobs([override(experiment("GPT-02").at("smoke", 0), changes)], tmp_path / "runs")
     folder = RunFolder(job.folder)
-    machine = machine_words(Machine(cache_dir=str(tmp_path / "cache"), device="cpu"))
+    machine = machine_to_json(Machine(cache_dir=str(tmp_path / "cache"), device="cpu"))
     command = [sys.executable, "-m", "oelm.experiments.launch.worker", str(job.folder), "--machine", machine]
     process = subprocess.Popen([*command, "--processes", "2"], stderr=subprocess.DEVNULL)
     wait_for(lambda: (status := folder.status()) and status.step > 20)
@@ -157,7 +158,7 @@ def test_one_run_over_two_processes_stops_and_goes_on(tmp_path: Path) -> None:
     assert process.wait(timeout=300) == 75
     done = subprocess.run([*command, "--processes", "2"], stderr=subprocess.DEVNULL, timeout=300, check=False)
     assert done.returncode == 0
-    assert [a["exit_code"] for a in attempts(job.folder)] == [75, 0]
+    assert [a.exit_code for a in read_attempts(job.folder)] == [75, 0]
     steps = [row["step"] for row in folder.metrics("train")]
     assert steps == sorted(set(steps))
     assert steps[-1] == 200

@@ -11,7 +11,7 @@ from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.study import Request
-from oelm.experiments.tuning import choose, trial_configs, tuned
+from oelm.experiments.tuning import choose_lr, trial_configs, with_chosen_lr
 from oelm.files.atomic import write_json
 from oelm.runs.folder import RunFolder, Status, run_path
 
@@ -35,33 +35,33 @@ def trials_with(root: Path, losses: dict[float, list[float]]) -> list[RunConfig]
 
 def test_the_mean_over_seeds_decides_not_the_luckiest_seed(tmp_path: Path) -> None:
     trials = trials_with(tmp_path, {1e-3: [2.0, 4.0], 2e-3: [2.8, 2.9], 4e-3: [3.5, 3.5]})
-    choice = choose(trials, tmp_path)
-    assert choice.rate == 2e-3
+    choice = choose_lr(trials, tmp_path)
+    assert choice.lr == 2e-3
     assert not choice.at_edge
-    final = tuned(CONFIG, choice, trials)
+    final = with_chosen_lr(CONFIG, choice, trials)
     assert (final.optim.lr, final.tune.trial, final.seed) == (2e-3, False, 5)
     assert (final.tune.grid, final.tune.seeds) == ((1e-3, 2e-3, 4e-3), (0, 1))
 
 
 def test_a_rate_that_diverges_once_is_out_and_an_edge_is_said(tmp_path: Path) -> None:
-    choice = choose(
+    choice = choose_lr(
         trials_with(tmp_path, {1e-3: [3.0, 3.0], 2e-3: [2.0, math.inf], 4e-3: [4.0, 4.0]}), tmp_path
     )
-    assert choice.rate == 1e-3
+    assert choice.lr == 1e-3
     assert choice.at_edge
     assert "edge of the grid" in str(choice)
 
 
 def test_no_rate_at_all_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OelmError, match="finite loss"):
-        choose(trials_with(tmp_path, {1e-3: [math.inf], 2e-3: [math.inf]}), tmp_path)
+        choose_lr(trials_with(tmp_path, {1e-3: [math.inf], 2e-3: [math.inf]}), tmp_path)
 
 
 def test_a_choice_waits_for_all_trials(tmp_path: Path) -> None:
     trials = trials_with(tmp_path, {1e-3: [3.0], 2e-3: [2.0]})
     RunFolder(run_path(tmp_path, trials[1])).status_file.unlink()
     with pytest.raises(OelmError, match="not started"):
-        choose(trials, tmp_path)
+        choose_lr(trials, tmp_path)
 
 
 def test_trials_are_shorter_where_asked_and_never_less_than_a_step() -> None:

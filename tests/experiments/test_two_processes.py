@@ -16,8 +16,8 @@ import pytest
 from oelm.config.overrides import override
 from oelm.config.run_config import Machine
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.launch.local import prepare
-from oelm.experiments.launch.worker import machine_words
+from oelm.experiments.launch.jobs import make_jobs
+from oelm.experiments.launch.worker import machine_to_json
 from oelm.runs.folder import RunFolder
 from oelm.runs.lock import RunLock
 
@@ -31,13 +31,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def claim(root: Path, **changes: Any) -> RunFolder:
     changes = {"budget.steps": 4, "budget.eval_every": 2, **changes}
-    (job,) = prepare([override(experiment("GPT-02").at("smoke", 0), changes)], root)
+    (job,) = make_jobs([override(experiment("GPT-02").at("smoke", 0), changes)], root)
     return RunFolder(job.folder)
 
 
 def worker(folder: RunFolder, cache: Path, **machine: Any) -> list[str]:
     """What `--gpus-per-run 2` starts, here on CPU."""
-    words = machine_words(Machine(cache_dir=str(cache), device="cpu", threads=1, gemm_peak=False, **machine))
+    words = machine_to_json(
+        Machine(cache_dir=str(cache), device="cpu", threads=1, gemm_peak=False, **machine)
+    )
     command = [sys.executable, "-m", "oelm.experiments.launch.worker", str(folder.path)]
     return [*command, "--machine", words, "--processes", "2"]
 

@@ -83,7 +83,7 @@ def _worker(name: str, folder: Path, machine: Any, moment: tuple[str, ...]) -> i
                     tensor.add_(torch.randn(tensor.shape, generator=noise), alpha=1e-6)
 
         fit.take_step = unsteady
-    words = [*moment, str(folder), "--machine", worker.machine_words(machine)]
+    words = [*moment, str(folder), "--machine", worker.machine_to_json(machine)]
     return interrupt_at.main(words) if moment else worker.main(words)
 
 

@@ -89,12 +89,12 @@ def _reference(arena: Arena) -> Path:
 
 
 def _claim(arena: Arena, root: Path) -> Path:
-    from oelm.experiments.launch.local import prepare
+    from oelm.experiments.launch.jobs import make_jobs
     from oelm.runs.folder import RunFolder
 
     held = RunFolder(arena.reference("lm")).config()
     budget = replace(held.budget, steps=60, eval_every=30, checkpoint_every=5)
-    (job,) = prepare([replace(held, budget=budget)], root)
+    (job,) = make_jobs([replace(held, budget=budget)], root)
     return job.folder
 
 
@@ -105,9 +105,9 @@ def _machine(arena: Arena) -> Any:
 
 
 def _start_worker(arena: Arena, folder: Path) -> psutil.Popen:
-    from oelm.experiments.launch.worker import machine_words
+    from oelm.experiments.launch.worker import machine_to_json
 
-    words = ["--machine", machine_words(_machine(arena)), "--processes", "2"]
+    words = ["--machine", machine_to_json(_machine(arena)), "--processes", "2"]
     with open(folder / "console.log", "ab") as console:
         return psutil.Popen(
             [sys.executable, "-m", "oelm.experiments.launch.worker", str(folder), *words],
@@ -122,7 +122,8 @@ def _start_launcher(arena: Arena, folder: Path) -> psutil.Process:
     """A process with a LocalLauncher whose one slot has two processes."""
 
     def launch() -> int:
-        from oelm.experiments.launch.local import Job, LocalLauncher, exit_code
+        from oelm.experiments.launch.jobs import Job, exit_code
+        from oelm.experiments.launch.local import LocalLauncher
         from oelm.experiments.launch.slots import make_slots
         from oelm.runs.folder import RunFolder
 

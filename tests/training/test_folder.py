@@ -144,11 +144,13 @@ def test_reading_a_run_needs_no_torch():
 
 
 def test_a_manifest_names_the_data_folder_that_only_the_environment_knows(monkeypatch):
-    monkeypatch.setenv("OELM_COMMAND", "/somewhere/bin/oelm run GPT-01")
     monkeypatch.setenv("OELM_DATA_DIR", "my data")
-    assert base_manifest("")["command"] == "OELM_DATA_DIR='my data' oelm run GPT-01"
-    monkeypatch.setenv("OELM_COMMAND", "oelm run GPT-01 --data-dir other")
-    assert base_manifest("")["command"] == "oelm run GPT-01 --data-dir other"
+    assert (
+        base_manifest("", "/somewhere/bin/oelm run GPT-01")["command"]
+        == "OELM_DATA_DIR='my data' oelm run GPT-01"
+    )
+    typed = "oelm run GPT-01 --data-dir other"
+    assert base_manifest("", typed)["command"] == typed
 
 
 @pytest.mark.parametrize("name", ["../../etc", "/etc", "a/b", "a\\b", "..", ".git", "", "a\nb", "a\x1b[2J"])

@@ -18,8 +18,8 @@ from oelm.analysis.load import load_runs
 from oelm.cli.main import main
 from oelm.config.yaml import config_to_yaml
 from oelm.errors import OelmError, UsageError
-from oelm.experiments.launch.worker import work
-from oelm.experiments.tuning import choose
+from oelm.experiments.launch.worker import train_folder
+from oelm.experiments.tuning import choose_lr
 from oelm.runs.archive import merge, pack
 from oelm.runs.disk import free, freeable
 from oelm.runs.folder import VERDICT_FILES, RunFolder, Status, run_path
@@ -159,11 +159,11 @@ def test_a_rate_is_not_chosen_from_a_damaged_trial(tmp_path, machine, make):
     trial = short(make, tune={"trial": True})
     folder = run_path(tmp_path, trial)
     assert fit(trial, folder, machine).state == "finished"
-    assert choose([trial], tmp_path).rate == trial.optim.lr
+    assert choose_lr([trial], tmp_path).lr == trial.optim.lr
     content = (folder / "results.json").read_text()
     (folder / "results.json").write_text(content.replace('"step": 4', '"step": 5'))
     with pytest.raises(OelmError, match=r"results\.json has changed"):
-        choose([trial], tmp_path)
+        choose_lr([trial], tmp_path)
 
 
 # -- runs that are not finished after all ---------------------------------------------------------
@@ -183,7 +183,7 @@ def test_a_finished_run_without_its_results_keeps_its_checkpoints_and_is_complet
     assert (
         "results.json" in state_of(folder.path, verify=True)[1].reason + state_of(folder.path, verify=True)[2]
     )
-    assert work(folder.path, machine) == 0
+    assert train_folder(folder.path, machine) == 0
     assert state_of(folder.path, verify=True)[0] == "finished"
     assert_same_run(only_run(finished), folder.path)
     assert free(freeable(runs)) > 0
@@ -329,7 +329,7 @@ def test_a_worker_on_a_full_disk_ends_with_75_and_no_traceback(tmp_path, machine
     for calls in (0, 1):
         with pytest.MonkeyPatch.context() as patch:
             FullDisk(folder.path, calls).install(patch)
-            assert work(folder.path, machine) == 75
+            assert train_folder(folder.path, machine) == 75
         assert folder.status().state == "interrupted"
     assert "Traceback" not in capsys.readouterr().err
 

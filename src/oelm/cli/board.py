@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from oelm.cli.output import seconds_text
-from oelm.experiments.launch.local import Events, Job
+from oelm.experiments.launch.jobs import Events, Job
 from oelm.printable import printable
 from oelm.runs.folder import RunFolder
 from oelm.runs.scan import state_of
@@ -36,7 +36,7 @@ def board(quiet: bool = False) -> Iterator[Events]:
 
 def changed(job: Job) -> None:
     """One line for every change of a run's state; none for the hundreds that may have finished before."""
-    if job.earlier and job.state == "finished":
+    if job.ended_before and job.state == "finished":
         return
     where = f" on {job.slot}" if job.slot else ""
     why = f": {job.reason}" if job.reason and job.state != "finished" else ""
@@ -46,7 +46,7 @@ def changed(job: Job) -> None:
 
 def counts(jobs: Sequence[Job]) -> str:
     found = Counter(job.state for job in jobs)
-    earlier = Counter(job.state for job in jobs if job.earlier)
+    earlier = Counter(job.state for job in jobs if job.ended_before)
     before = {state: f" ({n} before)" for state, n in earlier.items()}
     return ", ".join(f"{n} {state}{before.get(state, '')}" for state, n in found.items()) or "none"
 

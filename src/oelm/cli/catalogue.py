@@ -19,11 +19,12 @@ from oelm.cli.output import print, print_json, print_table, seconds_text
 from oelm.config.diff import config_diff
 from oelm.config.hash import config_hash
 from oelm.config.mapping import to_mapping
+from oelm.config.overrides import changes_from_words
 from oelm.config.run_config import RunConfig
 from oelm.config.yaml import config_to_yaml
 from oelm.experiments.catalogue import PHASES, STUDIES, experiment, experiments, select
 from oelm.experiments.experiment import DEFAULT_SEED, Experiment, stand_ins
-from oelm.experiments.fairness import against_baseline
+from oelm.experiments.fairness import check_experiment
 from oelm.experiments.study import Request
 from oelm.methods.presets import ALIASES, methods
 from oelm.units import bytes_text
@@ -122,21 +123,25 @@ def _show(args: argparse.Namespace) -> int:
 
     load_own(args)
     e = experiment(args.id)
-    request = Request([e], changes=args.changes, study=args.study_name, data_dir=args.data_dir)
+    request = Request(
+        [e], changes=changes_from_words(args.changes), study=args.study_name, data_dir=args.data_dir
+    )
     config = request.config(e, args.scale, args.seed)
     plan = estimate(config, args.runs)
-    unequal = against_baseline(e, lambda arm: request.config(arm, args.scale, args.seed))
+    unequal = check_experiment(e, lambda arm: request.config(arm, args.scale, args.seed))
     if args.json:
         facts = {"config": to_mapping(config), "config_hash": config_hash(config), "plan": plan.to_dict()}
-        print_json({**_facts(e), **facts, "stand_ins": stand_ins(config), "unequal": unequal})
+        print_json(
+            {**_facts(e), **facts, "stand_ins": stand_ins(config), "unequal": [u.to_dict() for u in unequal]}
+        )
         return 0
     print(f"{e.id}: {e.title} (study {e.study}{f', phase {e.phase}' if e.phase else ''})")
     if e.reported:
         print(f"the study reported {e.reported}{f' ({e.reported.note})' if e.reported.note else ''}")
     for note in (*e.notes, *stand_ins(config)):
         print(f"note: {note}")
-    for line in unequal:
-        print(f"unequal: {line}")
+    for setting in unequal:
+        print(f"unequal: {setting}")
     if e.tuned:
         grid = ", ".join(f"{lr:g}" for lr in e.grid(args.scale))
         print(f"its learning rate is chosen from {grid} on validation loss")

@@ -15,11 +15,12 @@ from oelm.cli.options import add_machine, add_seeds, check_machine, command_pars
 from oelm.cli.output import output_file, print, print_text
 from oelm.errors import UsageError, unknown_name
 from oelm.experiments.catalogue import planned_configs, select
-from oelm.experiments.launch.local import Events, Job, LocalLauncher, exit_code
+from oelm.experiments.launch.jobs import Events, Job, exit_code
+from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slots import make_slots
 from oelm.experiments.scales import SCALES
 from oelm.experiments.studies.demo import LM_ARMS, SEEDS, real_text
-from oelm.experiments.study import Request, carry_out
+from oelm.experiments.study import Request, run_study
 from oelm.printable import printable
 from oelm.runs.folder import RunFolder
 
@@ -64,20 +65,20 @@ def run(args: argparse.Namespace) -> int:
     output = output_file(args.output or str(Path(args.runs) / "report.html"))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the demo's text is installed or built in; no hub is asked
     started = time.monotonic()
-    request = Request(select(study=STUDY), scales=(args.scale,), seeds=tuple(args.seeds))
-    total = sum(len(arm.runs) for arm in request.arms())
+    arms = Request(select(study=STUDY), scales=(args.scale,), seeds=args.seeds).arms()
+    total = sum(arm.total_runs for arm in arms)
     _introduce(args, total)
     slots = make_slots(total, gpus="auto", slots=args.slots, threads=args.threads)
     progress = Progress(total)
     launcher = LocalLauncher(slots, machine_from(args), events=progress.events())
     with progress:
-        result = carry_out(request, args.runs, launcher, say=progress.say)
+        outcome = run_study(arms, args.runs, launcher, say=progress.say)
     path = _tell(args, output)
-    if launcher.stopped or any(not job.ended for job in result.jobs):
+    if launcher.stopped or any(not job.ended for job in outcome.jobs):
         print("Not everything has ended; `oelm demo` goes on where it stopped.")
     print(f"{time.monotonic() - started:.0f} s. The report:")
     print(path)
-    return exit_code(result.jobs)
+    return exit_code(outcome.jobs)
 
 
 def _introduce(args: argparse.Namespace, total: int) -> None:

@@ -20,6 +20,7 @@ from oelm.cli.options import (
     machine_from,
 )
 from oelm.cli.output import print, print_json
+from oelm.config.overrides import changes_from_words
 from oelm.config.run_config import RunConfig
 from oelm.experiments.study import Request
 
@@ -66,11 +67,17 @@ def run(args: argparse.Namespace) -> int:
         args.ids, args.scale, named = list(_DEFAULT_RESUME_CHECK[:1]), _DEFAULT_RESUME_CHECK[1], True
     chosen = chosen_experiments(args) if named else []
     request = Request(
-        chosen, (args.scale,), tuple(args.seeds), args.changes, args.study_name, data_dir=args.data_dir
+        chosen,
+        (args.scale,),
+        args.seeds,
+        changes_from_words(args.changes),
+        args.study_name,
+        data_dir=args.data_dir,
     )
+    arms = request.arms()
     if args.resume or args.preempt:
-        return _check_resume(args, [arm.runs[0] for arm in request.arms()])
-    planned = [(arm.runs[0], len(arm.runs) + len(arm.trials)) for arm in request.arms()]
+        return _check_resume(args, [arm.runs[0] for arm in arms])
+    planned = [(arm.runs[0], arm.total_runs) for arm in arms]
     findings = []
     for finding in examine(planned, args.runs, machine_from(args)):
         findings.append(finding)

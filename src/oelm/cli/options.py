@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,13 @@ from typing import Any
 from oelm.cli.values import Labels, WholeNumbers
 from oelm.config.run_config import Machine
 from oelm.errors import UsageError, unknown_name
-from oelm.experiments.catalogue import STUDIES, catalogue_files, load_catalogue_files, select
+from oelm.experiments.catalogue import (
+    STUDIES,
+    catalogue_files,
+    load_catalogue_files,
+    loaded_catalogue_files,
+    select,
+)
 from oelm.experiments.experiment import DEFAULT_SEED, Experiment
 from oelm.experiments.scales import SCALES
 from oelm.runs.scan import RunInfo
@@ -128,6 +136,8 @@ def machine_from(args: argparse.Namespace, time_limit: float = 0.0) -> Machine:
         trackers=tuple(args.track),
         skip_bad_rows=args.skip_bad_rows,
         shard=args.shard,
+        command=shlex.join(sys.argv),
+        catalogue_files=loaded_catalogue_files(),
     )
 
 

@@ -25,14 +25,17 @@ from oelm.cli.options import (
 )
 from oelm.cli.output import print, print_json, print_table
 from oelm.cli.values import ListAction, Numbers, WholeNumbers
+from oelm.config.overrides import changes_from_words
 from oelm.config.run_config import RunConfig
 from oelm.errors import UsageError, unknown_name
 from oelm.experiments.experiment import model_stand_ins
-from oelm.experiments.launch.local import RETRIES, Events, LocalLauncher, exit_code
+from oelm.experiments.launch.jobs import RETRIES, Events, Launcher, exit_code
+from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slots import make_slots
 from oelm.experiments.launch.slurm import SlurmLauncher, SlurmOptions
+from oelm.experiments.pilot import PILOT_FACTOR
 from oelm.experiments.scales import SCALES
-from oelm.experiments.study import PILOT_FACTOR, Launcher, Request, Result, carry_out, unequal_arms
+from oelm.experiments.study import ArmPlan, Request, StudyOutcome, run_study, unequal_settings
 from oelm.experiments.tuning import TRIAL_SEEDS
 from oelm.runs.folder import EXIT_INTERRUPTED, RunFolder, run_path
 from oelm.runs.scan import state_of
@@ -119,8 +122,8 @@ def add_slurm(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(slurm_flags=flags)
 
 
-def _refuse_idle(args: argparse.Namespace, request: Request) -> None:
-    """A flag that would change nothing is a misunderstanding, and some are costly ones."""
+def _refuse_unused_flags(args: argparse.Namespace, arms: Sequence[ArmPlan]) -> None:
+    """Raise UsageError for flags that would have no effect on these runs."""
     given = [f.option_strings[0] for f in args.slurm_flags if getattr(args, f.dest) != f.default]
     if args.on == "local" and given:
         raise UsageError(f"{', '.join(given)}: for a queue only; without --on slurm runs start right here")
@@ -133,7 +136,7 @@ def _refuse_idle(args: argparse.Namespace, request: Request) -> None:
         raise UsageError("--pilot decides when its runs have ended, and --no-wait would not wait for them")
     if args.pilot_factor != PILOT_FACTOR and not args.pilot:
         raise UsageError("--pilot-factor is the gate of --pilot, which is not asked for")
-    tunes = any(e.tuned if args.tune is None else args.tune for e in request.experiments)
+    tunes = any(arm.trials for arm in arms)
     if (args.grid or tuple(args.trial_seeds) != TRIAL_SEEDS) and not tunes:
         raise UsageError("--grid and --trial-seeds are for tuning, and nothing here is tuned: add --tune")
 
@@ -164,32 +167,37 @@ def run(args: argparse.Namespace) -> int:
         check_machine(args)
     request = Request(
         experiments=chosen_experiments(args),
-        scales=tuple(args.scale),
-        seeds=tuple(args.seeds),
-        changes=tuple(args.changes),
+        scales=args.scale,
+        seeds=args.seeds,
+        changes=changes_from_words(args.changes),
         study=args.study_name,
         tune=args.tune,
-        grid=tuple(args.grid),
-        trial_seeds=tuple(args.trial_seeds),
+        grid=args.grid,
+        trial_seeds=args.trial_seeds,
         data_dir=args.data_dir,
-        again=args.retry_diverged,
     )
-    _refuse_idle(args, request)
+    arms = request.arms()
+    _refuse_unused_flags(args, arms)
     if args.dry_run:
-        return _dry_run(args, request, _launcher(args, request, Events()))
+        return _dry_run(args, arms, _launcher(args, arms, Events()))
     with board(quiet=args.json) as events:
-        launcher = _launcher(args, request, events)
-        pilot = args.pilot_factor if args.pilot else 0.0
-        result = carry_out(request, args.runs, launcher, pilot=pilot, say=_aside if args.json else say)
+        outcome = run_study(
+            arms,
+            args.runs,
+            _launcher(args, arms, events),
+            pilot_factor=args.pilot_factor if args.pilot else 0.0,
+            retry_diverged=args.retry_diverged,
+            say=_say_on_stderr if args.json else say,
+        )
     if args.json:
-        print_json(_facts(result))
+        print_json(_facts(outcome))
     else:
-        _summary(result)
-    code = exit_code(result.jobs) or (1 if result.notes else 0)
+        _summary(outcome)
+    code = exit_code(outcome.jobs) or (1 if outcome.problems else 0)
     return 0 if code == EXIT_INTERRUPTED and args.no_wait else code
 
 
-def _launcher(args: argparse.Namespace, request: Request, events: Events) -> Launcher:
+def _launcher(args: argparse.Namespace, arms: Sequence[ArmPlan], events: Events) -> Launcher:
     if args.on == "slurm":
         options = SlurmOptions(
             partition=args.partition,
@@ -211,23 +219,22 @@ def _launcher(args: argparse.Namespace, request: Request, events: Events) -> Lau
             retries=args.retries,
             events=events,
         )
-    count = sum(len(arm.runs) + len(arm.trials) for arm in request.arms())
+    count = sum(arm.total_runs for arm in arms)
     slots = make_slots(
         count, gpus=args.gpus, gpus_per_run=args.gpus_per_run, slots=args.slots, threads=args.threads
     )
     return LocalLauncher(slots, machine_from(args), retries=args.retries, events=events)
 
 
-def _dry_run(args: argparse.Namespace, request: Request, launcher: Launcher) -> int:
-    arms = request.arms()
+def _dry_run(args: argparse.Namespace, arms: Sequence[ArmPlan], launcher: Launcher) -> int:
     configs = [config for arm in arms for config in (*arm.trials, *arm.runs)]
     tuned = {arm.experiment.id for arm in arms if arm.trials}
     plan = [_planned(args.runs, config, config.id in tuned) for config in configs]
-    unequal = [str(difference) for difference in unequal_arms(arms)]
+    unequal = unequal_settings(arms)
     script = _script(launcher, sum(row["state"] != "finished" for row in plan))
     origins, device = _origins(configs, args.data_dir), _device(args.device, launcher)
     if args.json:
-        facts = {"runs": plan, "unequal": unequal, "device": device, "data": origins}
+        facts = {"runs": plan, "unequal": [u.to_dict() for u in unequal], "device": device, "data": origins}
         print_json({**facts, **({"script": script} if script else {})})
         return 0
     print(f"device: {device}")
@@ -235,8 +242,8 @@ def _dry_run(args: argparse.Namespace, request: Request, launcher: Launcher) -> 
         print(f"data: {name} from {origin}")
     for note in dict.fromkeys(note for arm in arms for note in model_stand_ins(arm.runs[0])):
         print(f"note: {note}")
-    for line in unequal:
-        print(f"unequal: {line}")
+    for setting in unequal:
+        print(f"unequal: {setting}")
     for row in plan:
         rate = f"{row['lr']:g}" if row["lr"] else "tuned"
         state = f" ({row['state']})" if row["state"] else ""
@@ -287,31 +294,31 @@ def _script(launcher: Launcher, count: int) -> str:
     return launcher.script(max(1, count)) if isinstance(launcher, SlurmLauncher) else ""
 
 
-def _aside(text: str) -> None:
-    """With --json only JSON goes to stdout; people's words go to stderr."""
+def _say_on_stderr(text: str) -> None:
+    """Print a message to stderr, because with --json stdout has only JSON."""
     print(text, file=sys.stderr, flush=True)
 
 
-def _summary(result: Result) -> None:
+def _summary(outcome: StudyOutcome) -> None:
     print()
-    troubled = [job for job in result.jobs if job.state not in ("finished", "pending")]
+    troubled = [job for job in outcome.jobs if job.state not in ("finished", "pending")]
     if troubled:
         print_table(("run", "state", "reason"), [(j.name, j.state, j.reason or "-") for j in troubled])
-    print(f"{len(result.jobs)} runs: {counts(result.jobs)}")
-    if any(not job.ended for job in result.jobs):
+    print(f"{len(outcome.jobs)} runs: {counts(outcome.jobs)}")
+    if any(not job.ended for job in outcome.jobs):
         print("the same command goes on with what is not finished")
 
 
-def _facts(result: Result) -> dict[str, Any]:
+def _facts(outcome: StudyOutcome) -> dict[str, Any]:
     return {
         "runs": [
             {"id": j.config.id, "seed": j.config.seed, "scale": j.config.scale, "trial": j.config.tune.trial}
             | {"state": j.state, "reason": j.reason, "folder": str(j.folder)}
-            for j in result.jobs
+            for j in outcome.jobs
         ],
         "tuned": [
-            {"id": c.id, "rate": c.rate, "losses": c.losses, "at_edge": c.at_edge} for c in result.choices
+            {"id": c.id, "lr": c.lr, "losses": c.losses, "at_edge": c.at_edge} for c in outcome.choices
         ],
-        "unequal": [str(d) for d in result.unequal],
-        "notes": result.notes,
+        "unequal": [u.to_dict() for u in outcome.unequal],
+        "problems": outcome.problems,
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from oelm.cli.options import (
@@ -22,14 +21,15 @@ from oelm.cli.options import (
     machine_from,
 )
 from oelm.cli.output import print, print_json
+from oelm.config.overrides import changes_from_words
 from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.experiment import DEFAULT_SEED, stand_ins
-from oelm.experiments.launch.local import prepare
-from oelm.experiments.launch.worker import is_first, work
-from oelm.experiments.study import Request
-from oelm.experiments.tuning import choose, tuned
+from oelm.experiments.launch.jobs import make_jobs
+from oelm.experiments.launch.worker import is_rank_zero, train_folder
+from oelm.experiments.study import ArmPlan, Request
+from oelm.experiments.tuning import choose_lr, with_chosen_lr
 from oelm.runs.folder import RunFolder
 
 
@@ -57,26 +57,25 @@ def run(args: argparse.Namespace) -> int:
     load_own(args)
     check_machine(args)
     machine = machine_from(args, duration(args.time_limit))
-    e = experiment(args.id)
-    changed = any(word.startswith("optim.lr=") for word in args.changes)
+    e, changes = experiment(args.id), changes_from_words(args.changes)
     request = Request(
         [e],
         (args.scale,),
         (args.seed,),
-        args.changes,
+        changes,
         args.study_name,
-        tune=False if changed and e.tuned else None,
+        tune=False if "optim.lr" in changes and e.tuned else None,
         data_dir=args.data_dir,
     )
-    config = request.config(e, args.scale, args.seed)
-    config = _with_tuned_rate(request, config, Path(args.runs), quiet=args.json or not is_first())
-    (job,) = prepare([config], args.runs)
-    if is_first() and not args.json:
+    (arm,) = request.arms()
+    config = _tuned_config(arm, args.runs, quiet=args.json or not is_rank_zero())
+    (job,) = make_jobs([config], args.runs)
+    if is_rank_zero() and not args.json:
         print(f"{job.name} ({config.scale}) in {job.folder}")
         for note in stand_ins(config):
             print(f"note: {note}")
-    code = work(job.folder, machine)
-    if is_first():
+    code = train_folder(job.folder, machine)
+    if is_rank_zero():
         try:
             _tell(RunFolder(job.folder), as_json=args.json)
             sys.stdout.flush()
@@ -85,13 +84,13 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _with_tuned_rate(request: Request, config: RunConfig, root: Path, quiet: bool) -> RunConfig:
-    """For an experiment whose rate is tuned: the chosen one, if its trials have been run."""
-    (arm,) = request.arms()
+def _tuned_config(arm: ArmPlan, root: str, quiet: bool) -> RunConfig:
+    """The config of the arm's only run, with the tuned learning rate if the experiment is tuned."""
+    (config,) = arm.runs
     if not arm.trials:
         return config
     try:
-        choice = choose(arm.trials, root)
+        choice = choose_lr(arm.trials, root)
     except OelmError:
         raise OelmError(
             f"{config.id} runs with a learning rate tuned on validation, and its trials have not been run: "
@@ -100,7 +99,7 @@ def _with_tuned_rate(request: Request, config: RunConfig, root: Path, quiet: boo
         ) from None
     if not quiet:
         print(f"tuned {choice}")
-    return tuned(config, choice, arm.trials)
+    return with_chosen_lr(config, choice, arm.trials)
 
 
 def _tell(folder: RunFolder, as_json: bool) -> None:

@@ -1,6 +1,7 @@
-"""Every experiment by its ID. A new one is one `register_experiment(Experiment(...))`.
+"""The catalogue: every experiment by its ID. `register_experiment(Experiment(...))` adds one.
 
-A user's own file of them is read with `--catalogue FILE.py` or OELM_CATALOGUE (several as in PATH).
+Users keep their own experiments in Python files, given by `--catalogue FILE.py` or OELM_CATALOGUE (several
+files are separated as in PATH).
 """
 
 from __future__ import annotations
@@ -18,30 +19,30 @@ from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.scales import SCALES
 
-# The phases as the original study counts them; "extra" is ours.
+# Phases of the original study; "extra" holds our additions.
 PHASES: dict[int | str, str] = {
     1: "BERT fine-tuning on XNLI",
     2: "GPT language modelling on TinyStories",
     3: "GPT language modelling: frozen random Q/K, OpenWebText, WikiText-103",
     4: "GPT classification from scratch",
     "paper": "BERT fine-tuning on SST-2 and MNLI",
-    "extra": "controls the original study lacks, and its named next steps",
+    "extra": "controls and next steps that the original study does not have",
 }
-# The report of a phase may cover runs of another one: that of phase 3 compares all seven GPT runs.
+# Phases that the report of a phase covers: in the original study, phase 3 compares all seven GPT runs.
 REPORT_COVERS: dict[int | str, tuple[int | str, ...]] = {3: (2, 3)}
 
 STUDIES = {
-    "paper": "the study's own experiments, the controls it lacks and its next steps",
-    "gap": "does anything close the gap of frozen Q/K in language modelling? each arm with a trained control",
-    "finetune": "freezing in a pretrained encoder: keep, orthonormalise or throw away its Q/K",
-    "gpt-cls": "phase 4's question with tuned and warmed-up arms",
-    "probes": "why: recall and copy tasks that only attention can solve",
-    "demo": "the whole story in minutes on two cores (`oelm demo`)",
+    "paper": "the experiments of the original study, with additional controls and next steps",
+    "gap": "which trainable extras close the gap of frozen Q/K in language modelling, each with a control",
+    "finetune": "freezing in a pretrained encoder: keep, orthonormalise or replace its Q/K",
+    "gpt-cls": "GPT classification from scratch (phase 4) with tuned learning rates",
+    "probes": "recall and copy tasks that only attention can solve",
+    "demo": "all steps of a study in minutes on two cores (`oelm demo`)",
 }
 
-_HOMES = ("paper", "controls", "gap", "finetune", "gpt_cls", "probes", "demo")
+_MODULES = ("paper", "controls", "gap", "finetune", "gpt_cls", "probes", "demo")
 
-CATALOGUE = "OELM_CATALOGUE"  # environment: files of a user's own, as in PATH
+CATALOGUE = "OELM_CATALOGUE"  # environment variable with the user's catalogue files
 
 _registered: dict[str, Experiment] = {}
 _loaded: list[str] = []
@@ -55,27 +56,26 @@ def register_experiment(experiment: Experiment) -> Experiment:
 
 
 def experiments() -> dict[str, Experiment]:
-    """ID -> experiment, in the order of the catalogue."""
+    """All experiments by ID, in the order of the catalogue."""
     _load_own()
     return dict(_registered)
 
 
 def experiment(name: str) -> Experiment:
-    """By ID, in any case; an unknown one names the nearest."""
+    """The experiment with this ID, in upper or lower case; the error for an unknown ID names the nearest."""
     known = experiments()
     if name in known:
         return known[name]
-    same = [e for e in known.values() if e.id.lower() == name.lower()]
-    if same:
-        return same[0]
-    error = unknown_name("experiment", name, known)
-    raise UsageError(str(error).partition(" Valid: ")[0] + " (`oelm list` shows all)")
+    for e in known.values():
+        if e.id.lower() == name.lower():
+            return e
+    raise unknown_name("experiment", name, known, see="`oelm list`")
 
 
 def select(
     ids: Sequence[str] = (), *, phases: Sequence[int | str] = (), study: str = "", everything: bool = False
 ) -> list[Experiment]:
-    """What a command line names: IDs, phases of the original study, a study, or all of the study `paper`."""
+    """The experiments that a command names: by IDs, phases, a study, or all of the study `paper`."""
     known = experiments()
     if study and study not in (studies := _studies_of(known.values())):
         raise unknown_name("study", study, studies)
@@ -83,20 +83,20 @@ def select(
     if ids:
         if wanted or study or everything:
             raise UsageError("name experiments by their IDs, or by --phase, --study or --all, not both")
-        return list({(e := experiment(name)).id: e for name in ids}.values())  # each once
+        return list({(e := experiment(name)).id: e for name in ids}.values())  # without repetitions
     if everything and (study or wanted):
-        raise UsageError("--all is all of the study `paper`: leave out --phase and --study, or --all")
+        raise UsageError("--all selects the study `paper`: leave out --phase and --study, or leave out --all")
     if study and wanted and not any(e.phase in wanted for e in known.values() if e.study == study):
         named = ", ".join(map(str, wanted))
-        raise UsageError(f"the study {study} has no phase {named}: phases belong to the study paper")
+        raise UsageError(f"the study {study} has no phase {named}: only the study paper has phases")
     if wanted or study or everything:
         of_study = [e for e in known.values() if e.study == (study or "paper")]
         return [e for e in of_study if not wanted or e.phase in wanted]
-    raise UsageError("name what to run: IDs, --phase N, --study NAME or --all (`oelm list` shows them)")
+    raise UsageError("name experiments: IDs, --phase N, --study NAME or --all (see `oelm list`)")
 
 
 def find_phase(name: int | str) -> int | str:
-    """A phase by its number or name: 3, "3" or "paper"."""
+    """The phase with this number or name: 3, "3" or "paper"."""
     for phase in PHASES:
         if str(phase) == str(name).lower():
             return phase
@@ -109,26 +109,27 @@ def planned_configs() -> dict[str, dict[str, RunConfig]]:
 
 
 def reported_with(phases: Sequence[int | str]) -> list[str]:
-    """IDs that the report of these phases covers."""
+    """IDs of the experiments that the report of these phases covers."""
     wanted = [find_phase(phase) for phase in phases]
     covered = {p for phase in wanted for p in REPORT_COVERS.get(phase, (phase,))}
     return [e.id for e in experiments().values() if e.phase in covered]
 
 
 def load_catalogue_files(paths: Iterable[str]) -> None:
-    """Run the users' own catalogue files, once each."""
+    """Run each of the user's catalogue files, unless it was run before."""
     for path in paths:
         if path:
             _run_file(str(Path(path).expanduser().resolve()))
 
 
-def for_workers() -> dict[str, str]:
-    """Environment of a worker: it has to know the datasets that the files loaded here have registered."""
-    return {CATALOGUE: os.pathsep.join(_loaded)} if _loaded else {}
+def loaded_catalogue_files() -> tuple[str, ...]:
+    """Catalogue files that were run in this process; workers run them too, for the datasets they register."""
+    return tuple(_loaded)
 
 
 def catalogue_files() -> list[str]:
-    return [p for p in os.environ.get(CATALOGUE, "").split(os.pathsep) if p]
+    """The files that the environment variable OELM_CATALOGUE names."""
+    return [path for path in os.environ.get(CATALOGUE, "").split(os.pathsep) if path]
 
 
 @functools.cache
@@ -138,7 +139,7 @@ def _run_file(path: str) -> None:
     try:
         runpy.run_path(path)
         _loaded.append(path)
-    except Exception as error:  # a user's file may do anything; its author wants the line, not our stack
+    except Exception as error:  # show the user the line of the file, not our stack
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         where = f"{path}, line {lines[-1]}" if lines else path
         said = str(error) if isinstance(error, OelmError) else f"{type(error).__name__}: {error}"
@@ -151,13 +152,13 @@ def _studies_of(known: Iterable[Experiment]) -> list[str]:
 
 @functools.cache
 def _load_own() -> None:
-    for home in _HOMES:
-        module = importlib.import_module(f"oelm.experiments.studies.{home}")
+    for name in _MODULES:
+        module = importlib.import_module(f"oelm.experiments.studies.{name}")
         for entry in module.EXPERIMENTS:
             _add(entry)
 
 
 def _add(entry: Experiment) -> None:
     if entry.id in _registered:
-        raise UsageError(f"the experiment '{entry.id}' is registered already; give yours another ID")
+        raise UsageError(f"the experiment '{entry.id}' is already registered; give yours another ID")
     _registered[entry.id] = entry

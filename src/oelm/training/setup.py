@@ -73,7 +73,7 @@ def set_up(config: RunConfig, machine: Machine, folder: RunFolder, world: World,
     if held is not None and _identity_in(held) == prepared.identity:
         manifest = held
     else:
-        manifest = base_manifest(config_hash(config)) | {
+        manifest = base_manifest(config_hash(config), machine.command) | {
             "precision": precision.to_dict(),
             "data": prepared.data_facts,
             "tokenizer": prepared.tokenizer_facts,

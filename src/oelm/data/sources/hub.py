@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from oelm.data.catalogue import Dataset, Variant
 from oelm.data.problems import Problems
 from oelm.data.sources.readers import Row, articles
-from oelm.errors import OelmError
+from oelm.errors import OelmError, TransientError
 
 _PROBE_SECONDS = 3.0
 _CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps its own conversion of a dataset
@@ -137,7 +137,7 @@ class HubSource:
             raise self._error(_short(error)) from error
 
     def _error(self, why: str) -> OelmError:
-        return OelmError(
+        return TransientError(
             f"dataset '{self.dataset.name}' could not be had from the hub ({self.dataset.hub}): {why}.",
             remedy=f"copy it to DIR/{self.dataset.name}/ and set OELM_DATA_DIR=DIR (or --data-dir DIR); "
             "with it in the hub's cache set HF_HUB_OFFLINE=1; or use the built-in stand-in: --source builtin "

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from oelm.data.tokenize.tokenizers import Tokenizer
-from oelm.errors import OelmError
+from oelm.errors import TransientError
 
 _ALONE = 8  # so many chunks are encoded here before processes are worth starting
 
@@ -90,7 +90,9 @@ class _Workers:
             child.stdin.flush()
             answer = pickle.load(child.stdout)
         except (OSError, EOFError) as error:
-            raise OelmError(f"a tokenising process ended with code {child.wait()}; out of memory?") from error
+            raise TransientError(
+                f"a tokenising process ended with code {child.wait()}; out of memory?"
+            ) from error
         if isinstance(answer, BaseException):
             raise answer
         return answer

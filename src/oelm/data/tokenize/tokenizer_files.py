@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from oelm.data.sources import hub
-from oelm.errors import OelmError, UsageError, unknown_name
+from oelm.errors import OelmError, TransientError, UsageError, unknown_name
 from oelm.files.read import read_json_object
 
 _GPT2_NAMES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
@@ -102,7 +102,7 @@ def _download(repository: str, name: str, way: str) -> Path:
             why = why if hub.offline() else f"{type(error).__name__}: {str(error).strip()[:200]}"
     else:
         why = "the hub cannot be reached"
-    raise OelmError(
+    raise TransientError(
         f"tokenizer '{name}' was not found: {why}.",
         remedy=f"put its files into DIR/{name}/ and set OELM_TOKENIZERS=DIR "
         f"(DATA_DIR/tokenizers/{name}/ works too); {way}; "

@@ -1,11 +1,11 @@
-"""The processes ("ranks") of one run on several GPUs of this machine: started, watched and ended here.
+"""Start and watch the processes ("ranks") of one run that uses several GPUs of this machine.
 
-Not by torchrun: its store listens on every network interface, its exit code is 1 for every ending, and its
-ranks may outlive it and go on writing (docs/decisions/0001-own-ranks.md). The ranks of a run
+torchrun is not used: its store listens on every network interface, its exit code is 1 for every kind of
+failure, and its ranks can outlive it and continue to write (docs/decisions/0001-own-ranks.md). Here, ranks
 
-- find each other through a file in a private folder and talk over loopback only,
-- end with the worker that started them, however that ends,
-- hold the run's lock together with it, so that no second worker can start while one of them lives.
+- find each other through a file in a private folder and communicate over loopback only,
+- end when the worker that started them ends, even if it is killed,
+- share the run's lock with the worker, so no second worker can start while a rank is alive.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from oelm.errors import OelmError
+from oelm.experiments.launch.signals import handle_signals, killed_by
 from oelm.files.locks import Lock, keep_inherited_lock
 from oelm.runs.folder import EXIT_CODES, EXIT_FAILED, RunFolder, State, Status
 from oelm.training.signals import RANK_DIR, signals_to_handle
 
-# Once one rank has ended, the others have this long: they only have to notice it.
+# After one rank has ended, the others have this long to notice it and exit.
 _GRACE_SECONDS = 30.0
-# Once the run folder holds a final state, the ranks have this long: trackers may still be uploading.
+# After status.json has a final state, the ranks have this long to exit: trackers may still upload.
 _FINAL_STATE_SECONDS = 300.0
 _POLL_SECONDS = 0.1
 _STATUS_SECONDS = 1.0
 
-# Environment of a rank: open files that it inherits.
+# Environment variables of a rank: numbers of the open files that it inherits.
 _PARENT_PIPE = "OELM_PARENT_PIPE"
 _LOCK_FILE = "OELM_LOCK_FILE"
 
@@ -58,17 +59,17 @@ class _Ranks:
     lock: Lock
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     asked_to_stop: str = ""  # name of the signal
-    killed: set[int] = field(default_factory=set)  # ranks that had to be ended from here
+    killed: set[int] = field(default_factory=set)  # ranks that this worker killed
 
     def run(self) -> int:
         before = self.folder.status()
         self.attempt = before.attempt if before else 0
-        # A rank sees the end of this pipe when the only writer, this process, is gone.
+        # Nothing is written to this pipe. A rank reads its end when this process, the only writer, ends.
         reader, writer = os.pipe()
         with tempfile.TemporaryDirectory(prefix="oelm-ranks-", ignore_cleanup_errors=True) as private:
             self.private = Path(private)
             try:
-                with self._forward_signals():
+                with handle_signals(signals_to_handle(), self._stop):
                     for rank in range(self.count):
                         self._start(rank, reader)
                     self._wait()
@@ -95,23 +96,11 @@ class _Ranks:
             env=environment,
             stdin=subprocess.DEVNULL,
             pass_fds=inherited,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which asks the ranks to stop
+            start_new_session=True,  # Ctrl-C reaches only this process, which asks the ranks to stop
         )
         self.processes.append(process)
-        if self.asked_to_stop:  # while it was being started
+        if self.asked_to_stop:  # the signal arrived before this rank was in the list
             process.send_signal(signal.SIGTERM)
-
-    @contextlib.contextmanager
-    def _forward_signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
-            yield
-            return
-        old = {number: signal.signal(number, self._stop) for number in signals_to_handle()}
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
 
     def _stop(self, number: int, frame: object) -> None:
         self.asked_to_stop = signal.Signals(number).name
@@ -120,7 +109,7 @@ class _Ranks:
                 process.send_signal(signal.SIGTERM)
 
     def _wait(self) -> None:
-        """Until every rank has ended; those that hang after the end of the run are killed."""
+        """Wait until every rank has ended; kill those that hang after the end of the run."""
         deadline, look_at_status = math.inf, 0.0
         while self._living():
             now = time.monotonic()
@@ -138,11 +127,11 @@ class _Ranks:
         return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
 
     def _one_has_ended(self) -> bool:
-        """A rank has exited, or has reported a failure and may hang in the clean-up after it."""
+        """Whether a rank has exited, or has reported a failure (and may hang while it cleans up)."""
         return len(self._living()) < self.count or bool(self._reports())
 
     def _stopped_before_training(self) -> bool:
-        """The stop signal reached a rank before it had a handler; the others cannot train without it."""
+        """Whether SIGTERM ended a rank that had no handler yet; the others cannot train without it."""
         codes = [process.returncode for process in self.processes]
         return bool(self.asked_to_stop) and -signal.SIGTERM in codes
 
@@ -153,12 +142,12 @@ class _Ranks:
             self.processes[rank].wait()
 
     def _reports(self) -> list[dict[str, Any]]:
-        """Failures that ranks other than 0 reported, earliest first."""
+        """Failures reported by ranks other than 0, earliest first."""
         found = [json.loads(path.read_text(encoding="utf-8")) for path in self.private.glob("rank-*.json")]
         return sorted(found, key=lambda report: report["time"])
 
     def _final_status(self) -> Status | None:
-        """The status of this attempt at the run, once it is final."""
+        """The status that this attempt wrote, if it is a final one."""
         with contextlib.suppress(OelmError):
             status = self.folder.status()
             if status is not None and status.attempt > self.attempt and status.state != "running":
@@ -166,7 +155,7 @@ class _Ranks:
         return None
 
     def _conclude(self) -> int:
-        """Rank 0's exit code, unless another rank's failure is what ended the run."""
+        """The exit code of the run: that of rank 0, unless another rank failed first."""
         status, code = self._final_status(), self.processes[0].returncode
         cause = self._cause(status)
         if cause is None:
@@ -181,13 +170,14 @@ class _Ranks:
         return EXIT_CODES[state]
 
     def _cause(self, status: Status | None) -> tuple[State, str] | None:
-        """State and reason when a rank was killed, or one other than 0 failed first: the rest only saw their
-        connections close."""
+        """State and reason if a rank was killed or a rank other than 0 failed first, else None.
+
+        The other ranks then only report that their connections were closed."""
         if status is not None and status.state != "failed":
             return None
         for rank, process in enumerate(self.processes):
             code = process.returncode
-            if rank == 0 and status is not None:  # killed after its last word
+            if rank == 0 and status is not None:  # killed after it wrote the final status
                 continue
             if code < 0 and rank not in self.killed and not self._stopped_before_training():
                 return "failed", f"rank {rank} was {killed_by(code)}"
@@ -197,51 +187,41 @@ class _Ranks:
         return None
 
     def _without_final_status(self, code: int) -> tuple[State, str]:
-        """State and reason when rank 0 was killed before it could write them."""
+        """State and reason if rank 0 was killed before it wrote them."""
         if self.asked_to_stop:
-            return "interrupted", f"stopped by {self.asked_to_stop} before training; run it again to go on"
+            return (
+                "interrupted",
+                f"stopped by {self.asked_to_stop} before training; run the same command to continue",
+            )
         for rank, process in enumerate(self.processes[1:], 1):
             if process.returncode > 0 and rank not in self.killed:
                 return "failed", f"rank {rank} ended with exit code {process.returncode}; see its output"
         return "failed", f"rank 0 was {killed_by(code)}"
 
 
-def killed_by(code: int) -> str:
-    """ "killed by SIGKILL" for the exit code -9 that `subprocess` reports."""
-    with contextlib.suppress(ValueError):
-        return f"killed by {signal.Signals(-code).name}"
-    return f"killed by signal {-code}"
-
-
 def follow_parent() -> None:
-    """In a rank: keep the run's lock, and end when the worker that started this rank ends."""
+    """Called in a rank: keep the run's lock, and end this rank when its worker ends."""
     if _PARENT_PIPE not in os.environ:
         return
     pipe, lock = int(os.environ.pop(_PARENT_PIPE)), os.environ.pop(_LOCK_FILE)
     os.set_inheritable(pipe, False)
     if lock:
         keep_inherited_lock(int(lock))
-    if sys.platform == "linux":  # also where a deadlock keeps the thread below from running
+    if sys.platform == "linux":  # works even if a deadlock stops the thread below
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
 
 
 def _end_with_parent(pipe: int) -> None:
-    os.read(pipe, 1)  # nothing is ever written: it returns when the parent is gone
+    os.read(pipe, 1)  # returns when the worker has ended
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def in_rank() -> bool:
-    """Whether this process is one of several of a run, started by a worker or by torchrun."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
 def exit_rank(main: Callable[[], int]) -> NoReturn:
-    """Run `main`, then end this process at once with its exit code.
+    """Run `main`, then exit at once with its exit code, after flushing logs and streams.
 
-    For processes that belong to oelm only. Everything is flushed, but no C++ destructor runs: those of the
-    communication libraries can wait for each other or for a peer that is gone.
+    C++ destructors do not run: those of communication libraries can wait for a process that has ended.
     """
     code = EXIT_FAILED
     try:

@@ -1,9 +1,8 @@
-"""Many runs through SLURM, by submitit: one array task per run, requeued at its time limit until it ends.
+"""Run many jobs through SLURM with submitit: one array task per run, requeued until the run has ended.
 
-The run folders are the truth and the queue only a hint: a task that starts looks at its folder, skips what
-is finished, goes on with what was interrupted, and leaves when another process holds the lock. At the time
-limit (or a preemption) SLURM signals the task, the worker checkpoints, the task is requeued and resumes
-exactly where it was. Each run folder links to the logs of its job.
+The run folder decides what a task does: skip a finished run, continue an interrupted one, exit when another
+process holds the lock. Before the time limit or a preemption SLURM signals the task; the worker then writes a
+checkpoint, the task is requeued, and the run resumes exactly. Each run folder has links to its job's logs.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from oelm.config.run_config import Machine
 from oelm.errors import OelmError, UsageError
-from oelm.experiments.catalogue import for_workers
-from oelm.experiments.launch.local import RETRIES, Events, Job, settled_earlier
-from oelm.experiments.launch.worker import COMMAND, machine_words
+from oelm.experiments.launch.attempts import last_exit_code
+from oelm.experiments.launch.jobs import NO_RETRY, RETRIES, Events, Job, skip_if_ended
+from oelm.experiments.launch.worker import worker_command
 from oelm.printable import printable
 from oelm.runs.folder import EXIT_DIVERGED, EXIT_FINISHED
 from oelm.runs.lock import Busy, is_held
@@ -40,10 +39,9 @@ JOBS_FOLDER = ".slurm"  # below the runs folder: submitit's scripts, pickles and
 _POLL_SECONDS = {"slurm": 5.0, "local": 0.2}
 _GRACE_SECONDS = 120
 _SIGNAL_SLACK = 60  # SLURM sends its signal up to a minute early
-_REQUEUES = 1000  # a run of many time limits is normal; only a finished or failed one ends
+_REQUEUES = 1000  # a long run may need many time limits, so submitit's own bound must not end it
 
-
-# What may stand in the values of sbatch's options besides letters and digits, as in a regular expression.
+# Characters allowed in the values of sbatch options besides letters and digits, in regular-expression syntax.
 _ALLOWED = {
     "partition": r"\w.,+-",
     "account": r"\w.,+@-",
@@ -55,24 +53,22 @@ _ALLOWED = {
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """What sbatch is asked for; one task is one run."""
+    """Options for sbatch; one array task is one run."""
 
     partition: str = ""
     account: str = ""
     qos: str = ""
-    gres: str = ""  # "" = gpu:<gpus_per_run> when that is not 0
+    gres: str = ""  # "" = gpu:<gpus_per_run>, or none if gpus_per_run is 0
     constraint: str = ""
     time_limit: float = 24 * 3600.0  # seconds
     cpus: int = 4
     memory_gb: float = 0.0
     gpus_per_run: int = 1
     parallel: int = 64
-    grace: int = (
-        0  # seconds between SLURM's signal and its kill, for a checkpoint; 0 = a fifth, 2 min at most
-    )
+    grace: int = 0  # seconds from SLURM's signal to its kill; 0 = time_limit / 5, at most 120
 
     def __post_init__(self) -> None:
-        """Refuse what would not stay one option of the sbatch script."""
+        """Refuse values that could add lines or commands to the sbatch script."""
         for name, allowed in _ALLOWED.items():
             value = getattr(self, name)
             if value and re.fullmatch(f"[{allowed}]+", value, re.ASCII) is None:
@@ -89,10 +85,10 @@ class SlurmOptions:
         return self.grace or int(min(_GRACE_SECONDS, max(10, self.time_limit / 5)))
 
     def parameters(self) -> dict[str, Any]:
-        """In submitit's words (those of sbatch)."""
+        """The options under submitit's names, which are those of sbatch."""
         grace = self.grace_seconds
         gres = self.gres or (f"gpu:{self.gpus_per_run}" if self.gpus_per_run else "")
-        wishes = {
+        optional = {
             "partition": self.partition,
             "account": self.account,
             "qos": self.qos,
@@ -109,77 +105,69 @@ class SlurmOptions:
             "signal_delay_s": grace,
             "array_parallelism": self.parallel,
             "wckey": "oelm",
-            **{name: value for name, value in wishes.items() if value},
-            # A requeued task appends to the same logs; without --requeue some clusters refuse it.
+            **{name: value for name, value in optional.items() if value},
+            # Some clusters refuse to requeue a task that was submitted without --requeue.
             "additional_parameters": {"requeue": True},
         }
 
 
 class SlurmTask:
-    """What a job runs: the worker as a child process. Pickled by submitit, called on the node."""
+    """The function that a SLURM job runs: start the worker as a child process. Pickled by submitit."""
 
     def __init__(
-        self,
-        folder: str,
-        machine: Machine,
-        processes: int,
-        environment: Mapping[str, str],
-        time_limit: float = 0.0,
-        grace: float = 0.0,
+        self, folder: str, machine: Machine, processes: int, time_limit: float = 0.0, grace: float = 0.0
     ) -> None:
         self.folder = folder
-        self.time_limit, self.grace = time_limit, grace  # seconds, as asked of SLURM
-        self.environment = dict(environment)  # the command a person gave, the catalogue files it loaded
         self.machine = machine
         self.processes = processes
+        self.time_limit, self.grace = time_limit, grace  # seconds, as requested from SLURM
         self._child: subprocess.Popen[bytes] | None = None
         self._code: int | None = None
 
     def __call__(self) -> int:
-        command = [sys.executable, "-m", "oelm.experiments.launch.worker", self.folder]
-        command += ["--machine", machine_words(self.machine), "--processes", str(max(1, self.processes))]
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", **self.environment}
+        command = worker_command(self.folder, self.machine, "--processes", str(max(1, self.processes)))
+        environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
         if self.time_limit:
-            # Older versions of SLURM do not say when the job will end; it begins about now.
+            # Older versions of SLURM do not set SLURM_JOB_END_TIME; the job starts about now.
             end = float(os.environ.get("SLURM_JOB_END_TIME") or time.time() + self.time_limit)
             environment[TIME_LIMIT_NEAR] = f"{end - self.grace - _SIGNAL_SLACK:.0f}"
         if self.machine.threads:
             environment["OMP_NUM_THREADS"] = str(self.machine.threads)
         self._child = subprocess.Popen(command, env=environment, start_new_session=True)
-        # A thread waits for the child, so that the signal handler (`checkpoint`), which interrupts this very
-        # frame, can wait as well without asking for a lock that this frame holds.
+        # `checkpoint` runs as a signal handler on top of this frame and also waits for the child. Waiting in
+        # a thread avoids that both need the same lock of the Popen object.
         threading.Thread(target=self._wait_for_child, daemon=True).start()
-        code = self._ended()
+        code = self._exit_code()
         if code not in (EXIT_FINISHED, EXIT_DIVERGED, Busy.exit_code):
-            raise OelmError(f"the run in {self.folder} ended with code {code}; see its logs")
+            raise OelmError(f"the run in {self.folder} ended with exit code {code}; see its logs")
         return code
 
     def checkpoint(self) -> Any:
-        """Called by submitit on SLURM's signal: let the worker checkpoint, then ask to be requeued."""
+        """Called by submitit on SLURM's signal: let the worker write a checkpoint, then requeue the task."""
         from submitit.helpers import DelayedSubmission
 
         if self._child is not None:
             if self._code is None:
                 os.kill(self._child.pid, signal.SIGTERM)
-            if self._ended() in (EXIT_FINISHED, EXIT_DIVERGED):
-                return None  # it ended just in time
-        again = SlurmTask(
-            self.folder, self.machine, self.processes, self.environment, self.time_limit, self.grace
+            if self._exit_code() in (EXIT_FINISHED, EXIT_DIVERGED):
+                return None  # the run ended before the time limit
+        return DelayedSubmission(
+            SlurmTask(self.folder, self.machine, self.processes, self.time_limit, self.grace)
         )
-        return DelayedSubmission(again)
 
     def _wait_for_child(self) -> None:
         assert self._child is not None
         self._code = self._child.wait()
 
-    def _ended(self) -> int:
+    def _exit_code(self) -> int:
+        """Wait for the child; returns its exit code."""
         while self._code is None:
             time.sleep(0.1)
         return self._code
 
 
 class SlurmLauncher:
-    """Submits runs as one array and, if asked to wait, watches their folders until all have ended."""
+    """Submits jobs as one array; with `wait`, watches their run folders until all have ended."""
 
     def __init__(
         self,
@@ -193,47 +181,45 @@ class SlurmLauncher:
         cluster: Literal["slurm", "local"] = "slurm",
     ) -> None:
         self.root = Path(root).resolve()
-        if printable(self.root) != str(self.root):  # it is written into the script
-            raise UsageError(f"--runs {str(self.root)!a}: no control characters, please, in a path for SLURM")
+        if printable(self.root) != str(self.root):  # the path is written into the sbatch script
+            raise UsageError(f"--runs {str(self.root)!a}: a path for SLURM must not have control characters")
         self.options = options
         self.machine = replace(machine, threads=machine.threads or options.cpus)
         self.wait = wait
         self.retries = retries
         self.events = events or Events()
-        self.cluster = cluster  # "local": submitit's own processes instead of a queue, all at once
+        self.cluster = cluster  # "local": submitit starts all tasks at once as processes, without a queue
         self._handles: dict[Path, Any] = {}
-        self._states: dict[str, str] | None = None  # of the jobs that the queue knows
-        self._asked = -math.inf
+        self._states: dict[str, str] | None = None  # SLURM job -> state, from the last call of squeue
+        self._asked = -math.inf  # time of that call
 
     def launch(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        waiting = [job for job in jobs if not settled_earlier(job, self.events) and not self._look(job)]
-        self._submit([job for job in waiting if not self._cared_for(job)])
+        waiting = [job for job in jobs if not skip_if_ended(job, self.events) and not self._update(job)]
+        self._submit([job for job in waiting if not self._active(job)])
         if self.wait:
-            with contextlib.suppress(KeyboardInterrupt):  # only the watching ends: the queue goes on
+            with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C stops the watching, not the SLURM jobs
                 self._watch(jobs, waiting)
         return jobs
 
     def _watch(self, jobs: Sequence[Job], waiting: list[Job]) -> None:
         while waiting:
             time.sleep(_POLL_SECONDS[self.cluster])
-            waiting = [job for job in waiting if not self._look(job)]
-            lost = [job for job in waiting if not self._cared_for(job) and not self._look(job)]
-            self._submit([job for job in lost if self._once_more(job)])
+            waiting = [job for job in waiting if not self._update(job)]
+            lost = [job for job in waiting if not self._active(job) and not self._update(job)]
+            self._submit([job for job in lost if self._may_retry(job)])
             waiting = [job for job in waiting if not job.ended]
             self.events.tick(jobs)
 
     def script(self, count: int) -> str:
-        """The sbatch script of an array of `count` runs, without submitting or even having SLURM."""
+        """The sbatch script of an array of `count` runs; submits nothing and needs no SLURM."""
         from submitit.slurm import slurm
 
         folder = self.root / JOBS_FOLDER / "%j"
         command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(folder)])
         return str(slurm._make_sbatch_string(command, folder, map_count=count, **self.options.parameters()))
 
-    # -- one run --------------------------------------------------------------------------------
-
-    def _look(self, job: Job) -> bool:
-        """Read the run's state from its folder; True when it has ended."""
+    def _update(self, job: Job) -> bool:
+        """Read the state of the run from its folder; returns True if the run has ended."""
         state, status, _ = state_of(job.folder)
         job.reason = status.reason if status else ""
         if state in ("finished", "diverged"):
@@ -246,13 +232,13 @@ class SlurmLauncher:
         return job.ended
 
     def _waits_in_queue(self, job: Job) -> bool:
-        """Whether SLURM has not started the run's job yet, or has put it back into the queue."""
+        """Whether SLURM has not started the job of the run yet, or has requeued it."""
         if self.cluster == "local":
             return False
         return (self._queue() or {}).get(job_of(job.folder), "") in WAITING and not is_held(job.folder)
 
-    def _cared_for(self, job: Job) -> bool:
-        """Whether a process works on the run, or the queue still knows the job submitted for it."""
+    def _active(self, job: Job) -> bool:
+        """Whether a process works on the run or SLURM still has its job in the queue."""
         if is_held(job.folder):
             return True
         if self.cluster == "local":
@@ -263,21 +249,22 @@ class SlurmLauncher:
         queue = self._queue()
         return queue is None or name in queue
 
-    def _once_more(self, job: Job) -> bool:
-        """A job that is gone without an end: submit it again a bounded number of times."""
+    def _may_retry(self, job: Job) -> bool:
+        """Count a failure of a SLURM job that is gone; returns False if the run must not be retried."""
         job.failures += 1
-        if job.failures <= self.retries:
+        if job.failures <= self.retries and last_exit_code(job.folder) not in NO_RETRY:
             return True
-        job.reason = job.reason or f"its job ended without a result; see {job.folder / 'slurm.err'}"
+        job.reason = job.reason or f"the SLURM job ended without a result; see {job.folder / 'slurm.err'}"
         self._change(job, "failed")
         return False
 
     def _queue(self) -> dict[str, str] | None:
-        """Jobs that are pending, running or being requeued; asked once per look, not once per run. None while
-        the controller has never answered: then nothing may be taken for lost."""
+        """SLURM jobs that are pending, running or being requeued, from at most one `squeue` per poll.
+
+        None as long as SLURM has never answered; no job may be considered lost then."""
         if time.monotonic() - self._asked > _POLL_SECONDS[self.cluster] / 2:
             states = queue_states()
-            if states is not None:  # otherwise the controller is busy: believe what it last said
+            if states is not None:  # otherwise SLURM is busy: keep the last answer
                 self._states = states
                 self._asked = time.monotonic()
         return self._states
@@ -288,11 +275,10 @@ class SlurmLauncher:
         from submitit.core.utils import FailedJobError
 
         executor = self._executor()
-        shared = {COMMAND: shlex.join(sys.argv), **for_workers()}
         processes = self.options.gpus_per_run
         limits = (self.options.time_limit, self.options.grace_seconds) if self.cluster == "slurm" else ()
         folders = [str(job.folder.resolve()) for job in jobs]
-        tasks = [SlurmTask(folder, self.machine, processes, shared, *limits) for folder in folders]
+        tasks = [SlurmTask(folder, self.machine, processes, *limits) for folder in folders]
         try:
             with executor.batch():
                 submitted = [executor.submit(task) for task in tasks]
@@ -315,7 +301,9 @@ class SlurmLauncher:
         folder.mkdir(parents=True, exist_ok=True)
         if self.cluster == "slurm":
             if shutil.which("sbatch") is None:
-                raise OelmError("`sbatch` is not on this machine: submit from a login node of the cluster")
+                raise OelmError(
+                    "`sbatch` is not on this machine: run this command on a login node of the cluster"
+                )
             executor: Any = submitit.SlurmExecutor(folder=str(folder / "%j"), max_num_timeout=_REQUEUES)
             executor.update_parameters(**self.options.parameters())
             return executor

@@ -9,7 +9,6 @@ first. Every run is a worker process of its own, as a launcher would start it.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -22,9 +21,8 @@ from typing import Any, Literal
 
 from oelm.config.run_config import Machine, RunConfig
 from oelm.errors import OelmError
-from oelm.experiments.catalogue import for_workers
-from oelm.experiments.launch.worker import machine_words
-from oelm.experiments.resume.compare_runs import Difference, compare_runs
+from oelm.experiments.launch.worker import worker_command
+from oelm.experiments.resume.compare_runs import FileDifference, compare_runs
 from oelm.runs.folder import EXIT_FINISHED, EXIT_INTERRUPTED, RunFolder
 from oelm.training.signals import STOP_SIGNALS
 
@@ -75,7 +73,7 @@ class Reference:
     seconds: float
     device: str
     precision: str
-    spread: tuple[Difference, ...]  # of the first from the others; () on a deterministic device
+    spread: tuple[FileDifference, ...]  # of the first from the others; () on a deterministic device
 
     @property
     def deterministic(self) -> bool:
@@ -94,7 +92,7 @@ class Case:
     problem: str = ""  # for "failed": what went wrong
     stop_seconds: float | None = None  # from the signal to the end of the process
     resumed_after: int | None = None  # the step it continued from; 0 = from the beginning
-    differences: tuple[Difference, ...] = field(default=())
+    differences: tuple[FileDifference, ...] = field(default=())
 
     @property
     def ok(self) -> bool:
@@ -156,7 +154,7 @@ class ResumeCheck:
 
     def __init__(self, config: RunConfig, place: Path, machine: Machine) -> None:
         self.config, self.place, self.machine = config, place, machine
-        self.spread: tuple[Difference, ...] = ()
+        self.spread: tuple[FileDifference, ...] = ()
         self.cases = 0
 
     def reference(self) -> Reference:
@@ -253,15 +251,15 @@ class ResumeCheck:
         return int(held)
 
     def _start(self, folder: RunFolder, *moment: str) -> subprocess.Popen[bytes]:
-        module = "oelm.experiments.resume.interrupt_at" if moment else "oelm.experiments.launch.worker"
-        command = [sys.executable, "-m", module, *moment, str(folder.path)]
+        command = worker_command(folder.path, self.machine)
+        if moment:
+            command = [sys.executable, "-m", "oelm.experiments.resume.interrupt_at", *moment, *command[3:]]
         with open(_console(folder), "ab") as console:
             return subprocess.Popen(
-                [*command, "--machine", machine_words(self.machine)],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
-                env={**os.environ, **for_workers()},
                 start_new_session=True,
             )
 
@@ -273,7 +271,7 @@ class ResumeCheck:
         return lines[-1] if lines else f"exit code {code}, without a word"
 
 
-def judge(differences: Sequence[Difference], spread: Sequence[Difference]) -> Verdict:
+def judge(differences: Sequence[FileDifference], spread: Sequence[FileDifference]) -> Verdict:
     """Whether an interrupted run is equal, or differs no more than uninterrupted ones do here."""
     if not differences:
         return "equal"
@@ -291,7 +289,7 @@ def judge(differences: Sequence[Difference], spread: Sequence[Difference]) -> Ve
     return "within spread"
 
 
-def _kind(difference: Difference) -> str:
+def _kind(difference: FileDifference) -> str:
     return "numbers" if difference.file.endswith((".json", ".jsonl")) else "tensors"
 
 

@@ -20,7 +20,7 @@ from oelm.training.checkpoint import load_checkpoint
 
 
 @dataclass(frozen=True)
-class Difference:
+class FileDifference:
     """The first difference in one file and the largest one in it."""
 
     file: str
@@ -37,7 +37,7 @@ class Difference:
         return asdict(self)
 
 
-def compare_runs(one: Path, other: Path) -> list[Difference]:
+def compare_runs(one: Path, other: Path) -> list[FileDifference]:
     """Differences between two finished runs, at most one for each file; [] when they are equal."""
     a, b = RunFolder(one), RunFolder(other)
     found = [_metrics(a, b)]
@@ -49,7 +49,7 @@ def compare_runs(one: Path, other: Path) -> list[Difference]:
     return [difference for difference in found if difference is not None]
 
 
-def _metrics(one: RunFolder, other: RunFolder) -> Difference | None:
+def _metrics(one: RunFolder, other: RunFolder) -> FileDifference | None:
     name = one.metrics_file.name
     if one.metrics_file.read_bytes() == other.metrics_file.read_bytes():
         return None
@@ -61,26 +61,26 @@ def _metrics(one: RunFolder, other: RunFolder) -> Difference | None:
             first = (row["step"], f"step {row['step']}, {row['kind']}, {here[0][0]}")
         found += here
     if first is None:
-        return Difference(name, f"{len(a)} rows against {len(b)}", others=1)
+        return FileDifference(name, f"{len(a)} rows against {len(b)}", others=1)
     return replace(_summary(name, found), where=first[1], step=first[0])
 
 
-def _file(one: Path, other: Path, name: str, read: Any) -> Difference | None:
+def _file(one: Path, other: Path, name: str, read: Any) -> FileDifference | None:
     a, b = one / name, other / name
     if not a.exists() and not b.exists():
         return None
     if not a.exists() or not b.exists():
-        return Difference(name, "exists in one of the runs only", others=1)
+        return FileDifference(name, "exists in one of the runs only", others=1)
     if a.read_bytes() == b.read_bytes():
         return None
     found = list(_differences(read(a), read(b)))
-    return _summary(name, found) if found else Difference(name, "the same values in other bytes")
+    return _summary(name, found) if found else FileDifference(name, "the same values in other bytes")
 
 
-def _summary(name: str, found: list[tuple[str, float | None]]) -> Difference:
+def _summary(name: str, found: list[tuple[str, float | None]]) -> FileDifference:
     sizes = [size for _, size in found if size is not None]
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return Difference(name, found[0][0] + more, max(sizes, default=None), len(found) - len(sizes))
+    return FileDifference(name, found[0][0] + more, max(sizes, default=None), len(found) - len(sizes))
 
 
 def _differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, float | None]]:

@@ -41,10 +41,10 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-def base_manifest(config_hash: str) -> dict[str, Any]:
+def base_manifest(config_hash: str, command: str = "") -> dict[str, Any]:
     return {
         "config_hash": config_hash,
-        "command": _command(),
+        "command": _command(command),
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": versions(),
         "machine": machine_facts(),
@@ -52,10 +52,10 @@ def base_manifest(config_hash: str) -> dict[str, Any]:
     }
 
 
-def _command() -> str:
-    """What a person typed (a launcher passes it on), without the folder of the program, and where the data is
-    if only the environment says so."""
-    program, *rest = shlex.split(os.environ.get("OELM_COMMAND", "")) or sys.argv
+def _command(typed: str) -> str:
+    """The command of the user ("" = of this process) without the folder of the program, with OELM_DATA_DIR
+    in front if the data folder is only given there."""
+    program, *rest = shlex.split(typed) or sys.argv
     data = os.environ.get("OELM_DATA_DIR", "")
     named = not data or any(word.startswith("--data-dir") for word in rest)
     return ("" if named else f"OELM_DATA_DIR={shlex.quote(data)} ") + shlex.join([Path(program).name, *rest])

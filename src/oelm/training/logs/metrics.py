@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from oelm.errors import OelmError
+from oelm.errors import OelmError, TransientError
 from oelm.training.logs.trackers import Tracker
 
 
@@ -54,7 +54,7 @@ class MetricsLog:
         """Raise if the file on disk is not what this run wrote."""
         length, sha256 = self.sync()
         if problem := metrics_problem(self.path, length, sha256):
-            raise OelmError(f"{problem}. Run the same command again to go on from the last checkpoint.")
+            raise TransientError(f"{problem}. Run the same command again to go on from the last checkpoint.")
 
     def close(self) -> None:
         self._file.close()

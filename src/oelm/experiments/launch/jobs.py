@@ -1,0 +1,103 @@
+"""Jobs and the launcher protocol: a launcher takes jobs and returns them when they have ended."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from oelm.config.run_config import RunConfig
+from oelm.runs.folder import EXIT_INTERRUPTED, EXIT_PERMANENT, EXIT_USAGE, RunFolder, run_path
+from oelm.runs.lock import Busy, RunLock
+from oelm.runs.scan import state_of
+
+RETRIES = 2
+# Exit codes of a worker whose run fails the same way each time until the user changes something.
+NO_RETRY = frozenset({EXIT_USAGE, EXIT_PERMANENT})
+
+
+@dataclass
+class Job:
+    """One run in the hands of a launcher."""
+
+    config: RunConfig
+    folder: Path
+    state: str = "pending"
+    reason: str = ""
+    failures: int = 0
+    slot: str = ""
+    ended_before: bool = False  # the run had ended before this launch
+
+    @property
+    def name(self) -> str:
+        c = self.config
+        trial = f" lr={c.optim.lr:g}" if c.tune.trial else ""
+        return f"{c.id} {c.scale}{trial} seed {c.seed}"
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("finished", "diverged", "failed")
+
+
+@dataclass
+class Events:
+    """Callbacks of a launcher: `changed` on each new state of a job, `tick` several times a second."""
+
+    changed: Callable[[Job], None] = lambda job: None
+    tick: Callable[[Sequence[Job]], None] = lambda jobs: None
+
+
+class Launcher(Protocol):
+    """Runs jobs until each has ended or the user stops the launcher."""
+
+    def launch(self, jobs: Sequence[Job]) -> Sequence[Job]: ...
+
+
+def make_jobs(configs: Iterable[RunConfig], root: Path | str, *, retry_diverged: bool = False) -> list[Job]:
+    """One job per config, each with its run folder below `root`.
+
+    Raises UsageError when a folder already holds another config. A tuning trial that diverged is never
+    retried: divergence is the result of that trial.
+    """
+    jobs = []
+    for config in configs:
+        folder = RunFolder(run_path(root, config))
+        folder.claim(config)
+        if retry_diverged and not config.tune.trial:
+            _reopen_diverged(folder)
+        jobs.append(Job(config, folder.path))
+    return jobs
+
+
+def _reopen_diverged(folder: RunFolder) -> None:
+    """Mark a diverged run as interrupted, so that it continues from its last checkpoint."""
+    if state_of(folder.path)[0] != "diverged":
+        return
+    with contextlib.suppress(Busy), RunLock(folder.path, patience=0):
+        status = folder.status()
+        if status is not None and status.state == "diverged":
+            reason = f"will be retried after it diverged: {status.reason}"
+            folder.write_status(replace(status, state="interrupted", reason=reason))
+
+
+def skip_if_ended(job: Job, events: Events) -> bool:
+    """Whether the run had ended before this launch; its files are verified against their checksums."""
+    state, status, _ = state_of(job.folder, verify=True)
+    job.ended_before = state in ("finished", "diverged")
+    if job.ended_before:
+        job.state, job.reason = state, status.reason if status else ""
+        events.changed(job)
+    return job.ended_before
+
+
+def exit_code(jobs: Sequence[Job]) -> int:
+    """0 when all jobs finished, 1 when one failed or diverged, 75 when some can be continued.
+
+    A tuning trial that diverged does not count as a failure.
+    """
+    states = {job.state for job in jobs if not (job.state == "diverged" and job.config.tune.trial)}
+    if states & {"failed", "diverged"}:
+        return 1
+    return 0 if states <= {"finished"} else EXIT_INTERRUPTED
