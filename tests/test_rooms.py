@@ -35,7 +35,7 @@ MAY_KNOW["analysis"] |= {"report"}  # until messages are translated with gettext
 MAY_KNOW["bench"] = MAY_KNOW["report"]
 MAY_KNOW["cli"] |= {"bench"}
 MAY_KNOW["files"] = set()
-SHARED = {"errors", "files", "low_precision", "printable", "units"}
+SHARED = {"cores", "errors", "files", "low_precision", "printable", "units"}
 
 
 def modules() -> list[Path]:

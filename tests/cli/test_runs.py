@@ -213,7 +213,7 @@ def test_export_loads_in_transformers_with_the_same_logits(
 
     ours, theirs = load(folder.best).eval(), GPT2LMHeadModel.from_pretrained(target).eval()
     text = "Mira went to the harbour."
-    ids = torch.tensor([Tokenizer.load_from(folder.best).encode(text)])
+    ids = torch.tensor([Tokenizer.load(folder.best).encode(text)])
     assert AutoTokenizer.from_pretrained(target)(text).input_ids == ids[0].tolist()
     with torch.inference_mode():
         torch.testing.assert_close(ours.logits(ids), theirs(ids).logits, atol=1e-4, rtol=1e-4)

@@ -169,14 +169,14 @@ def test_a_trained_bpe_is_the_same_each_time_cached_and_checked(cache: Path, tmp
     assert first.decode(first.encode(text)) == text
     assert first.eos_id not in first.encode("<|endoftext|>")
     first.save(tmp_path / "saved")
-    assert Tokenizer.load_from(tmp_path / "saved").hash == first.hash
+    assert Tokenizer.load(tmp_path / "saved").hash == first.hash
     assert load_tokenizer(str(tmp_path / "saved")).hash == first.hash
     file = tmp_path / "saved" / "tokenizer.json"
     facts = json.loads(file.read_text(encoding="utf-8"))
     facts["model"]["merges"].pop()
     file.write_text(json.dumps(facts))
     with pytest.raises(OelmError, match="hash"):
-        Tokenizer.load_from(tmp_path / "saved")
+        Tokenizer.load(tmp_path / "saved")
 
 
 def test_a_trained_bpe_reads_the_train_split_only(tmp_path: Path, write_jsonl) -> None:

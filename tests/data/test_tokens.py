@@ -17,7 +17,7 @@ from oelm.data.sources import readers
 from oelm.data.sources.open import open_corpus
 from oelm.data.tokenize import chunks, encoding, pool, store
 from oelm.data.tokenize.tokenizers import Tokenizer, load_tokenizer
-from oelm.data.tokenize.tokens import Progress, prepare_tokens
+from oelm.data.tokenize.tokens import EncodingProgress, prepare_tokens
 from oelm.errors import OelmError
 
 
@@ -208,7 +208,7 @@ def test_a_full_disk_is_told_and_what_is_done_is_kept(tokenizer: Tokenizer, monk
         patch.setattr(store.StoreWriter, "append", full)
         with pytest.raises(OelmError, match="disk"):
             prepare_tokens(corpus, "train", tokenizer, workers=1)
-    told: list[Progress] = []
+    told: list[EncodingProgress] = []
     tokens = prepare_tokens(corpus, "train", tokenizer, workers=1, progress=told.append)
     assert told[0].rows > 25  # it went on behind the two chunks
     assert tokens.ids.tolist() == expected([row["text"] for row in corpus.rows("train")], tokenizer)
@@ -226,10 +226,10 @@ _CHILD = """
     from oelm.data.tokenize import encoding
     from oelm.data.sources.open import open_corpus
     from oelm.data.tokenize.tokenizers import Tokenizer
-    from oelm.data.tokenize.tokens import Progress, prepare_tokens
+    from oelm.data.tokenize.tokens import EncodingProgress, prepare_tokens
 
     chunks._CHARACTERS, encoding._COMMIT_SECONDS = 20_000, 0.0
-    tokenizer = Tokenizer.load_from(sys.argv[1])
+    tokenizer = Tokenizer.load(sys.argv[1])
     tokens = prepare_tokens(
         open_corpus("stories").limit(train=3000), "train", tokenizer, workers=1,
         progress=lambda now: print(now.rows, flush=True),
@@ -276,9 +276,9 @@ _BOUNDED = """
     import resource, sys
     from oelm.data.sources.open import open_corpus
     from oelm.data.tokenize.tokenizers import Tokenizer
-    from oelm.data.tokenize.tokens import Progress, prepare_tokens
+    from oelm.data.tokenize.tokens import EncodingProgress, prepare_tokens
 
-    tokenizer = Tokenizer.load_from(sys.argv[1])
+    tokenizer = Tokenizer.load(sys.argv[1])
     corpus = open_corpus(sys.argv[2])
     next(corpus.rows("train"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from oelm.cli.main import main
-from oelm.data.sources.folders import INFO_SAYS
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch.jobs import make_jobs
@@ -118,14 +117,15 @@ def test_what_was_not_written_for_others_is_left_out(tmp_path: Path) -> None:
     folder, *_ = runs_of(tmp_path / "runs")
     status = {"state": "finished", "heartbeat": 1.0, "host": "my-laptop"}
     write_json(folder / "status.json", status)
-    notes = [f"{INFO_SAYS}halves of the file in my home", "train: bad rows left out: 2"]
+    data = {"origin": "o", "notes": ["train: bad rows left out: 2"]}
+    private = {**data, "folder_note": "halves of the file in my home"}
     machine = {"host": "my-laptop", "cores": 2}
-    write_json(folder / "manifest.json", {"machine": machine, "data": {"origin": "o", "notes": notes}})
+    write_json(folder / "manifest.json", {"machine": machine, "data": private})
     keep(tmp_path / "runs", tmp_path / "results")
     copy = tmp_path / "results" / folder.relative_to(tmp_path / "runs")
     assert json.loads((copy / "manifest.json").read_text()) == {
         "machine": {"cores": 2},
-        "data": {"origin": "o", "notes": notes[1:]},
+        "data": data,
     }
     assert "host" not in json.loads((copy / "status.json").read_text())
     assert json.loads((folder / "status.json").read_text()) == status  # the run itself stays

@@ -9,7 +9,7 @@ from oelm.experiments.launch.slots import make_slots
 
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots_module, "cores", lambda: 8)
+    monkeypatch.setattr(slots_module, "usable_cores", lambda: 8)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(slots_module.shutil, "which", lambda name: None)
     monkeypatch.setattr(slots_module, "cuda_count", lambda: 8)

@@ -70,7 +70,7 @@ def test_the_best_folder_stands_alone(tmp_path, machine, make):
     fit(make("lm"), tmp_path / "run", machine)
     (tmp_path / "run" / "best").rename(tmp_path / "elsewhere")
     model = oelm.load(tmp_path / "elsewhere")
-    tokenizer = Tokenizer.load_from(tmp_path / "elsewhere")
+    tokenizer = Tokenizer.load(tmp_path / "elsewhere")
     assert isinstance(model, GPT)
     assert oelm.audit(model).ok
     assert tokenizer.decode(tokenizer.encode("Once upon a time")) == "Once upon a time"

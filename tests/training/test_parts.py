@@ -493,4 +493,4 @@ def test_out_of_memory_is_recognised_and_nothing_else_is():
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"))
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
-    assert bytes_text(490 * 2**20) == "490.0 MiB"
+    assert bytes_text(490 * 2**20) == "490 MiB"

@@ -40,7 +40,7 @@ from oelm.analysis.verdict import (
     decide,
 )
 from oelm.config.run_config import RunConfig
-from oelm.data.synthetic.probes import PROBES
+from oelm.data.synthetic.recall import RECALL_TASKS
 from oelm.methods.method import Method
 from oelm.methods.presets import method as preset
 
@@ -100,7 +100,7 @@ class Arm:
     @property
     def probes(self) -> bool:
         """Whether its text is a generated task: a question of why, not a corpus that a claim is about."""
-        return self.config.data.dataset in PROBES
+        return self.config.data.dataset in RECALL_TASKS
 
     @property
     def validation(self) -> float | None:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from oelm.cores import usable_cores
 from oelm.errors import OelmError, UsageError
 
 Progress = Callable[[str], None]
@@ -50,7 +51,7 @@ class Plan:
 
     @property
     def thread_count(self) -> int:
-        return self.threads or os.cpu_count() or 1
+        return self.threads or usable_cores()
 
 
 @dataclass(frozen=True)

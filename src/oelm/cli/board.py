@@ -8,11 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from oelm.cli.output import seconds_text
 from oelm.experiments.launch.jobs import Events, Job
 from oelm.printable import printable
 from oelm.runs.folder import RunFolder
 from oelm.runs.scan import state_of
+from oelm.units import duration_text
 
 _PLAIN_SECONDS = 30.0
 _LIVE_SECONDS = 1.0
@@ -104,7 +104,7 @@ def _rows(jobs: Sequence[Job]) -> Iterator[tuple[str, str, str, str, str]]:
             continue
         loss = f"{status.loss:.4f}" if status.loss is not None else "-"
         step = f"{status.step}/{status.total_steps}"
-        yield job.name, job.slot, step, loss, seconds_text(status.eta_seconds)
+        yield job.name, job.slot, step, loss, duration_text(status.eta_seconds)
 
 
 def _metric(job: Job) -> str:

@@ -15,7 +15,7 @@ from oelm.cli.options import (
     command_parser,
     load_own,
 )
-from oelm.cli.output import print, print_json, print_table, seconds_text
+from oelm.cli.output import print, print_json, print_table
 from oelm.config.diff import config_diff
 from oelm.config.hash import config_hash
 from oelm.config.mapping import to_mapping
@@ -27,7 +27,7 @@ from oelm.experiments.experiment import DEFAULT_SEED, Experiment, stand_ins
 from oelm.experiments.fairness import check_experiment
 from oelm.experiments.study import Request
 from oelm.methods.presets import ALIASES, methods
-from oelm.units import bytes_text
+from oelm.units import bytes_text, duration_text
 
 
 def add_parser(subparsers: Any) -> None:
@@ -171,7 +171,7 @@ def _plan_rows(config: RunConfig, plan: Any, data_dir: str) -> list[tuple[str, s
     rows.append(
         (
             "time",
-            f"about {seconds_text(plan.seconds)} ({plan.time_basis})" if plan.seconds else plan.time_basis,
+            f"about {duration_text(plan.seconds)} ({plan.time_basis})" if plan.seconds else plan.time_basis,
         )
     )
     rows.append(("folder", str(plan.folder)))

@@ -9,14 +9,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from oelm.cli.options import add_catalogue, add_json, command_parser, load_own, require_writable
-from oelm.cli.output import print, print_json, print_table, seconds_text
+from oelm.cli.output import print, print_json, print_table
 from oelm.data.catalogue import SPLITS, Dataset, datasets
 from oelm.printable import printable
-from oelm.units import bytes_text
+from oelm.units import bytes_text, duration_text
 
 if TYPE_CHECKING:
     from oelm.data.corpus import Corpus
-    from oelm.data.tokenize.encoding import Progress, Report
+    from oelm.data.tokenize.encoding import EncodingProgress, OnProgress
     from oelm.data.tokenize.tokenizers import Tokenizer
 
 _PLAIN_SECONDS = 5.0
@@ -144,7 +144,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace) -> int:
-    from oelm.data.checks import checkable
+    from oelm.data.checks import limit_streamed
     from oelm.data.splits import duplicates
     from oelm.data.tokenize.tokenizer_files import check_tokenizer_name
     from oelm.data.tokenize.tokenizers import load_tokenizer
@@ -154,13 +154,15 @@ def _prepare(args: argparse.Namespace) -> int:
         require_writable(cache, "--cache-dir / OELM_CACHE_DIR")
     corpus = _open(args)
     _say(args, f"{corpus.name} ({corpus.dataset.shape}) from {corpus.origin}")
+    if corpus.source.folder_note:
+        _say(args, f"  dataset_info.json says: {corpus.source.folder_note}")
     for note in corpus.notes:
         _say(args, f"  note: {note}")
     tokenizer = load_tokenizer(
         args.tokenizer, corpus=corpus, data_dir=args.data_dir or None, cache_dir=args.cache_dir or None
     )
     facts = {split: _prepare_split(args, corpus, split, tokenizer) for split in corpus.splits}
-    found = None if args.no_duplicates else duplicates(checkable(corpus))
+    found = None if args.no_duplicates else duplicates(limit_streamed(corpus))
     _say(args, "" if found is None else "\n".join(f"  {line}" for line in str(found).splitlines()))
     if args.json:
         tokens = {"name": tokenizer.name, "hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size}
@@ -217,7 +219,7 @@ class _progress:
         self._task: Any = None
         self._last = time.monotonic()
 
-    def __enter__(self) -> Report:
+    def __enter__(self) -> OnProgress:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -239,7 +241,7 @@ class _progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def _show(self, now: Progress) -> None:
+    def _show(self, now: EncodingProgress) -> None:
         said = (
             f"{self._name}: {now.rows:,} rows, {bytes_text(now.bytes)}, {now.megabytes_per_second:.1f} MB/s"
         )
@@ -248,5 +250,5 @@ class _progress:
             self._bar.update(self._task, completed=now.share or 0.0, total=total, description=printable(said))
         elif time.monotonic() - self._last > _PLAIN_SECONDS:
             self._last = time.monotonic()
-            share = "" if now.share is None else f", {now.share:.0%}, {seconds_text(now.eta_seconds)} left"
+            share = "" if now.share is None else f", {now.share:.0%}, {duration_text(now.eta_seconds)} left"
             print(said + share, file=sys.stderr, flush=True)

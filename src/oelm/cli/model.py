@@ -67,7 +67,7 @@ def _generate(args: argparse.Namespace, folder: RunFolder) -> int:
     from oelm.models.generate import generate
     from oelm.models.gpt import GPT
 
-    model, tokenizer = load(folder.best), Tokenizer.load_from(folder.best)
+    model, tokenizer = load(folder.best), Tokenizer.load(folder.best)
     assert isinstance(model, GPT)
     prompt = tokenizer.encode(args.prompt)
     if not prompt:
@@ -103,7 +103,7 @@ def _export(args: argparse.Namespace, folder: RunFolder) -> int:
     from oelm.models.gpt import GPT
     from oelm.models.huggingface import export_hf
 
-    model, tokenizer = load(folder.best), Tokenizer.load_from(folder.best)
+    model, tokenizer = load(folder.best), Tokenizer.load(folder.best)
     if isinstance(model, GPT):
         export_hf(model, target, eos_id=tokenizer.eos_id)
     else:

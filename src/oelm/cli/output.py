@@ -61,22 +61,5 @@ def output_file(text: str) -> Path:
     return path
 
 
-def seconds_text(seconds: float | None) -> str:
-    """
-    >>> seconds_text(45), seconds_text(18_400), seconds_text(None)
-    ('45s', '5h 06m', '-')
-    """
-    if seconds is None:
-        return "-"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    minutes, whole = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes}m {whole:02d}s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h {minutes:02d}m" if hours < 48 else f"{hours // 24}d {hours % 24:02d}h"
-
-
 def _numeric(text: str) -> bool:
     return not text or text == "-" or text.replace(",", "").replace(".", "", 1).lstrip("-+").isdigit()

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from oelm.cli.options import add_json, add_runs, command_parser, require_study
-from oelm.cli.output import print, print_json, print_table, seconds_text
+from oelm.cli.output import print, print_json, print_table
 from oelm.experiments.scales import SCALES
 from oelm.printable import printable
 from oelm.runs.scan import STATES, TROUBLE, RunInfo, scan
+from oelm.units import duration_text
 
 HEADER = ("run", "study", "state", "step", "loss", "metric", "steps/s", "ETA", "heartbeat", "reason")
 
@@ -86,8 +87,8 @@ def _cells(run: RunInfo) -> tuple[str, ...]:
         f"{status.loss:.4f}" if status.loss is not None else "-",
         f"{metric['name']} {metric['value']:.4g}" if metric else "-",
         f"{status.steps_per_second:.2f}" if status.steps_per_second else "-",
-        seconds_text(status.eta_seconds) if run.state == "running" else "-",
-        f"{seconds_text(max(0.0, time.time() - status.heartbeat))} ago" if run.state in _LIVE else "-",
+        duration_text(status.eta_seconds) if run.state == "running" else "-",
+        f"{duration_text(max(0.0, time.time() - status.heartbeat))} ago" if run.state in _LIVE else "-",
         run.reason,
     )
 

@@ -90,7 +90,7 @@ class CheckReport:
         }
 
 
-def checkable(corpus: Corpus) -> Corpus:
+def limit_streamed(corpus: Corpus) -> Corpus:
     """The corpus, or the beginning of one that comes over the network: reading all of it takes hours."""
     if not corpus.source.streamed:
         return corpus
@@ -107,7 +107,7 @@ def check_corpus(
     batch_size: rows per batch; a train split with fewer is an error (for a classification; the windows of a
                 language model are counted once there are tokens: `check_tokens`)
     """
-    corpus = checkable(corpus)
+    corpus = limit_streamed(corpus)
     report = CheckReport(corpus.name, corpus.origin, warnings=list(corpus.notes))
     for split in SPLITS:
         try:

@@ -9,8 +9,8 @@ import copy
 import hashlib
 import itertools
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 
@@ -24,26 +24,31 @@ from oelm.errors import OelmError, UsageError, unknown_name
 _CHOICE = 0x0E1  # the key of the seed-independent choice of rows in `Corpus.limit`
 
 
-class Source(Protocol):
-    """Where raw rows come from. `splits` are the ones it has itself, before anything is held out.
+class Source(ABC):
+    """Reads the raw rows of a dataset from one place."""
 
-    take_first: the first n rows are as good a sample as any (generated), or all one can afford (a stream)
-    """
-
-    splits: dict[str, str]
-    take_first: bool
-    streamed: bool  # over a network: reading all of it takes hours
+    splits: dict[str, str]  # the splits that exist here -> their names in this source
+    streamed: bool = False  # read over a network: reading all rows can take hours
+    take_first: bool = False  # a row limit takes the first rows instead of a random sample
+    notes: tuple[str, ...] = ()
+    folder_note: str = ""  # free text of the owner of a data folder; not copied when results are shared
 
     @property
-    def origin(self) -> str: ...
+    @abstractmethod
+    def origin(self) -> str:
+        """Where the rows come from, for messages and the manifest."""
 
-    def rows(self, split: str, problems: Problems) -> Iterator[tuple[str, int, Row]]: ...
+    @abstractmethod
+    def rows(self, split: str, problems: Problems) -> Iterator[tuple[str, int, Row]]:
+        """Yield (file, row number, row); rows that cannot be parsed go into `problems`."""
 
-    def fingerprint(self, split: str) -> str: ...
+    @abstractmethod
+    def fingerprint(self, split: str) -> str:
+        """Return a hash that changes when the content of the split changes."""
 
+    @abstractmethod
     def size(self, split: str) -> tuple[int, int]:
-        """(bytes, rows) to expect, 0 where unknown: only for showing progress."""
-        ...
+        """Return the expected (bytes, rows) for the progress display; 0 means unknown."""
 
 
 class Corpus:
@@ -60,7 +65,7 @@ class Corpus:
         self.task = entry.task
         self.source = source
         self.origin = source.origin
-        self.notes = list(notes)
+        self.notes = [*source.notes, *notes]
         self.skipped: dict[
             str, dict[str, int]
         ] = {}  # bad rows left out, by split and kind; filled by the consumers

@@ -19,6 +19,7 @@ from oelm.config.run_config import Machine, RunConfig
 from oelm.errors import OelmError
 from oelm.experiments.plan import estimate
 from oelm.runs.folder import RunFolder
+from oelm.units import bytes_text
 
 Verdict = Literal["ok", "problem"]
 
@@ -96,8 +97,8 @@ def _hardware(machine: Machine) -> Iterator[Finding]:
 
     facts = machine_facts()
     gpus = ", ".join(facts["gpus"]) or "no GPU"
-    memory = facts["memory_bytes"] / 2**30
-    yield Finding("machine", "ok", f"{facts['cores']} cores, {memory:.0f} GiB, {gpus}")
+    memory = bytes_text(facts["memory_bytes"])
+    yield Finding("machine", "ok", f"{facts['cores']} cores, {memory}, {gpus}")
     name = machine.device if machine.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         precision = choose_precision("auto", torch.device(name))
@@ -120,7 +121,7 @@ def _disk(root: Path, needed: int, runs: int) -> Finding:
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
-    text = f"{runs} runs may take {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free on {place}"
+    text = f"{runs} runs may take {bytes_text(needed)}, {bytes_text(free)} are free on {place}"
     if needed + _SPARE_BYTES > free:
         return Finding(
             "disk", "problem", text, "free some (`oelm clean`), or choose another disk with --runs"

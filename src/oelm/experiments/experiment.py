@@ -148,13 +148,13 @@ def resolve_source(config: RunConfig, data_dir: str = "") -> RunConfig:
 
     A data folder is the user's choice, so a dataset that it lacks is an error.
     """
-    from oelm.data.sources.open import data_folder, require_folder  # numpy: not for `oelm list`
+    from oelm.data.sources.open import data_folder, require_dataset_folder  # numpy: not for `oelm list`
 
     entry, data = datasets().get(config.data.dataset), config.data
     if entry is None or not entry.hub or data.source in ("builtin", "hub"):
         return config
     if data.source == "local" or data_folder(data_dir) is not None:
-        require_folder(entry, data_dir)
+        require_dataset_folder(entry, data_dir)
         source = "local"
     else:
         source = "builtin"

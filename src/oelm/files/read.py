@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from oelm.errors import OelmError
+from oelm.units import bytes_text
 
 MIB = 1 << 20
 JSON_BYTES = 16 * MIB  # status, results, manifest, audit: some KB
@@ -44,7 +45,7 @@ def read_bytes(path: Path | str, *, max_bytes: int) -> bytes:
     with open_regular(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
-        raise OelmError(f"{path}: larger than {size_text(max_bytes)}, the limit for this kind of file")
+        raise OelmError(f"{path}: larger than {bytes_text(max_bytes)}, the limit for this kind of file")
     return content
 
 
@@ -73,7 +74,7 @@ def read_json_lines(path: Path | str, *, max_row_bytes: int = ROW_BYTES) -> Iter
             number += 1
             where = f"{path}, line {number}"
             if len(line) > max_row_bytes:
-                raise OelmError(f"{where}: longer than {size_text(max_row_bytes)}")
+                raise OelmError(f"{where}: longer than {bytes_text(max_row_bytes)}")
             if not line.endswith(b"\n"):
                 return
             row = parse_json(_decode(line, where), where)
@@ -178,7 +179,3 @@ def _decode(content: bytes, where: str) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise OelmError(f"{where}: not UTF-8 text (byte {error.start}, line {line})") from None
-
-
-def size_text(count: int) -> str:
-    return f"{count // MIB} MiB" if count >= MIB else f"{count // 1024} KiB"

@@ -11,7 +11,8 @@ from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
 from oelm.errors import UsageError
-from oelm.files.read import MAX_DEPTH, MIB, read_text, refuse_half_characters, size_text
+from oelm.files.read import MAX_DEPTH, MIB, read_text, refuse_half_characters
+from oelm.units import bytes_text
 
 YAML_BYTES = MIB // 4  # a config.yaml has 2 KB
 
@@ -28,7 +29,7 @@ def parse_yaml(text: str, where: str) -> Any:
     oelm.errors.UsageError: config.yaml: not valid YAML (line 1: nested deeper than 50 levels)
     """
     if len(text) > YAML_BYTES:
-        raise UsageError(f"{where}: larger than {size_text(YAML_BYTES)}, the limit for this kind of file")
+        raise UsageError(f"{where}: larger than {bytes_text(YAML_BYTES)}, the limit for this kind of file")
     try:
         value = yaml.load(text, _BoundedLoader)
     except yaml.MarkedYAMLError as error:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.files.atomic import write_json
 from oelm.files.read import read_json_object
-from oelm.models.lean import Tie, gelu_linear, lean_here, tied_embedding
 from oelm.models.loss import cross_entropy_sum
+from oelm.models.memory_saving import Tie, gelu_linear, saves_memory, tied_embedding
 from oelm.models.sizes import SIZES
 
 
@@ -124,7 +124,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.up(x)
-        return gelu_linear(x, self.down) if lean_here(x) else self.down(F.gelu(x))
+        return gelu_linear(x, self.down) if saves_memory(x) else self.down(F.gelu(x))
 
 
 class Block(nn.Module):
@@ -145,7 +145,11 @@ class GPT(nn.Module):
     """One trunk, two heads. `forward` gives the hidden states; `loss`, `logits` and `classify` the heads."""
 
     rotation: Tensor | None
-    ways_in = ("loss", "logits", "classify")  # called from outside like `forward`, and never by each other
+    entry_points = (
+        "loss",
+        "logits",
+        "classify",
+    )  # called from outside like `forward`, and never by each other
 
     def __init__(self, config: GPTConfig, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -194,7 +198,7 @@ class GPT(nn.Module):
         """Cross-entropy of the next token; targets (B, T), IGNORE (-100) where they do not count."""
         self._must_be("a language model", classes=False)
         weight = self.tokens.weight
-        tie = Tie() if weight.requires_grad and lean_here(weight) else None
+        tie = Tie() if weight.requires_grad and saves_memory(weight) else None
         x = tied_embedding(ids, weight, tie) if tie else self.tokens(ids)
         hidden = self._trunk(x)
         total = cross_entropy_sum(hidden.flatten(0, 1), weight, targets.flatten(), tie)

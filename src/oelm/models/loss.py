@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oelm.models.lean import Tie
+from oelm.models.memory_saving import Tie
 
 IGNORE = -100  # a target that counts for nothing, as in torch.nn.functional.cross_entropy
 

@@ -17,6 +17,7 @@ from oelm.experiments.catalogue import experiments
 from oelm.printable import printable
 from oelm.report import arithmetic, numbers
 from oelm.report.words import Words, what_it_says
+from oelm.units import duration_text
 
 NOT_RUN = "No finished run of ours speaks to it yet."
 MOST_LINES = 12
@@ -273,7 +274,7 @@ def _clock() -> Claim:
         "Run times",
         "0.184 s per step and 4 h 31 min for 100K steps; 9 h 10 min for another 100K.",
         (
-            f"0.184 s x 100,000 is {numbers.duration(seconds)}, not {numbers.duration(stated)}.",
+            f"0.184 s x 100,000 is {duration_text(seconds)}, not {duration_text(stated)}.",
             f"9 h 10 min over 100,000 steps is {other:.2f} s per step.",
         ),
         needs_runs=False,

@@ -17,6 +17,7 @@ from oelm.report import numbers
 from oelm.report.document import Block, Bullets, Fold, Link, Paragraph, Row, Table, Text
 from oelm.report.findings import anchor, notes
 from oelm.report.words import Words, outcome, place, tone
+from oelm.units import duration_text
 
 
 def where_freezing_holds(analysis: Analysis, w: Words) -> list[Block]:
@@ -189,7 +190,7 @@ def totals(analysis: Analysis, w: Words) -> list[Block]:
     rows = [
         Row((w("total.runs"), f"{len(analysis.loaded.runs)} ({states or '–'})")),
         Row((w("total.trials"), str(len(analysis.loaded.trials)))),
-        Row((w("total.compute"), numbers.duration(analysis.compute_seconds))),
+        Row((w("total.compute"), duration_text(analysis.compute_seconds))),
         Row((w("total.disk"), numbers.size(analysis.disk_bytes))),
     ]
     return [Table((w("col.total"), ""), tuple(rows), words=1), *_pending(analysis, w)]

@@ -6,6 +6,7 @@ import math
 
 from oelm.analysis.messages import Message, say
 from oelm.analysis.statistics import Estimate, is_wide
+from oelm.units import bytes_text
 
 MINUS = "−"
 
@@ -64,27 +65,7 @@ def count(value: int) -> str:
 
 
 def size(bytes_: float | None) -> str:
-    if bytes_ is None:
-        return "–"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if bytes_ < 1024:
-            return f"{bytes_:.0f} {unit}" if unit == "B" or bytes_ >= 100 else f"{bytes_:.1f} {unit}"
-        bytes_ /= 1024
-    return f"{bytes_:.1f} TiB"
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(18400), duration(75), duration(3.2)
-    ('5 h 07 min', '1 min 15 s', '3.2 s')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        minutes, rest = divmod(round(seconds), 60)
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} min"
+    return "–" if bytes_ is None else bytes_text(bytes_)
 
 
 def share(part: float, whole: float) -> str:

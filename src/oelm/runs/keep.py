@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oelm.data.sources.folders import INFO_SAYS
 from oelm.errors import OelmError
 from oelm.files.atomic import write_json
 from oelm.files.read import read_json_object
@@ -108,8 +107,8 @@ def _copy(source: Path, target: Path) -> None:
     content.pop("host", None)
     if isinstance(machine := content.get("machine"), dict):
         machine.pop("host", None)
-    if isinstance(data := content.get("data"), dict) and isinstance(data.get("notes"), list):
-        data["notes"] = [note for note in data["notes"] if not str(note).startswith(INFO_SAYS)]
+    if isinstance(data := content.get("data"), dict):
+        data.pop("folder_note", None)
     write_json(target, content)
 
 

@@ -16,8 +16,8 @@ from torch import nn
 from oelm.config.limits import check_model
 from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError, TransientError, UsageError
+from oelm.models.first_token import compute_only_first_token
 from oelm.models.gpt import GPT, gpt_config
-from oelm.models.readout import read_first_token
 from oelm.models.sizes import MINILM_PACKAGE, MINILM_PIP, TINY
 
 _DROPOUTS = (
@@ -85,7 +85,7 @@ def _build_transformers(
     else:
         model = kind.from_config(shape, dtype=torch.float32)
     if classify:
-        read_first_token(model)
+        compute_only_first_token(model)
     return model
 
 

@@ -14,7 +14,7 @@ from oelm.config.run_config import Machine, RunConfig
 from oelm.data.batches.classification import EncodedSplit, encode_split
 from oelm.data.corpus import Corpus
 from oelm.data.sources.open import open_corpus
-from oelm.data.tokenize.encoding import Progress
+from oelm.data.tokenize.encoding import EncodingProgress
 from oelm.data.tokenize.tokenizers import Tokenizer, load_tokenizer
 from oelm.data.tokenize.tokens import TokenFile, prepare_tokens
 from oelm.errors import UsageError
@@ -24,7 +24,7 @@ from oelm.training.tasks.denoising import SENTINELS, Denoising, Noise
 from oelm.training.tasks.lm import LanguageModelling
 from oelm.training.tasks.task import Task
 
-Tick = Callable[[Progress], None]
+Tick = Callable[[EncodingProgress], None]
 Splits = Mapping[str, TokenFile | EncodedSplit]
 
 
@@ -170,5 +170,6 @@ def _facts(corpus: Corpus, splits: Splits) -> dict[str, Any]:
         "fingerprints": {split: corpus.fingerprint(split) for split in splits},
         "rows": {split: encoded.meta["rows"] for split, encoded in splits.items()},
         "tokens": {split: len(encoded.ids) for split, encoded in splits.items()},
+        "folder_note": corpus.source.folder_note,
         "notes": [*corpus.notes, *(f"{s}: bad rows left out: {n}" for s, n in corpus.skipped.items())],
     }

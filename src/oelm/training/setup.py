@@ -15,7 +15,7 @@ import torch
 
 from oelm.config.hash import config_hash
 from oelm.config.run_config import Machine, RunConfig
-from oelm.data.tokenize.encoding import Progress as EncodingProgress
+from oelm.data.tokenize.encoding import EncodingProgress
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import remove_leftovers, write_json
 from oelm.methods.apply import apply

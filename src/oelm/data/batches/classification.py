@@ -16,7 +16,7 @@ import torch
 from oelm.data.batches.permutation import shuffled
 from oelm.data.corpus import Corpus
 from oelm.data.tokenize.chunks import labelled_chunks
-from oelm.data.tokenize.encoding import Report, encode_to_store
+from oelm.data.tokenize.encoding import OnProgress, encode_to_store
 from oelm.data.tokenize.store import Store
 from oelm.data.tokenize.tokenizers import Tokenizer
 from oelm.errors import UsageError
@@ -73,7 +73,7 @@ def encode_split(
     *,
     cache_dir: Path | str | None = None,
     workers: int = 0,
-    progress: Report | None = None,
+    progress: OnProgress | None = None,
     skip_bad_rows: bool = False,
 ) -> EncodedSplit:
     """Encode a labelled split, or open it when that has been done for this content, tokenizer and length."""

@@ -19,7 +19,6 @@ from oelm.files.read import read_json_object
 
 _SHARD = re.compile(r"^(?P<split>.+?)-\d{5}-of-\d{5}(-[0-9a-f]+)?$")
 _INFO = "dataset_info.json"
-INFO_SAYS = f"{_INFO} says: "  # before what a folder says of itself
 _MOST_CLASSES = 1000
 
 
@@ -31,6 +30,7 @@ class Found:
     files: dict[str, list[Path]]
     hub_copy: bool = False
     notes: list[str] = field(default_factory=list)
+    folder_note: str = ""  # "notes" of dataset_info.json, written by the owner of the folder
 
 
 def dataset_folder(dataset: Dataset, data_dir: Path) -> Path | None:
@@ -86,7 +86,7 @@ def _note_the_rest(found: Found, folder: Path) -> None:
         found.notes.append(f"not used: {', '.join(unused)}")
     info = read_info(folder)
     if found.files and info.get("notes"):
-        found.notes.append(f"{INFO_SAYS}{info['notes']}")
+        found.folder_note = str(info["notes"])
 
 
 def _hub_copy(dataset: Dataset, variant: Variant, folder: Path) -> Found:

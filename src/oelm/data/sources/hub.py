@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from oelm.data.catalogue import Dataset, Variant
+from oelm.data.corpus import Source
 from oelm.data.problems import Problems
 from oelm.data.sources.readers import Row, articles
 from oelm.errors import OelmError, TransientError
@@ -50,7 +51,7 @@ def _tell_libraries() -> None:
     huggingface_hub.constants.HF_HUB_OFFLINE = True
 
 
-class HubSource:
+class HubSource(Source):
     """The official splits of one dataset on the hub, pinned to one revision."""
 
     def __init__(self, dataset: Dataset, variant: Variant) -> None:

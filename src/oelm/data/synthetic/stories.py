@@ -333,10 +333,10 @@ def generate(kind: str, split: str, *, seed: int = SEED) -> Iterator[Row]:
     >>> sorted(row), row["label"] in (0, 1)
     (['label', 'text'], True)
     """
-    from oelm.data.synthetic.probes import PROBES
+    from oelm.data.synthetic.recall import RECALL_TASKS
     from oelm.data.synthetic.tasks import TASKS
 
-    make = {**TASKS, **PROBES}
+    make = {**TASKS, **RECALL_TASKS}
     count = sizes(kind)[split]
     where = (seed, KINDS[kind].number, ("train", "validation", "test").index(split))
     for index in range(count):

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from oelm.cores import usable_cores
 from oelm.data.corpus import Corpus
 from oelm.data.problems import Problems
 from oelm.data.sources.readers import Row
-from oelm.data.tokenize.pool import cores, encode_chunks
+from oelm.data.tokenize.pool import encode_chunks
 from oelm.data.tokenize.store import Store, StoreWriter, cache_root, locked, open_store
 from oelm.data.tokenize.tokenizers import Tokenizer
 from oelm.errors import OelmError
@@ -27,7 +28,7 @@ _COMMIT_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Progress:
+class EncodingProgress:
     """How far it is. `total_bytes` and `total_rows` are estimates, 0 when unknown."""
 
     split: str
@@ -58,7 +59,7 @@ class Progress:
         return self.seconds * left / (self.bytes - self.bytes_before)
 
 
-Report = Callable[[Progress], None]
+OnProgress = Callable[[EncodingProgress], None]
 
 
 class RowChunk(Protocol):
@@ -82,7 +83,7 @@ def encode_to_store(
     facts: dict[str, Any],
     cache_dir: Path | str | None,
     workers: int,
-    progress: Report | None,
+    progress: OnProgress | None,
     skip_bad_rows: bool,
 ) -> Store:
     """The store of this content, tokenizer and `facts`: the cached one, or made now."""
@@ -97,7 +98,7 @@ def encode_to_store(
                 writer = StoreWriter(folder, columns)
                 job = _Job(corpus, split, tokenizer, writer, progress, skip_bad_rows)
                 try:
-                    job.run(make_chunks, workers or cores())
+                    job.run(make_chunks, workers or usable_cores())
                 finally:
                     writer.close()
                 store = writer.finish(job.meta(identity, facts))
@@ -119,7 +120,7 @@ class _Job:
         split: str,
         tokenizer: Tokenizer,
         writer: StoreWriter,
-        progress: Report | None,
+        progress: OnProgress | None,
         skip_bad_rows: bool,
     ) -> None:
         self.corpus, self.split, self.tokenizer, self.writer = corpus, split, tokenizer, writer
@@ -163,7 +164,7 @@ class _Job:
             total_bytes, total_rows = self.corpus.expected(self.split)
             seconds = time.monotonic() - self._started
             self.report(
-                Progress(
+                EncodingProgress(
                     split=self.split,
                     rows=self.rows,
                     bytes=self.bytes,

@@ -31,11 +31,6 @@ class Chunk(Protocol):
     def encode(self, tokenizer: Tokenizer) -> dict[str, np.ndarray]: ...
 
 
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def encode_chunks(
     chunks: Iterable[Any], tokenizer: Tokenizer, workers: int
 ) -> Iterator[tuple[Any, dict[str, np.ndarray]]]:

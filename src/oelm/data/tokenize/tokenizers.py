@@ -139,7 +139,7 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: Path | str) -> None:
-        """Write it to a folder that `Tokenizer.load_from` and other programs read."""
+        """Write it to a folder that `Tokenizer.load` and other programs read."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / _FILE, self._json)
@@ -147,7 +147,7 @@ class Tokenizer:
         write_json(folder / _FACTS, facts)
 
     @classmethod
-    def load_from(cls, folder: Path | str) -> Tokenizer:
+    def load(cls, folder: Path | str) -> Tokenizer:
         """What `save` wrote; its hash is checked."""
         folder = Path(folder)
         try:
@@ -220,7 +220,7 @@ def load_tokenizer(
         raise UsageError("tokenizer 'model' is the pretrained model's own: there must be one (model_folder=)")
     wanted = str(model_folder) if spec == "model" else spec
     if (Path(wanted) / _FACTS).is_file():
-        return Tokenizer.load_from(wanted)
+        return Tokenizer.load(wanted)
     return _from_files(wanted, data_dir)
 
 
@@ -265,11 +265,11 @@ def _trained(size: int, corpus: Corpus, cache_dir: Path | str | None) -> Tokeniz
     with locked(folder):
         if (folder / _FACTS).is_file():  # written last
             try:
-                return Tokenizer.load_from(folder)
+                return Tokenizer.load(folder)
             except OelmError as error:
                 logging.getLogger(__name__).warning("%s. It is trained again.", error)
         _train(size, corpus).save(folder)
-        return Tokenizer.load_from(folder)
+        return Tokenizer.load(folder)
 
 
 def _train(size: int, corpus: Corpus) -> Tokenizer:

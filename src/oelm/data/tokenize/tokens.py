@@ -14,11 +14,11 @@ import numpy as np
 
 from oelm.data.corpus import Corpus
 from oelm.data.tokenize.chunks import document_chunks
-from oelm.data.tokenize.encoding import Progress, Report, encode_to_store
+from oelm.data.tokenize.encoding import EncodingProgress, OnProgress, encode_to_store
 from oelm.data.tokenize.store import Store
 from oelm.data.tokenize.tokenizers import Tokenizer
 
-__all__ = ["Progress", "TokenFile", "prepare_tokens"]
+__all__ = ["EncodingProgress", "TokenFile", "prepare_tokens"]
 
 
 class TokenFile:
@@ -58,13 +58,13 @@ def prepare_tokens(
     *,
     cache_dir: Path | str | None = None,
     workers: int = 0,
-    progress: Report | None = None,
+    progress: OnProgress | None = None,
     skip_bad_rows: bool = False,
 ) -> TokenFile:
     """Tokenise a split, or open it when that has been done for this very content and tokenizer.
 
     workers:  processes to use; 0 = one per core
-    progress: called after each chunk with a `Progress`
+    progress: called after each chunk with a `EncodingProgress`
     """
     store = encode_to_store(
         corpus,

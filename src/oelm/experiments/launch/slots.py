@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from oelm.cores import usable_cores
 from oelm.errors import UsageError
 
 
@@ -96,7 +97,7 @@ def _gpu_slots(devices: Sequence[str], per_run: int, slots: int, threads: int) -
         raise UsageError(f"--gpus-per-run {per_run} with only {len(devices)} GPUs ({', '.join(devices)})")
     groups = [devices[i : i + per_run] for i in range(0, len(devices) - per_run + 1, per_run)]
     groups = groups[: slots or len(groups)]
-    share = threads or max(1, cores() // (len(groups) * per_run))
+    share = threads or max(1, usable_cores() // (len(groups) * per_run))
     return [
         Slot(
             name=f"gpu {'+'.join(group)}",
@@ -110,17 +111,12 @@ def _gpu_slots(devices: Sequence[str], per_run: int, slots: int, threads: int) -
 
 def _cpu_slots(runs: int, slots: int, threads: int) -> list[Slot]:
     """Small models gain more from two runs side by side than from two threads in one."""
-    count = slots or min(cores(), max(2, cores() // 4))
+    count = slots or min(usable_cores(), max(2, usable_cores() // 4))
     count = max(1, min(count, runs))
-    share = threads or max(1, cores() // count)
+    share = threads or max(1, usable_cores() // count)
     return [Slot(f"cpu {i}", _thread_environment(share), share) for i in range(count)]
 
 
 def _thread_environment(threads: int) -> dict[str, str]:
     # OpenMP threads that wait by spinning slow a neighbouring process down several times over.
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
-
-
-def cores() -> int:
-    """Cores this process may use, not those the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

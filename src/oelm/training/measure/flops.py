@@ -29,7 +29,7 @@ from torch import nn
 from oelm.errors import OelmError
 from oelm.methods.extras.projection import ExtendedProjection
 from oelm.methods.reading.find import qk_projections
-from oelm.models.readout import reads_first_token
+from oelm.models.first_token import computes_only_first_token
 
 Stream = Literal["source", "target", "row"]
 
@@ -69,7 +69,7 @@ class FlopModel:
     """What one step of a given network costs, as a function of the batch's shape."""
 
     products: tuple[Product, ...]
-    # ("self" | "first" (one query, see models.readout) | "decoder" | "cross", width, causal) per layer
+    # ("self" | "first" (one query, see models.first_token) | "decoder" | "cross", width, causal) per layer
     attention: tuple[tuple[str, int, bool], ...]
 
     def step(self, rows: int, length: int, target_length: int = 0) -> Flops:
@@ -162,7 +162,9 @@ def _is_key_or_value(name: str) -> bool:
 
 def _read_layer(model: nn.Module) -> str:
     """The name of the layer that works for the first token alone, as a prefix; "" without one."""
-    return next((f"{name}." for name, module in model.named_modules() if reads_first_token(module)), "")
+    return next(
+        (f"{name}." for name, module in model.named_modules() if computes_only_first_token(module)), ""
+    )
 
 
 def _config(model: nn.Module) -> Any:

@@ -44,7 +44,7 @@ class ShardedWorld(World):
         layers = dict.fromkeys(p.place.module for p in qk_projections(model) if p.place.stack)
         for part in (*map(model.get_submodule, layers), model):
             fully_shard(part, mesh=mesh, reshard_after_forward=True)
-        for name in getattr(model, "ways_in", ()):  # FSDP knows only `forward` by itself
+        for name in getattr(model, "entry_points", ()):  # FSDP knows only `forward` by itself
             register_fsdp_forward_method(model, name)
 
     def wrap(self, module: nn.Module) -> nn.Module:

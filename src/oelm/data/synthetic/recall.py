@@ -32,4 +32,4 @@ def copy(dice: Dice) -> Row:
     return {"text": f"{letters} . {letters}"}
 
 
-PROBES: dict[str, Callable[[Dice], Row]] = {"task-recall": recall, "task-copy": copy}
+RECALL_TASKS: dict[str, Callable[[Dice], Row]] = {"task-recall": recall, "task-copy": copy}

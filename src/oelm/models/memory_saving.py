@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def lean_here(x: Tensor) -> bool:
+def saves_memory(x: Tensor) -> bool:
     """Whether these operations serve: eager CPU code in one type. Elsewhere the plain ones are better."""
     kind = x.device.type
     return kind == "cpu" and not torch.is_autocast_enabled(kind) and not torch.compiler.is_compiling()

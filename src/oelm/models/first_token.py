@@ -18,7 +18,7 @@ from torch import Tensor, nn
 FAMILIES = ("bert", "roberta", "xlm-roberta", "electra", "camembert")
 
 
-def read_first_token(model: nn.Module) -> bool:
+def compute_only_first_token(model: nn.Module) -> bool:
     """Let a transformers sequence classifier compute what its head reads; False when it is another kind.
 
     Only this object is changed, not what it saves: names, shapes and values of its weights stay.
@@ -30,8 +30,8 @@ def read_first_token(model: nn.Module) -> bool:
     return True
 
 
-def reads_first_token(layer: nn.Module) -> bool:
-    """Whether `read_first_token` changed this layer."""
+def computes_only_first_token(layer: nn.Module) -> bool:
+    """Whether `compute_only_first_token` changed this layer."""
     return getattr(layer.forward, "__func__", None) is _first_token
 
 

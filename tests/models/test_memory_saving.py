@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from oelm.models.gpt import GPT, gpt_config
-from oelm.models.lean import gelu_linear
+from oelm.models.memory_saving import gelu_linear
 
 
 def seeded(seed=0):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from oelm.methods.apply import apply
-from oelm.models.readout import read_first_token
+from oelm.models.first_token import compute_only_first_token
 from oelm.training.measure.flops import flop_model
 
 transformers = pytest.importorskip("transformers")
@@ -44,7 +44,7 @@ def gradients(model, mask):
 def test_logits_and_gradients_are_those_of_the_whole_layer(kind, mask):
     whole = classifier(kind)
     lean = copy.deepcopy(whole)
-    assert read_first_token(lean)
+    assert compute_only_first_token(lean)
     torch.testing.assert_close(
         lean(input_ids=IDS, attention_mask=mask).logits, whole(input_ids=IDS, attention_mask=mask).logits
     )
@@ -59,7 +59,7 @@ def test_logits_and_gradients_are_those_of_the_whole_layer(kind, mask):
 def test_it_holds_under_a_method(method):
     whole = classifier("bert")
     lean = copy.deepcopy(whole)
-    read_first_token(lean)
+    compute_only_first_token(lean)
     for model in (whole, lean):
         apply(model, method, seed=3)
     theirs, ours = gradients(whole, MASK), gradients(lean, MASK)
@@ -70,7 +70,7 @@ def test_it_holds_under_a_method(method):
 
 def test_a_copy_works_for_itself():
     lean = classifier("bert")
-    read_first_token(lean)
+    compute_only_first_token(lean)
     other = copy.deepcopy(lean)
     with torch.no_grad():
         other.bert.encoder.layer[-1].output.dense.weight.zero_()
@@ -79,14 +79,14 @@ def test_a_copy_works_for_itself():
 
 def test_models_that_read_otherwise_are_left_alone():
     config = transformers.AutoConfig.for_model("distilbert", vocab_size=50, dim=16, n_layers=1, n_heads=2)
-    assert not read_first_token(transformers.AutoModelForSequenceClassification.from_config(config))
-    assert not read_first_token(classifier("bert").bert)
+    assert not compute_only_first_token(transformers.AutoModelForSequenceClassification.from_config(config))
+    assert not compute_only_first_token(classifier("bert").bert)
 
 
 def test_the_flop_model_counts_what_is_left():
     whole = classifier("bert")
     lean = copy.deepcopy(whole)
-    read_first_token(lean)
+    compute_only_first_token(lean)
     before, after = (flop_model(m).step(4, 12) for m in (whole, lean))
     d, ff, tokens, rows = 16, 32, 48, 4
     skipped = (2 * d * d + 2 * d * ff) * (tokens - rows)  # q, o and the MLP of one layer

@@ -1,0 +1,46 @@
+"""The number of CPU cores that this process may use."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+
+def usable_cores() -> int:
+    """Return the cores of this process: its CPU affinity, reduced to the CPU quota of its cgroup.
+
+    A container or a SLURM job often gets fewer cores than the machine has.
+    """
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(affinity, cgroup_quota())))
+
+
+def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+    """Return the smallest CPU quota, in cores, of this process's cgroup (v1 or v2) and its parents."""
+    folders = {root, root / "cpu"}
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:  # "0::/path" in version 2, "4:cpu,cpuacct:/path" in version 1
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "cpu" in controllers.split(","):
+            base = root if controllers == "" else root / "cpu"
+            group = base / path.lstrip("/")
+            folders.update([group, *(parent for parent in group.parents if parent.is_relative_to(base))])
+    return min(_quota(folder) for folder in folders)
+
+
+def _quota(folder: Path) -> float:
+    """Return the quota in cores that one cgroup folder sets, or infinity if it sets none."""
+    try:
+        if (folder / "cpu.max").is_file():
+            quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text(encoding="utf-8")
+            period = (folder / "cpu.cfs_period_us").read_text(encoding="utf-8")
+        cores = float(quota) / float(period)
+    except (OSError, ValueError, ZeroDivisionError):  # no quota is set: the file is missing or says "max"
+        return math.inf
+    return cores if cores > 0 else math.inf
