@@ -17,7 +17,7 @@ from oelm.bench.methods import training_bytes
 from oelm.bench.worker import Arm
 from oelm.config.run_config import BudgetConfig, DataConfig, Machine, ModelConfig, OptimConfig, RunConfig
 from oelm.data.batches.classification import EncodedSplit
-from oelm.methods.presets import method
+from oelm.methods.presets import find_method
 from oelm.training.prepare import Prepared, prepare
 from oelm.training.tasks.classification import Classification
 
@@ -147,7 +147,7 @@ def _config(spec: dict[str, Any]) -> RunConfig:
             pad_to_max=spec["arm"] == PADDED,
         ),
         model=ModelConfig("hf", spec["model"], pretrained=pretrained, dropout=spec["dropout"]),
-        method=method("baseline"),
+        method=find_method("baseline"),
         optim=OptimConfig(schedule="constant"),
         budget=BudgetConfig(batch_size=spec["rows"], epochs=1),
         seed=spec["seed"],

@@ -93,7 +93,7 @@ def test_a_class_of_another_package_is_never_imported(model_folder: Path, tmp_pa
     shutil.copytree(model_folder, folder)
     about = json.loads((folder / "oelm.json").read_text())
     for named in ("os:system", "antigravity:x", "oelm.cli.main:main", "transformers.utils:logging"):
-        (folder / "oelm.json").write_text(json.dumps({**about, "class": named}))
+        (folder / "oelm.json").write_text(json.dumps({**about, "model_class": named}))
         with pytest.raises(OelmError):
             oelm.load(folder)
 

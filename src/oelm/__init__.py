@@ -20,7 +20,7 @@ _HOME = {
     "AuditReport": "oelm.methods.audit",
     "audit": "oelm.methods.audit",
     "folded_state": "oelm.methods.saving.fold",
-    "load": "oelm.methods.saving.save",
+    "load": "oelm.methods.saving.load",
     "Method": "oelm.methods.method",
     "OELMCallback": "oelm.methods.callback",
     "OelmError": "oelm.errors",
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from oelm.methods.reading.find import qk_projections as qk_projections
     from oelm.methods.reading.find import register_attention as register_attention
     from oelm.methods.saving.fold import folded_state as folded_state
-    from oelm.methods.saving.save import load as load
+    from oelm.methods.saving.load import load as load
     from oelm.methods.saving.save import save as save
 
 

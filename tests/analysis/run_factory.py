@@ -23,7 +23,7 @@ from oelm.config.run_config import (
 )
 from oelm.config.yaml import config_to_yaml
 from oelm.experiments.catalogue import planned_configs
-from oelm.methods.presets import method
+from oelm.methods.presets import find_method
 from oelm.runs.folder import run_path
 
 BASE = "GPT-01"
@@ -44,7 +44,7 @@ def lm_config(id: str = BASE, arm: str = "baseline", *, seed: int = 0, **changes
         task="lm",
         data=DataConfig(dataset="tinystories", tokenizer="bpe-2048", max_length=128, source="local"),
         model=ModelConfig(family="gpt", name="mini", dropout=0.0),
-        method=method(arm),
+        method=find_method(arm),
         optim=OptimConfig(lr=4e-3),
         budget=BudgetConfig(batch_size=16, steps=1200, eval_every=100),  # the catalogue's at mini scale
         compare=CompareConfig(group="GPT/tinystories", arm=arm, baseline=baseline, phase=2),

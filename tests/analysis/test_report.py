@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from run_factory import analyze, cls_config, dump, lm_config, write_arm, write_run, write_study
 
-from oelm.methods.presets import method
+from oelm.methods.presets import find_method
 from oelm.printable import printable
 from oelm.report import closing, findings, plots, report
 from oelm.report.claims import claims_page
@@ -197,7 +197,7 @@ def test_a_step_ratio_comes_from_a_benchmark_or_not_at_all(study, tmp_path):
         ("gain", {"gain": 2.0}),
         ("field", {"no_longer": 1}),
     ):
-        then = {**arms[1], "fields": {**method("oelm-freeze").to_dict(), **fields}}
+        then = {**arms[1], "fields": {**find_method("oelm-freeze").to_dict(), **fields}}
         dump(tmp_path / f"another_{name}.json", {**step, "arms": [arms[0], then]})
     dump(tmp_path / "not_interleaved.json", {**step, "interleaved": False})
     (tmp_path / "broken.json").write_text("{")
@@ -310,7 +310,7 @@ def test_every_run_folder_is_linked_with_its_command(analysis, tmp_path):
 def hostile_run(root: Path) -> None:
     evil = replace(
         lm_config("GPT-02", "oelm-freeze"),
-        method=replace(method("oelm-freeze"), name=HOSTILE, purpose=HOSTILE),
+        method=replace(find_method("oelm-freeze"), name=HOSTILE, purpose=HOSTILE),
     )
     evil = replace(
         evil,

@@ -209,7 +209,7 @@ def test_export_loads_in_transformers_with_the_same_logits(
     from transformers import AutoTokenizer, GPT2LMHeadModel
 
     from oelm.data.tokenize.tokenizers import Tokenizer
-    from oelm.methods.saving.save import load
+    from oelm.methods.saving.load import load
 
     ours, theirs = load(folder.best).eval(), GPT2LMHeadModel.from_pretrained(target).eval()
     text = "Mira went to the harbour."
@@ -232,7 +232,7 @@ def test_export_of_a_transformers_model_takes_the_extras_along(tmp_path: Path) -
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    from oelm.methods.saving.save import load
+    from oelm.methods.saving.load import load
 
     ours, theirs = load(best).eval(), AutoModelForSequenceClassification.from_pretrained(target).eval()
     ids = torch.arange(12).view(2, 6)

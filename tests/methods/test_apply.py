@@ -13,7 +13,7 @@ from torch import nn
 import oelm
 from oelm.errors import OelmError, UsageError
 from oelm.methods.method import Method
-from oelm.methods.presets import method
+from oelm.methods.presets import find_method
 
 
 class Odd(nn.Module):
@@ -132,7 +132,7 @@ def test_heads_larger_than_the_width_are_refused_before_anything_changes():
 
 
 def test_a_method_that_would_freeze_nothing_is_refused():
-    nothing = dataclasses.replace(method("oelm-partial"), layers=3)
+    nothing = dataclasses.replace(find_method("oelm-partial"), layers=3)
     with pytest.raises(OelmError, match="freeze nothing"):
         oelm.apply(build("bert"), nothing)
 
@@ -356,7 +356,7 @@ def test_a_scheduled_run_resumed_in_the_middle_ends_bit_equal():
 
 def test_early_trains_then_freezes_and_drops_the_optimizer_state():
     model = build("bert")
-    applied = oelm.apply(model, dataclasses.replace(method("oelm-early"), freeze_at=0.5), seed=1)
+    applied = oelm.apply(model, dataclasses.replace(find_method("oelm-early"), freeze_at=0.5), seed=1)
     optimizer = torch.optim.AdamW(oelm.param_groups(model, lr=1e-2))
     assert applied.frozen == 0
     outputs(model).square().mean().backward()

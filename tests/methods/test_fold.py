@@ -8,11 +8,11 @@ from tiny_models import build, outputs
 
 import oelm
 from oelm.errors import OelmError
-from oelm.methods.extras.projection import EXTRAS
-from oelm.methods.presets import method
+from oelm.methods.extras.extended import EXTRAS
+from oelm.methods.presets import find_method
 
 FOLDABLE = ["oelm-freeze", "oelm-lowrank", "oelm-core", "oelm-temperature"]
-ALL_AT_ONCE = replace(method("oelm-core"), name="all", lowrank=2, lowrank_scale=3, temperature=True)
+ALL_AT_ONCE = replace(find_method("oelm-core"), name="all", lowrank=2, lowrank_scale=3, temperature=True)
 
 
 def trained(family, wish):

@@ -8,7 +8,7 @@ from tiny_models import FAMILIES, build, outputs
 
 import oelm
 from oelm.errors import OelmError, UsageError
-from oelm.methods.presets import method
+from oelm.methods.presets import find_method
 
 
 def by_name(model, groups):
@@ -34,7 +34,7 @@ def test_matrices_decay_and_biases_norms_and_identity_starts_do_not():
     oelm.apply(
         model,
         dataclasses.replace(
-            method("oelm-plus"), name="all", conv=4, core=True, temperature=True, relative_bias=4
+            find_method("oelm-plus"), name="all", conv=4, core=True, temperature=True, relative_bias=4
         ),
     )
     groups = by_name(model, oelm.param_groups(model, lr=1e-3, weight_decay=0.1))

@@ -11,7 +11,7 @@ import yaml
 import oelm
 from oelm.errors import OelmError, UsageError
 from oelm.methods.method import Method
-from oelm.methods.presets import ALIASES, method
+from oelm.methods.presets import ALIASES, find_method
 
 STUDY_AND_CONTROLS = [
     "baseline",
@@ -51,7 +51,7 @@ def test_a_preset_says_what_it_is_for_and_survives_yaml_and_json(preset):
 
 @pytest.mark.parametrize("preset", [m for m in oelm.methods().values() if m.control], ids=lambda m: m.name)
 def test_a_control_has_the_same_architecture_and_trains_its_q_and_k(preset):
-    control = method(preset.control)
+    control = find_method(preset.control)
     assert control.trains_qk
     for extra in ("conv", "conv_value", "core", "temperature", "relative_bias"):
         assert getattr(control, extra) == getattr(preset, extra)
@@ -62,7 +62,7 @@ def test_a_control_has_the_same_architecture_and_trains_its_q_and_k(preset):
 
 @pytest.mark.parametrize(("typed", "meant"), [*ALIASES.items(), ("OELM_Freeze", "oelm-freeze")])
 def test_what_users_of_the_study_type_is_understood(typed, meant):
-    assert method(typed).name == meant
+    assert find_method(typed).name == meant
 
 
 def test_no_taps_on_v_may_be_written_as_false():
@@ -72,7 +72,7 @@ def test_no_taps_on_v_may_be_written_as_false():
 
 def test_a_typo_gets_the_nearest_name():
     with pytest.raises(UsageError, match="did you mean 'oelm-freeze'"):
-        method("oelm-freze")
+        find_method("oelm-freze")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,9 @@ def test_unknown_fields_of_a_stored_method_get_the_nearest_name():
 
 
 def test_registering_a_method_of_ones_own():
-    mine = oelm.register_method(dataclasses.replace(method("oelm-freeze"), name="test-registry-mine", gain=2))
+    mine = oelm.register_method(
+        dataclasses.replace(find_method("oelm-freeze"), name="test-registry-mine", gain=2)
+    )
     assert oelm.methods()["test-registry-mine"] is mine
     assert mine.gain == 2.0
     with pytest.raises(OelmError, match="exists already"):

@@ -25,13 +25,13 @@ def before(shape, seed=7):
 @settings(deadline=None, max_examples=40)
 @given(SHAPES, SEEDS)
 def test_headwise_rows_are_orthonormal_within_each_head(shape, seed):
-    assert eye_error(orthogonal.headwise(shape, orthogonal.stream(seed, "w"))) < 1e-12
+    assert eye_error(orthogonal.headwise(*shape, orthogonal.generator_for(seed, "w"))) < 1e-12
 
 
 @settings(deadline=None, max_examples=40)
 @given(SHAPES, SEEDS)
 def test_global_rows_or_columns_are_orthonormal_across_heads(shape, seed):
-    w = orthogonal.whole(shape, orthogonal.stream(seed, "w")).reshape(-1, shape[2])
+    w = orthogonal.across_heads(*shape, orthogonal.generator_for(seed, "w")).reshape(-1, shape[2])
     assert eye_error(w if w.shape[0] <= w.shape[1] else w.mT) < 1e-12
 
 
@@ -39,7 +39,7 @@ def test_global_rows_or_columns_are_orthonormal_across_heads(shape, seed):
 @given(SHAPES, SEEDS, st.sampled_from(["qr", "polar"]))
 def test_rows_made_from_weights_are_orthonormal_and_span_the_same_space(shape, seed, init):
     w = before(shape, seed % 1000)
-    new = orthogonal.start(init, 1.0, w, None)
+    new = orthogonal.init_weight(init, 1.0, w, None)
     assert eye_error(new) < 1e-9
     projected = (w @ new.mT) @ new  # onto the new row space
     assert torch.allclose(projected, w, atol=1e-8)
@@ -48,15 +48,15 @@ def test_rows_made_from_weights_are_orthonormal_and_span_the_same_space(shape, s
 @settings(deadline=None, max_examples=20)
 @given(SHAPES, st.floats(0.01, 100))
 def test_orthonormal_rows_of_orthonormal_rows_are_themselves(shape, scale):
-    w = orthogonal.headwise(shape, orthogonal.stream(3, "w"))
+    w = orthogonal.headwise(*shape, orthogonal.generator_for(3, "w"))
     for init in ("qr", "polar"):
-        assert torch.allclose(orthogonal.start(init, 1.0, scale * w, None), w, atol=1e-9)
+        assert torch.allclose(orthogonal.init_weight(init, 1.0, scale * w, None), w, atol=1e-9)
 
 
 def test_polar_rows_are_the_nearest_orthonormal_ones():
     w = before((3, 6, 20))
-    nearest, by_qr = (orthogonal.start(init, 1.0, w, None) for init in ("polar", "qr"))
-    rivals = [by_qr, *(orthogonal.headwise((3, 6, 20), orthogonal.stream(s, "w")) for s in range(20))]
+    nearest, by_qr = (orthogonal.init_weight(init, 1.0, w, None) for init in ("polar", "qr"))
+    rivals = [by_qr, *(orthogonal.headwise(3, 6, 20, orthogonal.generator_for(s, "w")) for s in range(20))]
     for rival in rivals:
         assert ((nearest - w).flatten(1).norm(dim=1) <= (rival - w).flatten(1).norm(dim=1)).all()
 
@@ -66,7 +66,7 @@ def test_polar_rows_are_the_nearest_orthonormal_ones():
 def test_gain_scales_and_match_keeps_each_heads_norm(shape, seed, init, gain):
     w = before(shape)
     one, scaled, matched = (
-        orthogonal.start(init, g, w, orthogonal.stream(seed, "w")) for g in (1.0, gain, "match")
+        orthogonal.init_weight(init, g, w, orthogonal.generator_for(seed, "w")) for g in (1.0, gain, "match")
     )
     assert torch.allclose(scaled, gain * one)
     assert torch.allclose(matched.flatten(1).norm(dim=1), w.flatten(1).norm(dim=1))
@@ -76,7 +76,7 @@ def test_gain_scales_and_match_keeps_each_heads_norm(shape, seed, init, gain):
 @given(SHAPES, SEEDS, st.sampled_from(DRAWN))
 def test_a_stream_is_a_function_of_seed_and_name_alone(shape, seed, init):
     def draw(s, name):
-        return orthogonal.start(init, 1.0, torch.zeros(shape), orthogonal.stream(s, name))
+        return orthogonal.init_weight(init, 1.0, torch.zeros(shape), orthogonal.generator_for(s, name))
 
     assert torch.equal(draw(seed, "layer.0.q"), draw(seed, "layer.0.q"))
     if min(shape) > 1:
@@ -87,7 +87,7 @@ def test_a_stream_is_a_function_of_seed_and_name_alone(shape, seed, init):
 def test_headwise_draws_are_haar_by_their_moments():
     """On the Stiefel manifold E[w_ij] = 0, E[w_ij^2] = 1/d, and E[w_ij^4] = 3 / (d (d + 2))."""
     d, n = 8, 4000
-    w = orthogonal.headwise((n, 3, d), orthogonal.stream(1, "haar"))
+    w = orthogonal.headwise(n, 3, d, orthogonal.generator_for(1, "haar"))
     assert w.mean(0).abs().max() < 5 * (1 / d / n) ** 0.5
     assert (w.square().mean(0) - 1 / d).abs().max() < 0.01
     assert (w.pow(4).mean(0) - 3 / (d * (d + 2))).abs().max() < 0.01
@@ -96,9 +96,9 @@ def test_headwise_draws_are_haar_by_their_moments():
 
 
 def test_scales_are_those_of_the_study():
-    shape, stream = (8, 64, 512), orthogonal.stream(0, "w")
+    shape, stream = (8, 64, 512), orthogonal.generator_for(0, "w")
     row = {
-        init: float(orthogonal.start(init, 1.0, torch.zeros(shape), stream).norm(dim=-1).mean())
+        init: float(orthogonal.init_weight(init, 1.0, torch.zeros(shape), stream).norm(dim=-1).mean())
         for init in DRAWN
     }
     assert row["headwise"] == pytest.approx(1)
@@ -109,13 +109,13 @@ def test_scales_are_those_of_the_study():
 
 def test_keep_keeps():
     w = before((2, 3, 5))
-    assert torch.equal(orthogonal.start("keep", 1.0, w, None), w)
+    assert torch.equal(orthogonal.init_weight("keep", 1.0, w, None), w)
 
 
 def test_impossible_heads_are_refused():
     with pytest.raises(OelmError, match="cannot have orthonormal rows"):
-        orthogonal.headwise((1, 9, 8), orthogonal.stream(0, "w"))
+        orthogonal.headwise(1, 9, 8, orthogonal.generator_for(0, "w"))
     with pytest.raises(OelmError, match="dependent"):
-        orthogonal.start("qr", 1.0, torch.zeros(2, 3, 8), None)
+        orthogonal.init_weight("qr", 1.0, torch.zeros(2, 3, 8), None)
     with pytest.raises(OelmError, match="dependent"):
-        orthogonal.start("polar", 1.0, torch.zeros(2, 3, 8), None)
+        orthogonal.init_weight("polar", 1.0, torch.zeros(2, 3, 8), None)

@@ -165,7 +165,7 @@ def test_the_adapter_and_the_model_under_it_are_saved_apart(tmp_path):
     model = adapted(applied(), "v_proj")
     train(model, optimizer_of(model))
     want = outputs(model.get_base_model().eval())
-    with pytest.raises(OelmError, match=r"carries a PEFT adapter.*unload"):
+    with pytest.raises(OelmError, match=r"has a PEFT adapter.*unload"):
         oelm.save(model, tmp_path / "base")
     model.save_pretrained(tmp_path / "adapter")
     oelm.save(model.unload(), tmp_path / "base")

@@ -12,13 +12,13 @@ from tiny_models import build, outputs
 
 import oelm
 from oelm.errors import OelmError
-from oelm.methods.extras import padding
-from oelm.methods.extras.projection import causal_conv, residue_is_thin, residue_linear
+from oelm.methods.extras import extended
+from oelm.methods.extras.kernels import causal_conv, lowrank_linear, rank_is_small
 from oelm.methods.method import Method
-from oelm.methods.presets import method
+from oelm.methods.presets import find_method
 
 EVERYTHING = dataclasses.replace(
-    method("oelm-plus"), name="everything", gain=1.0, conv=4, core=True, temperature=True
+    find_method("oelm-plus"), name="everything", gain=1.0, conv=4, core=True, temperature=True
 )
 
 
@@ -122,7 +122,7 @@ def test_padding_on_the_left_does_not_reach_the_text(family, name, attention, mo
     found = model(PADDED, attention_mask=MASK, **REST).logits[:, 3:]
     assert torch.allclose(found, want, atol=1e-4)
     assert all(m.real_tokens is None for m in model.modules() if hasattr(m, "conv"))  # none is left over
-    monkeypatch.setattr(padding, "real_tokens", lambda _mask: None)
+    monkeypatch.setattr(extended, "real_tokens", lambda _mask: None)
     leaked = model(PADDED, attention_mask=MASK, **REST).logits[:, 3:]
     assert (leaked - want).abs().max() > 1e-2  # there was something to keep out
 
@@ -147,14 +147,14 @@ def test_masks_of_every_kind_tell_where_the_text_is():
     seen = real[:, None, None, :] & torch.ones(3, 3, dtype=torch.bool).tril()
     added = torch.zeros(1, 1, 3, 3).masked_fill(~seen, torch.finfo(torch.float32).min)
     for mask in (real, real.int() * 5, seen, added, added.bfloat16()):
-        assert padding.real_tokens(mask).tolist() == real.tolist()
+        assert extended.real_tokens(mask).tolist() == real.tolist()
     for mask in (None, "a mask of another library", torch.ones(1, 1, 1, 3)):
-        assert padding.real_tokens(mask) is None
+        assert extended.real_tokens(mask) is None
 
 
 def test_a_mask_by_position_is_seen():
     attention = with_taps("llama", "oelm-conv").model.layers[0].self_attn
-    padding._tell(attention, (torch.zeros(1, 9, 32), None, MASK), {})
+    extended._set_mask(attention, (torch.zeros(1, 9, 32), None, MASK), {})
     assert attention.q_proj.real_tokens.tolist() == MASK.bool().tolist()
 
 
@@ -210,8 +210,8 @@ def test_the_trainable_share_of_q_and_k(name, per_layer):
     assert applied.qk_total == 4 * (2 * 128 * 128 + per_layer)
     trained = GPT(gpt_config("mini", vocab_size=64, context=32))
     control = oelm.apply(trained, applied.method.control)
-    residue = 4 * 2 * applied.method.lowrank * (128 + 128)  # that of a matrix that trains is merged into it
-    assert control.total == applied.total - residue
+    lowrank = 4 * 2 * applied.method.lowrank * (128 + 128)  # that of a matrix that trains is merged into it
+    assert control.total == applied.total - lowrank
     assert control.frozen == 0
 
 
@@ -290,10 +290,10 @@ def test_the_residue_is_that_of_two_products_forwards_and_backwards(trained, tra
         draw(64, rank),
     )
     outcomes = []
-    for residue in (residue_linear, two_products):
+    for linear in (lowrank_linear, two_products):
         inputs = [t.clone().requires_grad_() for t in (x, w, bias, a, b)]
         inputs[1].requires_grad_(trained)
-        y = residue(inputs[0], inputs[1].t() if transposed else inputs[1], *inputs[2:], 4.0)
+        y = linear(inputs[0], inputs[1].t() if transposed else inputs[1], *inputs[2:], 4.0)
         y.square().sum().backward()
         outcomes.append([y, *(t.grad for t in inputs if t.requires_grad)])
     assert len(outcomes[0]) == 5 + trained
@@ -307,9 +307,9 @@ def test_the_residue_trains_under_autocast_in_the_precision_of_its_parameters(wi
     x, w = torch.randn(2, 40, width), torch.randn(width, width) / width**0.5
     a = (torch.randn(2, width) / width**0.5).requires_grad_()
     b = torch.randn(width, 2, requires_grad=True)
-    assert residue_is_thin(a, b) == (width == 64)
+    assert rank_is_small(a, b) == (width == 64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = residue_linear(x, w, None, a, b, 1.0)
+        y = lowrank_linear(x, w, None, a, b, 1.0)
     assert y.dtype == torch.bfloat16
     assert torch.allclose(y.float(), x @ (w + b @ a).mT, atol=0.3, rtol=0.05)
     y.float().sum().backward()
@@ -320,7 +320,7 @@ def test_a_thin_residue_keeps_no_matrix_for_the_backward_pass():
     w, x = torch.randn(64, 64), torch.randn(3, 20, 64, requires_grad=True)
     a, b, kept = torch.randn(2, 64, requires_grad=True), torch.randn(64, 2, requires_grad=True), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
-        residue_linear(x, w, None, a, b, 1.0)
+        lowrank_linear(x, w, None, a, b, 1.0)
     assert set(kept) == {t.data_ptr() for t in (x, w, a, b)}
 
 

@@ -14,12 +14,12 @@ from tiny_models import build, outputs
 import oelm
 from oelm.errors import OelmError
 from oelm.methods.method import Method
-from oelm.methods.presets import method
+from oelm.methods.presets import find_method
 
 REGISTERED = [m for m in oelm.methods().values() if not m.relative_bias]  # that one needs our own GPT
 EXTRAS = [
-    dataclasses.replace(method("oelm-lowrank"), name="all-linear", core=True, temperature=True),
-    dataclasses.replace(method("oelm-plus"), name="all", conv=3, core=True, temperature=True),
+    dataclasses.replace(find_method("oelm-lowrank"), name="all-linear", core=True, temperature=True),
+    dataclasses.replace(find_method("oelm-plus"), name="all", conv=3, core=True, temperature=True),
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oelm.config.run_config import BudgetConfig, DataConfig, Machine, ModelConfig, OptimConfig, RunConfig
-from oelm.methods.presets import method
+from oelm.methods.presets import find_method
 
 SHAPES: dict[str, tuple[str, str, str, str]] = {  # name -> task, dataset, family, model
     "lm": ("lm", "stories", "gpt", "smoke"),
@@ -33,7 +33,7 @@ def smoke_config(shape: str = "lm", name: str = "oelm-freeze", **sections: dict[
             dataset, source="builtin", tokenizer="bpe-300", max_length=16, train_rows=40, eval_rows=6
         ),
         model=ModelConfig(family=family, name=model, causal=shape != "gpt-cls"),  # type: ignore[arg-type]
-        method=method(name),
+        method=find_method(name),
         optim=OptimConfig(lr=3e-3, warmup_steps=3),
         budget=BudgetConfig(batch_size=4, steps=12, eval_every=4, log_every=3),
         scale="smoke",

@@ -16,7 +16,7 @@ from oelm.config.run_config import Machine, RunConfig
 from oelm.config.yaml import config_to_yaml
 from oelm.errors import UsageError
 from oelm.methods.audit import audit
-from oelm.methods.saving.save import load
+from oelm.methods.saving.load import load
 from oelm.runs.folder import RunFolder
 from oelm.training.fit import fit
 from oelm.training.parallel.world import World, choose_device, world_of

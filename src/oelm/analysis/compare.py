@@ -42,7 +42,7 @@ from oelm.analysis.verdict import (
 from oelm.config.run_config import RunConfig
 from oelm.data.synthetic.recall import RECALL_TASKS
 from oelm.methods.method import Method
-from oelm.methods.presets import method as preset
+from oelm.methods.presets import find_method
 
 Kind = Literal["baseline", "control", "orthogonality", "start", "plain"]
 TRAINED_START = "orthogonal-init"
@@ -267,7 +267,7 @@ def _further_references(
         named = arm.config.compare
         for other in arms:
             same = other.place == arm.place and other.config.model == arm.config.model
-            start = other.method == preset(TRAINED_START) and arm.method.control != TRAINED_START
+            start = other.method == find_method(TRAINED_START) and arm.method.control != TRAINED_START
             if same and start and other.finished:
                 yield "start", arm, other
         baseline = _find(index, arm, named.baseline)

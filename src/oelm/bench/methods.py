@@ -12,7 +12,7 @@ from typing import Any
 from oelm.bench.harness import Measured, Plan, Progress, measure_together, ratio
 from oelm.bench.worker import Arm
 from oelm.errors import UsageError
-from oelm.methods.presets import method
+from oelm.methods.presets import find_method
 
 DEFAULT_METHODS = ("baseline", "oelm-freeze", "oelm-plus")
 AGAIN = "baseline (again)"
@@ -43,7 +43,7 @@ class MethodsBench:
     plan: Plan = field(default_factory=Plan)
 
     def __post_init__(self) -> None:
-        names = [method(name).name for name in self.methods]  # refuses an unknown name
+        names = [find_method(name).name for name in self.methods]  # refuses an unknown name
         if not names or len(set(names)) != len(names):
             raise UsageError(f"a benchmark needs different methods, not {list(self.methods)}")
         if names[0] != "baseline":
@@ -54,7 +54,7 @@ class MethodsBench:
         arms = [(name, name) for name in self.methods] + [(AGAIN, "baseline")]
         return [
             {"arm": GEMM, **shared},
-            *({"arm": arm, "method": method(name).to_dict(), **shared} for arm, name in arms),
+            *({"arm": arm, "method": find_method(name).to_dict(), **shared} for arm, name in arms),
         ]
 
 
@@ -216,7 +216,7 @@ def _encoder(spec: dict[str, Any], ids: Any) -> tuple[Any, Callable[[], Any]]:
         task="classification",
         data=DataConfig(dataset="", max_length=spec["context"]),
         model=ModelConfig("hf", spec["size"], pretrained=spec["size"] == "minilm", dropout=0.0),
-        method=method("baseline"),
+        method=find_method("baseline"),
         seed=spec["seed"],
     )
     model: Any = build_network(config, vocab_size=spec["vocabulary"], classes=2, pad_id=0, eos_id=1)

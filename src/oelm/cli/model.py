@@ -63,7 +63,7 @@ def _generate(args: argparse.Namespace, folder: RunFolder) -> int:
     import torch
 
     from oelm.data.tokenize.tokenizers import Tokenizer
-    from oelm.methods.saving.save import load
+    from oelm.methods.saving.load import load
     from oelm.models.generate import generate
     from oelm.models.gpt import GPT
 
@@ -99,7 +99,7 @@ def _export(args: argparse.Namespace, folder: RunFolder) -> int:
         raise UsageError(f"{target} is there already; name a new or empty folder with -o")
     from oelm.data.tokenize.tokenizers import Tokenizer
     from oelm.methods.saving.fold import folded_state
-    from oelm.methods.saving.save import load
+    from oelm.methods.saving.load import load
     from oelm.models.gpt import GPT
     from oelm.models.huggingface import export_hf
 

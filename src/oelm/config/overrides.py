@@ -12,7 +12,7 @@ from typing import Any
 from oelm.config.mapping import convert, parse
 from oelm.config.run_config import RunConfig
 from oelm.errors import UsageError
-from oelm.methods.presets import method as find_method
+from oelm.methods.presets import find_method
 
 # What a run is, rather than how it runs: set by the catalogue and the command's own flags.
 _IDENTITY = ("id", "study", "scale", "seed")

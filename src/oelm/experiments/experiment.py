@@ -23,7 +23,7 @@ from oelm.data.catalogue import datasets
 from oelm.errors import UsageError, unknown_name
 from oelm.experiments.scales import GRIDS, SCALES, shrink
 from oelm.methods.method import Method
-from oelm.methods.presets import method as find_method
+from oelm.methods.presets import find_method
 from oelm.models.sizes import MINILM, MINILM_PACKAGE, MINILM_PIP, TINY
 
 DEFAULT_SEED = 42  # that of the original study

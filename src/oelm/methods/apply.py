@@ -21,13 +21,18 @@ from oelm.methods.checks import (
 )
 from oelm.methods.install import install
 from oelm.methods.method import Method
-from oelm.methods.presets import method as resolve
+from oelm.methods.presets import find_method
 from oelm.methods.reading.feed_forward import ffn_matrices
 from oelm.methods.reading.find import qk_projections
 from oelm.methods.reading.verify import check_reading
 from oelm.methods.reading.wrappers import unwrap
-from oelm.methods.record import applied_parts, record_of, recorded, required_record
-from oelm.methods.schedule import settle
+from oelm.methods.record import (
+    follow_schedule,
+    modules_with_record,
+    record_of,
+    require_parameter,
+    require_record,
+)
 
 
 def apply(
@@ -59,7 +64,7 @@ def apply(
     >>> applied.total, applied.frozen, applied.trainable  # 2 x (16 x 16 weights + 16 biases) are frozen
     (2224, 544, 1680)
     """
-    chosen = resolve(method)
+    chosen = find_method(method)
     check_seed(seed)
     model = unwrap(model)
     if (earlier := record_of(model)) is not None:
@@ -67,7 +72,7 @@ def apply(
             f"this model already carries method '{earlier.method.name}'; a second one would start from its "
             f"frozen weights. Build or load the model anew"
         )
-    if parts := applied_parts(model):
+    if parts := modules_with_record(model):
         raise OelmError(f"its part '{parts[0]}' already carries a method. Build or load the model anew")
     projections = qk_projections(model)
     matrices = ffn_matrices(model) if "ffn" in chosen.parts else []
@@ -80,9 +85,9 @@ def apply(
     if verify and not chosen.touches_nothing:
         check_reading(model, projections, example_inputs)
     warn_if_trained_weights_are_discarded(model, chosen, projections)
-    record = install(model, chosen, seed, draw=True)
+    record = install(model, chosen, seed, init=True)
     record.verified = verify
-    settle(model, record, 0.0)
+    follow_schedule(model, record, 0.0)
     return Applied(model)
 
 
@@ -91,7 +96,7 @@ class Applied:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = unwrap(model)
-        self._record = required_record(model, "Applied")
+        self._record = require_record(model, "Applied")
 
     @property
     def method(self) -> Method:
@@ -133,7 +138,7 @@ class Applied:
                 if window is not None:
                     yield window.size, window.parameter.requires_grad
         for name in self._record.extras:
-            parameter = recorded(self.model, name)
+            parameter = require_parameter(self.model, name)
             yield parameter.numel(), parameter.requires_grad
 
     def step(self, step: int, total_steps: int, optimizer: torch.optim.Optimizer | None = None) -> bool:
@@ -146,7 +151,7 @@ class Applied:
         """
         if total_steps < 1 or not 0 <= step <= total_steps:
             raise UsageError(f"step {step} of {total_steps} is no position in a run")
-        changed = settle(self.model, self._record, step / total_steps)
+        changed = follow_schedule(self.model, self._record, step / total_steps)
         for parameter in changed:
             if optimizer is not None and not parameter.requires_grad:
                 optimizer.state.pop(parameter, None)

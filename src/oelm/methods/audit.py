@@ -14,7 +14,7 @@ from oelm.methods.checks import owners
 from oelm.methods.method import ORTHONORMAL
 from oelm.methods.orthogonal import orthonormality_error
 from oelm.methods.reading.wrappers import plain_name, plain_parameters, trainable_adapters, unwrap, uses_peft
-from oelm.methods.record import Record, TensorRecord, find_recorded, required_record, sha256
+from oelm.methods.record import Record, TensorRecord, find_parameter, require_record, sha256
 
 _SHOWN = 20  # lines of faults that a printed report shows
 
@@ -84,7 +84,7 @@ def audit(
     >>> audit(encoder, optimizer).ok
     True
     """
-    record = required_record(model, "audit")
+    record = require_record(model, "audit")
     parameters = plain_parameters(model)
     if meta := next((name for name, p in parameters.items() if p.is_meta), None):
         raise OelmError(f"audit: {meta} is on the meta device and has no values: audit before .to('meta')")
@@ -95,13 +95,13 @@ def audit(
     context = _Context(record, held, _tied_names(model), trainable_adapters(model), frozen_as_a_whole)
     rows = []
     for tensor in record.tensors.values():
-        parameter = find_recorded(model, tensor.name)
+        parameter = find_parameter(model, tensor.name)
         if parameter is None:
             rows.append(AuditRow(tensor.name, "in the model", ("it is gone: another module took its place",)))
         else:
             rows.append(_check(tensor, parameter, context))
     for name in record.extras:
-        found = find_recorded(model, name)
+        found = find_parameter(model, name)
         faults = ["it is gone"] if found is None else _training_faults(found, held)
         if faults and uses_peft(model):
             faults.append("PEFT freezes what it finds: call get_peft_model first, then oelm.apply")

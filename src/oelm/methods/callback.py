@@ -14,9 +14,11 @@ from oelm.low_precision import LowPrecision, require_cpu_matmul
 from oelm.methods.apply import Applied
 from oelm.methods.audit import AuditReport, audit
 from oelm.methods.reading.wrappers import unwrap
-from oelm.methods.record import Record, recorded, required_record
+from oelm.methods.record import Record, require_parameter, require_record
+from oelm.methods.saving.load import restore_record
+from oelm.methods.saving.metadata import METADATA, Metadata
 from oelm.methods.saving.pretrained import SavePretrained
-from oelm.methods.saving.save import METADATA, read_metadata, restore, save_metadata
+from oelm.methods.saving.save import save_metadata
 
 _RESUMED = (
     "the checkpoint to resume from does not fit this model; was it made with another seed or method? Its "
@@ -49,7 +51,7 @@ class OELMCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         model: nn.Module = kwargs["model"]
-        record = required_record(model, "OELMCallback")
+        record = require_record(model, "OELMCallback")
         _check_cpu_precision(args, model)
         thawing = _thawing(model, record)
         for parameter in thawing:
@@ -62,7 +64,7 @@ class OELMCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         model, optimizer = kwargs["model"], kwargs["optimizer"]
-        record = required_record(model, "OELMCallback")
+        record = require_record(model, "OELMCallback")
         _check_cpu_precision(args, model)
         _let_trainer_save(model)  # again: model_init makes another one, and add_callback comes late
         groups = [] if optimizer is None else optimizer.param_groups
@@ -76,7 +78,7 @@ class OELMCallback(TrainerCallback):
         progress = state.global_step / max(state.max_steps, 1)
         for name, tensor in record.tensors.items():
             if tensor.frozen_at(progress) and tensor.sha256:
-                recorded(model, name).requires_grad_(False)
+                require_parameter(model, name).requires_grad_(False)
         self._follow(state, model, optimizer)
         self._audit(model, optimizer, _RESUMED if state.global_step else "")
 
@@ -99,9 +101,7 @@ class OELMCallback(TrainerCallback):
         model, best = kwargs["model"], state.best_model_checkpoint
         self._follow(state, model, kwargs["optimizer"])
         if args.load_best_model_at_end and best and (Path(best) / METADATA).is_file():
-            restore(
-                model, read_metadata(best), best
-            )  # the weights are the best checkpoint's; so is what it promised
+            restore_record(model, Metadata.read(best), best)  # the weights are those of the best checkpoint
         self._audit(model, kwargs["optimizer"])
 
     def _audit(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, hint: str = "") -> None:
@@ -132,7 +132,7 @@ def _check_cpu_precision(args: TrainingArguments, model: nn.Module) -> None:
 def _thawing(model: nn.Module, record: Record) -> list[nn.Parameter]:
     """The parameters that are frozen at the start and trained later."""
     return [
-        recorded(model, name)
+        require_parameter(model, name)
         for name, tensor in record.tensors.items()
         if tensor.frozen_at(0.0) and tensor.ever_trained
     ]

@@ -10,10 +10,10 @@ from oelm.errors import OelmError, UsageError
 from oelm.methods.install import start_of
 from oelm.methods.method import Method
 from oelm.methods.presets import PRETRAINED_DEFAULT
-from oelm.methods.reading.feed_forward import FeedForward
-from oelm.methods.reading.find import Projection, is_matrix, value_projections
+from oelm.methods.reading.find import is_matrix, value_projections
+from oelm.methods.reading.projection import FeedForward, Projection
 from oelm.methods.reading.wrappers import base_layer, is_adapter
-from oelm.methods.schedule import freezing_times
+from oelm.methods.record import freeze_and_thaw_times
 
 QUERY_NORMS = ("q_norm", "q_layernorm", "q_layer_norm", "q_ln", "query_layernorm", "query_norm", "q_b_norm")
 
@@ -179,12 +179,12 @@ def check_adapters(
     splits = not chosen.trains_qk or chosen.has_extras
     touched: list[nn.Module] = []
     for p in projections:
-        freezes = p.role in chosen.parts and freezing_times(chosen, p.place)[0] is not None
+        freezes = p.role in chosen.parts and freeze_and_thaw_times(chosen, p.place)[0] is not None
         if freezes or chosen.extends_qk or (p.fused and splits):
             touched.append(p.weight.owner)
         if chosen.conv_value:
             touched += [base_layer(p.attention.get_submodule(v)) for v in value_projections(p.attention)]
-    touched += [m.weight.owner for m in matrices if freezing_times(chosen, m.place)[0] is not None]
+    touched += [m.weight.owner for m in matrices if freeze_and_thaw_times(chosen, m.place)[0] is not None]
     names = [adapters[id(module)] for module in touched if id(module) in adapters]
     if names:
         raise OelmError(

@@ -9,23 +9,22 @@ from torch import nn
 
 from oelm.errors import OelmError
 from oelm.methods import orthogonal
-from oelm.methods.extras.padding import watch_padding
-from oelm.methods.extras.projection import EXTRAS, ExtendedProjection
+from oelm.methods.extras.extended import EXTRAS, ExtendedProjection, mask_padding_in_conv
 from oelm.methods.extras.split import SplitProjection, split_multihead
 from oelm.methods.method import Method
-from oelm.methods.reading.feed_forward import FeedForward, ffn_matrices
-from oelm.methods.reading.find import Projection, is_transposed, qk_projections, value_projections
+from oelm.methods.reading.feed_forward import ffn_matrices
+from oelm.methods.reading.find import is_transposed, qk_projections, value_projections
+from oelm.methods.reading.projection import FeedForward, Projection
 from oelm.methods.reading.wrappers import plain_parameters
-from oelm.methods.record import Record, TensorRecord, attach
+from oelm.methods.record import Record, TensorRecord, attach_record, freeze_and_thaw_times
 from oelm.methods.saving.pretrained import replace_save_pretrained
-from oelm.methods.schedule import freezing_times
 
 
 @torch.no_grad()
-def install(model: nn.Module, chosen: Method, seed: int, *, draw: bool) -> Record:
+def install(model: nn.Module, chosen: Method, seed: int, *, init: bool) -> Record:
     """Give the model the structure of a method and its record; freezes nothing yet.
 
-    draw: Also set the starts. False when the weights come from a file.
+    init: Also initialise the weights. False when the weights come from a file.
     """
     projections = qk_projections(model)
     if not chosen.trains_qk or chosen.has_extras:
@@ -33,7 +32,7 @@ def install(model: nn.Module, chosen: Method, seed: int, *, draw: bool) -> Recor
         projections = qk_projections(model)
     matrices = ffn_matrices(model) if "ffn" in chosen.parts else []
     targets: list[Projection | FeedForward] = [p for p in projections if p.role in chosen.parts]
-    if draw and chosen.init != "keep":
+    if init and chosen.init != "keep":
         for target in [*targets, *matrices]:
             _start(chosen, seed, target)
     parameters = plain_parameters(model)
@@ -44,7 +43,7 @@ def install(model: nn.Module, chosen: Method, seed: int, *, draw: bool) -> Recor
     for target in [*tracked, *matrices]:
         _remember(record, names, target)
     _add_extras(model, chosen, seed, projections, record)
-    attach(model, record)
+    attach_record(model, record)
     replace_save_pretrained(model)
     return record
 
@@ -74,7 +73,7 @@ def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
 
 def start_of(chosen: Method, seed: int, target: Projection | FeedForward) -> torch.Tensor:
     """What the method makes of a target's weights; changes nothing."""
-    generator = orthogonal.stream(seed, target.name) if chosen.draws else None
+    generator = orthogonal.generator_for(seed, target.name) if chosen.draws else None
     init = chosen.init
     if isinstance(target, Projection):
         before = target.heads()
@@ -82,8 +81,8 @@ def start_of(chosen: Method, seed: int, target: Projection | FeedForward) -> tor
         before = target.weight.view()  # (1, rows, d_in): one head
         init = "global" if init == "headwise" else init
     if init in ("qr", "polar") and before.shape[-2] > before.shape[-1]:
-        return orthogonal.start(init, chosen.gain, before.mT, generator).mT
-    return orthogonal.start(init, chosen.gain, before, generator)
+        return orthogonal.init_weight(init, chosen.gain, before.mT, generator).mT
+    return orthogonal.init_weight(init, chosen.gain, before, generator)
 
 
 def _start(chosen: Method, seed: int, target: Projection | FeedForward) -> None:
@@ -99,7 +98,7 @@ def _remember(record: Record, names: dict[int, str], target: Projection | FeedFo
     else:
         part, heads, head_dim = "ffn", 1, target.weight.view().shape[1]
     acts = part in chosen.parts
-    freezes_at, thaws_at = freezing_times(chosen, target.place) if acts else (None, None)
+    freezes_at, thaws_at = freeze_and_thaw_times(chosen, target.place) if acts else (None, None)
     always_frozen = freezes_at == 0.0 and thaws_at is None
     for kind, window in (("weight", target.weight), ("bias", target.bias)):
         if window is None:
@@ -125,7 +124,7 @@ def _add_extras(
 ) -> None:
     def extend(name: str, base: nn.Module, role: str, heads: int, head_dim: int, wish: Method) -> None:
         extended = ExtendedProjection(base, role, heads, head_dim, is_transposed(base), wish)
-        extended.start(seed, name)
+        extended.init_extras(seed, name)
         _replace(model, name, extended)
         record.extras += [f"{name}.{extra}" for extra in EXTRAS if getattr(extended, extra) is not None]
 
@@ -140,7 +139,7 @@ def _add_extras(
     if chosen.conv or chosen.conv_value:
         _refuse_caches(model, attentions)
         for attention in attentions.values():
-            watch_padding(attention)
+            mask_padding_in_conv(attention)
     if chosen.relative_bias:
         for name, attention in attentions.items():
             attention.add_relative_bias(chosen.relative_bias)  # type: ignore[operator]

@@ -35,8 +35,8 @@ class Method:
     points of that space. Derive your own with `dataclasses.replace` or from scratch:
 
     >>> import dataclasses
-    >>> from oelm.methods.presets import method
-    >>> mine = dataclasses.replace(method("oelm-freeze"), name="mine", gain=2.0)
+    >>> from oelm.methods.presets import find_method
+    >>> mine = dataclasses.replace(find_method("oelm-freeze"), name="mine", gain=2.0)
     >>> mine.trains_qk, mine.gain
     (False, 2.0)
 

@@ -1,8 +1,7 @@
-"""The mathematics: how a query or key matrix starts, as pure functions on (heads, head_dim, d_in).
+"""The initialisations of a query or key matrix, as pure functions on tensors of shape (H, hs, d).
 
-Everything is computed on the CPU in float64 from an explicit generator and cast by the caller, so that
-neither the device nor the model's dtype decides what is drawn. Shapes in the comments: H heads, hs head
-size, d the width that the head reads.
+H is the number of heads, hs the head size, d the input width. Everything is computed on the CPU in float64
+from an explicit generator; the caller casts. So the result depends neither on the device nor on the dtype.
 """
 
 from __future__ import annotations
@@ -16,37 +15,49 @@ from torch import Tensor
 from oelm.errors import OelmError
 from oelm.methods.method import Init
 
-Shape = tuple[int, int, int]  # (H, hs, d)
 
+def generator_for(seed: int, name: str) -> torch.Generator:
+    """Return the random generator of one tensor, a function of the run's seed and the tensor's name.
 
-def stream(seed: int, name: str) -> torch.Generator:
-    """The random stream of one tensor, a function of the run's seed and the tensor's name alone.
-
-    Any tensor can be drawn again without drawing those before it: the order in which a model lists its
-    modules does not matter, and a compact save can rebuild what it left out.
+    Any tensor can be drawn alone: the order of the model's modules does not matter, and a compact save can
+    rebuild the tensors that it left out.
     """
     digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
-def orthonormal_rows(w: Tensor) -> Tensor:
-    """(..., hs, d) -> the same shape with orthonormal rows spanning the same space, by a sign-fixed QR.
+def gaussian(shape: tuple[int, ...], generator: torch.Generator, std: float = 1.0) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64) * std
 
-    LAPACK leaves the signs of Q's columns open; multiplying by sign(diag R) makes the factorisation
-    unique, so the result is deterministic, and Haar distributed when w is Gaussian (Mezzadri 2007).
+
+def orthonormal_rows(w: Tensor) -> Tensor:
+    """Return orthonormal rows that span the same space as the rows of w (..., hs, d), by QR.
+
+    LAPACK leaves the signs of Q's columns open. Multiplying by sign(diag R) makes the result unique, and
+    Haar distributed if w is Gaussian (Mezzadri 2007).
     """
     q, r = torch.linalg.qr(w.mT)  # (..., d, hs), (..., hs, hs)
     diagonal = r.diagonal(dim1=-2, dim2=-1)  # (..., hs)
     if not (diagonal.abs().amin(-1) > 1e-10 * diagonal.abs().amax(-1)).all():
         raise OelmError(
-            "the weights of a head have dependent (or zero) rows: no orthonormal rows follow from them"
+            "the rows of a head are linearly dependent or zero, so they cannot be orthonormalised"
         )
-    return (q * torch.where(diagonal < 0, -1.0, 1.0)[..., None, :]).mT
+    signs = torch.where(diagonal < 0, -1.0, 1.0)  # (..., hs)
+    return (q * signs[..., None, :]).mT  # (..., hs, d)
 
 
-def headwise(shape: Shape, generator: torch.Generator) -> Tensor:
-    """Orthonormal rows within each head, heads independent: W_h W_h^T = 1."""
-    H, hs, d = shape
+def nearest_orthonormal(w: Tensor) -> Tensor:
+    """Return the orthonormal rows nearest to w (..., hs, d) in the Frobenius norm: its polar factor U V^T."""
+    u, s, vt = torch.linalg.svd(w, full_matrices=False)  # (..., hs, hs), (..., hs), (..., hs, d)
+    if not (s.amin(-1) > 1e-10 * s.amax(-1)).all():
+        raise OelmError(
+            "the rows of a head are linearly dependent or zero, so they cannot be orthonormalised"
+        )
+    return u @ vt
+
+
+def headwise(H: int, hs: int, d: int, generator: torch.Generator) -> Tensor:
+    """Draw orthonormal rows within each head, W_h W_h^T = 1, the heads independent of each other."""
     if hs > d:
         raise OelmError(
             f"a head of {hs} rows cannot have orthonormal rows in {d} dimensions; "
@@ -55,66 +66,52 @@ def headwise(shape: Shape, generator: torch.Generator) -> Tensor:
     return orthonormal_rows(gaussian((H, hs, d), generator))
 
 
-def whole(shape: Shape, generator: torch.Generator) -> Tensor:
-    """One QR over the whole (H hs, d) matrix: orthonormal rows across heads, or columns if it is tall."""
-    H, hs, d = shape
+def across_heads(H: int, hs: int, d: int, generator: torch.Generator) -> Tensor:
+    """Draw an (H hs, d) matrix with orthonormal rows, or orthonormal columns if H hs > d."""
     if H * hs <= d:
-        return orthonormal_rows(gaussian((H * hs, d), generator)).reshape(shape)
-    return orthonormal_rows(gaussian((d, H * hs), generator)).mT.reshape(shape)
+        return orthonormal_rows(gaussian((H * hs, d), generator)).reshape(H, hs, d)
+    return orthonormal_rows(gaussian((d, H * hs), generator)).mT.reshape(H, hs, d)
 
 
-def gaussian(shape: tuple[int, ...], generator: torch.Generator, std: float = 1.0) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64) * std
-
-
-def nearest_orthonormal(w: Tensor) -> Tensor:
-    """The orthonormal rows nearest to w (..., hs, d) in the Frobenius norm: its polar factor U V^T."""
-    u, s, vt = torch.linalg.svd(w, full_matrices=False)
-    if not (s.amin(-1) > 1e-10 * s.amax(-1)).all():
-        raise OelmError(
-            "the weights of a head have dependent (or zero) rows: no nearest orthonormal rows exist"
-        )
-    return u @ vt
-
-
-def start(
-    init: Init, gain: float | Literal["match"], before: Tensor, generator: torch.Generator | None
+def init_weight(
+    init: Init, gain: float | Literal["match"], old: Tensor, generator: torch.Generator | None
 ) -> Tensor:
-    """The start of one projection whose weights are `before` (H, hs, d), as float64 on the CPU."""
-    old = before.detach().to("cpu", torch.float64)
+    """Return the initial weights of a projection with weights `old` (H, hs, d), in float64 on the CPU."""
+    old = old.detach().to("cpu", torch.float64)
     if init == "keep":
         return old
-    new = _unscaled(init, old, generator)
-    if gain == "match":  # the Frobenius norm of each head, which is what its logits scale with
-        return new * (_norms(old) / _norms(new))
+    new = _init_with_unit_gain(init, old, generator)
+    if gain == "match":  # each head keeps its Frobenius norm, which sets the scale of its attention logits
+        return new * (_head_norms(old) / _head_norms(new))
     return new * gain
 
 
-def _unscaled(init: Init, old: Tensor, generator: torch.Generator | None) -> Tensor:
+def _init_with_unit_gain(init: Init, old: Tensor, generator: torch.Generator | None) -> Tensor:
     H, hs, d = old.shape
     if init == "qr":
         return orthonormal_rows(old)
     if init == "polar":
         return nearest_orthonormal(old)
-    assert generator is not None, f'init "{init}" draws, so it needs a generator'
+    assert generator is not None, f'init "{init}" is random, so it needs a generator'
     if init == "headwise":
-        return headwise((H, hs, d), generator)
+        return headwise(H, hs, d, generator)
     if init == "global":
-        return whole((H, hs, d), generator)
-    return gaussian((H, hs, d), generator, 0.02 if init == "normal" else d**-0.5)
+        return across_heads(H, hs, d, generator)
+    return gaussian((H, hs, d), generator, std=0.02 if init == "normal" else d**-0.5)
 
 
-def _norms(w: Tensor) -> Tensor:
+def _head_norms(w: Tensor) -> Tensor:
     return w.flatten(1).norm(dim=1)[:, None, None]  # (H, 1, 1)
 
 
 def orthonormality_error(w: Tensor) -> float:
-    """The largest entry of |W_h W_h^T / s - 1| over heads, s the mean squared row norm: 0 up to any gain.
+    """Return the largest entry of |W_h W_h^T / s - 1| over all heads, s the mean squared row norm.
 
-    For heads with more rows than columns the columns are meant.
+    Dividing by s makes it independent of the gain. For heads with more rows than columns it is computed on
+    the columns.
     """
     w = w.detach().to("cpu", torch.float64)
-    w = w.mT if w.shape[-2] > w.shape[-1] else w
-    gram = w @ w.mT  # (H, hs, hs)
-    scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    w = w.mT if w.shape[-2] > w.shape[-1] else w  # (H, n, m) with n <= m
+    gram = w @ w.mT  # (H, n, n)
+    scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]  # (H, 1, 1)
     return float((gram / scale - torch.eye(w.shape[-2], dtype=w.dtype)).abs().max())

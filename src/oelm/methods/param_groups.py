@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from oelm.errors import OelmError, UsageError
-from oelm.methods.extras.projection import IDENTITY_STARTS
+from oelm.methods.extras.extended import IDENTITY_INIT
 from oelm.methods.reading.find import qk_projections
 from oelm.methods.reading.wrappers import plain_parameters
 from oelm.methods.record import record_of
@@ -64,7 +64,7 @@ def param_groups(
 
 def _decays(name: str, parameter: nn.Parameter) -> bool:
     own = name.rpartition(".")[2]
-    return parameter.ndim >= 2 and own not in (*IDENTITY_STARTS, "relative_bias")
+    return parameter.ndim >= 2 and own not in (*IDENTITY_INIT, "relative_bias")
 
 
 def _qk_names(model: nn.Module) -> set[str]:

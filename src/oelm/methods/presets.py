@@ -253,10 +253,10 @@ def methods() -> dict[str, Method]:
     return dict(_METHODS)
 
 
-def method(wish: str | Method) -> Method:
+def find_method(wish: str | Method) -> Method:
     """The method meant by a name, an alias, or a Method itself.
 
-    >>> method("oelm_v2").name
+    >>> find_method("oelm_v2").name
     'oelm-freeze'
     """
     if isinstance(wish, Method):

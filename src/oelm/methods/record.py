@@ -1,18 +1,19 @@
-"""What a method promised about each tensor, kept on the model so that audit, save and load find it."""
+"""The record of a method on a model: its tensors, when each is frozen, and the hash of each frozen one.
+
+It is stored on the model, where the schedule, the audit, saving and loading find it.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from oelm.errors import OelmError
 from oelm.methods.method import Method
-from oelm.methods.reading.layout import whole
+from oelm.methods.reading.projection import Place, full_tensor
 from oelm.methods.reading.wrappers import unwrap
 
 _ATTRIBUTE = "_oelm"
@@ -20,7 +21,7 @@ _ATTRIBUTE = "_oelm"
 
 @dataclass
 class TensorRecord:
-    """One parameter that a method set or freezes at some time of the run."""
+    """One parameter that a method initialises or freezes."""
 
     name: str  # of the parameter
     part: str  # "q", "k" or "ffn"
@@ -30,13 +31,13 @@ class TensorRecord:
     num_heads: int
     head_dim: int
     transposed: bool
-    rebuildable: bool  # a pure function of seed, name and method: a compact save may leave it out
-    freezes_at: float | None  # share of the run; None = trains throughout
-    thaws_at: float | None  # share of the run; None = never
-    sha256: str = ""  # of its bytes since it froze; "" while it trains
+    rebuildable: bool  # a pure function of seed, name and method: a compact save leaves it out
+    freezes_at: float | None  # fraction of the run; None = trains throughout
+    thaws_at: float | None  # fraction of the run; None = never
+    sha256: str = ""  # of its bytes while it is frozen; "" while it trains
 
     def frozen_at(self, progress: float) -> bool:
-        """Whether it is frozen at this share of the run: a pure function, so a resume simply asks again."""
+        """Whether it is frozen at this fraction of the run."""
         if self.freezes_at is None or progress < self.freezes_at:
             return False
         return self.thaws_at is None or progress < self.thaws_at
@@ -50,36 +51,26 @@ class TensorRecord:
         return self.freezes_at is None or self.freezes_at > 0 or self.thaws_at is not None
 
     def heads(self, tensor: Tensor) -> Tensor:
-        """A weight as (num_heads, head_dim, d_in), detached."""
-        full = whole(tensor.detach())
+        """Return a weight as (num_heads, head_dim, d_in), detached."""
+        full = full_tensor(tensor.detach())
         rows = full.flatten(1).t() if self.transposed else full
         return rows.reshape(self.num_heads, self.head_dim, -1)
 
 
 @dataclass
 class Record:
-    """The method of a model, its seed, its tensors, and where in the run it stands."""
+    """The method of a model, its seed, its tensors, and the current position in the run."""
 
     method: Method
     seed: int
     tensors: dict[str, TensorRecord]
     extras: list[str] = field(default_factory=list)  # names of the parameters that the method added
-    frozen_before: list[str] = field(default_factory=list)  # parameters that were frozen already: no promise
+    frozen_before: list[str] = field(default_factory=list)  # parameters that the user froze before apply
     progress: float = 0.0
-    verified: bool = True  # False: apply(..., verify=False) skipped the numeric check of what is Q and K
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "method": self.method.to_dict(),
-            "seed": self.seed,
-            "progress": self.progress,
-            "extras": list(self.extras),
-            "frozen_before": list(self.frozen_before),
-            "tensors": [dataclasses.asdict(t) for t in self.tensors.values()],
-        }
+    verified: bool = True  # False: apply(..., verify=False) skipped the numeric check of Q and K
 
 
-def attach(model: nn.Module, record: Record) -> None:
+def attach_record(model: nn.Module, record: Record) -> None:
     setattr(unwrap(model), _ATTRIBUTE, record)
 
 
@@ -87,46 +78,85 @@ def record_of(model: nn.Module) -> Record | None:
     return getattr(unwrap(model), _ATTRIBUTE, None)
 
 
-def required_record(model: nn.Module, wish: str) -> Record:
+def require_record(model: nn.Module, caller: str) -> Record:
+    """Return the model's record; `caller` begins the error message if there is none."""
     record = record_of(model)
     if record is None:
-        where = applied_parts(model)
-        advice = f"pass its part '{where[0]}', which has one" if where else "call oelm.apply first"
-        raise OelmError(f"{wish}: no method was applied to this {type(unwrap(model)).__name__}; {advice}")
+        inside = modules_with_record(model)
+        advice = f"pass its submodule '{inside[0]}', which has one" if inside else "call oelm.apply first"
+        raise OelmError(f"{caller}: this {type(unwrap(model)).__name__} has no method; {advice}")
     return record
 
 
-def applied_parts(model: nn.Module) -> list[str]:
-    """The names of the modules inside a model to which a method was applied."""
+def modules_with_record(model: nn.Module) -> list[str]:
+    """Return the names of the submodules to which a method was applied on their own."""
     modules = unwrap(model).named_modules()
     return [name for name, module in modules if name and _ATTRIBUTE in module.__dict__]
 
 
-def find_recorded(model: nn.Module, name: str) -> nn.Parameter | None:
-    """A parameter that the record names, also under a PEFT adapter; None if it is gone."""
+def find_parameter(model: nn.Module, name: str) -> nn.Parameter | None:
+    """Return a recorded parameter, also from inside a PEFT adapter; None if the model no longer has it."""
     try:
-        return unwrap(model).get_parameter(name)  # an adapter layer shows the weight of the layer inside it
+        return unwrap(model).get_parameter(name)  # an adapter layer passes on the weight of its base layer
     except AttributeError:
         return None
 
 
-def recorded(model: nn.Module, name: str) -> nn.Parameter:
-    """A parameter that the record names."""
-    parameter = find_recorded(model, name)
+def require_parameter(model: nn.Module, name: str) -> nn.Parameter:
+    """Return a recorded parameter, or raise an error that says why it is gone."""
+    parameter = find_parameter(model, name)
     if parameter is None:
         raise OelmError(
-            f"{name} is gone since oelm.apply: another module took its place (a parametrization, or PEFT's "
-            f"modules_to_save, which trains a copy). Change the model first, then apply; PEFT adapters such "
-            f"as LoRA may come after, on other layers than the frozen ones"
+            f"{name} is gone since oelm.apply: another module replaced it (a parametrization, or PEFT's "
+            f"modules_to_save, which trains a copy). Change the model before oelm.apply. PEFT adapters such "
+            f"as LoRA may be added afterwards, on layers that are not frozen"
         )
     return parameter
 
 
+def freeze_and_thaw_times(method: Method, place: Place) -> tuple[float | None, float | None]:
+    """Return when a layer freezes and thaws, as fractions of the run; (None, None) = it trains throughout."""
+    frozen_layers = {
+        "none": 0,
+        "all": place.depth,
+        "first": min(method.layers, place.depth),
+        "all-but-last": max(place.depth - method.layers, 0),
+    }[method.freeze]
+    if place.layer >= frozen_layers:
+        return None, None
+    if method.schedule == "early":
+        return method.freeze_at, None
+    if method.schedule == "gradual":
+        from_top = frozen_layers - 1 - place.layer
+        span = method.thaw_to - method.thaw_from
+        return 0.0, method.thaw_from + span * from_top / max(frozen_layers - 1, 1)
+    return 0.0, None
+
+
+def follow_schedule(model: nn.Module, record: Record, progress: float) -> list[nn.Parameter]:
+    """Freeze and thaw what the schedule says at `progress`; return the parameters whose state changed.
+
+    The state depends on `progress` alone, so a resumed run only has to call this once.
+    """
+    changed: list[nn.Parameter] = []
+    for tensor in record.tensors.values():
+        parameter = require_parameter(model, tensor.name)
+        frozen = tensor.frozen_at(progress)
+        if tensor.ever_frozen and frozen != bool(tensor.sha256):
+            parameter.requires_grad_(not frozen)
+            if frozen:
+                parameter.grad = None
+            tensor.sha256 = sha256(parameter) if frozen else ""
+            changed.append(parameter)
+    record.progress = progress
+    return changed
+
+
 def sha256(tensor: Tensor) -> str:
-    """Of the bytes, shape and dtype: what "bit-equal" means here."""
+    """Return the hash of a tensor's bytes, shape and dtype: equal hashes mean bit-equal tensors."""
     if tensor.is_meta:
         raise OelmError("the model is on the meta device, where tensors have no values to check or save")
-    data = whole(tensor.detach()).cpu().contiguous()
+    data = full_tensor(tensor.detach()).cpu().contiguous()
     digest = hashlib.sha256(f"{data.dtype}{tuple(data.shape)}".encode())
     digest.update(data.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

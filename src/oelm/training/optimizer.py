@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from oelm.config.run_config import OptimConfig
 from oelm.errors import OelmError
 from oelm.methods.param_groups import param_groups
-from oelm.methods.reading.layout import whole
+from oelm.methods.reading.projection import full_tensor
 
 OptimizerState = dict[str, dict[str, Tensor]]
 
@@ -43,7 +43,7 @@ def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> float:
     """Scale the gradients to a global norm of at most `limit` (0 = leave them); returns the norm before."""
     held = [p for p in parameters if p.grad is not None]
-    norm = whole(nn.utils.get_total_norm([p.grad for p in held if p.grad is not None]))
+    norm = full_tensor(nn.utils.get_total_norm([p.grad for p in held if p.grad is not None]))
     if limit > 0:
         nn.utils.clip_grads_with_norm_(held, limit, norm)
     return float(norm)

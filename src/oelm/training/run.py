@@ -24,7 +24,8 @@ from oelm.files.atomic import write_json
 from oelm.files.checksums import find_damage, write_checksums
 from oelm.methods.apply import Applied
 from oelm.methods.audit import audit
-from oelm.methods.saving.save import load_weights, save
+from oelm.methods.saving.load import load_weights
+from oelm.methods.saving.save import save
 from oelm.runs.folder import RunFolder, State, Status
 from oelm.training.checkpoint import save_checkpoint
 from oelm.training.logs.journal import Journal

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from oelm.experiments.experiment import Experiment
 from oelm.methods.method import Method
-from oelm.methods.presets import method as find_method
+from oelm.methods.presets import find_method
 
 Arm = tuple[str, str | Method, str]  # its name, its method, what it answers
 

@@ -18,7 +18,7 @@ from oelm.experiments.studies.paper import (
     fine_tuned,
     language_model,
 )
-from oelm.methods.presets import method as find_method
+from oelm.methods.presets import find_method
 
 PHASE = "extra"
 

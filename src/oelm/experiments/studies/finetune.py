@@ -14,7 +14,7 @@ from typing import Any
 from oelm.config.run_config import BudgetConfig
 from oelm.experiments.studies.comparison import Arm, comparison
 from oelm.experiments.studies.paper import fine_tuned
-from oelm.methods.presets import method as find_method
+from oelm.methods.presets import find_method
 
 SETS = (("SST2", "sst2"), ("MNLI", "mnli"), ("AGNEWS", "agnews"))
 

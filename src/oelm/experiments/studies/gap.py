@@ -15,7 +15,7 @@ from oelm.experiments.experiment import Experiment
 from oelm.experiments.studies.comparison import Arm, comparison
 from oelm.experiments.studies.paper import LM_MODEL, language_model
 from oelm.methods.method import Method
-from oelm.methods.presets import method as find_method
+from oelm.methods.presets import find_method
 
 SETS = (("TS", "tinystories"), ("WT2", "wikitext2"), ("OWT", "openwebtext"))
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oelm.methods.reading.layout import Layout
+from oelm.methods.reading.projection import RowLayout
 
 
 class SplitProjection(nn.Module):
     """A fused Linear (or transformers' Conv1D) as one Linear per part, with the same output."""
 
-    def __init__(self, fused: nn.Module, layout: Layout, transposed: bool) -> None:
+    def __init__(self, fused: nn.Module, layout: RowLayout, transposed: bool) -> None:
         super().__init__()
         self.layout, self.transposed = layout, transposed
         weight, bias = fused.weight, fused.bias

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from torch import nn
 
 from oelm.errors import UsageError
-from oelm.methods.reading.layout import Layout
+from oelm.methods.reading.projection import RowLayout
 
 LayoutName = Literal["block", "per-head", "grouped"]
 
@@ -29,7 +29,7 @@ class FusedPart:
     """One matrix whose rows are divided by an explicit layout; `head_dims` by role, q and k only."""
 
     name: str
-    layout: Layout
+    layout: RowLayout
     head_dims: Mapping[str, int]
 
 
@@ -140,7 +140,9 @@ def _falcon(attention: nn.Module) -> AttentionSpec:
 def _codegen(attention: nn.Module) -> AttentionSpec:
     sizes: Any = attention
     width, heads = int(sizes.embed_dim), int(sizes.num_attention_heads)
-    layout = Layout(("q", "v", "k"), (width, width, width), groups=4)  # one group per TPU core, always four
+    layout = RowLayout(
+        ("q", "v", "k"), (width, width, width), groups=4
+    )  # one group per TPU core, always four
     part = FusedPart("qkv_proj", layout, {"q": width // heads, "k": width // heads})
     return AttentionSpec(parts=(part,), num_heads="num_attention_heads")
 
@@ -168,9 +170,9 @@ def multi_latent(attention: nn.Module) -> AttentionSpec | None:
         return None
     nope, rope, value = (int(n) for n in sizes if isinstance(n, int))
     latent = next(attention.get_submodule("kv_b_proj").parameters()).shape[1]
-    keys = [FusedPart("kv_b_proj", Layout(("k", "v"), (heads * nope, heads * value), heads), {"k": nope})]
+    keys = [FusedPart("kv_b_proj", RowLayout(("k", "v"), (heads * nope, heads * value), heads), {"k": nope})]
     if rope:
-        keys.append(FusedPart("kv_a_proj_with_mqa", Layout(("latent", "k"), (latent, rope)), {"k": rope}))
+        keys.append(FusedPart("kv_a_proj_with_mqa", RowLayout(("latent", "k"), (latent, rope)), {"k": rope}))
     return AttentionSpec(
         q=queries,
         parts=tuple(keys),

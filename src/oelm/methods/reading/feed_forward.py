@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import nn
 
 from oelm.errors import OelmError
 from oelm.methods.reading.find import is_matrix, is_transposed, qk_projections
-from oelm.methods.reading.layers import Place, places
-from oelm.methods.reading.layout import Window
+from oelm.methods.reading.projection import FeedForward, ParameterSlice, layer_places
 from oelm.methods.reading.wrappers import base_layer, unwrap
 
 #: (matrices that read the residual stream, the matrix that writes to it), as attribute paths of one module.
@@ -34,16 +31,6 @@ NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class FeedForward:
-    """One matrix of a feed-forward block."""
-
-    name: str
-    place: Place
-    weight: Window
-    bias: Window | None
-
-
 def ffn_matrices(model: nn.Module) -> list[FeedForward]:
     """The up, gate and down matrices of every layer that has attention; an error if a layer shows none."""
     model = unwrap(model)
@@ -53,7 +40,9 @@ def ffn_matrices(model: nn.Module) -> list[FeedForward]:
             if all(is_matrix(_get(module, path)) for path in (*ups, down)):
                 found[name] = (*ups, down)
                 break
-    where = places(model, [f"{owner}.{paths[0]}" if owner else paths[0] for owner, paths in found.items()])
+    where = layer_places(
+        model, [f"{owner}.{paths[0]}" if owner else paths[0] for owner, paths in found.items()]
+    )
     layers = {(place.stack, place.layer) for place in where.values()}
     attentions = {p.attention_name: (p.place.stack, p.place.layer) for p in qk_projections(model)}
     missing = [name for name, layer in attentions.items() if layer not in layers]
@@ -66,8 +55,8 @@ def ffn_matrices(model: nn.Module) -> list[FeedForward]:
     for (owner, paths), place in zip(found.items(), where.values(), strict=True):
         for path in paths:
             matrix = base_layer(model.get_submodule(f"{owner}.{path}" if owner else path))
-            bias = None if matrix.bias is None else Window(matrix, "bias")
-            weight = Window(matrix, "weight", is_transposed(matrix))
+            bias = None if matrix.bias is None else ParameterSlice(matrix, "bias")
+            weight = ParameterSlice(matrix, "weight", is_transposed(matrix))
             matrices.append(FeedForward(f"{owner}.{path}" if owner else path, place, weight, bias))
     return matrices
 

@@ -8,7 +8,6 @@ by trying the usual layouts against the numeric check of verify.py.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,37 +31,9 @@ from oelm.methods.reading.families import (
     multi_latent,
 )
 from oelm.methods.reading.families import register_attention as register_attention
-from oelm.methods.reading.layers import Place, places
-from oelm.methods.reading.layout import Layout, Window
+from oelm.methods.reading.projection import ParameterSlice, Place, Projection, RowLayout, layer_places
 from oelm.methods.reading.verify import verify
 from oelm.methods.reading.wrappers import base_layer, unwrap
-
-
-@dataclass(frozen=True)
-class Projection:
-    """One query or key projection of one attention, wherever its numbers are stored."""
-
-    name: str  # stable: the same before and after a fused weight is split
-    role: str  # "q" or "k"
-    num_heads: int
-    head_dim: int
-    place: Place
-    attention: nn.Module
-    attention_name: str
-    weight: Window
-    bias: Window | None
-
-    def heads(self) -> Tensor:
-        """The weights as (num_heads, head_dim, d_in), detached."""
-        return self.weight.values().reshape(self.num_heads, self.head_dim, -1)
-
-    @property
-    def fused(self) -> bool:
-        """Whether it shares a parameter with something else, so that it cannot be frozen alone yet."""
-        return self.weight.layout is not None or (self.bias is not None and self.bias.layout is not None)
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.role}, {self.num_heads} heads x {self.head_dim})"
 
 
 def qk_projections(model: nn.Module) -> list[Projection]:
@@ -83,7 +54,7 @@ def qk_projections(model: nn.Module) -> list[Projection]:
             f"{type(model).__name__} has no attention with query and key projections that oelm can read."
             + _candidates(model, [(n, m) for n, m in model.named_modules() if is_matrix(m)])
         )
-    where = places(model, understood)
+    where = layer_places(model, understood)
     return [
         projection
         for name, (module, spec) in understood.items()
@@ -297,7 +268,7 @@ def _read(
     if isinstance(module, nn.MultiheadAttention):
         return _read_multihead(name, module, place)
     # (role, path, weight, bias, head size where it is not the common one)
-    found: list[tuple[str, str, Window, Window | None, int | None]] = []
+    found: list[tuple[str, str, ParameterSlice, ParameterSlice | None, int | None]] = []
     for role, path in [("q", path) for path in spec.q] + [("k", path) for path in spec.k]:
         weight, bias = _whole(name, module, path)
         found.append((role, path, weight, bias, weight.rows if path in spec.single else None))
@@ -314,10 +285,10 @@ def _read(
             if isinstance(fused, SplitProjection):
                 weight, bias = _whole(name, module, f"{path}.{role}")
             else:
-                weight = Window(fused, "weight", is_transposed(fused), layout, role)
-                bias = None if fused.bias is None else Window(fused, "bias", False, layout, role)
+                weight = ParameterSlice(fused, "weight", is_transposed(fused), layout, role)
+                bias = None if fused.bias is None else ParameterSlice(fused, "bias", False, layout, role)
             if role == "q" and spec.q_bias:
-                bias = Window(module, spec.q_bias)
+                bias = ParameterSlice(module, spec.q_bias)
             found.append((role, f"{path}.{role}", weight, bias, head_dims.get(role)))
     rows = next((w.rows for role, _, w, _, size in found if role == "q" and size is None), 0)
     common = _head_dim(model, name, module, spec, rows) if rows else 0
@@ -349,32 +320,34 @@ def _child(name: str, module: nn.Module, path: str) -> Any:
     return base_layer(found) if isinstance(found, nn.Module) else found
 
 
-def _whole(name: str, module: nn.Module, path: str) -> tuple[Window, Window | None]:
+def _whole(name: str, module: nn.Module, path: str) -> tuple[ParameterSlice, ParameterSlice | None]:
     child = _child(name, module, path)
     if isinstance(child, nn.Parameter):
         owner, _, attribute = path.rpartition(".")
-        return Window(module.get_submodule(owner), attribute, transposed=True), None
+        return ParameterSlice(module.get_submodule(owner), attribute, transposed=True), None
     bias = getattr(child, "bias", None)
-    return Window(child, "weight", is_transposed(child)), None if bias is None else Window(child, "bias")
+    return ParameterSlice(child, "weight", is_transposed(child)), None if bias is None else ParameterSlice(
+        child, "bias"
+    )
 
 
 def _read_multihead(name: str, module: nn.MultiheadAttention, place: Place) -> list[Projection]:
     width, split = module.embed_dim, isinstance(module, SplitMultiheadAttention)
-    packed = Layout(("q", "k", "v"), (width, width, width))
+    packed = RowLayout(("q", "k", "v"), (width, width, width))
     projections = []
     for role in ("q", "k"):
         separate = split or not module._qkv_same_embed_dim
         weight = (
-            Window(module, f"{role}_proj_weight")
+            ParameterSlice(module, f"{role}_proj_weight")
             if separate
-            else Window(module, "in_proj_weight", False, packed, role)
+            else ParameterSlice(module, "in_proj_weight", False, packed, role)
         )
         bias = None
         if module.in_proj_bias is not None:
             bias = (
-                Window(module, f"{role}_proj_bias")
+                ParameterSlice(module, f"{role}_proj_bias")
                 if split
-                else Window(module, "in_proj_bias", False, packed, role)
+                else ParameterSlice(module, "in_proj_bias", False, packed, role)
             )
         path = f"{name}.{role}" if name else role
         projections.append(
@@ -383,12 +356,14 @@ def _read_multihead(name: str, module: nn.MultiheadAttention, place: Place) -> l
     return projections
 
 
-def _layout(model: nn.Module, name: str, module: nn.Module, spec: AttentionSpec, fused: nn.Module) -> Layout:
+def _layout(
+    model: nn.Module, name: str, module: nn.Module, spec: AttentionSpec, fused: nn.Module
+) -> RowLayout:
     weight = fused.weight
     assert isinstance(weight, Tensor)
     rows = weight.shape[1] if is_transposed(fused) else weight.shape[0]
     if "q" not in spec.roles:  # keys and values of a cross attention
-        return Layout(spec.roles, (rows // 2, rows // 2))
+        return RowLayout(spec.roles, (rows // 2, rows // 2))
     heads = _number(model, module, spec.num_heads, HEADS)
     if heads is None:
         raise _heads_unknown(name, module, f'fused="{spec.fused}"')
@@ -402,7 +377,7 @@ def _layout(model: nn.Module, name: str, module: nn.Module, spec: AttentionSpec,
             f"{heads} query and {kv_heads} key heads of {head_dim}"
         )
     groups = {"block": 1, "per-head": heads, "grouped": kv_heads}[spec.layout]
-    return Layout(spec.roles, (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim), groups)
+    return RowLayout(spec.roles, (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim), groups)
 
 
 def _head_dim(model: nn.Module, name: str, module: nn.Module, spec: AttentionSpec, q_rows: int) -> int:

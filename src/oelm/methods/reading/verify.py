@@ -19,7 +19,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +27,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from oelm.errors import OelmError
-from oelm.methods.reading.exercise import Call, example_inputs_of, guessed_calls, observed_calls
+from oelm.methods.reading.calls import Call, example_inputs_of, guessed_calls, observed_calls
+from oelm.methods.reading.projection import Projection
 from oelm.methods.reading.wrappers import is_adapter
-
-if TYPE_CHECKING:
-    from oelm.methods.reading.find import Projection
 
 #: logsumexp as well: attention sinks rescale the output by it (Granite).
 _SOFTMAX = {
@@ -42,7 +40,7 @@ _WORD = {"q": "queries", "k": "keys"}
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verification:
     """What the numeric check of one attention module found.
 
     problem: What contradicts the reading. reason: Why the check could not run. Both "" if it is verified.
@@ -56,7 +54,9 @@ class Verdict:
         return not self.problem and not self.reason
 
 
-_verdicts: dict[Any, Verdict] = {}  # by class, shapes and claims: each kind of attention is checked once
+_verifications: dict[
+    Any, Verification
+] = {}  # by class, shapes and claims: each kind of attention is checked once
 
 
 def check_reading(model: nn.Module, projections: Sequence[Projection], example_inputs: Any = None) -> None:
@@ -72,16 +72,18 @@ def check_reading(model: nn.Module, projections: Sequence[Projection], example_i
     calls: dict[str, Call] | None = None
     for name, group in groups.items():
         key = _kind_of(group)
-        if key not in _verdicts:
-            verdict = verify(model, group) if example_inputs is None else Verdict(reason="not tried")
-            if not verdict.verified:  # a guessed call may be wrong; one that the model makes is not
+        if key not in _verifications:
+            verification = (
+                verify(model, group) if example_inputs is None else Verification(reason="not tried")
+            )
+            if not verification.verified:  # a guessed call may be wrong; one that the model makes is not
                 calls = _observe(model, groups, example_inputs) if calls is None else calls
-                verdict = verify(model, group, [calls[name]]) if name in calls else verdict
-            if verdict.reason:
-                raise _not_checked(name, group, verdict.reason)
-            _verdicts[key] = verdict
-        if _verdicts[key].problem:
-            raise _contradicted(name, group, _verdicts[key].problem)
+                verification = verify(model, group, [calls[name]]) if name in calls else verification
+            if verification.reason:
+                raise _not_checked(name, group, verification.reason)
+            _verifications[key] = verification
+        if _verifications[key].problem:
+            raise _contradicted(name, group, _verifications[key].problem)
 
 
 def _kind_of(group: Sequence[Projection]) -> Any:
@@ -145,17 +147,17 @@ def _listed(group: Sequence[Projection]) -> str:
     )
 
 
-def verify(model: nn.Module, projections: Sequence[Projection], calls: Sequence[Call] = ()) -> Verdict:
+def verify(model: nn.Module, projections: Sequence[Projection], calls: Sequence[Call] = ()) -> Verification:
     """Check one attention module, given all its projections.
 
     calls: (args, kwargs) with which its forward was seen to be called; guessed from its signature if empty.
     """
-    verdict = _verify(model, projections, calls, eager=False)
-    if not verdict.verified and _implementation(projections[0].attention) not in (None, "eager"):
+    verification = _verify(model, projections, calls, eager=False)
+    if not verification.verified and _implementation(projections[0].attention) not in (None, "eager"):
         # Some kernels hide the scores. transformers' plain implementation computes the same.
         plain = _verify(model, projections, calls, eager=True)
-        verdict = plain if plain.verified or verdict.reason else verdict
-    return verdict
+        verification = plain if plain.verified or verification.reason else verification
+    return verification
 
 
 def _implementation(attention: nn.Module) -> str | None:
@@ -165,13 +167,13 @@ def _implementation(attention: nn.Module) -> str | None:
 
 def _verify(
     model: nn.Module, projections: Sequence[Projection], calls: Sequence[Call], *, eager: bool
-) -> Verdict:
+) -> Verification:
     try:
         trial = _Trial(model, projections)
         if eager:
             trial.module.config._attn_implementation = "eager"  # type: ignore[union-attr]
     except Exception as error:  # copying a module of someone else's can fail in any way
-        return Verdict(reason=f"it cannot be copied in float32 ({_short(error)})")
+        return Verification(reason=f"it cannot be copied in float32 ({_short(error)})")
     error_seen = ""
     for args, kwargs in calls or trial.guesses():
         try:
@@ -181,10 +183,10 @@ def _verify(
             continue
         if scores:  # the first call that works decides: later guesses could prove nonsense
             try:
-                return Verdict(problem=trial.contradiction(args, kwargs, scores, output))
+                return Verification(problem=trial.contradiction(args, kwargs, scores, output))
             except Exception as error:  # a module that cannot be called twice with the same arguments
-                return Verdict(reason=f"a second call with the same arguments failed, {_short(error)}")
-    return Verdict(reason=error_seen or "it computes no softmax over scores")
+                return Verification(reason=f"a second call with the same arguments failed, {_short(error)}")
+    return Verification(reason=error_seen or "it computes no softmax over scores")
 
 
 class _Recorder(TorchFunctionMode):

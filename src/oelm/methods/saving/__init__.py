@@ -1,1 +1,1 @@
-"""Save and load a model with a method, and fold it into a plain state dict."""
+"""Save a model with its method, load it again, and fold the method into a plain state dict."""

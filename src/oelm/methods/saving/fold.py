@@ -1,7 +1,7 @@
-"""What a method added, folded into the matrices it was added to, for formats that know only those.
+"""Fold the extras of a method into the matrices they act on, for formats that hold plain models only.
 
-A residue, a core and a temperature are linear: y = D C (W + s B A) x + ... is one matrix and one bias. A
-convolution over time and a relative bias are not, and are refused by name.
+Low-rank adapter, core and temperature are linear: y = T C (W + s B A) x + bias is one matrix and one bias.
+A convolution over time and a relative bias are not linear in this sense and cannot be folded.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from oelm.errors import OelmError
-from oelm.methods.extras.projection import EXTRAS, ExtendedProjection
+from oelm.methods.extras.extended import EXTRAS, ExtendedProjection
 from oelm.methods.reading.wrappers import unwrap
+
+#: Prefix of the keys of tensors as they were before folding. transformers lists such keys as unexpected when
+#: it loads the file, so the name says what to use instead.
+UNFOLDED_PREFIX = "needs_oelm_load."
 
 
 @torch.no_grad()
 def folded_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of the plain model that computes what this one does; the model stays as it is.
+    """Return the state dict of the plain model that computes the same function; `model` is not changed.
 
-    `model.save_pretrained(folder)` after `oelm.apply` writes it by itself.
+    `model.save_pretrained(folder)` after `oelm.apply` writes this state dict.
     """
     model = unwrap(model)
-    if left := unfoldable(model):
+    if left := unfoldable_parameters(model):
         raise OelmError(
-            f"no plain matrix can hold what this model's method adds: {', '.join(left[:3])}. "
+            f"no plain matrix can hold what the method adds to this model: {', '.join(left[:3])}. "
             f"Use oelm.save instead"
         )
     extras = set(added_parameters(model))
@@ -33,7 +37,7 @@ def folded_state(model: nn.Module) -> dict[str, Tensor]:
     try:
         for module in model.modules():
             if isinstance(module, ExtendedProjection):
-                for parameter, folded in _folded(module):
+                for parameter, folded in _folded_parameters(module):
                     before.append((parameter, parameter.data))
                     parameter.data = folded
         return {name: t for name, t in model.state_dict().items() if name not in extras}
@@ -42,34 +46,48 @@ def folded_state(model: nn.Module) -> dict[str, Tensor]:
             parameter.data = data
 
 
+def unfolded_tensors(model: nn.Module, folded: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return what a folded state lacks: the added parameters, and the tensors that folding changed."""
+    own = model.state_dict()
+    added = {name: own[name] for name in added_parameters(model)}
+    changed = {UNFOLDED_PREFIX + n: own[n] for n, t in folded.items() if not torch.equal(t, own[n])}
+    return added | changed
+
+
+def prefer_unfolded(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """Return a saved state in which unfolded tensors replace the folded ones of the same name."""
+    mark = prefix + UNFOLDED_PREFIX
+    unfolded = {prefix + k.removeprefix(mark): t for k, t in state.items() if k.startswith(mark)}
+    return {k: t for k, t in state.items() if not k.startswith(mark)} | unfolded
+
+
 def added_parameters(model: nn.Module) -> list[str]:
-    """The names of all parameters in this model that a method added to its architecture."""
+    """Return the names of all parameters that a method added to the model's architecture."""
     names = []
     for name, module in model.named_modules():
         added: tuple[str, ...] = EXTRAS if isinstance(module, ExtendedProjection) else ()
         if hasattr(module, "add_relative_bias"):
             added = ("relative_bias",)
-        names += [
-            f"{name}.{part}" if name else part for part in added if getattr(module, part, None) is not None
-        ]
+        present = [extra for extra in added if getattr(module, extra, None) is not None]
+        names += [f"{name}.{extra}" if name else extra for extra in present]
     return names
 
 
-def unfoldable(model: nn.Module) -> list[str]:
-    """Those that no matrix of the plain architecture can absorb."""
+def unfoldable_parameters(model: nn.Module) -> list[str]:
+    """Return the added parameters that no matrix of the plain architecture can absorb."""
     return sorted(n for n in added_parameters(model) if n.rpartition(".")[2] in ("conv", "relative_bias"))
 
 
-def _folded(module: ExtendedProjection) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """The weight and the bias of the plain projection that does the same, where they are others."""
+def _folded_parameters(module: ExtendedProjection) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Yield the weight, and the bias if there is one, each with its value in the plain projection."""
     exact = torch.promote_types(module.weight.dtype, torch.float32)
     weight = (module.weight.t() if module.transposed else module.weight).to(exact)  # (rows, d_in)
-    bias = None if module.bias is None else module.bias.to(exact)
+    bias = None if module.bias is None else module.bias.to(exact)  # (rows,)
     if module.lowrank_a is not None and module.lowrank_b is not None:
         weight = weight + module.lowrank_scale * module.lowrank_b.to(exact) @ module.lowrank_a.to(exact)
     if module.core is not None:
         core = module.core.to(exact).mT
-        weight, bias = _by_head(core, weight), None if bias is None else _by_head(core, bias)
+        weight, bias = _apply_per_head(core, weight), None if bias is None else _apply_per_head(core, bias)
     if module.temperature is not None:
         scale = module.temperature.to(exact).repeat_interleave(module.head_dim)  # (rows,)
         weight, bias = weight * scale[:, None], None if bias is None else bias * scale
@@ -78,7 +96,7 @@ def _folded(module: ExtendedProjection) -> Iterator[tuple[nn.Parameter, Tensor]]
         yield module.bias, bias.to(module.bias.dtype)
 
 
-def _by_head(matrices: Tensor, rows: Tensor) -> Tensor:
-    """A matrix per head, (H, hs, hs), applied to its rows of a weight or bias."""
+def _apply_per_head(matrices: Tensor, rows: Tensor) -> Tensor:
+    """Multiply each head's rows of a weight or bias by its own matrix of `matrices` (H, hs, hs)."""
     heads = rows.reshape(*matrices.shape[:2], -1)  # (H, hs, d_in) or (H, hs, 1)
     return (matrices @ heads).reshape(rows.shape)

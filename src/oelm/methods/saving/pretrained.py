@@ -1,9 +1,9 @@
-"""`model.save_pretrained` of a transformers model that carries a method.
+"""`model.save_pretrained` of a transformers model that has a method.
 
-transformers saves whatever the state dict holds and drops, on loading, what the architecture does not know.
-A low-rank adapter or a convolution would be lost that way, and the loaded model would compute something else.
-So `oelm.apply` replaces the method on the instance: what the plain architecture can hold is folded into its
-own matrices, what it cannot hold is refused, and what `oelm.load` needs is written beside the weights.
+transformers saves the whole state dict, and drops on loading what the architecture does not know. So a
+low-rank adapter or a convolution would be lost, and the loaded model would compute something else. Therefore
+`oelm.apply` replaces `save_pretrained` on the instance: it folds extras into the plain matrices, refuses
+those that cannot be folded, and writes what `oelm.load` needs beside the weights.
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from oelm.errors import OelmError
 from oelm.methods.reading.wrappers import uses_peft
 from oelm.methods.record import record_of
-from oelm.methods.saving.fold import added_parameters, folded_state, unfoldable
-
-#: Keys with this prefix hold tensors as the model with its method has them, before folding. transformers
-#: lists them as unexpected when it loads the file, so the name says what to do instead.
-NATIVE_PREFIX = "needs_oelm_load."
+from oelm.methods.saving.fold import (
+    UNFOLDED_PREFIX,
+    added_parameters,
+    folded_state,
+    prefer_unfolded,
+    unfoldable_parameters,
+    unfolded_tensors,
+)
+from oelm.methods.saving.save import changed_since_frozen, remove_files_of_earlier_save, save, save_metadata
 
 
 class SavePretrained:
-    """Stands for `save_pretrained` on one model. An object, so that copies and pickles refer to their own."""
+    """Replaces `save_pretrained` on one model; not a closure, so that a copied model saves itself."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -46,20 +49,20 @@ class SavePretrained:
             rest["is_main_process"] = False
         if uses_peft(self.model):  # transformers then writes the adapter alone
             return write(self.model, folder, state_dict=state_dict, **rest)
-        if state_dict is None and unfoldable(self.model) and not self._checkpoint(folder):
+        if state_dict is None and unfoldable_parameters(self.model) and not self._is_checkpoint(folder):
             return self._save_for_oelm_only(folder)
-        state = self._state(folder, state_dict)
-        if is_guarded(state):
-            rest["save_original_format"] = False  # oelm.load reads these keys by itself
+        state = self._state_to_write(folder, state_dict)
+        if is_blocked(state):
+            rest["save_original_format"] = False  # oelm.load needs the keys as they are
         result = write(self.model, folder, state_dict=state, **rest)
         if is_main_process:
-            self._write_record(folder, belongs=state_dict is None or self.in_trainer)
+            self._write_metadata(folder, own_state=state_dict is None or self.in_trainer)
         return result
 
-    def _checkpoint(self, folder: Path) -> bool:
+    def _is_checkpoint(self, folder: Path) -> bool:
         return self.in_trainer and re.fullmatch(r"checkpoint-\d+", folder.name) is not None
 
-    def _state(self, folder: Path, given: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    def _state_to_write(self, folder: Path, given: dict[str, Tensor] | None) -> dict[str, Tensor]:
         added = added_parameters(self.model)
         if given is not None:
             if not set(added) & set(given):
@@ -70,36 +73,34 @@ class SavePretrained:
                     f"{type(self.model).__name__} has no place for and would drop on loading: leave "
                     f"state_dict out, or pass state_dict=oelm.folded_state(model)"
                 )
-            return guarded(given, added)
-        if unfoldable(self.model):
-            return guarded(self.model.state_dict(), added)
-        plain = folded_state(self.model)
-        # The Trainer resumes by load_state_dict from this one file: it must hold the unfolded tensors, too.
-        return plain | native_tensors(self.model, plain) if added and self._checkpoint(folder) else plain
+            return block_plain_loading(given, added)
+        if unfoldable_parameters(self.model):
+            return block_plain_loading(self.model.state_dict(), added)
+        folded = folded_state(self.model)
+        if added and self._is_checkpoint(folder):
+            # The Trainer resumes by load_state_dict from this file alone, so it needs the unfolded tensors.
+            return folded | unfolded_tensors(self.model, folded)
+        return folded
 
     def _save_for_oelm_only(self, folder: Path) -> None:
-        from oelm.methods.saving.save import save
-
         if not self.in_trainer or record_of(self.model) is None:
             raise OelmError(
                 f"save_pretrained: a plain {type(self.model).__name__} has no place for "
-                f"{', '.join(unfoldable(self.model)[:3])}, and transformers would drop them on loading. Use "
-                f"oelm.save(model, folder) and oelm.load(folder); in the Trainer, pass "
+                f"{', '.join(unfoldable_parameters(self.model)[:3])}, and transformers would drop them on "
+                f"loading. Use oelm.save(model, folder) and oelm.load(folder); in the Trainer, pass "
                 f"callbacks=[oelm.OELMCallback()]"
             )
         save(self.model, folder)
 
-    def _write_record(self, folder: Path, *, belongs: bool) -> None:
-        from oelm.methods.saving.save import changed_since_frozen, remove_record, save_metadata
-
-        remove_record(folder)  # an older one would not belong to these weights
+    def _write_metadata(self, folder: Path, *, own_state: bool) -> None:
+        remove_files_of_earlier_save(folder)  # they do not belong to the weights just written
         record = record_of(self.model)
-        if record is None or not belongs:
+        if record is None or not own_state:
             return
         if not self.in_trainer and (changed := changed_since_frozen(self.model, record)):
             warnings.warn(
-                f"{folder} holds the weights but no oelm.json, because {changed} is not what it was when "
-                f"'{record.method.name}' froze it (changed or cast), so oelm.load would refuse the folder",
+                f"{folder} holds the weights but no oelm.json, because {changed} has changed since "
+                f"'{record.method.name}' froze it (written to or cast), so oelm.load would refuse the folder",
                 stacklevel=3,
             )
             return
@@ -107,49 +108,35 @@ class SavePretrained:
 
 
 def replace_save_pretrained(model: nn.Module) -> None:
-    """Make `save_pretrained` of this model, and of models inside it, write what can be loaded again."""
+    """Replace `save_pretrained` of a transformers model, and of the transformers models inside it."""
     for module in model.modules():
         if type(module).__module__.startswith("oelm.") or not hasattr(type(module), "save_pretrained"):
             continue
         if "save_pretrained" not in module.__dict__:
             module.__dict__["save_pretrained"] = SavePretrained(module)
-    model.register_load_state_dict_pre_hook(_take_native_tensors)
+    model.register_load_state_dict_pre_hook(_load_unfolded)
 
 
-def native_tensors(model: nn.Module, plain: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a folded state lacks: the added parameters, and the tensors that folding changed."""
-    own = model.state_dict()
-    added = {name: own[name] for name in added_parameters(model)}
-    changed = {NATIVE_PREFIX + n: own[n] for n, t in plain.items() if not torch.equal(t, own[n])}
-    return added | changed
+def block_plain_loading(state: dict[str, Tensor], added: list[str]) -> dict[str, Tensor]:
+    """Return the state with one tensor moved to another key and an empty tensor in its place.
 
-
-def guarded(state: dict[str, Tensor], added: list[str]) -> dict[str, Tensor]:
-    """The state with one tensor under another name and an empty one in its place.
-
-    The Trainer needs the file under its usual name; transformers, which would drop what a method added, then
-    fails on the shape instead of loading another model.
+    The Trainer needs the weight file under its usual name. Plain transformers would load it and drop what the
+    method added; the empty tensor makes it fail with a shape error instead.
     """
     owner = next(name for name in added if name in state).rpartition(".")[0]
     while not (keys := [k for k in state if k.startswith(owner and f"{owner}.") and k not in added]):
         owner = owner.rpartition(".")[0]
     key = keys[0]
-    return {**state, key: state[key].new_empty(0), NATIVE_PREFIX + key: state[key]}
+    return {**state, key: state[key].new_empty(0), UNFOLDED_PREFIX + key: state[key]}
 
 
-def is_guarded(state: dict[str, Tensor]) -> bool:
-    natives = [key for key in state if key.startswith(NATIVE_PREFIX)]
-    return any(state[key.removeprefix(NATIVE_PREFIX)].numel() == 0 for key in natives)
+def is_blocked(state: dict[str, Tensor]) -> bool:
+    """Return whether `block_plain_loading` made this state."""
+    moved = [key for key in state if key.startswith(UNFOLDED_PREFIX)]
+    return any(state[key.removeprefix(UNFOLDED_PREFIX)].numel() == 0 for key in moved)
 
 
-def native_state(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-    """A saved state with the unfolded tensors under the names the model with its method knows."""
-    mark = prefix + NATIVE_PREFIX
-    natives = {prefix + k.removeprefix(mark): t for k, t in state.items() if k.startswith(mark)}
-    return {k: t for k, t in state.items() if not k.startswith(mark)} | natives
-
-
-def _take_native_tensors(_model: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    resolved = native_state(state, prefix)
+def _load_unfolded(_model: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    resolved = prefer_unfolded(state, prefix)
     state.clear()
     state.update(resolved)

@@ -9,7 +9,7 @@ For every weight matrix W of the network and n tokens that pass through it (a mu
 Attention of T queries over S keys, width d: scores and mixture are 4 T S d forward and twice that backward,
 halved when causal. The factors of a residue are merged into their matrix once per batch and cost nothing per
 token but their own gradients, two thin products each: 4 n (|A| + |B|); where they are not thin (see
-`residue_is_thin`), the weight gradient of W instead. A head tied to the embedding counts as a matrix of its
+`rank_is_small`), the weight gradient of W instead. A head tied to the embedding counts as a matrix of its
 own over all tokens; looking an embedding up counts nothing. Every matrix counts once for every token: too
 little for a layer that is used several times (ALBERT), too much for one of many experts. Norms, activations,
 softmax and the optimizer are left out: they are memory traffic, not matrix products, and the share of the
@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from oelm.errors import OelmError
-from oelm.methods.extras.projection import ExtendedProjection
+from oelm.methods.extras.extended import ExtendedProjection
 from oelm.methods.reading.find import qk_projections
 from oelm.models.first_token import computes_only_first_token
 
@@ -104,7 +104,11 @@ def flop_model(model: nn.Module) -> FlopModel:
     read = _read_layer(model)
     two_stacks = bool(getattr(_config(model), "is_encoder_decoder", False))
     products = []
-    whole = {name for name, m in model.named_modules() if isinstance(m, ExtendedProjection) and m.whole}
+    whole = {
+        name
+        for name, m in model.named_modules()
+        if isinstance(m, ExtendedProjection) and m.needs_full_weight_gradient
+    }
     for name, parameter in model.named_parameters():
         owner, _, own = name.rpartition(".")
         trains = parameter.requires_grad

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from oelm.errors import OelmError, UsageError
 from oelm.methods.reading.find import qk_projections
-from oelm.methods.reading.layout import whole
+from oelm.methods.reading.projection import full_tensor
 from oelm.training.parallel.world import TensorsByName, World
 
 
@@ -111,7 +111,7 @@ class ShardedWorld(World):
         }
 
     def _whole_on_main(self, tensor: Tensor) -> Tensor | None:
-        full = whole(tensor.detach())
+        full = full_tensor(tensor.detach())
         return full.to("cpu", copy=True) if self.main else None
 
     def _part(self, full: Tensor, parameter: Tensor | None) -> Tensor:

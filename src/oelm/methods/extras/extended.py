@@ -1,0 +1,151 @@
+"""A projection with the trainable extras of a method: low-rank adapter, core, temperature, convolution.
+
+They act in this order on y = W x and are initialised to the identity, so a new one computes exactly what the
+plain projection does. Weight and bias keep their names, and so their keys in a state dict.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from oelm.methods.extras.kernels import causal_conv, lowrank_linear, rank_is_small
+from oelm.methods.method import Method
+from oelm.methods.orthogonal import gaussian, generator_for
+
+#: Extras whose identity is not zero: weight decay would pull them away from it.
+IDENTITY_INIT = ("conv", "core", "temperature")
+EXTRAS = ("lowrank_a", "lowrank_b", *IDENTITY_INIT)
+_MASK = "attention_mask"
+
+
+class ExtendedProjection(nn.Module):
+    """Replaces a query, key or value projection and adds the extras of a method to it.
+
+    Core and temperature act on the queries alone: in q' C k a second matrix would be redundant.
+    """
+
+    bias: nn.Parameter | None
+    lowrank_a: nn.Parameter | None  # (rank, d_in)
+    lowrank_b: nn.Parameter | None  # (rows, rank)
+    core: nn.Parameter | None  # (H, hs, hs)
+    temperature: nn.Parameter | None  # (H,)
+    conv: nn.Parameter | None  # (taps, rows); tap 0 is the current token
+
+    def __init__(
+        self, base: nn.Module, role: str, num_heads: int, head_dim: int, transposed: bool, method: Method
+    ) -> None:
+        super().__init__()
+        self.transposed, self.num_heads, self.head_dim = transposed, num_heads, head_dim
+        weight, bias = base.weight, base.bias
+        assert isinstance(weight, nn.Parameter)
+        self.weight = weight
+        self.register_parameter("bias", bias if isinstance(bias, nn.Parameter) else None)
+        rows, d_in = weight.shape[::-1] if transposed else weight.shape
+        self.in_features, self.out_features = d_in, rows
+        self.lowrank_scale = method.lowrank_scale
+        rank, query = method.lowrank, role == "q"
+        self._add("lowrank_a", (rank, d_in) if rank else None)
+        self._add("lowrank_b", (rows, rank) if rank else None)
+        self._add("core", (num_heads, head_dim, head_dim) if method.core and query else None)
+        self._add("temperature", (num_heads,) if method.temperature and query else None)
+        self._add("conv", (method.conv, rows) if method.conv else None)
+        self.real_tokens: Tensor | None = None  # (B, T), False = padding; set during the attention's forward
+        self.train(base.training)
+
+    def _add(self, name: str, shape: tuple[int, ...] | None) -> None:
+        self.register_parameter(name, None if shape is None else nn.Parameter(self.weight.new_zeros(shape)))
+
+    @torch.no_grad()
+    def init_extras(self, seed: int, name: str) -> None:
+        """Set every extra to the identity: A random and B = 0, core = 1, temperature = 1, tap 0 = 1."""
+        if self.lowrank_a is not None:
+            generator = generator_for(seed, f"{name}.lowrank_a")
+            self.lowrank_a.copy_(gaussian(self.lowrank_a.shape, generator, self.in_features**-0.5))
+        if self.core is not None:
+            self.core.copy_(torch.eye(self.head_dim))
+        if self.temperature is not None:
+            self.temperature.fill_(1.0)
+        if self.conv is not None:
+            self.conv[0] = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.t() if self.transposed else self.weight  # (rows, d_in)
+        if self.lowrank_a is None or self.lowrank_b is None:
+            y = F.linear(x, weight, self.bias)  # (B, T, rows)
+        else:
+            y = lowrank_linear(x, weight, self.bias, self.lowrank_a, self.lowrank_b, self.lowrank_scale)
+        if self.core is not None:
+            heads = y.unflatten(-1, (self.num_heads, self.head_dim))  # (B, T, H, hs)
+            y = torch.einsum("...hi,hij->...hj", heads, self.core).flatten(-2)
+        if self.temperature is not None:
+            y = (y.unflatten(-1, (self.num_heads, self.head_dim)) * self.temperature[:, None]).flatten(-2)
+        if self.conv is not None:
+            if self.real_tokens is not None and self.real_tokens.shape[1] == y.shape[1]:
+                y = y.masked_fill(~self.real_tokens[..., None], 0.0)
+            y = causal_conv(y, self.conv)
+        return y
+
+    @property
+    def needs_full_weight_gradient(self) -> bool:
+        """Whether training the low-rank adapter costs as much as the gradient of the weight itself."""
+        a, b = self.lowrank_a, self.lowrank_b
+        return a is not None and b is not None and not rank_is_small(a, b)
+
+    def extra_repr(self) -> str:
+        extras = [name for name in EXTRAS if getattr(self, name) is not None]
+        return f"in_features={self.in_features}, out_features={self.out_features}, extras={extras}"
+
+
+def mask_padding_in_conv(attention: nn.Module) -> None:
+    """Keep padding tokens out of the convolutions of an attention module that accepts an attention mask.
+
+    The projections inside it get no mask. Hooks give them one during each forward pass of the attention, so
+    that no mask remains for the next batch, and activation checkpointing sees the right one again.
+    """
+    if _MASK in _argument_names(type(attention).forward):
+        attention.register_forward_pre_hook(_set_mask, with_kwargs=True)
+        attention.register_forward_hook(_clear_mask, always_call=True)
+
+
+def _set_mask(attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    given = dict(zip(_argument_names(type(attention).forward), args, strict=False)) | kwargs
+    _set_real_tokens(attention, real_tokens(given.get(_MASK)))
+
+
+def _clear_mask(attention: nn.Module, *_: Any) -> None:
+    _set_real_tokens(attention, None)
+
+
+def _set_real_tokens(attention: nn.Module, real: Tensor | None) -> None:
+    for module in attention.modules():
+        if isinstance(module, ExtendedProjection):
+            module.real_tokens = real
+
+
+@cache
+def _argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(forward).parameters)[1:]  # without self
+
+
+def real_tokens(mask: Any) -> Tensor | None:
+    """Return (B, T), True for real tokens, from an attention mask (B, T) or (B, 1, T, T); None if unknown.
+
+    In a mask over pairs the diagonal decides: a real token attends to itself, padding is masked everywhere.
+    """
+    if not isinstance(mask, Tensor):
+        return None
+    if mask.dim() == 2:
+        return mask != 0
+    if mask.dim() != 4 or mask.shape[-1] != mask.shape[-2]:
+        return None
+    diagonal = mask[:, 0].diagonal(dim1=-2, dim2=-1)
+    if diagonal.is_floating_point():
+        return diagonal > torch.finfo(diagonal.dtype).min / 2
+    return diagonal != 0

@@ -1,0 +1,129 @@
+"""Fast low-rank linear layer and causal convolution, the two costly operations of the trainable extras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.amp import is_autocast_available
+from torch.autograd.function import once_differentiable
+
+from oelm.errors import OelmError
+
+_CHUNK = 2**20  # elements of x per partial sum in the convolution's backward pass: 4 MB in fp32
+
+
+def lowrank_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
+) -> Tensor:
+    """Return (W + scale B A) x + bias at about the cost of W x: the weights are merged once per call.
+
+    The gradients of A and B need no full weight gradient if the rank is small (see `rank_is_small`), and W
+    gets none while it is frozen. With few tokens, as in decoding, merging costs more than two products.
+    """
+    few_tokens = x.numel() // x.shape[-1] * sum(weight.shape) < weight.numel()
+    if few_tokens or not is_autocast_available(x.device.type):
+        return F.linear(x, weight, bias) + F.linear(F.linear(x, a) * scale, b)
+    if not rank_is_small(a, b):
+        with torch.autocast(x.device.type, enabled=False):
+            merged = torch.addmm(weight, b, a, alpha=scale)
+        return F.linear(x, merged, bias)
+    dtype = weight.dtype
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x = x.to(dtype)
+    return _LowRankLinear.apply(x, weight, bias, a, b, scale, dtype)
+
+
+def rank_is_small(a: Tensor, b: Tensor) -> bool:
+    """Return whether four products with `rank` rows are faster than one full weight gradient.
+
+    A full product reaches about eight times their FLOP rate on a CPU, hence the factor 4 x 8 = 32.
+    """
+    return 32 * len(a) <= min(a.shape[1], b.shape[0])
+
+
+class _LowRankLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,  # (..., d_in)
+        weight: Tensor,  # (rows, d_in)
+        bias: Tensor | None,  # (rows,)
+        a: Tensor,  # (rank, d_in)
+        b: Tensor,  # (rows, rank)
+        scale: float,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            ctx.save_for_backward(x, weight, a, b)
+            ctx.scale = scale
+            merged = torch.addmm(weight, b, a, alpha=scale).to(dtype)
+            return F.linear(x, merged, None if bias is None else bias.to(dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, a, b = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        flat, grad_flat = x.flatten(0, -2), grad.flatten(0, -2)  # (N, d_in), (N, rows)
+        # The rank comes first in each product: the transposed order is up to ten times slower on a CPU.
+        # Padding the rank to a multiple of 8 makes the first product faster still.
+        padded = F.pad(b * ctx.scale, (0, -len(a) % 8)).to(x.dtype).mT  # (rank', rows)
+        grad_a = (padded @ grad_flat.mT @ flat)[: len(a)]
+        grad_b = ((a * ctx.scale).to(x.dtype) @ flat.mT @ grad_flat).mT
+        grad_x = None
+        if needs_x:  # merge again: cheaper than keeping one merged matrix per projection in memory
+            grad_x = grad @ torch.addmm(weight, b, a, alpha=ctx.scale).to(x.dtype)
+        return (
+            grad_x,
+            (grad_flat.mT @ flat).to(a.dtype) if needs_weight else None,
+            grad_flat.sum(0).to(a.dtype) if needs_bias else None,
+            grad_a.to(a.dtype),
+            grad_b.to(b.dtype),
+            None,
+            None,
+        )
+
+
+def causal_conv(x: Tensor, taps: Tensor) -> Tensor:
+    """Return the causal depthwise convolution y[b, t, c] = sum_i taps[i, c] x[b, t - i, c].
+
+    Shift and add on the (B, T, rows) layout of the projection: no transposes and no padded copy.
+    F.conv1d(groups=rows) is several times slower on a CPU, forward and backward.
+    """
+    if x.dim() != 3:
+        raise OelmError(
+            f"the convolution needs an input (batch, time, width), got {tuple(x.shape)}: this model packs "
+            f"sequences without padding, so the convolution would mix different sequences"
+        )
+    return _CausalConv.apply(x, taps.to(x.dtype))
+
+
+class _CausalConv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, taps: Tensor) -> Tensor:
+        ctx.save_for_backward(x, taps)
+        y = x * taps[0]
+        for i in range(1, min(len(taps), x.shape[1])):
+            y[:, i:].addcmul_(x[:, :-i], taps[i])
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, taps = ctx.saved_tensors  # (B, T, rows), (taps, rows)
+        _, T, rows = x.shape
+        shifts = range(1, min(len(taps), T))
+        grad_x = grad * taps[0]
+        for i in shifts:
+            grad_x[:, :-i].addcmul_(grad[:, i:], taps[i])
+        grad_taps = torch.zeros_like(taps)
+        batch = max(1, _CHUNK // max(1, T * rows))  # sequences per chunk
+        for x_, g_ in zip(x.split(batch), grad.split(batch), strict=True):
+            grad_taps[0] += (g_ * x_).sum((0, 1))
+            for i in shifts:
+                grad_taps[i] += (g_[:, i:] * x_[:, :-i]).sum((0, 1))
+        return grad_x, grad_taps

@@ -1,0 +1,186 @@
+"""What reading a model returns: its projections, their layers, and where their weights are stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return the full tensor of an FSDP shard (all ranks must call this); any other tensor unchanged."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Layer `layer` (0 = nearest the input) of `depth` in `stack`; `module` is the layer's name."""
+
+    stack: str
+    layer: int
+    depth: int
+    module: str
+
+
+def layer_places(model: nn.Module, names: Iterable[str]) -> dict[str, Place]:
+    """Return the layer position of each named module.
+
+    A stack is a ModuleList or Sequential whose members have one type, such as "encoder.layers"; the layer is
+    the index in it. Lists of mixed types (a T5 block holds attention and MLP) are not stacks. Nested lists
+    (stages of blocks) are numbered consecutively. A module outside any list is a layer of its own.
+    """
+    paths = {name: _path(model, name) for name in names}
+    stacks: dict[str, list[tuple[int, ...]]] = {}
+    for order, (name, (stack, path, _)) in enumerate(paths.items()):
+        if not path:
+            paths[name] = (stack, (order,), name)
+        known = stacks.setdefault(stack, [])
+        if paths[name][1] not in known:
+            known.append(paths[name][1])
+    for known in stacks.values():
+        known.sort()
+    return {
+        name: Place(stack, stacks[stack].index(path), len(stacks[stack]), module)
+        for name, (stack, path, module) in paths.items()
+    }
+
+
+def _path(model: nn.Module, name: str) -> tuple[str, tuple[int, ...], str]:
+    """Return (outermost stack, index in each nested stack, name of the innermost member) around `name`."""
+    stack, indices, member, module, walked = "", [], "", model, ""
+    for step in name.split(".") if name else []:
+        in_stack = isinstance(module, (nn.ModuleList, nn.Sequential)) and len({type(m) for m in module}) == 1
+        above, walked = walked, f"{walked}.{step}" if walked else step
+        if in_stack:
+            stack, member = stack or above, walked
+            indices.append(int(step))
+        module = getattr(module, step)
+    return stack, tuple(indices), member
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """The row order of a fused weight: `groups` repeats of one block per role; `sizes` counts a role's rows.
+
+    groups = 1 is [q; k; v] (GPT-2, ModernBERT, Phi-3); one group per head is [q1; k1; v1; q2; ...]
+    (GPT-NeoX); one group per key head is [several q; k; v; ...] (Falcon).
+    """
+
+    roles: tuple[str, ...]
+    sizes: tuple[int, ...]
+    groups: int = 1
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Fuse one tensor (..., size_i) per role into (..., sum of sizes), in the model's row order."""
+        if self.groups == 1:
+            return torch.cat(list(parts), dim=-1)
+        return torch.cat([p.unflatten(-1, (self.groups, -1)) for p in parts], dim=-1).flatten(-2)
+
+    def split(self, fused: Tensor) -> list[Tensor]:
+        """Return one tensor per role; the inverse of `join`."""
+        sizes = [size // self.groups for size in self.sizes]
+        parts = fused.unflatten(-1, (self.groups, -1)).split(sizes, dim=-1)
+        return [p.flatten(-2) for p in parts]
+
+    def rows_in_group(self, role: str) -> tuple[int, int]:
+        """Return the first row of `role` within one group, and its number of rows there."""
+        index = self.roles.index(role)
+        sizes = [size // self.groups for size in self.sizes]
+        return sum(sizes[:index]), sizes[index]
+
+
+@dataclass(frozen=True)
+class ParameterSlice:
+    """One projection's part of a parameter: all of it, or the rows that a `RowLayout` gives to its role."""
+
+    owner: nn.Module
+    attribute: str
+    transposed: bool = False  # stored as (in, out) like transformers' Conv1D, or as (in, heads, head_dim)
+    layout: RowLayout | None = None
+    role: str = ""
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        return getattr(self.owner, self.attribute)
+
+    @property
+    def rows(self) -> int:
+        """The number of output features, from shapes alone, so that it works on the meta device."""
+        if self.layout is None:
+            return self._all_rows
+        return self.layout.sizes[self.layout.roles.index(self.role)]
+
+    @property
+    def size(self) -> int:
+        return self.parameter.numel() // self._all_rows * self.rows
+
+    @property
+    def _all_rows(self) -> int:
+        shape = self.parameter.shape
+        return math.prod(shape[1:]) if self.transposed else shape[0]
+
+    def view(self) -> Tensor:
+        """Return a writable view (groups, rows per group, ...) of the parameter."""
+        return self.cut(self.parameter.detach())
+
+    def values(self) -> Tensor:
+        """Return the same rows read-only, gathered from all ranks if the parameter is sharded."""
+        return self.cut(full_tensor(self.parameter.detach()))
+
+    def cut(self, tensor: Tensor) -> Tensor:
+        """Return these rows of any tensor of the parameter's shape, such as its gradient."""
+        tensor = tensor.flatten(1).t() if self.transposed else tensor
+        if self.layout is None:
+            return tensor[None]
+        first, count = self.layout.rows_in_group(self.role)
+        return tensor.unflatten(0, (self.layout.groups, -1))[:, first : first + count]
+
+    def write(self, values: Tensor) -> None:
+        view = self.view()
+        view.copy_(values.reshape(view.shape))
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One query or key projection of one attention module."""
+
+    name: str  # the same before and after a fused weight is split
+    role: str  # "q" or "k"
+    num_heads: int
+    head_dim: int
+    place: Place
+    attention: nn.Module
+    attention_name: str
+    weight: ParameterSlice
+    bias: ParameterSlice | None
+
+    def heads(self) -> Tensor:
+        """Return the weights as (num_heads, head_dim, d_in), detached."""
+        return self.weight.values().reshape(self.num_heads, self.head_dim, -1)
+
+    @property
+    def fused(self) -> bool:
+        """Whether it shares a parameter with another projection, so that it cannot be frozen alone yet."""
+        return self.weight.layout is not None or (self.bias is not None and self.bias.layout is not None)
+
+    @property
+    def slices(self) -> list[ParameterSlice]:
+        """The weight, and the bias if there is one."""
+        return [s for s in (self.weight, self.bias) if s is not None]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.role}, {self.num_heads} heads x {self.head_dim})"
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """One matrix of a feed-forward block."""
+
+    name: str
+    place: Place
+    weight: ParameterSlice
+    bias: ParameterSlice | None

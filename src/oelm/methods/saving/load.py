@@ -1,0 +1,229 @@
+"""`oelm.load`: build a saved model, load its weights, restore what is frozen, and check every hash."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from oelm.errors import OelmError
+from oelm.files.checksums import find_damage
+from oelm.methods.install import install
+from oelm.methods.reading.wrappers import plain_parameters, unwrap
+from oelm.methods.record import Record, record_of, require_record, sha256
+from oelm.methods.saving.fold import UNFOLDED_PREFIX, prefer_unfolded
+from oelm.methods.saving.metadata import DTYPES, METADATA, Metadata
+from oelm.methods.saving.save import (
+    COMPACT_WEIGHTS,
+    EXTRA_WEIGHTS,
+    OELM_WEIGHTS,
+    named_tensors,
+    only_oelm_can_load,
+    rebuildable_tensors,
+    storage_key,
+    weight_files,
+)
+
+
+def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
+    """Return the model that `oelm.save` (or a Trainer with `oelm.OELMCallback`) wrote, ready to train on.
+
+    model: Required if the class is neither ours nor transformers': a new model of the same architecture, to
+        which no method was applied. Code is never loaded from a folder, only weights.
+    """
+    folder = Path(folder)
+    _check_files(folder)
+    metadata = Metadata.read(folder)
+    if (folder / "adapter_config.json").is_file():
+        raise OelmError(
+            f"{folder} holds a PEFT adapter, not the model under it: "
+            f"PeftModel.from_pretrained(oelm.load(folder of the model), {str(folder)!r}). oelm.save writes "
+            f"that folder, before get_peft_model or after model.unload()"
+        )
+    plain = unwrap(model) if model is not None else _build(folder, metadata)
+    if record_of(plain) is not None:
+        raise OelmError("load(folder, model=...) needs a plain model; this one already has a method")
+    record = install(plain, metadata.method, metadata.seed, init=metadata.compact and metadata.method.draws)
+    if metadata.compact:
+        names = set(named_tensors(plain)) - rebuildable_tensors(record)
+        _copy_tensors(plain, _read_tensors(folder / COMPACT_WEIGHTS), folder, names)
+    elif metadata.kind == "transformers" and model is None and not only_oelm_can_load(folder):
+        _load_extras(plain, folder, record)  # from_pretrained has loaded the rest
+    else:
+        _load_full(plain, folder, record)
+    restore_record(plain, metadata, folder)
+    return plain
+
+
+def load_weights(model: nn.Module, folder: Path | str) -> None:
+    """Load the weights of a full save into a model that has the same architecture and method."""
+    record = require_record(model, "load_weights")
+    model, folder = unwrap(model), Path(folder)
+    _check_files(folder)
+    _load_full(model, folder, record)
+
+
+def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> None:
+    """Restore the position in the schedule and what is frozen; check the hash of each frozen tensor."""
+    record = require_record(model, "load")
+    saved = {tensor.name: tensor for tensor in metadata.tensors}
+    if odd := sorted(set(saved) ^ set(record.tensors)):
+        raise OelmError(
+            f"{folder} was saved from another architecture: {odd[0]} (and {len(odd) - 1} more) do not match"
+        )
+    parameters = plain_parameters(model)
+    if unknown := set(metadata.frozen_before) - set(parameters):
+        raise OelmError(
+            f"{folder} was saved from another architecture: this model has no {sorted(unknown)[0]}"
+        )
+    record.progress, record.frozen_before = metadata.progress, list(metadata.frozen_before)
+    for name, tensor in record.tensors.items():
+        _check_heads(folder, saved[name].num_heads, saved[name].head_dim, tensor)
+        tensor.sha256 = saved[name].sha256
+        frozen = tensor.frozen_at(record.progress)
+        if frozen and sha256(parameters[name]) != tensor.sha256:
+            if metadata.compact and tensor.rebuildable:
+                raise OelmError(
+                    f"{folder}: {name}, rebuilt from the seed, is not the tensor that was saved (its hash "
+                    f"differs). Save the model in full on the machine that trained it"
+                )
+            raise OelmError(f"{folder}: {name} is not the tensor that was frozen (its hash differs)")
+        parameters[name].requires_grad_(not frozen)
+    for name in record.frozen_before:
+        if name not in record.tensors or not record.tensors[name].ever_frozen:
+            parameters[name].requires_grad_(False)
+
+
+def _check_heads(folder: Path | str, num_heads: int, head_dim: int, tensor: Any) -> None:
+    if (num_heads, head_dim) != (tensor.num_heads, tensor.head_dim):
+        raise OelmError(
+            f"{folder}: {tensor.name} was saved with {num_heads} heads of {head_dim}, this model has "
+            f"{tensor.num_heads} of {tensor.head_dim}, so the same weights would compute something else"
+        )
+
+
+def _check_files(folder: Path) -> None:
+    """Check the files against checksums.json, which the best model of a run has."""
+    if damage := find_damage(folder):
+        raise OelmError(f"{folder} is damaged: {'; '.join(damage)}. Restore the folder from a copy.")
+
+
+def _build(folder: Path, metadata: Metadata) -> nn.Module:
+    """Return a plain model of the saved class; from_pretrained also loads the weights of a full save."""
+    cls, dtype = _model_class(folder, metadata), DTYPES[metadata.dtype]
+    if metadata.kind == "oelm":
+        return cls.from_config(folder).to(dtype)
+    try:
+        if metadata.compact or only_oelm_can_load(folder):
+            model = cls(cls.config_class.from_pretrained(folder)).to(dtype)
+            if (folder / "generation_config.json").is_file():
+                model.generation_config = model.generation_config.from_pretrained(folder)
+            return model.eval()  # like from_pretrained
+        with _quiet_transformers():
+            return cls.from_pretrained(folder, use_safetensors=True)  # never a pickle
+    except Exception as error:  # transformers, safetensors, torch and huggingface_hub raise many types
+        raise OelmError(f"{folder}: transformers cannot load it: {error}") from error
+
+
+def _model_class(folder: Path, metadata: Metadata) -> Any:
+    """Return the class named in the metadata; only classes of oelm and transformers are ever imported."""
+    module, _, name = metadata.model_class.partition(":")
+    if metadata.kind == "module" or module.split(".")[0] not in ("oelm", "transformers"):
+        raise OelmError(
+            f"{folder} holds a {name}, a class of your own: build one and call oelm.load(folder, model=...)"
+        )
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        raise OelmError(
+            f"{folder} holds a {module}.{name}, which the installed version does not have"
+        ) from None
+    constructor = "from_config" if metadata.kind == "oelm" else "from_pretrained"
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module) and hasattr(cls, constructor)):
+        raise OelmError(f"{folder / METADATA} names {module}.{name}, which is no model class of that kind")
+    return cls
+
+
+def _load_full(model: nn.Module, folder: Path, record: Record) -> None:
+    if (folder / OELM_WEIGHTS).exists():
+        _copy_tensors(model, _read_tensors(folder / OELM_WEIGHTS), folder, set(named_tensors(model)))
+        return
+    state: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        state.update(_read_tensors(path))
+    _load_state(model, prefer_unfolded(state), folder, record)
+    _load_extras(model, folder, record)
+
+
+def _load_extras(model: nn.Module, folder: Path, record: Record) -> None:
+    """Load the parameters that the method added, and the unfolded tensors, over the folded ones."""
+    if not record.extras:
+        return
+    tensors = _read_tensors(folder / EXTRA_WEIGHTS)
+    extras = {name: t for name, t in tensors.items() if name in record.extras}
+    unfolded = {n.removeprefix(UNFOLDED_PREFIX): t for n, t in tensors.items() if n not in extras}
+    _copy_tensors(model, extras, folder, set(record.extras))
+    _, unknown = model.load_state_dict(unfolded, strict=False)
+    if unknown:
+        raise _mismatch(folder, set(), set(unknown))
+
+
+def _load_state(model: nn.Module, state: dict[str, Tensor], folder: Path, record: Record) -> None:
+    own = model.state_dict()
+    reshaped = {name for name, tensor in state.items() if name in own and own[name].shape != tensor.shape}
+    if reshaped:
+        raise _mismatch(folder, reshaped, set())
+    missing, unknown = model.load_state_dict(state, strict=False)
+    # A file holds tied weights once, under either name.
+    loaded = {storage_key(own[name]) for name in state if name in own}
+    not_loaded = {name for name in missing if name not in own or storage_key(own[name]) not in loaded}
+    not_loaded -= set(record.extras)
+    if not_loaded or unknown:
+        raise _mismatch(folder, not_loaded, set(unknown))
+
+
+def _copy_tensors(model: nn.Module, tensors: dict[str, Tensor], folder: Path, expected: set[str]) -> None:
+    """Copy `tensors` into the model's named tensors; their names must be exactly the expected ones."""
+    if expected != set(tensors):
+        raise _mismatch(folder, expected - set(tensors), set(tensors) - expected)
+    own = named_tensors(model)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            if own[name].shape != tensor.shape:
+                raise _mismatch(folder, {name}, set())
+            own[name].copy_(tensor)
+
+
+def _mismatch(folder: Path, missing: set[str], unknown: set[str]) -> OelmError:
+    return OelmError(
+        f"{folder}: the weights do not fit the model (missing or of another shape: {sorted(missing)[:3]}, "
+        f"unknown: {sorted(unknown)[:3]})"
+    )
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise OelmError(f"{path} is missing: the folder is incomplete") from None
+    except Exception as error:  # safetensors raises several types for damaged files
+        raise OelmError(f"{path} is damaged: {error}") from None
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Silence transformers' warning about keys that it does not know: `load` handles them itself."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)

@@ -1,0 +1,113 @@
+"""oelm.json, the file beside the weights: the model class, the method, and what is frozen."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from oelm.errors import OelmError, UsageError
+from oelm.files.atomic import write_json
+from oelm.files.read import read_json_object
+from oelm.methods.method import Method
+from oelm.methods.record import TensorRecord, require_record
+
+METADATA = "oelm.json"
+KINDS = ("transformers", "oelm", "module")  # whose class it is: transformers', ours, or the user's
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The content of oelm.json."""
+
+    model_class: str  # "module:qualified name"
+    kind: str  # one of KINDS
+    compact: bool  # frozen random tensors are left out of the weights
+    dtype: str
+    method: Method
+    seed: int
+    progress: float  # fraction of the run
+    extras: list[str]  # names of the parameters that the method added
+    frozen_before: list[str]  # names of the parameters that the user froze before apply
+    tensors: list[TensorRecord]
+    format: int = _FORMAT
+
+    @classmethod
+    def of(cls, model: nn.Module, *, compact: bool) -> Metadata:
+        record = require_record(model, "save")
+        return cls(
+            model_class=f"{type(model).__module__}:{type(model).__qualname__}",
+            kind=kind_of(model),
+            compact=compact,
+            dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+            method=record.method,
+            seed=record.seed,
+            progress=record.progress,
+            extras=record.extras,
+            frozen_before=record.frozen_before,
+            tensors=list(record.tensors.values()),
+        )
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / METADATA, {**dataclasses.asdict(self), "method": self.method.to_dict()})
+
+    @classmethod
+    def read(cls, folder: Path | str) -> Metadata:
+        """Read oelm.json and check every field, since anyone may have written the file."""
+        path = Path(folder) / METADATA
+        if not Path(folder).is_dir():
+            raise OelmError(f"{folder} is not a folder")
+        if not path.is_file():
+            raise OelmError(
+                f"{folder} holds no {METADATA}: it was not written by oelm.save. Load it with the library "
+                f"that wrote it, then call oelm.apply"
+            )
+        try:
+            fields = read_json_object(path)
+            if fields.get("format") != _FORMAT:
+                raise OelmError(
+                    f"{path} has format {fields.get('format')!r}; this oelm reads format {_FORMAT}"
+                )
+            return cls._from_dict(fields)
+        except (ValueError, TypeError, UsageError) as error:
+            raise OelmError(f"{path} is damaged: {error}") from None
+
+    @classmethod
+    def _from_dict(cls, fields: dict[str, Any]) -> Metadata:
+        method = Method.from_dict(fields.get("method", {}))
+        tensors = [TensorRecord(**entry) for entry in fields.get("tensors", ())]
+        metadata = cls(**{**fields, "method": method, "tensors": tensors})
+        valid = {
+            "model_class": isinstance(metadata.model_class, str),
+            "kind": metadata.kind in KINDS,
+            "compact": isinstance(metadata.compact, bool),
+            "dtype": metadata.dtype in DTYPES,
+            "seed": isinstance(metadata.seed, int) and metadata.seed >= 0,
+            "progress": isinstance(metadata.progress, int | float) and 0 <= metadata.progress <= 1,
+            "extras": all(isinstance(name, str) for name in metadata.extras),
+            "frozen_before": all(isinstance(name, str) for name in metadata.frozen_before),
+            "tensors": all(isinstance(t.name, str) and isinstance(t.sha256, str) for t in tensors),
+        }
+        for name, is_valid in valid.items():
+            if not is_valid:
+                raise ValueError(f"the field {name} has an invalid value")
+        return metadata
+
+
+def kind_of(model: nn.Module) -> str:
+    """Return whose class the model is, one of KINDS."""
+    if type(model).__module__.startswith("transformers."):
+        return "transformers"
+    ours = type(model).__module__.startswith("oelm.")
+    return "oelm" if ours and hasattr(model, "save") and hasattr(type(model), "from_config") else "module"
