@@ -284,7 +284,7 @@ def test_doctor_takes_a_real_step_and_names_what_is_wrong(
 
     tuned = ["doctor", "TS-FREEZE-TUNED", "--scale", "smoke", "--seeds", "0", "1", "2", "--runs", runs]
     assert main(tuned) == 0
-    assert "7 runs may take" in capsys.readouterr().out  # the trials of its rate are runs too
+    assert "7 runs need at most" in capsys.readouterr().out  # tuning trials count as runs
 
     data = tmp_path / "data" / "imdb"
     data.mkdir(parents=True)

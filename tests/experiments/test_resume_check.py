@@ -56,7 +56,7 @@ def test_weights_results_and_files_of_the_best_model_count(two_runs: tuple[RunFo
     assert found["latest.pt"].where == "model.w"
     assert found["latest.pt"].largest == 0.5
     assert found["results.json"].others == 1
-    assert "one of the runs only" in found["best/sub/tokenizer.json"].where
+    assert "exists only in one run" in found["best/sub/tokenizer.json"].where
 
 
 def test_an_unsteady_device_is_given_its_own_spread_and_no_more() -> None:

@@ -50,12 +50,12 @@ def test_what_cuda_shows_is_taken_automatically(monkeypatch: pytest.MonkeyPatch)
 def test_gpus_that_torch_cannot_use_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A named one is an error; nothing trains on the CPU in a slot called "gpu 0"."""
     monkeypatch.setattr(slots_module, "cuda_count", lambda: 0)
-    with pytest.raises(UsageError, match="torch sees no CUDA device"):
+    with pytest.raises(UsageError, match="torch finds no CUDA device"):
         make_slots(3, gpus="0,1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert {slot.name for slot in make_slots(3)} == {"cpu 0", "cpu 1"}
     monkeypatch.setattr(slots_module, "cuda_count", lambda: 2)
-    with pytest.raises(UsageError, match="there is no GPU 7; there are 0, 1"):
+    with pytest.raises(UsageError, match="no GPU 7; available are 0, 1"):
         make_slots(3, gpus="1,7")
 
 

@@ -56,7 +56,7 @@ def _checked(arena: Arena, name: str, place: Path) -> str:
         interruptions = KILLS if arena.short else KILLS + PREEMPTIONS
     for interruption in dict.fromkeys(interruptions):
         found = check.case(interruption)
-        if found.verdict != BREAKAGES[name]:
+        if found.result != BREAKAGES[name]:
             raise Wrong(f"{interruption}: {found}")
     return "as it should be"
 

@@ -82,12 +82,12 @@ def run(args: argparse.Namespace) -> int:
     for finding in examine(planned, args.runs, machine_from(args)):
         findings.append(finding)
         if not args.json:
-            print(f"{finding.verdict:8} {finding.subject}: {finding.text}", flush=True)
+            print(f"{'ok' if finding.ok else 'problem':8} {finding.subject}: {finding.text}", flush=True)
             for note in finding.notes:
                 print(f"{'':8} note: {note}", flush=True)
-            if finding.remedy and finding.verdict == "problem":
+            if finding.remedy:
                 print(f"{'':8} what to do: {finding.remedy}", flush=True)
-    problems = [f for f in findings if f.verdict == "problem"]
+    problems = [f for f in findings if not f.ok]
     if args.json:
         print_json({"ok": not problems, "findings": [f.to_dict() for f in findings]})
     else:
@@ -149,7 +149,7 @@ def _print_reference(config: RunConfig, place: Path, reference: Reference) -> No
 def _print_case(case: Case) -> None:
     seconds = "-" if case.stop_seconds is None else f"{case.stop_seconds:.1f} s"
     origin = {None: "-", 0: "the beginning"}.get(case.resumed_after, f"step {case.resumed_after}")
-    result = case.verdict if case.verdict != "failed" else f"failed: {case.problem}"
+    result = case.result if case.result != "failed" else f"failed: {case.problem}"
     print(f"{case.interruption!s:24}{seconds:>12}{origin:>18}   {result}", flush=True)
     for difference in case.differences:
         print(f"{'':57}{difference}", flush=True)

@@ -1,1 +1,5 @@
-"""The catalogue of the study, run folders, and the launchers that fill them."""
+"""Experiments: the catalogue, tuning, planning and the launchers.
+
+In: experiment IDs, seeds and changed settings. Out: run folders that have ended, one for each run.
+`catalogue` finds experiments, `study` turns them into runs, `launch` starts the runs.
+"""

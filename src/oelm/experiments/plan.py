@@ -1,7 +1,7 @@
-"""What a run will take before it starts: parameters, steps, tokens, disk and time.
+"""Estimate what a run needs before it starts: parameters, steps, tokens, disk and time.
 
-Parameters are counted on the real network with the method applied; no file of a pretrained model is needed.
-Disk is a bound. Time is what finished runs of the same experiment took, or else an estimate from FLOPs.
+Parameters are counted on the real network with the method applied, without files of a pretrained model.
+Disk is an upper bound. Time comes from earlier runs of the same experiment, or else from FLOPs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 GPT2_VOCABULARY = 50257
-ASSUMED_PEAK_SHARE = 0.5  # of the measured matrix-product rate, for an estimate without any finished run
+# Training is assumed to reach this share of the FLOPS of large matrix products, if no run was timed.
+ASSUMED_PEAK_SHARE = 0.5
 
-# Shapes of the study's pretrained models, so that counting them asks no hub.
+# Shapes of the original study's pretrained models, so that they can be counted without a download.
 KNOWN_SHAPES: dict[str, tuple[str, dict[str, int]]] = {
     "bert-base-uncased": ("bert", {}),
     "google-t5/t5-small": ("t5", {}),
@@ -39,11 +40,11 @@ KNOWN_SHAPES: dict[str, tuple[str, dict[str, int]]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What one run will take. A number that cannot be known here is None, with the reason in words."""
+    """What one run needs; None for what cannot be known yet, with the reason in a note."""
 
     folder: Path
     steps: int | None
-    tokens: int | None  # shown to the network in all; an upper bound for classification
+    tokens: int | None  # seen in training; an upper bound for classification
     parameters: dict[str, int] | None
     parameters_note: str
     disk_bytes: int | None
@@ -55,15 +56,15 @@ class Plan:
 
     @property
     def steps_text(self) -> str:
-        return f"{self.steps:,}" if self.steps else "decided by the data (epochs)"
+        return f"{self.steps:,}" if self.steps else "depends on the data (epochs)"
 
     @property
     def tokens_text(self) -> str:
-        return f"{self.tokens:,}" if self.tokens else "decided by the data"
+        return f"{self.tokens:,}" if self.tokens else "depends on the data"
 
 
 def estimate(config: RunConfig, root: Path | str) -> Plan:
-    """The plan of one run; slow the first time (it builds the network), but never asks a hub."""
+    """The plan of one run. It builds the network, which takes seconds, but never downloads anything."""
     steps = planned_steps(config)
     rows = config.budget.batch_size * config.budget.accumulation
     tokens = steps * rows * config.data.max_length if steps else None
@@ -74,7 +75,7 @@ def estimate(config: RunConfig, root: Path | str) -> Plan:
 
 
 def planned_steps(config: RunConfig) -> int | None:
-    """Optimizer steps; None when only the data can say."""
+    """The number of optimizer steps; None if it depends on data whose size is not known."""
     if config.budget.steps:
         return config.budget.steps
     rows = dataset(config.data.dataset).sizes.get("train", 0)
@@ -86,15 +87,14 @@ def planned_steps(config: RunConfig) -> int | None:
 
 
 def _count(config: RunConfig, rows: int) -> tuple[dict[str, int] | None, float | None, str]:
-    """(parameter counts, FLOPs of one step, why not)."""
+    """(parameter counts, FLOPs of one step, ""), or (None, None, the reason)."""
     from oelm.methods.apply import apply
     from oelm.training.measure.flops import flop_model
 
     try:
         network = _network(config)
-        # Counting needs the method's shape and freezing, not its draw.
-        bare = replace(config.method, init="keep", gain=1.0)
-        applied = apply(network, bare, seed=0)
+        # The init does not change any count, and "keep" is the fastest one.
+        applied = apply(network, replace(config.method, init="keep", gain=1.0), seed=0)
     except OelmError as error:
         return None, None, str(error)
     counts = {
@@ -132,7 +132,7 @@ def _vocabulary(config: RunConfig) -> int:
 
 
 def _disk(counts: dict[str, int]) -> int:
-    """fp32 weights, and Adam's two moments of what trains; how many of each are kept is training's rule."""
+    """Bytes on disk at most: fp32 weights, and two Adam moments for each trainable parameter."""
     from oelm.training.measure.memory import DiskPlan
 
     weights, moments = 4 * counts["total"], 8 * counts["trainable"]
@@ -143,10 +143,10 @@ def _time(
     config: RunConfig, root: Path | str, steps: int | None, flops: float | None
 ) -> tuple[float | None, str]:
     if steps is None:
-        return None, "the number of steps is decided by the data"
-    measured = _measured_step(config, root)
+        return None, "the number of steps depends on the data"
+    measured = _median_step_time(config, root)
     if measured is not None:
-        return steps * measured, "by the steps of earlier runs of it here"
+        return steps * measured, "from earlier runs of this experiment here"
     if flops is None:
         return None, "unknown"
     import torch
@@ -154,12 +154,13 @@ def _time(
     from oelm.training.measure.flops import gemm_peak
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rate = gemm_peak(device) * ASSUMED_PEAK_SHARE
+    speed = gemm_peak(device) * ASSUMED_PEAK_SHARE
     share = f"{ASSUMED_PEAK_SHARE:.0%}"
-    return steps * flops / rate, f"if this {device.type} reaches {share} of its matrix-product rate"
+    return steps * flops / speed, f"if this {device.type} reaches {share} of its matrix-product speed"
 
 
-def _measured_step(config: RunConfig, root: Path | str) -> float | None:
+def _median_step_time(config: RunConfig, root: Path | str) -> float | None:
+    """Seconds per step in earlier runs of the experiment at this scale; None if there is none."""
     place = run_path(root, replace(config, tune=replace(config.tune, trial=False))).parent
     found = []
     for file in place.glob("seed=*/timing_stats.json"):

@@ -1,7 +1,7 @@
-"""How an experiment shrinks: the same shape with less text, a smaller network and fewer steps.
+"""How experiments shrink to the scales `mini` and `smoke`: less text, a smaller network, fewer steps.
 
-Data only; one table per scale, one row per kind of experiment. `mini` is for real text on a laptop CPU
-in minutes, `smoke` for tests in seconds on built-in text. Neither asks a hub for anything.
+These are tables with one row per kind of experiment. `mini` takes minutes on a laptop CPU with real text;
+`smoke` takes seconds on built-in text, for tests. Neither downloads anything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LM_MINI: dict[str, Any] = {
     "data.max_length": 128,
     "data.eval_rows": 400,
     "model.name": "mini",
-    "model.dropout": 0.0,  # a fraction of an epoch to a few: nothing to regularise yet
+    "model.dropout": 0.0,  # the runs are too short to overfit
     "optim.warmup_steps": 100,
     "budget.batch_size": 16,
     "budget.eval_every": 200,
@@ -84,22 +84,22 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
-# A transformers model that is not an encoder has its own small stand-in; no hub has to be asked.
+# Small random models that replace encoder-decoders.
 SMALL_MODELS = {"t5": "tiny-t5", "bart": "tiny-bart"}
 
-# Fewer steps in the same proportions: the study's 200K stays twice its 100K.
+# Steps at the scale / steps at full scale. Proportions stay: 200K steps remain twice as many as 100K.
 STEP_SHARE: dict[str, dict[str, float]] = {
     "mini": {"lm": 0.012, "denoising": 0.006, "gpt-cls": 0.06, "finetune": 1.0},
     "smoke": {"lm": 8e-5, "denoising": 8e-5, "gpt-cls": 8e-4, "finetune": 1.0},
 }
 
-# A narrow network over few steps needs larger rates; the ratio between arms stays the study's.
-RATE_FACTOR: dict[str, dict[str, float]] = {
+# Learning rate at the scale / at full scale: small networks with few steps need larger learning rates.
+LR_FACTOR: dict[str, dict[str, float]] = {
     "mini": {"lm": 4.0, "denoising": 4.0, "gpt-cls": 1.0, "finetune": 5.0},
     "smoke": {"lm": 4.0, "denoising": 4.0, "gpt-cls": 1.0, "finetune": 5.0},
 }
 
-# The same grid for every arm of a kind: a rate is only better when the others had the same chance.
+# Learning rates that tuning tries. All arms of a kind share one grid, which makes them comparable.
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
     "full": {
         "lm": (1e-4, 3e-4, 1e-3, 3e-3),
@@ -123,7 +123,7 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 
 
 def shrink(config: RunConfig, scale: str, kind: str) -> RunConfig:
-    """`config` (full scale) at `scale`, by the recipe of its kind."""
+    """The full-scale `config` at a smaller scale, by the recipe of its kind."""
     recipe = RECIPES[scale][kind]
     small = override(config, recipe)
     for family, name in SMALL_MODELS.items():
@@ -132,9 +132,9 @@ def shrink(config: RunConfig, scale: str, kind: str) -> RunConfig:
                 small, {"model.name": name, "model.pretrained": False, "data.tokenizer": "bpe-1024"}
             )
     steps = round(config.budget.steps * STEP_SHARE[scale][kind])
-    rate = RATE_FACTOR[scale][kind]
+    factor = LR_FACTOR[scale][kind]
     return replace(
         small,
         budget=replace(small.budget, steps=steps),
-        optim=replace(small.optim, lr=config.optim.lr * rate, qk_lr=config.optim.qk_lr * rate),
+        optim=replace(small.optim, lr=config.optim.lr * factor, qk_lr=config.optim.qk_lr * factor),
     )

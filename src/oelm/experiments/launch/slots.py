@@ -1,4 +1,4 @@
-"""Where local runs go: one per GPU, or CPU slots that share the cores without fighting over them."""
+"""Slots of this machine for runs: one for each GPU (or group of GPUs), or CPU slots that share the cores."""
 
 from __future__ import annotations
 
@@ -14,41 +14,39 @@ from oelm.errors import UsageError
 
 @dataclass(frozen=True)
 class Slot:
-    """One place for one run at a time."""
+    """A place for one run at a time."""
 
     name: str
     environment: dict[str, str] = field(default_factory=dict)
-    threads: int = 0  # of each process
-    processes: int = 1
+    threads: int = 0  # threads of each process
+    processes: int = 1  # processes of one run
 
 
 def make_slots(
     runs: int, *, gpus: str = "auto", gpus_per_run: int = 1, slots: int = 0, threads: int = 0
 ) -> list[Slot]:
-    """Slots for at most `runs` runs. `gpus`: "auto", "none", or device numbers such as "0,1"."""
+    """Slots for at most `runs` runs; `gpus` is "auto", "none" or device numbers such as "0,1"."""
     if slots < 0 or threads < 0 or gpus_per_run < 1:
         raise UsageError("--slots and --threads are 0 (automatic) or more, --gpus-per-run is 1 or more")
     devices = _devices(gpus)
     if devices:
         return _gpu_slots(devices, gpus_per_run, slots, threads)
     if gpus_per_run > 1:
-        raise UsageError(f"--gpus-per-run {gpus_per_run} needs GPUs, and torch sees none here")
+        raise UsageError(f"--gpus-per-run {gpus_per_run} needs GPUs, but torch finds none on this machine")
     return _cpu_slots(runs, slots, threads)
 
 
 def _devices(gpus: str) -> list[str]:
-    """The GPUs to use; those that the user named must exist."""
+    """The GPUs to use, as CUDA names them; an error if a GPU that the user named does not exist."""
     if gpus == "none":
         return []
     if gpus == "auto":
         found = _listed_gpus()
         return found[: cuda_count()] if found else []
     devices = [part.strip() for part in gpus.split(",") if part.strip()]
-    named = all(d.isdecimal() or d.startswith(("GPU-", "MIG-")) for d in devices)  # as CUDA names them
-    if not devices or not named or len(set(devices)) != len(devices):
-        raise UsageError(
-            f"--gpus takes device numbers such as 0,1 (each once), or auto or none, not '{gpus}'"
-        )
+    valid = all(d.isdecimal() or d.startswith(("GPU-", "MIG-")) for d in devices)
+    if not devices or not valid or len(set(devices)) != len(devices):
+        raise UsageError(f"--gpus takes different device numbers such as 0,1, or auto, or none, not '{gpus}'")
     _require_gpus(gpus, devices)
     return devices
 
@@ -56,26 +54,26 @@ def _devices(gpus: str) -> list[str]:
 def _require_gpus(gpus: str, devices: Sequence[str]) -> None:
     count = cuda_count()
     if not count:
-        raise UsageError(f"--gpus {gpus}: torch sees no CUDA device here; use --gpus none to run on the CPU")
+        raise UsageError(f"--gpus {gpus}: torch finds no CUDA device; use --gpus none to run on the CPU")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    there = _split(visible) if visible is not None else [str(i) for i in range(count)]
-    absent = [d for d in devices if d not in there and (d.isdecimal() or visible is not None)]
-    if absent:
-        limit = " (CUDA_VISIBLE_DEVICES)" if visible is not None else ""
+    available = _split(visible) if visible is not None else [str(i) for i in range(count)]
+    missing = [d for d in devices if d not in available and (d.isdecimal() or visible is not None)]
+    if missing:
+        source = " (CUDA_VISIBLE_DEVICES)" if visible is not None else ""
         raise UsageError(
-            f"--gpus {gpus}: there is no GPU {', '.join(absent)}; there are {', '.join(there)}{limit}"
+            f"--gpus {gpus}: no GPU {', '.join(missing)}; available are {', '.join(available)}{source}"
         )
 
 
 def cuda_count() -> int:
-    """How many GPUs torch can use; 0 for a torch without CUDA, whatever the machine holds."""
-    import torch  # a second or two, so only asked where GPUs are named or listed
+    """How many GPUs torch can use; 0 for a torch without CUDA."""
+    import torch  # takes a second or two, so it is imported only if there may be GPUs
 
     return torch.cuda.device_count()
 
 
 def _listed_gpus() -> list[str]:
-    """What CUDA would show, asked without loading torch."""
+    """The GPUs that CUDA would list, found without loading torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return _split(visible)
@@ -94,7 +92,7 @@ def _split(visible: str) -> list[str]:
 
 def _gpu_slots(devices: Sequence[str], per_run: int, slots: int, threads: int) -> list[Slot]:
     if len(devices) < per_run:
-        raise UsageError(f"--gpus-per-run {per_run} with only {len(devices)} GPUs ({', '.join(devices)})")
+        raise UsageError(f"--gpus-per-run {per_run} needs more GPUs than there are: {', '.join(devices)}")
     groups = [devices[i : i + per_run] for i in range(0, len(devices) - per_run + 1, per_run)]
     groups = groups[: slots or len(groups)]
     share = threads or max(1, usable_cores() // (len(groups) * per_run))
@@ -118,5 +116,5 @@ def _cpu_slots(runs: int, slots: int, threads: int) -> list[Slot]:
 
 
 def _thread_environment(threads: int) -> dict[str, str]:
-    # OpenMP threads that wait by spinning slow a neighbouring process down several times over.
+    # OpenMP threads that wait in a busy loop slow down other processes several times.
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}

@@ -1,1 +1,1 @@
-"""Proof of exact resume on the user's machine: interrupt a run, go on, compare byte by byte."""
+"""Check that interrupted runs resume exactly: `oelm doctor --resume`."""

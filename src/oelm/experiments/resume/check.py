@@ -1,9 +1,9 @@
-"""Proof on this machine that an interrupted run continues and ends with the same bytes.
+"""Prove on this machine that an interrupted run continues and ends with the same bytes.
 
-A short version of an experiment runs twice without interruption, on the same device, in the same precision
-and on the same file system as the real runs. The two tell whether the device is deterministic. Then it is
-interrupted in a step, in a checkpoint and by a scheduler's signal, started again, and compared with the
-first. Every run is a worker process of its own, as a launcher would start it.
+A short version of an experiment runs twice without interruption, on the device, precision and file system of
+the real runs. These two runs tell whether the device is deterministic. Then the run is interrupted in a step,
+in a checkpoint and by the signals of schedulers, started again, and compared with the first run. Every run is
+a separate worker process, as a launcher would start it.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from typing import Any, Literal
 
 from oelm.config.run_config import Machine, RunConfig
 from oelm.errors import OelmError
+from oelm.experiments.doctor import existing_parent, with_few_rows
 from oelm.experiments.launch.worker import worker_command
 from oelm.experiments.resume.compare_runs import FileDifference, compare_runs
 from oelm.runs.folder import EXIT_FINISHED, EXIT_INTERRUPTED, RunFolder
 from oelm.training.signals import STOP_SIGNALS
 
-STEPS, EVAL_EVERY = 6, 2  # validations, and checkpoints with them, after steps 2, 4 and 6
-TRAIN_ROWS, EVAL_ROWS = 200, 20
-# Of a device that is not deterministic. Generous, since four runs are a small sample; a resume that loses
-# state differs by orders of magnitude more.
+STEPS, EVAL_EVERY = 6, 2  # validations and checkpoints after steps 2, 4 and 6
+# Allowed difference on a device that is not deterministic, as a multiple of the difference between
+# uninterrupted runs. Four runs are a small sample; a resume that loses state differs by orders of magnitude.
 SPREAD_FACTOR = 10.0
-_START_SECONDS = 3600.0  # loading torch, a model and data on a slow disk; a guard against hanging for ever
+_RUN_SECONDS = 3600.0  # a limit against hanging; loading a model from a slow disk takes minutes
 
-Verdict = Literal["equal", "within spread", "differs", "failed"]
+CaseResult = Literal["equal", "within spread", "differs", "failed"]
 
 
 @dataclass(frozen=True)
 class Interruption:
-    """At which moment of a run it is interrupted, and how."""
+    """When a run is interrupted, and by which signal."""
 
     moment: Literal["step", "checkpoint"]
     number: int  # the n-th step or checkpoint
     signal: signal.Signals
-    resumes_after: int  # the step of the checkpoint that the run must continue from; 0 = from the beginning
+    resumes_after: int  # step of the checkpoint that the run must continue from; 0 = the beginning
 
     @property
-    def asks(self) -> bool:
-        """Whether the signal asks the run to stop, which then writes a checkpoint, instead of killing it."""
+    def graceful(self) -> bool:
+        """Whether the run can write a checkpoint before it stops."""
         return self.signal != signal.SIGKILL
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ KILLS = (
     Interruption("checkpoint", 2, signal.SIGKILL, resumes_after=2),
     Interruption("step", 3, signal.SIGTERM, resumes_after=3),
 )
-# What schedulers send; Ctrl-C is left out.
+# The signals of schedulers: all stop signals except that of Ctrl-C.
 PREEMPTIONS = tuple(
     Interruption("step", 3, number, resumes_after=3) for number in STOP_SIGNALS if number != signal.SIGINT
 )
@@ -68,12 +68,12 @@ PREEMPTIONS = tuple(
 
 @dataclass(frozen=True)
 class Reference:
-    """Uninterrupted runs: how long one takes, and what differs between them on this device."""
+    """The uninterrupted runs: how long one takes, and how much they differ on this device."""
 
     seconds: float
     device: str
     precision: str
-    spread: tuple[FileDifference, ...]  # of the first from the others; () on a deterministic device
+    spread: tuple[FileDifference, ...]  # between the first run and the others; () if deterministic
 
     @property
     def deterministic(self) -> bool:
@@ -85,18 +85,18 @@ class Reference:
 
 @dataclass(frozen=True)
 class Case:
-    """One interruption and what became of the run."""
+    """One interruption, and how the interrupted run compares with the uninterrupted one."""
 
     interruption: Interruption
-    verdict: Verdict
-    problem: str = ""  # for "failed": what went wrong
+    result: CaseResult
+    problem: str = ""  # what went wrong, for the result "failed"
     stop_seconds: float | None = None  # from the signal to the end of the process
-    resumed_after: int | None = None  # the step it continued from; 0 = from the beginning
+    resumed_after: int | None = None  # step it continued from; 0 = the beginning
     differences: tuple[FileDifference, ...] = field(default=())
 
     @property
     def ok(self) -> bool:
-        return self.verdict in ("equal", "within spread")
+        return self.result in ("equal", "within spread")
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -104,7 +104,7 @@ class Case:
             "number": self.interruption.number,
             "signal": self.interruption.signal.name,
             "ok": self.ok,
-            "verdict": self.verdict,
+            "result": self.result,
             "problem": self.problem,
             "stop_seconds": self.stop_seconds,
             "resumed_after": self.resumed_after,
@@ -113,39 +113,28 @@ class Case:
 
 
 class _Failed(Exception):
-    """The run did something else than it should; the message says what."""
+    """A run behaved differently from what the check expects; the message says how."""
 
 
 def short_run(config: RunConfig) -> RunConfig:
-    """The experiment's own model, method, precision and batch, for a few steps on a few rows."""
-    rows, eval_rows = config.data.train_rows, config.data.eval_rows
-    return replace(
-        config,
-        data=replace(
-            config.data,
-            train_rows=min(rows or TRAIN_ROWS, TRAIN_ROWS),
-            eval_rows=min(eval_rows or EVAL_ROWS, EVAL_ROWS),
-        ),
-        budget=replace(
-            config.budget,
-            steps=STEPS,
-            epochs=0,
-            eval_every=EVAL_EVERY,
-            log_every=1,
-            checkpoint_every=0,
-            patience=0,
-        ),
-        tune=replace(config.tune, trial=False),  # a finished trial deletes its checkpoints
+    """The experiment with its own model, method, precision and batch, for a few steps on a few rows."""
+    budget = replace(
+        config.budget,
+        steps=STEPS,
+        epochs=0,
+        eval_every=EVAL_EVERY,
+        log_every=1,
+        checkpoint_every=0,
+        patience=0,
     )
+    # A finished tuning trial deletes its checkpoints, which are compared here.
+    return replace(with_few_rows(config), budget=budget, tune=replace(config.tune, trial=False))
 
 
 @contextlib.contextmanager
 def resume_check(config: RunConfig, root: Path | str, machine: Machine) -> Iterator[ResumeCheck]:
-    """A check of `config` in a temporary folder on the file system of `root`, the folder of runs."""
-    place = Path(root).resolve()
-    while not place.exists():
-        place = place.parent
-    with tempfile.TemporaryDirectory(prefix=".oelm-doctor-", dir=place) as folder:
+    """A check of `config` in a temporary folder on the same file system as the runs folder `root`."""
+    with tempfile.TemporaryDirectory(prefix=".oelm-doctor-", dir=existing_parent(Path(root))) as folder:
         yield ResumeCheck(short_run(config), Path(folder), replace(machine, trackers=(), gemm_peak=False))
 
 
@@ -158,7 +147,7 @@ class ResumeCheck:
         self.cases = 0
 
     def reference(self) -> Reference:
-        """Run twice without interruption, and twice more if the two differ; OelmError when a run fails."""
+        """Run twice without interruption, and twice more if the two differ; OelmError if a run fails."""
         first, _ = self._uninterrupted(1)
         second, seconds = self._uninterrupted(2)
         spread = compare_runs(first.path, second.path)
@@ -176,19 +165,19 @@ class ResumeCheck:
         return Reference(seconds, device, manifest.get("precision", {}).get("dtype", ""), self.spread)
 
     def _uninterrupted(self, number: int) -> tuple[RunFolder, float]:
-        """The finished run and the seconds it took."""
+        """Run without interruption; returns the folder and the seconds it took."""
         folder = self._claim(f"uninterrupted-{number}")
         begin = time.monotonic()
         code = _exit_code(self._start(folder))
         if code != EXIT_FINISHED:
             raise OelmError(
-                f"{self.config.id}: the uninterrupted run failed, so nothing can be compared with it. "
+                f"{self.config.id}: the uninterrupted run failed, so there is nothing to compare with. "
                 f"{self._reason(folder, code)}"
             )
         return folder, time.monotonic() - begin
 
     def case(self, interruption: Interruption) -> Case:
-        """Interrupt a run, start it again, compare it with the first uninterrupted one."""
+        """Interrupt a run, start it again, and compare it with the first uninterrupted run."""
         self.cases += 1
         folder = self._claim(f"interrupted-{self.cases}")
         stop_seconds: float | None = None
@@ -213,7 +202,7 @@ class ResumeCheck:
         return folder
 
     def _interrupt(self, folder: RunFolder, interruption: Interruption) -> float:
-        """Start the run, interrupt it at the moment; returns the seconds it then took to end."""
+        """Start the run and interrupt it; returns the seconds from the signal to its end."""
         marker = folder.path.with_suffix(".reached")
         moment = (interruption.moment, str(interruption.number), str(marker))
         process = self._start(folder, *moment)
@@ -227,28 +216,28 @@ class ResumeCheck:
             raise
         code = _exit_code(process)
         seconds = time.monotonic() - begin
-        expected = EXIT_INTERRUPTED if interruption.asks else -int(interruption.signal)
+        expected = EXIT_INTERRUPTED if interruption.graceful else -int(interruption.signal)
         if code != expected:
             raise _Failed(f"exit code {code} instead of {expected}. {self._reason(folder, code)}")
         status = folder.status()
-        if interruption.asks and (status is None or status.state != "interrupted"):
-            raise _Failed(f"status.json says '{status.state if status else 'nothing'}', not 'interrupted'")
+        if interruption.graceful and (status is None or status.state != "interrupted"):
+            raise _Failed(f"the state is '{status.state if status else 'missing'}', not 'interrupted'")
         return seconds
 
     def _resume(self, folder: RunFolder, interruption: Interruption) -> int:
-        """Start the run again; returns the step of the checkpoint it continued from."""
+        """Start the run again; returns the step of the checkpoint that it continued from."""
         from oelm.training.checkpoint import load_checkpoint
 
-        held = load_checkpoint(folder.latest)["progress"]["step"] if folder.latest.exists() else 0
-        if held != interruption.resumes_after:
-            raise _Failed(f"latest.pt is of step {held}, not of step {interruption.resumes_after}")
+        step = load_checkpoint(folder.latest)["progress"]["step"] if folder.latest.exists() else 0
+        if step != interruption.resumes_after:
+            raise _Failed(f"latest.pt has step {step}, not step {interruption.resumes_after}")
         code = _exit_code(self._start(folder))
         if code != EXIT_FINISHED:
-            raise _Failed(f"started again, it did not finish. {self._reason(folder, code)}")
+            raise _Failed(f"the restarted run did not finish. {self._reason(folder, code)}")
         status = folder.status()
-        if held and (status is None or status.resumes != 1):
-            raise _Failed(f"started again, it ignored the checkpoint of step {held}")
-        return int(held)
+        if step and (status is None or status.resumes != 1):
+            raise _Failed(f"the restarted run ignored the checkpoint of step {step}")
+        return int(step)
 
     def _start(self, folder: RunFolder, *moment: str) -> subprocess.Popen[bytes]:
         command = worker_command(folder.path, self.machine)
@@ -268,14 +257,14 @@ class ResumeCheck:
         if status is not None and status.reason:
             return f"{status.state}: {status.reason}"
         lines = _console(folder).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"exit code {code}, without a word"
+        return lines[-1] if lines else f"exit code {code} without a message"
 
 
-def judge(differences: Sequence[FileDifference], spread: Sequence[FileDifference]) -> Verdict:
-    """Whether an interrupted run is equal, or differs no more than uninterrupted ones do here."""
+def judge(differences: Sequence[FileDifference], spread: Sequence[FileDifference]) -> CaseResult:
+    """Compare the differences of an interrupted run with those between uninterrupted runs (`spread`)."""
     if not differences:
         return "equal"
-    # Few runs are a small sample, so losses share one limit, and so do weights and optimizer state.
+    # A few runs are a small sample, so all losses share one limit, and all weights and optimizer states too.
     limits = dict.fromkeys(("numbers", "tensors"), 0.0)
     for difference in spread:
         kind = _kind(difference)
@@ -298,9 +287,9 @@ def _console(folder: RunFolder) -> Path:
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Wait for its end; a check that is itself interrupted leaves no process behind."""
+    """Wait for the process to end; kill it if the check itself is interrupted."""
     try:
-        return process.wait(_START_SECONDS)
+        return process.wait(_RUN_SECONDS)
     finally:
         _end(process)
 
@@ -312,11 +301,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait_for(marker: Path, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + _START_SECONDS
+    end = time.monotonic() + _RUN_SECONDS
     while not marker.exists():
         code = process.poll()
         if code is not None:
-            raise _Failed(f"the run ended with code {code} before the moment to interrupt it")
+            raise _Failed(f"the run ended with exit code {code} before it could be interrupted")
         if time.monotonic() > end:
-            raise _Failed(f"the run did not reach the moment within {_START_SECONDS / 3600:g} hours")
+            raise _Failed(f"after {_RUN_SECONDS / 3600:g} hours, the run had not reached the interruption")
         time.sleep(0.01)

@@ -1,7 +1,7 @@
-"""What differs between two run folders of the same config that should be equal byte by byte.
+"""Compare two finished run folders of the same config, which should be equal byte by byte.
 
-Times, host names and logs are left out: they differ between any two runs. Everything else of a finished run
-is compared: its metrics, results, predictions, freeze audit, best model and last checkpoint.
+Metrics, results, predictions, freeze audit, best model and last checkpoint are compared. Times, host names
+and logs differ between any two runs and are not compared.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from oelm.training.checkpoint import load_checkpoint
 
 @dataclass(frozen=True)
 class FileDifference:
-    """The first difference in one file and the largest one in it."""
+    """How one file differs between two runs: the first place, and the size of the largest difference."""
 
     file: str
     where: str  # e.g. "step 3, train, loss" or "model.blocks.0.attn.v.weight"
-    largest: float | None = None  # absolute, over all tensors and fractions of the file; None without any
-    others: int = 0  # values of other kinds that differ: counts, names, missing fields
-    step: int | None = None  # metrics.jsonl only: the step of the first row that differs
+    largest: float | None = None  # largest absolute difference of a float or tensor; None if there is none
+    others: int = 0  # number of other values that differ: counts, names, missing fields
+    step: int | None = None  # step of the first row that differs, for metrics.jsonl
 
     def __str__(self) -> str:
         size = "" if self.largest is None else f", by up to {self.largest:.3g}"
@@ -38,12 +38,12 @@ class FileDifference:
 
 
 def compare_runs(one: Path, other: Path) -> list[FileDifference]:
-    """Differences between two finished runs, at most one for each file; [] when they are equal."""
+    """Differences between two finished runs, at most one for each file; [] if the runs are equal."""
     a, b = RunFolder(one), RunFolder(other)
     found = [_metrics(a, b)]
     for name in ("results.json", "predictions.json", "freeze_audit.json"):
         found.append(_file(one, other, name, _read_json))
-    for name in sorted((_names(a.best) | _names(b.best)) - {CHECKSUMS}):  # it only repeats the other files
+    for name in sorted((_names(a.best) | _names(b.best)) - {CHECKSUMS}):  # checksums follow from the files
         found.append(_file(one, other, f"best/{name}", _read_tensors))
     found.append(_file(one, other, a.latest.name, _read_checkpoint))
     return [difference for difference in found if difference is not None]
@@ -70,11 +70,11 @@ def _file(one: Path, other: Path, name: str, read: Any) -> FileDifference | None
     if not a.exists() and not b.exists():
         return None
     if not a.exists() or not b.exists():
-        return FileDifference(name, "exists in one of the runs only", others=1)
+        return FileDifference(name, "exists only in one run", others=1)
     if a.read_bytes() == b.read_bytes():
         return None
     found = list(_differences(read(a), read(b)))
-    return _summary(name, found) if found else FileDifference(name, "the same values in other bytes")
+    return _summary(name, found) if found else FileDifference(name, "same values, different bytes")
 
 
 def _summary(name: str, found: list[tuple[str, float | None]]) -> FileDifference:
@@ -84,7 +84,7 @@ def _summary(name: str, found: list[tuple[str, float | None]]) -> FileDifference
 
 
 def _differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, float | None]]:
-    """(place, absolute difference or None) of every value that differs, tensors as one value each."""
+    """Yield (place, absolute difference or None) for every value that differs; a tensor is one value."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in [*a, *(key for key in b if key not in a)]:
             yield from _differences(a.get(key), b.get(key), f"{where}.{key}" if where else str(key))
@@ -109,7 +109,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _read_checkpoint(path: Path) -> Any:
-    state = load_checkpoint(path)  # what it says of metrics.jsonl is compared there
+    state = load_checkpoint(path)  # without its hash of metrics.jsonl, which is compared itself
     return {name: value for name, value in state.items() if not name.startswith("metrics_")}
 
 

@@ -1,8 +1,8 @@
-"""A worker that waits at a chosen moment to be interrupted from outside.
+"""A worker that stops at a chosen moment and waits for a signal, to test interruptions.
 
-`python -m oelm.experiments.resume.interrupt_at MOMENT NUMBER MARKER FOLDER [worker's options]` runs the
-worker. At the n-th such moment it creates the file MARKER and waits until the file is deleted. The caller
-sends a signal and then deletes the file, so the signal arrives inside that moment on any machine.
+`python -m oelm.experiments.resume.interrupt_at MOMENT NUMBER MARKER FOLDER [options of the worker]` runs the
+worker. At the NUMBER-th step or checkpoint it creates the file MARKER and waits until the file is deleted.
+The caller sends a signal and then deletes the file, so the signal always arrives at that moment.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
 
-MOMENTS = ("step", "checkpoint")
 _PATIENCE_SECONDS = 120.0
 
 
 def wait_at(moment: str, number: int, marker: Path) -> None:
-    """Install the wait: "step" is between gradients and update, "checkpoint" after the first bytes of one."""
+    """Make the training wait: in a "step" before the update, in a "checkpoint" after its first bytes."""
     import torch
 
     from oelm.training import fit
@@ -53,7 +52,7 @@ def wait_at(moment: str, number: int, marker: Path) -> None:
 
 
 class _AfterFirstBytes:
-    """A file that calls `then` once, after the first bytes were written to it."""
+    """A file that calls `then` once, after the first write."""
 
     def __init__(self, file: Any, then: Callable[[], None]) -> None:
         self.file, self.then, self.called = file, then, False

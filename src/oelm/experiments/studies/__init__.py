@@ -1,1 +1,1 @@
-"""The catalogue's entries, one module per study. Each offers EXPERIMENTS."""
+"""The experiments of the catalogue, one module per study; each module has a list EXPERIMENTS."""

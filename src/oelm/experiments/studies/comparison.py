@@ -1,50 +1,81 @@
-"""Arms that differ in nothing but their method, with their baseline and trained controls named."""
+"""Build the experiments of a comparison: arms that differ only in their method."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from oelm.experiments.experiment import Experiment
 from oelm.methods.method import Method
 from oelm.methods.presets import find_method
 
-Arm = tuple[str, str | Method, str]  # its name, its method, what it answers
+
+class ArmSpec(NamedTuple):
+    """One arm of a comparison; `title` is what `oelm list` shows."""
+
+    name: str
+    method: str | Method
+    title: str
+
+
+def arms_of(methods: Iterable[str | Method], note: str = "") -> list[ArmSpec]:
+    """One arm for each method, with the method's name and purpose."""
+    found = [(find_method(method), method) for method in methods]
+    return [ArmSpec(m.name, method, m.purpose + note) for m, method in found]
 
 
 def comparison(
     make: Callable[..., Experiment],
     dataset: str,
-    arms: Sequence[Arm],
+    arms: Sequence[ArmSpec],
     *,
     stem: str,
     suffix: str = "",
     baseline_of_first: str = "",
-    **settings: object,
+    **settings: Any,
 ) -> list[Experiment]:
-    """One experiment per arm, all tuned on the same grid. The first arm is the others' baseline; the control
-    of an arm is the one whose method its own method names as such.
+    """One experiment for each arm, with the ID <stem>-<arm><suffix>, all tuned on the same grid.
 
-    make: what gives the settings of the kind (`paper.language_model`, ...) for a dataset
-    stem, suffix: the ID is <stem>-<arm><suffix>
-    baseline_of_first: ID of what the first arm itself is measured against
+    The first arm is the baseline of the others. The control of an arm is the arm whose method is named as
+    control by its own method.
+
+    make: gives the settings shared by all arms (`paper.language_model`, ...)
+    baseline_of_first: ID of the baseline of the first arm, if it has one
     """
-    named = {find_method(method).name: arm for arm, method, _ in arms}
+    ids = {arm.name: f"{stem}-{arm.name}{suffix}" for arm in arms}
+    by_method = {find_method(arm.method).name: ids[arm.name] for arm in arms}
+    first = arms[0].name
+    return [
+        make(
+            dataset,
+            **{
+                "id": ids[arm.name],
+                "title": arm.title,
+                "method": arm.method,
+                "arm": f"{arm.name}{suffix}".lower(),
+                "baseline": baseline_of_first if arm.name == first else ids[first],
+                "control": by_method.get(find_method(arm.method).control, ""),
+                "tuned": True,
+                **settings,
+            },
+        )
+        for arm in arms
+    ]
 
-    def id_of(arm: str) -> str:
-        return f"{stem}-{arm}{suffix}"
 
-    made = []
-    for arm, method, title in arms:
-        control = named.get(find_method(method).control, "")
-        fields = {
-            "id": id_of(arm),
-            "title": title,
-            "method": method,
-            "arm": f"{arm}{suffix}".lower(),
-            "baseline": baseline_of_first if arm == arms[0][0] else id_of(arms[0][0]),
-            "control": id_of(control) if control else "",
-            "tuned": True,
-            **settings,
-        }
-        made.append(make(dataset, **fields))
-    return made
+def with_rotary_arms(
+    make: Callable[..., Experiment],
+    dataset: str,
+    arms: Sequence[ArmSpec],
+    rotary_arms: Sequence[ArmSpec],
+    *,
+    rotary_model: Any,
+    **settings: Any,
+) -> list[Experiment]:
+    """Two comparisons: `arms` with learned positions, and `rotary_arms` with rotary position embeddings.
+
+    The baseline with rotary positions is itself compared with the one with learned positions.
+    """
+    learned = comparison(make, dataset, arms, **settings)
+    rotary = {"suffix": "-rope", "baseline_of_first": learned[0].id, "model": rotary_model}
+    return [*learned, *comparison(make, dataset, rotary_arms, **rotary, **settings)]

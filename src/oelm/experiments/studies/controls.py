@@ -1,5 +1,8 @@
-"""What the study lacks: arms that separate scale from orthogonality and discarding from freezing, tuned
-arms, and its named next steps. Their phase is "extra": none of the study's own."""
+"""Additions to the original study: missing controls, tuned arms, and its proposed next steps.
+
+The controls separate the scale of the init from its orthogonality, and discarding pretrained Q/K from
+freezing them. All experiments here have the phase "extra".
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 from oelm.config.run_config import BudgetConfig, DataConfig, ModelConfig, OptimConfig
 from oelm.experiments.experiment import Experiment
-from oelm.experiments.studies.comparison import Arm, comparison
+from oelm.experiments.studies.comparison import ArmSpec, comparison
 from oelm.experiments.studies.paper import (
     LM_BUDGET,
     LM_OPTIM,
@@ -22,7 +25,7 @@ from oelm.methods.presets import find_method
 
 PHASE = "extra"
 
-# ID stem, dataset, steps of the study's own runs on it
+# ID stem, dataset, steps of the original study
 _LM_SETS = (
     ("TS", "tinystories", 100_000),
     ("OWT", "openwebtext", 100_000),
@@ -31,36 +34,30 @@ _LM_SETS = (
 _BERT_SETS = (("XNLI", "xnli"), ("SST-2", "sst2"), ("MNLI", "mnli"))
 _CLS_SETS = (("IMDB", "imdb"), ("AGNEWS", "agnews"), ("XNLI", "xnli"), ("MNLI", "mnli"))
 
-# arm of the ID, method, what it answers
-_LM_ARMS: tuple[Arm, ...] = (
-    ("BASELINE-TUNED", "baseline", "the study's baseline with a rate chosen from the common grid"),
-    ("FREEZE-TUNED", "oelm-freeze", "the method with a rate chosen from the common grid"),
-    ("ORTHOGONAL-INIT", "orthogonal-init", "the same start, trained: the fair plain baseline"),
-    ("RANDOM-MATCHED", "oelm-random-matched", "frozen Gaussian rows of the same scale: is it orthogonality?"),
+_LM_ARMS = (
+    ArmSpec("BASELINE-TUNED", "baseline", "the original study's baseline, tuned"),
+    ArmSpec("FREEZE-TUNED", "oelm-freeze", "the method, tuned"),
+    ArmSpec("ORTHOGONAL-INIT", "orthogonal-init", "the method's init, trained: the control"),
+    ArmSpec("RANDOM-MATCHED", "oelm-random-matched", "frozen Gaussian rows of the same norm"),
 )
-_BERT_ARMS: tuple[Arm, ...] = (
-    ("BASELINE-TUNED", "baseline", "the baseline with a rate chosen from the common grid"),
-    ("FREEZE-TUNED", "oelm-freeze", "the method with a rate chosen from the common grid"),
-    ("FREEZE-PRETRAINED", "freeze-pretrained", "Q/K as they are, frozen: the control that matters here"),
-    (
-        "OELM-PRETRAINED",
-        "oelm-pretrained",
-        "orthonormal rows from the pretrained ones: what the study's code did, with the norm kept",
-    ),
-    ("RANDOM-MATCHED", "oelm-random-matched", "frozen Gaussian rows of the same scale"),
-    ("ORTHOGONAL-INIT", "orthogonal-init", "random orthonormal Q/K, trained: is it discarding or freezing?"),
+_BERT_ARMS = (
+    ArmSpec("BASELINE-TUNED", "baseline", "the original study's baseline, tuned"),
+    ArmSpec("FREEZE-TUNED", "oelm-freeze", "the method, tuned"),
+    ArmSpec("FREEZE-PRETRAINED", "freeze-pretrained", "pretrained Q/K, frozen"),
+    ArmSpec("OELM-PRETRAINED", "oelm-pretrained", "pretrained rows orthonormalised, norms kept, frozen"),
+    ArmSpec("RANDOM-MATCHED", "oelm-random-matched", "frozen Gaussian rows of the same norm"),
+    ArmSpec("ORTHOGONAL-INIT", "orthogonal-init", "random orthonormal Q/K, trained: the control"),
 )
-
 
 CONTROLS: dict[str, Any] = {"study": "paper", "phase": PHASE}
 
-# Next steps the study names, on the corpus it began with.
+# Next steps that the original study proposes, on its first corpus.
 PARTIAL_2 = replace(find_method("oelm-partial"), name="oelm-partial-2", layers=2)
 
-_NEXT_STEPS: tuple[Arm, ...] = (
-    ("PARTIAL-1", "oelm-partial", "the last layer's Q/K train"),
-    ("PARTIAL-2", PARTIAL_2, "the last two layers' Q/K train"),
-    ("GRADUAL", "oelm-gradual", "Q/K thaw from the top down over the run"),
+_NEXT_STEPS = (
+    ArmSpec("PARTIAL-1", "oelm-partial", "Q/K of the last layer trained, the others frozen"),
+    ArmSpec("PARTIAL-2", PARTIAL_2, "Q/K of the last two layers trained, the others frozen"),
+    ArmSpec("GRADUAL", "oelm-gradual", "Q/K unfrozen layer by layer from the top"),
 )
 
 
@@ -69,7 +66,7 @@ def _language_models() -> list[Experiment]:
     for stem, dataset, steps in _LM_SETS:
         arms = (*_LM_ARMS, *(_NEXT_STEPS if stem == "TS" else ()))
         group, budget = f"GPT/{dataset}/tuned", replace(LM_BUDGET, steps=steps)
-        # PARTIAL-2 needs a third layer to freeze; all arms of the group share the model.
+        # PARTIAL-2 needs a third layer to freeze, and all arms of a group share one model.
         smoke = {"model.name": "smoke-3"} if stem == "TS" else {}
         made += comparison(
             language_model, dataset, arms, stem=stem, group=group, budget=budget, smoke=smoke, **CONTROLS
@@ -81,7 +78,7 @@ def _language_models() -> list[Experiment]:
             plain,
             id="TS-LAYER-RATES",
             arm="layer-rates",
-            title="layer-wise learning rates: each layer 0.9 of the one above",
+            title="layer-wise learning rates: each layer has 0.9 times that of the layer above",
             optim=replace(LM_OPTIM, layer_decay=0.9),
         ),
     ]
@@ -89,17 +86,15 @@ def _language_models() -> list[Experiment]:
 
 _SEQ2SEQ_OPTIM = OptimConfig(lr=3e-4, schedule="cosine", warmup_steps=1000, clip=1.0)
 _SEQ2SEQ_BUDGET = BudgetConfig(batch_size=16, steps=50_000, eval_every=1000)
-
-
-_SEQ2SEQ_ARMS: tuple[Arm, ...] = (
-    ("01", "baseline", "all trained"),
-    ("02", "oelm-freeze", "Q/K drawn anew and frozen in encoder, decoder and cross attention"),
-    ("03", "freeze-pretrained", "Q/K as they are, frozen"),
+_SEQ2SEQ_ARMS = (
+    ArmSpec("01", "baseline", "all parameters trained"),
+    ArmSpec("02", "oelm-freeze", "random orthonormal Q/K, frozen in encoder, decoder and cross attention"),
+    ArmSpec("03", "freeze-pretrained", "pretrained Q/K, frozen"),
 )
 
 
 def _denoiser(dataset: str, model: str, **own: Any) -> Experiment:
-    own["arm"] = own["method"]  # the IDs number the arms, the tables name them
+    own["arm"] = own["method"]  # the IDs have numbers, so tables show the method
     return Experiment(
         task="denoising",
         data=DataConfig(dataset=dataset, tokenizer="model", max_length=256),

@@ -1,27 +1,26 @@
-"""Study `gap`: what freezing Q/K costs in language modelling, and what closes it at what trainable share.
+"""Study `gap`: what freezing Q/K costs in language modelling, and which trainable extras reduce the cost.
 
-Every arm with small trainable extras has the same architecture with trained Q/K as its control (that of a
-residue is the plain one): a gain that the architecture brings must not be booked on freezing. All arms
-get the same grid of rates.
+The control of an arm with trainable extras is the same architecture with trained Q/K, so that a gain of the
+architecture is not attributed to freezing. (The control of a low-rank adapter is the plain architecture.) All
+arms share one grid of learning rates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from oelm.experiments.experiment import Experiment
-from oelm.experiments.studies.comparison import Arm, comparison
+from oelm.experiments.studies.comparison import arms_of, with_rotary_arms
 from oelm.experiments.studies.paper import LM_MODEL, language_model
 from oelm.methods.method import Method
 from oelm.methods.presets import find_method
 
 SETS = (("TS", "tinystories"), ("WT2", "wikitext2"), ("OWT", "openwebtext"))
 
-# What closes the gap is asked of the stronger architecture, that with rotary positions; learned ones are
-# the original study's. All of it takes about three and a half hours of two idle cores at mini scale
-# (--seeds 1 2 3 --trial-seeds 0 --slots 2 --threads 1).
+# Learned positions are those of the original study; rotary ones are the stronger architecture, so the extras
+# are tried there. At mini scale the study takes about 3.5 hours on two idle cores with
+# --seeds 1 2 3 --trial-seeds 0 --slots 2 --threads 1.
 LEARNED_ARMS = ("baseline", "orthogonal-init", "oelm-freeze")
 ROPE_ARMS = (
     *LEARNED_ARMS,
@@ -33,7 +32,7 @@ ROPE_ARMS = (
     "oelm-plus",
     "trained-plus",
 )
-# The smaller parts, and variations of the flagship: asked of one corpus.
+# Single extras and variations of oelm-plus run on one corpus only.
 VARIED = "tinystories"
 VARIATIONS: tuple[str | Method, ...] = (
     "oelm-core",
@@ -47,34 +46,34 @@ VARIATIONS: tuple[str | Method, ...] = (
         name="oelm-conv-lowrank",
         lowrank=4,
         lowrank_scale=4.0,
-        purpose="frozen orthogonal Q/K with the convolution on q and k and a residue of rank 4",
+        purpose="frozen orthogonal Q/K with the convolution on q and k and a low-rank adapter of rank 4",
         reference=f"{find_method('oelm-conv').reference}; {find_method('oelm-lowrank').reference}",
     ),
     replace(
         find_method("oelm-plus"),
         name="oelm-plus-wide",
         lowrank=16,
-        purpose="oelm-plus with a residue of rank 16: what a larger trained share brings",
-        controls="whether the rank of the residue is what oelm-plus lacks",
+        purpose="oelm-plus with a low-rank adapter of rank 16: more trainable parameters",
+        controls="whether oelm-plus needs a higher rank",
     ),
     replace(
         find_method("oelm-plus"),
         name="oelm-plus-temperature",
         temperature=True,
         purpose="oelm-plus with one trainable temperature per head",
-        controls="whether the sharpness of attention is what oelm-plus lacks",
+        controls="whether oelm-plus needs sharper attention",
         control="trained-plus-temperature",
     ),
     replace(
         find_method("trained-plus"),
         name="trained-plus-temperature",
         temperature=True,
-        purpose="orthogonal start, trained, in the architecture of oelm-plus-temperature",
-        controls="the architecture of oelm-plus-temperature: what remains is the freezing",
+        purpose="orthogonal init, trained, in the architecture of oelm-plus-temperature",
+        controls="the architecture of oelm-plus-temperature, so that only the freezing differs",
     ),
 )
 
-# Sizes of the mini scale on two cores; on top of the recipe for language models.
+# Sizes at mini scale for two cores, in addition to the recipe for language models.
 MINI: dict[str, Any] = {
     "data.tokenizer": "bpe-1024",
     "budget.batch_size": 8,
@@ -82,14 +81,10 @@ MINI: dict[str, Any] = {
     "budget.eval_every": 300,
     "optim.warmup_steps": 60,
 }
-# Rows of validation and of test that make 55,000 to 125,000 tokens: more would cost as much as the training.
+# Evaluation rows: 55,000 to 125,000 tokens per split. With more, evaluation would take as long as training.
 EVAL_ROWS = {"tinystories": 200, "wikitext2": 15, "openwebtext": 60}
 GRIDS: dict[str, tuple[float, ...]] = {"mini": (1.5e-3, 3e-3, 6e-3)}
-TRIAL_SHARE = 0.5  # a trial runs this share of the steps; the same for every arm
-
-
-def arms_of(methods: Sequence[str | Method], note: str = "") -> list[Arm]:
-    return [(find_method(m).name, m, find_method(m).purpose + note) for m in methods]
+TRIAL_SHARE = 0.5  # steps of a tuning trial / steps of a run
 
 
 def _corpus(stem: str, dataset: str) -> list[Experiment]:
@@ -101,17 +96,15 @@ def _corpus(stem: str, dataset: str) -> list[Experiment]:
         "trial_share": TRIAL_SHARE,
         "mini": {**MINI, "data.eval_rows": EVAL_ROWS[dataset]},
     }
-    learned = comparison(language_model, dataset, arms_of(LEARNED_ARMS), **settings)
-    rope = comparison(
+    variations = VARIATIONS if dataset == VARIED else ()
+    return with_rotary_arms(
         language_model,
         dataset,
-        arms_of([*ROPE_ARMS, *(VARIATIONS if dataset == VARIED else ())], ", rotary positions"),
-        suffix="-rope",
-        baseline_of_first=learned[0].id,  # the rotary baseline against the study's learned positions
-        model=replace(LM_MODEL, position="rope"),
+        arms_of(LEARNED_ARMS),
+        arms_of((*ROPE_ARMS, *variations), ", rotary positions"),
+        rotary_model=replace(LM_MODEL, position="rope"),
         **settings,
     )
-    return [*learned, *rope]
 
 
 EXPERIMENTS = [e for stem, dataset in SETS for e in _corpus(stem, dataset)]

@@ -1,23 +1,25 @@
-"""Study `gpt-cls`: phase 4's question, "the task type or the architecture?", with tuned arms."""
+"""Study `gpt-cls`: GPT classification from scratch with tuned learning rates.
+
+It repeats phase 4 of the original study: does the cost of freezing depend on the task or on the architecture?
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from oelm.experiments.studies.comparison import Arm, comparison
+from oelm.experiments.studies.comparison import ArmSpec, comparison
 from oelm.experiments.studies.paper import classifier
 
 SETS = (("IMDB", "imdb"), ("AGNEWS", "agnews"), ("XNLI", "xnli"), ("MNLI", "mnli"))
 
-# arm, method, what it answers
-ARMS: tuple[Arm, ...] = (
-    ("baseline", "baseline", "the study's baseline, tuned"),
-    ("orthogonal-init", "orthogonal-init", "the same start as the method, trained"),
-    ("oelm-freeze", "oelm-freeze", "the method"),
-    ("oelm-random-matched", "oelm-random-matched", "frozen Gaussian rows of the same scale"),
+ARMS = (
+    ArmSpec("baseline", "baseline", "the original study's baseline, tuned"),
+    ArmSpec("orthogonal-init", "orthogonal-init", "the method's init, trained: the control"),
+    ArmSpec("oelm-freeze", "oelm-freeze", "the method"),
+    ArmSpec("oelm-random-matched", "oelm-random-matched", "frozen Gaussian rows of the same norm"),
 )
 
-# Sized for two cores: 300 steps of 16, 4,800 samples for every arm of every dataset.
+# Sized for two cores: 300 steps of 16 rows, so 4,800 examples per run.
 MINI: dict[str, Any] = {
     "budget.accumulation": 1,
     "budget.steps": 300,

@@ -1,4 +1,4 @@
-"""The study's own experiments with exactly its settings, and the figures it printed beside each."""
+"""The experiments of the original study with exactly its settings, and the results it reported."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from oelm.experiments.experiment import Experiment, Reported
 LM_OPTIM = OptimConfig(lr=3e-4, schedule="cosine", warmup_steps=1000, clip=1.0)
 LM_BUDGET = BudgetConfig(batch_size=8, steps=100_000, eval_every=1000)
 LM_MODEL = ModelConfig(family="gpt", name="medium-512", dropout=0.1)
-FROZEN_LM_RATE = 1e-3  # the study's frozen arms got 3.3 times the baseline's rate
+FROZEN_LM_LR = 1e-3  # the original study gave frozen arms 3.3 times the baseline's learning rate
 
-# OpenWebText as in the study's public scripts, about 99M tokens: 88,000 of its 8 million pages.
+# OpenWebText as in the original study's public scripts: 88,000 of 8 million pages, about 99M tokens.
 OWT_PAGES = 88_000
 
-# WikiText on a laptop: the same source in a smaller sample; a row is a whole article, so few of them suffice.
+# WikiText at mini scale: a smaller sample of the same source. A row is an article, so few rows suffice.
 WIKITEXT_MINI: dict[str, object] = {"data.dataset": "wikitext2", "data.eval_rows": 15}
 
 # BERT fine-tuning: bert-base-uncased, 3 epochs, linear decay after 10 % warm-up.
 BERT_MODEL = ModelConfig(family="hf", name="bert-base-uncased", pretrained=True)
 BERT_OPTIM = OptimConfig(lr=2e-5, schedule="linear", warmup_share=0.1, clip=1.0)
-FROZEN_BERT_RATE = 1e-4  # 5 times the baseline's
+FROZEN_BERT_LR = 1e-4  # 5 times the baseline's learning rate
 
 # GPT classification: the same trunk without causal mask, batch 16 x 2, at most 10,000 steps.
 CLS_MODEL = ModelConfig(family="gpt", name="medium-512", causal=False)
 CLS_OPTIM = OptimConfig(lr=3e-4, schedule="cosine", warmup_steps=500, clip=1.0)
 CLS_BUDGET = BudgetConfig(batch_size=16, accumulation=2, steps=10_000, eval_every=500)
 
-ON_UNEQUAL_RATES = "the study gave the frozen arm a higher learning rate and never tuned the baseline"
-ON_PRETRAINED_ROWS = (
-    "the study's code orthonormalised the pretrained rows rather than random ones, and rewrote the "
-    "baseline's Q/K too: its figure belongs to neither arm as described"
+NOTE_UNEQUAL_LR = (
+    "the original study gave the frozen arm a higher learning rate and did not tune the baseline"
 )
-
-ON_BATCH_32 = "batch 32 comes from the original study's public scripts; its reports do not state it"
+NOTE_PRETRAINED_ROWS = (
+    "the original study's code orthonormalised the pretrained rows instead of random ones, and also those of "
+    "the baseline: the reported result belongs to neither arm as described"
+)
+NOTE_BATCH_32 = "batch 32 comes from the original study's public scripts; its reports do not state it"
 
 
 def language_model(dataset: str, **own: Any) -> Experiment:
-    """The study's GPT on a corpus; `own` says what this experiment is and where it differs."""
+    """An experiment with the original study's GPT; `own` are the fields in which this one differs."""
     rows = OWT_PAGES if dataset == "openwebtext" else 0
     settings: dict[str, Any] = {
         "task": "lm",
@@ -55,7 +56,7 @@ def language_model(dataset: str, **own: Any) -> Experiment:
 
 
 def fine_tuned(dataset: str, **own: Any) -> Experiment:
-    """The study's BERT on a classification task."""
+    """An experiment with the original study's BERT on a classification task."""
     settings: dict[str, Any] = {
         "task": "classification",
         "data": DataConfig(dataset=dataset, variant=_variant(dataset), tokenizer="model", max_length=128),
@@ -67,7 +68,7 @@ def fine_tuned(dataset: str, **own: Any) -> Experiment:
 
 
 def classifier(dataset: str, **own: Any) -> Experiment:
-    """The study's GPT with a classification head, from scratch."""
+    """An experiment with the original study's GPT classifier, trained from scratch."""
     settings: dict[str, Any] = {
         "task": "classification",
         "data": DataConfig(dataset=dataset, variant=_variant(dataset), tokenizer="gpt2", max_length=512),
@@ -85,13 +86,13 @@ def _variant(dataset: str) -> str:
 def _published(
     make: Callable[..., Experiment], id: str, dataset: str, method: str, baseline: str, **own: Any
 ) -> Experiment:
-    """As the study ran it: the frozen arms with their own, higher rate."""
+    """An experiment as the original study ran it: frozen arms have a higher learning rate."""
     settings = {"id": id, "study": "paper", "method": method, "baseline": baseline, "published": True}
     plain = make(dataset, **{**settings, **own})
     if method == "baseline":
         return plain
-    rate = FROZEN_BERT_RATE if make is fine_tuned else FROZEN_LM_RATE
-    return replace(plain, optim=replace(plain.optim, lr=rate), notes=(ON_UNEQUAL_RATES, *plain.notes))
+    lr = FROZEN_BERT_LR if make is fine_tuned else FROZEN_LM_LR
+    return replace(plain, optim=replace(plain.optim, lr=lr), notes=(NOTE_UNEQUAL_LR, *plain.notes))
 
 
 def _lm(
@@ -100,9 +101,9 @@ def _lm(
     notes = {
         "openwebtext": (
             "the report says 100K steps, its scripts ran 150K",
-            "the report says 40M tokens, the files of its scripts hold about 99M, which are used here",
+            "the report says 40M tokens, the files of its scripts have about 99M; this experiment uses those",
         ),
-        "wikitext103": ("mini scale trains on WikiText-2, the same source in a laptop's size",),
+        "wikitext103": ("mini scale trains on WikiText-2, a smaller sample of the same source",),
     }
     return _published(
         language_model,
@@ -131,8 +132,8 @@ def _bert(id: str, dataset: str, method: str, accuracy: float, baseline: str) ->
         group=f"BERT/{dataset}",
         reported=Reported("accuracy", accuracy),
         notes=(
-            *(() if dataset == "xnli" else (ON_BATCH_32,)),
-            *(() if method == "baseline" else (ON_PRETRAINED_ROWS,)),
+            *(() if dataset == "xnli" else (NOTE_BATCH_32,)),
+            *(() if method == "baseline" else (NOTE_PRETRAINED_ROWS,)),
         ),
     )
 
@@ -147,7 +148,7 @@ def _cls(number: int, dataset: str, method: str, baseline: str) -> Experiment:
         phase=4,
         title=f"GPT classifier from scratch on {dataset}",
         group=f"GPT-CLS/{dataset}",
-        notes=("planned by the study, never reported",),
+        notes=("planned by the original study, never reported",),
     )
 
 

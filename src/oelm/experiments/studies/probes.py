@@ -1,8 +1,8 @@
-"""Study `probes`: generated tasks that only attention can solve, to say why an arm loses.
+"""Study `probes`: generated tasks that only attention can solve, to explain why an arm is worse.
 
-`recall`: key-value pairs, then keys whose values must be named (induction). `copy`: a random string, a
-separator, the string again. Perplexity on them is dominated by the tokens that need the right position.
-All arms have rotary positions, as where `gap` asks what closes it; the baseline learned ones, too.
+`recall`: key-value pairs, then keys whose values must be predicted (induction). `copy`: a random string, a
+separator, and the string again. Their perplexity depends mostly on the tokens that need the right position.
+All arms use rotary positions, as most arms of the study `gap`; the baseline also runs with learned ones.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import Any
 
 from oelm.config.run_config import DataConfig
 from oelm.experiments.experiment import Experiment
-from oelm.experiments.studies.comparison import comparison
-from oelm.experiments.studies.gap import arms_of
+from oelm.experiments.studies.comparison import arms_of, with_rotary_arms
 from oelm.experiments.studies.paper import LM_BUDGET, LM_MODEL, language_model
 
-TASKS = ("recall", "copy")  # the built-in datasets task-recall and task-copy
+TASKS = ("recall", "copy")  # names of the built-in datasets without "task-"
 LEARNED_ARMS = ("baseline",)
 ROPE_ARMS = (
     *LEARNED_ARMS,
@@ -28,9 +27,8 @@ ROPE_ARMS = (
     "oelm-plus",
     "trained-plus",
 )
-TOKENIZER = "bpe-512"  # made of letters and digits: a small vocabulary is the task's own
-# Whole rows must fit into a window, or the answer is not in it. Trials are whole runs: whether a task is
-# learned at all shows only towards the end.
+TOKENIZER = "bpe-512"  # the rows consist of letters and digits
+# Tuning trials have the full number of steps: a task may be learned only towards the end of a run.
 MINI: dict[str, Any] = {
     "data.tokenizer": TOKENIZER,
     "budget.batch_size": 8,
@@ -50,17 +48,14 @@ def _task(task: str) -> list[Experiment]:
         "mini": MINI,
         "grids": GRIDS,
     }
-    learned = comparison(language_model, f"task-{task}", arms_of(LEARNED_ARMS, f" ({task})"), **settings)
-    rope = comparison(
+    return with_rotary_arms(
         language_model,
         f"task-{task}",
+        arms_of(LEARNED_ARMS, f" ({task})"),
         arms_of(ROPE_ARMS, f" ({task}, rotary positions)"),
-        suffix="-rope",
-        baseline_of_first=learned[0].id,
-        model=replace(LM_MODEL, position="rope"),
+        rotary_model=replace(LM_MODEL, position="rope"),
         **settings,
     )
-    return [*learned, *rope]
 
 
 EXPERIMENTS = [e for task in TASKS for e in _task(task)]
