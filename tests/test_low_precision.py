@@ -1,4 +1,4 @@
-"""No bf16 or fp16 matmul on a CPU before the probe has passed: the probe, and the guard of the tests."""
+"""The probe for bf16 and fp16 matmuls on CPUs, and the guard that stops them in other tests."""
 
 import contextlib
 import subprocess
@@ -19,7 +19,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 
 
 def caught(run, *args):
-    """Whether the guard stops this call, before anything is computed."""
+    """Return whether the guard stops this call."""
     try:
         run(*args)
     except LowPrecisionMatmul:
@@ -66,12 +66,12 @@ def test_the_guard_stops_low_precision(name, dtype):
 
 @pytest.mark.parametrize("name", [name for name in MATMULS if name != "autocast"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
-def test_the_guard_lets_other_dtypes_through(name, dtype):
+def test_the_guard_allows_fp32_and_fp64(name, dtype):
     assert MATMULS[name](dtype) is not None
 
 
-def test_the_guard_sees_backward_passes_and_other_threads():
-    class LowOnTheWayBack(torch.autograd.Function):
+def test_the_guard_works_in_backward_passes_and_other_threads():
+    class LowPrecisionBackward(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             return x.clone()
@@ -80,7 +80,7 @@ def test_the_guard_sees_backward_passes_and_other_threads():
         def backward(ctx, grad):
             return (grad.to(BF16) @ square(BF16)).float()
 
-    y = LowOnTheWayBack.apply(torch.ones(8, 8, requires_grad=True)).sum()
+    y = LowPrecisionBackward.apply(torch.ones(8, 8, requires_grad=True)).sum()
     assert caught(y.backward)
     answers = []
     thread = threading.Thread(target=lambda: answers.append(caught(MATMULS["@"], BF16)))
@@ -92,7 +92,7 @@ def test_the_guard_sees_backward_passes_and_other_threads():
 PROGRAM = "import torch; x = torch.ones(8, 8); print((x @ x).sum().item()); x.bfloat16() @ x.bfloat16()"
 
 
-def test_the_guard_is_on_in_processes_that_tests_start():
+def test_the_guard_works_in_subprocesses():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False
     )
@@ -100,7 +100,7 @@ def test_the_guard_is_on_in_processes_that_tests_start():
     assert "LowPrecisionMatmul: aten::mm on torch.bfloat16 tensors on the CPU" in done.stderr
 
 
-def test_a_violation_that_the_code_swallows_is_remembered():
+def test_a_violation_is_recorded_when_the_code_catches_the_exception():
     with contextlib.suppress(Exception):
         MATMULS["@"](BF16)
     assert low_precision_guard.violations == ["aten::mm"]  # which fails the test at its end, see conftest.py
@@ -122,7 +122,7 @@ def fresh_probe():
         ("import time; time.sleep(600)", "did not finish in 1 s"),
     ],
 )
-def test_a_failed_probe_is_a_clear_error(monkeypatch, fresh_probe, program, detail):
+def test_a_failed_probe_is_an_error_with_the_cause(monkeypatch, fresh_probe, program, detail):
     monkeypatch.setattr(low_precision, "_PROBE", program)
     monkeypatch.setattr(low_precision, "_TIMEOUT", 1.0 if "sleep" in program else 300.0)
     with pytest.raises(UsageError) as error:
@@ -133,7 +133,7 @@ def test_a_failed_probe_is_a_clear_error(monkeypatch, fresh_probe, program, deta
     )
 
 
-def test_the_answer_of_a_passed_probe_is_kept(monkeypatch, fresh_probe):
+def test_the_result_of_a_probe_is_cached(monkeypatch, fresh_probe):
     monkeypatch.setattr(low_precision, "_PROBE", "print('a greeting of the site'); print(0.5)")
     assert require_cpu_matmul("bf16", "", "") == (True, "passed at 0.5 times the speed of fp32")
     monkeypatch.setattr(low_precision, "_PROBE", "raise RuntimeError")
@@ -141,5 +141,5 @@ def test_the_answer_of_a_passed_probe_is_kept(monkeypatch, fresh_probe):
 
 
 @pytest.mark.bf16
-def test_a_marked_test_may_use_bf16_where_the_probe_has_passed():
+def test_a_test_marked_bf16_may_use_bf16_if_the_probe_passed():
     assert torch.equal(MATMULS["@"](BF16), torch.full((8, 8), 8.0, dtype=BF16))

@@ -1,7 +1,6 @@
-"""Errors meant for people: what was wrong, where, and what to do.
+"""Errors that a user can cause and fix.
 
-Every error that a user can cause is an `OelmError`; the command line prints its message without a
-traceback and exits with `exit_code`.
+The command line prints their message without a traceback and exits with `exit_code`.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from collections.abc import Iterable
 
 
 class OelmError(Exception):
-    """Something the user can put right. The message says what, where and how.
+    """An error that the user can fix. The message says what is wrong, where, and what to do.
 
-    `remedy`, where given, is what to do: a part of the message, and a field for whoever shows it apart.
+    `remedy` says what to do. It is part of the message and also a field of its own.
 
     >>> error = OelmError("no network.", remedy="Set HF_HUB_OFFLINE=1.")
     >>> print(error)
@@ -29,17 +28,17 @@ class OelmError(Exception):
 
 
 class TransientError(OelmError):
-    """An error that may be gone at the next attempt (a network, another process): launchers retry the run."""
+    """An error that may not occur again (network, other processes). Launchers retry the run."""
 
 
 class UsageError(OelmError):
-    """A wrong name, flag or value: exit code 2, as command lines do."""
+    """An unknown name or an invalid flag or value. The command line exits with code 2."""
 
     exit_code = 2
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str], see: str = "") -> UsageError:
-    """The error for a name that is not among `valid`, with the nearest one that is.
+    """Return the error for a name that is not in `valid`; it suggests the nearest valid name.
 
     `see` names a command that lists all valid names; use it where they are too many to print.
 
@@ -48,7 +47,7 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], see: str = "") -> U
     """
     names = list(valid)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if not near:  # users also differ in case and separators
+    if not near:  # the name may differ only in case and separators
         folded = {_fold(n): n for n in names}
         near = [folded[_fold(name)]] if _fold(name) in folded else []
     hint = f"; did you mean '{near[0]}'?" if near else "."

@@ -1,7 +1,7 @@
-"""Whether this CPU can multiply bf16 and fp16 matrices, found out without risk to the calling process.
+"""Test in a separate process whether this CPU can multiply bf16 and fp16 matrices.
 
-Some CPUs (or the virtual machines on them) list the instructions, for example amx_bf16, and trap at the first
-one: the process dies with SIGILL. So no bf16 or fp16 matmul runs on a CPU before this probe has passed.
+Some CPUs and virtual machines report instructions such as amx_bf16 but kill the process with SIGILL when one
+is executed. Therefore no bf16 or fp16 matmul runs on a CPU before this probe has passed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from oelm.errors import UsageError
 
 LowPrecision = Literal["bf16", "fp16"]
 
-# Matmuls of the size a training step really does: small ones take another code path and prove nothing.
-# Prints the speed relative to fp32: a CPU that only emulates the format passes, but may be ten times slower.
+# The matrices are as large as in a training step, because small ones use other CPU instructions.
+# The program prints the speed relative to fp32: a CPU that emulates the format may be ten times slower.
 _PROBE = """
 import sys, time, torch
 seconds = []
@@ -36,13 +36,15 @@ _TIMEOUT = 120.0
 
 
 class Probe(NamedTuple):
+    """The result of a probe; `detail` completes the sentence "the probe ..."."""
+
     passed: bool
-    detail: str  # continues a sentence that begins with "the probe": "was killed by SIGILL"
+    detail: str
 
 
 @cache
 def probe_cpu_matmul(dtype: LowPrecision) -> Probe:
-    """Run forward and backward matmuls in `dtype` in a process of their own; the answer is kept."""
+    """Run forward and backward matmuls in `dtype` in a separate process. The result is cached."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROBE, dtype],
@@ -69,7 +71,7 @@ def _signal_name(number: int) -> str:
 
 
 def require_cpu_matmul(dtype: LowPrecision, what: str, instead: str) -> Probe:
-    """The passed probe, or an error that says `what` cannot work on this CPU and what to use `instead`."""
+    """Return the probe if it passed, else raise an error: `what` fails on this CPU, use `instead`."""
     probe = probe_cpu_matmul(dtype)
     if not probe.passed:
         raise UsageError(

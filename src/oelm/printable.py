@@ -1,12 +1,12 @@
-"""Text from a file, a folder name or the environment, made safe to print on a terminal."""
+"""Escape untrusted text (file content, folder names, environment) before printing it on a terminal."""
 
 from __future__ import annotations
 
 import re
 
-# C0 and C1 control characters (with ESC, which begins terminal commands), line and paragraph separators,
-# the characters that reorder or hide text (bidirectional overrides and isolates, zero-width characters,
-# the byte order mark), and half surrogates, which cannot be encoded (a file name that is not UTF-8).
+# Control characters (C0, C1 and ESC, which starts terminal commands), line and paragraph separators,
+# characters that reorder or hide text (bidirectional controls, zero-width characters, the byte order mark),
+# and lone surrogates, which stand for the bytes of a file name that is not UTF-8.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufff9-\ufffb]"
 )
@@ -14,9 +14,9 @@ _UNSAFE_IN_LINES = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x08\x0
 
 
 def printable(text: object, *, lines: bool = False) -> str:
-    r"""`text` on one line, with every character that a terminal would obey shown escaped.
+    r"""Return `text` with every control character escaped.
 
-    `lines` keeps line breaks and tabs, for text that has several lines.
+    `lines=True` keeps line breaks and tabs.
 
     >>> print(printable("GPT-01\x1b[2J\nfinished"))
     GPT-01\x1b[2J\nfinished
@@ -25,7 +25,7 @@ def printable(text: object, *, lines: bool = False) -> str:
 
 
 def printable_json(text: str) -> str:
-    r"""A JSON document whose strings hold no such character either; it still means the same.
+    r"""Return a JSON document with the same value and no control character in its strings.
 
     >>> printable_json('"\x9b2J"') == '"' + chr(92) + 'u009b2J"'
     True

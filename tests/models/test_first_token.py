@@ -1,4 +1,4 @@
-"""A classifier that computes only what its head reads says and learns what transformers' own does."""
+"""A classifier whose last layer computes only the first token has unchanged logits and gradients."""
 
 import copy
 
@@ -41,53 +41,53 @@ def gradients(model, mask):
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "electra"])
 @pytest.mark.parametrize("mask", [None, MASK], ids=["full", "padded"])
-def test_logits_and_gradients_are_those_of_the_whole_layer(kind, mask):
-    whole = classifier(kind)
-    lean = copy.deepcopy(whole)
-    assert compute_only_first_token(lean)
+def test_logits_and_gradients_do_not_change(kind, mask):
+    plain = classifier(kind)
+    patched = copy.deepcopy(plain)
+    assert compute_only_first_token(patched)
     torch.testing.assert_close(
-        lean(input_ids=IDS, attention_mask=mask).logits, whole(input_ids=IDS, attention_mask=mask).logits
+        patched(input_ids=IDS, attention_mask=mask).logits, plain(input_ids=IDS, attention_mask=mask).logits
     )
-    theirs, ours = gradients(whole, mask), gradients(lean, mask)
+    theirs, ours = gradients(plain, mask), gradients(patched, mask)
     assert ours.keys() == theirs.keys()
     for name, gradient in theirs.items():
         torch.testing.assert_close(ours[name], gradient, msg=name, atol=1e-6, rtol=1e-4)
-    assert lean.state_dict().keys() == whole.state_dict().keys()
+    assert patched.state_dict().keys() == plain.state_dict().keys()
 
 
 @pytest.mark.parametrize("method", ["oelm-freeze", "oelm-lowrank"])
-def test_it_holds_under_a_method(method):
-    whole = classifier("bert")
-    lean = copy.deepcopy(whole)
-    compute_only_first_token(lean)
-    for model in (whole, lean):
+def test_gradients_do_not_change_with_a_method_applied(method):
+    plain = classifier("bert")
+    patched = copy.deepcopy(plain)
+    compute_only_first_token(patched)
+    for model in (plain, patched):
         apply(model, method, seed=3)
-    theirs, ours = gradients(whole, MASK), gradients(lean, MASK)
+    theirs, ours = gradients(plain, MASK), gradients(patched, MASK)
     assert ours.keys() == theirs.keys()
     for name, gradient in theirs.items():
         torch.testing.assert_close(ours[name], gradient, msg=name, atol=1e-6, rtol=1e-4)
 
 
-def test_a_copy_works_for_itself():
-    lean = classifier("bert")
-    compute_only_first_token(lean)
-    other = copy.deepcopy(lean)
+def test_a_deep_copy_uses_its_own_weights():
+    patched = classifier("bert")
+    compute_only_first_token(patched)
+    other = copy.deepcopy(patched)
     with torch.no_grad():
         other.bert.encoder.layer[-1].output.dense.weight.zero_()
-    assert not torch.equal(lean(input_ids=IDS).logits, other(input_ids=IDS).logits)
+    assert not torch.equal(patched(input_ids=IDS).logits, other(input_ids=IDS).logits)
 
 
-def test_models_that_read_otherwise_are_left_alone():
+def test_unsupported_models_are_not_patched():
     config = transformers.AutoConfig.for_model("distilbert", vocab_size=50, dim=16, n_layers=1, n_heads=2)
     assert not compute_only_first_token(transformers.AutoModelForSequenceClassification.from_config(config))
     assert not compute_only_first_token(classifier("bert").bert)
 
 
-def test_the_flop_model_counts_what_is_left():
-    whole = classifier("bert")
-    lean = copy.deepcopy(whole)
-    compute_only_first_token(lean)
-    before, after = (flop_model(m).step(4, 12) for m in (whole, lean))
+def test_the_flop_model_does_not_count_skipped_work():
+    plain = classifier("bert")
+    patched = copy.deepcopy(plain)
+    compute_only_first_token(patched)
+    before, after = (flop_model(m).step(4, 12) for m in (plain, patched))
     d, ff, tokens, rows = 16, 32, 48, 4
     skipped = (2 * d * d + 2 * d * ff) * (tokens - rows)  # q, o and the MLP of one layer
     assert before.forward - after.forward == 2 * skipped

@@ -15,7 +15,7 @@ def model():
     return GPT(gpt_config("smoke", vocab_size=40, context=8), seeded())
 
 
-def test_the_same_seed_gives_the_same_text_also_past_the_context(model):
+def test_the_same_seed_gives_the_same_tokens_beyond_the_context(model):
     prompt = torch.tensor([1, 2, 3])
     a = generate(model, prompt, 20, generator=seeded(7))
     assert torch.equal(a, generate(model, prompt, 20, generator=seeded(7)))
@@ -24,19 +24,19 @@ def test_the_same_seed_gives_the_same_text_also_past_the_context(model):
     assert model.training
 
 
-def test_temperature_zero_follows_the_logits(model):
+def test_temperature_zero_takes_the_most_likely_token(model):
     prompt = torch.tensor([5, 6])
     token = generate(model, prompt, 1, temperature=0)[-1]
     assert token == model.eval().logits(prompt[None])[0, -1].argmax()
     model.train()
 
 
-def test_it_stops_at_the_stop_token(model):
+def test_generation_ends_after_the_stop_token(model):
     first = generate(model, torch.tensor([1]), 1, temperature=0)[-1]
     assert len(generate(model, torch.tensor([1]), 9, temperature=0, stop_id=int(first))) == 2
 
 
-def test_top_k_and_top_p_keep_what_they_promise():
+def test_top_k_and_top_p_restrict_the_sampled_tokens():
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
     g = seeded()
     assert {int(sample(logits, top_k=2, generator=g)) for _ in range(200)} == {0, 1}
@@ -46,7 +46,7 @@ def test_top_k_and_top_p_keep_what_they_promise():
     assert abs(drawn.count(0) / 4000 - 0.5) < 0.04
 
 
-def test_bad_settings_are_refused(model):
+def test_invalid_sampling_settings_are_errors(model):
     for bad in ({"temperature": -1}, {"top_k": -1}, {"top_p": 0}, {"top_p": 1.5}):
         with pytest.raises(UsageError):
             sample(torch.zeros(4), **bad)

@@ -1,4 +1,4 @@
-"""Our GPT: exact sizes, heads that do not see padding, saving and loading, bad shapes refused."""
+"""Our GPT: parameter counts, causality, padding, saving and loading, invalid configs."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def count(config):
     return sum(p.numel() for p in model.parameters())
 
 
-def test_the_studys_parameter_counts():
+def test_parameter_counts_of_the_original_study():
     assert count(gpt_config("medium-512")) == 44_896_768
     assert count(gpt_config("medium-512", classes=2, causal=False)) == 44_897_794
     with torch.device("meta"):
@@ -42,7 +42,7 @@ def test_every_size_trains_one_step(size, position):
 
 
 @pytest.mark.parametrize("position", ["learned", "rope"])
-def test_a_language_model_never_sees_the_future(position):
+def test_logits_do_not_depend_on_later_tokens(position):
     model = small(position=position)
     ids = torch.randint(61, (1, 12), generator=seeded(2))
     changed = ids.clone()
@@ -59,14 +59,14 @@ def test_a_language_model_never_sees_the_future(position):
     causal=st.booleans(),
     relative=st.booleans(),
 )
-def test_a_rows_class_logits_depend_neither_on_padding_nor_on_its_batch(lengths, extra, causal, relative):
+def test_class_logits_do_not_depend_on_padding_or_on_the_batch(lengths, extra, causal, relative):
     model = small(classes=3, causal=causal)
     if relative:
         for block in model.blocks:
             block.attn.add_relative_bias(6)
             torch.nn.init.normal_(block.attn.relative_bias, generator=seeded(5))
     rows = [torch.randint(61, (n,), generator=seeded(n)) for n in lengths]
-    ids = torch.randint(61, (len(rows), max(lengths) + extra), generator=seeded(9))  # garbage as padding
+    ids = torch.randint(61, (len(rows), max(lengths) + extra), generator=seeded(9))  # random padding
     for i, row in enumerate(rows):
         ids[i, : len(row)] = row
     together = model.classify(ids, torch.tensor(lengths))
@@ -75,10 +75,10 @@ def test_a_rows_class_logits_depend_neither_on_padding_nor_on_its_batch(lengths,
         assert torch.allclose(together[i], alone, atol=1e-5)
 
 
-def test_rotary_scores_depend_on_distance_only():
-    from oelm.models.gpt import rotate, rotation_table
+def test_rotary_attention_scores_depend_only_on_the_distance():
+    from oelm.models.gpt import rotary_table, rotate
 
-    table = rotation_table(GPTConfig(vocab_size=5, context=32, width=16, heads=2))
+    table = rotary_table(GPTConfig(vocab_size=5, context=32, width=16, heads=2))
     q, k = torch.randn(2, 1, 1, 1, 8, generator=seeded())
 
     def score(i, j):
@@ -88,7 +88,7 @@ def test_rotary_scores_depend_on_distance_only():
     assert not torch.allclose(score(9, 4), score(9, 5), atol=1e-3)
 
 
-def test_relative_bias_starts_as_no_change_and_trains():
+def test_a_new_relative_bias_changes_nothing_and_gets_gradients():
     model = small()
     ids = torch.randint(61, (2, 20), generator=seeded(3))
     before = model.logits(ids)
@@ -99,7 +99,7 @@ def test_relative_bias_starts_as_no_change_and_trains():
     assert model.blocks[0].attn.relative_bias.grad.abs().sum() > 0
 
 
-def test_save_and_load_bit_equal(tmp_path):
+def test_a_loaded_model_has_the_same_config_and_weights(tmp_path):
     model = small(position="rope")
     model.save(tmp_path)
     again = GPT.load(tmp_path)
@@ -107,23 +107,23 @@ def test_save_and_load_bit_equal(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-def test_a_foreign_folder_is_refused(tmp_path):
+def test_loading_a_folder_that_is_not_a_saved_gpt_is_an_error(tmp_path):
     with pytest.raises(OelmError, match=r"no config\.json"):
         GPT.load(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
     with pytest.raises(OelmError, match="oelm-gpt"):
         GPT.load(tmp_path)
     for name, content in (("model.safetensors", b"nonsense"), ("config.json", b"{"), ("config.json", b"[]")):
-        GPT(gpt_config("smoke", vocab_size=9)).save(tmp_path / "hurt")
-        (tmp_path / "hurt" / name).write_bytes(content)
+        GPT(gpt_config("smoke", vocab_size=9)).save(tmp_path / "damaged")
+        (tmp_path / "damaged" / name).write_bytes(content)
         with pytest.raises(OelmError, match=name):
-            GPT.load(tmp_path / "hurt")
+            GPT.load(tmp_path / "damaged")
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"heads": 7}, "does not divide"),
+        ({"heads": 7}, "not divisible"),
         ({"layers": 0}, "at least 1"),
         ({"dropout": 1.0}, "dropout"),
         ({"position": "alibi"}, "position"),
@@ -132,12 +132,12 @@ def test_a_foreign_folder_is_refused(tmp_path):
         ({"classes": -1}, "classes"),
     ],
 )
-def test_impossible_shapes(fields, message):
+def test_invalid_configs_are_errors(fields, message):
     with pytest.raises(UsageError, match=message):
         GPTConfig(**fields)
 
 
-def test_wrong_use_is_named():
+def test_wrong_use_is_an_error():
     with pytest.raises(UsageError, match="medium-512"):
         gpt_config("medium_512")
     with pytest.raises(UsageError, match="context"):

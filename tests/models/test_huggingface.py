@@ -1,4 +1,4 @@
-"""transformers' GPT-2 is the outside oracle of our GPT."""
+"""Our GPT has the logits and gradients of the Hugging Face GPT-2."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def seeded(seed=0):
 
 
 def trained(method="baseline"):
-    """A model a few steps away from its start, so that biases and norms are not at their defaults."""
+    """Return a model after three training steps, so that biases and norms have changed."""
     model = GPT(gpt_config("smoke", vocab_size=61, context=24), seeded())
     apply(model, method)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
@@ -31,7 +31,7 @@ EXPORTED = ["baseline", "oelm-freeze", "oelm-lowrank", "oelm-core", "oelm-temper
 
 
 @pytest.mark.parametrize("method", EXPORTED)
-def test_logits_agree_both_ways(tmp_path, method):
+def test_exported_and_imported_models_have_the_same_logits(tmp_path, method):
     from transformers import GPT2LMHeadModel
 
     ours = trained(method)
@@ -62,7 +62,7 @@ def test_loss_and_gradients_agree_with_transformers():
         assert torch.allclose(mine.grad, want, atol=1e-4)
 
 
-def test_what_gpt2_cannot_hold_is_refused(tmp_path):
+def test_exporting_a_model_that_gpt2_cannot_represent_is_an_error(tmp_path):
     with pytest.raises(OelmError, match="rotary"):
         export_hf(GPT(gpt_config("smoke", vocab_size=9, position="rope")), tmp_path)
     with pytest.raises(OelmError, match="classification"):
@@ -77,7 +77,7 @@ def test_what_gpt2_cannot_hold_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_import_refuses_what_ours_cannot_hold(tmp_path):
+def test_importing_a_model_that_our_gpt_cannot_represent_is_an_error(tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     shape = {"vocab_size": 9, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
@@ -89,7 +89,7 @@ def test_import_refuses_what_ours_cannot_hold(tmp_path):
     biased.save_pretrained(tmp_path / "biased")
     with pytest.raises(OelmError, match="no bias in Q/K/V/O"):
         import_hf(tmp_path / "biased")
-    with pytest.raises(OelmError, match="not a transformers folder"):
+    with pytest.raises(OelmError, match="not a Hugging Face model folder"):
         import_hf(tmp_path / "nothing")
 
 
@@ -102,24 +102,24 @@ def test_import_refuses_what_ours_cannot_hold(tmp_path):
         {"scale_attn_by_inverse_layer_idx": True},
     ],
 )
-def test_import_refuses_a_gpt2_that_computes_something_else(tmp_path, setting):
+def test_importing_unsupported_gpt2_settings_is_an_error(tmp_path, setting):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     shape = {"vocab_size": 9, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2}
     GPT2LMHeadModel(GPT2Config(**shape, activation_function="gelu", **setting)).save_pretrained(tmp_path)
-    with pytest.raises(OelmError, match=f"its {next(iter(setting))} is"):
+    with pytest.raises(OelmError, match=f"cannot represent {next(iter(setting))}="):
         import_hf(tmp_path)
 
 
-def test_import_of_a_foreign_or_damaged_folder_is_a_clear_error(tmp_path):
+def test_importing_another_model_type_or_damaged_files_is_an_error(tmp_path):
     from transformers import BertConfig
 
     BertConfig().save_pretrained(tmp_path / "bert")
-    with pytest.raises(OelmError, match="holds a bert, not a GPT-2"):
+    with pytest.raises(OelmError, match="is a bert model, not GPT-2"):
         import_hf(tmp_path / "bert")
     for name, content in (("model.safetensors", b"nonsense"), ("config.json", b"{")):
         folder = tmp_path / name
         export_hf(trained(), folder)
         (folder / name).write_bytes(content)
-        with pytest.raises(OelmError, match="not load"):
+        with pytest.raises(OelmError, match="cannot load"):
             import_hf(folder)

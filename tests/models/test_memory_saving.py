@@ -1,4 +1,4 @@
-"""The lean operations against plain autograd."""
+"""The memory-saving operations have the values and gradients of plain autograd."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def seeded(seed=0):
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_gelu_linear_has_the_plain_value_and_gradients(trained):
+def test_gelu_linear_equals_plain_autograd(trained):
     layer = nn.Linear(6, 4)
     layer.requires_grad_(trained)
     x = torch.randn(2, 3, 6, generator=seeded()).requires_grad_()
@@ -29,7 +29,7 @@ def test_gelu_linear_has_the_plain_value_and_gradients(trained):
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_the_tied_weights_gradient_is_the_plain_one(micro_batches):
+def test_the_gradient_of_the_tied_weight_equals_plain_autograd(micro_batches):
     model = GPT(gpt_config("smoke", vocab_size=23, context=12), seeded())
     ids = torch.randint(23, (4, 13), generator=seeded(2))
     for part in ids.chunk(micro_batches):

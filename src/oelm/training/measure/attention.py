@@ -84,7 +84,7 @@ def _keep(seen: dict[str, Tensor], name: str) -> Any:
 
 def _keep_bias(seen: dict[str, Tensor], name: str) -> Any:
     def hook(attn: Attention, inputs: tuple[Tensor, ...], _output: Any) -> None:
-        seen[name] = attn._bias(inputs[0].shape[1], None).float()
+        seen[name] = attn.relative_scores(inputs[0].shape[1], None).float()
 
     return hook
 
