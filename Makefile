@@ -9,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: test check lint types unit torture demo documents install clean
+.PHONY: test check lint types unit torture demo documents translations install clean
 
 install: $(STAMP)
 
@@ -46,6 +46,10 @@ documents: install
 	$(BIN)/oelm report --runs results --markdown docs/results.md
 	$(BIN)/oelm report --runs results --claims docs/claims.md
 	$(BIN)/python -m benchmarks page
+
+# After a change of a sentence in the report: run it, translate the new sentences in oelm.po, run it again.
+translations: install
+	$(BIN)/python tools/translations.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

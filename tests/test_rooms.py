@@ -31,7 +31,6 @@ ORDER = (
     "cli",
 )
 MAY_KNOW: dict[str, set[str]] = {room: set(ORDER[:n]) for n, room in enumerate(ORDER)}
-MAY_KNOW["analysis"] |= {"report"}  # until messages are translated with gettext
 MAY_KNOW["bench"] = MAY_KNOW["report"]
 MAY_KNOW["cli"] |= {"bench"}
 MAY_KNOW["files"] = set()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_factory import analyze, cls_config, lm_config, write_arm, write_run, write_study, write_trials
 from scipy import stats
 
 from oelm.analysis.analyze import architecture
@@ -17,10 +16,13 @@ from oelm.analysis.compare import Comparison
 from oelm.analysis.verdict import FAILS, HOLDS, NO_INTERVAL, REFUSED, UNDECIDED, WITHHELD
 from oelm.config.run_config import TuneConfig
 from oelm.experiments.catalogue import reported_with
-from oelm.report import closing, findings
+from oelm.report.comparisons import goal_table
 from oelm.report.document import plain
-from oelm.report.words import Words, plainly, what_it_says
+from oelm.report.sentences import conclusion, sentences
+from oelm.report.summary import cards, headline
+from oelm.report.translate import Translator
 from oelm.runs.folder import run_path
+from run_factory import analyze, cls_config, lm_config, write_arm, write_run, write_study, write_trials
 
 A, B = (8.5, 8.8, 8.6), (8.0, 8.1, 8.2)
 
@@ -115,12 +117,12 @@ def test_the_studys_unequal_rates_get_no_verdict_and_say_so_first(tmp_path):
     (c,) = analysis.comparisons.of("baseline")
     assert (c.target.outcome, c.sign.outcome) == (WITHHELD, WITHHELD)
     assert c.effect is not None  # the numbers are shown
-    (card,) = findings.cards(analysis, Words()).cards
+    (card,) = cards(analysis, Translator())[0].cards
     assert (card.tone, card.badge) == ("open", "no verdict")
     assert plain(card.lines[0]).startswith(
         "No verdict: not a fair comparison (learning rates 0.01 and 0.004, neither tuned)."
     )
-    assert findings.lead(analysis, Words()).startswith("1 without a verdict")
+    assert headline(analysis, Translator()).startswith("1 without a verdict")
 
 
 def test_tuning_only_one_arm_gets_no_verdict(tmp_path):
@@ -169,8 +171,8 @@ def test_arms_with_identical_predictions_are_not_within_the_margin(tmp_path):
         write_run(tmp_path, cls_config("GPT-CLS-02", "oelm-freeze", seed=seed), hits=hits)
     (c,) = analyze(tmp_path).comparisons.of("baseline")
     assert (c.target.outcome, c.target.because) == (UNDECIDED, "identical")
-    said = " ".join(map(str, what_it_says(c)))
-    assert "identical results in every seed" in said
+    said = " ".join(map(str, sentences(c)))
+    assert "the same result for every seed" in said
     assert "0.00 to" not in said
     assert "possible" not in said
 
@@ -182,10 +184,10 @@ def test_an_interval_wider_than_the_scale_says_so(tmp_path):
         write_run(tmp_path, cls_config(seed=seed), hits=hits[0])
         write_run(tmp_path, cls_config("GPT-CLS-02", "oelm-freeze", seed=seed), hits=hits[1])
     (c,) = analyze(tmp_path).comparisons.of("baseline")
-    said = " ".join(map(str, what_it_says(c)))
-    assert "(95 % confidence interval: too wide to say anything; n = 2)" in said
-    assert "n = 2 seeds: the interval is too wide to say anything; run more seeds" in said
-    assert str(plainly(c)) == "oelm-freeze and baseline: nothing can be said yet."
+    said = " ".join(map(str, sentences(c)))
+    assert "(95 % confidence interval: too wide to be informative; n = 2)" in said
+    assert "with n = 2 seeds the interval is too wide to be informative; run more seeds" in said
+    assert str(conclusion(c)) == "oelm-freeze and baseline: no conclusion is possible yet."
 
 
 def test_a_phase_of_the_report_holds_its_runs_alone(tmp_path):
@@ -227,7 +229,7 @@ def test_a_rate_that_diverged_in_tuning_is_no_missing_trial(tmp_path):
 
 def test_selection_on_the_test_split_is_flagged(tmp_path):
     c = pair(tmp_path / "split", validation_print="e" * 64)
-    assert "chose the checkpoint" in texts(c.flags)
+    assert "checkpoint was selected on the reported split" in texts(c.flags)
     write_trials(tmp_path / "trials", lm_config(seed=0), test=True)
     (tmp_path / "trials").mkdir(exist_ok=True)
     for seed in range(2):
@@ -238,7 +240,7 @@ def test_selection_on_the_test_split_is_flagged(tmp_path):
 
 
 def test_a_failed_freeze_audit_is_flagged(tmp_path):
-    assert "audit did not hold" in texts(pair(tmp_path, audit_ok=False).flags)
+    assert "the freeze audit failed" in texts(pair(tmp_path, audit_ok=False).flags)
 
 
 def test_another_architecture_is_flagged_not_refused(tmp_path):
@@ -258,14 +260,14 @@ def test_missing_partners_are_said(tmp_path):
 
 
 def test_identical_seeds_are_suspicious(tmp_path):
-    assert "agree to the last digit" in texts(pair(tmp_path, arm=(8.5, 8.5, 8.5)).flags)
+    assert "have exactly the same result" in texts(pair(tmp_path, arm=(8.5, 8.5, 8.5)).flags)
 
 
 def test_a_baseline_not_run_yet_is_waited_for(tmp_path):
     write_run(tmp_path, lm_config("GPT-02", "oelm-freeze"), 8.5)
     analysis = analyze(tmp_path)
     assert analysis.comparisons.made == ()
-    assert "waits for finished runs of GPT-01" in texts(analysis.comparisons.waiting)
+    assert "waiting for finished runs of GPT-01" in texts(analysis.comparisons.waiting)
 
 
 def test_orthogonality_control_and_baseline_are_three_questions(tmp_path):
@@ -313,7 +315,7 @@ def test_lost_predictions_widen_the_interval_and_are_said(tmp_path):
     lost = classifiers(tmp_path / "lost", predictions=False)
     assert lost.test_error == "binomial"
     assert lost.effect.test_se > kept.effect.test_se
-    assert "predictions are missing" in texts(lost.flags)
+    assert "without predictions" in texts(lost.flags)
 
 
 @pytest.mark.parametrize(
@@ -392,7 +394,7 @@ def _no_loss(root: Path, plus: float, control: float, start: float, rope: float,
     found = analyze(root)
     kinds = {c.kind for c in found.comparisons.made if c.arm.id == "R-PLUS"}
     assert kinds == {"baseline", "control", "start", "plain"}
-    table = closing.no_loss(found, Words())[1]
+    table = goal_table(found, Translator())[1]
     (row,) = table.rows
     return ["".join(getattr(part, "text", part) for part in cell) for cell in row.cells]
 
@@ -432,4 +434,4 @@ def test_a_goal_needs_every_comparison_and_no_diverged_seed(tmp_path):
 
 def test_a_language_model_without_a_control_is_not_in_the_table_of_what_closes_the_gap(tmp_path):
     pair(tmp_path)
-    assert closing.no_loss(analyze(tmp_path), Words()) == []
+    assert goal_table(analyze(tmp_path), Translator()) == []

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_factory import analyze, cls_config, dump, lm_config, write_run, write_study, write_trials
 
 from oelm.analysis.load import load_runs
 from oelm.errors import OelmError
 from oelm.runs.keep import keep
+from run_factory import analyze, cls_config, dump, lm_config, write_run, write_study, write_trials
 
 
 def warnings_of(loaded) -> list[str]:
@@ -110,7 +110,7 @@ def test_a_copied_folder_counts_once(tmp_path):
     assert len(loaded.runs) == 1
     texts = " ".join(warnings_of(loaded))
     assert "seed=0" in texts
-    assert "also lies in" in texts
+    assert "is also in" in texts
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):

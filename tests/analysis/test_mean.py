@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from run_factory import analyze, cls_config, write_arm
 from scipy import stats
 
-from oelm.report.findings import mean_blocks
-from oelm.report.words import Words
+from oelm.report.comparisons import mean_table
+from oelm.report.translate import Translator
+from run_factory import analyze, cls_config, write_arm
 
 BASE = {"tinystories": (8.0, 8.4, 8.2), "wikitext2": (50.0, 52.0, 49.0)}
 ARM = {"tinystories": (9.9, 10.2, 10.2), "wikitext2": (60.0, 61.5, 59.5)}  # lucky seeds are lucky twice
@@ -31,7 +31,7 @@ def test_the_mean_is_taken_within_a_seed_and_its_interval_over_seeds(corpora):
     assert mean.effect.value == pytest.approx(np.mean(per_seed))
     assert mean.effect.interval == pytest.approx((want.low, want.high))
     assert mean.verdict.outcome == "fails"
-    row = mean_blocks(analyze(corpora), Words("en"))[1].rows[0]
+    row = mean_table(analyze(corpora), Translator())[1].rows[0]
     assert row.cells[:3] == ("X, 2 datasets (mini)", "oelm-freeze", "baseline")
     assert analyze(corpora).to_dict()["means"][0]["datasets"] == list(BASE)
 
@@ -77,7 +77,7 @@ def test_one_dataset_or_one_that_is_withheld_makes_no_mean(tmp_path, corpora):
     write_arm(alone, "tinystories", "baseline", BASE["tinystories"])
     write_arm(alone, "tinystories", "oelm-freeze", ARM["tinystories"])
     assert analyze(alone).means == []
-    assert mean_blocks(analyze(alone), Words("en")) == []
+    assert mean_table(analyze(alone), Translator()) == []
 
 
 def test_test_sets_count_for_accuracy(tmp_path):

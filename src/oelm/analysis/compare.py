@@ -20,7 +20,7 @@ import numpy as np
 
 from oelm.analysis import guards
 from oelm.analysis.load import FINISHED, Loaded, LoadedRun
-from oelm.analysis.messages import Message, say
+from oelm.analysis.messages import Message
 from oelm.analysis.statistics import (
     Estimate,
     binomial_se,
@@ -212,7 +212,13 @@ def compare_all(loaded: Loaded, planned: Planned) -> Comparisons:
             else:
                 missing = arm.id if not arm.finished else name
                 waiting.append(
-                    say("waiting", id=arm.id, reference=name, missing=missing, scale=arm.config.scale)
+                    Message(
+                        "{id} against {reference} ({scale}): waiting for finished runs of {missing}",
+                        id=arm.id,
+                        reference=name,
+                        missing=missing,
+                        scale=arm.config.scale,
+                    )
                 )
     for arm, twin in _orthogonality_pairs(arms):
         made.append(compare("orthogonality", arm, twin, loaded.trials, names))
@@ -321,7 +327,17 @@ def compare(
     effect, ratio, test_error, p = _perplexity(arm, reference) if perplexity else _accuracy(arm, reference)
     withhold = "diverged" if arm.diverged or reference.diverged else ""
     if at_chance(reference):
-        withhold, flags = "chance", (*flags, say("flag.chance", id=reference.id))
+        withhold, flags = (
+            "chance",
+            (
+                *flags,
+                Message(
+                    "{id} did not learn the task: its accuracy is no better than always predicting the most "
+                    "frequent class",
+                    id=reference.id,
+                ),
+            ),
+        )
     others = [name for name in (names or {}).get(arm.test_rows, ()) if name != arm.dataset_name]
     plans = [a.planned.get(a.config.scale) for a in (arm, reference)]
     caveats = guards.caveats(arm.finished[0].config, reference.finished[0].config, plans, others)
@@ -358,13 +374,29 @@ def at_chance(arm: Arm) -> bool:
 def _about_seeds(effect: Estimate, test_error: TestError, perplexity: bool) -> list[Message]:
     found = []
     if effect.way == "Welch":
-        found.append(say("flag.welch", seeds=", ".join(map(str, effect.unpaired))))
+        found.append(
+            Message(
+                "some seeds were run in one arm only ({seeds}): Welch's interval over all seeds is used "
+                "instead of pairs",
+                seeds=", ".join(map(str, effect.unpaired)),
+            )
+        )
     elif effect.unpaired:
-        found.append(say("flag.dropped", seeds=", ".join(map(str, effect.unpaired))))
+        found.append(
+            Message(
+                "seeds that were run in one arm only are left out: {seeds}",
+                seeds=", ".join(map(str, effect.unpaired)),
+            )
+        )
     if effect.way == "none":
-        found.append(say("flag.one_seed"))
+        found.append(Message("n = 1: no confidence interval, so no verdict"))
     if not perplexity and test_error == "binomial":
-        found.append(say("flag.binomial"))
+        found.append(
+            Message(
+                "without predictions, the test-set error is estimated from unpaired binomial distributions, "
+                "which is too wide"
+            )
+        )
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from oelm.analysis.compare import Arm
 from oelm.analysis.load import LoadWarning, Parameters
-from oelm.analysis.messages import say
+from oelm.analysis.messages import Message
 from oelm.errors import OelmError, UsageError
 from oelm.files.read import read_json
 from oelm.methods.method import Method
@@ -89,7 +89,10 @@ def read_benchmarks(folder: Path, warnings: list[LoadWarning]) -> list[StepRatio
             found.extend(_step_ratios(read_json(path), path))
         except (OelmError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             warnings.append(
-                LoadWarning(path, say("warn.benchmark", error=f"{type(error).__name__}: {error}"))
+                LoadWarning(
+                    path,
+                    Message("not a readable benchmark: {error}", error=f"{type(error).__name__}: {error}"),
+                )
             )
     return found
 

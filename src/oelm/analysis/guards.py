@@ -11,12 +11,23 @@ from dataclasses import replace
 from typing import Any
 
 from oelm.analysis.load import FAIRNESS, FINISHED, LoadedRun
-from oelm.analysis.messages import Message, say, state_name
+from oelm.analysis.messages import Message, state_name
 from oelm.config.diff import config_diff
 from oelm.config.run_config import RunConfig
 from oelm.data.catalogue import datasets
 
 DIVERGED = "diverged"
+
+# Facts of a run that must be equal in both arms: the metric, and the fields of `fairness` in results.json.
+RECORDED = {
+    "metric": Message("the metric"),
+    "data": Message("the training data"),
+    "tokenizer": Message("the tokenizer"),
+    "eval_set": Message("the evaluation set"),
+    "batch_rows": Message("the batch size"),
+    "steps": Message("the number of steps"),
+    "schedule": Message("the learning-rate schedule"),
+}
 
 # Fields of the config that make another question of it. Steps, rows and schedule are judged by what was
 # really done (`fairness` in results.json) as well.
@@ -52,11 +63,16 @@ def refusals(arm: Sequence[LoadedRun], reference: Sequence[LoadedRun]) -> tuple[
         mine, theirs = _values(arm, name), _values(reference, name)
         if mine != theirs or len(mine) > 1:
             found.append(
-                say("refuse.differs", what=say(f"field.{name}"), arm=_short(mine), reference=_short(theirs))
+                Message(
+                    "{what} differs: {arm} against {reference}",
+                    what=RECORDED[name],
+                    arm=_short(mine),
+                    reference=_short(theirs),
+                )
             )
     for name, (a, b) in _config_differences(arm[0].config, reference[0].config).items():
         if name in _QUESTION:
-            found.append(say("refuse.config", field=name, arm=a, reference=b))
+            found.append(Message("{what} differs: {arm} against {reference}", what=name, arm=a, reference=b))
     return tuple(found)
 
 
@@ -78,11 +94,15 @@ def caveats(
     found = _unequal_rates(a, b)
     for config, plan in zip((a, b), planned, strict=True):
         if plan is not None and (unusual := _unusual_budget(config, plan)):
-            found.append(say("withheld.budget", id=config.id, fields=unusual))
+            found.append(
+                Message(
+                    "the budget of {id} differs from the catalogue ({fields})", id=config.id, fields=unusual
+                )
+            )
     if any(stands_in(c) for c in (a, b)):
-        found.append(say("withheld.builtin", dataset=a.data.dataset))
+        found.append(Message("built-in generated text instead of {dataset}", dataset=a.data.dataset))
     if same_rows:
-        found.append(say("withheld.same_rows", others=tuple(same_rows)))
+        found.append(Message("the same test rows as {others}", others=tuple(same_rows)))
     return tuple(dict.fromkeys(found))
 
 
@@ -94,9 +114,21 @@ def stands_in(config: RunConfig) -> bool:
 
 def _unequal_rates(a: RunConfig, b: RunConfig) -> list[Message]:
     if a.tune.grid != b.tune.grid or a.tune.seeds != b.tune.seeds:
-        return [say("withheld.tuning", arm=_tuned(a), reference=_tuned(b))]
+        return [
+            Message(
+                "not a fair comparison (unequal tuning: {arm}; {reference})",
+                arm=_tuned(a),
+                reference=_tuned(b),
+            )
+        ]
     if not a.tune.grid and a.optim.lr != b.optim.lr:
-        return [say("withheld.rates", arm=f"{a.optim.lr:g}", reference=f"{b.optim.lr:g}")]
+        return [
+            Message(
+                "not a fair comparison (learning rates {arm} and {reference}, neither tuned)",
+                arm=f"{a.optim.lr:g}",
+                reference=f"{b.optim.lr:g}",
+            )
+        ]
     return []
 
 
@@ -124,8 +156,8 @@ def _mixed(runs: Sequence[LoadedRun]) -> list[Message]:
         differing = config_diff(replace(first.config, seed=0), replace(run.config, seed=0))
         if differing:
             return [
-                say(
-                    "refuse.mixed",
+                Message(
+                    "the seeds of {id} have different settings: seeds {a} and {b} differ in {fields}",
                     id=first.id,
                     a=first.seed,
                     b=run.seed,
@@ -158,11 +190,30 @@ def flags(
     for name, (x, y) in _config_differences(a, b).items():
         if name in _QUESTION:
             continue
-        key = "flag.architecture" if name.startswith("model.") else "flag.setting"
-        found.append(say(key, field=name, arm=x, reference=y))
+        if name.startswith("model."):
+            found.append(
+                Message(
+                    "different architecture, {field}: {arm} against {reference}; architecture gains are not "
+                    "attributed to freezing",
+                    field=name,
+                    arm=x,
+                    reference=y,
+                )
+            )
+        else:
+            found.append(
+                Message(
+                    "different setting, {field}: {arm} against {reference}", field=name, arm=x, reference=y
+                )
+            )
     unknown = [n for n in FAIRNESS if _values(arm, n) == {"None"} == _values(reference, n)]
     if unknown:
-        found.append(say("flag.unknown", fields=tuple(say(f"field.{n}") for n in unknown)))
+        found.append(
+            Message(
+                "not checked, because neither arm recorded it: {fields}",
+                fields=tuple(RECORDED[n] for n in unknown),
+            )
+        )
     found.extend(_identical(arm, reference))
     return tuple(dict.fromkeys(found))
 
@@ -172,17 +223,27 @@ def _states(every: Sequence[LoadedRun]) -> list[Message]:
     diverged = [r for r in every if r.state == DIVERGED]
     unfinished = [r for r in every if r.state not in (FINISHED, DIVERGED)]
     if diverged:
-        found.append(say("flag.diverged", n=len(diverged), runs=_named(diverged)))
+        found.append(
+            Message(
+                "{n} runs diverged and are not in the mean, so there is no verdict: {runs}",
+                n=len(diverged),
+                runs=_named(diverged),
+            )
+        )
     if unfinished:
-        found.append(say("flag.unfinished", n=len(unfinished), runs=_named(unfinished, state=True)))
+        found.append(
+            Message(
+                "{n} runs are not finished: {runs}", n=len(unfinished), runs=_named(unfinished, state=True)
+            )
+        )
     return found
 
 
 def _named(runs: Iterable[LoadedRun], state: bool = False) -> tuple[Message, ...]:
     return tuple(
-        say("run.state", id=r.id, seed=r.seed, state=state_name(r.state))
+        Message("{id} seed {seed} ({state})", id=r.id, seed=r.seed, state=state_name(r.state))
         if state
-        else say("run.name", id=r.id, seed=r.seed)
+        else Message("{id} seed {seed}", id=r.id, seed=r.seed)
         for r in runs
     )
 
@@ -193,7 +254,13 @@ def _selection(runs: Sequence[LoadedRun], trials: Sequence[LoadedRun]) -> list[M
     ids = {r.id for r in runs}
     peeked = [t for t in trials if t.id in ids and t.result and t.result.test is not None]
     if peeked:
-        found.append(say("flag.test_selection_trials", runs=_named(peeked)))
+        found.append(
+            Message(
+                "tuning trials were evaluated on the test split, so it may have influenced the choice of the "
+                "learning rate: {runs}",
+                runs=_named(peeked),
+            )
+        )
     judged = []
     for run in runs:
         prints = run.manifest.get("data", {})
@@ -202,45 +269,75 @@ def _selection(runs: Sequence[LoadedRun], trials: Sequence[LoadedRun]) -> list[M
         if run.result and held_out and held_out == run.result.fairness.get("eval_set"):
             judged.append(run)
     if judged:
-        found.append(say("flag.test_selection_split", runs=_named(judged)))
+        found.append(
+            Message(
+                "the checkpoint was selected on the reported split, so its score is too optimistic: {runs}",
+                runs=_named(judged),
+            )
+        )
     return found
 
 
 def _audits(arm: Sequence[LoadedRun]) -> list[Message]:
     failed = [r for r in arm if not r.audited]
-    return [say("flag.audit", runs=_named(failed))] if failed else []
+    return [Message("the freeze audit failed: {runs}", runs=_named(failed))] if failed else []
 
 
 def _tuning(a: RunConfig, b: RunConfig, trials: Sequence[LoadedRun]) -> list[Message]:
     found = []
     if not a.tune.grid and not b.tune.grid and a.optim.lr == b.optim.lr:
-        found.append(say("flag.untuned", arm=f"{a.optim.lr:g}"))
+        found.append(
+            Message("the learning rate was not tuned for either arm ({lr} for both)", lr=f"{a.optim.lr:g}")
+        )
     for config in (a, b):
         if not config.tune.grid:
             continue
         edges = (min(config.tune.grid), max(config.tune.grid))
         if len(config.tune.grid) > 2 and config.optim.lr in edges:
-            found.append(say("flag.grid_edge", id=config.id, lr=f"{config.optim.lr:g}"))
+            found.append(
+                Message(
+                    "the learning rate of {id} ({lr}) is at the edge of its grid; a better one may lie "
+                    "outside",
+                    id=config.id,
+                    lr=f"{config.optim.lr:g}",
+                )
+            )
         place = (config.study, config.id, config.scale)
         own = [t for t in trials if (t.config.study, t.id, t.config.scale) == place]
         have = sum(1 for t in own if t.result or t.state == DIVERGED)  # a rate that diverges is an answer
         promised = len(config.tune.grid) * max(1, len(config.tune.seeds))
         if have < promised:
-            found.append(say("flag.trials_missing", id=config.id, have=have, promised=promised))
+            found.append(
+                Message(
+                    "{id}: only {have} of {promised} tuning trials are in this runs folder",
+                    id=config.id,
+                    have=have,
+                    promised=promised,
+                )
+            )
     return found
 
 
 def _tuned(config: RunConfig) -> Message:
     if not config.tune.grid:
-        return say("tune.none", lr=f"{config.optim.lr:g}")
+        return Message("learning rate {lr}, not tuned", lr=f"{config.optim.lr:g}")
     grid = ", ".join(f"{lr:g}" for lr in config.tune.grid)
-    return say("tune.grid", lr=f"{config.optim.lr:g}", grid=grid, seeds=max(1, len(config.tune.seeds)))
+    return Message(
+        "learning rate {lr}, chosen from {grid} with {seeds} seed(s)",
+        lr=f"{config.optim.lr:g}",
+        grid=grid,
+        seeds=max(1, len(config.tune.seeds)),
+    )
 
 
 def _identical(arm: Sequence[LoadedRun], reference: Sequence[LoadedRun]) -> list[Message]:
     """Seeds that agree to the last bit are one run copied, or a seed that reaches nothing."""
     return [
-        say("flag.identical", id=runs[0].id, n=len(runs))
+        Message(
+            "all {n} seeds of {id} have exactly the same result: the seed seems to have no effect",
+            id=runs[0].id,
+            n=len(runs),
+        )
         for runs in (arm, reference)
         if len(runs) > 1 and runs[0].result and runs[0].result.metric == "ppl"
         if len({r.result.test for r in runs if r.result}) == 1

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from oelm.analysis.messages import Message, say
+from oelm.analysis.messages import Message
 from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError
 from oelm.runs.folder import Integrity, RunFolder, audit_holds
@@ -34,12 +34,8 @@ class LoadWarning:
     path: Path
     what: Message
 
-    def text(self, lang: str = "en") -> str:
-        """On one line, whatever a parser had to say."""
-        return " ".join(f"{self.path}: {self.what.text(lang)}".split())
-
     def __str__(self) -> str:
-        return self.text()
+        return " ".join(f"{self.path}: {self.what}".split())  # on one line, whatever a parser reported
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ class LoadedRun:
     def manifest(self) -> dict[str, Any]:
         manifest = self._lazy("manifest.json", RunFolder(self.path).manifest) or {}
         if problem := _manifest_problem(manifest):
-            self._warn("warn.file", file="manifest.json", error=problem)
+            self._warn(Message("{file} cannot be used: {error}", file="manifest.json", error=problem))
             return {}
         return manifest
 
@@ -134,7 +130,12 @@ class LoadedRun:
         labels, predicted = answers.get("labels"), answers.get("predicted")
         if isinstance(labels, list) and isinstance(predicted, list) and len(labels) == len(predicted) > 0:
             return np.asarray(labels), np.asarray(predicted)
-        self._warn("warn.predictions")
+        self._warn(
+            Message(
+                "predictions.json does not hold two lists of equal length; the test-set error is estimated "
+                "from the binomial distribution instead"
+            )
+        )
         return None
 
     @cached_property
@@ -153,7 +154,14 @@ class LoadedRun:
         hits = (self._answers[0] == self._answers[1]).astype(float)
         stated = self.result.test if self.result else None
         if stated is not None and abs(float(hits.mean()) - stated) > 1e-6:
-            self._warn("warn.predictions_differ", predicted=f"{hits.mean():.6f}", stated=f"{stated:.6f}")
+            self._warn(
+                Message(
+                    "predictions.json gives an accuracy of {predicted}, but results.json says {stated}; the "
+                    "predictions are not used",
+                    predicted=f"{hits.mean():.6f}",
+                    stated=f"{stated:.6f}",
+                )
+            )
             return None
         return hits
 
@@ -163,7 +171,7 @@ class LoadedRun:
         try:
             rows.extend(r for r in RunFolder(self.path).metrics(kind) if isinstance(r.get("step"), int))
         except (OelmError, OSError, UnicodeDecodeError, AttributeError) as error:
-            self._warn("warn.file", file="metrics.jsonl", error=str(error))
+            self._warn(Message("{file} cannot be used: {error}", file="metrics.jsonl", error=str(error)))
         return rows
 
     def disk_bytes(self) -> int:
@@ -173,11 +181,11 @@ class LoadedRun:
         try:
             return read()
         except (OelmError, OSError, UnicodeDecodeError) as error:
-            self._warn("warn.file", file=file, error=str(error))
+            self._warn(Message("{file} cannot be used: {error}", file=file, error=str(error)))
             return None
 
-    def _warn(self, key: str, **values: Any) -> None:
-        self.warnings.append(LoadWarning(self.path, say(key, **values)))
+    def _warn(self, what: Message) -> None:
+        self.warnings.append(LoadWarning(self.path, what))
 
 
 @dataclass(frozen=True)
@@ -230,20 +238,20 @@ def read_run(path: Path, warnings: list[LoadWarning]) -> LoadedRun | None:
     """One folder; None (and a warning) when not even its config can be read."""
     folder = RunFolder(path)
 
-    def warn(key: str, **values: Any) -> None:
-        warnings.append(LoadWarning(path, say(key, **values)))
+    def warn(what: Message) -> None:
+        warnings.append(LoadWarning(path, what))
 
     try:
         config = folder.config()
     except (OelmError, OSError, UnicodeDecodeError) as error:
-        warn("warn.config", error=str(error))
+        warn(Message("not counted: config.yaml cannot be read ({error})", error=str(error)))
         return None
     try:
         state, status, note = state_of(path)
     except (OSError, UnicodeDecodeError) as error:
         state, status, note = BROKEN, None, str(error)
     if state == BROKEN:
-        warn("warn.file", file="status.json", error=note)
+        warn(Message("{file} cannot be used: {error}", file="status.json", error=note))
     result = None
     try:
         raw = folder.results()
@@ -251,14 +259,20 @@ def read_run(path: Path, warnings: list[LoadWarning]) -> LoadedRun | None:
             result = _result(raw, config)
             state = FINISHED if state in (BROKEN, PENDING) else state
         elif state != BROKEN and status is not None and _recorded_as_finished(folder):
-            warn("warn.no_results")
+            warn(Message("status.json says that the run finished, but results.json is missing"))
             state = BROKEN
     except (OelmError, OSError, UnicodeDecodeError, _Unsound) as error:
-        warn("warn.file", file="results.json", error=str(error))
+        warn(Message("{file} cannot be used: {error}", file="results.json", error=str(error)))
         state = BROKEN
     integrity = folder.integrity() if state == FINISHED else Integrity()
     if integrity.damaged:
-        warn("warn.damaged", files="; ".join(integrity.damaged))
+        warn(
+            Message(
+                "not counted: files differ from their checksums ({files}). Run it again, or restore the files"
+                " from a backup",
+                files="; ".join(integrity.damaged),
+            )
+        )
         if any(problem.startswith(folder.config_file.name) for problem in integrity.damaged):
             return None  # not even which run it is can be believed
         state = BROKEN
@@ -352,7 +366,13 @@ def _check_place(run: LoadedRun, warn: Any) -> None:
     place = (f"scale={config.scale}", f"seed={config.seed}", config.id)
     for name in place:
         if name not in parts:
-            warn("warn.place", expected=name)
+            warn(
+                Message(
+                    "the folder's path does not contain '{expected}', as its config.yaml says. Was the "
+                    "folder moved by hand? config.yaml is used",
+                    expected=name,
+                )
+            )
 
 
 def _without_doubles(runs: list[LoadedRun], warnings: list[LoadWarning]) -> list[LoadedRun]:
@@ -362,7 +382,16 @@ def _without_doubles(runs: list[LoadedRun], warnings: list[LoadWarning]) -> list
         c = run.config
         key = (c.study, c.id, c.scale, c.seed, c.optim.lr if c.tune.trial else None, c.tune.trial)
         if key in seen:
-            warnings.append(LoadWarning(run.path, say("warn.double", other=str(seen[key].path))))
+            warnings.append(
+                LoadWarning(
+                    run.path,
+                    Message(
+                        "the same run (study, ID, scale, seed) is also in {other}; only that folder is "
+                        "counted",
+                        other=str(seen[key].path),
+                    ),
+                )
+            )
         else:
             seen[key] = run
     return list(seen.values())

@@ -1,44 +1,64 @@
-"""What the analysis says, kept apart from the language it is said in.
-
-A warning, a flag or a verdict is a key of the strings table and its values; the words are chosen when it
-is shown.
-"""
+"""A sentence as data: an English template with named values, translated when it is shown."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from oelm.report.strings import TABLE, string
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Message:
-    key: str
-    values: tuple[tuple[str, Any], ...] = ()
+    """An English template and the values of its fields.
 
-    def text(self, lang: str = "en") -> str:
-        """In words; a value that is itself a message (or several) is said in the same language."""
-        shown = {name: _say(value, lang) for name, value in self.values}
-        return string(self.key, lang).format(**shown)
+    The template must be a literal in the source: translators extract it from there, and the printed
+    sentence can be found with grep.
+
+    >>> print(Message("{n} runs diverged: {runs}", n=2, runs=("GPT-01", "GPT-02")))
+    2 runs diverged: GPT-01, GPT-02
+    """
+
+    template: str
+    values: tuple[tuple[str, Any], ...]
+
+    def __init__(self, template: str, /, **values: Any) -> None:
+        object.__setattr__(self, "template", template)
+        object.__setattr__(self, "values", tuple(values.items()))
+
+    def text(self, translate: Callable[[str], str] = str) -> str:
+        """The sentence in the language of `translate`, which maps a template to its translation.
+
+        A value may be a message itself, or a tuple, which is shown as a list.
+        """
+        shown = {name: _shown(value, translate) for name, value in self.values}
+        return translate(self.template).format(**shown)
 
     def __str__(self) -> str:
         return self.text()
 
 
-def say(key: str, **values: Any) -> Message:
-    return Message(key, tuple(values.items()))
+STATES = {
+    "finished": Message("finished"),
+    "running": Message("running"),
+    "interrupted": Message("interrupted"),
+    "diverged": Message("diverged"),
+    "failed": Message("failed"),
+    "oom": Message("out of memory"),
+    "broken": Message("unreadable"),
+    "pending": Message("not started"),
+    "dead": Message("dead"),
+    "stalled": Message("stalled"),
+}
 
 
-def state_name(state: str) -> Message | str:
-    """A state of a run in words; one that another version wrote stays as it is."""
-    key = f"state.{state}"
-    return say(key) if key in TABLE else state
+def state_name(state: str) -> Message:
+    """The state of a run in words; a state that this version does not know is shown unchanged."""
+    return STATES.get(state) or Message("{state}", state=state)
 
 
-def _say(value: Any, lang: str) -> Any:
+def _shown(value: Any, translate: Callable[[str], str]) -> Any:
     if isinstance(value, Message):
-        return value.text(lang)
+        return value.text(translate)
     if isinstance(value, tuple):
-        return string("list.separator", lang).join(str(_say(v, lang)) for v in value)
+        return Message(", ").text(translate).join(str(_shown(v, translate)) for v in value)
     return value

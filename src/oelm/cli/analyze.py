@@ -48,31 +48,19 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(analysis.to_dict())
         return 0
-    from oelm.report import closing, findings
-    from oelm.report.words import Words
+    from oelm.report.sections import SECTIONS, Shown
+    from oelm.report.summary import headline
+    from oelm.report.translate import Translator
 
-    w = Words("en")
-    print(findings.lead(analysis, w), end="\n\n")
-    print_blocks([findings.cards(analysis, w)])
-    sections = [
-        ("comparisons", findings.comparison_blocks(analysis, w)),
-        ("control", findings.other_comparisons(analysis, "control", w)),
-        ("no_loss", closing.no_loss(analysis, w)),
-        ("orthogonality", findings.other_comparisons(analysis, "orthogonality", w)),
-    ]
-    if args.all:
-        sections += [
-            ("mean", findings.mean_blocks(analysis, w)),
-            ("where", closing.where_freezing_holds(analysis, w)),
-            ("efficiency", closing.efficiency(analysis, w)),
-            ("trend", closing.across_datasets(analysis, w)),
-            ("reported", closing.reported_and_reproduced(analysis, w)),
-            ("totals", closing.totals(analysis, w)),
-        ]
-    for name, blocks in ((name, blocks) for name, blocks in sections if blocks):
-        title = w(f"section.{name}")
-        print(f"\n{title}\n{'=' * len(title)}\n")
-        print_blocks(blocks)
+    _ = Translator("en")
+    print(headline(analysis, _))
+    most = Shown.ANALYZE_ALL if args.all else Shown.ANALYZE
+    for section in (section for section in SECTIONS if section.shown <= most):
+        blocks = section.blocks(analysis, _)
+        if blocks:
+            title = _(section.title)
+            print(f"\n{title}\n{'=' * len(title)}\n")
+            print_blocks(blocks)
     print_warnings(analysis)
     return 0
 

@@ -52,9 +52,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from oelm.report.strings import string
+    from oelm.report.translate import Translator
 
-    string("report.title", args.lang)  # an unknown language is said before minutes of work
+    Translator(args.lang)  # reports an unknown language before minutes of work
     if args.scale not in SCALES:
         raise unknown_name("scale", args.scale, SCALES)
     check_machine(args)
@@ -98,17 +98,17 @@ def _introduce(args: argparse.Namespace, total: int) -> None:
 def _tell(args: argparse.Namespace, output: Path) -> Path:
     """The verdict in words, then the report on disk."""
     from oelm.analysis.analyze import analyze
-    from oelm.report import findings
-    from oelm.report.document import plain
-    from oelm.report.report import caveats, write_html
-    from oelm.report.words import Words
+    from oelm.report.report import write_html
+    from oelm.report.run_list import limitation_texts
+    from oelm.report.summary import cards, headline
+    from oelm.report.translate import Translator
 
     analysis = analyze(args.runs, [STUDY], BENCHMARKS, planned=planned_configs())
-    w = Words(args.lang)
-    print(f"\n{findings.lead(analysis, w)}\n")
-    print_blocks([findings.cards(analysis, w)])
-    for caveat in caveats(analysis, w)[:3]:
-        print_text(plain(caveat), indent="- ")
+    _ = Translator(args.lang)
+    print(f"\n{headline(analysis, _)}\n")
+    print_blocks(cards(analysis, _))
+    for text in limitation_texts(analysis, _)[:3]:
+        print_text(text, indent="- ")
     print_warnings(analysis)
     print()
     command = ["oelm", "report", STUDY, "--runs", args.runs, "-o", str(output)]

@@ -37,9 +37,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from oelm.report.strings import string
+    from oelm.report.translate import Translator
 
-    string("report.title", args.lang)  # an unknown language is said before minutes of work
+    Translator(args.lang)  # reports an unknown language before minutes of work
     html = output_file(args.output or "report.html")
     markdown = output_file(args.markdown) if args.markdown else None
     if args.claims:

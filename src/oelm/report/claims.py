@@ -16,7 +16,7 @@ from oelm.data.catalogue import dataset
 from oelm.experiments.catalogue import experiments
 from oelm.printable import printable
 from oelm.report import arithmetic, numbers
-from oelm.report.words import Words, what_it_says
+from oelm.report.sentences import sentences
 from oelm.units import duration_text
 
 NOT_RUN = "No finished run of ours speaks to it yet."
@@ -313,11 +313,8 @@ def _sentences(analysis: Analysis | None, wanted: Callable[[Comparison], bool]) 
     if analysis is None:
         return []
     chosen: list[Comparison] = [c for c in analysis.comparisons.made if wanted(c)]
-    w = Words("en")
     lines = [
-        _without_markup(
-            f"{c.group}, {c.arm.config.scale} scale: " + " ".join(w.tell(m) for m in what_it_says(c))
-        )
+        _without_markup(f"{c.group}, {c.arm.config.scale} scale: " + " ".join(map(str, sentences(c))))
         for c in chosen[:MOST_LINES]
     ]
     if len(chosen) > MOST_LINES:

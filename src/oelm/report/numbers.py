@@ -1,10 +1,10 @@
-"""Numbers as readers want them: the sign of a change always shown, an interval never without its n."""
+"""Numbers as text: a change always with its sign, an interval only if it is informative."""
 
 from __future__ import annotations
 
 import math
 
-from oelm.analysis.messages import Message, say
+from oelm.analysis.messages import Message
 from oelm.analysis.statistics import Estimate, is_wide
 from oelm.units import bytes_text
 
@@ -23,50 +23,52 @@ def signed(value: float, digits: int = 1) -> str:
 
 
 def change(log_ratio: float) -> str:
-    """A log ratio as a change in per cent."""
-    percent = 100 * math.expm1(log_ratio)
-    return f"{signed(percent, 2 if abs(percent) < 1 else 1)} %"
+    """A log ratio as a change in per cent.
+
+    >>> change(math.log(1.08)), change(math.log(0.998))
+    ('+8.0 %', '−0.20 %')
+    """
+    return f"{points(100 * math.expm1(log_ratio))} %"
 
 
 def points(value: float) -> str:
+    """A difference in percentage points, with two digits if it is below 1."""
     return signed(value, 2 if abs(value) < 1 else 1)
 
 
 def score(value: float, metric: str) -> str:
-    return (
-        f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.3f}" if value < 100 else f"{value:.1f}"
-    )
+    """A test score: an accuracy in per cent, or a perplexity."""
+    if metric == "accuracy":
+        return f"{100 * value:.2f} %"
+    return f"{value:.3f}" if value < 100 else f"{value:.1f}"
 
 
 def effect(estimate: Estimate, metric: str) -> str:
+    """The change of perplexity in per cent, or of accuracy in points."""
     return change(estimate.value) if metric == "ppl" else points(estimate.value)
 
 
 def interval(estimate: Estimate, metric: str) -> Message:
-    """The interval, or why it says nothing: "0.00 to 0.00" and "-151 to +130 points" are no information."""
+    """The confidence interval, or why there is none that a reader could use."""
     if estimate.interval is None:
-        return say("interval.none")
+        return Message("none")
     low, high = estimate.interval
     if low == high:
-        return say("interval.zero")
+        return Message("none (all seeds give the same result)")
     if is_wide(estimate, points=metric == "accuracy"):
-        return say("interval.wide")
+        return Message("too wide to be informative")
     show = change if metric == "ppl" else points
-    return say("interval", low=show(low), high=show(high))
+    return Message("{low} to {high}", low=show(low), high=show(high))
 
 
 def seeds(estimate: Estimate) -> str:
-    """The n of an estimate; both arms' when they are not paired."""
+    """The number of seeds; of both arms if they are not paired."""
     return f"{estimate.n} / {estimate.n_reference}" if estimate.way == "Welch" else str(estimate.n)
 
 
-def count(value: int) -> str:
-    return f"{value:,}"
+def size(count: float | None) -> str:
+    return "–" if count is None else bytes_text(count)
 
 
-def size(bytes_: float | None) -> str:
-    return "–" if bytes_ is None else bytes_text(bytes_)
-
-
-def share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "–"
+def share(part: float, total: float) -> str:
+    return f"{100 * part / total:.1f} %" if total else "–"

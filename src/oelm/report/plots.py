@@ -14,11 +14,14 @@ from matplotlib import colormaps
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.compare import Arm, Comparison
 from oelm.analysis.load import LoadedRun
+from oelm.analysis.messages import Message
 from oelm.analysis.verdict import SCENARIO_A, SCENARIO_B, TARGET
 from oelm.report.document import Figure
 from oelm.report.figures import COLOURS, INK, Look, canvas, house_style, legend_below, to_svg
-from oelm.report.findings import by_group, group_title
-from oelm.report.words import Words
+from oelm.report.sections import MAX_CURVE_GROUPS
+from oelm.report.sentences import group_title
+from oelm.report.summary import by_group
+from oelm.report.translate import Translator
 
 # panel -> fields of a layer's entry in metrics.jsonl; frozen Q/K carry no distance, it cannot change
 ATTENTION = {
@@ -26,44 +29,48 @@ ATTENTION = {
     "logit_scale": ("logit_scale",),
     "orthogonality": ("off_orthogonal_q", "off_orthogonal_k"),
 }
+PANEL_TITLES = {
+    "entropy": Message("entropy of attention, nats"),
+    "logit_scale": Message("scale of logits"),
+    "orthogonality": Message("distance from orthogonal"),
+}
 MOST_LETTERS = 30
 MOST_ROWS = 40  # of one forest; more arms get a figure each
 MOST_ARMS = len(COLOURS)  # of one drawing of curves, so that no two share a colour
-MOST_GROUPS = 12  # whose curves are drawn; a report of fifty would take minutes to make and longer to read
 
 
-def all_figures(analysis: Analysis, w: Words) -> dict[str, list[Figure]]:
+def all_figures(analysis: Analysis, _: Translator) -> dict[str, list[Figure]]:
     """Section -> figures, in reading order."""
     with house_style():
-        return _all_figures(analysis, w)
+        return _all_figures(analysis, _)
 
 
-def _all_figures(analysis: Analysis, w: Words) -> dict[str, list[Figure]]:
+def _all_figures(analysis: Analysis, _: Translator) -> dict[str, list[Figure]]:
     made = analysis.comparisons
     look = Look([a.name for a in analysis.arms])
-    figures: dict[str, list[Figure]] = {"comparisons": [], "figures": [], "efficiency": []}
+    figures: dict[str, list[Figure]] = {"comparisons": [], "training": [], "costs": []}
     perplexity = [c for c in made.of("baseline") if c.metric == "ppl" and c.effect is not None]
     for i, rows in enumerate(_forests(perplexity)):
-        figures["comparisons"].append(gap(rows, look, w, name=f"gap-{i}"))
+        figures["comparisons"].append(gap(rows, look, _, name=f"gap-{i}"))
     for i, group in enumerate(by_group(made.of("baseline")).values()):
         accurate = [c for c in group if c.metric == "accuracy" and c.effect is not None]
         if accurate:
-            figures["comparisons"].append(accuracy(accurate, look, w, name=f"accuracy-{i}"))
-        if i >= MOST_GROUPS:
+            figures["comparisons"].append(accuracy(accurate, look, _, name=f"accuracy-{i}"))
+        if i >= MAX_CURVE_GROUPS:
             continue
-        title = group_title(group[0], w)
+        title = group_title(group[0], _)
         for j, arms in enumerate(_parts(group)):
             part, colours = f"{i}-{j}", Look([a.name for a in arms])
             for drawn in (
-                curves(arms, colours, w, title, name=f"curves-{part}"),
-                attention(arms, colours, w, title, name=f"attention-{part}"),
-                heads(arms, w, title, name=f"heads-{part}"),
+                curves(arms, colours, _, title, name=f"curves-{part}"),
+                attention(arms, colours, _, title, name=f"attention-{part}"),
+                heads(arms, _, title, name=f"heads-{part}"),
             ):
                 if drawn is not None:
-                    figures["figures"].append(drawn)
+                    figures["training"].append(drawn)
     shares = [c for c in made.of("baseline") if c.ratio is not None and c.arm.freezes and not c.arm.probes]
     if shares:
-        figures["efficiency"].append(parameters(shares, look, w))
+        figures["costs"].append(parameters(shares, look, _))
     return figures
 
 
@@ -91,9 +98,9 @@ def _control(arm: Arm) -> str:
 
 def _forests(comparisons: Sequence[Comparison]) -> Iterator[Sequence[Comparison]]:
     """A study a figure, as their changes differ by orders of magnitude; a long one takes several."""
-    for _, of_study in groupby(comparisons, key=lambda c: c.arm.config.study):
+    for _study, of_study in groupby(comparisons, key=lambda c: c.arm.config.study):
         rows: list[Comparison] = []
-        for _, of_dataset in groupby(of_study, key=lambda c: c.dataset):
+        for _dataset, of_dataset in groupby(of_study, key=lambda c: c.dataset):
             more = list(of_dataset)
             if rows and len(rows) + len(more) > MOST_ROWS:
                 yield rows
@@ -106,7 +113,7 @@ def _forests(comparisons: Sequence[Comparison]) -> Iterator[Sequence[Comparison]
             yield rows
 
 
-def gap(comparisons: Sequence[Comparison], look: Look, w: Words, *, name: str) -> Figure:
+def gap(comparisons: Sequence[Comparison], look: Look, _: Translator, *, name: str) -> Figure:
     """A forest of perplexity changes with intervals and the 5 % line, grouped by dataset."""
     rows: list[_Row] = []
     for c in comparisons:
@@ -118,11 +125,18 @@ def gap(comparisons: Sequence[Comparison], look: Look, w: Words, *, name: str) -
     figure, axes = _forest(rows, name)
     axes.axvline(0, color=INK, linewidth=0.8)
     _cut(axes, 100 * TARGET, "5 %")
-    axes.set_xlabel(w("figure.gap.axis"))
-    return _figure(name, figure, w("figure.gap"))
+    axes.set_xlabel(_("change of perplexity, %"))
+    return _figure(
+        name,
+        figure,
+        _(
+            "Change of perplexity against the baseline. Dot: mean over seeds; bar: 95 % interval; dashed:"
+            " the 5 % target. A hollow dot has one seed and no interval."
+        ),
+    )
 
 
-def accuracy(comparisons: Sequence[Comparison], look: Look, w: Words, *, name: str) -> Figure:
+def accuracy(comparisons: Sequence[Comparison], look: Look, _: Translator, *, name: str) -> Figure:
     """A forest of accuracies with the interval of the difference, and the lines between scenarios if any."""
     reference = comparisons[0].reference
     base = 100 * reference.mean
@@ -137,9 +151,21 @@ def accuracy(comparisons: Sequence[Comparison], look: Look, w: Words, *, name: s
     cuts = ((SCENARIO_A, "C | A"), (SCENARIO_B, "B | C")) if any(c.scenario for c in comparisons) else ()
     for cut, text in cuts:
         _cut(axes, base + cut, text, across=True)
-    axes.set_xlabel(w("figure.accuracy.axis"))
-    said = [w("figure.accuracy"), *([w("figure.accuracy.lines")] if cuts else [])]
-    caption = f"{group_title(comparisons[0], w)}. {w('sentence.separator').join(said)}"
+    axes.set_xlabel(_("accuracy, %"))
+    title = group_title(comparisons[0], _)
+    if cuts:
+        caption = _(
+            "{title}. Test accuracy, mean over seeds; the bar is the 95 % interval of the difference "
+            "from the baseline. Hollow: the baseline, or an arm with one seed. Dashed: two and five "
+            "points below the baseline, the borders between scenarios A, C and B.",
+            title=title,
+        )
+    else:
+        caption = _(
+            "{title}. Test accuracy, mean over seeds; the bar is the 95 % interval of the difference "
+            "from the baseline. Hollow: the baseline, or an arm with one seed.",
+            title=title,
+        )
     return _figure(name, figure, caption)
 
 
@@ -149,7 +175,7 @@ _Row = tuple[str, dict[str, Any], float, tuple[float, float] | None]  # label, l
 def _forest(rows: Sequence[_Row], name: str) -> tuple[Any, Any]:
     """A line each: the value, hollow where it has no interval."""
     figure, axes = canvas(name, 1.1 + 0.3 * len(rows))
-    for y, (_, style, value, interval) in enumerate(rows):
+    for y, (_label, style, value, interval) in enumerate(rows):
         colour, face = style["color"], "none"
         if interval is not None:
             axes.plot(interval, [y, y], color=colour, linewidth=2, solid_capstyle="butt")
@@ -169,7 +195,7 @@ def _cut(axes: Any, x: float, text: str, *, across: bool = False) -> None:
                   textcoords="offset points", ha=side, va="top", color=INK)  # fmt: skip
 
 
-def curves(arms: Iterable[Arm], look: Look, w: Words, title: str, *, name: str) -> Figure | None:
+def curves(arms: Iterable[Arm], look: Look, _: Translator, title: str, *, name: str) -> Figure | None:
     """Validation loss over steps, mean and range over seeds."""
     figure, axes = canvas(name, 3.0)
     drawn = False
@@ -193,14 +219,18 @@ def curves(arms: Iterable[Arm], look: Look, w: Words, title: str, *, name: str) 
         drawn = True
     if not drawn:
         return None
-    axes.set_xlabel(w("figure.curves.x"))
-    axes.set_ylabel(w("figure.curves.y"))
+    axes.set_xlabel(_("step"))
+    axes.set_ylabel(_("validation loss"))
     axes.grid()
     legend_below(figure, axes)
-    return _figure(name, figure, w("figure.curves", title=title))
+    return _figure(
+        name,
+        figure,
+        _("Validation loss, {title}. Line: mean over seeds; band: lowest to highest seed.", title=title),
+    )
 
 
-def parameters(comparisons: Sequence[Comparison], look: Look, w: Words) -> Figure:
+def parameters(comparisons: Sequence[Comparison], look: Look, _: Translator) -> Figure:
     """Trained share of Q/K against the loss of quality, of arms that freeze."""
     figure, axes = canvas("parameters", 3.4)
     seen: set[str] = set()
@@ -227,14 +257,21 @@ def parameters(comparisons: Sequence[Comparison], look: Look, w: Words) -> Figur
     axes.axhline(100 * TARGET, color=INK, linewidth=1.2, linestyle="--")
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.set_xlim(-0.04 * most, 1.04 * most)
-    axes.set_xlabel(w("figure.parameters.x"))
-    axes.set_ylabel(w("figure.parameters.y"))
+    axes.set_xlabel(_("trained share of Q/K, %"))
+    axes.set_ylabel(_("loss of quality, %"))
     axes.grid()
     legend_below(figure, axes)
-    return _figure("parameters", figure, w("figure.parameters"))
+    return _figure(
+        "parameters",
+        figure,
+        _(
+            "Frozen arms without the probe tasks: trained share of the Q/K parameters against the loss of"
+            " quality. Lower is better on both axes."
+        ),
+    )
 
 
-def attention(arms: Iterable[Arm], look: Look, w: Words, title: str, *, name: str) -> Figure | None:
+def attention(arms: Iterable[Arm], look: Look, _: Translator, title: str, *, name: str) -> Figure | None:
     """Entropy, logit scale and distance from orthogonality over training, averaged over heads and layers."""
     found: dict[str, list[tuple[str, Any, Any]]] = defaultdict(list)
     for arm in arms:
@@ -249,14 +286,18 @@ def attention(arms: Iterable[Arm], look: Look, w: Words, title: str, *, name: st
     for panel, what in zip(axes[0], kinds, strict=True):
         for label, steps, values in found[what]:
             panel.plot(steps, values, label=_short(label), markersize=4, **look.of(label))
-        panel.set_title(w(f"attention.{what}"))
-        panel.set_xlabel(w("figure.curves.x"))
+        panel.set_title(_(PANEL_TITLES[what]))
+        panel.set_xlabel(_("step"))
         panel.grid()
     legend_below(figure, axes[0][0])
-    return _figure(name, figure, w("figure.attention", title=title))
+    return _figure(
+        name,
+        figure,
+        _("Attention during training, {title}: mean over heads, layers and seeds of each arm.", title=title),
+    )
 
 
-def heads(arms: Sequence[Arm], w: Words, title: str, *, name: str) -> Figure | None:
+def heads(arms: Sequence[Arm], _: Translator, title: str, *, name: str) -> Figure | None:
     """The last entropy of each head as a map, layer by head."""
     found = ((a.name, _last_entropy(a.finished[0])) for a in arms if a.finished)
     maps = [(arm, grid) for arm, grid in found if grid is not None]
@@ -268,22 +309,29 @@ def heads(arms: Sequence[Arm], w: Words, title: str, *, name: str) -> Figure | N
     panels = list(axes.flat)
     for unused in panels[len(maps) :]:
         unused.set_visible(False)
-    highest = max(float(np.nanmax(g)) for _, g in maps)
+    highest = max(float(np.nanmax(g)) for arm, g in maps)
     image: Any = None
     for panel, (arm, grid) in zip(panels, maps, strict=False):
         image = panel.pcolormesh(
             grid, cmap=colormaps["cividis"].resampled(16), vmin=0, vmax=highest, edgecolors="none"
         )
         panel.set_title(_broken(arm))
-        panel.set_xlabel(w("figure.heads.x"))
+        panel.set_xlabel(_("head"))
         panel.set_xticks(np.arange(grid.shape[1]) + 0.5, [str(i + 1) for i in range(grid.shape[1])])
         panel.set_yticks(np.arange(grid.shape[0]) + 0.5, [str(i + 1) for i in range(grid.shape[0])])
     for first in axes[:, 0]:
-        first.set_ylabel(w("figure.heads.y"))
+        first.set_ylabel(_("layer"))
     bar = figure.colorbar(image, ax=panels, shrink=0.9)
     bar.ax.tick_params(colors=INK)
     bar.outline.set_visible(False)
-    return _figure(name, figure, w("figure.heads", title=title))
+    return _figure(
+        name,
+        figure,
+        _(
+            "Entropy of attention per layer and head at the end of training, {title} (first seed).",
+            title=title,
+        ),
+    )
 
 
 def _figure(name: str, figure: Any, caption: str) -> Figure:

@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from run_factory import lm_config, write_run, write_study
 
 from oelm.cli.main import main
 from oelm.experiments.catalogue import select
+from run_factory import lm_config, write_run, write_study
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_analyze_says_the_verdict_first(runs, capsys):
 def test_analyze_all_adds_the_closing_tables(runs, capsys):
     assert main(["analyze", "--all", "paper", "--runs", str(runs)]) == 0
     out = capsys.readouterr().out
-    for words in ("Where freezing holds", "Cost of each arm", "not benchmarked", "24 finished", "48 min"):
+    for words in ("Where freezing works", "Cost of each arm", "not benchmarked", "24 finished", "48 min"):
         assert words in out
 
 

@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
-from run_factory import analyze, write_study
 
 from oelm.report import arithmetic
 from oelm.report.claims import NOT_RUN, claims, claims_page
+from run_factory import analyze, write_study
 
 
 def test_parameter_counts_are_those_of_the_architecture():

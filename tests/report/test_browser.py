@@ -7,9 +7,9 @@ from pathlib import Path
 
 import chromium
 import pytest
-from run_factory import analyze, write_study
 
 from oelm.report.report import write_html
+from run_factory import analyze, write_study
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,198 @@
+"""Tables of comparisons: against baselines, controls, Gaussian rows, averages, and the 1 % goal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oelm.analysis.analyze import Analysis
+from oelm.analysis.compare import Arm, Comparison
+from oelm.analysis.goal import REFERENCES
+from oelm.analysis.messages import Message
+from oelm.analysis.statistics import Estimate
+from oelm.analysis.verdict import FAILS, HOLDS, UNDECIDED
+from oelm.report import numbers
+from oelm.report.document import Block, Bullets, Paragraph, Row, Table, Text
+from oelm.report.sentences import SCALES, group_title, outcome, place, shown_verdict, tone, why_undecided
+from oelm.report.summary import by_group, linked
+from oelm.report.translate import Translator
+
+GOALS = {HOLDS: Message("reached"), FAILS: Message("missed"), UNDECIDED: Message("undecided")}
+
+
+def effect_cells(effect: Estimate, metric: str, arm: Arm, _: Translator) -> tuple[Text, Text, Text]:
+    """The cells of a change, its interval and n."""
+    return (
+        linked(numbers.effect(effect, metric), arm),
+        linked(_(numbers.interval(effect, metric)), arm),
+        numbers.seeds(effect),
+    )
+
+
+def baseline_tables(analysis: Analysis, _: Translator) -> list[Block]:
+    """Every comparison against a baseline, one table per group."""
+    blocks: list[Block] = []
+    for comparisons in by_group(analysis.comparisons.of("baseline")).values():
+        blocks.append(_baseline_table(comparisons, _))
+        blocks.extend(notes(comparisons, _))
+    return blocks or [Paragraph(_("No comparison has finished runs on both sides yet."))]
+
+
+def _baseline_table(comparisons: Sequence[Comparison], _: Translator) -> Table:
+    """One group. The columns Scenario and Relative are left out where they would be empty or redundant."""
+    accuracy = comparisons[0].metric == "accuracy"
+    scenarios = any(c.scenario for c in comparisons)
+    head = [_("Arm"), _("Verdict")]
+    head += [_("Scenario")] if scenarios else []
+    head += [_("Accuracy") if accuracy else _("Perplexity"), _("Change"), _("95 % interval"), "n"]
+    head += [_("Relative")] if accuracy else []
+    rows = []
+    for reference in {c.reference.key: c.reference for c in comparisons}.values():
+        cells: list[Text] = [linked(reference.name, reference), _("baseline")]
+        cells += ["–"] if scenarios else []
+        cells += [_mean(reference), "–", "–", str(len(reference.finished))]
+        cells += ["–"] if accuracy else []
+        rows.append(Row(tuple(cells)))
+    for c in comparisons:
+        cells = [linked(c.arm.name, c.arm), _(outcome(c.target))]
+        cells += [_(outcome(c.scenario)) if c.scenario else "–"] if scenarios else []
+        if c.effect is None or c.ratio is None:
+            cells += ["–"] * (len(head) - len(cells))
+        else:
+            cells += [_mean(c.arm), *effect_cells(c.effect, c.metric, c.arm, _)]
+            cells += [linked(numbers.change(c.ratio.value), c.arm)] if accuracy else []
+        rows.append(Row(tuple(cells), tone(c.target)))
+    words = 3 if scenarios else 2
+    return Table(tuple(head), tuple(rows), group_title(comparisons[0], _), words, verdict=1)
+
+
+def _mean(arm: Arm) -> Text:
+    return linked(numbers.score(arm.mean, arm.metric), arm)
+
+
+def notes(comparisons: Sequence[Comparison], _: Translator) -> list[Block]:
+    """What a reader of the table must know: refusals, then caveats and flags with the arms they concern."""
+    several = len({c.arm.place for c in comparisons}) > 1
+    items: list[Text] = []
+    concerned: dict[str, list[str]] = {}
+    for c in comparisons:
+        name = f"{c.arm.name}, {place(c.arm, _)}" if several else c.arm.name
+        items.extend(f"{name}: {_(m)}" for m in c.refused)
+        reason = why_undecided(shown_verdict(c)) if c.effect is not None else None
+        for m in (*c.caveats, *c.flags, *([reason] if reason else [])):
+            concerned.setdefault(_(m), []).append(name)
+    for text, arms in concerned.items():
+        items.append(f"{('; ' if several else ', ').join(dict.fromkeys(arms))}: {text}")
+    return [Paragraph(_("Notes on these numbers:"), small=True), Bullets(tuple(items))] if items else []
+
+
+def control_table(analysis: Analysis, _: Translator) -> list[Block]:
+    """Each frozen arm against the same architecture with trained Q/K."""
+    comparisons = analysis.comparisons.of("control")
+    if not comparisons:
+        return [Paragraph(_("No arm has a control of the same architecture with finished runs."))]
+    about = _(
+        "Each method against the same architecture with trained Q/K: architecture gains are not attributed "
+        "to freezing. Initialisation and gain are the same too, except for Gaussian rows, whose control has "
+        "an orthonormal init."
+    )
+    return [Paragraph(about), _pair_table(comparisons, _), *notes(comparisons, _)]
+
+
+def orthogonality_table(analysis: Analysis, _: Translator) -> list[Block]:
+    """Frozen orthonormal rows against frozen Gaussian rows of the same scale."""
+    comparisons = analysis.comparisons.of("orthogonality")
+    if not comparisons:
+        return [
+            Paragraph(
+                _(
+                    "No frozen orthonormal arm has a finished Gaussian counterpart of the same scale, so no "
+                    "conclusion is possible."
+                )
+            )
+        ]
+    about = _(
+        "Frozen orthonormal rows against frozen Gaussian rows of the same norm. A comparison with N(0, 0.02) "
+        "rows would change orthogonality and the size of the attention logits together (4.9 times larger at "
+        "width 512, 20 times at 128), so it could not separate the two."
+    )
+    return [Paragraph(about), _pair_table(comparisons, _), *notes(comparisons, _)]
+
+
+def _pair_head(_: Translator) -> tuple[str, ...]:
+    return _("Data"), _("Arm"), _("Against"), _("Verdict"), _("Change"), _("95 % interval"), "n"
+
+
+def _pair_table(comparisons: Sequence[Comparison], _: Translator) -> Table:
+    rows = []
+    for c in comparisons:
+        verdict = shown_verdict(c)
+        effect: tuple[Text, Text, Text] = ("–", "–", "–")
+        if c.effect is not None:
+            effect = effect_cells(c.effect, c.metric, c.arm, _)
+        names = (place(c.arm, _), linked(c.arm.name, c.arm), linked(c.reference.name, c.reference))
+        rows.append(Row((*names, _(outcome(verdict)), *effect), tone(verdict)))
+    return Table(_pair_head(_), tuple(rows), words=4, verdict=3)
+
+
+def mean_table(analysis: Analysis, _: Translator) -> list[Block]:
+    """The average of the same two arms over all datasets of a study; empty if no study has several."""
+    rows = []
+    for mean in analysis.means:
+        c = mean.first
+        where = _(
+            "{study}, {n} datasets ({scale})",
+            study=c.arm.config.study,
+            n=len(mean.comparisons),
+            scale=SCALES[c.arm.config.scale],
+        )
+        effect = (
+            numbers.effect(mean.effect, c.metric),
+            _(numbers.interval(mean.effect, c.metric)),
+            numbers.seeds(mean.effect),
+        )
+        cells = (where, c.arm.name, c.reference.name, _(outcome(mean.verdict)), *effect)
+        rows.append(Row(cells, tone(mean.verdict)))
+    about = _(
+        "The same two arms over all datasets of a study: the change is averaged over the datasets for each "
+        "seed, and the interval is over the seeds. It is never narrower than if the seeds of different "
+        "datasets were independent. The average describes these datasets only."
+    )
+    return [Paragraph(about), Table(_pair_head(_), tuple(rows), words=4, verdict=3)] if rows else []
+
+
+def goal_table(analysis: Analysis, _: Translator) -> list[Block]:
+    """Language models: which frozen arms lose nothing, and how much of Q/K they train."""
+    columns = {
+        "control": _("Against control"),
+        "start": _("Against trained orthonormal init"),
+        "baseline": _("Against baseline"),
+        "plain": _("Against plain architecture"),
+    }
+    rows = []
+    for goal in analysis.goals:
+        p = analysis.costs[goal.arm.key].parameters
+        cells: list[Text] = [place(goal.arm, _), linked(goal.arm.name, goal.arm)]
+        cells += [numbers.share(p.qk_trainable, p.qk_total), _(GOALS[goal.outcome])]
+        cells += [_goal_cell(goal.against.get(kind), _) for kind in REFERENCES]
+        rows.append(Row(tuple(cells), tone(goal.verdict)))
+    if not rows:
+        return []
+    about = _(
+        "The goal: a perplexity at most 1 % above the control (same architecture, trained Q/K), and below "
+        "three references: the same network without extras, trained from an orthonormal init; the baseline; "
+        "and the plain architecture that the baseline itself is compared with. The goal is reached only if "
+        "every interval agrees, and missed if one interval contradicts it."
+    )
+    head = (_("Data"), _("Arm"), _("Q/K trained"), _("Goal"), *(columns[kind] for kind in REFERENCES))
+    further = [c for goal in analysis.goals for c in goal.against.values() if c.kind in ("start", "plain")]
+    return [Paragraph(about), Table(head, tuple(rows), words=2, verdict=3), *notes(further, _)]
+
+
+def _goal_cell(c: Comparison | None, _: Translator) -> Text:
+    if c is None:
+        return "–"
+    if c.effect is None:
+        return _("not comparable")
+    effect, n = numbers.effect(c.effect, c.metric), numbers.seeds(c.effect)
+    bounds = _(numbers.interval(c.effect, c.metric))
+    return linked(f"{effect} ({bounds}), n = {n}", c.reference)

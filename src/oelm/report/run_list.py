@@ -1,0 +1,200 @@
+"""The report's last part: limitations, pending runs, and every run with its folder and command."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from oelm.analysis.analyze import Analysis
+from oelm.analysis.compare import Arm
+from oelm.analysis.load import FINISHED
+from oelm.analysis.messages import state_name
+from oelm.report import numbers
+from oelm.report.document import Block, Bullets, Code, Fold, Link, Paragraph, Row, Table, Text
+from oelm.report.sentences import SCALES
+from oelm.report.summary import anchor
+from oelm.report.translate import Translator
+from oelm.units import duration_text
+
+LONG_COMMAND = 80  # characters; a longer command is listed once and referred to by number
+
+
+def limitations(analysis: Analysis, _: Translator) -> list[Block]:
+    return [Bullets(tuple(limitation_texts(analysis, _)))]
+
+
+def limitation_texts(analysis: Analysis, _: Translator) -> list[str]:
+    """What the intervals and comparisons of this analysis do not cover."""
+    made = [c for c in analysis.comparisons.made if c.effect is not None]
+    texts = [
+        _("Perplexity intervals cover the seeds, not the choice of test text. Accuracy intervals cover both.")
+    ]
+    if len(made) > 1:
+        texts.append(
+            _(
+                "{n} comparisons were made, with no correction for their number. If all of them lay "
+                "exactly on a margin, about {wrong} would be judged wrongly by chance.",
+                n=len(made),
+                wrong=f"{0.05 * len(made):.1f}",
+            )
+        )
+    trial_seeds = {len(c.arm.config.tune.seeds) for c in made if c.arm.config.tune.grid}
+    if trial_seeds:
+        texts.append(
+            _(
+                "A tuned learning rate is the best of its arm's grid on validation, with {seeds} seed(s) per "
+                "trial. The intervals take it as given: other trials might choose a neighbouring "
+                "learning rate.",
+                seeds=" / ".join(map(str, sorted(trial_seeds))),
+            )
+        )
+    small = tuple(SCALES[s] for s in ("mini", "smoke") if any(c.arm.config.scale == s for c in made))
+    if small:
+        texts.append(
+            _(
+                "At {scales} scale a small network trains briefly: the gap may grow or vanish in longer "
+                "training and larger models.",
+                scales=small,
+            )
+        )
+    if not all(cost.step for cost in analysis.costs.values()):
+        texts.append(
+            _(
+                "Arms without an interleaved benchmark have no step time; wall times of separate runs "
+                "are not compared."
+            )
+        )
+    if analysis.states["diverged"]:
+        texts.append(
+            _(
+                "{n} runs diverged. They are results, not missing values; comparisons that would leave them "
+                "out get no verdict.",
+                n=analysis.states["diverged"],
+            )
+        )
+    texts.append(
+        _(
+            "Verdicts use Student's t intervals. From five seeds on, the JSON output adds a bootstrap (BCa) "
+            "interval; with fewer seeds it would be far too narrow."
+        )
+    )
+    return texts + [
+        _("{dataset}: {origin}", dataset=dataset, origin=origin)
+        for dataset, origin in _origins(analysis.arms).items()
+    ]
+
+
+def _origins(arms: Sequence[Arm]) -> dict[str, str]:
+    """Dataset -> where its text came from, since a stand-in must not be taken for the real dataset."""
+    found: dict[str, str] = {}
+    for arm in arms:
+        data = arm.finished[0].manifest.get("data") if arm.finished else None
+        if isinstance(data, dict) and data.get("origin"):
+            found.setdefault(arm.config.data.dataset, str(data["origin"]))
+    return found
+
+
+def totals(analysis: Analysis, _: Translator) -> list[Block]:
+    """Numbers of runs, compute time and disk, then the runs that are not finished."""
+    states = ", ".join(f"{n} {_(state_name(s))}" for s, n in sorted(analysis.states.items()))
+    rows = (
+        Row((_("Runs"), f"{len(analysis.loaded.runs)} ({states or '–'})")),
+        Row((_("Tuning trials"), str(len(analysis.loaded.trials)))),
+        Row((_("Compute time"), duration_text(analysis.compute_seconds))),
+        Row((_("Disk"), numbers.size(analysis.disk_bytes))),
+    )
+    return [Table((_("Total"), ""), rows, words=1), *_pending(analysis, _)]
+
+
+def _pending(analysis: Analysis, _: Translator) -> list[Block]:
+    items: list[Text] = []
+    for run in analysis.loaded.runs:
+        if run.state != FINISHED:
+            items.append(
+                _(
+                    "{id} seed {seed} ({scale}): {state} at step {progress}{reason}",
+                    id=run.id,
+                    seed=run.seed,
+                    scale=SCALES[run.config.scale],
+                    state=state_name(run.state),
+                    progress=f"{run.step} / {run.total_steps}" if run.total_steps else str(run.step),
+                    reason=f" ({run.reason})" if run.reason else "",
+                )
+            )
+    items.extend(_(m) for m in analysis.comparisons.waiting)
+    blocks: list[Block] = [Bullets(tuple(items))]
+    if not items:
+        blocks = [Paragraph(_("All runs that were started have finished."))]
+    never = analysis.never_started
+    if never:
+        title = _("In the catalogue, not started ({n})", n=len(never))
+        blocks.append(Fold(title, (Paragraph(", ".join(never)),)))
+    return blocks
+
+
+def warnings(analysis: Analysis, _: Translator) -> list[Block]:
+    texts = tuple(" ".join(f"{w.path}: {_(w.what)}".split()) for w in analysis.warnings)
+    return [Bullets(texts)] if texts else []
+
+
+def run_list(analysis: Analysis, _: Translator, folder: Path) -> list[Block]:
+    """Every run with its score, command and a link from `folder` to its own folder."""
+    blocks: list[Block] = [
+        Paragraph(
+            _(
+                "Each number above links to this list: its seeds, their folders, and the command that "
+                "reproduces it."
+            )
+        )
+    ]
+    for study in dict.fromkeys(a.config.study for a in analysis.arms):
+        arms = [a for a in analysis.arms if a.config.study == study]
+        commands = dict.fromkeys(run.command for arm in arms for run in arm.runs)
+        long = [c for c in commands if len(c) > LONG_COMMAND]
+        numbered = {c: _("command {n}", n=i) for i, c in enumerate(long, 1)}
+        listed: list[Text] = [(f"{name}: ", Code(command)) for command, name in numbered.items()]
+        listed += dict.fromkeys(_rows_text(arm, _) for arm in arms if _rows_text(arm, _))
+        inner: list[Block] = [Bullets(tuple(listed))] if listed else []
+        inner += [_arm_table(arm, numbered, folder, _) for arm in arms]
+        title = _("{study}: {n} runs", study=study, n=sum(len(a.runs) for a in arms))
+        blocks.append(Fold(title, tuple(inner)))
+    return blocks
+
+
+def _arm_table(arm: Arm, numbered: dict[str, str], folder: Path, _: Translator) -> Table:
+    rows = []
+    for i, run in enumerate(arm.runs):
+        score = run.result.test if run.result else None
+        cells: tuple[Text, ...] = (
+            str(run.seed),
+            _(state_name(run.state)),
+            (Link(run.path.name, relative_link(run.path, folder)),),
+            numbered.get(run.command, (Code(run.command),)),
+            numbers.score(score, run.result.metric) if run.result and score is not None else "–",
+        )
+        rows.append(Row(cells, anchor=anchor(arm) if i == 0 else ""))
+    head = (_("Seed"), _("State"), _("Folder"), _("Command"), _("Test"))
+    return Table(head, tuple(rows), f"{arm.id} · {arm.name} · {_(SCALES[arm.config.scale])}", words=4)
+
+
+def _rows_text(arm: Arm, _: Translator) -> str:
+    """Where the arm's text came from and how much of it there was; "" if the manifest does not record it."""
+    data = arm.runs[0].manifest.get("data", {})
+    rows = data.get("rows", {}).get("train")
+    if not rows:
+        return ""
+    return _(
+        "{dataset}: {origin}, {rows} rows to train on",
+        dataset=arm.config.data.dataset,
+        origin=str(data.get("origin", "")),
+        rows=f"{rows:,}",
+    )
+
+
+def relative_link(path: Path, folder: Path) -> str:
+    """The link from a file in `folder` to `path`; it starts with a dot, so it cannot be an absolute URL."""
+    relative = os.path.relpath(path.resolve(), folder.resolve())
+    quoted = quote(Path(relative).as_posix(), safe="/=")
+    return quoted if quoted.startswith("../") else "./" + quoted

@@ -1,0 +1,68 @@
+"""The sections of the report in reading order: the only list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from oelm.analysis.analyze import Analysis
+from oelm.analysis.messages import Message
+from oelm.report import comparisons, overview, run_list, summary
+from oelm.report.document import Block, Paragraph
+from oelm.report.translate import Translator
+
+
+class Shown(IntEnum):
+    """The smallest output that includes a section."""
+
+    ANALYZE = 1  # `oelm analyze`
+    ANALYZE_ALL = 2  # `oelm analyze --all`
+    REPORT = 3  # `oelm report`
+
+
+@dataclass(frozen=True)
+class SectionPlan:
+    anchor: str  # figures with this section name are put at its start
+    title: Message
+    blocks: Callable[[Analysis, Translator], list[Block]]  # no blocks: the section is left out
+    shown: Shown
+
+
+MAX_CURVE_GROUPS = 12  # more training curves would take minutes to draw
+
+
+def missing_curves(analysis: Analysis, _: Translator) -> list[Block]:
+    """A remark if the training curves of some groups are not drawn."""
+    groups = len(summary.by_group(analysis.comparisons.of("baseline")))
+    if groups <= MAX_CURVE_GROUPS:
+        return []
+    text = _(
+        "Curves are drawn for the first {drawn} of {n} groups; `oelm report STUDY` draws the curves of one "
+        "study.",
+        drawn=MAX_CURVE_GROUPS,
+        n=groups,
+    )
+    return [Paragraph(text)]
+
+
+SECTIONS = (
+    SectionPlan("verdict", Message("Verdicts"), summary.cards, Shown.ANALYZE),
+    SectionPlan("mean", Message("Average over datasets"), comparisons.mean_table, Shown.ANALYZE_ALL),
+    SectionPlan(
+        "comparisons", Message("Every arm against its baseline"), comparisons.baseline_tables, Shown.ANALYZE
+    ),
+    SectionPlan("control", Message("What freezing alone costs"), comparisons.control_table, Shown.ANALYZE),
+    SectionPlan("goal", Message("What closes the gap"), comparisons.goal_table, Shown.ANALYZE),
+    SectionPlan(
+        "orthogonality", Message("Orthogonality or scale?"), comparisons.orthogonality_table, Shown.ANALYZE
+    ),
+    SectionPlan("where", Message("Where freezing works"), overview.where_freezing_works, Shown.ANALYZE_ALL),
+    SectionPlan("costs", Message("Cost of each arm"), overview.cost_table, Shown.ANALYZE_ALL),
+    SectionPlan("trend", Message("Across datasets"), overview.trend_table, Shown.ANALYZE_ALL),
+    SectionPlan("training", Message("Training"), missing_curves, Shown.REPORT),
+    SectionPlan("reported", Message("Reported and reproduced"), overview.reported_tables, Shown.ANALYZE_ALL),
+    SectionPlan("limitations", Message("Limitations"), run_list.limitations, Shown.REPORT),
+    SectionPlan("totals", Message("Finished and pending"), run_list.totals, Shown.ANALYZE_ALL),
+    SectionPlan("warnings", Message("Folders that need attention"), run_list.warnings, Shown.REPORT),
+)

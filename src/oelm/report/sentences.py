@@ -1,0 +1,229 @@
+"""Comparisons and verdicts in sentences: the same in the terminal, the report and the claims page."""
+
+from __future__ import annotations
+
+from oelm.analysis.compare import Arm, Comparison
+from oelm.analysis.messages import Message
+from oelm.analysis.verdict import (
+    BETTER,
+    FAILS,
+    HOLDS,
+    NO_INTERVAL,
+    REFUSED,
+    UNDECIDED,
+    WITHHELD,
+    WORSE,
+    Verdict,
+)
+from oelm.report import numbers
+from oelm.report.document import Tone
+from oelm.report.translate import Translator
+
+TONES: dict[str, Tone] = {HOLDS: "good", BETTER: "good", "A": "good", FAILS: "bad", WORSE: "bad", "B": "bad"}
+SCALES = {"full": Message("full"), "mini": Message("mini"), "smoke": Message("smoke")}
+TASKS = {
+    "lm": Message("Language modelling"),
+    "classification": Message("Classification"),
+    "denoising": Message("Denoising"),
+    "generation": Message("Generation"),
+}
+OUTCOMES = {
+    HOLDS: Message("within 5 %"),
+    FAILS: Message("misses 5 %"),
+    BETTER: Message("better"),
+    WORSE: Message("worse"),
+    UNDECIDED: Message("undecided"),
+    NO_INTERVAL: Message("n = 1, no interval"),
+    REFUSED: Message("not comparable"),
+    WITHHELD: Message("no verdict"),
+    "A": Message("scenario A"),
+    "B": Message("scenario B"),
+    "C": Message("scenario C"),
+}
+REASONS = {  # why the interval does not decide
+    "diverged": Message("a diverged seed is a result too, so there is no verdict"),
+    "chance": Message(
+        "the reference model did not learn the task (accuracy at chance), so no comparison is possible"
+    ),
+    "identical": Message("both arms gave the same result for every seed, so the seed variation is unknown"),
+    "no variation": Message("every seed gave exactly the same difference, so the seed variation is unknown"),
+}
+NOT_PLANNED = {  # why no number of seeds is named that would decide
+    "spread": Message("run at least 3 seeds"),
+    "test set": Message("the test set is too small to decide, with any number of seeds"),
+    "too close": Message("too close to the margin to decide with a realistic number of seeds"),
+}
+SCENARIOS = {
+    "A": Message("the task type decides"),
+    "B": Message("the architecture decides"),
+    "C": Message("needs more analysis"),
+}
+ORTHOGONALITY = {
+    BETTER: Message("Orthonormal rows did better than Gaussian rows of the same norm."),
+    WORSE: Message("Orthonormal rows did worse than Gaussian rows of the same norm."),
+    UNDECIDED: Message("No significant effect of orthogonality beyond scale."),
+    NO_INTERVAL: Message("One seed is not enough to judge orthogonality."),
+}
+
+
+def place(arm: Arm, _: Translator) -> str:
+    """The group and scale of an arm, for a table cell."""
+    return f"{arm.group} ({_(SCALES[arm.config.scale])})"
+
+
+def group_title(comparison: Comparison, _: Translator) -> str:
+    config = comparison.arm.config
+    return _(
+        "{task} on {dataset}, {scale} scale ({group})",
+        task=TASKS[config.task],
+        dataset=config.data.dataset,
+        group=comparison.group,
+        scale=SCALES[config.scale],
+    )
+
+
+def tone(verdict: Verdict) -> Tone:
+    return TONES.get(verdict.outcome, "open")
+
+
+def outcome(verdict: Verdict) -> Message:
+    """A verdict in a few words, for a table cell."""
+    return OUTCOMES[verdict.outcome]
+
+
+def shown_verdict(c: Comparison) -> Verdict:
+    """The verdict that matters for this kind of comparison: the 5 % target, or which side is better."""
+    return c.target if c.kind in ("baseline", "control") else c.sign
+
+
+def why_undecided(verdict: Verdict) -> Message | None:
+    """Why a verdict is undecided, or how many seeds would decide it; None for a decided one."""
+    if verdict.outcome == WITHHELD:  # the caveats of its comparison say why
+        return None
+    if verdict.because:
+        return REASONS[verdict.because]
+    if verdict.needed is None:
+        return None
+    if verdict.needed.seeds is not None:
+        return Message("about {n} seeds in total would be enough", n=verdict.needed.seeds)
+    if verdict.needed.limit == "wide":
+        return Message(
+            "with n = {n} seeds the interval is too wide to be informative; run more seeds",
+            n=verdict.needed.have,
+        )
+    return NOT_PLANNED[verdict.needed.limit]
+
+
+def no_verdict(comparison: Comparison) -> Message:
+    return Message("No verdict: {why}.", why=comparison.caveats)
+
+
+def conclusion(c: Comparison) -> Message | None:
+    """The result of a comparison in one sentence without its interval; None if there is no result."""
+    if c.caveats:
+        return no_verdict(c)
+    if c.kind == "orthogonality":
+        return Message("Orthogonality or scale?")  # the last sentence answers it
+    if c.effect is None or c.sign.outcome not in (BETTER, WORSE, UNDECIDED):
+        return None
+    names = {"arm": c.arm.name, "reference": c.reference.name}
+    unknown = c.sign.because or (c.sign.needed is not None and c.sign.needed.limit in ("wide", "spread"))
+    if c.sign.outcome == UNDECIDED and unknown:  # "no significant cost" would claim too much
+        return Message("{arm} and {reference}: no conclusion is possible yet.", **names)
+    value = numbers.effect(c.effect, c.metric).lstrip("+" + numbers.MINUS)
+    size = (
+        Message("{value} of perplexity", value=value)
+        if c.metric == "ppl"
+        else Message("{value} points of accuracy", value=value)
+    )
+    if c.kind == "control":
+        return _cost_of_freezing(c.sign.outcome, size, c.reference.name)
+    if c.sign.outcome == WORSE:
+        return Message("{arm} is worse than {reference} by {size}.", **names, size=size)
+    if c.sign.outcome == BETTER:
+        return Message("{arm} is better than {reference} by {size}.", **names, size=size)
+    return Message("{arm} and {reference}: no significant difference.", **names)
+
+
+def _cost_of_freezing(sign: str, size: Message, reference: str) -> Message:
+    if sign == WORSE:
+        return Message(
+            "Freezing alone costs {size} ({reference} is the same network with trained Q/K).",
+            size=size,
+            reference=reference,
+        )
+    if sign == BETTER:
+        return Message(
+            "Freezing alone gains {size} ({reference} is the same network with trained Q/K).",
+            size=size,
+            reference=reference,
+        )
+    return Message(
+        "Freezing alone: no significant cost ({reference} is the same network with trained Q/K).",
+        reference=reference,
+    )
+
+
+def sentences(c: Comparison) -> tuple[Message, ...]:
+    """A comparison in sentences: the difference with its interval and n, then the verdicts."""
+    if c.effect is None:
+        return (
+            Message(
+                "{arm} and {reference} are not compared: {why}.",
+                arm=c.arm.name,
+                reference=c.reference.name,
+                why=c.refused,
+            ),
+        )
+    values = {
+        "arm": c.arm.name,
+        "reference": c.reference.name,
+        "effect": numbers.effect(c.effect, c.metric),
+        "interval": numbers.interval(c.effect, c.metric),
+        "n": numbers.seeds(c.effect),
+    }
+    if c.metric == "ppl":
+        difference = Message(
+            "{arm}: perplexity {effect} against {reference} (95 % confidence interval: {interval}; n = {n}).",
+            **values,
+        )
+    else:
+        difference = Message(
+            "{arm}: accuracy {effect} points against {reference} "
+            "(95 % confidence interval: {interval}; n = {n}).",
+            **values,
+        )
+    if c.caveats:
+        return difference, no_verdict(c)
+    if c.kind == "orthogonality":
+        return difference, ORTHOGONALITY[c.sign.outcome]
+    if c.scenario is not None and c.kind == "baseline":
+        return difference, _target(c.target), _scenario(c.scenario)
+    return difference, _target(c.target)
+
+
+def _target(verdict: Verdict) -> Message:
+    if verdict.outcome == HOLDS:
+        return Message("This is within the 5 % target.")
+    if verdict.outcome == FAILS:
+        return Message("This misses the 5 % target.")
+    if verdict.outcome == UNDECIDED:
+        return Message("Undecided against the 5 % margin: {why}.", why=why_undecided(verdict))
+    return Message("No verdict: {why}.", why=why_undecided(verdict))
+
+
+def _scenario(verdict: Verdict) -> Message:
+    if verdict.decided:
+        return Message(
+            'Scenario {name}, which the original study reads as "{meaning}".',
+            name=verdict.outcome,
+            meaning=SCENARIOS[verdict.outcome],
+        )
+    why = why_undecided(verdict) or ""
+    if verdict.outcome == NO_INTERVAL or verdict.because or len(verdict.possible) < 2:
+        return Message("No scenario: {why}.", why=why)
+    return Message(
+        "The scenario is undecided ({possible} possible): {why}.",
+        possible=" / ".join(sorted(verdict.possible)),
+        why=why,
+    )

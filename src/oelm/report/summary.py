@@ -1,0 +1,120 @@
+"""The report's first page: a headline, then a card per dataset with the verdicts in words."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from oelm.analysis.analyze import Analysis
+from oelm.analysis.compare import Arm, Comparison
+from oelm.analysis.verdict import FAILS, HOLDS, WITHHELD
+from oelm.report.document import Block, Card, Cards, Inline, Link, Strong, Text
+from oelm.report.sentences import conclusion, group_title, outcome, sentences, shown_verdict, tone
+from oelm.report.translate import Translator
+
+MAIN_METHOD = "oelm-freeze"  # the method of the original study; its verdict comes first
+
+
+def anchor(arm: Arm) -> str:
+    """The id of an arm's rows in the list of runs; it holds only characters that are safe in any document."""
+    return "runs-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(arm.key))
+
+
+def linked(text: str, arm: Arm) -> Text:
+    """A text that links to the arm's runs."""
+    return (Link(text, "#" + anchor(arm)),)
+
+
+def by_group(comparisons: Iterable[Comparison]) -> dict[tuple[str, str, str], list[Comparison]]:
+    """(study, scale, group) -> its comparisons, in their order."""
+    found: dict[tuple[str, str, str], list[Comparison]] = {}
+    for c in comparisons:
+        found.setdefault((c.arm.config.study, c.arm.config.scale, c.group), []).append(c)
+    return found
+
+
+def headline(analysis: Analysis, _: Translator) -> str:
+    """How many frozen arms stay within 5 % of their baselines, in one or two sentences."""
+    frozen = [c for c in analysis.comparisons.of("baseline") if c.arm.freezes and not c.arm.probes]
+    if not frozen:
+        return _("There is no finished comparison of a frozen arm with its baseline yet.")
+    held, failed, withheld = (sum(c.target.outcome == o for c in frozen) for o in (HOLDS, FAILS, WITHHELD))
+    judged = len(frozen) - withheld
+    parts = []
+    if judged:
+        parts.append(
+            _(
+                "Frozen arms against their baselines, {n} comparisons: {held} cost at most 5 %, "
+                "{failed} cost more, {open} undecided.",
+                n=judged,
+                held=held,
+                failed=failed,
+                open=judged - held - failed,
+            )
+        )
+    if withheld:
+        parts.append(
+            _("{n} without a verdict: not a fair comparison, or not on the named dataset.", n=withheld)
+        )
+    return _.join(parts)
+
+
+def cards(analysis: Analysis, _: Translator) -> list[Block]:
+    """A card per dataset with the comparisons that matter, in sentences."""
+    made: list[Card] = []
+    for comparisons in by_group(analysis.comparisons.made).values():
+        chosen = main_comparisons(comparisons)
+        if chosen:
+            first = shown_verdict(chosen[0])
+            lines = tuple(_line(c, comparisons, _) for c in chosen)
+            made.append(Card(group_title(chosen[0], _), lines, tone(first), _(outcome(first))))
+    return [Cards(tuple(made))]
+
+
+def _line(c: Comparison, group: Sequence[Comparison], _: Translator) -> Text:
+    summary = conclusion(c)
+    parts = [_(m) for m in sentences(c) if m != summary]
+    others = sum(o.kind == "baseline" and o.arm.freezes for o in group) - len(_main(group))
+    if c in best_other(group) and others > 1:
+        parts.insert(0, _("Best of {n} other frozen arms on validation:", n=others))
+    start: tuple[Inline, ...] = (Strong(_(summary)), " ") if summary is not None else ()
+    return (*start, _.join(parts) + " ", *linked(_("runs"), c.arm))
+
+
+def main_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The comparisons of a group that get a sentence: the original study's method, the best other frozen arm
+    if it does better, each also against its control, and orthogonality against scale."""
+    controls = {c.arm.key: c for c in comparisons if c.kind == "control"}
+    chosen = [
+        c
+        for first in (*_main(comparisons), *best_other(comparisons))
+        for c in (first, controls.get(first.arm.key))
+        if c is not None
+    ]
+    return chosen + [c for c in comparisons if c.kind == "orthogonality" and c.arm.method.name == MAIN_METHOD]
+
+
+def _main(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    frozen = [c for c in comparisons if c.kind == "baseline" and c.arm.freezes]
+    return [c for c in frozen if c.arm.method.name == MAIN_METHOD] or frozen[:1]
+
+
+def best_other(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The other frozen arm with the smallest loss on validation, if it beats the main one; at most one.
+
+    It is chosen on validation, not on test. It is still flattered by lucky seeds, so its sentence says that
+    it is the best of several.
+    """
+    main = _main(comparisons)
+    others = [c for c in comparisons if c.kind == "baseline" and c.arm.freezes and c.ratio and c not in main]
+    best = sorted(others, key=_validation_loss)[:1]
+    return [c for c in best if not main or _validation_loss(c) < _validation_loss(main[0])]
+
+
+def _validation_loss(c: Comparison) -> float:
+    """The log ratio to the reference on validation; infinite if it is unknown, so that the arm comes last."""
+    own, other = c.arm.validation, c.reference.validation
+    if c.ratio is None or not own or not other:
+        return math.inf
+    return math.log(own / other) if c.metric == "ppl" else math.log(other / own)
