@@ -255,7 +255,7 @@ def test_missing_partners_are_said(tmp_path):
     for seed in (5, 6, 7):
         write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=seed), 9 + seed / 10)
     (c,) = analyze(tmp_path).comparisons.of("baseline")
-    assert c.effect.way == "Welch"
+    assert c.effect.interval_kind == "Welch"
     assert "Welch" in texts(c.flags)
 
 

@@ -91,6 +91,6 @@ def test_test_sets_count_for_accuracy(tmp_path):
     single = [c.effect for c in found.comparisons.made]
     assert mean.effect.value == pytest.approx(np.mean([e.value for e in single]))
     assert mean.effect.test_se == pytest.approx(math.hypot(*(e.test_se for e in single)) / 2)
-    assert mean.effect.rest_se >= math.hypot(*(e.rest_se for e in single)) / 2
+    assert mean.effect.interaction_se >= math.hypot(*(e.interaction_se for e in single)) / 2
     low, high = mean.effect.interval
-    assert (high - low) / 2 >= 1.9 * mean.effect.rest_se
+    assert (high - low) / 2 >= 1.9 * mean.effect.interaction_se

@@ -1,4 +1,4 @@
-"""Statistics against scipy, and by simulation: do intervals cover, do verdicts err as rarely as they say?"""
+"""Statistics against scipy, and by simulation: coverage of the intervals, error rates of the verdicts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ finite = st.floats(-5, 5, allow_nan=False)
 def test_paired_interval_is_scipys(pairs):
     a, b = np.array(pairs).T
     estimate = s.difference(seeds(a), seeds(b))
-    assert estimate.way == "paired t"
+    assert estimate.interval_kind == "paired t"
     assert estimate.n == len(pairs)
     assert estimate.value == pytest.approx(np.mean(a - b), abs=1e-12)
     if np.std(a - b) > 1e-6:
@@ -36,11 +36,11 @@ def test_paired_interval_is_scipys(pairs):
         assert estimate.p_value == pytest.approx(oracle.pvalue, rel=1e-6)
 
 
-def test_missing_partners_fall_back_to_welch_and_say_so():
+def test_unpaired_seeds_use_welch_and_are_named():
     a, b = {0: 1.0, 1: 1.2, 2: 1.1}, {0: 0.9, 3: 1.0, 4: 0.7}
     estimate = s.difference(a, b)
     oracle = stats.ttest_ind(list(a.values()), list(b.values()), equal_var=False)
-    assert estimate.way == "Welch"
+    assert estimate.interval_kind == "Welch"
     assert estimate.unpaired == (1, 2, 3, 4)
     assert estimate.interval == pytest.approx(tuple(oracle.confidence_interval(0.95)))
     assert estimate.p_value == pytest.approx(oracle.pvalue)
@@ -48,7 +48,7 @@ def test_missing_partners_fall_back_to_welch_and_say_so():
 
 def test_three_shared_seeds_stay_paired_and_the_others_are_named():
     estimate = s.difference({0: 1.0, 1: 2.0, 2: 3.5, 9: 99.0}, {0: 0.9, 1: 1.7, 2: 3.0})
-    assert (estimate.way, estimate.n, estimate.unpaired) == ("paired t", 3, (9,))
+    assert (estimate.interval_kind, estimate.n, estimate.unpaired) == ("paired t", 3, (9,))
     assert estimate.value == pytest.approx(0.3)
 
 
@@ -58,7 +58,7 @@ def test_three_shared_seeds_stay_paired_and_the_others_are_named():
 def test_one_seed_has_no_interval_and_no_verdict(arm, reference):
     estimate = s.difference(arm, reference)
     assert estimate.interval is None
-    assert estimate.value == pytest.approx(1.0)  # the partner of the same seed where there is one
+    assert estimate.value == pytest.approx(1.0)  # only the shared seed is used if there is one
     verdict = v.decide(v.PPL_TARGET, estimate)
     assert verdict.outcome == v.NO_INTERVAL
     assert not verdict.decided
@@ -71,7 +71,7 @@ def test_ratio_scale_is_the_exponential_of_the_log_scale():
     assert ratio.interval == pytest.approx(tuple(math.exp(x) for x in estimate.interval))
 
 
-def test_bootstrap_is_bca_and_is_withheld_where_it_would_lie():
+def test_bootstrap_is_bca_and_needs_five_seeds():
     d = [0.1, 0.3, 0.2, 0.5, 0.0, 0.25]
     oracle = stats.bootstrap(
         (np.array(d),), np.mean, method="BCa", n_resamples=4999, rng=np.random.default_rng(0)
@@ -81,7 +81,7 @@ def test_bootstrap_is_bca_and_is_withheld_where_it_would_lie():
     assert s.bootstrap([0.2] * 8) is None
 
 
-def test_identical_seeds_give_a_point_not_a_crash():
+def test_identical_seeds_give_an_interval_of_width_zero():
     estimate = s.difference(seeds([1.0, 1.0]), seeds([1.0, 1.0]))
     assert estimate.interval == (0.0, 0.0)
     assert estimate.p_value == 1.0
@@ -126,7 +126,7 @@ def simulated_accuracy(rng, *, n, m, seed_sd, example_sd, rest_sd, mean=0.0):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Without what is not under test in a simulation and would take minutes in it."""
+    """Skip the bootstrap and the seed planning, which are slow and not under test in a simulation."""
     monkeypatch.setattr(s, "bootstrap", lambda *_: None)
     monkeypatch.setattr(v, "seeds_needed", lambda *_: None)
 
@@ -136,7 +136,7 @@ def paired(d):
     return s.difference(dict(enumerate(d)), dict.fromkeys(range(len(d)), 0.0))
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 10])
+@pytest.mark.parametrize("n", [2, 3, 10])
 @pytest.mark.usefixtures("quick")
 def test_paired_interval_covers_95_percent(n):
     rng = np.random.default_rng(n)
@@ -160,19 +160,19 @@ def test_combined_interval_covers_at_least_95_percent(n, seed_sd, example_sd, re
         block = simulated_accuracy(rng, n=n, m=m, seed_sd=seed_sd, example_sd=example_sd, rest_sd=rest_sd)
         d = block.mean(axis=1)
         half = stats.t.ppf(0.975, n - 1) * d.std(ddof=1) / math.sqrt(n)
-        low, high = s._widened(float(d.mean()), float(half), s.example_se(block), 0.95)
+        low, high = s._add_test_error(float(d.mean()), float(half), s.example_se(block), 0.95)
         hits += low <= 0.0 <= high
     assert hits / repeats >= 0.93  # 0.95 minus two standard errors; conservative is allowed
 
 
-def test_seeds_that_agree_by_luck_do_not_make_a_narrow_interval():
-    """Three seeds, each with 85 examples that only the one arm gets right and 85 of the other: no spread."""
+def test_seeds_that_agree_by_chance_do_not_give_a_narrow_interval():
+    """Three seeds, each with 85 examples that only one arm gets right and 85 only the other: no spread."""
     rng = np.random.default_rng(0)
     block = np.stack([rng.permutation([1.0] * 85 + [-1.0] * 85 + [0.0] * 830) for _ in range(3)])
     seeds = dict(enumerate(block.mean(axis=1)))
     naive = s.difference(seeds, dict.fromkeys(seeds, 0.0), test_se=s.example_se(block))
     found = s.difference(
-        seeds, dict.fromkeys(seeds, 0.0), test_se=s.example_se(block), rest_se=s.interaction_se(block)
+        seeds, dict.fromkeys(seeds, 0.0), test_se=s.example_se(block), interaction_se=s.interaction_se(block)
     )
     textbook = 1.96 * math.sqrt(0.17 / 1000 / 3)  # McNemar's, over three independent seeds
     assert naive.interval[1] < textbook / 2
@@ -182,8 +182,8 @@ def test_seeds_that_agree_by_luck_do_not_make_a_narrow_interval():
 
 
 @pytest.mark.usefixtures("quick")
-def test_seeds_alone_would_miss_the_test_set_error():
-    """Why the second term is there: when the test set dominates, the plain t interval covers too rarely."""
+def test_an_interval_over_seeds_alone_misses_the_test_set_error():
+    """Without the test-set term, an interval covers too rarely when the test set dominates."""
     rng = np.random.default_rng(5)
     hits = 0
     for _ in range(400):
@@ -193,7 +193,7 @@ def test_seeds_alone_would_miss_the_test_set_error():
     assert hits / 400 < 0.5
 
 
-def test_small_bootstraps_cover_too_rarely_which_is_why_they_are_withheld():
+def test_a_bootstrap_over_three_seeds_covers_too_rarely():
     rng = np.random.default_rng(11)
     hits = 0
     for d in rng.normal(0, 1, (200, 3)):
@@ -204,7 +204,7 @@ def test_small_bootstraps_cover_too_rarely_which_is_why_they_are_withheld():
 
 
 def outcomes(rule, true, sd, n, repeats=1500):
-    """outcome -> its share of simulated studies, as they would be judged."""
+    """Outcome -> its share of the simulated studies."""
     rng = np.random.default_rng(0)
     counts = Counter(v.decide(rule, paired(d)).outcome for d in rng.normal(true, sd, (repeats, n)))
     return {name: count / repeats for name, count in counts.items()}
@@ -212,15 +212,15 @@ def outcomes(rule, true, sd, n, repeats=1500):
 
 @pytest.mark.parametrize("n", [2, 3, 5])
 @pytest.mark.usefixtures("quick")
-def test_wrong_verdicts_at_the_cut_are_as_rare_as_promised(n):
-    """On the cut itself each side may be claimed in at most 2.5 % of studies."""
+def test_wrong_verdicts_at_the_margin_are_rare(n):
+    """With the true difference at the margin, each side is claimed in at most 2.5 % of studies."""
     rates = outcomes(v.PPL_TARGET, math.log(1.05), 0.02, n)
     assert rates.get(v.HOLDS, 0) <= 0.037
     assert rates.get(v.FAILS, 0) <= 0.037
 
 
 @pytest.mark.usefixtures("quick")
-def test_scenarios_err_rarely_and_are_found_when_they_are_true():
+def test_scenarios_are_found_and_rarely_wrong():
     assert outcomes(v.SCENARIO, -1.0, 0.4, 5, repeats=300).get("A", 0) > 0.8
     assert outcomes(v.SCENARIO, -7.0, 0.4, 5, repeats=300).get("B", 0) > 0.95
     assert outcomes(v.SCENARIO, -3.5, 0.4, 5, repeats=300).get("C", 0) > 0.95
@@ -258,7 +258,7 @@ def test_decisions(rule, value, half, outcome):
     assert v.decide(rule, estimate_at(value, half)).outcome == outcome
 
 
-def test_undecided_names_what_is_possible():
+def test_undecided_lists_the_possible_outcomes():
     verdict = v.decide(v.SCENARIO, estimate_at(-3.0, 3.0, sd=1.2))
     assert verdict.possible == ("B", "C", "A")
     assert verdict.needed is not None
@@ -266,14 +266,14 @@ def test_undecided_names_what_is_possible():
     assert verdict.needed.seeds > 3
 
 
-def test_a_diverged_seed_withholds_the_verdict():
+def test_a_diverged_seed_prevents_a_verdict():
     for spread in (0.01, 0.2):  # also where the interval alone would not decide
         verdict = v.decide(v.PPL_TARGET, estimate_at(0.0, spread), withhold="diverged")
         assert (verdict.outcome, verdict.because) == (v.UNDECIDED, "diverged")
         assert verdict.needed is None
 
 
-def test_seeds_needed_matches_scipys_simulated_power():
+def test_seeds_needed_matches_the_power_simulated_by_scipy():
     estimate = estimate_at(math.log(1.05) - 0.02, 0.05, sd=0.02)
     n = v.seeds_needed(v.PPL_TARGET, estimate).seeds
     assert n is not None
@@ -299,15 +299,15 @@ def test_seeds_needed_by_simulation_with_a_test_set_error():
     n = v.seeds_needed(v.SCENARIO, estimate).seeds
     assert n is not None
     rng = np.random.default_rng(2)
-    settled = 0
+    decided = 0
     for _ in range(3000):
         d = rng.normal(-1.0, 0.8, n) + rng.normal(0, 0.25)
         half = math.hypot(stats.t.ppf(0.975, n - 1) * d.std(ddof=1) / math.sqrt(n), 1.96 * 0.25)
-        settled += d.mean() - half >= -2
-    assert settled / 3000 == pytest.approx(0.8, abs=0.07)
+        decided += d.mean() - half >= -2
+    assert decided / 3000 == pytest.approx(0.8, abs=0.07)
 
 
-def test_no_number_of_seeds_is_promised_where_none_would_do():
+def test_no_number_of_seeds_is_given_if_none_would_be_enough():
     assert v.seeds_needed(v.SCENARIO, estimate_at(-2.3, 2.0, sd=0.5, test_se=1.0)).limit == "test set"
     assert v.seeds_needed(v.PPL_TARGET, estimate_at(math.log(1.05), 0.02)).limit == "too close"
 

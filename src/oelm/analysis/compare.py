@@ -373,7 +373,7 @@ def at_chance(arm: Arm) -> bool:
 
 def _about_seeds(effect: Estimate, test_error: TestError, perplexity: bool) -> list[Message]:
     found = []
-    if effect.way == "Welch":
+    if effect.interval_kind == "Welch":
         found.append(
             Message(
                 "some seeds were run in one arm only ({seeds}): Welch's interval over all seeds is used "
@@ -388,7 +388,7 @@ def _about_seeds(effect: Estimate, test_error: TestError, perplexity: bool) -> l
                 seeds=", ".join(map(str, effect.unpaired)),
             )
         )
-    if effect.way == "none":
+    if effect.interval_kind == "none":
         found.append(Message("n = 1: no confidence interval, so no verdict"))
     if not perplexity and test_error == "binomial":
         found.append(
@@ -426,20 +426,22 @@ def _accuracy(arm: Arm, reference: Arm) -> tuple[Estimate, Estimate, TestError, 
             math.sqrt(base * (1 - base) / examples) / max(base, floor),
         )
         return difference(*points, test_se=100 * se), difference(*logs, test_se=relative), "binomial", None
-    paired = used.way != "Welch" and seeds_a == seeds_b
+    paired = used.interval_kind != "Welch" and seeds_a == seeds_b
     # d log(accuracy) = d accuracy / accuracy, example by example.
     scaled_a, scaled_b = a / max(float(a.mean()), floor), b / max(float(b.mean()), floor)
     blocks = (a - b,) if paired else (a, -b)
     scaled = (scaled_a - scaled_b,) if paired else (scaled_a, -scaled_b)
     p = mcnemar(a[0], b[0]) if len(a) == len(b) == 1 else None
-    effect = difference(*points, test_se=100 * example_se(*blocks), rest_se=100 * interaction_se(*blocks))
-    ratio = difference(*logs, test_se=example_se(*scaled), rest_se=interaction_se(*scaled))
+    effect = difference(
+        *points, test_se=100 * example_se(*blocks), interaction_se=100 * interaction_se(*blocks)
+    )
+    ratio = difference(*logs, test_se=example_se(*scaled), interaction_se=interaction_se(*scaled))
     return effect, ratio, "predictions", p
 
 
 def _used_seeds(arm: Arm, reference: Arm, estimate: Estimate) -> tuple[list[int], list[int]]:
     """The seeds `difference` used on each side."""
-    if estimate.way == "Welch":
+    if estimate.interval_kind == "Welch":
         return sorted(arm.scores), sorted(reference.scores)
     shared = sorted(arm.scores.keys() & reference.scores.keys())
     return (shared, shared) if shared else (sorted(arm.scores), sorted(reference.scores))

@@ -1,9 +1,9 @@
-"""One figure over several datasets: the mean of a study's comparisons, seed by seed.
+"""The mean difference between two arms over several datasets of a study.
 
-A seed draws the same frozen rows whatever the text is, so its luck may be shared between datasets. The mean
-is therefore taken over the datasets within each seed, and the interval over the seeds; the test sets are
-independent. Three seeds can agree by luck: the interval is never narrower than it would be if the seeds of
-different datasets were independent.
+The same seed draws the same frozen matrices on every dataset, so the results of one seed may be correlated
+between datasets. Therefore the mean over datasets is taken for each seed, and the confidence interval over
+the seeds. The test sets are independent. With few seeds the spread can be small by chance, so the interval
+is never narrower than if the seeds of different datasets were independent.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import stats
-
 from oelm.analysis.compare import Comparison, Comparisons
-from oelm.analysis.statistics import LEVEL, Estimate, difference
+from oelm.analysis.statistics import LEVEL, Estimate, difference, t_quantile, z_quantile
 from oelm.analysis.verdict import ACCURACY_SIGN, ACCURACY_TARGET, PPL_SIGN, PPL_TARGET, Verdict, decide
 
 KINDS = ("baseline", "control", "orthogonality")
@@ -27,7 +25,7 @@ class Mean:
 
     comparisons: tuple[Comparison, ...]
     effect: Estimate
-    verdict: Verdict  # on the 5 % target; of orthogonality, whether there is a difference at all
+    verdict: Verdict  # on the 5 % target; for orthogonality, on whether there is a difference
 
     @property
     def first(self) -> Comparison:
@@ -35,38 +33,48 @@ class Mean:
 
 
 def means(comparisons: Comparisons) -> list[Mean]:
-    """Of frozen arms on at least two datasets. Where one of the comparisons is refused, withheld or of
-    unpaired seeds there is no mean: one over the rest would be of another question."""
-    found: dict[tuple[str, ...], list[Comparison]] = {}
+    """The means of all frozen arms that were compared on at least two datasets.
+
+    There is no mean if one of the comparisons is refused, has no verdict or has unpaired seeds: a mean over
+    the remaining datasets would answer another question.
+    """
+    groups: dict[tuple[str, ...], list[Comparison]] = {}
     for c in comparisons.made:
         if c.kind in KINDS and c.arm.freezes and not c.arm.probes:
             config = c.arm.config
             key = (config.study, config.scale, c.kind, c.metric, c.arm.name, c.reference.name)
-            found.setdefault(key, []).append(c)
-    made = (_mean(group) for group in found.values() if len({c.dataset for c in group}) > 1)
-    return [mean for mean in made if mean is not None]
+            groups.setdefault(key, []).append(c)
+    found = (_mean(group) for group in groups.values() if len({c.dataset for c in group}) > 1)
+    return [mean for mean in found if mean is not None]
 
 
 def _mean(group: Sequence[Comparison]) -> Mean | None:
-    seeds = set.intersection(*(set(a.scores) for c in group for a in (c.arm, c.reference)))
-    if len(seeds) < 2 or any(
-        c.effect is None or c.effect.way != "paired t" or c.target.because for c in group
-    ):
+    if not all(_has_paired_verdict(c) for c in group):
         return None
-    perplexity = group[0].metric == "ppl"
+    seeds = set.intersection(*(set(a.scores) for c in group for a in (c.arm, c.reference)))
+    if len(seeds) < 2:
+        return None
     ratio = _estimate(group, seeds, [c.ratio for c in group if c.ratio], logarithm=True)
-    effect = ratio
-    if not perplexity:
+    if group[0].metric == "ppl":
+        effect, target, sign = ratio, PPL_TARGET, PPL_SIGN
+    else:
         effect = _estimate(group, seeds, [c.effect for c in group if c.effect], logarithm=False)
-    rules = (PPL_TARGET, PPL_SIGN) if perplexity else (ACCURACY_TARGET, ACCURACY_SIGN)
-    return Mean(tuple(group), effect, decide(rules[group[0].kind == "orthogonality"], ratio))
+        target, sign = ACCURACY_TARGET, ACCURACY_SIGN
+    rule = sign if group[0].kind == "orthogonality" else target
+    return Mean(tuple(group), effect, decide(rule, ratio))
+
+
+def _has_paired_verdict(c: Comparison) -> bool:
+    return c.effect is not None and c.effect.interval_kind == "paired t" and not c.target.because
 
 
 def _estimate(
     group: Sequence[Comparison], seeds: set[int], single: Sequence[Estimate], *, logarithm: bool
 ) -> Estimate:
-    def scale(x: float) -> float:
-        return math.log(max(x, 1e-6)) if logarithm else 100 * x  # no classifier is right never
+    """The difference of the per-seed means over datasets; `single` holds the estimate of each dataset."""
+
+    def scale(score: float) -> float:
+        return math.log(max(score, 1e-6)) if logarithm else 100 * score  # accuracy can be 0
 
     def over_datasets(side: str) -> dict[int, float]:
         arms = [getattr(c, side) for c in group]
@@ -75,13 +83,13 @@ def _estimate(
     def pooled(errors: Sequence[float]) -> float:
         return math.hypot(*errors) / len(errors)
 
-    degrees = sum(e.n - 1 for e in single)
-    upper = 0.5 + LEVEL / 2
-    student = float(stats.t.ppf(upper, degrees) / stats.norm.ppf(upper))  # rest_se is taken as known well
-    independent = pooled([(e.seed_sd or 0.0) / math.sqrt(e.n) for e in single])
+    # `difference` multiplies its interaction_se by z; the ratio t / z makes it a t interval.
+    df = sum(e.n - 1 for e in single)
+    independent_se = pooled([(e.seed_sd or 0.0) / math.sqrt(e.n) for e in single])
+    independent_se *= t_quantile(LEVEL, df) / z_quantile(LEVEL)
     return difference(
         over_datasets("arm"),
         over_datasets("reference"),
         test_se=pooled([e.test_se for e in single]),
-        rest_se=max(student * independent, pooled([e.rest_se for e in single])),
+        interaction_se=max(independent_se, pooled([e.interaction_se for e in single])),
     )

@@ -1,16 +1,15 @@
-"""Differences between two arms over seeds, with intervals that say what they cover.
+"""Estimates of the difference between two arms over seeds, with confidence intervals.
 
-Every figure is made on an additive scale (log perplexity, accuracy, log accuracy) and turned back for
-display. The interval that decides is Student's t over paired seeds. For accuracy the same finite test set
-judges every seed, so its sampling error does not shrink with more seeds; it is estimated from the
-predictions and added:
+Differences are computed on an additive scale: log perplexity, points of accuracy or log accuracy. The
+confidence interval is Student's t over paired seeds. For accuracy, all seeds are evaluated on the same
+finite test set, so its sampling error does not shrink with more seeds. It is estimated from the predictions
+and added:
 
-    half width^2 = (t(n-1) * seed standard error)^2 + (z * test-set standard error)^2
+    half_width^2 = (t(n-1) * seed_se)^2 + (z * test_se)^2
 
-which is never narrower than either part alone (and a little conservative, see the simulations in the tests).
-Three seeds can agree by luck. Which examples an arm gets right changes from seed to seed, and that alone
-gives their mean a standard error, known well from the predictions: the first part is never less than z times
-that.
+With few seeds the spread between seeds can be small by chance. Which examples are correct also varies between
+seeds, and the predictions give a precise lower bound for the seed error from this variation alone
+(`interaction_se`). The first term is never smaller than z times that bound.
 """
 
 from __future__ import annotations
@@ -18,39 +17,51 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 import numpy as np
 from scipy import stats
 
 LEVEL = 0.95
-MIN_BOOTSTRAP = 5  # below this a bootstrap over seeds is far too narrow to be shown (27 resamples at n = 3)
-MIN_SHARED = 3  # shared seeds that make a paired analysis of partly paired arms worth its lost seeds
+MIN_BOOTSTRAP = 5  # a bootstrap over 3 seeds has only 27 resamples: its interval is far too narrow
+MIN_SHARED = 3  # shared seeds needed to drop the unpaired seeds instead of using Welch's test
+MAX_WIDTH_POINTS, MAX_WIDTH_LOG = 100.0, math.log(4)  # wider intervals carry no information
 
-WIDE_POINTS, WIDE_LOG = 100.0, math.log(4)  # see `is_wide`
-
-Way = Literal["paired t", "Welch", "none"]
+IntervalKind = Literal["paired t", "Welch", "none"]
 Interval = tuple[float, float]
+
+
+@cache
+def t_quantile(level: float, df: float) -> float:
+    """Half width of a two-sided interval of Student's t, in standard errors."""
+    return float(stats.t.ppf(0.5 + level / 2, df))
+
+
+@cache
+def z_quantile(level: float) -> float:
+    """Half width of a two-sided interval of the normal distribution, in standard errors."""
+    return float(stats.norm.ppf(0.5 + level / 2))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Arm minus reference. `interval` is None when there is nothing to make one from (n = 1)."""
+    """The difference arm minus reference, with its confidence interval (None with one seed)."""
 
     value: float
     interval: Interval | None
-    way: Way
-    n: int  # seeds of the arm that are used
+    interval_kind: IntervalKind
+    n: int  # number of seeds used of the arm
     n_reference: int
-    seed_sd: float | None  # of the paired differences; for Welch the pooled equivalent
-    test_se: float = 0.0  # standard error from the finite test set, 0 when unknown or not added
-    bootstrap: Interval | None = None  # BCa over the paired differences, seeds only
-    p_value: float | None = None  # of "no difference", seeds only
-    unpaired: tuple[int, ...] = ()  # seeds without a partner: left out (paired t) or the reason for Welch
-    rest_se: float = 0.0  # what the seeds' part was held to at least, see `interaction_se`
+    seed_sd: float | None  # standard deviation of the paired differences; for Welch the pooled equivalent
+    test_se: float = 0.0  # standard error from the finite test set; 0 if unknown
+    bootstrap: Interval | None = None  # BCa interval over the paired differences, without the test-set error
+    p_value: float | None = None  # of "no difference", without the test-set error
+    unpaired: tuple[int, ...] = ()  # seeds of one arm only: dropped (paired t) or the reason for Welch
+    interaction_se: float = 0.0  # lower bound of the seed error, see `interaction_se`
 
     def exp(self) -> Estimate:
-        """The same on the ratio scale; standard deviations stay on the log scale."""
+        """The same estimate as a ratio; standard deviations and errors stay on the log scale."""
         return replace(
             self,
             value=math.exp(self.value),
@@ -60,12 +71,11 @@ class Estimate:
 
 
 def is_wide(estimate: Estimate, *, points: bool) -> bool:
-    """Whether the interval is too wide to say anything: as wide as the scale of accuracy, or from a quarter
-    of a perplexity to all of it."""
+    """Whether the interval is too wide to be informative: over 100 points, or a factor over 4."""
     if estimate.interval is None:
         return False
     low, high = estimate.interval
-    return high - low > (WIDE_POINTS if points else WIDE_LOG)
+    return high - low > (MAX_WIDTH_POINTS if points else MAX_WIDTH_LOG)
 
 
 def difference(
@@ -73,19 +83,18 @@ def difference(
     reference: Mapping[int, float],
     *,
     test_se: float = 0.0,
-    rest_se: float = 0.0,
+    interaction_se: float = 0.0,
     level: float = LEVEL,
 ) -> Estimate:
-    """Mean of arm minus reference over seeds, paired where the seeds are.
+    """Estimate the mean of arm minus reference from their scores per seed.
 
-    test_se, rest_se: of the examples that all seeds share and of what differs between seeds and examples at
-    once (`example_se`, `interaction_se`).
+    Same seeds in both arms: paired t. Otherwise: paired t over the shared seeds if there are at least three,
+    else Welch's t over all seeds. One seed in an arm: the difference without an interval.
 
-    Seeds that match on both sides: paired t. Partners missing: paired on the shared seeds if there are
-    at least three, else Welch over all. One seed on a side: the plain difference and no interval.
+    test_se, interaction_se: errors estimated from predictions, by `example_se` and `interaction_se`
 
     >>> e = difference({0: 2.10, 1: 2.14, 2: 2.09}, {0: 2.00, 1: 2.02, 2: 2.01})
-    >>> round(e.value, 3), e.way, e.n
+    >>> round(e.value, 3), e.interval_kind, e.n
     (0.1, 'paired t', 3)
     >>> difference({0: 2.1}, {0: 2.0}).interval is None
     True
@@ -93,68 +102,81 @@ def difference(
     if not arm or not reference:
         raise ValueError("both arms need at least one seed")
     shared = sorted(arm.keys() & reference.keys())
-    alone = tuple(sorted(arm.keys() ^ reference.keys()))
-    if len(shared) >= 2 and (not alone or len(shared) >= MIN_SHARED):
-        return _paired([arm[s] - reference[s] for s in shared], alone, test_se, rest_se, level)
+    unpaired = tuple(sorted(arm.keys() ^ reference.keys()))
+    if len(shared) >= 2 and (not unpaired or len(shared) >= MIN_SHARED):
+        differences = [arm[s] - reference[s] for s in shared]
+        return _paired_t(differences, unpaired, test_se, interaction_se, level)
     if min(len(arm), len(reference)) >= 2:
-        return _welch(list(arm.values()), list(reference.values()), alone, test_se, rest_se, level)
-    if shared:  # compare like with like, even when one side has more seeds
+        return _welch_t(
+            list(arm.values()), list(reference.values()), unpaired, test_se, interaction_se, level
+        )
+    if shared:
         arm, reference = {s: arm[s] for s in shared}, {s: reference[s] for s in shared}
     value = float(np.mean(list(arm.values())) - np.mean(list(reference.values())))
-    return Estimate(value, None, "none", len(arm), len(reference), None, test_se, unpaired=alone)
+    return Estimate(value, None, "none", len(arm), len(reference), None, test_se, unpaired=unpaired)
 
 
-def _paired(
-    d: Sequence[float], alone: tuple[int, ...], test_se: float, rest_se: float, level: float
+def _paired_t(
+    d: Sequence[float], unpaired: tuple[int, ...], test_se: float, interaction_se: float, level: float
 ) -> Estimate:
     n, value, sd = len(d), float(np.mean(d)), float(np.std(d, ddof=1))
-    if sd > 0:
-        result = stats.ttest_1samp(d, 0.0)
-        seeds = result.confidence_interval(level)
-        half, p = (float(seeds.high) - float(seeds.low)) / 2, float(result.pvalue)
-    else:  # identical differences: scipy has nothing to divide by
-        half, p = 0.0, (1.0 if value == 0 else 0.0)
-    half, p = _at_least(rest_se, value, half, p, level)
+    half, p = _student(value, sd / math.sqrt(n), n - 1, interaction_se, level)
     return Estimate(
         value,
-        _widened(value, half, test_se, level),
+        _add_test_error(value, half, test_se, level),
         "paired t",
         n,
         n,
-        max(sd, rest_se * math.sqrt(n)),
+        max(sd, interaction_se * math.sqrt(n)),
         test_se,
         bootstrap(d, level),
         p,
-        alone,
-        rest_se,
+        unpaired,
+        interaction_se,
     )
 
 
-def _welch(
+def _welch_t(
     a: Sequence[float],
     b: Sequence[float],
-    alone: tuple[int, ...],
+    unpaired: tuple[int, ...],
     test_se: float,
-    rest_se: float,
+    interaction_se: float,
     level: float,
 ) -> Estimate:
     value = float(np.mean(a) - np.mean(b))
-    variance = np.var(a, ddof=1) / len(a) + np.var(b, ddof=1) / len(b)
+    variances = [float(np.var(x, ddof=1)) / len(x) for x in (a, b)]
+    total = sum(variances)
+    # Welch-Satterthwaite degrees of freedom
+    df = total**2 / sum(v**2 / (len(x) - 1) for v, x in zip(variances, (a, b), strict=True)) if total else 1.0
+    half, p = _student(value, math.sqrt(total), df, interaction_se, level)
     n = min(len(a), len(b))
-    if variance > 0:
-        result = stats.ttest_ind(a, b, equal_var=False)
-        seeds = result.confidence_interval(level)
-        half, p = (float(seeds.high) - float(seeds.low)) / 2, float(result.pvalue)
+    sd = math.sqrt(max(total, interaction_se**2) * n)  # the sd of n paired differences with the same error
+    interval = _add_test_error(value, half, test_se, level)
+    return Estimate(value, interval, "Welch", len(a), len(b), sd, test_se, None, p, unpaired, interaction_se)
+
+
+def _student(value: float, se: float, df: float, interaction_se: float, level: float) -> tuple[float, float]:
+    """Half width and p-value of a t test, with `interaction_se` as the lower bound of the seed error."""
+    if se > 0:
+        half = t_quantile(level, df) * se
+        p = 2 * float(stats.t.sf(abs(value) / se, df))
     else:
         half, p = 0.0, (1.0 if value == 0 else 0.0)
-    half, p = _at_least(rest_se, value, half, p, level)
-    sd = math.sqrt(max(float(variance), rest_se**2) * n)  # what n paired seeds would need for the same error
-    interval = _widened(value, half, test_se, level)
-    return Estimate(value, interval, "Welch", len(a), len(b), sd, test_se, None, p, alone, rest_se)
+    if interaction_se == 0:
+        return half, p
+    p = max(p, 2 * float(stats.norm.sf(abs(value) / interaction_se)))
+    return max(half, z_quantile(level) * interaction_se), p
+
+
+def _add_test_error(value: float, half: float, test_se: float, level: float) -> Interval:
+    """The interval value ± half, widened by the sampling error of the test set."""
+    half = math.hypot(half, z_quantile(level) * test_se)
+    return value - half, value + half
 
 
 def bootstrap(d: Sequence[float], level: float = LEVEL) -> Interval | None:
-    """BCa interval of the mean by scipy; None where it would not be worth its name."""
+    """BCa bootstrap interval of the mean; None with fewer than five values or without variation."""
     if len(d) < MIN_BOOTSTRAP or np.ptp(d) == 0:
         return None
     result = stats.bootstrap(
@@ -170,30 +192,32 @@ def bootstrap(d: Sequence[float], level: float = LEVEL) -> Interval | None:
 
 
 def example_se(*blocks: np.ndarray) -> float:
-    """Standard error that the choice of test examples gives to a difference, seeds held fixed.
+    """Standard error of a difference from the choice of test examples, for fixed seeds.
 
-    Each block is (seeds, examples) of per-example contributions; their sum of seed means is the
-    contrast. Paired seeds: one block, arm minus reference. Unpaired: the arm, and minus the reference.
-    In the crossed model x[s, i] = mean + seed[s] + example[i] + rest[s, i] this estimates
-    sd(example) / sqrt(m): the part that more seeds do not remove. The rest is already in the spread of
-    the seeds and is taken out here. With a single seed the two cannot be told apart and nothing is taken
-    out: for one paired seed this is the standard error behind McNemar's test.
+    Each block is a (seeds, examples) array; the difference is the sum of the blocks' means. Paired seeds: one
+    block, arm minus reference. Unpaired seeds: two blocks, the arm and the negated reference.
+
+    In the crossed model x[s, i] = mean + seed[s] + example[i] + rest[s, i], this is sd(example) divided by
+    the square root of the number of examples: the part of the error that more seeds do not reduce. The part
+    of rest[s, i] is subtracted, because the spread between seeds already contains it. With one seed the two
+    parts cannot be separated and nothing is subtracted: one paired seed gives the standard error of
+    McNemar's test.
     """
     examples = blocks[0].shape[1]
     if examples < 2:
         return 0.0
-    contrast = np.sum([b.mean(axis=0) for b in blocks], axis=0)  # (m,)
+    per_example = np.sum([b.mean(axis=0) for b in blocks], axis=0)
     rest = interaction_se(*blocks) ** 2
-    return math.sqrt(max(0.0, float(np.var(contrast, ddof=1)) / examples - rest))
+    return math.sqrt(max(0.0, float(np.var(per_example, ddof=1)) / examples - rest))
 
 
 def interaction_se(*blocks: np.ndarray) -> float:
-    """Standard error that rest[s, i] alone gives to the mean over seeds; blocks as in `example_se`."""
-    return math.sqrt(sum(_interaction(b) / b.size for b in blocks))
+    """Standard error of the mean over seeds from rest[s, i] alone, in the model of `example_se`."""
+    return math.sqrt(sum(_interaction_variance(b) / b.size for b in blocks))
 
 
-def _interaction(block: np.ndarray) -> float:
-    """Mean square of the seed x example interaction of a (seeds, examples) block."""
+def _interaction_variance(block: np.ndarray) -> float:
+    """Mean square of the seed x example interaction of a (seeds, examples) array."""
     n, m = block.shape
     if n < 2 or m < 2:
         return 0.0
@@ -202,13 +226,15 @@ def _interaction(block: np.ndarray) -> float:
 
 
 def binomial_se(accuracy: float, reference: float, examples: int) -> float:
-    """Test-set standard error of an accuracy difference when the predictions are lost: it ignores that
-    both arms answered the same questions, so it is too wide rather than too narrow."""
+    """Test-set standard error of an accuracy difference without predictions.
+
+    It ignores that both arms were tested on the same examples, so it is too large rather than too small.
+    """
     return math.sqrt((accuracy * (1 - accuracy) + reference * (1 - reference)) / max(1, examples))
 
 
 def mcnemar(arm: np.ndarray, reference: np.ndarray) -> float:
-    """Exact two-sided p value that two models are right equally often, from per-example hits (0/1)."""
+    """Exact two-sided p-value of "equal accuracy", from the per-example hits (0/1) of two models."""
     gained = int(np.sum((arm == 1) & (reference == 0)))
     lost = int(np.sum((arm == 0) & (reference == 1)))
     if gained + lost == 0:
@@ -217,26 +243,11 @@ def mcnemar(arm: np.ndarray, reference: np.ndarray) -> float:
 
 
 def trend(x: Sequence[float], y: Sequence[float]) -> tuple[float, float] | None:
-    """Kendall's tau and its exact p value; None below five points, where no order can be significant
-    enough to speak of one."""
+    """Kendall's tau and its exact p-value; None below five points, where no order can be significant."""
     if len(x) < 5 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
     result = stats.kendalltau(x, y)
     return float(result.statistic), float(result.pvalue)
-
-
-def _at_least(rest_se: float, value: float, half: float, p: float, level: float) -> tuple[float, float]:
-    """A half width and a p value of the seeds, where these agree more than their examples let them."""
-    if rest_se == 0:
-        return half, p
-    z = float(stats.norm.ppf(0.5 + level / 2))
-    return max(half, z * rest_se), max(p, 2 * float(stats.norm.sf(abs(value) / rest_se)))
-
-
-def _widened(value: float, half: float, test_se: float, level: float) -> Interval:
-    z = float(stats.norm.ppf(0.5 + level / 2))
-    half = math.hypot(half, z * test_se)
-    return value - half, value + half
 
 
 def _exp(interval: Interval | None) -> Interval | None:

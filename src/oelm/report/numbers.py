@@ -63,7 +63,7 @@ def interval(estimate: Estimate, metric: str) -> Message:
 
 def seeds(estimate: Estimate) -> str:
     """The number of seeds; of both arms if they are not paired."""
-    return f"{estimate.n} / {estimate.n_reference}" if estimate.way == "Welch" else str(estimate.n)
+    return f"{estimate.n} / {estimate.n_reference}" if estimate.interval_kind == "Welch" else str(estimate.n)
 
 
 def size(count: float | None) -> str:
