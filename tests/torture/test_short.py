@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of one process for all kinds: it loads torch once and forks for every case."""
+    """Counts of one process that tries all kinds: it loads torch once and forks for every case."""
     written = tmp_path_factory.mktemp("torture") / "figures.json"
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
@@ -25,14 +25,15 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=3000,
         check=False,
     )
     assert written.exists(), done.stdout + done.stderr
-    return dict(json.loads(written.read_text()))
+    return dict(json.loads(written.read_text(encoding="utf-8")))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3300)  # a minute on an idle core; the first test waits for all cases
 @pytest.mark.parametrize(
     ("kind", "least"),
     list(
