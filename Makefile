@@ -9,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: test check lint types unit torture demo documents translations install clean
+.PHONY: test check lint types unit torture demo documents docs translations install clean
 
 install: $(STAMP)
 
@@ -51,5 +51,10 @@ documents: install
 translations: install
 	$(BIN)/python tools/translations.py
 
+# The documentation site in site/. A broken link is an error.
+docs: install
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache

@@ -17,8 +17,9 @@ from oelm.experiments.catalogue import STUDIES, experiment, select
 
 ROOT = Path(__file__).parents[1]
 README, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-OF_THE_DOCUMENTS = ("TS-MINE", "MY-01", "MY-02")  # registered by the blocks of docs/adding.md
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+HOWTO = ROOT / "docs" / "howto"
+OF_THE_DOCUMENTS = ("TS-MINE", "MY-01", "MY-02")  # registered by the code of docs/howto
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 
@@ -50,6 +51,8 @@ def test_every_command_line_of_a_page_parses_and_names_what_exists(page: Path) -
     for line in commands(page):
         words = shlex.split(line)[1:]
         assert words[0] in COMMANDS, line
+        if len(words) == 1:  # the name of a command in running text
+            continue
         args, extra = build_parser(words[0]).parse_known_args(words)
         assert not extra, f"{page.name}: {line}: unknown {extra}"
         ids = [*(getattr(args, "ids", None) or []), *([args.id] if getattr(args, "id", None) else [])]
@@ -75,11 +78,17 @@ def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
 
 
+def run_blocks(page: Path, space: dict[str, Any] | None = None) -> dict[str, Any]:
+    space = {} if space is None else space
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), space)
+    return space
+
+
 @pytest.mark.usefixtures("own_registries")
-def test_the_code_of_adding_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
-    space: dict[str, Any] = {}
-    for block in blocks(ROOT / "docs" / "adding.md", "python"):
-        exec(compile(block, "docs/adding.md", "exec"), space)
+def test_code_of_the_how_to_pages_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("own-method", "own-model", "own-data"):
+        run_blocks(HOWTO / f"{name}.md")
     assert "frozen" in capsys.readouterr().out
     assert experiment("TS-MINE").at("smoke").method.temperature
     assert experiment("TS-MINE").baseline == "TS-BASELINE-TUNED"
@@ -87,9 +96,23 @@ def test_the_code_of_adding_runs_as_it_stands(capsys: pytest.CaptureFixture[str]
     assert dataset("tickets").shape == "2-way"
 
 
-@pytest.mark.slow
-def test_the_ten_lines_of_the_readme_run_as_they_stand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_code_of_the_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    model = run_blocks(ROOT / "docs" / "quickstart.md")["model"]
+    assert "frozen" in capsys.readouterr().out
+    assert not any(p.requires_grad for n, p in model.named_parameters() if ".query." in n)
+
+
+def test_code_of_the_peft_page_runs() -> None:
+    pytest.importorskip("peft")
+    model = run_blocks(HOWTO / "peft.md")["model"]
+    trained = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert any("value.lora_A" in name for name in trained)
+    assert not any(".query." in name for name in trained)
+
+
+@pytest.mark.parametrize("page", [README, HOWTO / "trainer.md"], ids=lambda page: page.name)
+def test_code_for_the_trainer_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a tiny BERT in the place of the one that a hub would give, and four rows of data."""
     import torch
@@ -102,10 +125,9 @@ def test_the_ten_lines_of_the_readme_run_as_they_stand(
 
     monkeypatch.setattr(AutoModelForSequenceClassification, "from_pretrained", tiny)
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks(README, "python")
     row = {"input_ids": torch.tensor([1, 2, 3]), "labels": torch.tensor(1)}
     space: dict[str, Any] = {"data": [row] * 4}
-    exec(compile(code, "README.md", "exec"), space)
+    run_blocks(page, space)
     assert "2,112" in capsys.readouterr().out  # frozen: Q and K of one layer, weights and biases
     assert not any(p.requires_grad for n, p in space["model"].named_parameters() if ".query." in n)
 

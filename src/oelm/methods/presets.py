@@ -1,7 +1,7 @@
 """The named methods: the study's own, the controls it lacked, and what may close the gap.
 
 A new method is one entry here (or one `oelm.register_method` call); a new start is described in
-`docs/adding.md`. Free of torch: `oelm list` and the catalogue read it.
+`docs/howto/own-method.md`. Free of torch: `oelm list` and the catalogue read it.
 """
 
 from __future__ import annotations
