@@ -13,7 +13,7 @@ from scipy import stats
 
 from oelm.analysis.analyze import architecture
 from oelm.analysis.compare import Comparison
-from oelm.analysis.verdict import FAILS, HOLDS, NO_INTERVAL, REFUSED, UNDECIDED, WITHHELD
+from oelm.analysis.verdict import MET, MISSED, NO_INTERVAL, REFUSED, UNDECIDED, WITHHELD
 from oelm.config.run_config import TuneConfig
 from oelm.experiments.catalogue import reported_with
 from oelm.report.comparisons import goal_table
@@ -53,8 +53,8 @@ def test_perplexity_ratio_is_paired_on_the_log_scale(tmp_path):
 
 
 def test_target_verdicts(tmp_path):
-    assert pair(tmp_path / "a", arm=(8.01, 8.12, 8.20)).target.outcome == HOLDS
-    assert pair(tmp_path / "b", arm=(9.0, 9.1, 9.2)).target.outcome == FAILS
+    assert pair(tmp_path / "a", arm=(8.01, 8.12, 8.20)).target.outcome == MET
+    assert pair(tmp_path / "b", arm=(9.0, 9.1, 9.2)).target.outcome == MISSED
     assert pair(tmp_path / "c").target.outcome == UNDECIDED
 
 
@@ -98,7 +98,7 @@ def test_a_diverged_seed_withholds_the_verdict_and_is_named(tmp_path):
     write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=3), state="diverged")
     c = pair(tmp_path, arm=(9.0, 9.1, 9.2))
     assert c.target.outcome == UNDECIDED
-    assert c.target.because == "diverged"
+    assert c.target.reason == "diverged"
     assert "GPT-02 seed 3" in texts(c.flags)
 
 
@@ -170,7 +170,7 @@ def test_arms_with_identical_predictions_are_not_within_the_margin(tmp_path):
         write_run(tmp_path, cls_config(seed=seed), hits=hits)
         write_run(tmp_path, cls_config("GPT-CLS-02", "oelm-freeze", seed=seed), hits=hits)
     (c,) = analyze(tmp_path).comparisons.of("baseline")
-    assert (c.target.outcome, c.target.because) == (UNDECIDED, "identical")
+    assert (c.target.outcome, c.target.reason) == (UNDECIDED, "identical")
     said = " ".join(map(str, sentences(c)))
     assert "the same result for every seed" in said
     assert "0.00 to" not in said
@@ -352,7 +352,7 @@ def test_a_baseline_at_chance_decides_nothing(tmp_path):
     """Two arms that both guess differ by nothing, which must not read as 'freezing costs nothing'."""
     c = classifiers(tmp_path, levels=(0.5, 0.5), examples=4000)
     assert c.target.outcome == c.scenario.outcome == UNDECIDED
-    assert c.target.because == "chance"
+    assert c.target.reason == "chance"
     assert "no better than" in texts(c.flags)
 
 
@@ -393,7 +393,7 @@ def _no_loss(root: Path, plus: float, control: float, start: float, rope: float,
     write("R-PLUS", "oelm-plus", plus, rotary, "R-BASE", "R-CONTROL")
     found = analyze(root)
     kinds = {c.kind for c in found.comparisons.made if c.arm.id == "R-PLUS"}
-    assert kinds == {"baseline", "control", "start", "plain"}
+    assert kinds == {"baseline", "control", "init", "plain"}
     table = goal_table(found, Translator())[1]
     (row,) = table.rows
     return ["".join(getattr(part, "text", part) for part in cell) for cell in row.cells]
@@ -421,7 +421,7 @@ def test_a_goal_needs_every_comparison_and_no_diverged_seed(tmp_path):
     for folder in (tmp_path / "a").rglob("R-START"):
         shutil.rmtree(folder)
     (goal,) = analyze(tmp_path / "a").goals
-    assert (goal.outcome, goal.missing) == (UNDECIDED, ("start",))
+    assert (goal.outcome, goal.missing) == (UNDECIDED, ("init",))
     _no_loss(tmp_path / "b", *values)
     rotary = replace(lm_config().model, position="rope")
     bad = lm_config("R-CONTROL", "trained-plus", seed=9)

@@ -30,7 +30,7 @@ def test_the_mean_is_taken_within_a_seed_and_its_interval_over_seeds(corpora):
     want = stats.ttest_1samp(per_seed, 0.0).confidence_interval(0.95)
     assert mean.effect.value == pytest.approx(np.mean(per_seed))
     assert mean.effect.interval == pytest.approx((want.low, want.high))
-    assert mean.verdict.outcome == "fails"
+    assert mean.verdict.outcome == "missed"
     row = mean_table(analyze(corpora), Translator())[1].rows[0]
     assert row.cells[:3] == ("X, 2 datasets (mini)", "oelm-freeze", "baseline")
     assert analyze(corpora).to_dict()["means"][0]["datasets"] == list(BASE)
@@ -71,7 +71,7 @@ def test_one_dataset_or_one_that_is_withheld_makes_no_mean(tmp_path, corpora):
     for dataset, right in (("imdb", np.arange(400) < 320), ("sst2", guess)):
         write_arm(chance, dataset, "baseline", [right] * 2, make=cls_config)
         write_arm(chance, dataset, "oelm-freeze", [np.roll(right, 1), right], make=cls_config)
-    assert [c.target.because for c in analyze(chance).comparisons.made] == ["", "chance"]
+    assert [c.target.reason for c in analyze(chance).comparisons.made] == ["", "chance"]
     assert analyze(chance).means == []
     alone = tmp_path / "alone"
     write_arm(alone, "tinystories", "baseline", BASE["tinystories"])

@@ -215,8 +215,8 @@ def outcomes(rule, true, sd, n, repeats=1500):
 def test_wrong_verdicts_at_the_margin_are_rare(n):
     """With the true difference at the margin, each side is claimed in at most 2.5 % of studies."""
     rates = outcomes(v.PPL_TARGET, math.log(1.05), 0.02, n)
-    assert rates.get(v.HOLDS, 0) <= 0.037
-    assert rates.get(v.FAILS, 0) <= 0.037
+    assert rates.get(v.MET, 0) <= 0.037
+    assert rates.get(v.MISSED, 0) <= 0.037
 
 
 @pytest.mark.usefixtures("quick")
@@ -239,11 +239,11 @@ def estimate_at(value, half, *, n=3, sd=0.02, test_se=0.0):
 @pytest.mark.parametrize(
     ("rule", "value", "half", "outcome"),
     [
-        (v.PPL_TARGET, math.log(1.02), 0.01, v.HOLDS),
-        (v.PPL_TARGET, math.log(1.09), 0.02, v.FAILS),
+        (v.PPL_TARGET, math.log(1.02), 0.01, v.MET),
+        (v.PPL_TARGET, math.log(1.09), 0.02, v.MISSED),
         (v.PPL_TARGET, math.log(1.05), 0.02, v.UNDECIDED),
-        (v.ACCURACY_TARGET, math.log(0.99), 0.01, v.HOLDS),
-        (v.ACCURACY_TARGET, math.log(0.90), 0.01, v.FAILS),
+        (v.ACCURACY_TARGET, math.log(0.99), 0.01, v.MET),
+        (v.ACCURACY_TARGET, math.log(0.90), 0.01, v.MISSED),
         (v.SCENARIO, 0.0, 1.0, "A"),
         (v.SCENARIO, -1.9, 0.1, "A"),  # ">= -2 points"
         (v.SCENARIO, -4.9, 0.1, "C"),  # "< -5 points" is B
@@ -269,7 +269,7 @@ def test_undecided_lists_the_possible_outcomes():
 def test_a_diverged_seed_prevents_a_verdict():
     for spread in (0.01, 0.2):  # also where the interval alone would not decide
         verdict = v.decide(v.PPL_TARGET, estimate_at(0.0, spread), withhold="diverged")
-        assert (verdict.outcome, verdict.because) == (v.UNDECIDED, "diverged")
+        assert (verdict.outcome, verdict.reason) == (v.UNDECIDED, "diverged")
         assert verdict.needed is None
 
 

@@ -44,7 +44,7 @@ def test_analyze_json_is_json_with_n_and_interval(runs, capsys):
     assert freeze["ratio"]["n"] == 3
     low, high = freeze["ratio"]["interval"]
     assert low < freeze["ratio"]["value"] < high
-    assert freeze["target"]["outcome"] == "fails"
+    assert freeze["target"]["outcome"] == "missed"
     assert all(run.startswith(str(runs)) for run in freeze["runs"])
 
 

@@ -44,8 +44,8 @@ from oelm.data.synthetic.recall import RECALL_TASKS
 from oelm.methods.method import Method
 from oelm.methods.presets import find_method
 
-Kind = Literal["baseline", "control", "orthogonality", "start", "plain"]
-TRAINED_START = "orthogonal-init"
+Kind = Literal["baseline", "control", "orthogonality", "init", "plain"]
+TRAINED_INIT = "orthogonal-init"
 TestError = Literal["predictions", "binomial", "none"]
 Planned = Mapping[str, Mapping[str, RunConfig]]  # experiment ID -> scale -> config as catalogued
 
@@ -273,9 +273,9 @@ def _further_references(
         named = arm.config.compare
         for other in arms:
             same = other.place == arm.place and other.config.model == arm.config.model
-            start = other.method == find_method(TRAINED_START) and arm.method.control != TRAINED_START
+            start = other.method == find_method(TRAINED_INIT) and arm.method.control != TRAINED_INIT
             if same and start and other.finished:
-                yield "start", arm, other
+                yield "init", arm, other
         baseline = _find(index, arm, named.baseline)
         plain = _find(index, arm, baseline.config.compare.baseline) if baseline is not None else None
         if plain is not None and plain.finished:

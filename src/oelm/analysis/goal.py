@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from oelm.analysis.compare import TRAINED_START, Arm, Comparison, Comparisons, Kind
-from oelm.analysis.verdict import BETTER, FAILS, HOLDS, PPL_GOAL, UNDECIDED, WORSE, Verdict, decide
+from oelm.analysis.compare import TRAINED_INIT, Arm, Comparison, Comparisons, Kind
+from oelm.analysis.verdict import BETTER, MET, MISSED, PPL_GOAL, UNDECIDED, WORSE, Verdict, decide
 
-REFERENCES: tuple[Kind, ...] = ("control", "start", "baseline", "plain")
+REFERENCES: tuple[Kind, ...] = ("control", "init", "baseline", "plain")
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +26,9 @@ class Goal:
     @property
     def outcome(self) -> str:
         found = [_holds(c) for c in self.against.values()]
-        if FAILS in found:
-            return FAILS
-        return UNDECIDED if self.missing or UNDECIDED in found else HOLDS
+        if MISSED in found:
+            return MISSED
+        return UNDECIDED if self.missing or UNDECIDED in found else MET
 
     @property
     def verdict(self) -> Verdict:
@@ -53,8 +53,8 @@ def goals(comparisons: Comparisons) -> list[Goal]:
 def _due(arm: Arm, arms: Iterable[Arm]) -> list[Kind]:
     """What the claim needs by the arm's own config. Where control and start are one network, that is once."""
     due: list[Kind] = ["control", "baseline"]
-    if arm.method.control != TRAINED_START:
-        due.append("start")
+    if arm.method.control != TRAINED_INIT:
+        due.append("init")
     baselines = [a for a in arms if a.place == arm.place and a.id == arm.config.compare.baseline]
     if any(a.config.compare.baseline for a in baselines):
         due.append("plain")
@@ -68,5 +68,5 @@ def _holds(c: Comparison) -> str:
         diverged = "diverged" if c.arm.diverged or c.reference.diverged else ""
         outcome = decide(PPL_GOAL, c.ratio, withhold=diverged).outcome
     else:
-        outcome = {BETTER: HOLDS, WORSE: FAILS}.get(c.sign.outcome, UNDECIDED)
-    return outcome if outcome in (HOLDS, FAILS) else UNDECIDED
+        outcome = {BETTER: MET, WORSE: MISSED}.get(c.sign.outcome, UNDECIDED)
+    return outcome if outcome in (MET, MISSED) else UNDECIDED

@@ -65,7 +65,7 @@ def _mean(group: Sequence[Comparison]) -> Mean | None:
 
 
 def _has_paired_verdict(c: Comparison) -> bool:
-    return c.effect is not None and c.effect.interval_kind == "paired t" and not c.target.because
+    return c.effect is not None and c.effect.interval_kind == "paired t" and not c.target.reason
 
 
 def _estimate(

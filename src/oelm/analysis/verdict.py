@@ -21,7 +21,7 @@ SCENARIO_B = -5.0
 POWER = 0.8
 MOST_SEEDS = 50  # more is no realistic plan
 
-HOLDS, FAILS = "holds", "fails"
+MET, MISSED = "met", "missed"
 BETTER, WORSE = "better", "worse"
 UNDECIDED, NO_INTERVAL, REFUSED = "undecided", "no interval", "refused"
 WITHHELD = "withheld"  # compared, but not judged: see `guards.caveats`
@@ -37,9 +37,9 @@ class Rule:
 
 
 # The scales: log ratio of perplexity, log ratio of accuracy, points of accuracy.
-PPL_TARGET = Rule("target", (math.log1p(TARGET),), (HOLDS, FAILS))
-PPL_GOAL = Rule("goal", (math.log1p(GOAL),), (HOLDS, FAILS))
-ACCURACY_TARGET = Rule("target", (math.log1p(-TARGET),), (FAILS, HOLDS))
+PPL_TARGET = Rule("target", (math.log1p(TARGET),), (MET, MISSED))
+PPL_GOAL = Rule("goal", (math.log1p(GOAL),), (MET, MISSED))
+ACCURACY_TARGET = Rule("target", (math.log1p(-TARGET),), (MISSED, MET))
 SCENARIO = Rule("scenario", (SCENARIO_B, SCENARIO_A), ("B", "C", "A"))
 PPL_SIGN = Rule("sign", (0.0,), (BETTER, WORSE))
 ACCURACY_SIGN = Rule("sign", (0.0,), (WORSE, BETTER))
@@ -60,7 +60,7 @@ class Verdict:
     outcome: str  # a region, or one of UNDECIDED, NO_INTERVAL, REFUSED, WITHHELD
     possible: tuple[str, ...] = ()  # the regions the interval touches
     needed: SeedsNeeded | None = None
-    because: str = ""  # why the interval does not decide: "diverged", "chance", "caveat", "identical", ...
+    reason: str = ""  # why the interval does not decide: "diverged", "chance", "caveat", "identical", ...
 
     @property
     def decided(self) -> bool:
@@ -77,16 +77,16 @@ def decide(rule: Rule, estimate: Estimate, *, withhold: str = "") -> Verdict:
     'A'
     """
     if withhold == "caveat":
-        return Verdict(rule.name, WITHHELD, because=withhold)
+        return Verdict(rule.name, WITHHELD, reason=withhold)
     if estimate.interval is None:
         return Verdict(rule.name, NO_INTERVAL, needed=SeedsNeeded(None, "spread"))
     low, high = estimate.interval
     possible = rule.regions[_region(rule, low) : _region(rule, high) + 1]
     if withhold:  # more seeds would not settle it
-        return Verdict(rule.name, UNDECIDED, possible, because=withhold)
+        return Verdict(rule.name, UNDECIDED, possible, reason=withhold)
     if low == high:  # no spread at all is no precision: the seeds, or the arms, are copies of each other
         return Verdict(
-            rule.name, UNDECIDED, possible, because="no variation" if estimate.value else "identical"
+            rule.name, UNDECIDED, possible, reason="no variation" if estimate.value else "identical"
         )
     if len(possible) > 1 and is_wide(estimate, points=rule is SCENARIO):
         return Verdict(rule.name, UNDECIDED, possible, SeedsNeeded(None, "wide", estimate.n))

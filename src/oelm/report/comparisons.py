@@ -9,14 +9,14 @@ from oelm.analysis.compare import Arm, Comparison
 from oelm.analysis.goal import REFERENCES
 from oelm.analysis.messages import Message
 from oelm.analysis.statistics import Estimate
-from oelm.analysis.verdict import FAILS, HOLDS, UNDECIDED
+from oelm.analysis.verdict import MET, MISSED, UNDECIDED
 from oelm.report import numbers
 from oelm.report.document import Block, Bullets, Paragraph, Row, Table, Text
 from oelm.report.sentences import SCALES, group_title, outcome, place, shown_verdict, tone, why_undecided
 from oelm.report.summary import by_group, linked
 from oelm.report.translate import Translator
 
-GOALS = {HOLDS: Message("reached"), FAILS: Message("missed"), UNDECIDED: Message("undecided")}
+GOALS = {MET: Message("reached"), MISSED: Message("missed"), UNDECIDED: Message("undecided")}
 
 
 def effect_cells(effect: Estimate, metric: str, arm: Arm, _: Translator) -> tuple[Text, Text, Text]:
@@ -164,7 +164,7 @@ def goal_table(analysis: Analysis, _: Translator) -> list[Block]:
     """Language models: which frozen arms lose nothing, and how much of Q/K they train."""
     columns = {
         "control": _("Against control"),
-        "start": _("Against trained orthonormal init"),
+        "init": _("Against trained orthonormal init"),
         "baseline": _("Against baseline"),
         "plain": _("Against plain architecture"),
     }
@@ -184,7 +184,7 @@ def goal_table(analysis: Analysis, _: Translator) -> list[Block]:
         "every interval agrees, and missed if one interval contradicts it."
     )
     head = (_("Data"), _("Arm"), _("Q/K trained"), _("Goal"), *(columns[kind] for kind in REFERENCES))
-    further = [c for goal in analysis.goals for c in goal.against.values() if c.kind in ("start", "plain")]
+    further = [c for goal in analysis.goals for c in goal.against.values() if c.kind in ("init", "plain")]
     return [Paragraph(about), Table(head, tuple(rows), words=2, verdict=3), *notes(further, _)]
 
 

@@ -10,7 +10,7 @@ from oelm.analysis.compare import Arm, Comparison
 from oelm.analysis.costs import Cost
 from oelm.analysis.messages import Message
 from oelm.analysis.statistics import trend
-from oelm.analysis.verdict import FAILS, HOLDS
+from oelm.analysis.verdict import MET, MISSED
 from oelm.experiments.catalogue import experiments
 from oelm.experiments.experiment import Reported
 from oelm.report import numbers
@@ -35,7 +35,7 @@ def where_freezing_works(analysis: Analysis, _: Translator) -> list[Block]:
     for c in analysis.comparisons.of("baseline"):
         if c.arm.freezes and not c.arm.probes:
             key = (architecture(c.arm), task(c.arm), c.arm.config.model.pretrained, c.arm.name)
-            decided = c.target.outcome in (HOLDS, FAILS)
+            decided = c.target.outcome in (MET, MISSED)
             cells[key][c.target.outcome if decided else "open"].append(place(c.arm, _))
     if not cells:
         return [Paragraph(_("No frozen arm has been compared yet."))]
@@ -43,7 +43,7 @@ def where_freezing_works(analysis: Analysis, _: Translator) -> list[Block]:
     head += (_("Within 5 %"), _("Misses 5 %"), _("Not decided"))
     rows = []
     for (kind, what, pretrained, arm), found in sorted(cells.items()):
-        listed = [", ".join(dict.fromkeys(found[k])) or "–" for k in (HOLDS, FAILS, "open")]
+        listed = [", ".join(dict.fromkeys(found[k])) or "–" for k in (MET, MISSED, "open")]
         rows.append(Row((_(ARCHITECTURES[kind]), _(TASKS[what]), _(WEIGHTS[pretrained]), arm, *listed)))
     return [Table(head, tuple(rows), words=7)]
 

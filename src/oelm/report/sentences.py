@@ -6,8 +6,8 @@ from oelm.analysis.compare import Arm, Comparison
 from oelm.analysis.messages import Message
 from oelm.analysis.verdict import (
     BETTER,
-    FAILS,
-    HOLDS,
+    MET,
+    MISSED,
     NO_INTERVAL,
     REFUSED,
     UNDECIDED,
@@ -19,7 +19,7 @@ from oelm.report import numbers
 from oelm.report.document import Tone
 from oelm.report.translate import Translator
 
-TONES: dict[str, Tone] = {HOLDS: "good", BETTER: "good", "A": "good", FAILS: "bad", WORSE: "bad", "B": "bad"}
+TONES: dict[str, Tone] = {MET: "good", BETTER: "good", "A": "good", MISSED: "bad", WORSE: "bad", "B": "bad"}
 SCALES = {"full": Message("full"), "mini": Message("mini"), "smoke": Message("smoke")}
 TASKS = {
     "lm": Message("Language modelling"),
@@ -28,8 +28,8 @@ TASKS = {
     "generation": Message("Generation"),
 }
 OUTCOMES = {
-    HOLDS: Message("within 5 %"),
-    FAILS: Message("misses 5 %"),
+    MET: Message("within 5 %"),
+    MISSED: Message("misses 5 %"),
     BETTER: Message("better"),
     WORSE: Message("worse"),
     UNDECIDED: Message("undecided"),
@@ -100,8 +100,8 @@ def why_undecided(verdict: Verdict) -> Message | None:
     """Why a verdict is undecided, or how many seeds would decide it; None for a decided one."""
     if verdict.outcome == WITHHELD:  # the caveats of its comparison say why
         return None
-    if verdict.because:
-        return REASONS[verdict.because]
+    if verdict.reason:
+        return REASONS[verdict.reason]
     if verdict.needed is None:
         return None
     if verdict.needed.seeds is not None:
@@ -127,7 +127,7 @@ def conclusion(c: Comparison) -> Message | None:
     if c.effect is None or c.sign.outcome not in (BETTER, WORSE, UNDECIDED):
         return None
     names = {"arm": c.arm.name, "reference": c.reference.name}
-    unknown = c.sign.because or (c.sign.needed is not None and c.sign.needed.limit in ("wide", "spread"))
+    unknown = c.sign.reason or (c.sign.needed is not None and c.sign.needed.limit in ("wide", "spread"))
     if c.sign.outcome == UNDECIDED and unknown:  # "no significant cost" would claim too much
         return Message("{arm} and {reference}: no conclusion is possible yet.", **names)
     value = numbers.effect(c.effect, c.metric).lstrip("+" + numbers.MINUS)
@@ -203,9 +203,9 @@ def sentences(c: Comparison) -> tuple[Message, ...]:
 
 
 def _target(verdict: Verdict) -> Message:
-    if verdict.outcome == HOLDS:
+    if verdict.outcome == MET:
         return Message("This is within the 5 % target.")
-    if verdict.outcome == FAILS:
+    if verdict.outcome == MISSED:
         return Message("This misses the 5 % target.")
     if verdict.outcome == UNDECIDED:
         return Message("Undecided against the 5 % margin: {why}.", why=why_undecided(verdict))
@@ -220,7 +220,7 @@ def _scenario(verdict: Verdict) -> Message:
             meaning=SCENARIOS[verdict.outcome],
         )
     why = why_undecided(verdict) or ""
-    if verdict.outcome == NO_INTERVAL or verdict.because or len(verdict.possible) < 2:
+    if verdict.outcome == NO_INTERVAL or verdict.reason or len(verdict.possible) < 2:
         return Message("No scenario: {why}.", why=why)
     return Message(
         "The scenario is undecided ({possible} possible): {why}.",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.compare import Arm, Comparison
-from oelm.analysis.verdict import FAILS, HOLDS, WITHHELD
+from oelm.analysis.verdict import MET, MISSED, WITHHELD
 from oelm.report.document import Block, Card, Cards, Inline, Link, Strong, Text
 from oelm.report.sentences import conclusion, group_title, outcome, sentences, shown_verdict, tone
 from oelm.report.translate import Translator
@@ -39,7 +39,7 @@ def headline(analysis: Analysis, _: Translator) -> str:
     frozen = [c for c in analysis.comparisons.of("baseline") if c.arm.freezes and not c.arm.probes]
     if not frozen:
         return _("There is no finished comparison of a frozen arm with its baseline yet.")
-    held, failed, withheld = (sum(c.target.outcome == o for c in frozen) for o in (HOLDS, FAILS, WITHHELD))
+    held, failed, withheld = (sum(c.target.outcome == o for c in frozen) for o in (MET, MISSED, WITHHELD))
     judged = len(frozen) - withheld
     parts = []
     if judged:
