@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.live import Live
 
 import oelm.cli
-from oelm.cli import board
+from oelm.cli import progress
 from oelm.cli.main import main
 from oelm.cli.monitor import View
 from oelm.experiments.catalogue import experiment
@@ -91,11 +91,11 @@ def test_progress_of_a_launch_draws_markup_as_text(
     config = replace(experiment("GPT-01").at("smoke", 0), id="GPT[/b]\x1b[2J")
     job = Job(config, tmp_path, state="running", slot="[/x]", reason="first\nsecond\x1b[2J")
     status = Status(total_steps=9, heartbeat=time.time())
-    monkeypatch.setattr(board, "state_of", lambda folder: ("running", status, ""))
-    board.changed(job)
+    monkeypatch.setattr(progress, "state_of", lambda folder: ("running", status, ""))
+    progress.print_change(job)
     assert capsys.readouterr().out.count("\n") == 1
     screen = io.StringIO()
-    live = board._LiveBoard()
+    live = progress._LiveTable()
     live.live = Live(console=Console(file=screen, force_terminal=True, width=200), auto_refresh=False)
     with live:
         live.tick([job])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from oelm.cli.main import build_parser, main
+from oelm.cli.main import main, make_app
 from oelm.cli.suggest import suggest
-from oelm.cli.values import whole_numbers
+from oelm.cli.values import integers
 from oelm.errors import UsageError
 from oelm.experiments.catalogue import select
 
@@ -28,14 +28,15 @@ from oelm.experiments.catalogue import select
 )
 def test_seeds_as_people_write_them(words: list[str], seeds: list[int]) -> None:
     for command in ("run", "doctor"):
-        args = build_parser(command).parse_args([command, "GPT-01", *words])
-        assert list(args.seeds) == seeds
+        given = make_app().parse_args([command, "GPT-01", *words])[1]
+        given.apply_defaults()
+        assert list(given.arguments["seeds"]) == seeds
 
 
 @pytest.mark.parametrize("word", ["x", "1.5", "-1", "3-1", "0-999999", "1..3", "", "٣"])
 def test_seeds_that_are_none(word: str) -> None:
     with pytest.raises(UsageError, match="--seeds"):
-        whole_numbers([word], "--seeds")
+        integers([word], "--seeds")
 
 
 @pytest.mark.parametrize(
@@ -49,15 +50,16 @@ def test_seeds_that_are_none(word: str) -> None:
     ],
 )
 def test_phases_as_people_write_them(words: list[str], ids: list[str]) -> None:
-    args = build_parser("run").parse_args(["run", "--phase", *words])
-    chosen = [e.id for e in select(phases=args.phase)]
+    given = make_app().parse_args(["run", "--phase", *words])[1].arguments
+    chosen = [e.id for e in select(phases=given["selection"].phase)]
     assert [chosen[0], chosen[-1]] == ids
     assert len(set(chosen)) == len(chosen)
 
 
 def test_learning_rates_of_a_grid() -> None:
-    args = build_parser("run").parse_args(["run", "X", "--grid", "1e-3,2e-3", "4e-3", "--trial-seeds", "0-1"])
-    assert (args.grid, args.trial_seeds) == ([1e-3, 2e-3, 4e-3], [0, 1])
+    words = ["run", "X", "--grid", "1e-3,2e-3", "4e-3", "--trial-seeds", "0-1"]
+    tuning = make_app().parse_args(words)[1].arguments["tuning"]
+    assert (tuning.grid, tuning.trial_seeds) == ((1e-3, 2e-3, 4e-3), (0, 1))
 
 
 RUN, TRAIN = ("--all", "--set", "--seeds", "--gpus", "--slots", "--runs"), ("--set", "--seed", "--device")

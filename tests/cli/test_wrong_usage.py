@@ -50,6 +50,8 @@ doctor --phase 12
 doctor GPT-01 --seeds one
 data
 data lst
+data List
+list --phase 1 --json --Study
 data list --data-dir nowhere
 data check
 data check tinystorys

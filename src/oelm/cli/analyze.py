@@ -1,13 +1,15 @@
-"""`oelm analyze`: tables, gaps with intervals, verdicts, in the terminal."""
+"""`oelm analyze`: tables, differences with confidence intervals, and verdicts, in the terminal."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
-from oelm.cli.options import add_catalogue, add_json, add_phase, add_runs, command_parser, load_own
+from cyclopts import Parameter
+
+from oelm.cli.options import Catalogue, Json, Phases, Runs, load_catalogues
 from oelm.cli.output import print, print_json, print_table, print_text
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.catalogue import planned_configs, reported_with
@@ -19,42 +21,64 @@ if TYPE_CHECKING:
 BENCHMARKS = "benchmarks/results"
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = command_parser(
-        subparsers, "analyze", "tables, gaps with confidence intervals, verdicts", "oelm analyze --all gap"
-    )
-    parser.add_argument("studies", nargs="*", metavar="STUDY", help="only these studies (default: every one)")
-    parser.add_argument(
-        "--all", action="store_true", help="also costs, closing tables, totals and what is pending"
-    )
-    add_phase(parser, "only these phases of the original study")
-    add_runs(parser)
-    add_benchmarks(parser)
-    add_catalogue(parser)
-    add_json(parser)
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ResultsOptions:
+    """Which results are analyzed, and where they are."""
+
+    phase: Phases = ()
+    runs: Runs = "runs"
+    benchmarks: str = BENCHMARKS
+    """Folder of measured step times (see benchmarks/)."""
+    catalogue: Catalogue = ()
+
+    def load(self, studies: Sequence[str] = ()) -> Analysis:
+        """Analyze the finished runs of `studies`, or of all studies."""
+        from oelm.analysis.analyze import analyze
+
+        load_catalogues(self.catalogue)
+        if self.benchmarks != BENCHMARKS and not Path(self.benchmarks).is_dir():
+            raise UsageError(f"--benchmarks: there is no folder {self.benchmarks}")
+        if self.phase and studies:
+            raise UsageError("name studies or --phase, not both: phases belong to the study paper")
+        ids = reported_with(self.phase) if self.phase else None
+        chosen = ["paper"] if self.phase else studies
+        analysis = analyze(Path(self.runs), chosen, Path(self.benchmarks), planned=planned_configs(), ids=ids)
+        if not (analysis.loaded.runs or analysis.loaded.trials or analysis.warnings):
+            of_phase = f" of phase {', '.join(self.phase)}" if self.phase else ""
+            raise OelmError(
+                f"no runs{of_phase} in {self.runs} yet; make some with `oelm demo` or `oelm train` "
+                "(--runs names another folder)"
+            )
+        return analysis
 
 
-def add_benchmarks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--benchmarks",
-        default=BENCHMARKS,
-        metavar="DIR",
-        help="interleaved step times (of `oelm bench step`)",
-    )
+def analyze(
+    *studies: str,
+    everything: Annotated[bool, Parameter(name="--all")] = False,
+    options: ResultsOptions = ResultsOptions(),
+    json: Json = False,
+) -> None:
+    """Analyze results.
 
-
-def run(args: argparse.Namespace) -> int:
-    analysis = load_analysis(args, args.studies)
-    if args.json:
+    Parameters
+    ----------
+    studies
+        Only these studies (default: all).
+    everything
+        Also print costs, the tables across datasets, and totals.
+    """
+    analysis = options.load(studies)
+    if json:
         print_json(analysis.to_dict())
-        return 0
+        return
     from oelm.report.sections import SECTIONS, Shown
     from oelm.report.summary import headline
     from oelm.report.translate import Translator
 
     _ = Translator("en")
     print(headline(analysis, _))
-    most = Shown.ANALYZE_ALL if args.all else Shown.ANALYZE
+    most = Shown.ANALYZE_ALL if everything else Shown.ANALYZE
     for section in (section for section in SECTIONS if section.shown <= most):
         blocks = section.blocks(analysis, _)
         if blocks:
@@ -62,32 +86,6 @@ def run(args: argparse.Namespace) -> int:
             print(f"\n{title}\n{'=' * len(title)}\n")
             print_blocks(blocks)
     print_warnings(analysis)
-    return 0
-
-
-def load_analysis(args: argparse.Namespace, studies: Iterable[str] = ()) -> Analysis:
-    from oelm.analysis.analyze import analyze
-
-    load_own(args)
-    if args.benchmarks != BENCHMARKS and not Path(args.benchmarks).is_dir():
-        raise UsageError(f"--benchmarks: there is no folder {args.benchmarks}")
-    if args.phase and studies:
-        raise UsageError("name studies or --phase, not both: phases belong to the study paper")
-    ids = reported_with(args.phase) if args.phase else None
-    analysis = analyze(
-        Path(args.runs),
-        ["paper"] if args.phase else studies,
-        Path(args.benchmarks),
-        planned=planned_configs(),
-        ids=ids,
-    )
-    if not (analysis.loaded.runs or analysis.loaded.trials or analysis.warnings):
-        of_phase = f" of phase {', '.join(map(str, args.phase))}" if args.phase else ""
-        raise OelmError(
-            f"no runs{of_phase} in {args.runs} yet; `oelm demo` or `oelm train` make some "
-            "(--runs names another folder)"
-        )
-    return analysis
 
 
 def print_warnings(analysis: Analysis) -> None:
@@ -103,7 +101,7 @@ def print_warnings(analysis: Analysis) -> None:
 
 
 def print_blocks(blocks: Iterable[Block]) -> None:
-    """A document's blocks as plain text; figures have no place here."""
+    """Print the blocks of a document as plain text, without figures."""
     from oelm.report.document import Bullets, Cards, Fold, Paragraph, Table, plain
 
     for block in blocks:

@@ -2,57 +2,80 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from oelm.cli.options import add_json, command_parser
+from cyclopts import Parameter
+
+from oelm.cli.options import Json
 from oelm.cli.output import print, print_json, print_table
+from oelm.cli.values import Count, Integer, Names, PositiveCount
 from oelm.units import bytes_text
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = command_parser(
-        subparsers,
-        "bench",
-        "step time, memory and saving of each method on this machine",
-        "oelm bench --methods baseline oelm-freeze --size medium-512 --batch 4",
-    )
-    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="the first must be baseline")
-    parser.add_argument("--size", default="medium-512", help="a size of our GPT, or minilm, tiny-bert")
-    parser.add_argument("--vocabulary", type=int, default=50257)
-    parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--batch", type=int, default=4, help="rows per step")
-    parser.add_argument("--position", choices=["learned", "rope"], default="learned")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:0")
-    parser.add_argument("--processes", type=int, default=3, help="fresh processes per method")
-    parser.add_argument("--rounds", type=int, default=4, help="turns per process")
-    parser.add_argument("--steps", type=int, default=3, help="counted steps per turn")
-    parser.add_argument("--threads", type=int, default=0, help="0 = all cores")
-    parser.add_argument("-o", "--output", default="", metavar="FILE", help="also write the result as JSON")
-    add_json(parser)
+def bench(
+    *,
+    methods: Names = (),
+    size: str = "medium-512",
+    vocabulary: PositiveCount = 50257,
+    context: PositiveCount = 512,
+    batch: PositiveCount = 4,
+    position: Literal["learned", "rope"] = "learned",
+    device: str = "cpu",
+    processes: Integer = 3,
+    rounds: Integer = 4,
+    steps: Integer = 3,
+    threads: Count = 0,
+    output: Annotated[str, Parameter(name=("--output", "-o"))] = "",
+    json: Json = False,
+) -> None:
+    """Measure methods.
 
-
-def run(args: argparse.Namespace) -> int:
+    Parameters
+    ----------
+    methods
+        Methods to compare; the first must be baseline.
+    size
+        A size of our GPT, or minilm, tiny-bert.
+    vocabulary
+        Vocabulary size.
+    context
+        Context length in tokens.
+    batch
+        Rows per step.
+    position
+        Position encoding.
+    device
+        cpu, cuda or cuda:0.
+    processes
+        Fresh processes per method.
+    rounds
+        Turns per process.
+    steps
+        Counted steps per turn.
+    threads
+        CPU threads; 0 = all cores.
+    output
+        Also write the result to this JSON file.
+    """
     from oelm.bench.harness import Plan
     from oelm.bench.methods import DEFAULT_METHODS, MethodsBench, Workload
     from oelm.bench.methods import run as measure
 
-    bench = MethodsBench(
-        tuple(args.methods or DEFAULT_METHODS),
-        Workload(args.size, args.vocabulary, args.context, args.batch, args.position, args.device),
-        Plan(args.processes, args.rounds, args.steps, threads=args.threads),
+    plan = MethodsBench(
+        methods or DEFAULT_METHODS,
+        Workload(size, vocabulary, context, batch, position, device),
+        Plan(processes, rounds, steps, threads=threads),
     )
-    result = measure(bench, lambda text: print(f"  {text}", file=sys.stderr, flush=True))
-    if args.output:
+    result = measure(plan, lambda text: print(f"  {text}", file=sys.stderr, flush=True))
+    if output:
         from oelm.files.atomic import write_json
 
-        write_json(args.output, result)
-    if args.json:
+        write_json(output, result)
+    if json:
         print_json(result)
     else:
         _show(result)
-    return 0
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from oelm.cli.options import add_catalogue, add_json, command_parser, load_own, require_writable
+from cyclopts import Parameter
+
+from oelm.cli.options import (
+    CacheDir,
+    Catalogue,
+    DataDir,
+    Json,
+    SkipBadRows,
+    load_catalogues,
+    require_writable_cache,
+)
 from oelm.cli.output import print, print_json, print_table
+from oelm.cli.values import Count, PositiveCount
 from oelm.data.catalogue import SPLITS, Dataset, datasets
 from oelm.printable import printable
 from oelm.units import bytes_text, duration_text
@@ -22,61 +32,51 @@ if TYPE_CHECKING:
 _PLAIN_SECONDS = 5.0
 
 
-def add_parser(subparsers: Any) -> None:
-    example = "oelm data prepare tinystories --data-dir data --tokenizer gpt2"
-    parser = command_parser(subparsers, "data", "list the datasets, prepare one, check one", example)
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listed = actions.add_parser("list", help="all datasets: task, classes, official sizes, licence")
-    listed.add_argument("--data-dir", default="", metavar="DIR", help="also say what this folder holds")
-    add_catalogue(listed)
-    add_json(listed)
-    prepare = actions.add_parser(
-        "prepare", help="fetch, check and tokenise, so that a training starts at once"
-    )
-    _add_source(prepare)
-    prepare.add_argument(
-        "--tokenizer", default="gpt2", help="gpt2, bpe-<size>, or a tokenizer's name or folder"
-    )
-    prepare.add_argument("--max-length", type=int, default=512, help="cut of classification rows, in tokens")
-    prepare.add_argument("--cache-dir", default="", metavar="DIR", help="where to (or OELM_CACHE_DIR)")
-    prepare.add_argument("--workers", type=int, default=0, help="processes; 0 = one per core")
-    check = actions.add_parser("check", help="read all rows and report what is wrong, before a training does")
-    _add_source(check)
-    check.add_argument("--batch-size", type=int, default=1, help="rows that train must at least have")
+@Parameter(name="*")
+@dataclass(frozen=True)
+class SourceOptions:
+    """Where a dataset is read from, and how much of it."""
+
+    variant: str = ""
+    """Variant of the dataset: a language of xnli, mismatched of mnli, ..."""
+    source: Literal["auto", "local", "hub", "builtin"] = "auto"
+    """Where to read it from."""
+    data_dir: DataDir = ""
+    rows: Count = 0
+    """Use at most N rows of each split; 0 = all."""
+    skip_bad_rows: SkipBadRows = False
+    no_duplicates: bool = False
+    """Do not look for texts that are in two splits."""
+    catalogue: Catalogue = ()
+
+    def open(self, name: str, cache_dir: str = "") -> Corpus:
+        from oelm.data.sources.open import open_corpus
+
+        load_catalogues(self.catalogue)
+        corpus = open_corpus(
+            name,
+            variant=self.variant,
+            source=self.source,
+            data_dir=self.data_dir or None,
+            cache_dir=cache_dir or None,
+        )
+        return corpus.limit(train=self.rows, validation=self.rows, test=self.rows) if self.rows else corpus
 
 
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", metavar="NAME", help="a dataset (`oelm data list`), a folder, or file:a.jsonl,b.jsonl"
-    )
-    parser.add_argument("--variant", default="", help="a language of xnli, mismatched of mnli, ...")
-    parser.add_argument("--source", default="auto", help="auto, local, hub or builtin")
-    parser.add_argument("--data-dir", default="", metavar="DIR", help="local datasets (or OELM_DATA_DIR)")
-    parser.add_argument("--rows", type=int, default=0, metavar="N", help="at most N rows of each split")
-    parser.add_argument("--skip-bad-rows", action="store_true", help="leave broken rows out and count them")
-    parser.add_argument("--no-duplicates", action="store_true", help="do not look for texts in two splits")
-    add_catalogue(parser)
-    add_json(parser)
-
-
-def run(args: argparse.Namespace) -> int:
-    load_own(args)
-    return {"list": _list, "prepare": _prepare, "check": _check}[args.action](args)
-
-
-def _list(args: argparse.Namespace) -> int:
+def list_datasets(*, data_dir: DataDir = "", catalogue: Catalogue = (), json: Json = False) -> None:
+    """List all datasets: task, classes, official sizes and licence."""
+    load_catalogues(catalogue)
     entries = list(datasets().values())
-    if args.json:
-        print_json([_facts(entry, args.data_dir) for entry in entries])
-        return 0
-    rows = [(e.name, e.shape, _sizes(e), _where(e, args.data_dir), e.about) for e in entries]
+    if json:
+        print_json([_facts(entry, data_dir) for entry in entries])
+        return
+    rows = [(e.name, e.shape, _sizes(e), _where(e, data_dir), e.about) for e in entries]
     print_table(("dataset", "task", "official rows", "found in", "about"), rows)
     print("\nvariants:")
     for entry in entries:
         if entry.variants:
             print(f"  {entry.name}: {', '.join(entry.variants)}")
     print("\nyour own: a folder with train.jsonl (or csv, parquet, txt), or file:train.jsonl,test.jsonl")
-    return 0
 
 
 def _sizes(entry: Dataset) -> str:
@@ -88,7 +88,7 @@ def _sizes(entry: Dataset) -> str:
 
 
 def _where(entry: Dataset, data_dir: str) -> str:
-    """The source that `auto` would take, without touching the network."""
+    """The source that `auto` takes. The network is not asked."""
     from oelm.data.sources.open import local_folder
 
     if entry.builtin:
@@ -117,101 +117,134 @@ def _facts(entry: Dataset, data_dir: str) -> dict[str, Any]:
     }
 
 
-def _open(args: argparse.Namespace) -> Corpus:
-    from oelm.data.sources.open import open_corpus
+def check(
+    name: str, /, *, batch_size: Count = 1, source: SourceOptions = SourceOptions(), json: Json = False
+) -> int:
+    """Read all rows and report what is wrong with them.
 
-    cache = getattr(args, "cache_dir", "") or None
-    corpus = open_corpus(
-        args.name, variant=args.variant, source=args.source, data_dir=args.data_dir or None, cache_dir=cache
-    )
-    return corpus.limit(train=args.rows, validation=args.rows, test=args.rows) if args.rows else corpus
-
-
-def _check(args: argparse.Namespace) -> int:
+    Parameters
+    ----------
+    name
+        Dataset (`oelm data list`), folder, or file:a.jsonl,b.jsonl.
+    batch_size
+        Minimum number of rows of the training split.
+    """
     from oelm.data.checks import check_corpus
 
     report = check_corpus(
-        _open(args),
-        batch_size=args.batch_size,
-        skip_bad_rows=args.skip_bad_rows,
-        find_duplicates=not args.no_duplicates,
+        source.open(name),
+        batch_size=batch_size,
+        skip_bad_rows=source.skip_bad_rows,
+        find_duplicates=not source.no_duplicates,
     )
-    if args.json:
+    if json:
         print_json(report.to_dict())
     else:
         print(report)
     return 0 if report.ok else 1
 
 
-def _prepare(args: argparse.Namespace) -> int:
+@Parameter(name="*")
+@dataclass(frozen=True)
+class TokenizeOptions:
+    """How the text is tokenized, and where the tokens are stored."""
+
+    tokenizer: str = "gpt2"
+    """gpt2, bpe-<vocabulary size>, or the name or folder of a tokenizer."""
+    max_length: PositiveCount = 512
+    """Maximum length of classification rows, in tokens."""
+    cache_dir: CacheDir = ""
+    workers: Count = 0
+    """Processes; 0 = one per core."""
+
+
+def prepare(
+    name: str,
+    /,
+    *,
+    tokens: TokenizeOptions = TokenizeOptions(),
+    source: SourceOptions = SourceOptions(),
+    json: Json = False,
+) -> None:
+    """Download, check and tokenize a dataset, so that training can start at once.
+
+    Parameters
+    ----------
+    name
+        Dataset (`oelm data list`), folder, or file:a.jsonl,b.jsonl.
+    """
     from oelm.data.checks import limit_streamed
     from oelm.data.splits import duplicates
     from oelm.data.tokenize.tokenizer_files import check_tokenizer_name
     from oelm.data.tokenize.tokenizers import load_tokenizer
 
-    check_tokenizer_name(args.tokenizer, args.data_dir or None)
-    if cache := args.cache_dir or os.environ.get("OELM_CACHE_DIR", ""):
-        require_writable(cache, "--cache-dir / OELM_CACHE_DIR")
-    corpus = _open(args)
-    _say(args, f"{corpus.name} ({corpus.dataset.shape}) from {corpus.origin}")
+    data_dir, cache_dir = source.data_dir or None, tokens.cache_dir or None
+    check_tokenizer_name(tokens.tokenizer, data_dir)
+    require_writable_cache(tokens.cache_dir)
+    corpus = source.open(name, tokens.cache_dir)
+    lines = [f"{corpus.name} ({corpus.dataset.shape}) from {corpus.origin}"]
     if corpus.source.folder_note:
-        _say(args, f"  dataset_info.json says: {corpus.source.folder_note}")
-    for note in corpus.notes:
-        _say(args, f"  note: {note}")
-    tokenizer = load_tokenizer(
-        args.tokenizer, corpus=corpus, data_dir=args.data_dir or None, cache_dir=args.cache_dir or None
-    )
-    facts = {split: _prepare_split(args, corpus, split, tokenizer) for split in corpus.splits}
-    found = None if args.no_duplicates else duplicates(limit_streamed(corpus))
-    _say(args, "" if found is None else "\n".join(f"  {line}" for line in str(found).splitlines()))
-    if args.json:
-        tokens = {"name": tokenizer.name, "hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size}
+        lines.append(f"  dataset_info.json says: {corpus.source.folder_note}")
+    _print_unless(json, *lines, *(f"  note: {note}" for note in corpus.notes))
+    tokenizer = load_tokenizer(tokens.tokenizer, corpus=corpus, data_dir=data_dir, cache_dir=cache_dir)
+    facts = {}
+    for split in corpus.splits:
+        facts[split], line = _prepare_split(corpus, split, tokenizer, tokens, source.skip_bad_rows)
+        _print_unless(json, line)
+    found = None if source.no_duplicates else duplicates(limit_streamed(corpus))
+    _print_unless(json, *(f"  {line}" for line in str(found or "").splitlines()))
+    if json:
         about: dict[str, Any] = {"dataset": corpus.name, "origin": corpus.origin, "notes": corpus.notes}
+        about["tokenizer"] = {
+            "name": tokenizer.name,
+            "hash": tokenizer.hash,
+            "vocab_size": tokenizer.vocab_size,
+        }
         shared = found.to_dict() if found is not None else None
-        about |= {"tokenizer": tokens, "splits": facts, "skipped": corpus.skipped, "duplicates": shared}
-        print_json(about)
+        print_json({**about, "splits": facts, "skipped": corpus.skipped, "duplicates": shared})
     for split in SPLITS:
-        corpus.require(split)  # what is missing is an error, after all that is there has been prepared
-    return 0
+        corpus.require(split)  # a missing split is an error, but the others are prepared first
 
 
 def _prepare_split(
-    args: argparse.Namespace, corpus: Corpus, split: str, tokenizer: Tokenizer
-) -> dict[str, Any]:
+    corpus: Corpus, split: str, tokenizer: Tokenizer, tokens: TokenizeOptions, skip_bad_rows: bool
+) -> tuple[dict[str, Any], str]:
+    """Tokenize one split into the cache; its facts, and the same in one line of text."""
     from oelm.data.batches.classification import BatchPlan, encode_split
     from oelm.data.tokenize.tokens import prepare_tokens
 
     options: dict[str, Any] = {
-        "cache_dir": args.cache_dir or None,
-        "workers": args.workers,
-        "skip_bad_rows": args.skip_bad_rows,
+        "cache_dir": tokens.cache_dir or None,
+        "workers": tokens.workers,
+        "skip_bad_rows": skip_bad_rows,
     }
     facts: dict[str, Any]
-    with _progress(f"{corpus.name}/{split}") as report:
+    with _ProgressBar(f"{corpus.name}/{split}") as progress:
         if corpus.task == "lm":
-            tokens = prepare_tokens(corpus, split, tokenizer, progress=report, **options)
-            meta, said = tokens.meta, f"{len(tokens):,} tokens of {tokens.documents:,} documents"
-            facts = {"tokens": len(tokens), "documents": tokens.documents}
+            made = prepare_tokens(corpus, split, tokenizer, progress=progress, **options)
+            meta, line = made.meta, f"{len(made):,} tokens of {made.documents:,} documents"
+            facts = {"tokens": len(made), "documents": made.documents}
         else:
-            encoded = encode_split(corpus, split, tokenizer, args.max_length, progress=report, **options)
+            encoded = encode_split(corpus, split, tokenizer, tokens.max_length, progress=progress, **options)
             plan = BatchPlan(encoded.lengths, 16, 0)
-            ours, theirs = plan.padding_share(), plan.padding_share(pad_to=args.max_length)
-            meta, said = encoded.meta, f"{len(encoded):,} rows of {encoded.lengths.mean():.0f} tokens"
-            said += f"; padding {ours:.1%} in batches of 16 ({theirs:.1%} if padded to {args.max_length})"
-            facts = {"rows": len(encoded), "padding_share": ours, "padding_share_to_max": theirs}
+            share, share_to_max = plan.padding_share(), plan.padding_share(pad_to=tokens.max_length)
+            meta, line = encoded.meta, f"{len(encoded):,} rows of {encoded.lengths.mean():.0f} tokens"
+            line += f"; padding {share:.1%} in batches of 16"
+            line += f" ({share_to_max:.1%} if padded to {tokens.max_length})"
+            facts = {"rows": len(encoded), "padding_share": share, "padding_share_to_max": share_to_max}
     skipped = sum(meta["bad_rows"].values())
-    said += f"; {skipped:,} bad rows skipped" if skipped else ""
-    _say(args, f"  {split:10} {said}")
-    return {**facts, "fingerprint": corpus.fingerprint(split), "bad_rows": meta["bad_rows"]}
+    line += f"; {skipped:,} bad rows skipped" if skipped else ""
+    facts |= {"fingerprint": corpus.fingerprint(split), "bad_rows": meta["bad_rows"]}
+    return facts, f"  {split:10} {line}"
 
 
-def _say(args: argparse.Namespace, text: str) -> None:
-    if text and not args.json:
-        print(text)
+def _print_unless(quiet: bool, *lines: str) -> None:
+    for line in lines if not quiet else ():
+        print(line)
 
 
-class _progress:
-    """Shows a running tokenisation: a bar on a terminal, a line every few seconds elsewhere."""
+class _ProgressBar:
+    """Progress of a tokenization: a bar on a terminal, otherwise a line every few seconds."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -226,7 +259,7 @@ class _progress:
             from rich.progress import Progress as Bar
 
             self._bar = Bar(
-                TextColumn("{task.description}", markup=False),  # a dataset's name is a path, not markup
+                TextColumn("{task.description}", markup=False),  # a path may look like markup
                 BarColumn(),
                 TaskProgressColumn(),
                 TimeRemainingColumn(),
@@ -242,13 +275,12 @@ class _progress:
             self._bar.stop()
 
     def _show(self, now: EncodingProgress) -> None:
-        said = (
-            f"{self._name}: {now.rows:,} rows, {bytes_text(now.bytes)}, {now.megabytes_per_second:.1f} MB/s"
-        )
+        line = f"{self._name}: {now.rows:,} rows, {bytes_text(now.bytes)}"
+        line += f", {now.megabytes_per_second:.1f} MB/s"
         if self._bar is not None:
             total = None if now.share is None else 1.0
-            self._bar.update(self._task, completed=now.share or 0.0, total=total, description=printable(said))
+            self._bar.update(self._task, completed=now.share or 0.0, total=total, description=printable(line))
         elif time.monotonic() - self._last > _PLAIN_SECONDS:
             self._last = time.monotonic()
             share = "" if now.share is None else f", {now.share:.0%}, {duration_text(now.eta_seconds)} left"
-            print(said + share, file=sys.stderr, flush=True)
+            print(line + share, file=sys.stderr, flush=True)

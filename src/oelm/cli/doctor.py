@@ -1,130 +1,124 @@
-"""`oelm doctor`: preflight before hours are spent."""
+"""`oelm doctor`: check this machine and the named experiments before hours are spent."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from oelm.cli.options import (
-    add_changes,
-    add_json,
-    add_machine,
-    add_runs,
-    add_scale,
-    add_seeds,
-    add_selection,
-    chosen_experiments,
-    command_parser,
-    machine_from,
-)
+from oelm.cli.options import Changes, Json, MachineOptions, OneScale, Runs, Seeds, Selection
 from oelm.cli.output import print, print_json
-from oelm.config.overrides import changes_from_words
-from oelm.config.run_config import RunConfig
+from oelm.config.run_config import Machine, RunConfig
+from oelm.experiments.experiment import DEFAULT_SEED
 from oelm.experiments.study import Request
 
 if TYPE_CHECKING:
-    from oelm.experiments.resume.check import Case, Reference
+    from oelm.experiments.resume.check import Case, Interruption, Reference
 
-_DEFAULT_RESUME_CHECK = ("GPT-02", "smoke")  # needs no data
+_RESUME_CHECK_ID = "GPT-02"  # at scale smoke it needs no data
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = command_parser(
-        subparsers,
-        "doctor",
-        "preflight: versions, devices, precision, disk, and for each experiment named its data, labels, "
-        "tokenizer, one training step and one evaluation",
-        "oelm doctor GPT-01 GPT-02 --scale mini\n  oelm doctor --all --seeds 0 1 2\n"
-        "  oelm doctor GPT-02 --scale mini --resume --runs /scratch/runs",
+def doctor(
+    *ids: str,
+    selection: Selection = Selection(),
+    resume: bool = False,
+    preempt: bool = False,
+    seeds: Seeds = (DEFAULT_SEED,),
+    scale: OneScale = "full",
+    changes: Changes = Changes(),
+    runs: Runs = "runs",
+    machine: MachineOptions = MachineOptions(),
+    json: Json = False,
+) -> int:
+    """Check this machine.
+
+    Parameters
+    ----------
+    ids
+        Experiments to check (`oelm list`).
+    resume
+        Kill and resume short runs on this machine, with their files in --runs, and check that they end with
+        the same bytes as an uninterrupted run (default: GPT-02 at scale smoke).
+    preempt
+        The same check with the signals that schedulers send (SIGTERM, SIGUSR1, ...).
+    """
+    named = bool(ids) or not selection.is_empty()
+    if (resume or preempt) and not named:
+        ids, scale, named = (_RESUME_CHECK_ID,), "smoke", True
+    request = Request(
+        selection.experiments(ids) if named else [],
+        (scale,),
+        seeds,
+        changes.values(),
+        changes.study_name,
+        data_dir=machine.data_dir,
     )
-    add_selection(parser)
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="prove on this machine and on the file system of --runs that a run which is killed or told to "
-        "stop continues and ends with the same bytes as one that was not (default: GPT-02 at scale smoke)",
-    )
-    parser.add_argument(
-        "--preempt",
-        action="store_true",
-        help="the same for the signals of schedulers only: SIGTERM and the others that ask a run to stop",
-    )
-    add_seeds(parser)
-    add_scale(parser)
-    add_changes(parser)
-    add_runs(parser)
-    add_machine(parser)
-    add_json(parser)
+    if resume or preempt:
+        from oelm.experiments.resume.check import KILLS, PREEMPTIONS
+
+        interruptions = (KILLS if resume else ()) + (PREEMPTIONS if preempt else ())
+        configs = [arm.runs[0] for arm in request.arms()]
+        return _check_resume(configs, tuple(dict.fromkeys(interruptions)), runs, machine.machine(), json)
+    return _examine(request, runs, machine.machine(), json)
 
 
-def run(args: argparse.Namespace) -> int:
+def _examine(request: Request, runs: str, machine: Machine, json: bool) -> int:
     from oelm.experiments.doctor import examine
 
-    named = args.ids or args.study or args.everything or args.phase
-    if (args.resume or args.preempt) and not named:
-        args.ids, args.scale, named = list(_DEFAULT_RESUME_CHECK[:1]), _DEFAULT_RESUME_CHECK[1], True
-    chosen = chosen_experiments(args) if named else []
-    request = Request(
-        chosen,
-        (args.scale,),
-        args.seeds,
-        changes_from_words(args.changes),
-        args.study_name,
-        data_dir=args.data_dir,
-    )
-    arms = request.arms()
-    if args.resume or args.preempt:
-        return _check_resume(args, [arm.runs[0] for arm in arms])
-    planned = [(arm.runs[0], arm.total_runs) for arm in arms]
+    planned = [(arm.runs[0], arm.total_runs) for arm in request.arms()]
     findings = []
-    for finding in examine(planned, args.runs, machine_from(args)):
+    for finding in examine(planned, runs, machine):
         findings.append(finding)
-        if not args.json:
-            print(f"{'ok' if finding.ok else 'problem':8} {finding.subject}: {finding.text}", flush=True)
-            for note in finding.notes:
-                print(f"{'':8} note: {note}", flush=True)
-            if finding.remedy:
-                print(f"{'':8} what to do: {finding.remedy}", flush=True)
+        if json:
+            continue
+        print(f"{'ok' if finding.ok else 'problem':8} {finding.subject}: {finding.text}", flush=True)
+        for note in finding.notes:
+            print(f"{'':8} note: {note}", flush=True)
+        if finding.remedy:
+            print(f"{'':8} what to do: {finding.remedy}", flush=True)
     problems = [f for f in findings if not f.ok]
-    if args.json:
+    if json:
         print_json({"ok": not problems, "findings": [f.to_dict() for f in findings]})
     else:
-        print(f"\n{len(problems)} problems" if problems else "\nall well")
+        print(f"\n{len(problems)} problems" if problems else "\nno problems found")
     return 1 if problems else 0
 
 
-def _check_resume(args: argparse.Namespace, configs: list[RunConfig]) -> int:
-    """Interrupt a short run of each experiment at several moments; 0 when all of them end as they should."""
-    from oelm.experiments.resume.check import KILLS, PREEMPTIONS, resume_check
+def _check_resume(
+    configs: Sequence[RunConfig],
+    interruptions: Sequence[Interruption],
+    runs: str,
+    machine: Machine,
+    json: bool,
+) -> int:
+    """Interrupt a short run of each config in every way; 0 if all of them end as they should."""
+    from oelm.experiments.resume.check import resume_check
 
-    wanted = (KILLS if args.resume else ()) + (PREEMPTIONS if args.preempt else ())
     reports = []
     for config in configs:
-        with resume_check(config, args.runs, machine_from(args)) as check:
+        with resume_check(config, runs, machine) as check:
             reference = check.reference()
-            if not args.json:
+            if not json:
                 _print_reference(config, check.place, reference)
             cases = []
-            for interruption in dict.fromkeys(wanted):
+            for interruption in interruptions:
                 cases.append(check.case(interruption))
-                if not args.json:
+                if not json:
                     _print_case(cases[-1])
-        proven = all(case.ok for case in cases)
-        report = {
-            "id": config.id,
-            "scale": config.scale,
-            "ok": proven,
-            "file_system": str(check.place.parent),
-        }
-        reports.append(
-            report | {"reference": reference.to_dict(), "cases": [case.to_dict() for case in cases]}
-        )
-        if not args.json:
+        if not json:
             print(_conclusion(reference, cases))
+        reports.append(
+            {
+                "id": config.id,
+                "scale": config.scale,
+                "ok": all(case.ok for case in cases),
+                "file_system": str(check.place.parent),
+                "reference": reference.to_dict(),
+                "cases": [case.to_dict() for case in cases],
+            }
+        )
     ok = all(report["ok"] for report in reports)
-    if args.json:
+    if json:
         print_json({"ok": ok, "checks": reports})
     return 0 if ok else 1
 
@@ -137,9 +131,9 @@ def _print_reference(config: RunConfig, place: Path, reference: Reference) -> No
         f"{place.parent}: a run of {STEPS} steps takes {reference.seconds:.0f} s"
     )
     if reference.deterministic:
-        print("two uninterrupted runs: equal byte by byte, so this device is deterministic")
+        print("two uninterrupted runs have equal bytes: this device is deterministic")
     else:
-        print("uninterrupted runs differ: this device is not deterministic")
+        print("two uninterrupted runs differ: this device is not deterministic")
         for difference in reference.spread:
             print(f"  {difference}")
         print(f"an interrupted run passes if it differs by no more than {SPREAD_FACTOR:g} times as much")

@@ -1,143 +1,249 @@
-"""`oelm`: find the command, load only its module, run it, turn errors into words and exit codes."""
+"""`oelm`: find the command, import only its module, run it, turn errors into one line and an exit code."""
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+from cyclopts import App, CycloptsError, Group, Parameter
 
 import oelm
-from oelm.cli.suggest import suggest
-from oelm.errors import OelmError, unknown_name
+from oelm.cli.options import shown_default
+from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.printable import printable
 
-# command -> (module in this package, one line). The order is that of a study's life.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("demo", "the whole story in minutes on a CPU: arms, controls, verdict, report"),
-    "list": ("catalogue", "the experiments of the catalogue"),
-    "show": ("catalogue", "all that one experiment will do: settings, size, disk, time"),
-    "diff": ("catalogue", "what differs between two experiments"),
-    "methods": ("catalogue", "the named methods, what each is for and controls for"),
-    "doctor": ("doctor", "preflight: machine, precision, disk, data, one step and one evaluation"),
-    "data": ("data", "list datasets, prepare one, check one"),
-    "train": ("train", "one run in this process; the same command goes on where it stopped"),
-    "run": ("run", "many runs, on this machine or through SLURM"),
-    "status": ("status", "the state of all runs, once"),
-    "monitor": ("monitor", "the state of all runs, live"),
-    "analyze": ("analyze", "tables, gaps with intervals, verdicts"),
-    "report": ("report", "a self-contained HTML (or Markdown) report"),
-    "bench": ("bench", "step time, memory and saving of each method on this machine"),
-    "generate": ("model", "sample text from a trained language model"),
-    "export": ("model", "a trained model as a folder that transformers loads"),
-    "archive": (
-        "archive",
-        "pack results into one verified file, merge one, or keep them in a folder",
+
+class Action(NamedTuple):
+    """One action of a command, such as `list` of `oelm data`."""
+
+    name: str
+    function: str
+    help: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: its function (imported when it is called), its line in `oelm --help`, and examples.
+
+    A command with actions (`oelm data list`) has no function of its own.
+    """
+
+    function: str
+    group: str
+    help: str
+    examples: tuple[str, ...]
+    actions: tuple[Action, ...] = ()
+
+
+_START, _CATALOGUE, _RUNS = "Get started", "Catalogue and data", "Runs"
+_RESULTS, _FILES = "Results", "Benchmarks and disk"
+_GROUPS = (_START, _CATALOGUE, _RUNS, _RESULTS, _FILES)
+
+COMMANDS: dict[str, Command] = {
+    "demo": Command(
+        "oelm.cli.demo:demo", _START,
+        "Compare frozen and trained query/key projections in minutes on a CPU, and write a report.",
+        ("oelm demo", "oelm demo --lang zh"),
     ),
-    "clean": ("clean", "free the disk of finished runs' checkpoints"),
-}
+    "doctor": Command(
+        "oelm.cli.doctor:doctor", _START,
+        "Check software, devices, precision and disk, and for each named experiment its data, one training "
+        "step and one evaluation.",
+        (
+            "oelm doctor GPT-01 GPT-02 --scale mini",
+            "oelm doctor --all --seeds 0 1 2",
+            "oelm doctor GPT-02 --scale mini --resume --runs /scratch/runs",
+        ),
+    ),
+    "list": Command(
+        "oelm.cli.catalogue:list_experiments", _CATALOGUE,
+        "List the experiments of the catalogue.",
+        ("oelm list", "oelm list --study gap"),
+    ),
+    "show": Command(
+        "oelm.cli.catalogue:show", _CATALOGUE,
+        "Show one experiment: settings, parameter counts, disk and time.",
+        ("oelm show GPT-02 --scale mini --set optim.lr=1e-3",),
+    ),
+    "diff": Command(
+        "oelm.cli.catalogue:diff", _CATALOGUE,
+        "Show the settings that differ between two experiments.",
+        ("oelm diff GPT-01 GPT-02",),
+    ),
+    "methods": Command(
+        "oelm.cli.catalogue:list_methods", _CATALOGUE,
+        "List the named methods, the purpose of each and its control.",
+        ("oelm methods", "oelm methods --json"),
+    ),
+    "data": Command(
+        "", _CATALOGUE,
+        "List the datasets, prepare one for training, or check one.",
+        ("oelm data prepare tinystories --data-dir data --tokenizer gpt2",),
+        (
+            Action("list", "oelm.cli.data:list_datasets", "List all datasets: task, sizes and licence."),
+            Action("prepare", "oelm.cli.data:prepare", "Download, check and tokenize a dataset."),
+            Action("check", "oelm.cli.data:check", "Read all rows and report what is wrong with them."),
+        ),
+    ),
+    "train": Command(
+        "oelm.cli.train:train", _RUNS,
+        "Train one run in this process. The same command resumes a run that was interrupted.",
+        ("oelm train GPT-02 --scale mini --seed 0 --set budget.steps=600",),
+    ),
+    "run": Command(
+        "oelm.cli.run:run", _RUNS,
+        "Train many runs, on this machine or through SLURM. The same command resumes what is not finished.",
+        (
+            "oelm run --phase 2 --seeds 0 1 2 --scale mini",
+            "oelm run --all --gpus 0,1 --pilot",
+            "oelm run --study gap --on slurm --partition gpu --time 8h --dry-run",
+        ),
+    ),
+    "status": Command(
+        "oelm.cli.status:status", _RUNS,
+        "Print the state of all runs.",
+        ("oelm status --state running stalled",),
+    ),
+    "monitor": Command(
+        "oelm.cli.monitor:monitor", _RUNS,
+        "Watch the state of all runs in the terminal.",
+        ("oelm monitor --study gap",),
+    ),
+    "analyze": Command(
+        "oelm.cli.analyze:analyze", _RESULTS,
+        "Print tables, differences with confidence intervals, and verdicts.",
+        ("oelm analyze gap --all",),
+    ),
+    "report": Command(
+        "oelm.cli.report:report", _RESULTS,
+        "Write a self-contained HTML report, or Markdown.",
+        ("oelm report -o report.html --lang zh",),
+    ),
+    "generate": Command(
+        "oelm.cli.model:generate_text", _RESULTS,
+        "Sample text from a trained language model.",
+        ('oelm generate GPT-02 --scale mini --prompt "Once upon a time" --tokens 100 --top-p 0.9',),
+    ),
+    "export": Command(
+        "oelm.cli.model:export", _RESULTS,
+        "Write a trained model as a folder that transformers loads.",
+        ("oelm export GPT-02 --scale mini --to hf -o exported/gpt-02",),
+    ),
+    "bench": Command(
+        "oelm.cli.bench:bench", _FILES,
+        "Measure step time, memory and FLOPs of each method on this machine.",
+        ("oelm bench --methods baseline oelm-freeze --size medium-512 --batch 4",),
+    ),
+    "archive": Command(
+        "", _FILES,
+        "Pack results into one checked file, merge one, or copy the small files of all runs to a folder.",
+        (
+            "oelm archive pack results.tar.gz --study paper",
+            "oelm archive merge results.tar.gz --runs runs",
+            "oelm archive keep results --study gap",
+        ),
+        (
+            Action("pack", "oelm.cli.archive:pack", "Pack configs, metrics, logs and results into one file."),
+            Action("verify", "oelm.cli.archive:verify", "Check every byte of an archive."),
+            Action("merge", "oelm.cli.archive:merge", "Add the runs of an archive; overwrite nothing."),
+            Action("keep", "oelm.cli.archive:keep", "Copy the files that reports need, without weights."),
+        ),
+    ),
+    "clean": Command(
+        "oelm.cli.clean:clean", _FILES,
+        "Delete the resume checkpoints of finished runs. Best models and results stay.",
+        ("oelm clean --study paper",),
+    ),
+}  # fmt: skip
 
-_EPILOG = """start here:
-  oelm demo                                    the whole story on this machine
-  oelm list                                    what can be run
-  oelm train GPT-02 --scale mini               one experiment on a laptop
-  oelm run --phase 2 --seeds 0 1 2 --scale mini"""
+_EPILOGUE = """Start here:
+  oelm demo                                       a small study, in minutes
+  oelm list                                       all experiments
+  oelm train GPT-02 --scale mini                  one run on a laptop
+  oelm run --phase 2 --seeds 0 1 2 --scale mini   many runs
+
+`oelm COMMAND --help` shows the options of a command and an example."""
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse whose errors name the nearest valid word, and whose help keeps the examples' lines."""
-
-    def __init__(self, **options: object) -> None:
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        options["allow_abbrev"] = False  # an abbreviation that works today may mean another flag tomorrow
-        super().__init__(**options)  # type: ignore[arg-type]
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            kind = action.metavar if isinstance(action.metavar, str) else action.dest
-            raise unknown_name(kind.lower(), str(value), map(str, action.choices))
-
-    def error(self, message: str) -> NoReturn:
-        raise SystemExit(_fail(f"{message} (`{self.prog} --help` shows the usage)", 2))
-
-
-def build_parser(command: str | None = None) -> Parser:
-    """The parser of one command; without one, only what `oelm --help` shows."""
-    width = max(map(len, COMMANDS))
-    lines = "\n".join(f"  {name:{width}}  {text}" for name, (_, text) in COMMANDS.items())
-    parser = Parser(
-        prog="oelm",
-        description="Freeze a transformer's query/key projections, train the rest, learn what that costs.",
-        epilog=f"commands:\n{lines}\n\n{_EPILOG}\n\n`oelm COMMAND --help` shows each with an example.",
+def make_app() -> App:
+    """The command line as a cyclopts application. The modules of the commands are not imported yet."""
+    options = Group("Options", sort_key=9)
+    app = App(
+        name="oelm",
+        help="Freeze the query/key projections of a transformer, train the rest, and measure the cost.",
+        help_epilogue=_EPILOGUE,
+        help_format="plaintext",
+        version=f"oelm {oelm.__version__}",
+        default_parameter=Parameter(negative=(), show_default=shown_default),
+        group_parameters=Group("Options", sort_key=0),
+        exit_on_error=False,
+        print_error=False,
+        help_on_error=False,
+        verbose=False,
+        suppress_keyboard_interrupt=False,
+        result_action="return_value",
     )
-    parser.add_argument("--version", action="version", version=f"oelm {oelm.__version__}")
-    subparsers = parser.add_subparsers(
-        dest="command", metavar="COMMAND", parser_class=Parser, help="see below"
-    )
-    if command is not None:
-        _module(command).add_parser(subparsers)
-    return parser
+    groups = {name: Group(name, sort_key=place) for place, name in enumerate(_GROUPS)}
+    for place, (name, command) in enumerate(COMMANDS.items()):
+        epilogue = "\n".join(("Example:", *(f"  {example}" for example in command.examples)))
+        place_in_help: dict[str, Any] = {"group": groups[command.group], "sort_key": place}
+        if not command.actions:
+            app.command(
+                command.function, name=name, help=command.help, help_epilogue=epilogue, **place_in_help
+            )
+            continue
+        actions = App(name=name, help=command.help, help_epilogue=epilogue, **place_in_help)
+        for action in command.actions:
+            actions.command(action.function, name=action.name, help=action.help, help_epilogue=epilogue)
+        app.command(actions)
+    app.register_install_completion_command(help="Install completion for bash, zsh or fish.")
+    for flag in ("--help", "--version", "--install-completion"):
+        app[flag].group = options
+    return app
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code. Errors that a user can cause are printed as one line."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(words)
+        return _run(make_app(), words or ["--help"])
+    except CycloptsError as error:
+        from oelm.cli.mistakes import explain
+
+        return _fail(explain(error), 2)
     except OelmError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
-    except BrokenPipeError:  # `oelm list | head`: the reader has gone, which is no error
+    except BrokenPipeError:  # `oelm list | head`: the reader closed the pipe, which is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.filename is None:  # not about a file that someone named
+        if error.filename is None:  # not about a file that the user named
             raise
         return _fail(f"{printable(error.filename)}: {error.strerror}", 1)
 
 
-def _dispatch(words: list[str]) -> int:
-    command = next((w for w in words if not w.startswith("-")), None)
-    if command is None:
-        parser = build_parser()
-        if not words:
-            parser.print_help()
-            return 0
-        _refuse_unknown(parser, parser.parse_known_args(words)[1])
-        return 0
-    if command not in COMMANDS:
-        raise unknown_name("command", command, COMMANDS)
-    parser = build_parser(command)
-    args, extra = parser.parse_known_args(words)
-    _refuse_unknown(parser, extra)
-    return int(_module(command).run(args))
+def _run(app: App, words: list[str]) -> int:
+    _check_command(words)
+    return app(words) or 0
 
 
-def _module(command: str) -> Any:
-    name = f"oelm.cli.{COMMANDS[command][0]}"
-    if importlib.util.find_spec(name) is None:
-        raise OelmError(f"`oelm {command}` is not part of this installation (no module {name})")
-    return importlib.import_module(name)
-
-
-def _refuse_unknown(parser: Parser, extra: Sequence[str]) -> None:
-    if extra:
-        flags = [word for word in extra if word.startswith("-")]
-        word = flags[0] if flags else extra[0]
-        hint = suggest(word, _options(parser)) if flags else ""
-        raise SystemExit(_fail(f"unknown argument '{word}'{f'; {hint}' if hint else ''}", 2))
-
-
-def _options(parser: argparse.ArgumentParser) -> set[str]:
-    names = set(parser._option_string_actions)
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
-                names |= _options(inner)
-    return names
+def _check_command(words: list[str]) -> None:
+    """Raise a `UsageError` for an unknown command or action; cyclopts would take `Run` for `run`."""
+    name, *rest = words
+    if name.startswith("-"):
+        return
+    if name not in COMMANDS:
+        raise unknown_name("command", name, COMMANDS)
+    actions = [action.name for action in COMMANDS[name].actions]
+    if actions and not rest:
+        raise UsageError(f"an action is required: `oelm {name}` takes one of {', '.join(actions)}")
+    if actions and not rest[0].startswith("-") and rest[0] not in actions:
+        raise unknown_name("action", rest[0], actions)
 
 
 def _fail(message: str, code: int) -> int:
@@ -146,6 +252,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def entry() -> NoReturn:
+    """The entry point of the `oelm` script."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # a rank under torchrun
         from oelm.experiments.launch.ranks import exit_rank
 

@@ -1,25 +1,24 @@
-"""`oelm monitor`: the state of all runs, live, with the log of the selected one; ssh is enough."""
+"""`oelm monitor`: the state of all runs in the terminal, with the log of the selected run."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import select
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated
 
+from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from oelm.cli.options import add_runs, command_parser
-from oelm.cli.status import HEADER, add_filters, cells, summary, wanted
-from oelm.errors import UsageError
+from oelm.cli.status import HEADER, RunFilter, cells, summary
 from oelm.experiments.launch.worker import CONSOLE
 from oelm.printable import printable
 from oelm.runs.folder import RunFolder
@@ -30,8 +29,8 @@ _KEYS = "up/down, page up/down, home/end: select   a: all/active   q: quit"
 _LOG_LINES = 10
 _FIXED_LINES = 4  # summary, header of the table, frame of the log
 
-# What a narrow terminal does without, in this order; the reason says what a heartbeat would.
-_SPARED = ("study", "steps/s", "heartbeat", "loss", "metric", "ETA")
+# Columns that a narrow terminal drops, in this order.
+_OPTIONAL = ("study", "steps/s", "heartbeat", "loss", "metric", "ETA")
 _REASON_WIDTH = 12
 
 _PAGE, _END = 10, 1 << 30
@@ -45,16 +44,8 @@ _MOVES = {
 }
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = command_parser(subparsers, "monitor", "the state of all runs, live", "oelm monitor --study gap")
-    add_runs(parser)
-    add_filters(parser)
-    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="time between looks")
-    parser.add_argument("--once", action="store_true", help="draw it once and leave")
-
-
 class View:
-    """What is on the screen: which runs, which of them is selected."""
+    """The state of the screen: the listed runs and the selected one."""
 
     def __init__(self) -> None:
         self.found: list[RunInfo] = []
@@ -74,7 +65,7 @@ class View:
         return self.runs[self.selected] if self.selected < len(self.runs) else None
 
     def key(self, key: str) -> bool:
-        """React to a key; False means leave."""
+        """Handle a key; False means quit."""
         if key in ("q", "\x03"):
             return False
         if key in _MOVES:
@@ -85,15 +76,15 @@ class View:
         return True
 
     def draw(self, width: int, height: int) -> Group:
-        """Hundreds of runs fit: only the rows around the selected one are drawn."""
+        """The screen as a renderable; of a long list only the rows around the selected one are drawn."""
         room = max(3, height - _LOG_LINES - _FIXED_LINES)
         first = max(0, min(self.selected - room // 2, len(self.runs) - room))
         runs = self.runs[first : first + room]
         rows = [dict(zip(HEADER, cells(run), strict=True)) for run in runs]
         widths = fitting_columns(rows, width)
         table = Table(expand=True, box=None, pad_edge=False)
-        # A name that is cut names several runs; a reason that is cut still says what kind it is, so it gets
-        # what the others leave (rich would rather squeeze those out than cut a long word of it).
+        # Only the reason is truncated: a truncated run name would be ambiguous. The width is set because
+        # rich shrinks the other columns before it truncates a long word.
         widths["run"] = min(widths["run"], width // 2)
         others = sum(need + 2 for name, need in widths.items() if name != "reason")
         widths["reason"] = max(1, width - others)
@@ -102,7 +93,7 @@ class View:
         for place, (run, row) in enumerate(zip(runs, rows, strict=True), first):
             style = "bold red" if run.state in TROUBLE else _STYLE.get(run.state, "")
             chosen = f"{style} reverse" if place == self.selected else style
-            table.add_row(*(Text(row[name]) for name in widths), style=chosen)  # a str would be markup
+            table.add_row(*(Text(row[name]) for name in widths), style=chosen)  # rich parses a str as markup
         return Group(Text(summary(self.found), no_wrap=True, overflow="ellipsis"), table, self._log())
 
     def _log(self) -> Panel:
@@ -116,44 +107,55 @@ class View:
 
 
 def fitting_columns(rows: Sequence[Mapping[str, str]], width: int) -> dict[str, int]:
-    """The columns that fit a terminal, and what each needs: fewer whole ones rather than all of them cut."""
+    """The columns that fit a terminal of this width, with the width of each; columns are dropped, not cut."""
     need = {name: max([len(name), *(len(row[name]) for row in rows)]) for name in HEADER}
     need["reason"] = min(need["reason"], _REASON_WIDTH)
-    for name in _SPARED:
+    for name in _OPTIONAL:
         if sum(need.values()) + 2 * (len(need) - 1) <= width:
             break
         del need[name]
     return need
 
 
-def run(args: argparse.Namespace) -> int:
-    if args.every <= 0:
-        raise UsageError(f"--every is a number of seconds above 0, not {args.every:g}")
+def monitor(
+    *,
+    filter: RunFilter = RunFilter(),
+    every: Annotated[float, Parameter(validator=Number(gt=0))] = 2.0,
+    once: bool = False,
+) -> None:
+    """Watch runs.
+
+    Parameters
+    ----------
+    every
+        Seconds between two scans of the runs folder.
+    once
+        Draw the table once and exit.
+    """
     view, console = View(), Console()
-    view.update(wanted(args))
-    if args.once:
+    view.update(filter.find())
+    if once:
         console.print(view.draw(console.width, console.height))
-        return 0
+        return
     with (
-        contextlib.suppress(KeyboardInterrupt),  # Ctrl-C leaves as q does
+        contextlib.suppress(KeyboardInterrupt),  # Ctrl-C quits, as q does
         _keys() as keys,
         Live(console=console, screen=True, auto_refresh=False) as live,
     ):
-        looked = time.monotonic()
+        scanned = time.monotonic()
         while True:
-            if time.monotonic() - looked > args.every:
-                view.update(wanted(args))
-                looked = time.monotonic()
+            if time.monotonic() - scanned > every:
+                view.update(filter.find())
+                scanned = time.monotonic()
             live.update(view.draw(console.width, console.height), refresh=True)
-            key = keys(min(args.every, 0.5))
+            key = keys(min(every, 0.5))
             if key and not view.key(key):
-                break
-    return 0
+                return
 
 
 @contextlib.contextmanager
-def _keys() -> Iterator[Any]:
-    """A function that waits so many seconds for a key; "" when none came or there is no terminal."""
+def _keys() -> Iterator[Callable[[float], str]]:
+    """A function that waits up to that many seconds for a key; it returns "" if none was pressed."""
     if not sys.stdin.isatty():
 
         def sleep(seconds: float) -> str:
@@ -171,7 +173,7 @@ def _keys() -> Iterator[Any]:
     def wait(seconds: float) -> str:
         if not select.select([file], [], [], seconds)[0]:
             return ""
-        return os.read(file, 8).decode(errors="replace")  # an arrow key comes as three bytes at once
+        return os.read(file, 8).decode(errors="replace")  # an arrow key sends three bytes
 
     try:
         tty.setcbreak(file)

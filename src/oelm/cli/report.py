@@ -1,80 +1,79 @@
-"""`oelm report`: the self-contained HTML report, its Markdown twin, and the page of claims."""
+"""`oelm report`: the self-contained HTML report, the same as Markdown, and the page of claims."""
 
 from __future__ import annotations
 
-import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from oelm.cli.analyze import add_benchmarks, load_analysis, print_warnings
-from oelm.cli.options import add_catalogue, add_phase, add_runs, command_parser
+from cyclopts import Parameter
+
+from oelm.cli.analyze import ResultsOptions, print_warnings
 from oelm.cli.output import output_file, print
+from oelm.report.translate import LANGUAGES
+
+Language = Annotated[str, Parameter(name="--lang", choices=LANGUAGES, help="Language of the report.")]
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = command_parser(
-        subparsers,
-        "report",
-        "a self-contained HTML (or Markdown) report",
-        "oelm report -o report.html --lang zh",
-    )
-    parser.add_argument("studies", nargs="*", metavar="STUDY", help="only these studies (default: every one)")
-    parser.add_argument("-o", "--output", default="", metavar="FILE", help="HTML file (default: report.html)")
-    parser.add_argument(
-        "--markdown", default="", metavar="FILE", help="write Markdown, figures in a folder beside it"
-    )
-    parser.add_argument(
-        "--claims", default="", metavar="FILE", help="write the page of the study's claims, checked"
-    )
-    parser.add_argument(
-        "--lang", default="en", metavar="en|zh", help="language of the report: en (default) or zh"
-    )
-    add_phase(parser, "only these phases of the original study")
-    add_runs(parser)
-    add_benchmarks(parser)
-    add_catalogue(parser)
+def report(
+    *studies: str,
+    output: Annotated[str, Parameter(name=("--output", "-o"))] = "",
+    markdown: str = "",
+    claims: str = "",
+    lang: Language = "en",
+    options: ResultsOptions = ResultsOptions(),
+) -> None:
+    """Write a report.
 
-
-def run(args: argparse.Namespace) -> int:
-    from oelm.report.translate import Translator
-
-    Translator(args.lang)  # reports an unknown language before minutes of work
-    html = output_file(args.output or "report.html")
-    markdown = output_file(args.markdown) if args.markdown else None
-    if args.claims:
-        _write_claims(args)
-        if not (args.output or args.markdown):
-            return 0
+    Parameters
+    ----------
+    studies
+        Only these studies (default: all).
+    output
+        HTML file (default: report.html).
+    markdown
+        Markdown file; figures are written to a folder beside it.
+    claims
+        Markdown file with the claims of the original study, each checked against the results.
+    """
+    html = output_file(output or "report.html")
+    page = output_file(markdown) if markdown else None
+    files = {"-o": output, "--markdown": markdown, "--claims": claims}
+    command = command_line(studies, options, files, lang)
+    if claims:
+        _write_claims(output_file(claims), studies, options, command)
+        if not (output or markdown):
+            return
     from oelm.report.report import write_html, write_markdown
 
-    analysis = load_analysis(args, args.studies)
-    command = command_line(args)
+    analysis = options.load(studies)
     made = []
-    if args.output or not args.markdown:
-        made.append(write_html(analysis, html, lang=args.lang, command=command))
-    if markdown:
-        made.append(write_markdown(analysis, markdown, lang=args.lang, command=command))
+    if output or not page:
+        made.append(write_html(analysis, html, lang=lang, command=command))
+    if page:
+        made.append(write_markdown(analysis, page, lang=lang, command=command))
     print_warnings(analysis)
     for path in made:
         print(path)
-    return 0
 
 
-def _write_claims(args: argparse.Namespace) -> None:
-    """Without a runs folder the page still says what arithmetic says."""
+def _write_claims(path: Path, studies: Sequence[str], options: ResultsOptions, command: str) -> None:
+    """Write the page of claims. Without a runs folder it contains the claims that need no runs."""
     from oelm.files.atomic import write_text
     from oelm.report.claims import claims_page
 
-    analysis = load_analysis(args, args.studies) if Path(args.runs).is_dir() else None
-    write_text(output_file(args.claims), claims_page(analysis, command_line(args)))
-    print(args.claims)
+    analysis = options.load(studies) if Path(options.runs).is_dir() else None
+    write_text(path, claims_page(analysis, command))
+    print(path)
 
 
-def command_line(args: argparse.Namespace) -> str:
-    """The command that makes this again."""
-    phases = ["--phase", *args.phase] if args.phase else []
-    words = ["oelm", "report", *args.studies, *phases, "--runs", args.runs]
-    for flag, value in (("-o", args.output), ("--markdown", args.markdown), ("--claims", args.claims)):
+def command_line(
+    studies: Sequence[str], options: ResultsOptions, files: dict[str, str], lang: str = "en"
+) -> str:
+    """The command that writes the same report again."""
+    words = ["oelm", "report", *studies, *(["--phase", *options.phase] if options.phase else [])]
+    words += ["--runs", options.runs]
+    for flag, value in files.items():
         words += [flag, value] if value else []
-    return shlex.join([*words, *(["--lang", args.lang] if args.lang != "en" else [])])
+    return shlex.join([*words, *(["--lang", lang] if lang != "en" else [])])

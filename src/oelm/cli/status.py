@@ -1,71 +1,67 @@
-"""`oelm status`: the state of all runs, once."""
+"""`oelm status`: the state of all runs."""
 
 from __future__ import annotations
 
-import argparse
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from oelm.cli.options import add_json, add_runs, command_parser, require_study
+from cyclopts import Parameter
+
+from oelm.cli.options import Json, Runs, Study, require_study
 from oelm.cli.output import print, print_json, print_table
-from oelm.experiments.scales import SCALES
+from oelm.cli.values import Names
+from oelm.config.run_config import Scale
 from oelm.printable import printable
 from oelm.runs.scan import STATES, TROUBLE, RunInfo, scan
 from oelm.units import duration_text
 
 HEADER = ("run", "study", "state", "step", "loss", "metric", "steps/s", "ETA", "heartbeat", "reason")
+_LIVE = ("running", "stalled", "dead")
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = command_parser(
-        subparsers, "status", "the state of all runs, once", "oelm status --state running stalled"
-    )
-    add_runs(parser)
-    add_filters(parser)
-    add_json(parser)
+@Parameter(name="*")
+@dataclass(frozen=True)
+class RunFilter:
+    """Which runs of the runs folder are listed."""
+
+    runs: Runs = "runs"
+    study: Study = ""
+    scale: Scale | None = None
+    """Only runs of this scale."""
+    state: Annotated[Names, Parameter(choices=STATES)] = ()
+    """Only runs in these states."""
+    no_trials: bool = False
+    """Leave tuning trials out."""
+
+    def find(self) -> list[RunInfo]:
+        """The matching runs, those that need attention first."""
+        runs = scan(self.runs, trials=not self.no_trials)
+        require_study(self.study, (run.study for run in runs))
+        found = [
+            run
+            for run in runs
+            if (not self.study or run.study == self.study)
+            and (not self.scale or run.scale == self.scale)
+            and (not self.state or run.state in self.state)
+        ]
+        return sorted(found, key=lambda run: STATES.index(run.state))
 
 
-def add_filters(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--study", default="", help="only this study's runs")
-    parser.add_argument(
-        "--scale", choices=SCALES, metavar="SCALE", help=f"only one scale's: {', '.join(SCALES)}"
-    )
-    parser.add_argument(
-        "--state", nargs="+", default=[], choices=STATES, metavar="STATE", help=", ".join(STATES)
-    )
-    parser.add_argument("--no-trials", action="store_true", help="leave tuning trials out")
-
-
-def run(args: argparse.Namespace) -> int:
-    runs = wanted(args)
-    if args.json:
-        print_json([r.to_dict() for r in runs])
-        return 0
-    if not runs:
-        there = Path(args.runs).is_dir()
-        such = " such" if args.study or args.scale or args.state else ""
-        print(
-            f"no{such} runs in {args.runs}" if there else f"no runs: there is no folder {args.runs} (--runs)"
-        )
-        return 0
-    print_table(HEADER, [cells(r) for r in runs])
-    print(f"\n{summary(runs)}")
-    return 0
-
-
-def wanted(args: argparse.Namespace) -> list[RunInfo]:
-    """What the filters leave, what needs a person first."""
-    runs = scan(args.runs, trials=not args.no_trials)
-    require_study(args.study, runs)
-    found = [
-        run
-        for run in runs
-        if (not args.study or run.study == args.study)
-        and (not args.scale or run.scale == args.scale)
-        and (not args.state or run.state in args.state)
-    ]
-    return sorted(found, key=lambda run: STATES.index(run.state))
+def status(*, filter: RunFilter = RunFilter(), json: Json = False) -> None:
+    runs = filter.find()
+    if json:
+        print_json([run.to_dict() for run in runs])
+    elif runs:
+        print_table(HEADER, [cells(run) for run in runs])
+        print(f"\n{summary(runs)}")
+    elif not Path(filter.runs).is_dir():
+        print(f"no runs: there is no folder {filter.runs} (--runs)")
+    elif filter.study or filter.scale or filter.state:
+        print(f"no matching runs in {filter.runs}")
+    else:
+        print(f"no runs in {filter.runs}")
 
 
 def cells(run: RunInfo) -> tuple[str, ...]:
@@ -93,9 +89,7 @@ def _cells(run: RunInfo) -> tuple[str, ...]:
     )
 
 
-_LIVE = ("running", "stalled", "dead")
-
-
 def summary(runs: list[RunInfo]) -> str:
+    """The number of runs in each state, as one line."""
     counts = {state: sum(run.state == state for run in runs) for state in STATES}
     return f"{len(runs)} runs: " + ", ".join(f"{n} {state}" for state, n in counts.items() if n)

@@ -1,85 +1,128 @@
-"""Lists on the command line: `0 1 2`, `0,1,2`, `0-3`, mixtures of them, and the flag given more than once."""
+"""Values of options: lists such as `0 1 2`, `0,1,2` and `0-3`, and durations such as `90s` and `12h`.
+
+The functions that end in `_option` are cyclopts converters: they get the words of every use of a flag.
+"""
 
 from __future__ import annotations
 
-import argparse
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from oelm.errors import UsageError
 
+if TYPE_CHECKING:
+    from cyclopts import Token
+
+_T = TypeVar("_T")
 _RANGE = re.compile(r"(\d+)-(\d+)")
-MAX_RANGE = 10_000  # numbers of one range: more is a slip of the finger
+MAX_RANGE = 10_000  # a longer range is a typing error
 
 
-class ListAction(argparse.Action):
-    """Collect the words of every use of a flag; a default is replaced, not extended. Each value once."""
+def integers(words: Iterable[str], flag: str) -> tuple[int, ...]:
+    """The integers that `words` name, each once.
 
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
-    ) -> None:
-        before = getattr(namespace, self.dest)
-        before = [] if before is self.default else list(before)
-        setattr(namespace, self.dest, list(dict.fromkeys([*before, *self.parse(values, str(option))])))
-
-    def parse(self, words: Sequence[str], flag: str) -> list[Any]:
-        return list(words)
-
-
-class WholeNumbers(ListAction):
-    """Seeds."""
-
-    def parse(self, words: Sequence[str], flag: str) -> list[Any]:
-        return whole_numbers(words, flag)
-
-
-class Numbers(ListAction):
-    """Learning rates."""
-
-    def parse(self, words: Sequence[str], flag: str) -> list[Any]:
-        try:
-            return [float(part) for part in split_commas(words)]
-        except ValueError as error:
-            raise UsageError(f"{flag} takes numbers such as 1e-3 3e-3: {error}") from None
-
-
-class Labels(ListAction):
-    """Phases: numbers, ranges of numbers, and names."""
-
-    def parse(self, words: Sequence[str], flag: str) -> list[Any]:
-        parts = split_commas(words)
-        return [x for part in parts for x in (_range(part, flag) if _RANGE.fullmatch(part) else [part])]
-
-
-def split_commas(words: Sequence[str]) -> list[str]:
-    return [part.strip() for word in words for part in word.split(",") if part.strip()]
-
-
-def whole_numbers(words: Sequence[str], flag: str) -> list[int]:
-    """
-    >>> whole_numbers(["0-2", "7,9"], "--seeds")
-    [0, 1, 2, 7, 9]
+    >>> integers(["0-2", "7,9", "2"], "--seeds")
+    (0, 1, 2, 7, 9)
     """
     found: list[int] = []
-    for part in split_commas(words):
+    for part in _split_commas(words):
         if part.isascii() and part.isdecimal():
             found.append(int(part))
         elif _RANGE.fullmatch(part):
-            found.extend(map(int, _range(part, flag)))
+            found.extend(_expand_range(part, flag))
         else:
-            raise UsageError(
-                f"{flag} takes whole numbers from 0 on, such as 0 1 2, 0,1,2 or 0-3, not '{part}'"
-            )
+            raise UsageError(f"{flag} takes integers from 0, such as 0 1 2, 0,1,2 or 0-3, not '{part}'")
     if not found:
-        raise UsageError(f"{flag} needs at least one number, such as 0 1 2 or 0-3")
+        raise UsageError(f"{flag} needs at least one integer, such as 0 1 2 or 0-3")
+    return _unique(found)
+
+
+def seconds(text: str) -> float:
+    """Seconds from `90`, `90s`, `45m`, `12h`, `2d` or SLURM's `D-HH:MM:SS` and `HH:MM:SS`.
+
+    >>> seconds("1h"), seconds("00:01:30"), seconds("1-00:00:00")
+    (3600.0, 90.0, 86400.0)
+    """
+    try:
+        found = _parse_seconds(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise UsageError(f"'{text}' is not a duration; write 90s, 45m, 12h or HH:MM:SS")
     return found
 
 
-def _range(part: str, flag: str) -> list[str]:
+def _parse_seconds(text: str) -> float:
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    if ":" in text:
+        days, _, clock = text.rpartition("-")
+        total = 0.0
+        for part in clock.split(":"):
+            total = total * 60 + float(part)
+        return total + 86400 * int(days or 0)
+    if text[-1:] in units:
+        return float(text[:-1]) * units[text[-1]]
+    return float(text)
+
+
+def _split_commas(words: Iterable[str]) -> list[str]:
+    return [part.strip() for word in words for part in word.split(",") if part.strip()]
+
+
+def _expand_range(part: str, flag: str) -> range:
     first, last = (int(number) for number in part.split("-"))
     if last < first:
-        raise UsageError(f"{flag}: the range {part} runs backwards; write {last}-{first}")
+        raise UsageError(f"{flag}: the range {part} is reversed; write {last}-{first}")
     if last - first >= MAX_RANGE:
-        raise UsageError(f"{flag}: the range {part} holds {last - first + 1:,} numbers")
-    return [str(number) for number in range(first, last + 1)]
+        raise UsageError(f"{flag}: the range {part} has more than {MAX_RANGE:,} values")
+    return range(first, last + 1)
+
+
+def _unique(values: Iterable[_T]) -> tuple[_T, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _integers_option(_: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
+    return integers([token.value for token in tokens], str(tokens[0].keyword))
+
+
+def _numbers_option(_: Any, tokens: Sequence[Token]) -> tuple[float, ...]:
+    try:
+        return _unique(float(part) for part in _split_commas(token.value for token in tokens))
+    except ValueError as error:
+        raise UsageError(f"{tokens[0].keyword} takes numbers such as 1e-3 3e-3: {error}") from None
+
+
+def _phases_option(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
+    found: list[str] = []
+    for part in _split_commas(token.value for token in tokens):
+        is_range = _RANGE.fullmatch(part)
+        found.extend(map(str, _expand_range(part, str(tokens[0].keyword))) if is_range else [part])
+    return _unique(found)
+
+
+def _seconds_option(_: Any, tokens: Sequence[Token]) -> float:
+    return seconds(tokens[0].value)
+
+
+def _integer_option(_: Any, tokens: Sequence[Token]) -> int:
+    """An integer; cyclopts would round 1.5."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise UsageError(f"{tokens[0].keyword} takes an integer, not '{tokens[0].value}'") from None
+
+
+SEVERAL = Parameter(consume_multiple=(1, None))  # `--flag a b c`, and the flag given more than once
+Integer = Annotated[int, Parameter(converter=_integer_option, n_tokens=1)]
+Count = Annotated[Integer, Parameter(validator=Number(gte=0))]
+PositiveCount = Annotated[Integer, Parameter(validator=Number(gte=1))]
+Integers = Annotated[tuple[int, ...], SEVERAL, Parameter(converter=_integers_option, n_tokens=-1)]
+Numbers = Annotated[tuple[float, ...], SEVERAL, Parameter(converter=_numbers_option, n_tokens=-1)]
+PhaseNames = Annotated[tuple[str, ...], SEVERAL, Parameter(converter=_phases_option, n_tokens=-1)]
+Names = Annotated[tuple[str, ...], SEVERAL]
+Seconds = Annotated[float, Parameter(converter=_seconds_option, n_tokens=1)]

@@ -1,4 +1,4 @@
-"""What `oelm run` shows while it works: a live table on a terminal, plain lines anywhere else."""
+"""Progress of `oelm run`: a live table on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def board(quiet: bool = False) -> Iterator[Events]:
-    """The events for a launcher; `quiet` shows nothing, for --json."""
+def show_progress(quiet: bool = False) -> Iterator[Events]:
+    """Event handlers for a launcher that print its progress; `quiet` (for --json) prints nothing."""
     if quiet:
         yield Events()
     elif sys.stdout.isatty():
-        with _LiveBoard() as live:
-            yield Events(changed=changed, tick=live.tick)
+        with _LiveTable() as live:
+            yield Events(changed=print_change, tick=live.tick)
     else:
-        yield Events(changed=changed, tick=_PlainBoard().tick)
+        yield Events(changed=print_change, tick=_PlainLines().tick)
 
 
-def changed(job: Job) -> None:
-    """One line for every change of a run's state; none for the hundreds that may have finished before."""
+def print_change(job: Job) -> None:
+    """Print one line for a change of a run's state, but none for a run that had finished before."""
     if job.ended_before and job.state == "finished":
         return
     where = f" on {job.slot}" if job.slot else ""
@@ -45,14 +45,15 @@ def changed(job: Job) -> None:
 
 
 def counts(jobs: Sequence[Job]) -> str:
+    """The number of runs in each state, and how many of them had reached it before this command."""
     found = Counter(job.state for job in jobs)
     earlier = Counter(job.state for job in jobs if job.ended_before)
     before = {state: f" ({n} before)" for state, n in earlier.items()}
     return ", ".join(f"{n} {state}{before.get(state, '')}" for state, n in found.items()) or "none"
 
 
-class _PlainBoard:
-    """A line of progress now and then, for logs."""
+class _PlainLines:
+    """Prints a line of progress every 30 seconds, for logs."""
 
     def __init__(self) -> None:
         self.last = time.monotonic()
@@ -65,16 +66,16 @@ class _PlainBoard:
         say(printable(f"{time.strftime('%H:%M:%S')}  {counts(jobs)}; {'; '.join(going)}"))
 
 
-class _LiveBoard:
-    """A table of the running ones below the lines of what happened."""
+class _LiveTable:
+    """A table of the running jobs, below the lines that were printed."""
 
     def __init__(self) -> None:
         from rich.live import Live
 
-        self.live = Live(auto_refresh=False, transient=True)  # prints go above it
+        self.live = Live(auto_refresh=False, transient=True)  # printed lines appear above it
         self.last = 0.0
 
-    def __enter__(self) -> _LiveBoard:
+    def __enter__(self) -> _LiveTable:
         self.live.start()
         return self
 
@@ -90,7 +91,7 @@ class _LiveBoard:
         self.last = time.monotonic()
         table = Table("running", "where", "step", "loss", "ETA", title=Text(counts(jobs)), box=None)
         for row in _rows(jobs):
-            table.add_row(*(Text(printable(cell)) for cell in row))  # a str would be read as markup
+            table.add_row(*(Text(printable(cell)) for cell in row))  # rich parses a str as markup
         self.live.update(table, refresh=True)
 
 

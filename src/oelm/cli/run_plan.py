@@ -1,0 +1,92 @@
+"""`oelm run --dry-run`: what would run, where, and on which data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from oelm.cli.options import MachineOptions
+from oelm.cli.output import print, print_json
+from oelm.config.run_config import RunConfig
+from oelm.experiments.experiment import model_stand_ins
+from oelm.experiments.launch.jobs import Launcher
+from oelm.experiments.launch.local import LocalLauncher
+from oelm.experiments.launch.slurm import SlurmLauncher
+from oelm.experiments.study import ArmPlan, unequal_settings
+from oelm.runs.folder import RunFolder, run_path
+from oelm.runs.scan import state_of
+
+
+def print_plan(
+    arms: Sequence[ArmPlan], runs: str, launcher: Launcher, machine: MachineOptions, as_json: bool
+) -> None:
+    """Print the runs that `oelm run` would start, with their device, data and current states."""
+    configs = [config for arm in arms for config in (*arm.trials, *arm.runs)]
+    tuned = {arm.experiment.id for arm in arms if arm.trials}
+    plan = [_planned_run(runs, config, config.id in tuned) for config in configs]
+    unequal = unequal_settings(arms)
+    script = _sbatch_script(launcher, sum(row["state"] != "finished" for row in plan))
+    sources, device = _data_sources(configs, machine.data_dir), _device(machine.device, launcher)
+    if as_json:
+        facts = {"runs": plan, "unequal": [u.to_dict() for u in unequal], "device": device, "data": sources}
+        print_json({**facts, **({"script": script} if script else {})})
+        return
+    print(f"device: {device}")
+    for name, source in sources.items():
+        print(f"data: {name} from {source}")
+    for note in dict.fromkeys(note for arm in arms for note in model_stand_ins(arm.runs[0])):
+        print(f"note: {note}")
+    for setting in unequal:
+        print(f"unequal: {setting}")
+    for row in plan:
+        lr = f"{row['lr']:g}" if row["lr"] else "tuned"
+        state = f" ({row['state']})" if row["state"] else ""
+        print(f"{'trial' if row['trial'] else 'run  '}  lr {lr:8} {row['folder']}{state}")
+    states = Counter(row["state"] for row in plan if row["state"])
+    found = f" ({', '.join(f'{n} {state}' for state, n in states.items())})" if states else ""
+    if isinstance(launcher, LocalLauncher):
+        names = ", ".join(slot.name for slot in launcher.slots)
+        print(f"{len(plan)} runs{found} in {len(launcher.slots)} slots: {names}")
+        return
+    after = "; the tuned ones follow in a second array, after their trials" if tuned else ""
+    print(f"{len(plan)} runs{found} as tasks of an array{after}:\n\n{script}", end="")
+
+
+def _planned_run(root: str, config: RunConfig, tuned: bool) -> dict[str, Any]:
+    folder, trial = run_path(root, config), config.tune.trial
+    return {
+        "id": config.id,
+        "scale": config.scale,
+        "seed": config.seed,
+        "trial": trial,
+        "lr": None if tuned and not trial else config.optim.lr,
+        "state": state_of(folder)[0] if RunFolder(folder).exists() else "",
+        "folder": str(folder),
+    }
+
+
+def _data_sources(configs: Sequence[RunConfig], data_dir: str) -> dict[str, str]:
+    """Dataset name -> where its text comes from; several sources if the scales use different ones."""
+    from oelm.data.sources.open import describe_source  # numpy
+
+    found: dict[str, list[str]] = {}
+    for data in dict.fromkeys(config.data for config in configs):
+        sources = found.setdefault(data.dataset, [])
+        source = describe_source(data.dataset, data.source, data_dir)
+        sources.extend([source] if source not in sources else [])
+    return {name: " and ".join(sources) for name, sources in found.items()}
+
+
+def _device(device: str, launcher: Launcher) -> str:
+    """The device that the runs will train on."""
+    if not isinstance(launcher, LocalLauncher):
+        return "chosen by the job on its node"
+    if device != "auto":
+        return device
+    return "cuda" if launcher.slots[0].name.startswith("gpu") else "cpu"
+
+
+def _sbatch_script(launcher: Launcher, count: int) -> str:
+    """The script for sbatch; empty if the runs do not go to SLURM."""
+    return launcher.script(max(1, count)) if isinstance(launcher, SlurmLauncher) else ""
