@@ -145,11 +145,11 @@ def _cost(c: Comparison) -> str:
 
 def _decision(c: Comparison) -> str:
     """The verdict on the question whether freezing costs less than 5 %, in plain words."""
-    from oelm.analysis.verdict import FAILS, HOLDS, NO_INTERVAL, UNDECIDED
+    from oelm.analysis.verdict import MET, MISSED, NO_INTERVAL, UNDECIDED
 
     return {
-        HOLDS: "Decided: the cost is below the margin of 5 %.",
-        FAILS: "Decided: the cost is above the margin of 5 %.",
+        MET: "Decided: the cost is below the margin of 5 %.",
+        MISSED: "Decided: the cost is above the margin of 5 %.",
         UNDECIDED: "Not decided: the interval includes the margin of 5 %; more seeds make it narrower.",
         NO_INTERVAL: "Not decided: more than one seed is needed.",
     }.get(c.target.outcome, "No verdict: the details give the reason.")
