@@ -318,4 +318,4 @@ def test_train_under_torchrun_divides_the_network(tmp_path: Path, cache: None) -
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("finished") == 1
     (folder,) = (RunFolder(path.parent) for path in tmp_path.rglob("results.json"))
-    assert "2 processes with a part of the network each" in folder.log_file.read_text()
+    assert "2 processes, model sharded" in folder.log_file.read_text()

@@ -13,7 +13,7 @@ from oelm.experiments.resume.check import KILLS, PREEMPTIONS, judge
 from oelm.experiments.resume.compare_runs import FileDifference, compare_runs
 from oelm.files.atomic import write_json
 from oelm.runs.folder import RunFolder
-from oelm.training.checkpoint import save_checkpoint
+from oelm.training.checkpoints.file import save_checkpoint
 
 
 @pytest.fixture

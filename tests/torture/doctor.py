@@ -66,23 +66,25 @@ def _worker(name: str, folder: Path, machine: Any, moment: tuple[str, ...]) -> i
 
     from oelm.experiments.launch import worker
     from oelm.experiments.resume import interrupt_at
-    from oelm.training import fit, run, setup
+    from oelm.training import loop
+    from oelm.training.checkpoints import resume
+    from oelm.training.checkpoints.file import NewestCheckpoint
 
     if name == "random state not restored":
-        run.set_random_state = lambda *_: None
+        resume.set_random_state = lambda *_: None
     if name == "checkpoint ignored":
-        setup.load_newest = lambda *_: (None, [])
+        resume.load_newest = lambda *_: NewestCheckpoint(None)
     if name == "device not deterministic":
-        take_step = fit.take_step
+        take_step = loop.take_step
 
         def unsteady(this: Any) -> None:
             take_step(this)
             noise = torch.Generator().manual_seed(time.monotonic_ns())
             with torch.no_grad():
-                for tensor in (p for p in this.model.parameters() if p.requires_grad):
+                for tensor in (p for p in this.learner.model.parameters() if p.requires_grad):
                     tensor.add_(torch.randn(tensor.shape, generator=noise), alpha=1e-6)
 
-        fit.take_step = unsteady
+        loop.take_step = unsteady
     words = [*moment, str(folder), "--machine", worker.machine_to_json(machine)]
     return interrupt_at.main(words) if moment else worker.main(words)
 

@@ -1,4 +1,4 @@
-"""What happens when something goes wrong: a word for people, a state for launchers, nothing lost."""
+"""Failures of a run: each gives a reason for people and a state for launchers, and loses no work."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 
 from oelm.errors import OelmError, UsageError
 from oelm.runs.folder import RunFolder
-from oelm.training import setup
-from oelm.training.checkpoint import _HashingWriter, load_checkpoint
+from oelm.training import loop, setup
+from oelm.training.checkpoints.file import _HashingWriter, load_checkpoint
 from oelm.training.fit import fit
-from oelm.training.run import Run
+from oelm.training.out_of_memory import is_out_of_memory
 from oelm.training.tasks.classification import Classification
 from oelm.training.tasks.lm import LanguageModelling
 
@@ -27,7 +27,7 @@ def rows(folder, kind):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_stops_as_diverged(tmp_path, machine, make, monkeypatch, bad):
+def test_a_loss_that_is_not_finite_stops_as_diverged(tmp_path, machine, make, monkeypatch, bad):
     original, calls = LanguageModelling.loss, []
 
     def loss(self, model, tensors):
@@ -42,10 +42,10 @@ def test_a_loss_that_is_no_number_stops_as_diverged(tmp_path, machine, make, mon
     assert RunFolder(tmp_path).status().reason == outcome.reason
     assert RunFolder(tmp_path).results() is None
     assert load_checkpoint(tmp_path / "latest.pt")["progress"]["step"] == 4
-    assert fit(make("lm"), tmp_path, machine).state == "diverged"  # and is not tried again for nothing
+    assert fit(make("lm"), tmp_path, machine).state == "diverged"  # and is not trained again
     calls.clear()
     assert fit(make("lm", tune={"trial": True}), tmp_path / "trial", machine).state == "diverged"
-    assert not RunFolder(tmp_path / "trial").resumable  # a grid's checkpoints would fill a disk
+    assert not RunFolder(tmp_path / "trial").resumable  # checkpoints of many trials would fill a disk
 
 
 def test_an_exploding_loss_stops_as_diverged(tmp_path, machine, make):
@@ -55,7 +55,7 @@ def test_an_exploding_loss_stops_as_diverged(tmp_path, machine, make):
 
 
 class Memory:
-    """A machine on which more than `most` rows at once do not fit."""
+    """Raises an error when a micro-batch has more than `most` rows."""
 
     def __init__(self, most, error):
         self.most, self.error, self.seen = most, error, []
@@ -71,6 +71,13 @@ class Memory:
         return loss
 
 
+def test_only_out_of_memory_errors_are_recognised_as_such():
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"))
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -79,7 +86,7 @@ class Memory:
     ],
     ids=["cuda", "cpu"],
 )
-def test_out_of_memory_halves_the_micro_batch_only(tmp_path, machine, make, monkeypatch, error):
+def test_out_of_memory_halves_the_micro_batch_but_not_the_step(tmp_path, machine, make, monkeypatch, error):
     config = make("gpt-cls", model={"dropout": 0.0}, budget={"batch_size": 8, "log_every": 1})
     fit(config, tmp_path / "roomy", machine)
     memory = Memory(3, error)
@@ -88,8 +95,8 @@ def test_out_of_memory_halves_the_micro_batch_only(tmp_path, machine, make, monk
     assert max(memory.seen) == 2
     texts = [row["text"] for row in rows(tmp_path / "tight", "event")]
     assert [t for t in texts if "micro-batches now have" in t] == [
-        "out of memory: micro-batches now have 4 rows, a step as many as before",
-        "out of memory: micro-batches now have 2 rows, a step as many as before",
+        "out of memory: micro-batches now have 4 rows; the rows per step are unchanged",
+        "out of memory: micro-batches now have 2 rows; the rows per step are unchanged",
     ]
     assert load_checkpoint(tmp_path / "tight" / "latest.pt")["progress"]["split"] == 4
     roomy, tight = (rows(tmp_path / name, "train") for name in ("roomy", "tight"))
@@ -97,7 +104,7 @@ def test_out_of_memory_halves_the_micro_batch_only(tmp_path, machine, make, monk
     assert [r["loss"] for r in roomy] == pytest.approx([r["loss"] for r in tight], rel=1e-4)
 
 
-def test_memory_that_never_suffices_is_its_own_state(tmp_path, machine, make, monkeypatch):
+def test_out_of_memory_with_single_rows_ends_as_oom(tmp_path, machine, make, monkeypatch):
     memory = Memory(0, MemoryError())
     monkeypatch.setattr(LanguageModelling, "loss", memory.watch(LanguageModelling.loss))
     outcome = fit(make("lm"), tmp_path, machine)
@@ -106,8 +113,8 @@ def test_memory_that_never_suffices_is_its_own_state(tmp_path, machine, make, mo
     assert RunFolder(tmp_path).status().state == "oom"
 
 
-def test_memory_that_runs_out_in_the_update_does_not_repeat_half_of_it(tmp_path, machine, make, monkeypatch):
-    """The tensors that were updated already would be updated twice, in silence."""
+def test_out_of_memory_in_the_update_does_not_repeat_the_step(tmp_path, machine, make, monkeypatch):
+    """Parameters that were already updated would silently be updated twice."""
     original, calls = torch.optim.AdamW.step, []
 
     def step(self, *args):
@@ -126,7 +133,7 @@ def test_memory_that_runs_out_in_the_update_does_not_repeat_half_of_it(tmp_path,
     assert fit(make("lm"), tmp_path, machine).state == "finished"
 
 
-def test_a_place_that_cannot_be_written_is_a_named_failure(tmp_path, machine, make, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_a_failure_with_a_reason(tmp_path, machine, make, monkeypatch):
     (tmp_path / "file").write_text("not a folder")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(OelmError, match="cannot be made a run folder"):
@@ -135,13 +142,13 @@ def test_a_place_that_cannot_be_written_is_a_named_failure(tmp_path, machine, ma
     def denied(folder, status):
         raise PermissionError(errno.EACCES, "Permission denied", str(folder.status_file))
 
-    monkeypatch.setattr(RunFolder, "write_status", denied)  # a folder that has become read-only
+    monkeypatch.setattr(RunFolder, "write_status", denied)  # as in a read-only folder
     outcome = fit(make("lm"), tmp_path / "run", machine)
     assert outcome.state == "failed"
     assert "Permission denied" in outcome.reason
 
 
-def test_after_an_impossible_wish_the_folder_takes_a_possible_one(tmp_path, machine, make):
+def test_a_folder_whose_run_failed_at_set_up_accepts_another_config(tmp_path, machine, make):
     with pytest.raises(UsageError):
         fit(make("lm", optim={"lr": -1.0}), tmp_path, machine)
     assert fit(make("lm", budget={"steps": 2}), tmp_path, machine).state == "finished"
@@ -149,7 +156,7 @@ def test_after_an_impossible_wish_the_folder_takes_a_possible_one(tmp_path, mach
         fit(make("lm", optim={"lr": -1.0}), tmp_path, machine)
 
 
-def test_signal_in_training_asks_to_be_continued(tmp_path, machine, make, monkeypatch):
+def test_a_signal_during_training_ends_as_interrupted(tmp_path, machine, make, monkeypatch):
     original, calls = LanguageModelling.loss, []
 
     def loss(self, model, tensors):
@@ -166,7 +173,7 @@ def test_signal_in_training_asks_to_be_continued(tmp_path, machine, make, monkey
     assert RunFolder(tmp_path).status().state == "interrupted"
 
 
-def test_time_limit_makes_progress_each_time(tmp_path, machine, make):
+def test_every_attempt_under_a_short_time_limit_makes_progress(tmp_path, machine, make):
     config, hurried = make("lm", budget={"steps": 4}), replace(machine, time_limit=1e-6)
     outcomes = [fit(config, tmp_path, hurried).state for _ in range(4)]
     assert outcomes[0] == "interrupted"
@@ -175,7 +182,7 @@ def test_time_limit_makes_progress_each_time(tmp_path, machine, make):
     assert fit(config, tmp_path, machine).state == "finished"
 
 
-def test_full_disk_stops_cleanly(tmp_path, machine, make, monkeypatch):
+def test_a_full_disk_ends_as_interrupted(tmp_path, machine, make, monkeypatch):
     original, written = _HashingWriter.finish, []
 
     def finish(self):
@@ -195,17 +202,17 @@ def test_full_disk_stops_cleanly(tmp_path, machine, make, monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_really_full_disk(tmp_path, machine, make):
+def test_a_small_file_system_that_is_full(tmp_path, machine, make):
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=900k", "tmpfs", disk], timeout=300, check=False
     ).returncode:
-        pytest.skip("no right to mount here")
+        pytest.skip("mounting is not permitted")
     try:
         config = make("lm", data={"tokenizer": "bpe-600"})
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(setup, "require_disk", lambda plan, folder: None)  # somebody else filled it later
+            patch.setattr(setup, "require_disk", lambda plan, folder: None)  # another program fills it later
             outcome = fit(config, disk / "run", machine)
         assert (outcome.state, outcome.exit_code) == ("interrupted", 75)
         assert "disk full" in outcome.reason
@@ -244,48 +251,48 @@ def test_really_full_disk(tmp_path, machine, make):
         ({"data": {"tokenizer": "bpe-many"}}, "a vocabulary size is expected"),
     ],
 )
-def test_bad_wishes_are_errors_before_anything_runs(tmp_path, machine, make, changes, message):
+def test_invalid_settings_are_errors_before_training(tmp_path, machine, make, changes, message):
     with pytest.raises(UsageError, match=message):
         fit(make("lm", **changes), tmp_path, machine)
     assert RunFolder(tmp_path).status().state == "failed"
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 2**70])
-def test_a_seed_that_no_generator_takes_is_refused(tmp_path, machine, make, seed):
+def test_a_seed_outside_the_valid_range_is_an_error(tmp_path, machine, make, seed):
     with pytest.raises(UsageError, match="seed must be a whole number from 0"):
         fit(replace(make("lm"), seed=seed), tmp_path, machine)
 
 
-def test_a_number_of_threads_below_zero_is_refused(tmp_path, machine, make):
+def test_a_negative_number_of_threads_is_an_error(tmp_path, machine, make):
     with pytest.raises(UsageError, match="threads must be 0"):
         fit(make("lm"), tmp_path, replace(machine, threads=-1))
 
 
-def test_windows_too_short_to_hide_anything_in_are_refused(tmp_path, machine, make):
+def test_a_max_length_too_short_for_denoising_is_an_error(tmp_path, machine, make):
     with pytest.raises(UsageError, match="max_length of at least 10"):
         fit(make("t5", data={"max_length": 9}), tmp_path, machine)
 
 
-def test_a_split_with_nothing_to_score_is_a_named_failure(tmp_path, machine, make, monkeypatch):
+def test_an_empty_split_is_a_failure_with_a_reason(tmp_path, machine, make, monkeypatch):
     monkeypatch.setattr(LanguageModelling, "eval_batches", lambda task, split, rows: iter(()))
     outcome = fit(make("lm"), tmp_path, machine)
     assert outcome.state == "failed"
     assert "the validation split is too short" in outcome.reason
 
 
-def test_a_warm_up_longer_than_the_run_is_told(tmp_path, machine, make):
+def test_a_warm_up_longer_than_the_run_is_logged(tmp_path, machine, make):
     fit(make("lm", optim={"warmup_steps": 100}, budget={"steps": 2}), tmp_path, machine)
-    assert "its rate never rises above 2% of optim.lr" in (tmp_path / "training.log").read_text()
+    assert "the learning rate never rises above 2% of optim.lr" in (tmp_path / "training.log").read_text()
 
 
-def test_missing_tokenizer_is_a_named_failure(tmp_path, machine, make, monkeypatch):
+def test_a_missing_tokenizer_is_a_failure_with_a_reason(tmp_path, machine, make, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     outcome = fit(make("lm", data={"tokenizer": "no-such-tokenizer"}), tmp_path, machine)
     assert outcome.state == "failed"
     assert "no-such-tokenizer" in outcome.reason
 
 
-def test_a_fault_of_the_program_is_recorded_and_raised(tmp_path, machine, make, monkeypatch):
+def test_a_bug_is_recorded_and_raised(tmp_path, machine, make, monkeypatch):
     def broken(self, model, tensors):
         raise KeyError("surprise")
 
@@ -296,16 +303,16 @@ def test_a_fault_of_the_program_is_recorded_and_raised(tmp_path, machine, make, 
     assert "surprise" in RunFolder(tmp_path).log_file.read_text()
 
 
-def test_a_broken_freeze_fails_the_audit(tmp_path, machine, make, monkeypatch):
-    original = Run.audit
+def test_a_changed_frozen_parameter_fails_the_audit(tmp_path, machine, make, monkeypatch):
+    original = loop.audit_freezing
 
     def tampered(run, when):
         if when == "end":
             with torch.no_grad():
-                run.model.blocks[0].attn.q.weight.mul_(1.01)
+                run.learner.model.blocks[0].attn.q.weight.mul_(1.01)
         original(run, when)
 
-    monkeypatch.setattr(Run, "audit", tampered)
+    monkeypatch.setattr(loop, "audit_freezing", tampered)
     outcome = fit(make("lm"), tmp_path, machine)
     assert outcome.state == "failed"
     assert "its bytes changed since it was frozen" in outcome.reason

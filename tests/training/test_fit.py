@@ -1,4 +1,4 @@
-"""Whole runs at smoke scale: what a user finds in the folder."""
+"""Complete runs at smoke scale, and what is in their folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oelm.data.tokenize.tokenizers import Tokenizer
 from oelm.errors import OelmError, UsageError
 from oelm.models.gpt import GPT
 from oelm.runs.folder import RunFolder
-from oelm.training.checkpoint import load_checkpoint
+from oelm.training.checkpoints.file import load_checkpoint
 from oelm.training.fit import fit
 from oelm.training.networks import build_network
 from oelm.training.tasks.lm import LanguageModelling
@@ -62,11 +62,11 @@ def test_language_model_run_leaves_every_file(tmp_path, machine, make):
     assert 0 < timing["predicted_saving"] < 4 / 72
     assert timing["gemm_peak_flops"] > 0
     assert "disk: at most" in folder.log_file.read_text()
-    # Times stay out of what must be equal between machines and resumes.
+    # Files that must be equal after a resume contain no times.
     assert not {"time", "seconds", "host"} & set(" ".join(results).split())
 
 
-def test_the_best_folder_stands_alone(tmp_path, machine, make):
+def test_the_best_folder_can_be_loaded_without_the_run(tmp_path, machine, make):
     fit(make("lm"), tmp_path / "run", machine)
     (tmp_path / "run" / "best").rename(tmp_path / "elsewhere")
     model = oelm.load(tmp_path / "elsewhere")
@@ -99,7 +99,7 @@ def test_denoising_runs(tmp_path, machine, make, shape):
 
 
 @pytest.mark.parametrize("shape", ["lm", "gpt-cls"])
-def test_two_by_eight_is_one_by_sixteen(tmp_path, machine, make, shape):
+def test_accumulating_two_batches_of_8_equals_one_batch_of_16(tmp_path, machine, make, shape):
     losses = []
     for batch, accumulation in ((8, 2), (16, 1)):
         budget = {"batch_size": batch, "accumulation": accumulation, "steps": 6, "log_every": 1}
@@ -109,7 +109,7 @@ def test_two_by_eight_is_one_by_sixteen(tmp_path, machine, make, shape):
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_folder_of_another_config_is_refused_with_the_diff(tmp_path, machine, make):
+def test_a_folder_with_another_config_is_refused_with_the_differences(tmp_path, machine, make):
     fit(make("lm", budget={"steps": 2}), tmp_path, machine)
     before = (tmp_path / "status.json").read_bytes()
     with pytest.raises(UsageError, match=r"budget\.steps: 2 -> 3"):
@@ -118,7 +118,7 @@ def test_folder_of_another_config_is_refused_with_the_diff(tmp_path, machine, ma
 
 
 def test_the_test_split_is_scored_with_the_best_weights_not_the_last(tmp_path, machine, make, monkeypatch):
-    """Only the first validation counts as the best: a longer run ends with the figures of a shorter one."""
+    """With only the first validation as the best, a longer run has the same results as a shorter one."""
     monkeypatch.setattr(Evaluation, "better_than", lambda evaluation, best: best is None)
     results, last = {}, {}
     for steps in (4, 12):
@@ -134,11 +134,11 @@ def test_the_test_split_is_scored_with_the_best_weights_not_the_last(tmp_path, m
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "name"), [("lm", "oelm-plus"), ("gpt-cls", "oelm-gradual")])
 def test_a_compiled_run_has_the_losses_of_a_plain_one(tmp_path, machine, make, monkeypatch, shape, name):
-    """Traced as torch.compile does it, without the minute that generating code takes."""
+    """Traced as by torch.compile, without the slow code generation."""
     monkeypatch.setattr(
         torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="aot_eager")
     )
-    config = make(shape, name, model={"dropout": 0.0}, budget={"steps": 6, "log_every": 1})
+    config = make(shape, name, model={"dropout": 0.0}, budget={"steps": 4, "log_every": 1})
     losses = []
     for compiled in (False, True):
         folder = tmp_path / str(compiled)
@@ -173,7 +173,7 @@ def test_tuning_trial_never_sees_the_test_split(tmp_path, machine, make, monkeyp
     assert "test" not in folder.manifest()["data"]["fingerprints"]
 
 
-def test_a_finished_trial_keeps_its_figures_and_no_checkpoints(tmp_path, machine, make):
+def test_a_finished_trial_keeps_its_results_and_no_checkpoints(tmp_path, machine, make):
     trial = make("lm", tune={"trial": True})
     assert fit(trial, tmp_path, machine).state == "finished"
     folder = RunFolder(tmp_path)
@@ -183,7 +183,7 @@ def test_a_finished_trial_keeps_its_figures_and_no_checkpoints(tmp_path, machine
     assert fit(trial, tmp_path, machine).reason == "was finished before"
 
 
-def test_early_stop(tmp_path, machine, make):
+def test_early_stopping(tmp_path, machine, make):
     config = make("lm", optim={"lr": 1e-30}, budget={"steps": 40, "eval_every": 2, "patience": 2})
     fit(config, tmp_path, machine)
     results = RunFolder(tmp_path).results()
@@ -204,7 +204,7 @@ def test_schedules_act_at_their_steps(tmp_path, machine, make, name):
         expected = [math.ceil(share * 20) + 1 for share in (method.thaw_from, method.thaw_to)]
     assert steps == expected
     counts = RunFolder(tmp_path).results()["parameters"]
-    assert counts["qk_trainable"] == counts["qk_total"]  # they trained at some time
+    assert counts["qk_trainable"] == counts["qk_total"]  # because they trained at some time
 
 
 def test_tensorboard_gets_the_rows_and_missing_trackers_are_named(tmp_path, machine, make):
@@ -218,7 +218,7 @@ def test_tensorboard_gets_the_rows_and_missing_trackers_are_named(tmp_path, mach
         fit(make("lm"), tmp_path / "typo", replace(machine, trackers=("tensorbord",)))
 
 
-def test_a_service_gets_each_row_once_over_resumes(tmp_path, machine, make, monkeypatch):
+def test_a_tracker_receives_each_row_once_over_resumes(tmp_path, machine, make, monkeypatch):
     sent, started = [], []
     service = types.ModuleType("trackio")
     service.__spec__ = importlib.machinery.ModuleSpec("trackio", None)
@@ -251,7 +251,7 @@ def test_a_service_gets_each_row_once_over_resumes(tmp_path, machine, make, monk
         fit(config, tmp_path / "other", replace(machine, trackers=("wandb",)))
 
 
-def test_half_precision_files_train_in_single(tmp_path, make):
+def test_fp16_model_files_are_trained_in_fp32(tmp_path, make):
     hf = pytest.importorskip("transformers")
     shape = hf.BertConfig(
         vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
@@ -268,13 +268,13 @@ def test_half_precision_files_train_in_single(tmp_path, make):
         build_network(other, vocab_size=300, classes=3, pad_id=0, eos_id=1)
 
 
-def test_global_random_state_is_the_callers(tmp_path, machine, make):
+def test_fit_does_not_change_the_global_random_state(tmp_path, machine, make):
     before = torch.get_rng_state()
     fit(make("lm", budget={"steps": 2}), tmp_path, machine)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_seeds_differ_and_repeat(tmp_path, machine, make):
+def test_equal_seeds_give_equal_runs_and_other_seeds_do_not(tmp_path, machine, make):
     base = make("lm", budget={"steps": 3, "log_every": 1})
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         fit(replace(base, seed=seed), tmp_path / name, machine)

@@ -1,4 +1,4 @@
-"""Damage to a run's files is noticed, named and repaired where possible; it never reaches a verdict."""
+"""Damage to the files of a run is detected, reported and repaired if possible; it never affects a verdict."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from run_checks import assert_same_run, flip_bits, stop_after
 
 from oelm.analysis.load import load_runs
 from oelm.cli.main import main
@@ -25,11 +26,9 @@ from oelm.runs.disk import free, freeable
 from oelm.runs.folder import VERDICT_FILES, RunFolder, Status, run_path
 from oelm.runs.keep import keep
 from oelm.runs.scan import scan, state_of
+from oelm.training import loop
 from oelm.training.fit import fit
-from oelm.training.run import Interrupted, Run
 from oelm.training.tasks.lm import LanguageModelling
-
-EQUAL_FILES = ("metrics.jsonl", "results.json", "latest.pt", "freeze_audit.json", "best/model.safetensors")
 
 
 def short(make, shape="lm", **changes):
@@ -59,32 +58,13 @@ def stopped(tmp_path_factory, machine, make) -> tuple[Path, Path]:
     with pytest.MonkeyPatch.context() as patch:
         stop_after(patch, 3)
         assert fit(config, root / "stopped", machine).state == "interrupted"
-    assert fit(config, root / "whole", machine).state == "finished"
-    return root / "stopped", root / "whole"
-
-
-def stop_after(patch, step: int) -> None:
-    def check(run):
-        if run.progress.step >= step:
-            raise Interrupted("test")
-
-    patch.setattr(Run, "check_stop", check)
+    assert fit(config, root / "uninterrupted", machine).state == "finished"
+    return root / "stopped", root / "uninterrupted"
 
 
 def only_run(root: Path) -> Path:
     (run,) = scan(root)
     return run.path
-
-
-def change_byte(path: Path, at: int, by: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[at % len(content)] ^= by
-    path.write_bytes(content)
-
-
-def assert_same_run(one: Path, other: Path) -> None:
-    for name in EQUAL_FILES:
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
 # -- checksums ------------------------------------------------------------------------------------
@@ -104,13 +84,13 @@ def test_a_finished_run_is_verified(runs):
 @pytest.mark.parametrize("name", [*VERDICT_FILES, "checksums.json"])
 def test_any_changed_byte_keeps_a_run_out_of_the_comparisons(runs, name):
     path, random_number = only_run(runs) / name, random.Random(name)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     for _ in range(20):
-        change_byte(path, random_number.randrange(len(whole)), 1 << random_number.randrange(8))
+        flip_bits(path, random_number.randrange(len(content)), 1 << random_number.randrange(8))
         loaded = load_runs(runs)
         assert [run for run in loaded.runs if run.result is not None] == []
         assert str(path.parent) in str(loaded.warnings[0])
-        path.write_bytes(whole)
+        path.write_bytes(content)
     path.unlink()
     loaded = load_runs(runs)
     assert [run for run in loaded.runs if run.result is not None] == []
@@ -148,14 +128,14 @@ def test_kept_and_archived_runs_carry_their_checksums(runs, tmp_path):
     for copy in (tmp_path / "kept", tmp_path / "merged"):
         loaded = load_runs(copy)
         assert (loaded.warnings, loaded.unverified) == ([], 0)
-        change_byte(only_run(copy) / "results.json", 300, 1)
+        flip_bits(only_run(copy) / "results.json", 300, 1)
         assert [run.result for run in load_runs(copy).runs] == [None]
-    change_byte(only_run(runs) / "metrics.jsonl", 30, 1)
+    flip_bits(only_run(runs) / "metrics.jsonl", 30, 1)
     with pytest.raises(OelmError, match=r"metrics\.jsonl has changed"):
         keep(runs, tmp_path / "kept")
 
 
-def test_a_rate_is_not_chosen_from_a_damaged_trial(tmp_path, machine, make):
+def test_a_learning_rate_is_not_chosen_from_a_damaged_trial(tmp_path, machine, make):
     trial = short(make, tune={"trial": True})
     folder = run_path(tmp_path, trial)
     assert fit(trial, folder, machine).state == "finished"
@@ -166,7 +146,7 @@ def test_a_rate_is_not_chosen_from_a_damaged_trial(tmp_path, machine, make):
         choose_lr([trial], tmp_path)
 
 
-# -- runs that are not finished after all ---------------------------------------------------------
+# -- finished runs with damage ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed"])
@@ -176,7 +156,7 @@ def test_a_finished_run_without_its_results_keeps_its_checkpoints_and_is_complet
     folder = RunFolder(only_run(runs))
     assert len(freeable(runs)) == 1
     listed = freeable(runs)
-    folder.results_file.unlink() if damage == "gone" else change_byte(folder.results_file, 300, 1)
+    folder.results_file.unlink() if damage == "gone" else flip_bits(folder.results_file, 300, 1)
     assert free(listed) == 0
     assert freeable(runs) == []
     assert state_of(folder.path, verify=True)[0] in ("interrupted", "broken")
@@ -195,7 +175,7 @@ def test_another_seed_or_config_is_refused_before_the_first_step(stopped, tmp_pa
     rows = folder.metrics_file.read_bytes()
     with pytest.raises(UsageError, match="seed: 42 -> 7"):
         fit(other, folder.path, machine)
-    folder.config_file.write_text(config_to_yaml(other))  # by hand: then the checkpoint is another run's
+    folder.config_file.write_text(config_to_yaml(other))  # edited by hand
     outcome = fit(other, folder.path, machine)
     assert outcome.state == "failed"
     assert "belongs to another config" in outcome.reason
@@ -227,9 +207,9 @@ def test_files_that_can_be_rebuilt_do_not_block_a_resume(stopped, tmp_path, mach
     assert folder.integrity().damaged == ()
 
 
-def test_files_damaged_while_a_run_is_going_on_are_written_again(stopped, tmp_path, machine, monkeypatch):
+def test_files_damaged_during_a_run_are_written_again(stopped, tmp_path, machine, monkeypatch):
     folder = RunFolder(shutil.copytree(stopped[0], tmp_path / "run"))
-    config, load_best = folder.config(), Run.load_best
+    config, load_best = folder.config(), loop.load_best
     manifest = folder.manifest()
 
     def damaged(run):
@@ -237,20 +217,20 @@ def test_files_damaged_while_a_run_is_going_on_are_written_again(stopped, tmp_pa
         folder.manifest_file.write_bytes(b"{")
         load_best(run)
 
-    monkeypatch.setattr(Run, "load_best", damaged)
+    monkeypatch.setattr(loop, "load_best", damaged)
     assert fit(config, folder.path, machine).state == "finished"
     assert folder.config() == config
     assert folder.manifest() == manifest
 
 
-def test_metrics_damaged_while_a_run_is_going_on_are_noticed(stopped, tmp_path, machine, monkeypatch):
-    folder, load_best = RunFolder(shutil.copytree(stopped[0], tmp_path / "run")), Run.load_best
+def test_metrics_damaged_during_a_run_are_detected(stopped, tmp_path, machine, monkeypatch):
+    folder, load_best = RunFolder(shutil.copytree(stopped[0], tmp_path / "run")), loop.load_best
 
     def damaged(run):
-        change_byte(folder.metrics_file, 30, 1)
+        flip_bits(folder.metrics_file, 30, 1)
         load_best(run)
 
-    monkeypatch.setattr(Run, "load_best", damaged)
+    monkeypatch.setattr(loop, "load_best", damaged)
     outcome = fit(folder.config(), folder.path, machine)
     assert outcome.state == "failed"
     assert "metrics.jsonl were changed" in outcome.reason
@@ -261,7 +241,7 @@ def test_metrics_damaged_while_a_run_is_going_on_are_noticed(stopped, tmp_path, 
 
 
 class FullDisk:
-    """From the n-th call on that needs space below `folder`, there is none (or no inode) any more."""
+    """Raises "no space left" from the n-th operation on that needs space in `folder`."""
 
     def __init__(self, folder: Path, calls: int) -> None:
         self.folder, self.left = str(folder), calls
@@ -305,7 +285,7 @@ def exit_code_of(config, folder, machine) -> int:
 
 def test_a_disk_that_fills_up_at_any_moment_leaves_an_interrupted_run(tmp_path, machine, make):
     config = short(make, budget={"steps": 2, "eval_every": 1})
-    total = operations_of_a_run(config, tmp_path / "whole", machine)
+    total = operations_of_a_run(config, tmp_path / "uninterrupted", machine)
     moments = sorted({0, 2, *random.Random(0).sample(range(3, total), 4)})
     for at in moments:
         folder = RunFolder(tmp_path / f"at-{at}")
@@ -318,7 +298,7 @@ def test_a_disk_that_fills_up_at_any_moment_leaves_an_interrupted_run(tmp_path, 
             assert (status.state, "disk full" in status.reason) == ("interrupted", True), at
         assert [p.name for p in folder.path.glob(".*")] == []
         assert fit(config, folder.path, machine).state == "finished"
-        assert_same_run(tmp_path / "whole", folder.path)
+        assert_same_run(tmp_path / "uninterrupted", folder.path)
 
 
 def test_a_worker_on_a_full_disk_ends_with_75_and_no_traceback(tmp_path, machine, make, capsys):

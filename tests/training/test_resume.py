@@ -1,125 +1,123 @@
-"""Stopped at any moment, the same call continues, and every number ends the same, bit by bit.
+"""A run that is stopped at any moment continues with the same call, and its result is bit-identical.
 
-Real kills, at every file operation and by the clock, are in tests/torture.
+Real kills, at every file operation and at random times, are in tests/torture.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from run_checks import assert_same_run, flip_bits, stop_after
 
 import oelm
 from oelm.errors import OelmError
 from oelm.files import atomic
 from oelm.runs.folder import RunFolder
-from oelm.training.checkpoint import load_checkpoint
+from oelm.training import loop
+from oelm.training.checkpoints.file import load_checkpoint
 from oelm.training.fit import fit
-from oelm.training.run import Interrupted, Run
-
-EQUAL_FILES = ("metrics.jsonl", "results.json", "latest.pt", "freeze_audit.json", "best/model.safetensors")
+from oelm.training.state import Interrupted, Training
 
 
-def assert_same_run(one: Path, other: Path) -> None:
-    """The files that must not know how often a run was interrupted."""
-    for name in EQUAL_FILES:
-        assert (one / name).read_bytes() == (other / name).read_bytes(), f"{name} differs"
-    a, b = load_checkpoint(one / "latest.pt"), load_checkpoint(other / "latest.pt")
-    assert a["progress"] == b["progress"]
-    for part in ("model", "optimizer"):
-        assert a[part].keys() == b[part].keys()
-    for name, tensor in a["model"].items():
-        assert torch.equal(tensor, b["model"][name]), name
-    for name, state in a["optimizer"].items():
-        for key, tensor in state.items():
-            assert torch.equal(tensor, b["optimizer"][name][key]), (name, key)
+@pytest.fixture
+def copy_of(reference, tmp_path):
+    """Return a function that copies the finished run of a config, and removes its results.json.
+
+    Without results.json the run counts as interrupted after its last checkpoint.
+    """
+
+    def copy(config) -> RunFolder:
+        folder = RunFolder(shutil.copytree(reference(config), tmp_path / "copy"))
+        folder.results_file.unlink()
+        return folder
+
+    return copy
+
+
+def interrupt_repeatedly(monkeypatch) -> None:
+    """Interrupt runs as signals would, in training and evaluation, at growing intervals so that they end."""
+    checks, next_stop, interval = 0, 5, 4
+
+    def check_stop(training):
+        nonlocal checks, next_stop, interval
+        checks += 1
+        if checks == next_stop:
+            interval += 3
+            next_stop = checks + interval
+            raise Interrupted("test")
+
+    monkeypatch.setattr(Training, "check_stop", check_stop)
+
+
+def run_until_finished(config, folder, machine) -> int:
+    """Call `fit` until the run is finished; return the number of interruptions."""
+    for interruptions in range(60):
+        outcome = fit(config, folder, machine)
+        if outcome.state == "finished":
+            return interruptions
+        assert (outcome.state, outcome.exit_code) == ("interrupted", 75)
+    raise AssertionError("the run does not end")
 
 
 @pytest.mark.parametrize("shape", ["lm", "gpt-cls", "bert", "t5", "bart"])
-def test_stopped_between_any_micro_batches(tmp_path, machine, make, shape, monkeypatch):
-    """Asked to stop in the middle of a step, in a validation and in the test: nothing is lost or repeated."""
+def test_a_run_interrupted_between_micro_batches_resumes_exactly(
+    tmp_path, machine, make, reference, shape, monkeypatch
+):
+    """Interrupted inside steps, validations and the test: nothing is lost or repeated."""
     config = make(
         shape,
         "oelm-early",
         model={"dropout": 0.1},
         data={"eval_rows": 2},
-        budget={"accumulation": 2, "checkpoint_every": 5},
+        budget={"accumulation": 2, "steps": 6, "eval_every": 3, "checkpoint_every": 5},
     )
-    assert fit(config, tmp_path / "whole", machine).state == "finished"
-    interrupt_now_and_then(monkeypatch)
-    outcomes = []
-    while not outcomes or outcomes[-1].state == "interrupted":
-        outcomes.append(fit(config, tmp_path / "stopped", machine))
-        assert len(outcomes) < 60
-    assert outcomes[-1].state == "finished"
-    assert len(outcomes) > 3
-    assert all(outcome.exit_code == 75 for outcome in outcomes[:-1])
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    expected = reference(config)
+    interrupt_repeatedly(monkeypatch)
+    assert run_until_finished(config, tmp_path, machine) > 1
+    assert_same_run(expected, tmp_path)
+    one, other = (load_checkpoint(folder / "latest.pt") for folder in (expected, tmp_path))
+    assert one["progress"] == other["progress"]
+    assert one["optimizer"].keys() == other["optimizer"].keys()
+    assert all(torch.equal(tensor, other["model"][name]) for name, tensor in one["model"].items())
 
 
 @pytest.mark.parametrize("name", [name for name, m in oelm.methods().items() if m.has_extras])
-def test_every_method_with_extras_continues_bit_by_bit(tmp_path, machine, make, name, monkeypatch):
-    config = make(
-        "lm",
-        name,
-        model={"position": "rope"},
-        data={"eval_rows": 2},
-        budget={"steps": 4, "eval_every": 2, "checkpoint_every": 1},
-    )
-    assert fit(config, tmp_path / "whole", machine).state == "finished"
-    interrupt_now_and_then(monkeypatch)
-    times = 0
-    while fit(config, tmp_path / "stopped", machine).state == "interrupted":
-        times += 1
-        assert times < 20
-    assert times > 1
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+def test_every_method_with_extras_resumes_exactly(tmp_path, machine, make, reference, name, monkeypatch):
+    budget = {"steps": 3, "eval_every": 2, "checkpoint_every": 1}
+    config = make("lm", name, model={"position": "rope"}, budget=budget)
+    expected = reference(config)
+    interrupt_repeatedly(monkeypatch)
+    assert run_until_finished(config, tmp_path, machine) > 1
+    assert_same_run(expected, tmp_path)
     extras = "best/oelm_extras.safetensors"
-    assert (tmp_path / "whole" / extras).read_bytes() == (tmp_path / "stopped" / extras).read_bytes()
-    audits = json.loads((tmp_path / "stopped" / "freeze_audit.json").read_text())
+    assert (expected / extras).read_bytes() == (tmp_path / extras).read_bytes()
+    audits = json.loads((tmp_path / "freeze_audit.json").read_text(encoding="utf-8"))
     assert not [row for audit in audits.values() for row in audit["rows"] if row["faults"]]
 
 
-def interrupt_now_and_then(monkeypatch) -> None:
-    """As a signal would, in training and evaluation alike; ever less often, so that it ends."""
-    looks, next_stop, patience = 0, 5, 4
-
-    def check(run):
-        nonlocal looks, next_stop, patience
-        looks += 1
-        if looks == next_stop:
-            patience += 3
-            next_stop = looks + patience
-            raise Interrupted("test")
-
-    monkeypatch.setattr(Run, "check_stop", check)
-
-
-def test_damaged_latest_falls_back_to_previous(tmp_path, machine, make):
+def test_a_damaged_latest_checkpoint_is_replaced_by_the_previous_one(machine, make, reference, copy_of):
     config = make("lm")
-    assert fit(config, tmp_path / "whole", machine).state == "finished"
-    assert fit(config, tmp_path / "hurt", machine).state == "finished"
-    folder = RunFolder(tmp_path / "hurt")
+    folder = copy_of(config)
     content = folder.latest.read_bytes()
     folder.latest.write_bytes(content[: len(content) // 2])
-    folder.results_file.unlink()
     assert fit(config, folder.path, machine).state == "finished"
-    assert "checksum does not match" in folder.log_file.read_text()
-    assert "going back to the checkpoint before" in folder.log_file.read_text()
-    assert_same_run(tmp_path / "whole", tmp_path / "hurt")
+    log = folder.log_file.read_text(encoding="utf-8")
+    assert "checksum does not match" in log
+    assert "resuming from the checkpoint before it" in log
+    assert_same_run(reference(config), folder.path)
 
 
-def test_a_kill_after_the_fallback_leaves_the_good_one(tmp_path, machine, make, monkeypatch):
-    """The damaged checkpoint must not take the place of the one before while the next is written."""
-    config, folder = make("lm"), RunFolder(tmp_path)
-    assert fit(config, tmp_path, machine).state == "finished"
-    folder.results_file.unlink()
+def test_a_kill_while_the_previous_checkpoint_is_in_use_keeps_it(machine, make, copy_of, monkeypatch):
+    """The damaged latest.pt must not be rotated into previous.pt while the next checkpoint is written."""
+    config = make("lm")
+    folder, replace_file = copy_of(config), os.replace
     folder.latest.write_bytes(folder.latest.read_bytes()[:-1])
-    replace_file = os.replace
 
     def killed(source, target):
         if str(target) == str(folder.latest) and str(source).endswith(".tmp"):
@@ -129,94 +127,83 @@ def test_a_kill_after_the_fallback_leaves_the_good_one(tmp_path, machine, make, 
     with monkeypatch.context() as patch:
         patch.setattr(atomic.os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            fit(config, tmp_path, machine)
-    assert fit(config, tmp_path, machine).state == "finished"
+            fit(config, folder.path, machine)
+    assert fit(config, folder.path, machine).state == "finished"
 
 
 def damage_best(best: Path, damage: str) -> None:
-    """As a bad disk, a hasty hand or a torn copy would."""
     weights = best / "model.safetensors"
-    if damage == "folder gone":
+    if damage == "folder missing":
         best.rename(best.with_name("elsewhere"))
-    elif damage == "weights gone":
+    elif damage == "weights missing":
         weights.unlink()
-    elif damage == "extras cut":
+    elif damage == "extras truncated":
         (best / "oelm_extras.safetensors").write_bytes(b"half")
     else:
-        flip_bit(weights, -5)
+        flip_bits(weights, -5)
 
 
-def flip_bit(path: Path, at: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
-
-
-BEST_DAMAGE = ["folder gone", "weights gone", "extras cut", "one bit"]
+BEST_DAMAGE = ["folder missing", "weights missing", "extras truncated", "one bit"]
 
 
 @pytest.mark.parametrize("damage", BEST_DAMAGE)
-def test_a_damaged_best_model_is_written_again_where_a_checkpoint_has_its_weights(
-    tmp_path, machine, make, damage
+def test_a_damaged_best_model_is_written_again_from_a_checkpoint_with_its_weights(
+    machine, make, reference, copy_of, damage
 ):
-    config = make("lm", "oelm-plus")
-    for name in ("whole", "hurt"):
-        assert fit(config, tmp_path / name, machine).state == "finished"
-    folder = RunFolder(tmp_path / "hurt")
-    folder.results_file.unlink()
+    config = make("lm", "oelm-plus", budget={"steps": 2, "eval_every": 2})
+    folder = copy_of(config)
     damage_best(folder.best, damage)
     assert fit(config, folder.path, machine).state == "finished"
-    assert "it is written again from the checkpoint" in folder.log_file.read_text()
-    assert_same_run(tmp_path / "whole", tmp_path / "hurt")
+    assert "writing it again from the checkpoint" in folder.log_file.read_text(encoding="utf-8")
+    assert_same_run(reference(config), folder.path)
+
+
+@pytest.fixture(scope="module")
+def stopped_after_best(tmp_path_factory, machine, make) -> Path:
+    """A run with its best model from step 3 and checkpoints of steps 4 and 5."""
+    folder = tmp_path_factory.mktemp("stopped")
+    config = make("lm", "oelm-plus", budget={"steps": 6, "eval_every": 3, "checkpoint_every": 1})
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 5)
+        assert fit(config, folder, machine).state == "interrupted"
+    return folder
 
 
 @pytest.mark.parametrize("damage", BEST_DAMAGE)
-def test_the_last_weights_never_stand_in_for_the_best(tmp_path, machine, make, damage, monkeypatch):
-    """Validated at step 4, checkpoints at 5 and 6: none has the best weights. Said before any step."""
-    config = make("lm", "oelm-plus", budget={"checkpoint_every": 1})
-    stop_after(monkeypatch, 6)
-    assert fit(config, tmp_path, machine).state == "interrupted"
-    monkeypatch.undo()
-    folder = RunFolder(tmp_path)
+def test_other_weights_never_replace_a_damaged_best_model(tmp_path, machine, stopped_after_best, damage):
+    """No checkpoint has the best weights, so the run fails before its next step."""
+    folder = RunFolder(shutil.copytree(stopped_after_best, tmp_path / "run"))
     damage_best(folder.best, damage)
     rows = folder.metrics_file.read_bytes()
-    outcome = fit(config, tmp_path, machine)
+    outcome = fit(folder.config(), folder.path, machine)
     assert outcome.state == "failed"
     assert str(folder.best) in outcome.reason
     assert "remove latest.pt and previous.pt to start the run over" in outcome.reason
     assert folder.metrics_file.read_bytes() == rows
-    for checkpoint in folder.checkpoints:
-        checkpoint.unlink()
-    assert fit(config, tmp_path, machine).state == "finished"
+    if damage == "one bit":
+        for checkpoint in folder.checkpoints:
+            checkpoint.unlink()
+        assert fit(folder.config(), folder.path, machine).state == "finished"
 
 
-def stop_after(monkeypatch, step: int) -> None:
-    def check(run):
-        if run.progress.step >= step:
-            raise Interrupted("test")
+def test_a_best_model_damaged_during_the_run_is_not_tested(machine, make, copy_of, monkeypatch):
+    config = make("lm")
+    folder, load_best = copy_of(config), loop.load_best
 
-    monkeypatch.setattr(Run, "check_stop", check)
+    def damaged_load_best(training):
+        flip_bits(folder.best / "model.safetensors", -5)
+        load_best(training)
 
-
-def test_a_bit_that_flips_in_the_best_model_during_the_run_does_not_reach_the_test_score(
-    tmp_path, machine, make, monkeypatch
-):
-    config, folder, load_best = make("lm"), RunFolder(tmp_path), Run.load_best
-
-    def flipped(run):
-        flip_bit(folder.best / "model.safetensors", -5)
-        load_best(run)
-
-    monkeypatch.setattr(Run, "load_best", flipped)
-    outcome = fit(config, tmp_path, machine)
+    monkeypatch.setattr(loop, "load_best", damaged_load_best)
+    outcome = fit(config, folder.path, machine)
     assert outcome.state == "failed"
     assert "model.safetensors has changed since it was written" in outcome.reason
     assert folder.results() is None
     monkeypatch.undo()
     with pytest.raises(OelmError, match="is damaged"):
         oelm.load(folder.best)
-    assert fit(config, tmp_path, machine).state == "finished"
-    oelm.load(folder.best)
+    assert fit(config, folder.path, machine).state == "finished"
+    assert oelm.audit(oelm.load(folder.best)).ok
 
 
 def lose_a_row(path: Path, number: int) -> None:
@@ -232,51 +219,48 @@ def change_a_number(path: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("damage", [lose_a_row, change_a_number])
-def test_damaged_metrics_never_survive_a_resume(tmp_path, machine, make, damage, monkeypatch):
-    """In rows since the checkpoint before: that one is used. In older ones: an error with the remedy."""
-    config = make("lm", budget={"log_every": 1, "checkpoint_every": 3})
-    assert fit(config, tmp_path / "whole", machine).state == "finished"
-    stop_after(monkeypatch, 6)
-    folder = RunFolder(tmp_path / "hurt")
+def test_damaged_metrics_are_never_kept(tmp_path, machine, make, reference, damage, monkeypatch):
+    """Damage after the previous checkpoint is repaired by resuming from it; older damage is an error."""
+    config = make("lm", budget={"steps": 6, "log_every": 1, "checkpoint_every": 2})
+    folder = RunFolder(tmp_path)
+    stop_after(monkeypatch, 4)
     assert fit(config, folder.path, machine).state == "interrupted"
     monkeypatch.undo()
     last = len(folder.metrics_file.read_bytes().splitlines()) - 1
     damage(folder.metrics_file, last)
     assert fit(config, folder.path, machine).state == "finished"
-    assert "going back to the checkpoint before" in folder.log_file.read_text()
-    assert_same_run(tmp_path / "whole", folder.path)
+    assert "resuming from the checkpoint before it" in folder.log_file.read_text(encoding="utf-8")
+    assert_same_run(reference(config), folder.path)
 
     damage(folder.metrics_file, 0)
-    outcome = fit(config, folder.path, machine)  # finished, but its checksums do not match any more
+    outcome = fit(config, folder.path, machine)  # finished, but the checksums no longer match
     assert outcome.state == "failed"
     assert "metrics.jsonl" in outcome.reason
     assert "remove latest.pt and previous.pt to start the run over" in outcome.reason
 
 
-def test_no_whole_checkpoint_is_an_error_not_a_fresh_start(tmp_path, machine, make):
-    config = make("lm", budget={"steps": 4})
-    fit(config, tmp_path, machine)
-    folder = RunFolder(tmp_path)
-    folder.results_file.unlink()
-    for path in (folder.latest, folder.previous):
-        if path.exists():
-            path.write_bytes(b"nonsense")
-    outcome = fit(config, tmp_path, machine)
+def test_a_run_without_a_usable_checkpoint_fails_instead_of_starting_over(machine, make, copy_of):
+    config = make("lm")
+    folder = copy_of(config)
+    for path in folder.checkpoints:
+        path.write_bytes(b"nonsense")
+    outcome = fit(config, folder.path, machine)
     assert outcome.state == "failed"
     assert "no checkpoint of this run is usable" in outcome.reason
 
 
-def test_changed_data_is_noticed(tmp_path, machine, make):
+def test_changed_data_is_an_error(tmp_path, machine, make):
     lines = [f'{{"text": "a story about {word} and its friend"}}\n' for word in ("fox", "owl", "cat")] * 20
     data = tmp_path / "data" / "tinystories"
     data.mkdir(parents=True)
     for split in ("train", "validation", "test"):
-        (data / f"{split}.jsonl").write_text("".join(lines))
-    config = make("lm", data={"dataset": "tinystories", "source": "local", "train_rows": 0, "eval_rows": 0})
+        (data / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+    rows = {"dataset": "tinystories", "source": "local", "train_rows": 0, "eval_rows": 0}
+    config = make("lm", data=rows, budget={"steps": 2, "eval_every": 2})
     local = replace(machine, data_dir=str(tmp_path / "data"))
     assert fit(config, tmp_path / "run", local).state == "finished"
     RunFolder(tmp_path / "run").results_file.unlink()
-    (data / "test.jsonl").write_text("".join(lines[1:]))
+    (data / "test.jsonl").write_text("".join(lines[1:]), encoding="utf-8")
     outcome = fit(config, tmp_path / "run", local)
     assert outcome.state == "failed"
-    assert "the test data is not what this run began with" in outcome.reason
+    assert "the test data has changed since this run began" in outcome.reason

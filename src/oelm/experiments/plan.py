@@ -133,7 +133,7 @@ def _vocabulary(config: RunConfig) -> int:
 
 def _disk(counts: dict[str, int]) -> int:
     """Bytes on disk at most: fp32 weights, and two Adam moments for each trainable parameter."""
-    from oelm.training.measure.memory import DiskPlan
+    from oelm.training.measure.disk import DiskPlan
 
     weights, moments = 4 * counts["total"], 8 * counts["trainable"]
     return DiskPlan(checkpoint=weights + moments, best=weights).total

@@ -1,7 +1,6 @@
-"""The same numbers every time, where that is cheap.
+"""Deterministic CUDA kernels, and a random state that is private to the run.
 
-On a CPU with the same number of threads every operation used here already is deterministic. On CUDA some
-backward passes add in no fixed order unless asked to.
+On the CPU, every operation used here is already deterministic for a fixed number of threads.
 """
 
 from __future__ import annotations
@@ -12,10 +11,12 @@ from collections.abc import Iterator
 
 import torch
 
+RandomState = dict[str, torch.Tensor]
+
 
 @contextlib.contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """Within it CUDA adds in a fixed order; after it, the caller's random state is what it was before."""
+    """Context with deterministic CUDA kernels; restores the caller's random state afterwards."""
     cuda = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if cuda else []):
         if not cuda:
@@ -29,3 +30,18 @@ def deterministic(device: torch.device) -> Iterator[None]:
             yield
         finally:
             torch.use_deterministic_algorithms(before, warn_only=warn_only)
+
+
+def random_state(device: torch.device) -> RandomState:
+    """Return the state of the generators that dropout draws from."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: RandomState, device: torch.device) -> None:
+    """Restore the result of `random_state`."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

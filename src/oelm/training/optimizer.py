@@ -1,11 +1,12 @@
-"""AdamW on what trains: built from the method's groups, saved by parameter name.
+"""AdamW and the learning-rate schedule.
 
-State by name rather than by position: a checkpoint says which tensor it belongs to, and what is frozen
-for good simply has none.
+The learning rate is a pure function of the step, so a resumed run needs no saved scheduler state.
+Optimizer state is saved by parameter name; frozen parameters have none.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -20,7 +21,10 @@ OptimizerState = dict[str, dict[str, Tensor]]
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
-    """Fused AdamW over the groups of the applied method; each group remembers its full rate."""
+    """Return fused AdamW over the parameter groups of the applied method.
+
+    Each group keeps its peak learning rate as `full_lr`; `set_learning_rate` scales it at every step.
+    """
     groups = param_groups(
         model,
         lr=optim.lr,
@@ -29,33 +33,59 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
         qk_lr=optim.qk_lr or None,
     )
     if not groups:
-        raise OelmError("nothing in this model trains under this method")
+        raise OelmError("this method freezes every parameter of the model; there is nothing to train")
     for group in groups:
         group["full_lr"] = group["lr"]
     return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+def warmup_steps(optim: OptimConfig, total_steps: int) -> int:
+    """Return the number of warm-up steps: `warmup_steps`, or else `warmup_share` of all steps."""
+    return optim.warmup_steps or round(optim.warmup_share * total_steps)
+
+
+def lr_factor(optim: OptimConfig, step: int, total_steps: int) -> float:
+    """Return the factor on the learning rate for the optimizer step number `step`, counted from 0.
+
+    The factor rises linearly to 1 during the warm-up, then falls to `final_lr_share` along the schedule.
+
+    >>> optim = OptimConfig(schedule="linear", warmup_steps=2)
+    >>> [lr_factor(optim, s, 6) for s in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    warm = warmup_steps(optim, total_steps)
+    if step < warm:
+        return (step + 1) / warm
+    if optim.schedule == "constant":
+        return 1.0
+    done = min(1.0, (step - warm) / max(1, total_steps - warm))
+    decay = 1.0 - done if optim.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return optim.final_lr_share + (1.0 - optim.final_lr_share) * decay
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set every group's learning rate to `factor` times its peak."""
     for group in optimizer.param_groups:
         group["lr"] = group["full_lr"] * factor
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> float:
-    """Scale the gradients to a global norm of at most `limit` (0 = leave them); returns the norm before."""
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+    """Scale the gradients to a global norm of at most `max_norm` (0 = no limit); return the norm before."""
     held = [p for p in parameters if p.grad is not None]
     norm = full_tensor(nn.utils.get_total_norm([p.grad for p in held if p.grad is not None]))
-    if limit > 0:
-        nn.utils.clip_grads_with_norm_(held, limit, norm)
+    if max_norm > 0:
+        nn.utils.clip_grads_with_norm_(held, max_norm, norm)
     return float(norm)
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> OptimizerState:
+    """Return the optimizer state by parameter name."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {names[p]: dict(values) for p, values in optimizer.state.items() if values}
 
 
 def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
-    """Put a saved state back in place, bit by bit; a tensor it does not know is an error."""
+    """Load the result of `optimizer_state`; a name that the model lacks is an error."""
     parameters = dict(model.named_parameters())
     for name, values in state.items():
         if name not in parameters:

@@ -1,4 +1,4 @@
-"""Which number format the matmuls use, and why. Weights and optimizer state are fp32 in every case."""
+"""The floating-point format of matrix products. Weights and optimizer state are always fp32."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from oelm.errors import UsageError
 from oelm.low_precision import require_cpu_matmul
 
-Wish = Literal["auto", "fp32", "bf16", "fp16"]
+Requested = Literal["auto", "fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True)
 class Precision:
-    """The chosen format and the reason, as logged and kept in the manifest."""
+    """The chosen format, and why; written to the log and to manifest.json."""
 
     dtype: Literal["fp32", "bf16", "fp16"]
     reason: str
@@ -24,7 +24,7 @@ class Precision:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """What the matrix products compute in."""
+        """The dtype of matrix products."""
         return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.dtype]
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -33,37 +33,37 @@ class Precision:
         return torch.autocast(self.device, dtype=self.torch_dtype)
 
     def scaler(self) -> torch.amp.GradScaler:
-        """Scales the loss under fp16, whose small gradients would vanish; does nothing otherwise."""
+        """Return a scaler that keeps small fp16 gradients from underflowing; disabled for other formats."""
         return torch.amp.GradScaler(self.device, enabled=self.dtype == "fp16")
 
     def to_dict(self) -> dict[str, str]:
         return {"dtype": self.dtype, "reason": self.reason}
 
 
-def choose_precision(wish: Wish, device: torch.device) -> Precision:
-    """The format for `wish` on `device`; a wish it cannot fulfil is an error, never a silent change."""
+def choose_precision(requested: Requested, device: torch.device) -> Precision:
+    """Return the format for `requested` on `device`; raise UsageError if the device cannot do it."""
     kind = device.type
     if kind == "cuda":
-        return _on_cuda(wish)
-    if wish == "fp16":
+        return _on_cuda(requested)
+    if requested == "fp16":
         raise UsageError(f"precision fp16 needs a CUDA device, this run is on {kind}; use fp32 or auto")
-    if wish == "bf16":
-        reason = "asked for"
+    if requested == "bf16":
+        reason = "requested"
         if kind == "cpu":
             probe = require_cpu_matmul("bf16", "precision bf16", "Use fp32 or auto")
             reason += f"; a probe of bf16 matmuls {probe.detail}"
         return Precision("bf16", reason, kind)
-    return Precision("fp32", "asked for" if wish == "fp32" else f"the default on {kind}", kind)
+    return Precision("fp32", "requested" if requested == "fp32" else f"the default on {kind}", kind)
 
 
-def _on_cuda(wish: Wish) -> Precision:
+def _on_cuda(requested: Requested) -> Precision:
     name = torch.cuda.get_device_name()
     native = torch.cuda.is_bf16_supported(including_emulation=False)
     capability = torch.cuda.get_device_capability()
-    if wish == "bf16" and not native:
+    if requested == "bf16" and not native:
         raise UsageError(f"precision bf16: {name} has no bf16 matmuls; use fp16, fp32 or auto")
-    if wish != "auto":
-        return Precision(wish, "asked for", "cuda")
+    if requested != "auto":
+        return Precision(requested, "requested", "cuda")
     if native:
         return Precision("bf16", f"{name} has bf16 matmuls", "cuda")
     if capability >= (7, 0):

@@ -1,4 +1,4 @@
-"""From a config to what the loop needs: data, tokenizer, network, task, and the facts for the manifest."""
+"""Open and encode the data of a run, and build its tokenizer, model and task."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from oelm.training.tasks.denoising import SENTINELS, Denoising, Noise
 from oelm.training.tasks.lm import LanguageModelling
 from oelm.training.tasks.task import Task
 
-Tick = Callable[[EncodingProgress], None]
+Report = Callable[[EncodingProgress], None]
 Splits = Mapping[str, TokenFile | EncodedSplit]
 
 
 @dataclass
 class Prepared:
-    """Everything that depends on data and files."""
+    """The task, model and tokenizer of a run, and the facts about its data for manifest.json."""
 
     task: Task
     model: nn.Module
@@ -44,88 +44,76 @@ class Prepared:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Hashes of the data and the tokenizer: a resumed run must find the same."""
+        """Hashes of the data and the tokenizer, which must not change between attempts of a run."""
         return {"fingerprints": dict(self.data_facts["fingerprints"]), "tokenizer": self.tokenizer.hash}
 
 
-def prepare(config: RunConfig, machine: Machine, tick: Tick | None = None) -> Prepared:
-    """Open the data, encode it (or find it encoded), build the network and the task."""
+def prepare(config: RunConfig, machine: Machine, report: Report | None = None) -> Prepared:
+    """Open the data, encode it or load the cached encoding, build the model and the task.
+
+    `report` is called again and again while the data is encoded.
+    """
     check_config(config, machine.data_dir)
+    folders: dict[str, Any] = {
+        "data_dir": machine.data_dir or None,
+        "cache_dir": machine.cache_dir or None,
+    }
     corpus = open_corpus(
-        config.data.dataset,
-        variant=config.data.variant,
-        source=config.data.source,
-        data_dir=machine.data_dir or None,
-        cache_dir=machine.cache_dir or None,
+        config.data.dataset, variant=config.data.variant, source=config.data.source, **folders
     ).limit(train=config.data.train_rows, validation=config.data.eval_rows, test=config.data.eval_rows)
     tokenizer = load_tokenizer(
-        config.data.tokenizer,
-        corpus=corpus,
-        model_folder=model_folder(config),
-        data_dir=machine.data_dir or None,
-        cache_dir=machine.cache_dir or None,
+        config.data.tokenizer, corpus=corpus, model_folder=model_folder(config), **folders
     )
     build = _classification if config.task == "classification" else _language
-    task, model, splits = build(config, machine, corpus, tokenizer, tick)
+    encoding = {
+        "cache_dir": machine.cache_dir or None,
+        "workers": machine.threads,
+        "progress": report,
+        "skip_bad_rows": machine.skip_bad_rows,
+    }
+    task, model, splits = build(config, corpus, tokenizer, encoding)
     return Prepared(task, model, tokenizer, _facts(corpus, splits))
 
 
 def splits_of(config: RunConfig) -> tuple[str, ...]:
-    """A tuning trial never sees the test split."""
+    """Return the splits that a run reads; a tuning trial never reads the test split."""
     return ("train", "validation") if config.tune.trial else ("train", "validation", "test")
 
 
 def rows_per_step(config: RunConfig) -> int:
+    """Return the rows of one optimizer step over all ranks."""
     return config.budget.batch_size * config.budget.accumulation
 
 
 def _language(
-    config: RunConfig, machine: Machine, corpus: Corpus, tokenizer: Tokenizer, tick: Tick | None
+    config: RunConfig, corpus: Corpus, tokenizer: Tokenizer, encoding: dict[str, Any]
 ) -> tuple[Task, nn.Module, Splits]:
-    splits = {
-        split: prepare_tokens(
-            corpus,
-            split,
-            tokenizer,
-            cache_dir=machine.cache_dir or None,
-            workers=machine.threads,
-            progress=tick,
-            skip_bad_rows=machine.skip_bad_rows,
-        )
-        for split in splits_of(config)
-    }
+    splits = {split: prepare_tokens(corpus, split, tokenizer, **encoding) for split in splits_of(config)}
     for split, file in splits.items():
         if len(file) < 2:
-            raise UsageError(f"{corpus.name}/{split} has {len(file)} tokens: nothing to predict")
+            raise UsageError(
+                f"{corpus.name}/{split} has {len(file)} tokens; at least 2 are needed to predict one"
+            )
     shape = {"context": config.data.max_length, "rows_per_step": rows_per_step(config), "seed": config.seed}
     if config.task == "lm":
         model = _network(config, tokenizer, tokenizer.vocab_size, 0)
         return LanguageModelling(splits, **shape), model, splits
     vocabulary, noise = _noise(config, tokenizer)
     model = _network(config, tokenizer, vocabulary, 0)
-    _must_fit_embedding(model, vocabulary)
+    _check_embedding_size(model, vocabulary)
     return Denoising(splits, noise, **shape), model, splits
 
 
 def _classification(
-    config: RunConfig, machine: Machine, corpus: Corpus, tokenizer: Tokenizer, tick: Tick | None
+    config: RunConfig, corpus: Corpus, tokenizer: Tokenizer, encoding: dict[str, Any]
 ) -> tuple[Task, nn.Module, Splits]:
     splits: dict[str, EncodedSplit] = {
-        split: encode_split(
-            corpus,
-            split,
-            tokenizer,
-            config.data.max_length,
-            cache_dir=machine.cache_dir or None,
-            workers=machine.threads,
-            progress=tick,
-            skip_bad_rows=machine.skip_bad_rows,
-        )
+        split: encode_split(corpus, split, tokenizer, config.data.max_length, **encoding)
         for split in splits_of(config)
     }
     classes = len(corpus.label_names)
     model = _network(config, tokenizer, tokenizer.vocab_size, classes)
-    _must_fit_embedding(model, tokenizer.vocab_size)
+    _check_embedding_size(model, tokenizer.vocab_size)
     task = Classification(
         splits,
         rows_per_step=rows_per_step(config),
@@ -143,23 +131,23 @@ def _network(config: RunConfig, tokenizer: Tokenizer, vocabulary: int, classes: 
 
 
 def _noise(config: RunConfig, tokenizer: Tokenizer) -> tuple[int, Noise]:
-    """The vocabulary with room for what hides text, and the noise of the model's family."""
+    """Return (vocabulary size with mask tokens, noise) for a T5 or BART model."""
     style: Literal["t5", "bart"] = "bart" if "bart" in config.model.name.lower() else "t5"
     names = ["<mask>"] if style == "bart" else [f"<extra_id_{i}>" for i in range(SENTINELS)]
     known = {entry["content"]: entry["id"] for entry in json.loads(tokenizer.to_json()[0])["added_tokens"]}
     if all(name in known for name in names):
         return tokenizer.vocab_size, Noise(style, tuple(known[name] for name in names), tokenizer.eos_id)
     first = tokenizer.vocab_size
-    hidden = tuple(range(first, first + len(names)))
-    return first + len(names), Noise(style, hidden, tokenizer.eos_id)
+    added = tuple(range(first, first + len(names)))
+    return first + len(names), Noise(style, added, tokenizer.eos_id)
 
 
-def _must_fit_embedding(model: nn.Module, vocabulary: int) -> None:
+def _check_embedding_size(model: nn.Module, vocabulary: int) -> None:
     size = getattr(getattr(model, "config", None), "vocab_size", vocabulary)
     if size < vocabulary:
         raise UsageError(
-            f"the tokenizer has {vocabulary} tokens, the model's embedding only {size}; "
-            "use the model's own tokenizer (data.tokenizer = model)"
+            f"the tokenizer has {vocabulary} tokens, but the model's embedding only {size}; "
+            "use the model's own tokenizer (data.tokenizer=model)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Being asked to stop: signals of a cluster or a person, and a time limit, as one question the loop asks."""
+"""Requests to stop: signals from a cluster or a user, and a time limit."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import time
 from types import FrameType
 from typing import Any
 
-# SLURM sends SIGTERM or, with --signal, SIGUSR1/2; Ctrl-C is SIGINT; the end of an ssh session SIGHUP.
+# SLURM sends SIGTERM or, with --signal, SIGUSR1/2. Ctrl-C sends SIGINT, a closed ssh session SIGHUP.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 
-# Environment of a rank: a private folder of the process that started it, for the store and failure reports.
+# Environment variable of a rank: a private folder of its launcher, for the store and for failure reports.
 RANK_DIR = "OELM_RANK_DIR"
 
 
 def signals_to_handle() -> list[signal.Signals]:
-    """STOP_SIGNALS, without SIGHUP where it is ignored: `nohup` asks to outlive the session."""
+    """Return STOP_SIGNALS, without SIGHUP if it is ignored: under `nohup` a run outlives its session."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [number for number in STOP_SIGNALS if not (number == signal.SIGHUP and ignored)]
 
 
-# Environment, set by our SLURM jobs: the unix time from which on SLURM's signal means the time limit.
+# Environment variable of our SLURM jobs: a signal after this unix time means that the time limit is near.
 TIME_LIMIT_NEAR = "OELM_TIME_LIMIT_NEAR"
-_DEFAULT_NOTICE = 240.0  # seconds before SLURM_JOB_END_TIME, for a job script that we did not write
+_DEFAULT_NOTICE = 240.0  # seconds before SLURM_JOB_END_TIME, for job scripts not written by us
 
 
 def describe_signal(number: int) -> str:
-    """Why the process was asked to stop, as far as the signal and SLURM's environment tell."""
+    """Return why the process was asked to stop: the signal, and under SLURM the likely cause."""
     name = signal.Signals(number).name
     if number == signal.SIGINT or "SLURM_JOB_ID" not in os.environ:
         return name
@@ -51,9 +51,9 @@ def _number(variable: str) -> float | None:
 
 
 class StopRequest:
-    """While active, the stop signals only set `reason`; the loop looks at it between micro-batches.
+    """Context in which stop signals only set `reason`, which the loop checks between micro-batches.
 
-    A second Ctrl-C is meant: it interrupts at once, and the last checkpoint remains.
+    A second Ctrl-C raises KeyboardInterrupt at once; the last checkpoint remains.
 
     >>> with StopRequest() as stop:
     ...     signal.raise_signal(signal.SIGTERM)
@@ -69,12 +69,12 @@ class StopRequest:
 
     @property
     def signalled(self) -> bool:
-        """Whether somebody asked, as against a time limit that has passed."""
+        """Whether a signal arrived; a passed time limit does not count."""
         return bool(self._signal)
 
     @property
     def reason(self) -> str:
-        """Why to stop; empty to go on."""
+        """Why to stop, or "" to continue."""
         if not self._signal and self.deadline is not None and time.monotonic() >= self.deadline:
             return f"time limit of {self.time_limit:g} s"
         return self._signal

@@ -226,7 +226,7 @@ class ResumeCheck:
 
     def _resume(self, folder: RunFolder, interruption: Interruption) -> int:
         """Start the run again; returns the step of the checkpoint that it continued from."""
-        from oelm.training.checkpoint import load_checkpoint
+        from oelm.training.checkpoints.file import load_checkpoint
 
         step = load_checkpoint(folder.latest)["progress"]["step"] if folder.latest.exists() else 0
         if step != interruption.resumes_after:

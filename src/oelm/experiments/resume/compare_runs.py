@@ -16,7 +16,7 @@ import torch
 
 from oelm.files.checksums import CHECKSUMS
 from oelm.runs.folder import RunFolder
-from oelm.training.checkpoint import load_checkpoint
+from oelm.training.checkpoints.file import load_checkpoint
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def wait_at(moment: str, number: int, marker: Path) -> None:
     """Make the training wait: in a "step" before the update, in a "checkpoint" after its first bytes."""
     import torch
 
-    from oelm.training import fit
+    from oelm.training import loop
 
     calls = 0
 
@@ -41,7 +41,7 @@ def wait_at(moment: str, number: int, marker: Path) -> None:
         return waiting
 
     if moment == "step":
-        fit.clip_gradients = before(fit.clip_gradients)
+        loop.clip_gradients = before(loop.clip_gradients)
     else:
         save = torch.save
 

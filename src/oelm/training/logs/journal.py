@@ -1,7 +1,4 @@
-"""What a person sees of a run: plain lines in training.log, and on a terminal a live progress line.
-
-Log once, at the edge: the parts of training return words, only the loop writes them here.
-"""
+"""`Journal`: training.log, and on a terminal the same lines with a live progress bar."""
 
 from __future__ import annotations
 
@@ -16,21 +13,23 @@ from oelm.printable import printable
 
 
 class Journal:
-    """Writes lines with a time stamp to training.log; shows them, and the progress, when a person watches.
+    """Writes time-stamped lines to training.log; on a terminal it also shows them and a progress bar.
 
-    A log that cannot be written does not stop the run: nothing is computed from it."""
+    A log that cannot be written does not stop the run, because nothing is computed from it.
+    """
 
     def __init__(self, path: Path | None, *, title: str = "", show: bool | None = None) -> None:
         self._file: IO[bytes] | None = None
         if path is not None:
             with contextlib.suppress(OSError):
-                self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open as long as the run
+                self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by `close`
         self._progress: Any = None
         self._task: Any = None
         self._show = sys.stderr.isatty() if show is None else show
         self._title = title
 
     def line(self, text: str) -> None:
+        """Write `text`, with a time stamp before each of its lines."""
         text = printable(text, lines=True)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         if self._file is not None:
@@ -42,7 +41,7 @@ class Journal:
                 self._console().print(text, markup=False, highlight=False)
 
     def progress(self, step: int, total: int, text: str) -> None:
-        """Move the live line; lines for the file come from `line`, at the rate of log_every."""
+        """Update the progress bar; nothing is written to the file."""
         if not self._show:
             return
         with self._terminal_may_vanish():
@@ -53,7 +52,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _terminal_may_vanish(self) -> Iterator[None]:
-        """The end of an ssh session takes the terminal away: the run must still reach its checkpoint."""
+        """Stop showing when the terminal is gone, as after an ssh session; the run must continue."""
         try:
             yield
         except OSError:

@@ -1,4 +1,4 @@
-"""manifest.json: what a reader needs to trust or repeat a run, and what it was run with."""
+"""manifest.json: the command, versions and machine of a run, for those who check or repeat it."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def base_manifest(config_hash: str, command: str = "") -> dict[str, Any]:
+    """Return the parts of manifest.json that do not depend on the data; `command` is what the user typed."""
     return {
         "config_hash": config_hash,
         "command": _command(command),
@@ -53,8 +54,10 @@ def base_manifest(config_hash: str, command: str = "") -> dict[str, Any]:
 
 
 def _command(typed: str) -> str:
-    """The command of the user ("" = of this process) without the folder of the program, with OELM_DATA_DIR
-    in front if the data folder is only given there."""
+    """Return the user's command ("" = of this process) without the program's folder.
+
+    OELM_DATA_DIR is put in front if no option names the data folder.
+    """
     program, *rest = shlex.split(typed) or sys.argv
     data = os.environ.get("OELM_DATA_DIR", "")
     named = not data or any(word.startswith("--data-dir") for word in rest)
@@ -63,7 +66,7 @@ def _command(typed: str) -> str:
 
 def _cpu_name() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:
@@ -72,7 +75,7 @@ def _cpu_name() -> str:
 
 
 def _git_commit() -> str | None:
-    """The commit of the source tree this package runs from; None for an installed copy."""
+    """Return the git commit of the source tree; None for an installed package."""
     try:
         done = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],

@@ -1,7 +1,7 @@
-"""metrics.jsonl: one row per fact, never repeated or lost, the same bytes however often a run was killed.
+"""metrics.jsonl: one JSON row per fact, bit-identical however often a run was interrupted.
 
-Rows hold no times and no host names. A checkpoint records the file's length and hash; a resume checks the
-hash and cuts the file back to that length, so that the steps done again write their rows again, once.
+Rows contain no times and no host names. A checkpoint records the file's length and hash. A resumed run checks
+the hash and cuts the file back to that length, so repeated steps write their rows once.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from oelm.training.logs.trackers import Tracker
 
 
 class MetricsLog:
-    """Appends rows to metrics.jsonl, after its first `offset` bytes, and passes them to the trackers."""
+    """Appends rows to metrics.jsonl after its first `offset` bytes, and passes them to the trackers."""
 
     def __init__(self, path: Path, *, offset: int = 0, trackers: Sequence[Tracker] = ()) -> None:
         self.path = path
         self.trackers = list(trackers)
         prefix = _hash_prefix(path, offset)
         if prefix is None:
-            raise OelmError(f"{path} is shorter than the {offset} bytes that the checkpoint counts on")
+            raise OelmError(f"{path} is shorter than the {offset} bytes that the checkpoint recorded")
         self._hash = prefix
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open as long as the run
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by `close`
         self._file.truncate(offset)
 
     def row(self, step: int, kind: str, **values: Any) -> None:
@@ -42,19 +42,16 @@ class MetricsLog:
             if numbers:
                 tracker.log(step, {f"{kind}/{name}": float(value) for name, value in numbers.items()})
 
-    def event(self, step: int, text: str) -> None:
-        self.row(step, "event", text=text)
-
     def sync(self) -> tuple[int, str]:
-        """Flush the rows to the disk; returns the length and the SHA-256 of the file, for the checkpoint."""
+        """Flush the rows to the disk; return the length and the SHA-256 of the file."""
         os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size, self._hash.hexdigest()
 
     def check(self) -> None:
-        """Raise if the file on disk is not what this run wrote."""
+        """Raise if the file on disk differs from what this run wrote."""
         length, sha256 = self.sync()
         if problem := metrics_problem(self.path, length, sha256):
-            raise TransientError(f"{problem}. Run the same command again to go on from the last checkpoint.")
+            raise TransientError(f"{problem}. Run the same command again to resume from the last checkpoint.")
 
     def close(self) -> None:
         self._file.close()
@@ -63,7 +60,7 @@ class MetricsLog:
 
 
 def metrics_problem(path: Path, length: int, sha256: str) -> str:
-    """Why the first `length` bytes of metrics.jsonl are not those with the given hash; "" when they are."""
+    """Return why the first `length` bytes of metrics.jsonl do not have this hash, or "" if they do."""
     prefix = _hash_prefix(path, length)
     if prefix is None:
         return f"rows of {path} are missing"
@@ -71,7 +68,7 @@ def metrics_problem(path: Path, length: int, sha256: str) -> str:
 
 
 def _hash_prefix(path: Path, length: int) -> hashlib._Hash | None:
-    """The hash of the first `length` bytes; None when there are fewer."""
+    """Return the hash of the first `length` bytes, or None if the file is shorter."""
     digest = hashlib.sha256()
     if length:
         try:

@@ -1,7 +1,8 @@
-"""results.json, predictions.json and the closing timing_stats.json of a finished run."""
+"""Write the files of a finished run: results.json, predictions.json, timing_stats.json, checksums.json."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from oelm.config.yaml import config_to_yaml
@@ -9,90 +10,88 @@ from oelm.errors import OelmError
 from oelm.files.atomic import write_json, write_text
 from oelm.runs.folder import RESULTS_FORMAT
 from oelm.training.measure.flops import gemm_peak
+from oelm.training.optimizer import warmup_steps
 from oelm.training.prepare import rows_per_step
-from oelm.training.run import Run
-from oelm.training.schedule import warmup_steps
+from oelm.training.state import Training
 from oelm.training.tasks.task import Evaluation
 
 
-def write_results(run: Run, test: Evaluation | None) -> None:
-    """The files other rooms read, then their checksums: where those are, the run is done."""
-    _check_earlier_files(run)
+def write_results(training: Training, test: Evaluation | None) -> None:
+    """Write the results, and last the checksums, which mark the run as complete."""
+    folder, step = training.folder, training.progress.step
+    _restore_changed_files(training)
     if test is not None and test.accuracy is not None:
         predictions = {"labels": list(test.labels), "predicted": list(test.predicted)}
-        write_json(run.folder.predictions_file, predictions)
-    run.timer.write(run.folder.timing_file, run.progress.step, _peak(run))
-    write_json(run.folder.results_file, _results(run, test))
-    run.folder.write_checksums()
+        write_json(folder.predictions_file, predictions)
+    training.recorder.timer.write(folder.timing_file, step, _gemm_peak_share(training))
+    write_json(folder.results_file, _results(training, test))
+    folder.write_checksums()
 
 
-def _check_earlier_files(run: Run) -> None:
-    """The checksums must not vouch for a file that was damaged since this process wrote or read it."""
-    if run.metrics is not None:
-        run.metrics.check()
-    with_damage = []
+def _restore_changed_files(training: Training) -> None:
+    """Check the files written earlier, because the checksums must not cover files damaged since then."""
+    folder, recorder = training.folder, training.recorder
+    if recorder.metrics is not None:
+        recorder.metrics.check()
+    if not _holds(folder.config, training.config):
+        write_text(folder.config_file, config_to_yaml(training.config))
+        recorder.journal.line("config.yaml was changed by another program during the run; writing it again")
+    if not _holds(folder.manifest, recorder.manifest):
+        write_json(folder.manifest_file, recorder.manifest)
+        recorder.journal.line("manifest.json was changed by another program during the run; writing it again")
+
+
+def _holds(read: Callable[[], Any], expected: Any) -> bool:
     try:
-        same_config = run.folder.config() == run.config
+        return bool(read() == expected)
     except OelmError:
-        same_config = False
-    if not same_config:
-        write_text(run.folder.config_file, config_to_yaml(run.config))
-        with_damage.append(run.folder.config_file.name)
-    try:
-        same_manifest = run.folder.manifest() == run.manifest
-    except OelmError:
-        same_manifest = False
-    if not same_manifest:
-        write_json(run.folder.manifest_file, run.manifest)
-        with_damage.append(run.folder.manifest_file.name)
-    for name in with_damage:
-        run.journal.line(f"{name} was changed during the run by something else; it is written again")
+        return False
 
 
-def _results(run: Run, test: Evaluation | None) -> dict[str, Any]:
-    """No times, no names of machines: the same bytes whether or not the run was interrupted."""
-    c, p = run.config, run.progress
+def _results(training: Training, test: Evaluation | None) -> dict[str, Any]:
+    """Return results.json; without times and host names, so that it is bit-identical after a resume."""
+    config, p = training.config, training.progress
     return {
         "format": RESULTS_FORMAT,
-        "id": c.id,
-        "study": c.study,
-        "scale": c.scale,
-        "seed": c.seed,
-        "task": c.task,
-        "dataset": c.data.dataset,
-        "arm": c.compare.arm or c.method.name,
-        "method": c.method.name,
-        "metric": run.prepared.task.metric,
-        "test": test.figures() if test is not None else None,
+        "id": config.id,
+        "study": config.study,
+        "scale": config.scale,
+        "seed": config.seed,
+        "task": config.task,
+        "dataset": config.data.dataset,
+        "arm": config.compare.arm or config.method.name,
+        "method": config.method.name,
+        "metric": training.prepared.task.metric,
+        "test": test.metrics() if test is not None else None,
         "validation": p.best,
-        "parameters": run.parameters,
+        "parameters": training.learner.parameter_counts(),
         "steps": p.step,
         "tokens_seen": p.tokens,
-        "lr": c.optim.lr,
-        "checkpoint_bytes": run.folder.latest.stat().st_size,
+        "lr": config.optim.lr,
+        "checkpoint_bytes": training.folder.latest.stat().st_size,
         "stopped_early": p.stopped_early,
-        "fairness": _fairness(run),
+        "fairness": _fairness(training),
     }
 
 
-def _fairness(run: Run) -> dict[str, Any]:
-    """What must be equal between arms that are compared."""
-    c = run.config
-    prints = run.prepared.data_facts["fingerprints"]
+def _fairness(training: Training) -> dict[str, Any]:
+    """Return the facts that must be equal between arms that are compared."""
+    config = training.config
+    fingerprints = training.prepared.data_facts["fingerprints"]
     return {
-        "data": prints["train"],
-        "tokenizer": run.prepared.tokenizer.hash,
-        "eval_set": prints.get("test") or prints["validation"],
-        "batch_rows": rows_per_step(c),
-        "steps": run.total_steps,
-        "schedule": f"{c.optim.schedule}, warm-up {warmup_steps(c.optim, run.total_steps)}",
+        "data": fingerprints["train"],
+        "tokenizer": training.prepared.tokenizer.hash,
+        "eval_set": fingerprints.get("test") or fingerprints["validation"],
+        "batch_rows": rows_per_step(config),
+        "steps": training.total_steps,
+        "schedule": f"{config.optim.schedule}, warm-up {warmup_steps(config.optim, training.total_steps)}",
     }
 
 
-def _peak(run: Run) -> dict[str, Any]:
-    """The share of what this machine's matrix products reach right now."""
-    if not run.machine.gemm_peak:
+def _gemm_peak_share(training: Training) -> dict[str, Any]:
+    """Return the FLOP/s of large matrix products on this machine, and the share that training reached."""
+    if not training.job.machine.gemm_peak:
         return {"gemm_peak_flops": None, "gemm_peak_share": None}
-    peak = gemm_peak(run.world.device, run.precision.torch_dtype)
-    reached = run.timer.stats(run.progress.step)["flops_per_second"]
+    peak = gemm_peak(training.world.device, training.learner.precision.torch_dtype)
+    reached = training.recorder.timer.stats(training.progress.step)["flops_per_second"]
     return {"gemm_peak_flops": peak, "gemm_peak_share": reached / peak if reached else None}

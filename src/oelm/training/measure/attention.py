@@ -1,6 +1,6 @@
-"""What attention looks like while a GPT trains: entropy, size of the logits, distance from orthogonality.
+"""Attention statistics of our GPT during training: entropy, logit scale, distance from orthogonality.
 
-Cheap (a few sequences) and deterministic, so the rows may stand in metrics.jsonl.
+They use a few sequences and are deterministic, so metrics.jsonl may contain them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MAX_TOKENS = 256
 def attention_statistics(
     model: nn.Module, tensors: dict[str, Tensor], device: torch.device
 ) -> list[dict[str, Any]]:
-    """One entry per layer, over the first rows of a batch; none for networks other than our GPT.
+    """Return one entry per layer for the first rows of a batch; nothing for models other than our GPT.
 
-    entropy: in nats, of each query's distribution over the keys it sees, mean over heads
-    entropy_heads: the same per head
+    entropy: mean entropy in nats of the attention weights of a query, over all heads
+    entropy_heads: the same for each head
     logit_scale: standard deviation of the attention logits
-    off_orthogonal_q, off_orthogonal_k: how far each head's rows are from orthogonal, where they train
+    off_orthogonal_q, off_orthogonal_k: see `off_orthogonal`; only for projections that train
     """
     if not isinstance(model, GPT):
         return []
@@ -65,7 +65,7 @@ def attention_statistics(
 
 
 def off_orthogonal(heads: Tensor) -> float:
-    """RMS of the off-diagonal cosines between a head's rows, over all heads; heads (nh, hs, d)."""
+    """Return the RMS cosine between different rows of a head, over all heads; `heads` is (nh, hs, d)."""
     unit = heads.double() / heads.double().norm(dim=-1, keepdim=True).clamp(min=1e-30)
     cosines = unit @ unit.mT  # (nh, hs, hs)
     size = cosines.shape[-1]
@@ -101,7 +101,7 @@ def _layer(
     visible = torch.ones(B, 1, T, T, dtype=torch.bool, device=q.device)
     if attn.causal:
         visible &= position[None, :] <= position[:, None]
-    counted = torch.ones(B, T, dtype=torch.bool, device=q.device)  # queries that are no padding
+    counted = torch.ones(B, T, dtype=torch.bool, device=q.device)  # queries that are not padding
     if lengths is not None:
         counted = position[None, :] < lengths[:, None]
         visible &= counted[:, None, None, :]
@@ -113,9 +113,9 @@ def _layer(
     weight = counted[:, None, :].float()
     heads = (entropy * weight).sum((0, 2)) / weight.sum((0, 2))
     return {
-        "entropy": _short(heads.mean()),
-        "entropy_heads": [_short(h) for h in heads],
-        "logit_scale": _short(shown.std()),
+        "entropy": _rounded(heads.mean()),
+        "entropy_heads": [_rounded(h) for h in heads],
+        "logit_scale": _rounded(shown.std()),
     }
 
 
@@ -124,10 +124,10 @@ def _orthogonality(model: GPT) -> dict[int, dict[str, float]]:
     for projection in qk_projections(model):
         if projection.weight.parameter.requires_grad:
             layer = found.setdefault(projection.place.layer, {})
-            layer[f"off_orthogonal_{projection.role}"] = _short(off_orthogonal(projection.heads()))
+            layer[f"off_orthogonal_{projection.role}"] = _rounded(off_orthogonal(projection.heads()))
     return found
 
 
-def _short(value: Tensor | float) -> float:
-    """Six significant digits are plenty for a figure."""
+def _rounded(value: Tensor | float) -> float:
+    """Round to six significant digits."""
     return float(f"{float(value):.6g}")

@@ -1,19 +1,18 @@
-"""How many floating-point operations a training step must do, and how many a method really skips.
+"""FLOPs of a training step, and how many of them a method saves.
 
-For every weight matrix W of the network and n tokens that pass through it (a multiply-add counts as two):
+For a weight matrix W and n tokens that pass through it (a multiply-add counts as two):
 
     forward          y = x W^T        2 n |W|
-    input gradient   dx = dy W        2 n |W|    always: what lies below trains
-    weight gradient  dW = dy^T x      2 n |W|    only where W trains: this is what freezing saves
+    input gradient   dx = dy W        2 n |W|    always, because layers below train
+    weight gradient  dW = dy^T x      2 n |W|    only if W trains; freezing W saves this
 
-Attention of T queries over S keys, width d: scores and mixture are 4 T S d forward and twice that backward,
-halved when causal. The factors of a residue are merged into their matrix once per batch and cost nothing per
-token but their own gradients, two thin products each: 4 n (|A| + |B|); where they are not thin (see
-`rank_is_small`), the weight gradient of W instead. A head tied to the embedding counts as a matrix of its
-own over all tokens; looking an embedding up counts nothing. Every matrix counts once for every token: too
-little for a layer that is used several times (ALBERT), too much for one of many experts. Norms, activations,
-softmax and the optimizer are left out: they are memory traffic, not matrix products, and the share of the
-GEMM peak is about matrix products.
+Attention of T queries over S keys with width d: 4 T S d forward and twice that backward, halved if causal.
+A low-rank adapter is merged into its matrix once per batch, so its factors A and B cost only their
+gradients, 4 n (|A| + |B|); an adapter that computes the full weight gradient instead costs as much as
+that of W. An output head that is tied to the embedding counts as a matrix of its own; an embedding lookup
+counts nothing. Every matrix counts once per token: too little for layers that are used several times
+(ALBERT), too much for mixtures of experts. Norms, activations, softmax and the optimizer are limited by
+memory bandwidth and are not counted.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from oelm.models.first_token import computes_only_first_token
 
 Stream = Literal["source", "target", "row"]
 
-# Layers that see one vector per row, whatever its length.
+# Layers that process one vector per row instead of one per token.
 _PER_ROW = ("head.", "classifier.", "classification_head.", "score.", "pooler.", "pre_classifier.")
 _CROSS = ("encoder_attn", "EncDecAttention", "crossattention")
 _KEYS_VALUES = ("k", "v", "k_proj", "v_proj", "key", "value")
@@ -41,18 +40,18 @@ _KEYS_VALUES = ("k", "v", "k_proj", "v_proj", "key", "value")
 
 @dataclass(frozen=True)
 class Product:
-    """The matrix products of one weight: `size` elements, over the tokens of its stream."""
+    """A weight matrix with `size` elements, and which tokens pass through it."""
 
     name: str
     size: int
-    trains: bool  # or its gradient is made all the same
+    trains: bool  # whether its weight gradient is computed
     stream: Stream = "source"
-    merged: bool = False  # a factor of a residue
+    merged: bool = False  # a factor of a low-rank adapter
 
 
 @dataclass(frozen=True)
 class Flops:
-    """One training step, by where the work goes."""
+    """The FLOPs of one training step, by kind of work."""
 
     forward: float
     input_gradient: float
@@ -66,14 +65,14 @@ class Flops:
 
 @dataclass(frozen=True)
 class FlopModel:
-    """What one step of a given network costs, as a function of the batch's shape."""
+    """The FLOPs of a step of one model, as a function of the batch's shape."""
 
     products: tuple[Product, ...]
     # ("self" | "first" (one query, see models.first_token) | "decoder" | "cross", width, causal) per layer
     attention: tuple[tuple[str, int, bool], ...]
 
     def step(self, rows: int, length: int, target_length: int = 0) -> Flops:
-        """The cost of forward and backward over `rows` rows of `length` (padded) tokens."""
+        """Return the FLOPs of forward and backward for `rows` rows of `length` tokens including padding."""
         tokens = {"source": rows * length, "target": rows * target_length, "row": rows}
         forward = sum(2.0 * p.size * tokens[p.stream] for p in self.products if not p.merged)
         weights = sum((2.0 + 2.0 * p.merged) * p.size * tokens[p.stream] for p in self.products if p.trains)
@@ -89,22 +88,22 @@ class FlopModel:
         return Flops(forward, forward, weights, 3 * scores)
 
     def all_trained(self) -> FlopModel:
-        """The same network with nothing frozen: what a saving is measured against."""
+        """Return the FLOP model of the same model with nothing frozen."""
         return replace(self, products=tuple(replace(p, trains=True) for p in self.products))
 
     def saving(self, rows: int, length: int, target_length: int = 0) -> float:
-        """The share of a step's FLOPs that freezing saves."""
+        """Return the share of a step's FLOPs that freezing saves."""
         full = self.all_trained().step(rows, length, target_length).total
         return 1.0 - self.step(rows, length, target_length).total / full
 
 
 def flop_model(model: nn.Module) -> FlopModel:
-    """Read the FLOP model off a network as it stands: our GPT or a transformers model, any method applied."""
+    """Return the FLOP model of our GPT or a transformers model, with what is frozen at the moment."""
     embeddings = {id(m.weight): m for m in model.modules() if isinstance(m, nn.Embedding)}
-    read = _read_layer(model)
+    read = _first_token_layer(model)
     two_stacks = bool(getattr(_config(model), "is_encoder_decoder", False))
     products = []
-    whole = {
+    full_gradient = {
         name
         for name, m in model.named_modules()
         if isinstance(m, ExtendedProjection) and m.needs_full_weight_gradient
@@ -112,7 +111,7 @@ def flop_model(model: nn.Module) -> FlopModel:
     for name, parameter in model.named_parameters():
         owner, _, own = name.rpartition(".")
         trains = parameter.requires_grad
-        if owner in whole:
+        if owner in full_gradient:
             if own in ("lowrank_a", "lowrank_b"):
                 continue
             trains = trains or own == "weight"
@@ -130,15 +129,15 @@ def flop_model(model: nn.Module) -> FlopModel:
 
 
 def gemm_peak(device: torch.device, dtype: torch.dtype = torch.float32, seconds: float = 0.3) -> float:
-    """FLOP/s of the largest plain matrix product this machine does now, in about `seconds`."""
+    """Return the FLOP/s of a large matrix product on this machine, measured for about `seconds`."""
     size = 4096 if device.type == "cuda" else 1024
     a = torch.ones(size, size, device=device, dtype=dtype)
     best, deadline = float("inf"), time.perf_counter() + seconds
     for _ in range(50):
-        _wait(device)
+        _synchronise(device)
         start = time.perf_counter()
         a @ a
-        _wait(device)
+        _synchronise(device)
         now = time.perf_counter()
         best = min(best, now - start)
         if now >= deadline:
@@ -146,7 +145,7 @@ def gemm_peak(device: torch.device, dtype: torch.dtype = torch.float32, seconds:
     return 2.0 * size**3 / best
 
 
-def _wait(device: torch.device) -> None:
+def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -164,11 +163,10 @@ def _is_key_or_value(name: str) -> bool:
     return any(part in _KEYS_VALUES for part in name.split("."))
 
 
-def _read_layer(model: nn.Module) -> str:
-    """The name of the layer that works for the first token alone, as a prefix; "" without one."""
-    return next(
-        (f"{name}." for name, module in model.named_modules() if computes_only_first_token(module)), ""
-    )
+def _first_token_layer(model: nn.Module) -> str:
+    """Return the name prefix of the layer that computes only the first token; "" if there is none."""
+    names = (name for name, module in model.named_modules() if computes_only_first_token(module))
+    return next((f"{name}." for name in names), "")
 
 
 def _config(model: nn.Module) -> Any:
@@ -176,7 +174,7 @@ def _config(model: nn.Module) -> Any:
 
 
 def _tied_head(model: nn.Module, embeddings: dict[int, nn.Embedding]) -> torch.Tensor | None:
-    """The embedding that also serves as the output matrix, if there is one."""
+    """Return the embedding that is also the output matrix, if there is one."""
     tokens = getattr(model, "tokens", None)
     if isinstance(tokens, nn.Embedding):  # our GPT: tied unless it classifies
         return tokens.weight if getattr(model, "head", None) is None else None
@@ -202,20 +200,20 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
     layers = getattr(config, "num_hidden_layers", 0)
     width = _query_width(model) or getattr(config, "hidden_size", 0)
     kinds = ["self"] * layers
-    if _read_layer(model):
+    if _first_token_layer(model):
         kinds[-1] = "first"
     yield from [(kind, width, _is_causal(model)) for kind in kinds]
 
 
 def _is_causal(model: nn.Module) -> bool:
-    """As its attentions say; where none does, as its name does."""
+    """Return whether attention is causal: by the attention modules, or else by the model's class name."""
     said = [m.is_causal for m in model.modules() if isinstance(getattr(m, "is_causal", None), bool)]
     named = any(part in type(model).__name__ for part in ("CausalLM", "LMHead", "GPT", "Bloom"))
     return any(said) if said else named or bool(getattr(_config(model), "is_decoder", False))
 
 
 def _query_width(model: nn.Module) -> int:
-    """Rows of a query projection: heads times their size, as configs do not always tell; 0 if unread."""
+    """Return the rows of a query projection (heads x head size); 0 if the attention is not recognised."""
     try:
         return next((p.num_heads * p.head_dim for p in qk_projections(model) if p.role == "q"), 0)
     except OelmError:

@@ -1,11 +1,8 @@
-"""A network that is divided between processes (FSDP2), for those too large for one device.
+"""FSDP2: the model is sharded over the ranks, for models that do not fit on one device.
 
-Each process holds its part of the rows of every tensor, of its gradient and of the optimizer's state. A
-layer is put together just before it computes and forgotten right after, forward and backward, so that
-between calls a parameter is always this process' part (a DTensor). What is frozen is divided like the rest;
-without a gradient there is nothing of it to send.
-
-Files know nothing of it: they are written from whole tensors, and any number of processes reads them.
+Each rank holds its rows of every parameter, gradient and optimizer state as a DTensor. FSDP gathers a layer
+just before it computes and frees it afterwards. Frozen parameters are sharded too, but have no gradients to
+send. Checkpoints and saved models hold full tensors, so they can be loaded with any number of ranks.
 """
 
 from __future__ import annotations
@@ -28,110 +25,112 @@ from oelm.training.parallel.world import TensorsByName, World
 
 
 class ShardedWorld(World):
-    """The processes of a run that hold one network between them."""
+    """Ranks that share one sharded model."""
 
-    def __init__(self, wish: str = "auto") -> None:
-        super().__init__(wish)
+    def __init__(self, device: str = "auto") -> None:
+        super().__init__(device)
         if self.size == 1:
-            raise UsageError("--shard divides a network between processes, and this run has only one")
+            raise UsageError("--shard needs several processes, but this run has one; leave out --shard")
 
-    def place(self, model: nn.Module) -> None:
-        """Divide the network layer by layer; what lies outside the layers forms one group."""
+    def place_model(self, model: nn.Module) -> None:
+        """Shard each layer as its own FSDP group, and everything outside the layers as one more."""
         scalars = [name for name, p in model.named_parameters() if p.dim() == 0]
         if scalars:
-            raise OelmError(f"{scalars[0]} is one number, which cannot be divided: train without --shard")
+            raise OelmError(f"{scalars[0]} is a scalar, which FSDP cannot shard; train without --shard")
         mesh = init_device_mesh(self.device.type, (self.size,))
         layers = dict.fromkeys(p.place.module for p in qk_projections(model) if p.place.stack)
         for part in (*map(model.get_submodule, layers), model):
             fully_shard(part, mesh=mesh, reshard_after_forward=True)
-        for name in getattr(model, "entry_points", ()):  # FSDP knows only `forward` by itself
+        for name in getattr(model, "entry_points", ()):  # FSDP only knows `forward` by itself
             register_fsdp_forward_method(model, name)
 
-    def wrap(self, module: nn.Module) -> nn.Module:
-        """The layers average their gradients themselves, after every micro-batch: to hold whole ones until
-        the last would undo the division."""
+    def average_gradients(self, module: nn.Module) -> nn.Module:
+        """Return `module` unchanged: FSDP averages gradients after every micro-batch.
+
+        Keeping full gradients until the last micro-batch would need the memory that sharding saves.
+        """
         return module
 
     @contextlib.contextmanager
-    def undivided(self, model: nn.Module) -> Iterator[None]:
-        """Within, `main` sees an ordinary network: whole tensors on the CPU, and the classes it was made of.
+    def full_params_on_rank0(self, model: nn.Module) -> Iterator[None]:
+        """Context in which rank 0 sees a plain model: full CPU tensors and its original classes.
 
-        The other processes help to put it together and see their parts as before.
+        The other ranks take part in the gathering and keep their shards.
         """
-        gathered = [(p, self._whole_on_main(p)) for p in model.parameters()]  # in step with the others
-        ordinary = {id(p): nn.Parameter(t, p.requires_grad) for p, t in gathered if t is not None}
-        modules = list(model.modules()) if self.main else []
+        gathered = [(p, self._full_on_rank0(p)) for p in model.parameters()]  # same order on all ranks
+        full = {id(p): nn.Parameter(t, p.requires_grad) for p, t in gathered if t is not None}
+        modules = list(model.modules()) if self.is_main else []
         slots = [
             (m._parameters, name, p) for m in modules for name, p in m._parameters.items() if p is not None
         ]
         classes = [(m, type(m)) for m in modules if isinstance(m, FSDPModule)]
-        hooks = [(m, m._load_state_dict_post_hooks) for m in modules]  # FSDP's, which look for its parts
+        hooks = [(m, m._load_state_dict_post_hooks) for m in modules]  # FSDP's hooks expect DTensors
         try:
             for held, name, p in slots:
-                held[name] = ordinary[id(p)]
-            for sharded, divided in classes:
-                sharded.__class__ = divided.__bases__[1]  # of (FSDPModule, the class it was)
+                held[name] = full[id(p)]
+            for sharded, fsdp_class in classes:
+                sharded.__class__ = fsdp_class.__bases__[1]  # bases are (FSDPModule, the original class)
             for module, _ in hooks:
                 module._load_state_dict_post_hooks = OrderedDict()
             yield
         finally:
             for module, found in hooks:
                 module._load_state_dict_post_hooks = found
-            for sharded, divided in classes:
-                sharded.__class__ = divided
+            for sharded, fsdp_class in classes:
+                sharded.__class__ = fsdp_class
             for held, name, p in slots:
                 held[name] = p
 
     @contextlib.contextmanager
-    def rewriting(self, model: nn.Module) -> Iterator[None]:
+    def write_params_on_rank0(self, model: nn.Module) -> Iterator[None]:
         written: list[Tensor | None]
-        with self.undivided(model):
+        with self.full_params_on_rank0(model):
             yield
-            written = [p.detach() if self.main else None for p in model.parameters()]
+            written = [p.detach() if self.is_main else None for p in model.parameters()]
         for p, tensor in zip(model.parameters(), written, strict=True):
-            full = torch.empty(p.shape, dtype=p.dtype, device=self.device)  # one at a time: all may not fit
+            full = torch.empty(p.shape, dtype=p.dtype, device=self.device)  # one at a time to save memory
             if tensor is not None:
                 full.copy_(tensor)
             dist.broadcast(full, 0)
-            _local(p).copy_(self._rows(full))
+            _local(p).copy_(self._shard(full))
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
 
-    def whole(self, state: TensorsByName) -> TensorsByName:
+    def gather_full_state(self, state: TensorsByName) -> TensorsByName:
         found: TensorsByName = {}
         for name, values in state.items():
-            gathered = {key: self._whole_on_main(value) for key, value in values.items()}
+            gathered = {key: self._full_on_rank0(value) for key, value in values.items()}
             found[name] = {key: tensor for key, tensor in gathered.items() if tensor is not None}
         return found
 
-    def own(self, state: TensorsByName, parameters: Mapping[str, Tensor]) -> TensorsByName:
+    def shard_state(self, state: TensorsByName, parameters: Mapping[str, Tensor]) -> TensorsByName:
         return {
-            name: {key: self._part(value, parameters.get(name)) for key, value in values.items()}
+            name: {key: self._shard_like(value, parameters.get(name)) for key, value in values.items()}
             for name, values in state.items()
         }
 
-    def _whole_on_main(self, tensor: Tensor) -> Tensor | None:
+    def _full_on_rank0(self, tensor: Tensor) -> Tensor | None:
         full = full_tensor(tensor.detach())
-        return full.to("cpu", copy=True) if self.main else None
+        return full.to("cpu", copy=True) if self.is_main else None
 
-    def _part(self, full: Tensor, parameter: Tensor | None) -> Tensor:
-        """This process' part of what is divided as its parameter is; a count of steps is not."""
+    def _shard_like(self, full: Tensor, parameter: Tensor | None) -> Tensor:
+        """Shard `full` as `parameter` is sharded; state of another shape (the step count) stays full."""
         if parameter is None or parameter.shape != full.shape:
             return full
         part = torch.empty_like(parameter.detach())
-        _local(part).copy_(self._rows(full))
+        _local(part).copy_(self._shard(full))
         return part
 
-    def _rows(self, full: Tensor) -> Tensor:
+    def _shard(self, full: Tensor) -> Tensor:
         pieces = full.chunk(self.size)
-        return pieces[self.rank] if self.rank < len(pieces) else full[:0]  # fewer rows than processes
+        return pieces[self.rank] if self.rank < len(pieces) else full[:0]  # fewer rows than ranks
 
     def __str__(self) -> str:
-        return f"{self.size} processes with a part of the network each"
+        return f"{self.size} processes, model sharded"
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """The memory of this process' part."""
+    """Return this rank's part of a DTensor, without a copy."""
     held = tensor.detach()
     assert isinstance(held, DTensor)
     return held.to_local()

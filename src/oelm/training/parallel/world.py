@@ -1,16 +1,15 @@
-"""One run over many processes: the same global batch, one writer.
+"""The processes (ranks) of one run, and what they exchange. Rank 0 writes all files.
 
-Every process plans every batch and takes its share of the rows, so nothing about the data has to be sent.
-Every process holds the whole network here (DistributedDataParallel), a part of it in sharding.py. Only
-gradients of what trains are averaged: frozen tensors have none, and neither way knows them.
-The processes ("ranks") are started by `oelm.experiments.launch.ranks` or by a torchrun of the user's own.
-Without either there is one process, and every call here is the identity.
+Every rank builds the same global batch and takes its rows of it, so no data is sent. With `World` every rank
+holds the full model (DistributedDataParallel); with `ShardedWorld` a part of it. Frozen parameters have no
+gradients, so nothing is sent for them. Ranks are started by `oelm.experiments.launch.ranks` or by torchrun.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import inspect
 import os
 import socket
 import sys
@@ -32,23 +31,29 @@ from oelm.files.atomic import write_json
 from oelm.training.signals import RANK_DIR
 
 T = TypeVar("T")
-# Long, because rank 0 may tokenise a whole corpus while the others wait for it.
-COLLECTIVE_TIMEOUT = datetime.timedelta(hours=12)
-TensorsByName = dict[str, dict[str, Tensor]]  # of each parameter: its optimizer state
+COLLECTIVE_TIMEOUT = datetime.timedelta(hours=12)  # rank 0 may tokenize a large corpus while the others wait
+TensorsByName = dict[str, dict[str, Tensor]]  # parameter name -> its optimizer state
+
+# DDP need not copy buffers before each forward pass: ours never change. torch 2.13 renamed the option.
+_DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
+_NO_BUFFER_SYNC: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers": False
+}
 
 
 class World:
-    """The processes of this run. `main` is the one that writes."""
+    """The ranks of this run; with one process, every call returns its input unchanged."""
 
-    def __init__(self, wish: str = "auto") -> None:
+    def __init__(self, device: str = "auto") -> None:
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0")) if self.size > 1 else 0
-        self.device = choose_device(wish, int(os.environ.get("LOCAL_RANK", "0")) if self.size > 1 else 0)
+        self.device = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")) if self.size > 1 else 0)
         self._joined = False
         self._wrapped: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
     @property
-    def main(self) -> bool:
+    def is_main(self) -> bool:
+        """Whether this is rank 0, the only rank that writes to the run folder."""
         return self.rank == 0
 
     def __enter__(self) -> World:
@@ -62,7 +67,7 @@ class World:
         return self
 
     def _init_process_group(self, backend: str) -> None:
-        if RANK_DIR not in os.environ:  # torchrun: its environment says where the store is
+        if RANK_DIR not in os.environ:  # torchrun sets MASTER_ADDR and MASTER_PORT, which torch reads
             dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
             return
         # A store in a private file, because a TCPStore listens on every network interface.
@@ -79,26 +84,19 @@ class World:
             self._joined = False
 
     def _release_reducers(self) -> None:
-        """Free what DDP holds of the process group while the group still lives.
+        """Drop DDP's references to the process group before the group is destroyed.
 
-        DDP's C++ Reducer is freed with the GIL held. Were it the last owner of the process group, it would
+        DDP's C++ Reducer is freed with the GIL held. If it were the last owner of the process group, it would
         join gloo's thread, which may itself wait for the GIL: a deadlock. A traceback can keep the DDP module
-        alive, so its members are dropped here and not left to the garbage collector.
+        alive, so the references are dropped here instead of by the garbage collector.
         """
         for module in self._wrapped:
             module.reducer = module.logger = module.process_group = None  # type: ignore[assignment]
         self._wrapped.clear()
 
-    def leave_together(self) -> None:
-        """Wait until every rank has done its work: torchrun ends all ranks soon after one exits with a code
-        other than 0, and rank 0 may still be writing. A peer that has died no longer matters."""
-        if self.size > 1:
-            with contextlib.suppress(RuntimeError):
-                dist.barrier()
-
     def report_failure(self, state: str, reason: str) -> None:
-        """Tell the process that started this rank why it ends. Rank 0 writes to the run folder instead."""
-        if self.main:
+        """Tell the launcher why this rank ends. Rank 0 does nothing here: it writes status.json."""
+        if self.is_main:
             return
         print(f"oelm: rank {self.rank}: {reason}", file=sys.stderr, flush=True)
         if RANK_DIR in os.environ:
@@ -106,107 +104,124 @@ class World:
             with contextlib.suppress(OSError):
                 write_json(Path(os.environ[RANK_DIR]) / f"rank-{self.rank}.json", report)
 
+    # -- collectives ----------------------------------------------------------------------------
+
     def barrier(self) -> None:
+        """Wait until every rank has called this."""
         if self.size > 1:
             dist.barrier()
 
+    def wait_before_exit(self) -> None:
+        """Wait until every rank is done, ignoring ranks that died.
+
+        torchrun kills all ranks soon after one exits with a nonzero code, and rank 0 may still be writing.
+        """
+        with contextlib.suppress(RuntimeError):
+            self.barrier()
+
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Each value added over all processes, in double precision."""
+        """Sum each value over all ranks, in double precision."""
         if self.size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor)
         return tensor.tolist()
 
-    def gather(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """The one-dimensional `tensors` of every rank, in rank order; lengths may differ between ranks."""
+    def any(self, flag: bool) -> bool:
+        """Return whether `flag` is true on at least one rank."""
+        return self.sum([float(flag)])[0] > 0
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, in rank order."""
         if self.size == 1:
-            return [dict(tensors)]
-        by_name = {name: self._gather(tensor) for name, tensor in tensors.items()}
-        return [{name: parts[rank] for name, parts in by_name.items()} for rank in range(self.size)]
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
-    def _gather(self, tensor: Tensor) -> list[Tensor]:
-        count = torch.tensor([len(tensor)], device=self.device)
-        counts = [torch.zeros_like(count) for _ in range(self.size)]
-        dist.all_gather(counts, count)
-        padded = torch.zeros(max(map(int, counts)), dtype=tensor.dtype, device=self.device)
-        padded[: len(tensor)] = tensor
-        parts = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(parts, padded)
-        return [part[: int(n)].to(tensor.device, copy=True) for part, n in zip(parts, counts, strict=True)]
+    # -- data -----------------------------------------------------------------------------------
 
-    def share(self, rows: int) -> list[int]:
-        """This process' rows of a batch; never empty, since every process must take part in the averaging."""
+    def own_rows(self, rows: int) -> list[int]:
+        """Return the row indices of a batch that this rank computes.
+
+        Never empty, because every rank must take part in the gradient averaging; see `has_rows`.
+        """
         return list(range(self.rank, rows, self.size)) or [0]
 
-    def has_share(self, rows: int) -> bool:
-        """Whether the rows of `share` count, or only fill the place of a process left without any."""
+    def has_rows(self, rows: int) -> bool:
+        """Return whether the result of `own_rows` counts, or is only the placeholder row 0."""
         return self.rank < rows
 
-    def deal(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
-        """This process' items, each with whether it counts: the last round is filled up with its first one,
-        since the processes of a divided network only compute together."""
-        items = iter(items)
-        while dealt := list(islice(items, self.size)):
-            counts = self.rank < len(dealt)
-            yield dealt[self.rank if counts else 0], counts
+    def own_batches(self, batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
+        """Yield (batch, counts) for this rank: every `size`-th batch.
 
-    def place(self, model: nn.Module) -> None:
-        """Bring a network to where it trains, before anything refers to its parameters."""
+        When the last round has too few batches, the remaining ranks get its first one with counts=False,
+        because the ranks of a sharded model can only compute together.
+        """
+        batches = iter(batches)
+        while group := list(islice(batches, self.size)):
+            counts = self.rank < len(group)
+            yield group[self.rank if counts else 0], counts
+
+    # -- model ----------------------------------------------------------------------------------
+
+    def place_model(self, model: nn.Module) -> None:
+        """Move the model to the training device; call it before the optimizer is built."""
         model.to(self.device)
 
-    def wrap(self, module: nn.Module) -> nn.Module:
-        """The module whose backward pass averages gradients over processes. Made anew when tensors thaw."""
+    def average_gradients(self, module: nn.Module) -> nn.Module:
+        """Return the module whose backward pass averages gradients over ranks.
+
+        Build it again whenever parameters are frozen or unfrozen.
+        """
         if self.size == 1:
             return module
         ids = [self.device.index] if self.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(module, device_ids=ids, broadcast_buffers=False)
+        wrapped = DistributedDataParallel(module, device_ids=ids, **_NO_BUFFER_SYNC)
         self._wrapped.add(wrapped)
         return wrapped
 
-    def reducing(self, module: nn.Module, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Around each micro-batch: gradients add up locally, and only the last one's backward pass sends."""
+    def sync_gradients(self, module: nn.Module, *, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Context for one micro-batch: gradients are sent in the backward pass of the last one only."""
         if isinstance(module, DistributedDataParallel) and not last:
             return module.no_sync()
         return contextlib.nullcontext()
 
-    def undivided(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Around what `main` alone does with the whole network, such as saving it."""
+    def full_params_on_rank0(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """Context in which rank 0 sees the full parameters, for example to save them."""
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def rewriting(self, model: nn.Module) -> Iterator[None]:
-        """Around what `main` alone writes into the whole network; then every process gets its weights."""
+    def write_params_on_rank0(self, model: nn.Module) -> Iterator[None]:
+        """Context in which rank 0 changes the full parameters; afterwards every rank receives them."""
         yield
         if self.size > 1:
             for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor.detach(), 0)
 
-    def whole(self, state: TensorsByName) -> TensorsByName:
-        """Optimizer state as one process would hold it, on `main`; every process must ask."""
+    def gather_full_state(self, state: TensorsByName) -> TensorsByName:
+        """Return the unsharded optimizer state on rank 0; every rank must call this."""
         return state
 
-    def own(self, state: TensorsByName, parameters: Mapping[str, Tensor]) -> TensorsByName:
-        """The reverse of `whole`: what this process keeps of it."""
+    def shard_state(self, state: TensorsByName, parameters: Mapping[str, Tensor]) -> TensorsByName:
+        """Return this rank's part of an unsharded optimizer state: the inverse of `gather_full_state`."""
         return state
 
     def __str__(self) -> str:
         return f"{self.size} processes" if self.size > 1 else "one process"
 
 
-def world_of(machine: Machine) -> World:
-    """The processes as the machine wants them to work together."""
+def make_world(machine: Machine) -> World:
+    """Return the `World` for this process: sharded with --shard, data parallel otherwise."""
     if not machine.shard:
         return World(machine.device)
-    from oelm.training.parallel.sharding import (
-        ShardedWorld,  # FSDP takes a second to import, which few runs need
-    )
+    from oelm.training.parallel.sharding import ShardedWorld  # importing FSDP takes a second
 
     return ShardedWorld(machine.device)
 
 
 def _bind_to_loopback() -> None:
-    """All ranks run on this machine: their sockets listen on loopback only, unless the user named another."""
+    """Let the sockets of single-machine ranks listen on loopback only, unless the user chose an interface."""
     names = {name for _, name in socket.if_nameindex()}
     for loopback in ("lo", "lo0"):  # Linux, macOS
         if loopback in names:
@@ -214,16 +229,16 @@ def _bind_to_loopback() -> None:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
 
 
-def choose_device(wish: str, local_rank: int = 0) -> torch.device:
-    """ "auto" is the process' own GPU where there is one, the CPU otherwise."""
-    if wish == "auto":
-        wish = "cuda" if torch.cuda.is_available() else "cpu"
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """Return the device called `name`; "auto" is this rank's GPU if there is one, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(wish)
+        device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"unknown device '{wish}'; use auto, cpu, cuda or cuda:0") from None
+        raise UsageError(f"unknown device '{name}'; use auto, cpu, cuda or cuda:0") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise UsageError(f"device '{wish}' was asked for, but torch sees no CUDA device; use cpu or auto")
+            raise UsageError(f"device '{name}' was requested, but torch sees no CUDA device; use cpu or auto")
         return torch.device("cuda", local_rank if device.index is None else device.index)
     return device

@@ -1,1 +1,4 @@
-"""What a network is trained for. Each task cuts batches, sums a loss and scores a split."""
+"""The three tasks: language modelling, classification, denoising.
+
+In: encoded splits. Out: batches for any step, the loss of a batch, and the scores of a split.
+"""

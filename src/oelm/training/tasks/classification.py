@@ -15,7 +15,7 @@ from oelm.training.tasks.task import Batch, Metric, Tensors
 
 
 class Classification:
-    """Rows of similar length go together, padded to their longest only (or to `pad_to`, for comparison)."""
+    """Batches of rows with similar lengths, padded to the longest row of each batch (or to `pad_to`)."""
 
     metric: Metric = "accuracy"
 
@@ -56,11 +56,13 @@ class Classification:
         tensors = {"ids": ids, "lengths": lengths, "labels": labels}
         if self.segments:
             tensors["segments"] = encoded.token_types(chosen, ids.shape[1])
-        return Batch(tensors, weight=len(chosen), tokens=int(lengths.sum()), numbers=tuple(chosen.tolist()))
+        return Batch(
+            tensors, weight=len(chosen), tokens=int(lengths.sum()), row_numbers=tuple(chosen.tolist())
+        )
 
 
 def class_logits(model: nn.Module, tensors: Tensors) -> Tensor:
-    """(B, classes) of either kind of network."""
+    """Return the logits (B, classes) of our GPT or of a transformers model."""
     ids, lengths = tensors["ids"], tensors["lengths"]
     if isinstance(model, GPT):
         return model.classify(ids, lengths)

@@ -1,9 +1,9 @@
-"""Denoising for encoder-decoders: spans of the text are hidden, the decoder says what was there.
+"""Denoising for encoder-decoders: spans of the text are masked, and the decoder predicts them.
 
-T5 (Raffel et al. 2020): 15 % of the tokens in spans of 3 on average, each span replaced by a sentinel of
-its own; the target lists the sentinels with what they stand for. BART (Lewis et al. 2020): text infilling,
-30 % in spans of 3 on average, each replaced by one mask; the target is the whole text.
-Which spans are hidden depends on (seed, step) alone, in evaluation on the window alone.
+T5 (Raffel et al. 2020): 15 % of the tokens, in spans of 3 on average. Each span is replaced by its own
+sentinel, and the target lists each sentinel with its tokens. BART (Lewis et al. 2020), text infilling: 30
+% of the tokens, in spans of 3 on average. Each span is replaced by one mask token, and the target is the
+full text. In training the spans depend only on (seed, step), in evaluation only on the window.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from oelm.data.batches.language_model import LMBatches, eval_windows
 from oelm.data.tokenize.tokens import TokenFile
 from oelm.training.tasks.task import Batch, Metric, Tensors
 
-SENTINELS = 100  # as many as T5 has; tokenizers without any get them after their last id
+SENTINELS = 100  # as in T5; for tokenizers without sentinels, ids after the vocabulary are used
 _MEAN_SPAN = 3.0
-_EVAL_SEED = 0  # the same hidden spans for every arm and seed
+_EVAL_SEED = 0  # the same masked spans for every arm and seed
 
 
 @dataclass(frozen=True)
 class Noise:
-    """How text is corrupted, and with which ids."""
+    """How text is corrupted, and which token ids replace the masked spans."""
 
     style: Literal["t5", "bart"]
-    hidden: tuple[int, ...]  # sentinels in order (T5), or the one mask (BART)
+    mask_ids: tuple[int, ...]  # the sentinels in order (T5), or the mask token (BART)
     eos_id: int
 
     @property
-    def share(self) -> float:
+    def masked_share(self) -> float:
         return 0.15 if self.style == "t5" else 0.3
 
     def apply(self, row: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """(source, target) of one window of tokens; their lengths depend on the window's length alone."""
+        """Return (source, target) of a window of tokens; their lengths depend only on the window's length."""
         keep, drop = self._spans(len(row), generator)
         source: list[Any] = []
         target: list[Any] = []
         at = 0
         for number, (kept, dropped) in enumerate(zip(keep, drop, strict=True)):
-            mark = self.hidden[number if self.style == "t5" else 0]
+            mark = self.mask_ids[number if self.style == "t5" else 0]
             source += [row[at : at + kept], [mark]]
             target += [[mark], row[at + kept : at + kept + dropped]]
             at += kept + dropped
@@ -57,20 +57,20 @@ class Noise:
         return np.concatenate(source).astype(np.int64), np.concatenate(target).astype(np.int64)
 
     def _spans(self, length: int, generator: np.random.Generator) -> tuple[list[int], list[int]]:
-        """Lengths of the kept and the hidden stretches, in turn."""
-        hidden = min(max(round(length * self.share), 1), length - 1)
-        count = min(max(round(hidden / _MEAN_SPAN), 1), length - hidden, SENTINELS)
-        return _cut(length - hidden, count, generator), _cut(hidden, count, generator)
+        """Return the lengths of the kept and of the masked spans, which alternate."""
+        masked = min(max(round(length * self.masked_share), 1), length - 1)
+        count = min(max(round(masked / _MEAN_SPAN), 1), length - masked, SENTINELS)
+        return _cut(length - masked, count, generator), _cut(masked, count, generator)
 
 
 def _cut(total: int, parts: int, generator: np.random.Generator) -> list[int]:
-    """`total` as the sum of `parts` positive numbers, every way equally likely."""
+    """Return `parts` positive integers with the sum `total`, uniformly at random."""
     borders = np.sort(generator.choice(total - 1, parts - 1, replace=False)) + 1
     return np.diff(np.concatenate(([0], borders, [total]))).tolist()
 
 
 class Denoising:
-    """Perplexity per target token of what was hidden."""
+    """Prediction of masked spans, scored by perplexity per target token."""
 
     metric: Metric = "ppl"
 
@@ -86,7 +86,7 @@ class Denoising:
         self.splits = splits
         self.noise = noise
         self.seed = seed
-        # Room for the end token, so that a corrupted row never exceeds max_length.
+        # Two tokens less than max_length, so that a row with its mask and end token still fits.
         self.window = context - 2
         self.batches = LMBatches(splits["train"], self.window, rows_per_step, seed)
         self.steps_per_epoch = -(-self.batches.windows // rows_per_step)
@@ -100,7 +100,7 @@ class Denoising:
     def loss(self, model: nn.Module, tensors: Tensors) -> Tensor:
         out = model(
             input_ids=tensors["ids"],
-            attention_mask=torch.ones_like(tensors["ids"]),  # rows of one step are equally long
+            attention_mask=torch.ones_like(tensors["ids"]),  # all rows of a step have the same length
             labels=tensors["targets"],
             use_cache=False,
         )
@@ -111,7 +111,7 @@ class Denoising:
         number = 0
         for windows in eval_windows(self.splits[split], self.window, rows):
             plain = windows[:, :-1].numpy()
-            if plain.shape[1] < SHORTEST:  # the split's last scrap
+            if plain.shape[1] < SHORTEST:  # the end of the split, too short to mask
                 continue
             corrupted = []
             for row in plain:

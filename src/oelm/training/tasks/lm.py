@@ -15,7 +15,7 @@ from oelm.training.tasks.task import Batch, Metric, Tensors
 
 
 class LanguageModelling:
-    """Next-token prediction; the figure is perplexity per token, every token of the split a target once."""
+    """Next-token prediction, scored by perplexity; every token of a split is a target once."""
 
     metric: Metric = "ppl"
 
@@ -42,6 +42,6 @@ class LanguageModelling:
 
 
 def _batch(windows: Tensor) -> Batch:
-    """(b, t + 1) tokens as inputs and the targets one further."""
+    """Return the inputs and the shifted targets of (b, t + 1) tokens."""
     ids, targets = windows[:, :-1], windows[:, 1:]
     return Batch({"ids": ids, "targets": targets}, weight=targets.numel(), tokens=targets.numel())

@@ -1,4 +1,4 @@
-"""The small protocol between the loop and a task, and the one way to score a split."""
+"""`Task`: what the loop needs from a task; and `evaluate`, which scores a split."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from oelm.training.precision import Precision
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows that go through the network together; every tensor has one entry per row."""
+    """Rows that go through the model together; the first dimension of every tensor is the row."""
 
     tensors: dict[str, Tensor]
-    weight: int  # what the loss is summed over: target tokens, or rows
-    tokens: int  # tokens that are no padding
-    numbers: tuple[int, ...] = ()  # the rows' places in their split, where predictions are kept
+    weight: int  # number of terms in the summed loss: target tokens, or rows
+    tokens: int  # without padding
+    row_numbers: tuple[int, ...] = ()  # positions in the split, for classification
 
     @property
     def rows(self) -> int:
@@ -34,12 +34,12 @@ class Batch:
 
     @property
     def target_length(self) -> int:
-        """Tokens of the decoder's side, for encoder-decoder models."""
+        """Length of the decoder's sequences; 0 for models without a decoder input."""
         labels = self.tensors.get("targets")
         return labels.shape[1] if labels is not None and labels.dim() == 2 else 0
 
     def take(self, rows: list[int]) -> dict[str, Tensor]:
-        """The tensors of some of the rows; all of them without a copy."""
+        """Return the tensors of the given rows, without a copy if these are all rows."""
         if len(rows) == self.rows:
             return self.tensors
         index = torch.tensor(rows)
@@ -51,30 +51,30 @@ Tensors = dict[str, Tensor]
 
 
 class Task(Protocol):
-    """What the loop needs to know. Batches are pure functions of the step, so every resume is exact."""
+    """Data and loss of a run. Batches are pure functions of the step, so a resume is exact."""
 
     metric: Metric
     steps_per_epoch: int
 
     def micro_batches(self, step: int, rows: int) -> list[Batch]:
-        """The rows of an optimizer step (always the same), cut into parts of at most `rows`."""
+        """Return the rows of an optimizer step, which depend only on `step`, in parts of at most `rows`."""
         ...
 
     def loss(self, model: nn.Module, tensors: Tensors) -> Tensor:
-        """The loss summed over what `Batch.weight` counts."""
+        """Return the loss summed over the `Batch.weight` terms."""
         ...
 
     def eval_batches(self, split: str, rows: int) -> Iterator[Batch]:
-        """The whole split, in batches of at most `rows`."""
+        """Yield all rows of a split, in batches of at most `rows`."""
         ...
 
     def score(self, model: nn.Module, tensors: Tensors) -> tuple[Tensor, Tensor | None]:
-        """(summed loss, predicted classes or None)."""
+        """Return (summed loss, predicted classes or None)."""
         ...
 
 
 class Objective(nn.Module):
-    """Network and task as one module from batch to loss: the shape that data-parallel wrappers want."""
+    """A module that maps a batch to its loss, which DDP and torch.compile can wrap."""
 
     def __init__(self, model: nn.Module, task: Task) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Objective(nn.Module):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A split's figures. `n` is what the loss is a mean over: tokens, or rows."""
+    """The scores of a split; `loss` is the mean over `n` target tokens or rows."""
 
     loss: float
     n: int
@@ -95,14 +95,14 @@ class Evaluation:
     predicted: tuple[int, ...] = ()
     labels: tuple[int, ...] = ()
 
-    def figures(self) -> dict[str, float | int]:
-        """As written to metrics and results."""
+    def metrics(self) -> dict[str, float | int]:
+        """Return the values that metrics.jsonl and results.json contain."""
         if self.accuracy is not None:
             return {"loss": self.loss, "accuracy": self.accuracy, "n": self.n}
         return {"loss": self.loss, "ppl": math.exp(min(self.loss, 700.0)), "n": self.n}
 
     def better_than(self, other: Evaluation | None) -> bool:
-        """Higher accuracy, the lower loss deciding between equals; without accuracy the lower loss."""
+        """Return whether the accuracy is higher, or with equal or no accuracy the loss is lower."""
         if other is None:
             return True
         mine, theirs = (e.accuracy if e.accuracy is not None else 0.0 for e in (self, other))
@@ -118,15 +118,15 @@ def evaluate(
     rows: int,
     world: World,
     precision: Precision,
-    tick: Callable[[], None] = lambda: None,
+    after_batch: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """Score a split with the batches shared over the processes; `tick` is called after each."""
+    """Score a split, with its batches distributed over the ranks; calls `after_batch` after each."""
     loss, weight, correct = 0.0, 0, 0
     found: dict[int, tuple[int, int]] = {}  # row -> (label, predicted)
     was_training = model.training
     model.eval()
     try:
-        for batch, counts in world.deal(task.eval_batches(split, rows)):
+        for batch, counts in world.own_batches(task.eval_batches(split, rows)):
             tensors = {name: tensor.to(world.device) for name, tensor in batch.tensors.items()}
             with precision.autocast():
                 total, predicted = task.score(model, tensors)
@@ -138,23 +138,16 @@ def evaluate(
                 labels = batch.tensors["labels"].tolist()
                 pairs = list(zip(labels, predicted.tolist(), strict=True))
                 correct += sum(label == guess for label, guess in pairs)
-                found.update(zip(batch.numbers, pairs, strict=True))
-            tick()
+                found.update(zip(batch.row_numbers, pairs, strict=True))
+            after_batch()
     finally:
         model.train(was_training)
     loss, total_weight, total_correct = world.sum([loss, float(weight), float(correct)])
     n = round(total_weight)
     if n == 0:
-        raise OelmError(f"the {split} split is too short: there is nothing in it to score")
+        raise OelmError(f"the {split} split is too short to be scored; use more or longer rows")
     if task.metric != "accuracy":
         return Evaluation(loss / n, n)
-    own = torch.tensor([(number, *pair) for number, pair in found.items()], dtype=torch.int64).flatten()
-    everything = torch.cat([part["rows"] for part in world.gather({"rows": own})]).view(-1, 3).tolist()
-    ordered = [pair for _, *pair in sorted(everything)]
-    return Evaluation(
-        loss / n,
-        n,
-        accuracy=round(total_correct) / n,
-        predicted=tuple(guess for _, guess in ordered),
-        labels=tuple(label for label, _ in ordered),
-    )
+    of_all_ranks = {number: pair for part in world.gather(found) for number, pair in part.items()}
+    expected, guessed = zip(*(of_all_ranks[number] for number in sorted(of_all_ranks)), strict=True)
+    return Evaluation(loss / n, n, round(total_correct) / n, predicted=guessed, labels=expected)

@@ -1,4 +1,4 @@
-"""Running out of memory or disk: how it is recognised, and how much of both a run will take."""
+"""How much disk space a run needs, and whether an error means that the run folder cannot be written."""
 
 from __future__ import annotations
 
@@ -10,28 +10,16 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from oelm.errors import OelmError
 from oelm.files.atomic import is_disk_full
 from oelm.runs.folder import DiskFull, RunFolder
 from oelm.units import bytes_text
 
-# What torch's CPU allocator says; it has no exception of its own.
-_CPU_WORDS = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "bad_alloc")
-
-
-class OutOfMemory(OelmError):
-    """It ran out where beginning again with smaller micro-batches is no help; the message says why."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemory):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _CPU_WORDS)
+_UNWRITABLE = (errno.EIO, errno.EROFS, errno.ESTALE, errno.ENFILE, errno.EMFILE)
 
 
 @dataclass(frozen=True)
 class DiskPlan:
-    """Bytes a run keeps on disk at most, while a checkpoint or the best model is being written."""
+    """The most bytes that a run has on disk, while a checkpoint or the best model is being written."""
 
     checkpoint: int
     best: int
@@ -49,7 +37,7 @@ class DiskPlan:
 
 
 def disk_plan(model: nn.Module, optimizer: torch.optim.Optimizer) -> DiskPlan:
-    """Weights, and Adam's two moments of what trains; frozen tensors have none."""
+    """Return the disk space for the weights, and for Adam's two moments of each trainable parameter."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     trained = sum(
         p.numel() * p.element_size() for g in optimizer.param_groups for p in g["params"] if p.requires_grad
@@ -59,7 +47,7 @@ def disk_plan(model: nn.Module, optimizer: torch.optim.Optimizer) -> DiskPlan:
 
 
 def require_disk(plan: DiskPlan, folder: RunFolder) -> None:
-    """Refuse to start what the disk cannot hold."""
+    """Raise DiskFull if the disk cannot hold the run."""
     held = sum(path.stat().st_size for path in folder.checkpoints)
     if folder.best.exists():
         held += sum(path.stat().st_size for path in folder.best.iterdir() if path.is_file())
@@ -72,27 +60,24 @@ def require_disk(plan: DiskPlan, folder: RunFolder) -> None:
 
 
 def storage_failure(error: BaseException, folder: RunFolder) -> str:
-    """Why the run folder can no longer be written, if that is what `error` comes from; "" otherwise.
+    """Return why the run folder cannot be written if `error` comes from that, otherwise "".
 
-    None of this is the run's fault: it goes on from its last checkpoint once the cause is gone.
+    Such a run is not at fault: it can resume from its last checkpoint once the cause is gone.
     """
-    again = "run the same command again to go on from the last checkpoint"
+    again = "run the same command again to resume from the last checkpoint"
     if isinstance(error, DiskFull):
         return str(error)
     if is_disk_full(error):
         return f"disk full ({error}): free some space or inodes (oelm clean), then {again}"
     if not os.path.isdir(folder.path):
-        return f"{folder.path} was moved or removed while the run was going on: put it back, then {again}"
+        return f"{folder.path} was moved or removed during the run: put it back, then {again}"
     if any(_is_system_error(error, number) for number in _UNWRITABLE):
-        return f"{folder.path} cannot be written ({error}): {again} once that is repaired"
+        return f"{folder.path} cannot be written ({error}): repair that, then {again}"
     return ""
 
 
-_UNWRITABLE = (errno.EIO, errno.EROFS, errno.ESTALE, errno.ENFILE, errno.EMFILE)
-
-
 def _is_system_error(error: BaseException, number: int) -> bool:
-    """Also when a library that is not written in Python only passes on the system's text."""
+    """Return whether `error` has this errno; libraries in C++ only pass on the system's message."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno == number
     return os.strerror(number) in str(error)

@@ -1,0 +1,89 @@
+"""best/: the model with the best validation, in a folder that `oelm.load` opens without the run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from oelm.files.checksums import find_damage, write_checksums
+from oelm.methods.saving.load import load_weights
+from oelm.methods.saving.save import save
+from oelm.runs.folder import RunFolder
+from oelm.training.state import Training
+
+
+def save_best(training: Training) -> None:
+    """Replace best/ by the current model and tokenizer; a kill leaves the old or the new one."""
+    with training.world.full_params_on_rank0(training.prepared.model):
+        if training.world.is_main:
+            _replace_best(training)
+
+
+def load_best(training: Training) -> None:
+    """Load the weights of best/ into the model on every rank; raise if a checksum does not match."""
+    with training.world.write_params_on_rank0(training.prepared.model):
+        if training.world.is_main:
+            load_weights(training.prepared.model, training.folder.best)
+
+
+def repair_best(training: Training) -> None:
+    """Write a damaged best/ again if the current weights are the best ones."""
+    p = training.progress
+    if p.best is None or p.best["step"] != p.step:
+        return
+    problem = best_problem(training.folder) if training.world.is_main else ""
+    if problem:
+        training.recorder.journal.line(f"{problem}; writing it again from the checkpoint")
+    if training.world.any(bool(problem)):  # every rank takes part in saving
+        save_best(training)
+
+
+def best_problem(folder: RunFolder) -> str:
+    """Return why best/ cannot be used, or "" if it is intact."""
+    if not folder.best.is_dir():
+        return f"{folder.best} is missing"
+    damage = find_damage(folder.best)
+    if damage is None:
+        damage = ["it has no checksums"]
+    return f"{folder.best} is damaged ({'; '.join(damage)})" if damage else ""
+
+
+def recover_best(folder: RunFolder) -> None:
+    """Clean up after a kill inside `save_best`: restore the old best/ if the new one is not in place."""
+    fresh, old = _temporary_folders(folder)
+    if old.exists() and not folder.best.exists():
+        old.rename(folder.best)
+    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _replace_best(training: Training) -> None:
+    folder = training.folder
+    fresh, old = _temporary_folders(folder)
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        fresh.mkdir()  # without parents: a run folder that was moved away must not be created again
+        save(training.prepared.model, fresh)
+        training.prepared.tokenizer.save(fresh)
+        write_checksums(fresh)
+        _flush_to_disk(fresh)
+    except BaseException:  # on a full disk, half a model would keep the space
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.best.exists():
+        folder.best.rename(old)
+    fresh.rename(folder.best)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _temporary_folders(folder: RunFolder) -> tuple[Path, Path]:
+    return folder.path / ".best.new", folder.path / ".best.old"
+
+
+def _flush_to_disk(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())

@@ -1,0 +1,124 @@
+"""Exact resume: what a checkpoint contains, when it is usable, and how a run continues from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from oelm.config.hash import config_hash
+from oelm.errors import OelmError
+from oelm.training.checkpoints.best import best_problem
+from oelm.training.checkpoints.file import NewestCheckpoint, load_newest, save_checkpoint
+from oelm.training.determinism import RandomState, random_state, set_random_state
+from oelm.training.logs.metrics import metrics_problem
+from oelm.training.optimizer import OptimizerState, load_optimizer_state, optimizer_state
+from oelm.training.prepare import Prepared
+from oelm.training.state import Job, Training, TrainingProgress
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The content of a checkpoint."""
+
+    config_hash: str
+    progress: dict[str, Any]  # the fields of TrainingProgress
+    metrics_bytes: int  # length of metrics.jsonl at this point
+    metrics_sha256: str  # hash of those bytes
+    data: dict[str, Any]  # hashes of the data and the tokenizer
+    model: dict[str, Any]
+    optimizer: OptimizerState
+    scaler: dict[str, Any]
+    rng: list[RandomState]  # one per rank
+    precision: str
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> Snapshot:
+        try:
+            return cls(**state)
+        except TypeError:
+            raise OelmError("the checkpoint was written by another version of oelm") from None
+
+
+def save_training(training: Training) -> None:
+    """Write latest.pt. Every rank must call this."""
+    learner, world, p = training.learner, training.world, training.progress
+    rng = world.gather(random_state(world.device))
+    moments = world.gather_full_state(optimizer_state(learner.model, learner.optimizer))
+    with world.full_params_on_rank0(learner.model):
+        weights = learner.model.state_dict() if world.is_main else {}
+    if training.recorder.metrics is not None:
+        metrics_bytes, metrics_sha256 = training.recorder.metrics.sync()
+        snapshot = Snapshot(
+            config_hash=config_hash(training.config),
+            progress=dataclasses.asdict(p),
+            metrics_bytes=metrics_bytes,
+            metrics_sha256=metrics_sha256,
+            data=training.prepared.identity,
+            model=weights,
+            optimizer=moments,
+            scaler=learner.scaler.state_dict(),
+            rng=rng,
+            precision=learner.precision.dtype,
+        )
+        save_checkpoint(vars(snapshot), training.folder.latest, training.folder.previous)
+        training.recorder.timer.write(training.folder.timing_file, p.step)
+    training.saved_at = (p.step, p.validated)
+
+
+def find_checkpoint(job: Job) -> NewestCheckpoint:
+    """Load the newest checkpoint from which `job` can continue exactly."""
+    return load_newest(job.folder.latest, job.folder.previous, lambda state: _problem(state, job))
+
+
+def _problem(state: dict[str, Any], job: Job) -> str:
+    """Return why the run cannot continue exactly from this intact checkpoint, or ""."""
+    snapshot = Snapshot.from_dict(state)
+    if snapshot.config_hash != config_hash(job.config):  # previous.pt would not help
+        raise OelmError(f"{job.folder.latest} belongs to another config than {job.folder.config_file}")
+    if problem := metrics_problem(job.folder.metrics_file, snapshot.metrics_bytes, snapshot.metrics_sha256):
+        return problem
+    best = snapshot.progress["best"]
+    if best is not None and best["step"] != snapshot.progress["step"]:
+        return best_problem(job.folder)  # otherwise `repair_best` could write it again from these weights
+    return ""
+
+
+def check_same_data(snapshot: Snapshot, prepared: Prepared) -> None:
+    """Raise if the data or the tokenizer has changed since the checkpoint was written."""
+    before, now = snapshot.data, prepared.identity
+    for split, fingerprint in before["fingerprints"].items():
+        if now["fingerprints"].get(split) != fingerprint:
+            raise OelmError(
+                f"the {split} data has changed since this run began ({prepared.data_facts['origin']}): "
+                "restore it, or start over in another folder"
+            )
+    if before["tokenizer"] != now["tokenizer"]:
+        raise OelmError("the tokenizer has changed since this run began: restore it, or start over")
+
+
+def restore_training(training: Training, snapshot: Snapshot) -> None:
+    """Restore what `save_training` saved, except metrics.jsonl."""
+    learner, world, journal = training.learner, training.world, training.recorder.journal
+    training.progress = p = TrainingProgress(**snapshot.progress)
+    with world.write_params_on_rank0(learner.model):
+        if world.is_main:
+            learner.model.load_state_dict(snapshot.model)
+    # As of the last completed step: the next step makes and reports its own change.
+    learner.applied.step(max(0, p.step - 1), training.total_steps)
+    moments = world.shard_state(snapshot.optimizer, dict(learner.model.named_parameters()))
+    load_optimizer_state(learner.model, learner.optimizer, moments)
+    learner.scaler.load_state_dict(snapshot.scaler)
+    if len(snapshot.rng) == world.size:
+        set_random_state(snapshot.rng[world.rank], world.device)
+    else:
+        journal.line(
+            f"the checkpoint was written by {len(snapshot.rng)} processes and this run has {world.size}: "
+            "dropout will differ from an uninterrupted run"
+        )
+    if snapshot.precision != learner.precision.dtype:
+        journal.line(
+            f"precision was {snapshot.precision} and is now {learner.precision.dtype}: not an exact resume"
+        )
+    training.saved_at = (p.step, p.validated)
+    learner.rebuild()

@@ -1,0 +1,66 @@
+"""`Learner`: the model together with everything that updates it."""
+
+from __future__ import annotations
+
+from oelm.config.run_config import RunConfig
+from oelm.methods.apply import apply
+from oelm.training.measure.flops import flop_model
+from oelm.training.optimizer import build_optimizer
+from oelm.training.parallel.world import World
+from oelm.training.precision import Precision
+from oelm.training.prepare import Prepared
+from oelm.training.tasks.task import Batch, Objective
+
+
+class Learner:
+    """Applies the method to the model, and holds its optimizer, precision and gradient averaging."""
+
+    def __init__(self, config: RunConfig, prepared: Prepared, world: World, precision: Precision) -> None:
+        self.model = prepared.model
+        self.task = prepared.task
+        self.world = world
+        self.compile = config.compile
+        self.precision = precision
+        self.scaler = precision.scaler()
+        self.applied = apply(self.model.train(), config.method, seed=config.seed)
+        world.place_model(self.model)
+        self.optimizer = build_optimizer(self.model, config.optim)
+        self.schedule_changed = False  # by a step that is not completed yet
+        self.in_update = False  # inside optimizer.step: some weights are new, others old
+        self._max_qk_trainable = 0
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Build what depends on which parameters are trainable; call it after that has changed."""
+        objective = Objective(self.model, self.task)
+        if self.compile:
+            objective.compile()
+        self.objective = self.world.average_gradients(objective)
+        self._flops = flop_model(self.model)
+        self._full_flops = self._flops.all_trained()
+        self._max_qk_trainable = max(self._max_qk_trainable, self.applied.qk_trainable)
+
+    def follow_schedule(self, step: int, total_steps: int) -> None:
+        """Freeze and unfreeze as the method says for `step`."""
+        if self.applied.step(step, total_steps, self.optimizer):
+            self.schedule_changed = True
+            self.rebuild()
+
+    def step_flops(self, batches: list[Batch]) -> tuple[float, float]:
+        """Return the FLOPs of a step as it is, and with nothing frozen."""
+        shapes = [(b.rows, b.length, b.target_length) for b in batches]
+        return (
+            sum(self._flops.step(*shape).total for shape in shapes),
+            sum(self._full_flops.step(*shape).total for shape in shapes),
+        )
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Return parameter counts; a parameter that trained at any time of the run counts as trainable."""
+        trained = sum(p.numel() for group in self.optimizer.param_groups for p in group["params"])
+        return {
+            "total": self.applied.total,
+            "trainable": trained,
+            "frozen": self.applied.total - trained,
+            "qk_total": self.applied.qk_total,
+            "qk_trainable": self._max_qk_trainable,
+        }

@@ -1,0 +1,64 @@
+"""`Recorder`: everything a run writes while it trains, except checkpoints and models."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+from oelm.files.atomic import write_json
+from oelm.runs.folder import RunFolder, State, Status
+from oelm.training.logs.journal import Journal
+from oelm.training.logs.metrics import MetricsLog
+from oelm.training.measure.timing import Timer
+from oelm.training.parallel.world import World
+
+_STATUS_SECONDS = 2.0  # between two versions of status.json
+
+
+class Recorder:
+    """Writes training.log, metrics.jsonl, status.json, freeze_audit.json and step times; rank 0 only."""
+
+    def __init__(self, folder: RunFolder, world: World, *, title: str) -> None:
+        self.folder = folder
+        self.is_writer = world.is_main
+        self.journal = Journal(folder.log_file, title=title) if world.is_main else Journal(None, show=False)
+        self.timer = Timer(folder.path / "step_times.bin", world.device)
+        self.status = Status()
+        self.metrics: MetricsLog | None = None
+        self.manifest: dict[str, Any] = {}  # the content of manifest.json
+        self._audits: dict[str, Any] = {}
+
+    def row(self, step: int, kind: str, **values: Any) -> None:
+        if self.metrics is not None:
+            self.metrics.row(step, kind, **values)
+
+    @property
+    def status_is_due(self) -> bool:
+        return self.is_writer and time.time() - self.status.heartbeat >= _STATUS_SECONDS
+
+    def write_status(self, **changes: Any) -> None:
+        """Update status.json with `changes`."""
+        if self.is_writer:
+            self.status = self.folder.write_status(dataclasses.replace(self.status, **changes))
+
+    def write_audit(self, when: str, report: dict[str, Any]) -> None:
+        """Add the audit of the "start" or "end" of the run to freeze_audit.json."""
+        self._audits[when] = report
+        if self.is_writer:
+            write_json(self.folder.audit_file, self._audits)
+
+    def speed(self) -> str:
+        speed = self.timer.steps_per_second
+        return f"{speed:.2f} steps/s" if speed else ""
+
+    def close(self, state: State, reason: str) -> None:
+        """Write the last log line and close all files."""
+        if self.metrics is not None:
+            try:
+                self.metrics.close()
+            except Exception as error:  # a tracker's service may fail; the run is complete without it
+                self.journal.line(f"a tracker could not be closed: {type(error).__name__}: {error}")
+            self.metrics = None
+        self.journal.line(f"{state}: {reason}" if reason else state)
+        self.journal.close()

@@ -1,0 +1,71 @@
+"""Running out of memory: recognise it, and repeat the work with smaller micro-batches.
+
+A step always has the same rows; only the number of rows that go through the model at once changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from oelm.errors import OelmError
+from oelm.training.determinism import random_state, set_random_state
+from oelm.training.state import Interrupted, Training
+
+T = TypeVar("T")
+
+# Messages of torch's CPU allocator, which has no exception class of its own.
+_CPU_MESSAGES = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "bad_alloc")
+
+
+class OutOfMemory(OelmError):
+    """Memory ran out and smaller micro-batches do not help; the message says why."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether `error` means that CPU or GPU memory ran out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemory):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _CPU_MESSAGES)
+
+
+def retry_with_less_memory(training: Training, action: Callable[[], T]) -> T:
+    """Return `action()`; when memory runs out, halve the micro-batches and call it again."""
+    learner, world = training.learner, training.world
+    while True:
+        before = random_state(world.device)
+        try:
+            return action()
+        except (Interrupted, MemoryError, RuntimeError) as error:
+            # Undo the unfinished step: the weights are still those of the last completed one.
+            learner.optimizer.zero_grad(set_to_none=True)
+            set_random_state(before, world.device)
+            if not is_out_of_memory(error):
+                raise
+            if learner.in_update:
+                raise OutOfMemory(
+                    f"in the optimizer's update, where smaller micro-batches do not help: {error}"
+                ) from error
+            if training.micro_rows <= world.size:
+                raise OutOfMemory(f"even with one row at a time: {error}") from error
+            if world.size > 1:  # the other ranks are blocked in all-reduce, so the run must restart
+                training.folder.want_split(2 * training.progress.split)
+                raise OutOfMemory(str(error)) from error
+        split_micro_batches(training, 2 * training.progress.split)
+
+
+def split_micro_batches(training: Training, parts: int) -> None:
+    """Cut every micro-batch of batch_size rows into `parts`."""
+    training.progress.split = parts
+    if training.world.device.type == "cuda":
+        torch.cuda.empty_cache()
+    training.event(
+        f"out of memory: micro-batches now have {training.micro_rows} rows; the rows per step are unchanged"
+    )
+
+
+def restart_with_smaller_batches(training: Training) -> bool:
+    """Return whether a rank ran out of memory and asked for smaller micro-batches after a restart."""
+    return training.world.size > 1 and training.folder.wanted_split() > training.progress.split

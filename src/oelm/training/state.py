@@ -1,0 +1,143 @@
+"""`Training`: one run on one process, in five parts.
+
+`TrainingProgress` holds every plain number that later steps depend on. Together with the weights, the
+optimizer state and the random generators it is everything that an exact resume needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from oelm.config.run_config import Machine, RunConfig
+from oelm.runs.folder import RunFolder
+from oelm.training.learner import Learner
+from oelm.training.logs.recorder import Recorder
+from oelm.training.parallel.world import World
+from oelm.training.prepare import Prepared
+from oelm.training.signals import StopRequest
+from oelm.training.tasks.task import Evaluation
+
+
+class Interrupted(Exception):
+    """The run was asked to stop. It writes a checkpoint, and the same command resumes it."""
+
+
+class Diverged(Exception):
+    """The loss is not finite, or far above the loss of the untrained model."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train and where: the inputs of `fit`, and the processes it runs on."""
+
+    config: RunConfig
+    machine: Machine
+    folder: RunFolder
+    world: World
+    stop: StopRequest
+
+
+@dataclass
+class TrainingProgress:
+    """How far a run is, in plain numbers; saved with every checkpoint."""
+
+    step: int = 0  # optimizer steps done
+    tokens: int = 0  # training tokens seen, without padding
+    split: int = 1  # parts that each micro-batch is cut into (1, 2, 4, ...) after running out of memory
+    window_loss: float = 0.0  # sum of the losses since the last "train" row of metrics.jsonl
+    window_steps: int = 0  # number of steps in `window_loss`
+    first_loss: float | None = None
+    running_loss: float = 0.0  # exponential moving average, to detect divergence
+    last_loss: float | None = None
+    grad_norm: float | None = None  # of the last step
+    validated: int = 0  # step of the last validation
+    best: dict[str, Any] | None = None  # metrics of the best validation, with its step
+    worse: int = 0  # validations since the best one
+    stopped_early: bool = False
+
+    def best_evaluation(self) -> Evaluation | None:
+        """Return the best validation so far."""
+        if self.best is None:
+            return None
+        return Evaluation(self.best["loss"], self.best["n"], self.best.get("accuracy"))
+
+
+@dataclass
+class Training:
+    """One run on one process: everything the loop works with."""
+
+    job: Job  # what to train, where, and on which processes
+    prepared: Prepared  # data, task, tokenizer and model
+    learner: Learner  # what updates the model: method, optimizer, precision
+    recorder: Recorder  # what the run writes: log, metrics, status, step times
+    progress: TrainingProgress = field(default_factory=TrainingProgress)
+    saved_at: tuple[int, int] | None = None  # (step, validated) of the last checkpoint
+
+    @property
+    def config(self) -> RunConfig:
+        return self.job.config
+
+    @property
+    def folder(self) -> RunFolder:
+        return self.job.folder
+
+    @property
+    def world(self) -> World:
+        return self.job.world
+
+    @property
+    def total_steps(self) -> int:
+        """The length of the run in optimizer steps: the smaller one of budget.steps and budget.epochs."""
+        by_epochs = self.config.budget.epochs * self.prepared.task.steps_per_epoch
+        return min(filter(None, (self.config.budget.steps, by_epochs)))
+
+    @property
+    def micro_rows(self) -> int:
+        """Rows per micro-batch over all ranks, after any cuts for lack of memory."""
+        return max(1, self.config.budget.batch_size // self.progress.split)
+
+    @property
+    def is_done(self) -> bool:
+        return self.progress.step >= self.total_steps or self.progress.stopped_early
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether latest.pt holds exactly the current state."""
+        return self.saved_at == (self.progress.step, self.progress.validated)
+
+    @property
+    def stop_reason(self) -> str:
+        """Why to stop now, or ""; a time limit counts after one step, so every attempt makes progress."""
+        stop = self.job.stop
+        return stop.reason if stop.signalled or self.recorder.timer.steps_here else ""
+
+    def check_stop(self) -> None:
+        """Raise Interrupted if asked to stop. With several ranks, `backward` does this for all of them."""
+        self.report_status()
+        if self.world.size == 1 and self.stop_reason:
+            raise Interrupted(self.stop_reason)
+
+    def row(self, kind: str, **values: Any) -> None:
+        """Write a row of metrics.jsonl."""
+        self.recorder.row(self.progress.step, kind, **values)
+
+    def event(self, text: str) -> None:
+        """Write something that happened to metrics.jsonl and to the log."""
+        self.row("event", text=text)
+        self.recorder.journal.line(f"step {self.progress.step}: {text}")
+
+    def report_status(self, *, force: bool = False, **changes: Any) -> None:
+        """Write status.json, at most every two seconds unless `force`."""
+        if not force and not self.recorder.status_is_due:
+            return
+        p, metric, speed = self.progress, self.prepared.task.metric, self.recorder.timer.steps_per_second
+        self.recorder.write_status(
+            step=p.step,
+            total_steps=self.total_steps,
+            loss=p.last_loss,
+            metric={"name": metric, "value": p.best[metric]} if p.best else None,
+            steps_per_second=speed,
+            eta_seconds=(self.total_steps - p.step) / speed if speed else None,
+            **changes,
+        )

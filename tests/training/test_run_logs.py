@@ -1,0 +1,70 @@
+"""metrics.jsonl and training.log."""
+
+from __future__ import annotations
+
+import errno
+import io
+import math
+
+import pytest
+import torch
+
+from oelm.errors import OelmError
+from oelm.training.logs.journal import Journal
+from oelm.training.logs.metrics import MetricsLog, metrics_problem
+
+CPU = torch.device("cpu")
+
+
+class Recorder:
+    def __init__(self):
+        self.rows = []
+
+    def log(self, step, values):
+        self.rows.append((step, values))
+
+    def close(self):
+        self.rows.append("closed")
+
+
+def test_metrics_are_truncated_to_the_checkpoint(tmp_path):
+    path, tracker = tmp_path / "metrics.jsonl", Recorder()
+    log = MetricsLog(path, trackers=[tracker])
+    log.row(1, "train", loss=2.0)
+    offset, sha256 = log.sync()
+    assert metrics_problem(path, offset, sha256) == ""
+    log.row(2, "train", loss=1.5, note="x")
+    log.row(2, "event", text="unfrozen")
+    log.close()
+    assert tracker.rows == [(1, {"train/loss": 2.0}), (2, {"train/loss": 1.5}), "closed"]
+    again = MetricsLog(path, offset=offset)
+    again.row(2, "train", loss=1.25)
+    again.close()
+    assert path.read_text() == (
+        '{"step": 1, "kind": "train", "loss": 2.0}\n{"step": 2, "kind": "train", "loss": 1.25}\n'
+    )
+    with pytest.raises(OelmError, match="shorter than the 1000000 bytes"):
+        MetricsLog(path, offset=10**6)
+
+
+def test_metrics_refuse_nan(tmp_path):
+    log = MetricsLog(tmp_path / "m")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        log.row(1, "train", loss=math.nan)
+    log.close()
+
+
+def test_a_terminal_that_vanishes_does_not_stop_the_log(tmp_path, monkeypatch):
+    """As after an ssh session, when the run still has to write its checkpoint."""
+
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    journal = Journal(tmp_path / "log", show=True)
+    for step in range(2):
+        journal.line(f"step {step}")
+        journal.progress(step, 2, "")
+    journal.close()
+    assert [line.split()[-1] for line in (tmp_path / "log").read_text().splitlines()] == ["0", "1"]
