@@ -11,6 +11,8 @@ from oelm.analysis.load import FINISHED
 from oelm.cli.analyze import BENCHMARKS
 from oelm.experiments.catalogue import planned_configs
 from oelm.report.claims import claims_page
+from oelm.report.digest import build_digest
+from oelm.report.markdown import to_markdown
 
 ROOT = Path(__file__).parents[1]
 RESULTS = "results"
@@ -33,6 +35,21 @@ def test_every_result_can_be_read_and_none_holds_weights_or_a_path_of_a_machine(
             text = path.read_text(encoding="utf-8")
             assert '"/' not in text, path
             assert '"host"' not in text, path
+
+
+def test_the_results_page_is_generated_from_the_results(
+    committed: Analysis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its text is compared, not the drawing: another matplotlib may draw other bytes."""
+    monkeypatch.chdir(ROOT)
+    page = Path("docs/results.md")
+    document = build_digest(committed, command=f"oelm report --runs {RESULTS} --markdown {page}")
+    text = page.read_text(encoding="utf-8")
+    assert to_markdown(document, f"{page.stem}_figures") == text, "run `make documents`"
+    assert len(text.splitlines()) <= 200
+    drawn = {f"{figure.name}.svg" for figure in document.figures}
+    assert {p.name for p in Path("docs/results_figures").iterdir()} == drawn
+    assert len(drawn) == 4
 
 
 def test_the_claims_page_is_generated_from_the_results(

@@ -33,6 +33,8 @@ class StepRatio:
     bound: float | None  # saving that the FLOP model allows, as a share
     source: Path
     fields: dict[str, Any] | None = None  # of the method as it was measured
+    memory_ratio: float | None = None  # peak memory over the baseline's
+    rounds: int = 0  # interleaved measurements of each method
 
     def fits(self, arm: Arm) -> bool:
         """Whether it was measured on the arm's own network and method; another one saves another share."""
@@ -115,6 +117,8 @@ def _step_ratios(raw: Any, path: Path) -> list[StepRatio]:
             bound=None if arm.get("flops_ratio") is None else 1 - float(arm["flops_ratio"]),
             source=path,
             fields=arm.get("fields"),
+            memory_ratio=None if arm.get("memory_ratio") is None else float(arm["memory_ratio"]),
+            rounds=int(arm["ratio"].get("rounds", 0)),
         )
         for arm in arms[1:]
         if arm.get("method")

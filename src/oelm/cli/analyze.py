@@ -102,7 +102,7 @@ def print_warnings(analysis: Analysis) -> None:
 
 def print_blocks(blocks: Iterable[Block]) -> None:
     """Print the blocks of a document as plain text, without figures."""
-    from oelm.report.document import Bullets, Cards, Fold, Paragraph, Table, plain
+    from oelm.report.document import Bullets, Cards, Fold, Link, Paragraph, Table, inlines, plain
 
     for block in blocks:
         if isinstance(block, Paragraph):
@@ -112,7 +112,8 @@ def print_blocks(blocks: Iterable[Block]) -> None:
             for card in block.cards:
                 print(f"{card.title}: {card.badge}")
                 for line in card.lines:
-                    print_text(plain(line).removesuffix(" runs"), indent="  ", hang="  ")
+                    words = tuple(part for part in inlines(line) if not isinstance(part, Link))
+                    print_text(plain(words).rstrip(), indent="  ", hang="  ")
                 print()
         elif isinstance(block, Table):
             if block.caption:
@@ -120,7 +121,7 @@ def print_blocks(blocks: Iterable[Block]) -> None:
             print_table(block.head, [[plain(cell) for cell in row.cells] for row in block.rows], indent="  ")
             print()
         elif isinstance(block, Bullets):
-            for item in block.items:
+            for item in block.lines:
                 print_text(plain(item), indent="  - ")
             print()
         elif isinstance(block, Fold):

@@ -1,4 +1,4 @@
-"""`oelm report`: the self-contained HTML report, the same as Markdown, and the page of claims."""
+"""`oelm report`: the full report as one HTML file, a short one as Markdown, and the page of claims."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def report(
     output
         HTML file (default: report.html).
     markdown
-        Markdown file; figures are written to a folder beside it.
+        Markdown file with a short report; its figures are written to a folder beside it.
     claims
         Markdown file with the claims of the original study, each checked against the results.
     """
@@ -45,7 +45,8 @@ def report(
         _write_claims(output_file(claims), studies, options, command)
         if not (output or markdown):
             return
-    from oelm.report.report import write_html, write_markdown
+    from oelm.report.digest import write_markdown
+    from oelm.report.report import write_html
 
     analysis = options.load(studies)
     made = []

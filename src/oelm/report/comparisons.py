@@ -59,10 +59,15 @@ def _baseline_table(comparisons: Sequence[Comparison], _: Translator) -> Table:
             cells += ["–"] * (len(head) - len(cells))
         else:
             cells += [_mean(c.arm), *effect_cells(c.effect, c.metric, c.arm, _)]
-            cells += [linked(numbers.change(c.ratio.value), c.arm)] if accuracy else []
+            cells += [linked(_relative(c.ratio, _), c.arm)] if accuracy else []
         rows.append(Row(tuple(cells), tone(c.target)))
     words = 3 if scenarios else 2
     return Table(tuple(head), tuple(rows), group_title(comparisons[0], _), words, verdict=1)
+
+
+def _relative(ratio: Estimate, _: Translator) -> str:
+    """A change of accuracy as a share of the baseline's, with its interval: the 5 % target is relative."""
+    return f"{numbers.change(ratio.value)} ({_(numbers.interval(ratio, 'ppl'))})"
 
 
 def _mean(arm: Arm) -> Text:
@@ -95,7 +100,7 @@ def control_table(analysis: Analysis, _: Translator) -> list[Block]:
         "to freezing. Initialisation and gain are the same too, except for Gaussian rows, whose control has "
         "an orthonormal init."
     )
-    return [Paragraph(about), _pair_table(comparisons, _), *notes(comparisons, _)]
+    return [Paragraph(about), pair_table(comparisons, _), *notes(comparisons, _)]
 
 
 def orthogonality_table(analysis: Analysis, _: Translator) -> list[Block]:
@@ -115,14 +120,14 @@ def orthogonality_table(analysis: Analysis, _: Translator) -> list[Block]:
         "rows would change orthogonality and the size of the attention logits together (4.9 times larger at "
         "width 512, 20 times at 128), so it could not separate the two."
     )
-    return [Paragraph(about), _pair_table(comparisons, _), *notes(comparisons, _)]
+    return [Paragraph(about), pair_table(comparisons, _), *notes(comparisons, _)]
 
 
 def _pair_head(_: Translator) -> tuple[str, ...]:
     return _("Data"), _("Arm"), _("Against"), _("Verdict"), _("Change"), _("95 % interval"), "n"
 
 
-def _pair_table(comparisons: Sequence[Comparison], _: Translator) -> Table:
+def pair_table(comparisons: Sequence[Comparison], _: Translator) -> Table:
     rows = []
     for c in comparisons:
         verdict = shown_verdict(c)

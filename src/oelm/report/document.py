@@ -1,32 +1,37 @@
-"""A document as data: one builder, and a renderer each for HTML, Markdown and the terminal.
+"""A document as data, with a renderer each for HTML, Markdown and the terminal.
 
-Text is plain until a renderer escapes it, so nothing that a run's config says can become markup.
+Texts are plain until a renderer escapes them, so nothing from a run's config can become markup.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias
 
 Tone = Literal["", "good", "bad", "open"]
-SAFE_LINKS = ("#", "./", "../")  # within the page and to folders beside it: no text can bring its own scheme
 
 
 @dataclass(frozen=True)
 class Link:
+    kind: ClassVar = "link"
     text: str
-    href: str  # "#anchor" within the document, or a relative path
-    strong: bool = False
+    href: str
+
+    @property
+    def safe(self) -> bool:
+        """Whether it leads to this page or a relative path, so that no text can bring its own scheme."""
+        return self.href.startswith(("#", "./", "../"))
 
 
 @dataclass(frozen=True)
 class Code:
+    kind: ClassVar = "code"
     text: str
 
 
 @dataclass(frozen=True)
 class Strong:
+    kind: ClassVar = "strong"
     text: str
 
 
@@ -44,13 +49,14 @@ def plain(text: Text) -> str:
 
 @dataclass(frozen=True)
 class Paragraph:
+    kind: ClassVar = "paragraph"
     text: Text
     small: bool = False
 
 
 @dataclass(frozen=True)
 class Card:
-    """One finding in plain words."""
+    """The findings on one dataset in sentences; the badge is the verdict of the first."""
 
     title: str
     lines: tuple[Text, ...]
@@ -60,6 +66,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Cards:
+    kind: ClassVar = "cards"
     cards: tuple[Card, ...]
 
 
@@ -72,29 +79,33 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
+    kind: ClassVar = "table"
     head: tuple[str, ...]
     rows: tuple[Row, ...]
     caption: str = ""
-    words: int = 1  # so many leading columns hold words; the rest are numbers and align right
-    verdict: int = -1  # the column that the rows' tone colours; none by default
+    words: int = 1  # number of leading columns with words; the others are numbers and align right
+    verdict: int = -1  # index of the column that takes the colour of the row's tone; -1 for none
 
 
 @dataclass(frozen=True)
 class Figure:
-    name: str  # of a file, when it becomes one
+    kind: ClassVar = "figure"
+    name: str  # name of its file in a Markdown report
     svg: str
     caption: str
 
 
 @dataclass(frozen=True)
 class Bullets:
-    items: tuple[Text, ...]
+    kind: ClassVar = "bullets"
+    lines: tuple[Text, ...]
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Detail that a reader opens when wanted."""
+    """Details that are hidden until the reader opens them."""
 
+    kind: ClassVar = "fold"
     title: str
     blocks: tuple[Block, ...]
 
@@ -106,13 +117,17 @@ Block: TypeAlias = Paragraph | Cards | Table | Figure | Bullets | Fold
 class Section:
     title: str
     anchor: str
-    blocks: Sequence[Block] = field(default_factory=tuple)
+    blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True)
 class Document:
     title: str
-    lead: Text
-    meta: tuple[Text, ...]
+    headline: Text
+    about: tuple[Text, ...]
     sections: tuple[Section, ...]
     lang: str = "en"
+
+    @property
+    def figures(self) -> list[Figure]:
+        return [b for section in self.sections for b in section.blocks if isinstance(b, Figure)]

@@ -7,7 +7,6 @@ from urllib.parse import quote
 
 from oelm.printable import printable
 from oelm.report.document import (
-    SAFE_LINKS,
     Block,
     Bullets,
     Cards,
@@ -26,11 +25,11 @@ from oelm.report.document import (
 
 
 def to_markdown(document: Document, figures: str = "") -> str:
-    """`figures` is the folder of the SVG files as seen from the Markdown file."""
+    """The document as Markdown; `figures` is the folder of its SVG files, relative to the Markdown file."""
     parts = [
         f"# {_escape(document.title)}",
-        f"**{_text(document.lead)}**",
-        *(_text(m) for m in document.meta),
+        f"**{_text(document.headline)}**",
+        *(_text(m) for m in document.about),
     ]
     for section in document.sections:
         parts.append(f'<a id="{section.anchor}"></a>\n\n## {_escape(section.title)}')
@@ -54,7 +53,7 @@ def _block(block: Block, figures: str) -> str:
             caption = _escape(block.caption)
             return f"![{caption}]({quote(figures)}/{block.name}.svg)\n\n*{caption}*"
         case Bullets():
-            return "\n".join(f"- {_text(i)}" for i in block.items)
+            return "\n".join(f"- {_text(i)}" for i in block.lines)
         case Fold():
             return "\n\n".join([f"**{_escape(block.title)}**", *(_block(b, figures) for b in block.blocks)])
 
@@ -81,7 +80,7 @@ def _text(text: Text) -> str:
 def _inline(part: Inline) -> str:
     match part:
         case Link():
-            if not part.href.startswith(SAFE_LINKS):
+            if not part.safe:
                 return _escape(part.text)
             return f"[{_escape(part.text)}]({quote(part.href, safe='#/=%')})"
         case Code():
@@ -95,7 +94,7 @@ def _inline(part: Inline) -> str:
 
 
 def _escape(text: str) -> str:
-    """Markup of either kind, a table's bars and line breaks lose their meaning."""
+    """Escape HTML, Markdown, the bars of tables and line breaks."""
     text = printable(text, lines=True)
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")
     return re.sub(r"([\\`*_\[\]|#!])", r"\\\1", text)

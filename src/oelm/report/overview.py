@@ -17,7 +17,7 @@ from oelm.report import numbers
 from oelm.report.comparisons import effect_cells
 from oelm.report.document import Block, Bullets, Paragraph, Row, Table, Text
 from oelm.report.sentences import SCALES, TASKS, outcome, place, tone
-from oelm.report.summary import linked
+from oelm.report.summary import frozen_against_baseline, linked
 from oelm.report.translate import Translator
 
 ARCHITECTURES = {
@@ -32,11 +32,10 @@ WEIGHTS = {True: Message("pretrained"), False: Message("from scratch")}
 def where_freezing_works(analysis: Analysis, _: Translator) -> list[Block]:
     """Per architecture, task, initial weights and frozen arm: where the 5 % target is met, missed or open."""
     cells: dict[tuple[str, str, bool, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for c in analysis.comparisons.of("baseline"):
-        if c.arm.freezes and not c.arm.probes:
-            key = (architecture(c.arm), task(c.arm), c.arm.config.model.pretrained, c.arm.name)
-            decided = c.target.outcome in (MET, MISSED)
-            cells[key][c.target.outcome if decided else "open"].append(place(c.arm, _))
+    for c in frozen_against_baseline(analysis):
+        key = (architecture(c.arm), task(c.arm), c.arm.config.model.pretrained, c.arm.name)
+        decided = c.target.outcome in (MET, MISSED)
+        cells[key][c.target.outcome if decided else "open"].append(place(c.arm, _))
     if not cells:
         return [Paragraph(_("No frozen arm has been compared yet."))]
     head: tuple[str, ...] = (_("Architecture"), _("Task"), _("Weights"), _("Arm"))
@@ -100,10 +99,14 @@ def _quality(arm: Arm, c: Comparison | None, _: Translator) -> Text:
         return _("baseline")
     if c.ratio is None:
         return _("not comparable")
-    change = numbers.change(c.ratio.value)
+    values = {
+        "change": numbers.change(c.ratio.value),
+        "interval": numbers.interval(c.ratio, "ppl"),  # both metrics as a ratio
+        "n": numbers.seeds(c.ratio),
+    }
     if c.metric == "ppl":
-        return linked(_("perplexity {change}", change=change), arm)
-    return linked(_("accuracy {change}", change=change), arm)
+        return linked(_("perplexity {change} ({interval}; n = {n})", **values), arm)
+    return linked(_("accuracy {change} ({interval}; n = {n})", **values), arm)
 
 
 def _step_time(cost: Cost, _: Translator) -> str:
@@ -116,8 +119,8 @@ def _step_time(cost: Cost, _: Translator) -> str:
 def trend_table(analysis: Analysis, _: Translator) -> list[Block]:
     """The gap of each frozen arm, ordered by the number of training tokens, with a test for a trend."""
     found: dict[tuple[str, str, str, bool], list[tuple[int, Comparison]]] = defaultdict(list)
-    for c in analysis.comparisons.of("baseline"):
-        if c.arm.freezes and c.effect is not None and not c.arm.probes:
+    for c in frozen_against_baseline(analysis):
+        if c.effect is not None:
             key = (c.arm.name, c.metric, c.arm.config.scale, c.arm.config.model.pretrained)
             found[key].append((_training_tokens(c.arm), c))
     rows: list[Row] = []

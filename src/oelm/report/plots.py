@@ -1,4 +1,4 @@
-"""What the report draws, from comparisons and run folders."""
+"""The figures of the report, drawn from comparisons, benchmarks and run folders."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from matplotlib import colormaps
 
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.compare import Arm, Comparison
+from oelm.analysis.costs import StepRatio
 from oelm.analysis.load import LoadedRun
 from oelm.analysis.messages import Message
 from oelm.analysis.verdict import SCENARIO_A, SCENARIO_B, TARGET
@@ -23,7 +24,7 @@ from oelm.report.sentences import group_title
 from oelm.report.summary import by_group
 from oelm.report.translate import Translator
 
-# panel -> fields of a layer's entry in metrics.jsonl; frozen Q/K carry no distance, it cannot change
+# Panel -> fields of a layer's entry in metrics.jsonl. Frozen Q/K have no distance field: it cannot change.
 ATTENTION = {
     "entropy": ("entropy",),
     "logit_scale": ("logit_scale",),
@@ -34,49 +35,43 @@ PANEL_TITLES = {
     "logit_scale": Message("scale of logits"),
     "orthogonality": Message("distance from orthogonal"),
 }
-MOST_LETTERS = 30
-MOST_ROWS = 40  # of one forest; more arms get a figure each
-MOST_ARMS = len(COLOURS)  # of one drawing of curves, so that no two share a colour
+MAX_NAME = 30  # characters of a name in a figure
+MAX_ROWS = 40  # rows of one forest plot
+MAX_ARMS = len(COLOURS)  # arms in one plot of curves, so that each has its own colour
+
+_Row = tuple[str, dict[str, Any], float, tuple[float, float] | None]  # label, look, value, interval
 
 
 def all_figures(analysis: Analysis, _: Translator) -> dict[str, list[Figure]]:
-    """Section -> figures, in reading order."""
+    """Section anchor -> its figures, in reading order."""
     with house_style():
         return _all_figures(analysis, _)
 
 
 def _all_figures(analysis: Analysis, _: Translator) -> dict[str, list[Figure]]:
-    made = analysis.comparisons
+    baseline = analysis.comparisons.of("baseline")
     look = Look([a.name for a in analysis.arms])
     figures: dict[str, list[Figure]] = {"comparisons": [], "training": [], "costs": []}
-    perplexity = [c for c in made.of("baseline") if c.metric == "ppl" and c.effect is not None]
-    for i, rows in enumerate(_forests(perplexity)):
-        figures["comparisons"].append(gap(rows, look, _, name=f"gap-{i}"))
-    for i, group in enumerate(by_group(made.of("baseline")).values()):
-        accurate = [c for c in group if c.metric == "accuracy" and c.effect is not None]
-        if accurate:
-            figures["comparisons"].append(accuracy(accurate, look, _, name=f"accuracy-{i}"))
-        if i >= MAX_CURVE_GROUPS:
-            continue
+    for i, rows in enumerate(_forests([c for c in baseline if c.effect is not None])):
+        figures["comparisons"].append(changes(rows, look, _, name=f"changes-{i}"))
+    if analysis.benchmarks:
+        figures["costs"].append(step_times(analysis.benchmarks, look, _))
+    for i, group in enumerate(list(by_group(baseline).values())[:MAX_CURVE_GROUPS]):
         title = group_title(group[0], _)
         for j, arms in enumerate(_parts(group)):
             part, colours = f"{i}-{j}", Look([a.name for a in arms])
-            for drawn in (
+            drawn = (
                 curves(arms, colours, _, title, name=f"curves-{part}"),
                 attention(arms, colours, _, title, name=f"attention-{part}"),
                 heads(arms, _, title, name=f"heads-{part}"),
-            ):
-                if drawn is not None:
-                    figures["training"].append(drawn)
-    shares = [c for c in made.of("baseline") if c.ratio is not None and c.arm.freezes and not c.arm.probes]
-    if shares:
-        figures["costs"].append(parameters(shares, look, _))
+            )
+            figures["training"] += [figure for figure in drawn if figure is not None]
     return figures
 
 
 def _parts(group: Sequence[Comparison]) -> Iterator[list[Arm]]:
-    """The arms of a group in portions that can be told apart: those of one reference, which leads each
-    portion, and an arm beside its control where that is not drawn yet."""
+    """The arms of a group in parts of at most MAX_ARMS: each part has one reference, its arms, and the
+    control of an arm beside it."""
     references = {c.reference.id: c.reference for c in group}
     for reference in references.values():
         left = {c.arm.id: c.arm for c in group if c.reference.id == reference.id}
@@ -85,7 +80,7 @@ def _parts(group: Sequence[Comparison]) -> Iterator[list[Arm]]:
             arm = left.pop(next(iter(left)))
             paired = [a.id for a in left.values() if arm.id == _control(a) or a.id == _control(arm)]
             together = [arm, *(left.pop(other) for other in paired[:1])]
-            if len(part) > 1 and len(part) + len(together) > MOST_ARMS:
+            if len(part) > 1 and len(part) + len(together) > MAX_ARMS:
                 yield part
                 part = [reference]
             part += together
@@ -97,102 +92,102 @@ def _control(arm: Arm) -> str:
 
 
 def _forests(comparisons: Sequence[Comparison]) -> Iterator[Sequence[Comparison]]:
-    """A study a figure, as their changes differ by orders of magnitude; a long one takes several."""
-    for _study, of_study in groupby(comparisons, key=lambda c: c.arm.config.study):
-        rows: list[Comparison] = []
-        for _dataset, of_dataset in groupby(of_study, key=lambda c: c.dataset):
-            more = list(of_dataset)
-            if rows and len(rows) + len(more) > MOST_ROWS:
-                yield rows
-                rows = []
-            rows += more
-            while len(rows) > MOST_ROWS:
-                yield rows[:MOST_ROWS]
-                rows = rows[MOST_ROWS:]
-        if rows:
-            yield rows
+    """The rows of each forest plot: one study and metric, at most MAX_ROWS."""
+    for _key, found in groupby(comparisons, key=lambda c: (c.arm.config.study, c.metric)):
+        rows = list(found)
+        for start in range(0, len(rows), MAX_ROWS):
+            yield rows[start : start + MAX_ROWS]
 
 
-def gap(comparisons: Sequence[Comparison], look: Look, _: Translator, *, name: str) -> Figure:
-    """A forest of perplexity changes with intervals and the 5 % line, grouped by dataset."""
+def changes(comparisons: Sequence[Comparison], look: Look, _: Translator, *, name: str) -> Figure:
+    """A forest plot of changes against the baseline: perplexity in per cent, or accuracy in points."""
+    perplexity = comparisons[0].metric == "ppl"
     rows: list[_Row] = []
     for c in comparisons:
         assert c.effect is not None
-        bounds = c.effect.interval
-        interval = None if bounds is None else (_percent(bounds[0]), _percent(bounds[1]))
-        label = f"{_short(c.arm.name)} · {_short(c.dataset)}"
-        rows.append((label, look.of(c.arm.name), _percent(c.effect.value), interval))
-    figure, axes = _forest(rows, name)
-    axes.axvline(0, color=INK, linewidth=0.8)
-    _cut(axes, 100 * TARGET, "5 %")
-    axes.set_xlabel(_("change of perplexity, %"))
+        low_high = c.effect.interval
+        if perplexity:
+            value = _percent(c.effect.value)
+            interval = None if low_high is None else (_percent(low_high[0]), _percent(low_high[1]))
+        else:
+            value, interval = c.effect.value, low_high
+        rows.append((f"{_short(c.arm.name)} · {_short(c.dataset)}", look.of(c.arm.name), value, interval))
+    figure, axes = canvas(name, 1.1 + 0.3 * len(rows))
+    _draw_forest(axes, rows)
+    if perplexity:
+        _draw_margin(axes, 100 * TARGET, "5 %")
+        axes.set_xlabel(_("change of perplexity, %"))
+        return _figure(
+            name,
+            figure,
+            _(
+                "Change of perplexity against the baseline; lower is better. Dot: mean over seeds; bar: 95 % "
+                "interval; dashed: the 5 % target. A hollow dot has one seed and no interval."
+            ),
+        )
+    axes.set_xlabel(_("change of accuracy, percentage points"))
+    if not any(c.scenario for c in comparisons):
+        return _figure(
+            name,
+            figure,
+            _(
+                "Change of accuracy against the baseline; higher is better. Dot: mean over seeds; bar: 95 % "
+                "interval. A hollow dot has one seed and no interval."
+            ),
+        )
+    _draw_margin(axes, SCENARIO_A, "C | A")
+    _draw_margin(axes, SCENARIO_B, "B | C")
     return _figure(
         name,
         figure,
         _(
-            "Change of perplexity against the baseline. Dot: mean over seeds; bar: 95 % interval; dashed:"
-            " the 5 % target. A hollow dot has one seed and no interval."
+            "Change of accuracy against the baseline; higher is better. Dot: mean over seeds; bar: 95 % "
+            "interval; dashed: the borders between scenarios A, C and B. A hollow dot has one seed and no "
+            "interval."
         ),
     )
 
 
-def accuracy(comparisons: Sequence[Comparison], look: Look, _: Translator, *, name: str) -> Figure:
-    """A forest of accuracies with the interval of the difference, and the lines between scenarios if any."""
-    reference = comparisons[0].reference
-    base = 100 * reference.mean
-    rows: list[_Row] = [(_short(reference.name), look.of(reference.name), base, None)]
-    for c in comparisons:
-        assert c.effect is not None
-        bounds = c.effect.interval
-        interval = None if bounds is None else (base + bounds[0], base + bounds[1])
-        rows.append((_short(c.arm.name), look.of(c.arm.name), base + c.effect.value, interval))
-    figure, axes = _forest(rows, name)
-    axes.axvline(base, color=INK, linewidth=0.8)
-    cuts = ((SCENARIO_A, "C | A"), (SCENARIO_B, "B | C")) if any(c.scenario for c in comparisons) else ()
-    for cut, text in cuts:
-        _cut(axes, base + cut, text, across=True)
-    axes.set_xlabel(_("accuracy, %"))
-    title = group_title(comparisons[0], _)
-    if cuts:
-        caption = _(
-            "{title}. Test accuracy, mean over seeds; the bar is the 95 % interval of the difference "
-            "from the baseline. Hollow: the baseline, or an arm with one seed. Dashed: two and five "
-            "points below the baseline, the borders between scenarios A, C and B.",
-            title=title,
-        )
-    else:
-        caption = _(
-            "{title}. Test accuracy, mean over seeds; the bar is the 95 % interval of the difference "
-            "from the baseline. Hollow: the baseline, or an arm with one seed.",
-            title=title,
-        )
-    return _figure(name, figure, caption)
+def step_times(benchmarks: Sequence[StepRatio], look: Look, _: Translator) -> Figure:
+    """Step time and peak memory against the baseline, from interleaved benchmarks."""
+    figure, (left, right) = canvas("step-time", 1.1 + 0.3 * len(benchmarks), 2, sharey=True)
+    times: list[_Row] = []
+    memory: list[_Row] = []
+    for b in benchmarks:
+        label, style = f"{_short(b.method)} · {_short(b.model)}", look.of(b.method)
+        low, high = (100 * (bound - 1) for bound in b.interval)
+        times.append((label, style, 100 * (b.ratio - 1), (low, high)))
+        peak = math.nan if b.memory_ratio is None else 100 * (b.memory_ratio - 1)
+        memory.append((label, style, peak, None))
+    _draw_forest(right, memory)
+    _draw_forest(left, times)
+    left.set_xlabel(_("change of step time, %"))
+    right.set_xlabel(_("change of peak memory, %"))
+    caption = _(
+        "Step time and peak memory against the baseline in interleaved benchmarks; lower is better. Bar: "
+        "95 % interval. Peak memory is measured once."
+    )
+    return _figure("step-time", figure, caption)
 
 
-_Row = tuple[str, dict[str, Any], float, tuple[float, float] | None]  # label, look, value, interval
-
-
-def _forest(rows: Sequence[_Row], name: str) -> tuple[Any, Any]:
-    """A line each: the value, hollow where it has no interval."""
-    figure, axes = canvas(name, 1.1 + 0.3 * len(rows))
+def _draw_forest(axes: Any, rows: Sequence[_Row]) -> None:
+    """One line per row; a dot without an interval is hollow."""
     for y, (_label, style, value, interval) in enumerate(rows):
         colour, face = style["color"], "none"
         if interval is not None:
             axes.plot(interval, [y, y], color=colour, linewidth=2, solid_capstyle="butt")
             face = colour
         axes.plot([value], [y], marker=style["marker"], color=colour, markerfacecolor=face, linestyle="")
-    axes.set_yticks(range(len(rows)), [label for label, *_ in rows])
+    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [label for label, *_rest in rows])
     axes.set_ylim(len(rows) - 0.4, -0.9)
     axes.grid(axis="x")
-    return figure, axes
 
 
-def _cut(axes: Any, x: float, text: str, *, across: bool = False) -> None:
-    """A line between verdicts, its text beside it or across."""
+def _draw_margin(axes: Any, x: float, text: str) -> None:
     axes.axvline(x, color=INK, linewidth=1.2, linestyle="--")
-    beside, side = (0, "center") if across else (3, "left")
-    axes.annotate(text, (x, 1), xycoords=("data", "axes fraction"), xytext=(beside, -2),
-                  textcoords="offset points", ha=side, va="top", color=INK)  # fmt: skip
+    place = {"xycoords": ("data", "axes fraction"), "xytext": (3, -2), "textcoords": "offset points"}
+    axes.annotate(text, (x, 1), ha="left", va="top", color=INK, **place)
 
 
 def curves(arms: Iterable[Arm], look: Look, _: Translator, title: str, *, name: str) -> Figure | None:
@@ -203,19 +198,11 @@ def curves(arms: Iterable[Arm], look: Look, _: Translator, title: str, *, name: 
         steps, values = _series([_column(r, "validation", "loss") for r in arm.finished])
         if len(steps) < 2:
             continue
-        style = look.of(arm.name)
-        axes.plot(
-            steps,
-            values.mean(axis=0),
-            label=_short(arm.name),
-            markevery=max(1, len(steps) // 8),
-            markersize=4,
-            **style,
-        )
+        style = look.of(arm.name) | {"markevery": max(1, len(steps) // 8), "markersize": 4}
+        axes.plot(steps, values.mean(axis=0), label=_short(arm.name), **style)
         if len(values) > 1:
-            axes.fill_between(
-                steps, values.min(axis=0), values.max(axis=0), color=style["color"], alpha=0.15, lw=0
-            )
+            low, high = values.min(axis=0), values.max(axis=0)
+            axes.fill_between(steps, low, high, color=style["color"], alpha=0.15, lw=0)
         drawn = True
     if not drawn:
         return None
@@ -223,99 +210,52 @@ def curves(arms: Iterable[Arm], look: Look, _: Translator, title: str, *, name: 
     axes.set_ylabel(_("validation loss"))
     axes.grid()
     legend_below(figure, axes)
-    return _figure(
-        name,
-        figure,
-        _("Validation loss, {title}. Line: mean over seeds; band: lowest to highest seed.", title=title),
-    )
-
-
-def parameters(comparisons: Sequence[Comparison], look: Look, _: Translator) -> Figure:
-    """Trained share of Q/K against the loss of quality, of arms that freeze."""
-    figure, axes = canvas("parameters", 3.4)
-    seen: set[str] = set()
-    most = 5.0
-    for c in comparisons:
-        result = c.arm.finished[0].result
-        if result is None or c.ratio is None or not result.parameters.qk_total:
-            continue
-        worse = _percent(c.ratio.value) if c.metric == "ppl" else -_percent(c.ratio.value)
-        x = 100 * result.parameters.qk_trainable / result.parameters.qk_total
-        most = max(most, x)
-        style = look.of(c.arm.name)
-        label = _short(c.arm.name) if c.arm.name not in seen else None
-        seen.add(c.arm.name)
-        axes.plot(
-            [x],
-            [worse],
-            marker=style["marker"],
-            color=style["color"],
-            linestyle="",
-            markersize=7,
-            label=label,
-        )
-    axes.axhline(100 * TARGET, color=INK, linewidth=1.2, linestyle="--")
-    axes.axhline(0, color=INK, linewidth=0.8)
-    axes.set_xlim(-0.04 * most, 1.04 * most)
-    axes.set_xlabel(_("trained share of Q/K, %"))
-    axes.set_ylabel(_("loss of quality, %"))
-    axes.grid()
-    legend_below(figure, axes)
-    return _figure(
-        "parameters",
-        figure,
-        _(
-            "Frozen arms without the probe tasks: trained share of the Q/K parameters against the loss of"
-            " quality. Lower is better on both axes."
-        ),
-    )
+    caption = _("Validation loss, {title}. Line: mean over seeds; band: lowest to highest seed.", title=title)
+    return _figure(name, figure, caption)
 
 
 def attention(arms: Iterable[Arm], look: Look, _: Translator, title: str, *, name: str) -> Figure | None:
     """Entropy, logit scale and distance from orthogonality over training, averaged over heads and layers."""
     found: dict[str, list[tuple[str, Any, Any]]] = defaultdict(list)
     for arm in arms:
-        for what in ATTENTION:
-            steps, values = _series([_attention_mean(r, what) for r in arm.finished])
+        for panel in ATTENTION:
+            steps, values = _series([_attention_mean(r, panel) for r in arm.finished])
             if len(steps):
-                found[what].append((arm.name, steps, values.mean(axis=0)))
+                found[panel].append((arm.name, steps, values.mean(axis=0)))
     if not found:
         return None
-    kinds = [k for k in ATTENTION if k in found]
-    figure, axes = canvas(name, 2.6, len(kinds), squeeze=False)
-    for panel, what in zip(axes[0], kinds, strict=True):
-        for label, steps, values in found[what]:
-            panel.plot(steps, values, label=_short(label), markersize=4, **look.of(label))
-        panel.set_title(_(PANEL_TITLES[what]))
-        panel.set_xlabel(_("step"))
-        panel.grid()
-    legend_below(figure, axes[0][0])
-    return _figure(
-        name,
-        figure,
-        _("Attention during training, {title}: mean over heads, layers and seeds of each arm.", title=title),
+    panels = [panel for panel in ATTENTION if panel in found]
+    figure, all_axes = canvas(name, 2.6, len(panels), squeeze=False)
+    for axes, panel in zip(all_axes[0], panels, strict=True):
+        for label, steps, values in found[panel]:
+            axes.plot(steps, values, label=_short(label), markersize=4, **look.of(label))
+        axes.set_title(_(PANEL_TITLES[panel]))
+        axes.set_xlabel(_("step"))
+        axes.grid()
+    legend_below(figure, all_axes[0][0])
+    caption = _(
+        "Attention during training, {title}: mean over heads, layers and seeds of each arm.", title=title
     )
+    return _figure(name, figure, caption)
 
 
-def heads(arms: Sequence[Arm], _: Translator, title: str, *, name: str) -> Figure | None:
-    """The last entropy of each head as a map, layer by head."""
+def heads(arms: Iterable[Arm], _: Translator, title: str, *, name: str) -> Figure | None:
+    """The entropy of each attention head at the end of training, as a map of layers and heads."""
     found = ((a.name, _last_entropy(a.finished[0])) for a in arms if a.finished)
     maps = [(arm, grid) for arm, grid in found if grid is not None]
     if not maps:
         return None
     rows = math.ceil(len(maps) / 4)
-    columns = math.ceil(len(maps) / rows)
-    figure, axes = canvas(name, 2.6 * rows, columns, rows=rows, squeeze=False)
+    figure, axes = canvas(name, 2.6 * rows, math.ceil(len(maps) / rows), rows=rows, squeeze=False)
     panels = list(axes.flat)
     for unused in panels[len(maps) :]:
         unused.set_visible(False)
-    highest = max(float(np.nanmax(g)) for arm, g in maps)
+    highest = max(float(np.nanmax(grid)) for arm, grid in maps)
+    colours = colormaps["cividis"].resampled(16)
     image: Any = None
     for panel, (arm, grid) in zip(panels, maps, strict=False):
-        image = panel.pcolormesh(
-            grid, cmap=colormaps["cividis"].resampled(16), vmin=0, vmax=highest, edgecolors="none"
-        )
-        panel.set_title(_broken(arm))
+        image = panel.pcolormesh(grid, cmap=colours, vmin=0, vmax=highest, edgecolors="none")
+        panel.set_title(_two_lines(arm))
         panel.set_xlabel(_("head"))
         panel.set_xticks(np.arange(grid.shape[1]) + 0.5, [str(i + 1) for i in range(grid.shape[1])])
         panel.set_yticks(np.arange(grid.shape[0]) + 0.5, [str(i + 1) for i in range(grid.shape[0])])
@@ -324,14 +264,10 @@ def heads(arms: Sequence[Arm], _: Translator, title: str, *, name: str) -> Figur
     bar = figure.colorbar(image, ax=panels, shrink=0.9)
     bar.ax.tick_params(colors=INK)
     bar.outline.set_visible(False)
-    return _figure(
-        name,
-        figure,
-        _(
-            "Entropy of attention per layer and head at the end of training, {title} (first seed).",
-            title=title,
-        ),
+    caption = _(
+        "Entropy of attention per layer and head at the end of training, {title} (first seed).", title=title
     )
+    return _figure(name, figure, caption)
 
 
 def _figure(name: str, figure: Any, caption: str) -> Figure:
@@ -343,22 +279,22 @@ def _percent(log_ratio: float) -> float:
 
 
 def _short(name: str) -> str:
-    """A name must not push the drawing off its own figure."""
-    return name if len(name) <= MOST_LETTERS else name[: MOST_LETTERS - 1] + "…"
+    """The start of a long name, so that it leaves room for the plot."""
+    return name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
 
 
-def _broken(name: str) -> str:
-    """A long arm name on two lines."""
+def _two_lines(name: str) -> str:
+    """A long arm name with a line break at the hyphen nearest to its middle."""
     name = _short(name)
-    if len(name) <= 12 or "-" not in name:
+    hyphens = [i for i, c in enumerate(name) if c == "-"]
+    if len(name) <= 12 or not hyphens:
         return name
-    cuts = [i for i, c in enumerate(name) if c == "-"]
-    at = min(cuts, key=lambda i: abs(i - len(name) / 2))
+    at = min(hyphens, key=lambda i: abs(i - len(name) / 2))
     return name[: at + 1] + "\n" + name[at + 1 :]
 
 
 def _column(run: LoadedRun, kind: str, name: str) -> dict[int, float]:
-    """step -> value of one metric; what is no finite number is left out."""
+    """Step -> value of one metric; values that are not finite numbers are left out."""
     rows = ((r["step"], r.get(name)) for r in run.metrics(kind))
     return {s: float(v) for s, v in rows if isinstance(v, int | float) and math.isfinite(v)}
 
@@ -368,30 +304,30 @@ def _layers(row: dict[str, Any]) -> list[dict[str, Any]]:
     return [entry for entry in layers if isinstance(entry, dict)] if isinstance(layers, list) else []
 
 
-def _numbers(values: Iterable[Any]) -> list[float]:
+def _finite(values: Iterable[Any]) -> list[float]:
     return [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
 
 
 def _attention_mean(run: LoadedRun, panel: str) -> dict[int, float]:
-    """step -> mean over layers (and over Q and K where both are logged)."""
+    """Step -> mean over layers, and over Q and K where both are logged."""
     found = {}
     for row in run.metrics("attention"):
-        values = _numbers(entry.get(name) for entry in _layers(row) for name in ATTENTION[panel])
+        values = _finite(entry.get(name) for entry in _layers(row) for name in ATTENTION[panel])
         if values:
             found[row["step"]] = float(np.mean(values))
     return found
 
 
 def _last_entropy(run: LoadedRun) -> np.ndarray | None:
-    """(layers, heads) at the last step that was logged."""
+    """(layers, heads) at the last logged step; None if it was not logged for all heads."""
     rows = run.metrics("attention")
     heads = [entry.get("entropy_heads") for entry in _layers(rows[-1])] if rows else []
-    grid = [_numbers(h) for h in heads if isinstance(h, list)]
+    grid = [_finite(h) for h in heads if isinstance(h, list)]
     return np.array(grid) if grid and len({len(x) for x in grid}) == 1 and grid[0] else None
 
 
 def _series(runs: Sequence[dict[int, float]]) -> tuple[np.ndarray, np.ndarray]:
-    """The steps that all seeds share, and (seeds, steps) of their values."""
+    """The steps that all seeds have in common, and their values as (seeds, steps)."""
     runs = [r for r in runs if r]
     if not runs:
         return np.array([]), np.empty((0, 0))

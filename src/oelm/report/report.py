@@ -1,4 +1,4 @@
-"""`build` makes the report of an analysis; `write_html` and `write_markdown` write it to a file."""
+"""The full report of an analysis."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import oelm
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.load import FINISHED
 from oelm.files.atomic import write_text
-from oelm.report.document import Code, Document, Figure, Section, Text
-from oelm.report.figures import standalone
+from oelm.report.document import Code, Document, Section, Text
 from oelm.report.html import to_html
-from oelm.report.markdown import to_markdown
 from oelm.report.plots import all_figures
 from oelm.report.run_list import run_list
 from oelm.report.sections import SECTIONS
@@ -59,20 +57,6 @@ def about(analysis: Analysis, command: str, _: Translator) -> tuple[Text, ...]:
 def write_html(analysis: Analysis, path: Path, *, lang: str = "en", command: str = "oelm report") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, to_html(build(analysis, path.parent, lang=lang, command=command)))
-    return path
-
-
-def write_markdown(analysis: Analysis, path: Path, *, lang: str = "en", command: str = "oelm report") -> Path:
-    """Write the file, and its figures in `<name>_figures/` beside it."""
-    document = build(analysis, path.parent, lang=lang, command=command)
-    figures = path.parent / f"{path.stem}_figures"
-    figures.mkdir(parents=True, exist_ok=True)
-    drawn = [b for section in document.sections for b in section.blocks if isinstance(b, Figure)]
-    for figure in drawn:
-        write_text(figures / f"{figure.name}.svg", standalone(figure.svg))
-    for stale in {*figures.glob("*.svg")} - {figures / f"{figure.name}.svg" for figure in drawn}:
-        stale.unlink()  # of an earlier report with other groups
-    write_text(path, to_markdown(document, figures.name))
     return path
 
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.compare import Arm
 from oelm.analysis.load import FINISHED
-from oelm.analysis.messages import state_name
+from oelm.analysis.messages import Message, state_name
 from oelm.report import numbers
 from oelm.report.document import Block, Bullets, Code, Fold, Link, Paragraph, Row, Table, Text
 from oelm.report.sentences import SCALES
@@ -74,26 +74,27 @@ def limitation_texts(analysis: Analysis, _: Translator) -> list[str]:
                 n=analysis.states["diverged"],
             )
         )
+    if sources := _origins(analysis.arms):
+        texts.append(_("Text of each dataset: {sources}", sources=sources))
     texts.append(
         _(
             "Verdicts use Student's t intervals. From five seeds on, the JSON output adds a bootstrap (BCa) "
             "interval; with fewer seeds it would be far too narrow."
         )
     )
-    return texts + [
-        _("{dataset}: {origin}", dataset=dataset, origin=origin)
-        for dataset, origin in _origins(analysis.arms).items()
-    ]
+    return texts
 
 
-def _origins(arms: Sequence[Arm]) -> dict[str, str]:
-    """Dataset -> where its text came from, since a stand-in must not be taken for the real dataset."""
+def _origins(arms: Sequence[Arm]) -> tuple[Message, ...]:
+    """Where the text of each dataset came from, since a stand-in must not be taken for the real dataset."""
     found: dict[str, str] = {}
     for arm in arms:
         data = arm.finished[0].manifest.get("data") if arm.finished else None
         if isinstance(data, dict) and data.get("origin"):
             found.setdefault(arm.config.data.dataset, str(data["origin"]))
-    return found
+    return tuple(
+        Message("{dataset} ({origin})", dataset=dataset, origin=origin) for dataset, origin in found.items()
+    )
 
 
 def totals(analysis: Analysis, _: Translator) -> list[Block]:

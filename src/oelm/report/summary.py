@@ -34,9 +34,17 @@ def by_group(comparisons: Iterable[Comparison]) -> dict[tuple[str, str, str], li
     return found
 
 
+def frozen_against_baseline(analysis: Analysis) -> list[Comparison]:
+    """The comparisons that the headline counts: frozen arms on real data against their baselines."""
+    return [c for c in analysis.comparisons.of("baseline") if c.arm.freezes and not c.arm.probes]
+
+
 def headline(analysis: Analysis, _: Translator) -> str:
+    return count_verdicts(frozen_against_baseline(analysis), _)
+
+
+def count_verdicts(frozen: Sequence[Comparison], _: Translator) -> str:
     """How many frozen arms stay within 5 % of their baselines, in one or two sentences."""
-    frozen = [c for c in analysis.comparisons.of("baseline") if c.arm.freezes and not c.arm.probes]
     if not frozen:
         return _("There is no finished comparison of a frozen arm with its baseline yet.")
     held, failed, withheld = (sum(c.target.outcome == o for c in frozen) for o in (MET, MISSED, WITHHELD))

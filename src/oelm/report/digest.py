@@ -1,0 +1,119 @@
+"""The short report for a Markdown page: a figure and a table for each of four questions."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from oelm.analysis.analyze import Analysis
+from oelm.analysis.compare import Comparison
+from oelm.analysis.costs import StepRatio
+from oelm.files.atomic import write_text
+from oelm.report import numbers, plots
+from oelm.report.comparisons import mean_table, pair_table
+from oelm.report.document import Block, Code, Document, Paragraph, Row, Section, Table, plain
+from oelm.report.figures import Look, house_style, standalone
+from oelm.report.markdown import to_markdown
+from oelm.report.report import about
+from oelm.report.run_list import limitations
+from oelm.report.summary import count_verdicts, frozen_against_baseline, headline
+from oelm.report.translate import Translator
+
+
+def build_digest(analysis: Analysis, *, lang: str = "en", command: str = "oelm report") -> Document:
+    """Language modelling with frozen Q/K alone and with extras, classification, step time and memory."""
+    _ = Translator(lang)
+    frozen = [c for c in frozen_against_baseline(analysis) if c.effect is not None]
+    language = [c for c in frozen if c.metric == "ppl"]
+    alone = [c for c in language if not c.arm.method.has_extras]
+    extras = [c for c in language if c.arm.method.has_extras]
+    controls = [c for c in analysis.comparisons.of("control") if c.arm.key in {e.arm.key for e in extras}]
+    look = Look([arm.name for arm in analysis.arms])
+    with house_style():
+        sections = (
+            Section(_("Average over datasets"), "mean", tuple(mean_table(analysis, _))),
+            Section(
+                _("Language modelling: what freezing costs"),
+                "language-modelling",
+                _question(alone, (), look, _, name="language-modelling"),
+            ),
+            Section(
+                _("Language modelling: freezing with trainable extras"),
+                "extras",
+                _question(extras, controls, look, _, name="extras"),
+            ),
+            Section(
+                _("Classification: pretrained encoders, and GPT from scratch"),
+                "classification",
+                _question([c for c in frozen if c.metric == "accuracy"], (), look, _, name="classification"),
+            ),
+            Section(_("Step time and memory"), "step-time", _step_times(analysis.benchmarks, look, _)),
+            Section(_("Limitations"), "limitations", tuple(limitations(analysis, _))),
+        )
+    full = shlex.join(["oelm", "report", "--runs", str(analysis.loaded.root), "-o", "report.html"])
+    more = (_("All comparisons, training curves and runs:") + " ", Code(full))
+    return Document(
+        _("Frozen query/key attention: what it costs"),
+        headline(analysis, _),
+        (*about(analysis, command, _), more),
+        tuple(section for section in sections if section.blocks),
+        lang,
+    )
+
+
+def write_markdown(analysis: Analysis, path: Path, *, lang: str = "en", command: str = "oelm report") -> Path:
+    """Write the short report, and its figures in `<name>_figures/` beside it."""
+    document = build_digest(analysis, lang=lang, command=command)
+    folder = path.parent / f"{path.stem}_figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {folder / f"{figure.name}.svg": standalone(figure.svg) for figure in document.figures}
+    for file, svg in files.items():
+        write_text(file, svg)
+    for stale in {*folder.glob("*.svg")} - files.keys():  # of an earlier report
+        stale.unlink()
+    write_text(path, to_markdown(document, folder.name))
+    return path
+
+
+def _question(
+    comparisons: Sequence[Comparison], controls: Sequence[Comparison], look: Look, _: Translator, *, name: str
+) -> tuple[Block, ...]:
+    """Verdicts in words, the figure, and the table with intervals; empty without comparisons."""
+    if not comparisons:
+        return ()
+    return (
+        Paragraph(count_verdicts(comparisons, _)),
+        plots.changes(comparisons, look, _, name=name),
+        _without_links(pair_table([*comparisons, *controls], _)),
+    )
+
+
+def _step_times(benchmarks: Sequence[StepRatio], look: Look, _: Translator) -> tuple[Block, ...]:
+    if not benchmarks:
+        return ()
+    head = (_("Method"), _("Model"), _("Verdict"), _("Step time"), _("95 % interval"), _("Rounds"))
+    rows = []
+    for b in benchmarks:
+        low, high = b.interval
+        verdict = _("faster") if high < 1 else _("slower") if low > 1 else _("no significant difference")
+        interval = _("{low} to {high}", low=_change(low), high=_change(high))
+        memory = "–" if b.memory_ratio is None else _change(b.memory_ratio)
+        bound = "–" if b.bound is None else _change(1 - b.bound)
+        cells = (b.method, b.model, verdict, _change(b.ratio), interval, str(b.rounds), memory, bound)
+        rows.append(Row(cells))
+    return (
+        plots.step_times(benchmarks, look, _),
+        Table((*head, _("Peak memory"), _("FLOP bound")), tuple(rows), words=3),
+    )
+
+
+def _change(ratio: float) -> str:
+    return f"{numbers.signed(100 * (ratio - 1))} %"
+
+
+def _without_links(table: Table) -> Table:
+    """The table with plain cells: the short report has no list of runs to link to."""
+    rows = (replace(row, cells=tuple(plain(cell) for cell in row.cells)) for row in table.rows)
+    return replace(table, rows=tuple(rows))

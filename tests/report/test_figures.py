@@ -1,0 +1,95 @@
+"""Figures: every arm is drawn, can be told apart and has its name as text; the SVG is valid."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from oelm.analysis.costs import StepRatio
+from oelm.report import plots
+from oelm.report.figures import Look, canvas, house_style, legend_below, standalone
+from oelm.report.plots import all_figures, changes, step_times
+from oelm.report.summary import by_group
+from oelm.report.translate import Translator
+from run_factory import analyze, write_study
+
+
+@pytest.fixture(scope="module")
+def analysis(tmp_path_factory):
+    return analyze(write_study(tmp_path_factory.mktemp("runs"), attention=True))
+
+
+@pytest.fixture(scope="module")
+def baseline(analysis):
+    return analysis.comparisons.of("baseline")
+
+
+def test_every_kind_of_figure_is_drawn_as_valid_svg(analysis):
+    drawn = {
+        figure.name: figure.svg for part in all_figures(analysis, Translator()).values() for figure in part
+    }
+    assert {name.partition("-")[0] for name in drawn} == {"changes", "curves", "attention", "heads"}
+    for svg in drawn.values():
+        ET.fromstring(svg)
+        assert "currentColor" in svg
+        assert "currentColor" not in standalone(svg)
+        assert "<image" not in svg
+    assert "oelm-random-matched" in drawn["changes-0"]
+    assert "5 %" in drawn["changes-0"]
+    assert "C | A" in drawn["changes-1"]
+
+
+def test_figures_in_chinese_have_chinese_words(baseline):
+    perplexity = [c for c in baseline if c.metric == "ppl"]
+    assert "困惑度变化" in changes(perplexity, Look([]), Translator("zh"), name="changes").svg
+
+
+def test_a_forest_with_many_rows_is_divided_without_losing_an_arm(monkeypatch, baseline):
+    monkeypatch.setattr(plots, "MAX_ROWS", 2)
+    parts = list(plots._forests(baseline))
+    assert [len(part) for part in parts] == [2, 2, 1, 1]
+    assert [c for part in parts for c in part] == baseline
+
+
+def test_no_two_of_forty_arms_look_alike():
+    look = Look([str(i) for i in range(40)])
+    assert len({tuple(map(str, look.of(str(i)).values())) for i in range(40)}) == 40
+
+
+def test_step_times_without_a_memory_measurement_are_drawn(analysis):
+    benchmark = StepRatio("oelm-freeze", "mini", 128, "rope", 0.95, (0.9, 1.0), None, Path("step.json"))
+    with house_style():
+        svg = step_times([benchmark], Look([]), Translator()).svg
+    assert "oelm-freeze · mini" in svg
+    ET.fromstring(svg)
+
+
+def test_many_arms_are_drawn_in_parts_that_start_with_their_reference(monkeypatch, analysis):
+    group = max(by_group(analysis.comparisons.of("baseline")).values(), key=len)
+    (alone,) = plots._parts(group)
+    assert alone[0].id == group[0].reference.id
+    assert {a.id for a in alone[1:]} == {c.arm.id for c in group}
+    monkeypatch.setattr(plots, "MAX_ARMS", 3)
+    by_id = {c.arm.id: c for c in group}
+    control = by_id.pop("GPT-01O")
+    first, *others = (c for c in by_id.values() if c.arm.config.compare.control == "GPT-01O")
+    parts = list(plots._parts([first, *others, control]))  # the control is given last
+    assert parts[0] == [alone[0], first.arm, control.arm]
+    assert all(part[0] is alone[0] and 1 < len(part) <= 3 for part in parts)
+    assert sorted(a.id for part in parts[1:] for a in part[1:]) == sorted(c.arm.id for c in others)
+
+
+def test_a_legend_of_many_long_names_keeps_within_its_figure():
+    with house_style():
+        figure, axes = canvas("many", 3.0)
+        for i in range(23):
+            axes.plot([0, 1], [0, i], label=f"trained-plus-temperature-{i:03d}")
+        legend_below(figure, axes)
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        box, page = legend.get_window_extent(), figure.bbox
+        assert page.x0 <= box.x0
+        assert box.x1 <= page.x1
+        assert axes.get_window_extent().height > 0.25 * page.height
