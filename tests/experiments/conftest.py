@@ -1,16 +1,22 @@
-"""A small catalogue of its own and launchers whose training is a stub."""
+"""A small catalogue for launchers, and training that is a stub: in this process or in worker processes."""
 
 from __future__ import annotations
 
 import os
+import runpy
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from oelm.cli.main import main
+from oelm.experiments import catalogue
+
 STUB = Path(__file__).parent / "stub"
+STUB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 CATALOGUE = """
 from oelm.experiments.catalogue import register_experiment
@@ -39,7 +45,7 @@ add("TUNED-2", "oelm-freeze", tuned=True, baseline="TUNED-1", grids={"smoke": (1
 @pytest.fixture
 def own_catalogue(tmp_path: Path) -> Path:
     path = tmp_path / "own.py"
-    path.write_text(CATALOGUE)
+    path.write_text(CATALOGUE, encoding="utf-8")
     return path
 
 
@@ -68,3 +74,35 @@ def start_oelm(
         )
 
     return start
+
+
+@pytest.fixture
+def run_oelm(
+    in_process: None,
+    tmp_path: Path,
+    own_catalogue: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Callable[..., tuple[int, str]]]:
+    """Call `oelm run ...` like `start_oelm`, but everything in this process; returns exit code and output."""
+    handlers = {number: signal.getsignal(number) for number in STUB_SIGNALS}
+    real = sys.modules.get("oelm.training.fit")
+    runpy.run_path(str(STUB / "sitecustomize.py"))  # puts the stub into sys.modules
+    monkeypatch.setenv("STUB_STEP_SECONDS", "0")
+    known = dict(catalogue.experiments())
+
+    def run(*words: str) -> tuple[int, str]:
+        rest = ["--scale", "smoke", "--gpus", "none", "--catalogue", str(own_catalogue)]
+        code = main(["run", *words, *rest, "--runs", str(tmp_path / "runs")])
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    yield run
+    catalogue._registered.clear()
+    catalogue._registered.update(known)
+    catalogue._loaded.clear()
+    del sys.modules["oelm.training.fit"]
+    if real is not None:
+        sys.modules["oelm.training.fit"] = real
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

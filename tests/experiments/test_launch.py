@@ -1,4 +1,4 @@
-"""Launchers that are killed, raced and given broken work; training itself is a stub (see stub/)."""
+"""Launchers that are killed, compete for runs and get broken experiments; training is a stub (see stub/)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ from oelm.runs.folder import EXIT_FAILED, EXIT_PERMANENT, EXIT_USAGE
 from oelm.runs.scan import scan
 
 Start = Callable[..., "subprocess.Popen[str]"]
+Run = Callable[..., tuple[int, str]]
 GOOD = ("GOOD-1", "GOOD-2", "GOOD-3")
 
 
 def results(root: Path) -> dict[str, object]:
-    return {str(p.relative_to(root)): json.loads(p.read_text()) for p in sorted(root.rglob("results.json"))}
+    return {
+        str(p.relative_to(root)): json.loads(p.read_text(encoding="utf-8"))
+        for p in sorted(root.rglob("results.json"))
+    }
 
 
 def steps_of(root: Path) -> dict[str, int]:
@@ -35,11 +39,11 @@ def steps_of(root: Path) -> dict[str, int]:
 def wait_until(condition: Callable[[], object], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.02)
 
 
-def alone(root: Path) -> bool:
+def no_run_had_two_workers(root: Path) -> bool:
     return not list(root.rglob("TWO AT ONCE"))
 
 
@@ -49,24 +53,22 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def uninterrupted(start_oelm: Start, root: Path, tmp_path: Path) -> dict[str, object]:
-    """The results of the same request, never disturbed."""
-    process = start_oelm(*GOOD, "--seeds", "0", "1", STUB_STEP_SECONDS="0")
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, output
+def uninterrupted(run_oelm: Run, root: Path, tmp_path: Path) -> dict[str, object]:
+    """The results of the same runs without any interruption."""
+    code, output = run_oelm(*GOOD, "--seeds", "0", "1")
+    assert code == 0, output
     found = results(root)
     root.rename(tmp_path / "undisturbed")
     assert len(found) == 6
     return found
 
 
-def test_finished_runs_are_skipped_the_second_time(start_oelm: Start, root: Path) -> None:
+def test_finished_runs_are_skipped_the_second_time(run_oelm: Run, root: Path) -> None:
     for _ in range(2):
-        process = start_oelm("GOOD-1", STUB_STEP_SECONDS="0")
-        output = process.communicate(timeout=300)[0]
-        assert process.returncode == 0, output
+        code, output = run_oelm("GOOD-1")
+        assert code == 0, output
     (starts,) = root.rglob("starts")
-    assert len(starts.read_text().splitlines()) == 1
+    assert len(starts.read_text(encoding="utf-8").splitlines()) == 1
 
 
 def test_a_killed_launcher_is_replaced_by_the_same_command(
@@ -81,7 +83,7 @@ def test_a_killed_launcher_is_replaced_by_the_same_command(
     output = second.communicate(timeout=300)[0]
     assert second.returncode == 0, output
     assert results(root) == uninterrupted
-    assert alone(root)
+    assert no_run_had_two_workers(root)
 
 
 def test_a_killed_worker_goes_on_from_its_checkpoint(
@@ -144,14 +146,13 @@ def test_two_launchers_never_run_the_same_run_twice(
     outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], outputs
     assert results(root) == uninterrupted
-    assert alone(root)
-    assert all(len(path.read_text().splitlines()) == 1 for path in root.rglob("starts"))
+    assert no_run_had_two_workers(root)
+    assert all(len(path.read_text(encoding="utf-8").splitlines()) == 1 for path in root.rglob("starts"))
 
 
-def test_a_broken_experiment_does_not_stop_the_good_ones(start_oelm: Start, root: Path) -> None:
-    process = start_oelm("BROKEN-1", "DIVERGES-1", *GOOD, "--retries", "1", STUB_STEP_SECONDS="0")
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 1, output
+def test_a_broken_experiment_does_not_stop_the_good_ones(run_oelm: Run, root: Path) -> None:
+    code, output = run_oelm("BROKEN-1", "DIVERGES-1", *GOOD, "--retries", "1")
+    assert code == 1, output
     states = {run.id: run.state for run in scan(root)}
     assert states == {"BROKEN-1": "failed", "DIVERGES-1": "diverged", **dict.fromkeys(GOOD, "finished")}
     broken = next(run for run in scan(root) if run.id == "BROKEN-1")
@@ -168,106 +169,100 @@ def test_a_failure_that_passes_is_retried_and_its_reason_kept(start_oelm: Start,
     (run,) = scan(root)
     assert [a.reason for a in read_attempts(run.path)] == ["RuntimeError: the network went away", ""]
     said = [line.split()[1] for line in output.splitlines() if "the network went away" in line]
-    assert said == ["again"]  # the second attempt does not look as if it failed, too
+    assert said == ["again"]  # and not repeated for the second attempt
 
 
-def test_a_folder_with_another_config_is_refused_with_the_difference(start_oelm: Start, root: Path) -> None:
-    start_oelm("GOOD-1", STUB_STEP_SECONDS="0").communicate(timeout=300)
-    process = start_oelm("GOOD-1", "--set", "optim.lr=0.5")
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 2
+def test_a_folder_with_another_config_is_refused_with_the_difference(run_oelm: Run, root: Path) -> None:
+    run_oelm("GOOD-1")
+    code, output = run_oelm("GOOD-1", "--set", "optim.lr=0.5")
+    assert code == 2
     assert "optim.lr" in output
     assert "Traceback" not in output
 
 
-def test_tuning_gives_every_arm_the_same_grid_and_runs_the_best_rate(start_oelm: Start, root: Path) -> None:
+def test_tuning_gives_every_arm_the_same_grid_and_runs_the_best_learning_rate(
+    run_oelm: Run, root: Path
+) -> None:
     words = ("TUNED-1", "TUNED-2", "--seeds", "3", "4", "--trial-seeds", "0", "1")
-    process = start_oelm(*words, STUB_STEP_SECONDS="0")
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, output  # a rate of the grid that diverges is an answer, not a failure
+    code, output = run_oelm(*words)
+    assert code == 0, output  # a trial that diverges is not a failure
     assert "diverged" in output
     runs = [run for run in scan(root) if not run.trial]
     assert {(run.id, run.seed, run.state) for run in runs} == {
         (id, seed, "finished") for id in ("TUNED-1", "TUNED-2") for seed in (3, 4)
     }
     for found in runs:
-        assert json.loads((found.path / "results.json").read_text())["lr"] == 3e-3
-        assert "grid:" in (found.path / "config.yaml").read_text()
+        assert json.loads((found.path / "results.json").read_text(encoding="utf-8"))["lr"] == 3e-3
+        assert "grid:" in (found.path / "config.yaml").read_text(encoding="utf-8")
     trials = [run for run in scan(root) if run.trial]
     assert len(trials) == 12
     assert {run.state for run in trials if run.trial == "5"} == {"diverged"}
-    assert all(json.loads(p.read_text())["test"] is None for p in root.rglob("tune/**/results.json"))
+    assert all(
+        json.loads(p.read_text(encoding="utf-8"))["test"] is None for p in root.rglob("tune/**/results.json")
+    )
 
 
-def test_a_pilot_that_passes_lets_the_rest_run(start_oelm: Start, root: Path) -> None:
-    process = start_oelm(*GOOD, "--seeds", "0", "1", "--pilot", STUB_STEP_SECONDS="0")
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, output
+def test_a_pilot_that_passes_lets_the_rest_run(run_oelm: Run, root: Path) -> None:
+    code, output = run_oelm(*GOOD, "--seeds", "0", "1", "--pilot")
+    assert code == 0, output
     assert "pilot: GOOD-1 and GOOD-2" in output
     assert len(results(root)) == 6
 
 
-def test_a_pilot_that_fails_its_audit_stops_the_rest(start_oelm: Start, root: Path) -> None:
-    process = start_oelm("GOOD-1", "UNSOUND-1", "GOOD-3", "--pilot", STUB_STEP_SECONDS="0")
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 1, output
+def test_a_pilot_that_fails_its_audit_stops_the_rest(run_oelm: Run, root: Path) -> None:
+    code, output = run_oelm("GOOD-1", "UNSOUND-1", "GOOD-3", "--pilot")
+    assert code == 1, output
     assert "the freeze audit failed" in output
     assert {run.id for run in scan(root)} == {"GOOD-1", "UNSOUND-1"}
 
 
-def test_a_pilot_arm_that_is_far_worse_stops_the_rest_unless_the_gate_is_wider(
-    start_oelm: Start, root: Path
+def test_a_pilot_arm_that_is_far_worse_stops_the_rest_unless_the_limit_is_higher(
+    run_oelm: Run, root: Path
 ) -> None:
     words = ("GOOD-1", "WORSE-1", "GOOD-3", "--seeds", "0", "1", "--pilot")
-    process = start_oelm(*words, STUB_STEP_SECONDS="0")
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 1, output
+    code, output = run_oelm(*words)
+    assert code == 1, output
     assert "WORSE-1 has validation ppl 4, GOOD-1 2, a factor of 2 (the limit is 1.5" in output
     assert len(results(root)) == 2
-    process = start_oelm(*words, "--pilot-factor", "2", STUB_STEP_SECONDS="0")
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, output
+    code, output = run_oelm(*words, "--pilot-factor", "2")
+    assert code == 0, output
     assert "pilot passed" in output
     assert len(results(root)) == 6
 
 
-def test_a_pilot_of_tuned_arms_tunes_the_pair_first(start_oelm: Start, root: Path) -> None:
+def test_a_pilot_of_tuned_arms_tunes_the_pair_first(run_oelm: Run, root: Path) -> None:
     words = ("TUNED-1", "TUNED-2", "GOOD-1", "--seeds", "3", "4", "--trial-seeds", "0", "--pilot")
-    process = start_oelm(*words, STUB_STEP_SECONDS="0")
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, output
+    code, output = run_oelm(*words)
+    assert code == 0, output
     before, passed, after = output.partition("pilot passed")
     assert passed
-    assert "finished    TUNED-2 smoke seed 3" in before  # one seed of each, its rate chosen ...
-    assert "finished    TUNED-2 smoke seed 4" in after  # ... and the rest afterwards
+    assert "finished    TUNED-2 smoke seed 3" in before  # the pilot: one seed of each tuned arm
+    assert "finished    TUNED-2 smoke seed 4" in after  # the other runs
     assert "finished    GOOD-1 smoke seed 3" in after
 
 
-def test_diverged_runs_are_tried_again_only_when_asked(start_oelm: Start, root: Path) -> None:
+def test_diverged_runs_are_retried_only_with_the_flag(run_oelm: Run, root: Path) -> None:
     def starts_after(*words: str) -> int:
-        process = start_oelm("DIVERGES-1", *words, STUB_STEP_SECONDS="0")
-        output = process.communicate(timeout=300)[0]
-        assert process.returncode == 1, output
+        code, output = run_oelm("DIVERGES-1", *words)
+        assert code == 1, output
         assert "diverged    DIVERGES-1" in output
         (file,) = root.rglob("starts")
-        return len(file.read_text().splitlines())
+        return len(file.read_text(encoding="utf-8").splitlines())
 
     assert [starts_after(), starts_after(), starts_after("--retry-diverged")] == [1, 1, 2]
 
 
-def test_one_experiment_named_twice_is_one_run(start_oelm: Start, root: Path) -> None:
-    process = start_oelm("GOOD-1", "good-1", "--seeds", "0", "0", STUB_STEP_SECONDS="0")
-    assert "1 runs: 1 finished" in process.communicate(timeout=300)[0]
+def test_one_experiment_named_twice_is_one_run(run_oelm: Run, root: Path) -> None:
+    _, output = run_oelm("GOOD-1", "good-1", "--seeds", "0", "0")
+    assert "1 runs: 1 finished" in output
 
 
-def test_a_folder_with_a_broken_status_does_not_end_the_others(start_oelm: Start, root: Path) -> None:
-    process = start_oelm("GOOD-1", STUB_STEP_SECONDS="0")
-    process.communicate(timeout=300)
+def test_a_folder_with_a_broken_status_does_not_end_the_others(run_oelm: Run, root: Path) -> None:
+    code, output = run_oelm("GOOD-1")
     (status,) = root.rglob("status.json")
     status.write_text("{")
-    process = start_oelm("GOOD-1", "GOOD-2", "--slots", "1", "--retries", "0", STUB_STEP_SECONDS="0")
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 1, output
+    code, output = run_oelm("GOOD-1", "GOOD-2", "--slots", "1", "--retries", "0")
+    assert code == 1, output
     assert {run.id: run.state for run in scan(root)} == {"GOOD-1": "failed", "GOOD-2": "finished"}
     assert "not JSON" in output
     assert "Traceback" not in output
@@ -278,7 +273,7 @@ def test_workers_know_the_datasets_of_the_users_catalogue(
 ) -> None:
     """The stub training looks its dataset up, as the real one does."""
     own_catalogue.write_text(
-        own_catalogue.read_text()
+        own_catalogue.read_text(encoding="utf-8")
         + "from oelm.data.catalogue import Dataset, register_dataset\n"
         + "register_dataset(Dataset(name='mine', about='x', files={'train': 'a.txt'}))\n"
         + "register_experiment(Experiment(id='GOOD-MINE', study='t', task='lm', data=DataConfig('mine'),"
