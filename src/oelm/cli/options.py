@@ -59,7 +59,7 @@ class Selection:
     """Which experiments of the catalogue a command works on, beside the IDs it is given."""
 
     phase: Phases = ()
-    study: Study = ""
+    study: Annotated[Study, Parameter(help="All experiments of this study, e.g. gap.")] = ""
     everything: Annotated[bool, Parameter(name="--all")] = False
     """All experiments of the original study."""
     catalogue: Catalogue = ()

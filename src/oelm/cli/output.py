@@ -1,4 +1,4 @@
-"""Plain output: aligned columns for people and pipes, JSON for programs."""
+"""Printing: aligned columns and wrapped text for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 from oelm.errors import UsageError
 from oelm.printable import printable, printable_json
 
-_WHOLE_WORDS: Any = {"break_on_hyphens": False, "break_long_words": False}
+_KEEP_WORDS: Any = {"break_on_hyphens": False, "break_long_words": False}
 
 
 def print(text: object = "", **options: Any) -> None:
-    """The built-in `print` for one text; what came from a file cannot command the terminal."""
+    """Print one text with control characters escaped: text from a file may contain terminal commands."""
     builtins.print(printable(text, lines=True), **options)
 
 
@@ -26,7 +26,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], indent: str = "") -> None:
-    """Columns as wide as their widest cell; numbers are right-aligned, the last column is left as it is."""
+    """Print rows as aligned columns; a column of numbers is right-aligned."""
     cells = [["" if cell is None else printable(cell) for cell in row] for row in rows]
     widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(header)]
     right = [bool(cells) and all(_numeric(row[i]) for row in cells) for i in range(len(header))]
@@ -39,7 +39,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], indent: st
 
 
 def print_text(text: str, indent: str = "", hang: str = "", width: int = 0) -> None:
-    """Words in lines of the terminal's width, never very long ones; later lines are indented by `hang` more.
+    """Print text wrapped to the terminal, at most 110 wide; later lines are indented by `hang` more.
 
     >>> print_text("The first costs 5 %, and the second costs 14 %.", "- ", width=20)
     - The first costs
@@ -47,14 +47,14 @@ def print_text(text: str, indent: str = "", hang: str = "", width: int = 0) -> N
       second costs 14 %.
     """
     width = width or min(110, shutil.get_terminal_size((110, 24)).columns)
-    whole = text.replace(" %", "\N{NO-BREAK SPACE}%")
+    unbroken = text.replace(" %", "\N{NO-BREAK SPACE}%")
     later = " " * len(indent) + hang
-    for line in textwrap.wrap(whole, width, initial_indent=indent, subsequent_indent=later, **_WHOLE_WORDS):
+    for line in textwrap.wrap(unbroken, width, initial_indent=indent, subsequent_indent=later, **_KEEP_WORDS):
         print(line.replace("\N{NO-BREAK SPACE}", " "))
 
 
 def output_file(text: str) -> Path:
-    """A path to write a file to; said to be impossible before the work is done, not after."""
+    """The path of a file to write. Raises a `UsageError` for a folder, before any work is done."""
     path = Path(text)
     if path.is_dir():
         raise UsageError(f"{path} is a directory; name the file to write")

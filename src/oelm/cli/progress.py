@@ -1,47 +1,82 @@
-"""Progress of `oelm run`: a live table on a terminal, plain lines in a log."""
+"""Progress of many runs: a line for each change of state, and a live table on a terminal."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from oelm.cli.output import print
 from oelm.experiments.launch.jobs import Events, Job
 from oelm.printable import printable
 from oelm.runs.folder import RunFolder
 from oelm.runs.scan import state_of
 from oelm.units import duration_text
 
-_PLAIN_SECONDS = 30.0
-_LIVE_SECONDS = 1.0
+if TYPE_CHECKING:
+    from rich.live import Live
+
+_LOG_SECONDS = 30.0
+_TABLE_SECONDS = 1.0
 
 
-def say(text: str) -> None:
-    print(printable(text, lines=True), flush=True)
+class RunProgress:
+    """Prints the progress of a launcher with `total` runs; `quiet` (for --json) prints nothing to stdout."""
 
+    def __init__(self, total: int, *, quiet: bool = False) -> None:
+        self.total, self.quiet = total, quiet
+        self.ended: set[Path] = set()
+        self.live: Live | None = None
+        self.last = time.monotonic()
 
-@contextlib.contextmanager
-def show_progress(quiet: bool = False) -> Iterator[Events]:
-    """Event handlers for a launcher that print its progress; `quiet` (for --json) prints nothing."""
-    if quiet:
-        yield Events()
-    elif sys.stdout.isatty():
-        with _LiveTable() as live:
-            yield Events(changed=print_change, tick=live.tick)
-    else:
-        yield Events(changed=print_change, tick=_PlainLines().tick)
+    def __enter__(self) -> RunProgress:
+        if not self.quiet and sys.stdout.isatty():
+            from rich.live import Live
 
+            self.live = Live(auto_refresh=False, transient=True)  # printed lines appear above it
+            self.live.start()
+        return self
 
-def print_change(job: Job) -> None:
-    """Print one line for a change of a run's state, but none for a run that had finished before."""
-    if job.ended_before and job.state == "finished":
-        return
-    where = f" on {job.slot}" if job.slot else ""
-    why = f": {job.reason}" if job.reason and job.state != "finished" else ""
-    metric = _metric(job) if job.state == "finished" else ""
-    say(printable(f"{time.strftime('%H:%M:%S')}  {job.state:11} {job.name}{where}{why}{metric}"))
+    def __exit__(self, *error: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def events(self) -> Events:
+        return Events() if self.quiet else Events(changed=self.changed, tick=self.tick)
+
+    def say(self, text: str) -> None:
+        """Print a message; with --json to stderr, because stdout has only JSON."""
+        print(text, file=sys.stderr if self.quiet else sys.stdout, flush=True)
+
+    def changed(self, job: Job) -> None:
+        """Print one line for a change of a run's state, but none for a run that had finished before."""
+        self.ended |= {job.folder} if job.ended else set()
+        if job.ended_before and job.state == "finished":
+            return
+        where = f" on {job.slot}" if job.slot else ""
+        why = f": {job.reason}" if job.reason and job.state != "finished" else ""
+        result = f"{_metric(job)}  ({len(self.ended)}/{self.total})" if job.ended else ""
+        self.say(printable(f"{time.strftime('%H:%M:%S')}  {job.state:11} {job.name}{where}{why}{result}"))
+
+    def tick(self, jobs: Sequence[Job]) -> None:
+        """Refresh the table every second, or print a line for the log every 30 seconds."""
+        if time.monotonic() - self.last < (_LOG_SECONDS if self.live is None else _TABLE_SECONDS):
+            return
+        self.last = time.monotonic()
+        if self.live is None:
+            running = "; ".join(f"{name} {step} (ETA {eta})" for name, _, step, _, eta in _rows(jobs))
+            self.say(printable(f"{time.strftime('%H:%M:%S')}  {counts(jobs)}; {running}"))
+            return
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("running", "where", "step", "loss", "ETA", title=Text(counts(jobs)), box=None)
+        for row in _rows(jobs):
+            table.add_row(*(Text(printable(cell)) for cell in row))  # rich parses a str as markup
+        self.live.update(table, refresh=True)
 
 
 def counts(jobs: Sequence[Job]) -> str:
@@ -50,49 +85,6 @@ def counts(jobs: Sequence[Job]) -> str:
     earlier = Counter(job.state for job in jobs if job.ended_before)
     before = {state: f" ({n} before)" for state, n in earlier.items()}
     return ", ".join(f"{n} {state}{before.get(state, '')}" for state, n in found.items()) or "none"
-
-
-class _PlainLines:
-    """Prints a line of progress every 30 seconds, for logs."""
-
-    def __init__(self) -> None:
-        self.last = time.monotonic()
-
-    def tick(self, jobs: Sequence[Job]) -> None:
-        if time.monotonic() - self.last < _PLAIN_SECONDS:
-            return
-        self.last = time.monotonic()
-        going = [f"{row[0]} {row[2]} (ETA {row[4]})" for row in _rows(jobs)]
-        say(printable(f"{time.strftime('%H:%M:%S')}  {counts(jobs)}; {'; '.join(going)}"))
-
-
-class _LiveTable:
-    """A table of the running jobs, below the lines that were printed."""
-
-    def __init__(self) -> None:
-        from rich.live import Live
-
-        self.live = Live(auto_refresh=False, transient=True)  # printed lines appear above it
-        self.last = 0.0
-
-    def __enter__(self) -> _LiveTable:
-        self.live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.live.stop()
-
-    def tick(self, jobs: Sequence[Job]) -> None:
-        if time.monotonic() - self.last < _LIVE_SECONDS:
-            return
-        from rich.table import Table
-        from rich.text import Text
-
-        self.last = time.monotonic()
-        table = Table("running", "where", "step", "loss", "ETA", title=Text(counts(jobs)), box=None)
-        for row in _rows(jobs):
-            table.add_row(*(Text(printable(cell)) for cell in row))  # rich parses a str as markup
-        self.live.update(table, refresh=True)
 
 
 def _rows(jobs: Sequence[Job]) -> Iterator[tuple[str, str, str, str, str]]:
@@ -109,7 +101,7 @@ def _rows(jobs: Sequence[Job]) -> Iterator[tuple[str, str, str, str, str]]:
 
 
 def _metric(job: Job) -> str:
-    results = RunFolder(job.folder).results()
+    results = RunFolder(job.folder).results() if job.state == "finished" else None
     if not results:
         return ""
     name, split = results["metric"], "test" if results.get("test") else "validation"

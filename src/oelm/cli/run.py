@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
@@ -20,7 +19,7 @@ from oelm.cli.options import (
     require_writable,
 )
 from oelm.cli.output import print, print_json, print_table
-from oelm.cli.progress import counts, say, show_progress
+from oelm.cli.progress import RunProgress, counts
 from oelm.cli.run_plan import print_plan
 from oelm.cli.values import SEVERAL, Count, Integer, Integers, Numbers, PositiveCount, Seconds
 from oelm.config.run_config import Scale
@@ -225,14 +224,14 @@ def run(
     if dry_run:
         print_plan(arms, runs, place.launcher(count, Events()), machine, json)
         return 0
-    with show_progress(quiet=json) as events:
+    with RunProgress(count, quiet=json) as progress:
         outcome = run_study(
             arms,
             runs,
-            place.launcher(count, events),
+            place.launcher(count, progress.events()),
             pilot_factor=retry.pilot_factor if retry.pilot else 0.0,
             retry_diverged=retry.retry_diverged,
-            say=_say_on_stderr if json else say,
+            say=progress.say,
         )
     if json:
         print_json(_facts(outcome))
@@ -253,11 +252,6 @@ def _check_flags_are_used(
     tunes = any(arm.trials for arm in arms)
     if (tuning.grid or tuning.trial_seeds != TRIAL_SEEDS) and not tunes:
         raise UsageError("--grid and --trial-seeds are for tuning, and nothing here is tuned: add --tune")
-
-
-def _say_on_stderr(text: str) -> None:
-    """With --json only JSON goes to stdout."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def _print_summary(outcome: StudyOutcome) -> None:

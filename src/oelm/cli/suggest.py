@@ -1,11 +1,11 @@
-"""What the user may have meant by a flag that does not exist."""
+"""Suggestions for a flag that does not exist."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
 
-# Names that other tools use: field of a RunConfig, with a value as an example.
+# Flags of other tools -> the field of a RunConfig to set instead, with an example value.
 _FIELDS = {
     "lr": "optim.lr=1e-3",
     "learning-rate": "optim.lr=1e-3",
@@ -41,7 +41,7 @@ _FIELDS = {
     "compile": "compile=true",
 }
 
-# Other words for a flag of ours; the first that the command has is named.
+# Flags of other tools -> flags of ours; the first one that the command has is suggested.
 _FLAGS = {
     "seed": ("--seeds",),
     "seeds": ("--seed",),
@@ -73,17 +73,17 @@ _FLAGS = {
     "tensorboard": ("--track",),
 }
 
-# No flag is needed for these.
-_NEEDLESS = {
-    "resume": "the same command goes on where it stopped",
-    "continue": "the same command goes on where it stopped",
+# Flags of other tools that are not needed here.
+_NOT_NEEDED = {
+    "resume": "the same command resumes a run that was interrupted",
+    "continue": "the same command resumes a run that was interrupted",
     "scales": "--scale takes several",
 }
-NEAR = 0.65
+MIN_SIMILARITY = 0.65
 
 
 def suggest(word: str, options: Collection[str]) -> str:
-    """A hint for the unknown flag `word` of a command with `options`; "" when nothing is near.
+    """A hint for the unknown flag `word` of a command with `options`; "" if no name is similar.
 
     >>> suggest("--lr", ["--all", "--set"]), suggest("--sed", ["--seed", "--set"])
     ("did you mean '--set optim.lr=1e-3'?", "did you mean '--seed'?")
@@ -95,13 +95,13 @@ def suggest(word: str, options: Collection[str]) -> str:
         meant = f"--{name}"
     elif not meant and name in _FIELDS and "--set" in options:
         meant = _set(name, value)
-    elif not meant and name in _NEEDLESS:
-        return _NEEDLESS[name]
+    elif not meant and name in _NOT_NEEDED:
+        return _NOT_NEEDED[name]
     if not meant:
         names = {option.lstrip("-"): option for option in options}
         if "--set" in options:
             names = {**{field: _set(field, value) for field in _FIELDS}, **names}
-        near = difflib.get_close_matches(name, names, n=1, cutoff=NEAR)
+        near = difflib.get_close_matches(name, names, n=1, cutoff=MIN_SIMILARITY)
         meant = names[near[0]] if near else ""
     return f"did you mean '{meant}'?" if meant else ""
 

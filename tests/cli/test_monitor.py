@@ -1,0 +1,116 @@
+"""`oelm monitor`: what fits on the screen, keys, and a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pty
+import select
+import subprocess
+import sys
+import time
+from os import close, environ, read, write
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from oelm.cli.monitor import View
+from oelm.files.atomic import write_json
+from oelm.runs.folder import RunFolder, Status
+from oelm.runs.scan import RunInfo, scan
+
+
+@pytest.fixture(scope="module")
+def diverged_runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
+    root = tmp_path_factory.mktemp("runs")
+    status = Status(
+        state="diverged", step=123_456, total_steps=200_000, loss=3.25, reason="loss is nan" + 300 * "!"
+    )
+    for seed in range(60):
+        folder = RunFolder(root / "gap" / "GAP-TS-oelm-freeze" / "scale=full" / f"seed={seed}")
+        folder.path.mkdir(parents=True)
+        folder.write_status(status)
+    return scan(root)
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_monitor_drops_columns_and_never_cuts_a_name(width: int, diverged_runs: list[RunInfo]) -> None:
+    view = View()
+    view.update(diverged_runs)
+    screen = io.StringIO()
+    Console(width=width, height=24, file=screen).print(view.draw(width, 24))
+    lines = screen.getvalue().splitlines()
+    assert len(lines) <= 24
+    assert "DIVERGED" in lines[2]
+    assert "123456/200000" in lines[2]
+    assert "loss is nan" in lines[2]
+    assert "GAP-TS-oelm-freeze full seed 0 " in lines[2]  # cut, it would be ambiguous
+    assert ("steps/s" in lines[1]) == (width == 200)
+
+
+def test_monitor_keys_move_by_lines_by_pages_and_to_the_ends(tmp_path: Path) -> None:
+    for seed in range(30):
+        place = tmp_path / "s" / "X" / "scale=full" / f"seed={seed}"
+        place.mkdir(parents=True)
+        RunFolder(place).write_status(Status(state="finished"))
+        RunFolder(place).results_file.write_text("{}")
+    view = View()
+    view.update(scan(tmp_path))
+    places = []
+    for key in ("j", "\x1b[6~", "G", "j", "\x1b[5~", "k", "g"):
+        assert view.key(key)
+        places.append(view.selected)
+    assert places == [1, 11, 29, 29, 19, 18, 0]
+    view.key("a")
+    assert view.current is None  # finished ones are not active
+    assert not view.key("q")
+
+
+def test_monitor_on_a_terminal_follows_keys_and_restores_it(tmp_path: Path) -> None:
+    """A pseudo-terminal, as over ssh: 60 runs, arrow keys, then q."""
+    for seed in range(60):
+        place = tmp_path / "runs" / "s" / "X-1" / "scale=full" / f"seed={seed}"
+        place.mkdir(parents=True)
+        state = "diverged" if seed == 59 else "finished"
+        write_json(place / "status.json", {"state": state, "heartbeat": time.time(), "reason": "loss is nan"})
+        (place / "training.log").write_text(f"the log of seed {seed}\n")
+    main_end, terminal = pty.openpty()
+    command = [
+        sys.executable,
+        "-m",
+        "oelm.cli.main",
+        "monitor",
+        "--runs",
+        str(tmp_path / "runs"),
+        "--every",
+        "0.2",
+    ]
+    process = subprocess.Popen(
+        command,
+        stdin=terminal,
+        stdout=terminal,
+        env={**environ, "TERM": "xterm", "LINES": "40", "COLUMNS": "160"},
+    )
+    close(terminal)
+    seen = ""
+
+    def until(words: str) -> None:
+        nonlocal seen
+        deadline = time.monotonic() + 300
+        while words not in seen:
+            assert time.monotonic() < deadline, seen[-2000:]
+            if select.select([main_end], [], [], 0.2)[0]:
+                seen += read(main_end, 65536).decode(errors="replace")
+
+    until("the log of seed 59")  # trouble comes first, and is selected
+    assert "DIVERGED" in seen
+    write(main_end, b"\x1b[B")
+    until("the log of seed 0")
+    write(main_end, b"q")
+    with contextlib.suppress(OSError):  # Linux's word for a terminal whose other end has gone
+        while process.poll() is None:
+            if select.select([main_end], [], [], 0.2)[0]:
+                read(main_end, 65536)
+    assert process.wait(timeout=300) == 0
+    close(main_end)
