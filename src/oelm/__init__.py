@@ -26,7 +26,7 @@ _HOME = {
     "OelmError": "oelm.errors",
     "param_groups": "oelm.methods.param_groups",
     "qk_projections": "oelm.methods.reading.find",
-    "register_attention": "oelm.methods.reading.find",
+    "register_attention": "oelm.methods.reading.families",
     "register_method": "oelm.methods.presets",
     "save": "oelm.methods.saving.save",
 }
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from oelm.methods.method import Method as Method
     from oelm.methods.param_groups import param_groups as param_groups
     from oelm.methods.presets import register_method as register_method
+    from oelm.methods.reading.families import register_attention as register_attention
     from oelm.methods.reading.find import qk_projections as qk_projections
-    from oelm.methods.reading.find import register_attention as register_attention
     from oelm.methods.saving.fold import folded_state as folded_state
     from oelm.methods.saving.load import load as load
     from oelm.methods.saving.save import save as save

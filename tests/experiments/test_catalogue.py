@@ -158,7 +158,7 @@ def test_a_control_differs_from_its_arm_only_in_what_trains() -> None:
     assert pairs
     for arm, control in pairs:
         a, c = arm.at("mini").method, control.at("mini").method
-        same = ["conv", "conv_value", "core", "temperature", "relative_bias"]  # a residue merges
+        same = ["conv", "conv_value", "core", "temperature", "relative_bias"]  # a low-rank adapter is merged
         same += ["init", "gain"] if a.has_extras else []
         assert [getattr(a, x) for x in same] == [getattr(c, x) for x in same], arm.id
         assert arm.at("mini").model == control.at("mini").model, arm.id

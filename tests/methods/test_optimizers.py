@@ -143,7 +143,7 @@ def test_a_long_report_is_cut_when_printed_but_complete_in_its_rows():
 
 
 def test_what_is_no_optimizer_is_refused():
-    with pytest.raises(UsageError, match="str is no optimizer"):
+    with pytest.raises(UsageError, match="str is not an optimizer"):
         oelm.audit(applied(), ["adamw"])
 
 

@@ -133,7 +133,7 @@ def test_an_adapter_on_a_part_of_a_split_projection():
 def test_applying_where_an_adapter_is_is_refused_by_name_and_changes_nothing(family, target, name):
     model = adapted(build(family), target, fan_in_fan_out=family == "gpt2")
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    with pytest.raises(OelmError, match=rf"{target} carries a PEFT adapter, but '{name}'"):
+    with pytest.raises(OelmError, match=rf"{target} has a PEFT adapter, but '{name}'"):
         oelm.apply(model, name)
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
 

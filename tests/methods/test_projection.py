@@ -264,7 +264,7 @@ def test_values_that_cannot_be_found_or_extended_are_refused_before_anything_cha
     model = build("own-gpt")
     attn = model.blocks[0].attn
     attn.mixed, attn.v = attn.v, None
-    with pytest.raises(OelmError, match="no single projection with such a name"):
+    with pytest.raises(OelmError, match="no single projection with the name of one"):
         oelm.apply(model, wish)
     assert type(attn.q) is torch.nn.Linear
 

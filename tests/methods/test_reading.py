@@ -11,7 +11,7 @@ import oelm
 from oelm.errors import OelmError, UsageError
 from oelm.methods.reading import families
 from oelm.methods.reading.find import qk_projections
-from oelm.methods.reading.verify import verify
+from oelm.methods.reading.verify import verify_attention
 
 W, H = 32, 4
 
@@ -281,7 +281,7 @@ def test_torchs_functional_attention_with_separate_weights_is_checked():
 
     model = Functional()
     model.gated = True
-    assert "act on the output" in verify(model, qk_projections(model)).problem
+    assert "act on the output" in verify_attention(model, qk_projections(model)).problem
     oelm.apply(Functional(), "oelm-freeze")
 
 
@@ -331,6 +331,6 @@ def test_fused_vision_attention_is_read_by_trying_layouts():
     attention = VisionAttention(Qwen2VLVisionConfig(embed_dim=W, num_heads=H))
     projections = qk_projections(attention)
     assert [p.name for p in projections] == ["qkv.q", "qkv.k"]
-    assert verify(attention, projections).verified
+    assert verify_attention(attention, projections).verified
     oelm.apply(attention, "oelm-freeze", seed=1)
     assert oelm.audit(attention).ok

@@ -155,7 +155,7 @@ def test_gradient_checkpointing_keeps_what_is_frozen():
 def test_a_method_on_a_part_is_found_there_and_not_applied_twice():
     model = build("llama")
     oelm.apply(model.model, "oelm-freeze")
-    with pytest.raises(OelmError, match="pass its part 'model'"):
+    with pytest.raises(OelmError, match="pass its submodule 'model'"):
         oelm.audit(model)
-    with pytest.raises(OelmError, match="its part 'model' already carries a method"):
+    with pytest.raises(OelmError, match="its submodule 'model' already has a method"):
         oelm.apply(model, "oelm-freeze")

@@ -1,6 +1,9 @@
-"""THE IDEA, pure torch: orthogonal starts, what is frozen when, applying it to any model, proving it.
+"""Methods: initialise and freeze the query and key projections of any transformer, in pure torch.
 
-The package is also callable, because `oelm.methods()` is the public way to list the named methods.
+In: a model and a method (a name or an `oelm.Method`). Out: the same model, changed in place, with a record of
+what is frozen. To read it top to bottom, start at `apply.py`, which says what each module does.
+
+The package is callable, because `oelm.methods()` lists the named methods.
 """
 
 from __future__ import annotations

@@ -1,4 +1,14 @@
-"""`oelm.apply`: set the Q/K of any model as a method says and freeze them for real."""
+"""`oelm.apply`: initialise and freeze the Q/K of a model as a method says.
+
+The steps, and the modules that do them:
+
+    1. find the method by name                                  presets.py, method.py
+    2. find the projections and FFN matrices of the model       reading/find.py, reading/feed_forward.py
+    3. refuse what cannot work, before anything changes         checks.py
+    4. verify numerically that the projections are Q and K      reading/verify.py
+    5. split fused weights, initialise, add extras              install.py, extras/, orthogonal.py
+    6. freeze what the schedule says at step 0                  record.py
+"""
 
 from __future__ import annotations
 
@@ -8,31 +18,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from oelm.errors import OelmError, UsageError
-from oelm.methods.checks import (
-    check_adapters,
-    check_depth,
-    check_extras,
-    check_head_sizes,
-    check_seed,
-    check_ties,
-    check_weights,
-    warn_if_trained_weights_are_discarded,
-)
+from oelm.errors import UsageError
+from oelm.methods.checks import check_before_apply, check_no_method_yet, check_seed
 from oelm.methods.install import install
 from oelm.methods.method import Method
 from oelm.methods.presets import find_method
 from oelm.methods.reading.feed_forward import ffn_matrices
 from oelm.methods.reading.find import qk_projections
-from oelm.methods.reading.verify import check_reading
+from oelm.methods.reading.verify import verify_projections
 from oelm.methods.reading.wrappers import unwrap
-from oelm.methods.record import (
-    follow_schedule,
-    modules_with_record,
-    record_of,
-    require_parameter,
-    require_record,
-)
+from oelm.methods.record import follow_schedule, require_parameter, require_record
 
 
 def apply(
@@ -43,20 +38,20 @@ def apply(
     verify: bool = True,
     example_inputs: Any = None,
 ) -> Applied:
-    """Give `model` the start and the frozen tensors of a method, in place.
+    """Initialise and freeze the tensors of `model` as `method` says, in place.
 
-    Build the optimizer after apply: a fused Q/K/V is replaced by one tensor per part, and an optimizer built
-    before still holds the old one, so that V would never train. `oelm.audit(model, optimizer)` reports it.
+    Build the optimizer after apply: a fused Q/K/V is replaced by one tensor per part, and an older optimizer
+    still holds the fused one, so V would never train. `oelm.audit(model, optimizer)` reports this mistake.
 
     model: Any transformer whose attention oelm can read: Hugging Face models, torch's own, our GPT, or
-        yours after `oelm.register_attention`. Apply after loading weights and after moving to a dtype:
-        what is frozen is remembered byte by byte.
-    method: A name of `oelm.methods()`, an alias, or an `oelm.Method`.
-    seed: Decides every drawn tensor, each from its own stream.
-    verify: Prove numerically, on a copy of each kind of attention, that what was read as Q and K is just that
-        (see `oelm.methods.reading.verify`). False skips it; `oelm.audit` then says that it was skipped.
-    example_inputs: A small batch that the model accepts (a dict, a tuple or a tensor), for models whose
-        attention modules cannot be called without an example.
+        yours after `oelm.register_attention`. Load weights and cast to a dtype before apply: the bytes of
+        every frozen tensor are recorded.
+    method: A name from `oelm.methods()`, an alias, or an `oelm.Method`.
+    seed: Determines every random tensor; each has its own generator.
+    verify: Verify numerically, on a copy of each kind of attention module, that the projections found are
+        exactly Q and K (see `oelm.methods.reading.verify`). If False, `oelm.audit` says that it was skipped.
+    example_inputs: A small batch that the model accepts (a dict, a tuple or a tensor). Needed only if an
+        error asks for it, because oelm cannot guess how to call an attention module.
 
     >>> import torch
     >>> encoder = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
@@ -67,32 +62,20 @@ def apply(
     chosen = find_method(method)
     check_seed(seed)
     model = unwrap(model)
-    if (earlier := record_of(model)) is not None:
-        raise OelmError(
-            f"this model already carries method '{earlier.method.name}'; a second one would start from its "
-            f"frozen weights. Build or load the model anew"
-        )
-    if parts := modules_with_record(model):
-        raise OelmError(f"its part '{parts[0]}' already carries a method. Build or load the model anew")
+    check_no_method_yet(model)
     projections = qk_projections(model)
     matrices = ffn_matrices(model) if "ffn" in chosen.parts else []
-    check_adapters(model, chosen, projections, matrices)
-    check_depth(chosen, projections)
-    check_head_sizes(chosen, projections)
-    check_weights(chosen, projections, matrices)
-    check_ties(model, chosen, projections, matrices)
-    check_extras(chosen, projections)
-    if verify and not chosen.touches_nothing:
-        check_reading(model, projections, example_inputs)
-    warn_if_trained_weights_are_discarded(model, chosen, projections)
+    check_before_apply(model, chosen, projections, matrices)
+    if verify and not chosen.changes_nothing:
+        verify_projections(model, projections, example_inputs)
     record = install(model, chosen, seed, init=True)
     record.verified = verify
-    follow_schedule(model, record, 0.0)
+    follow_schedule(model, record, progress=0.0)
     return Applied(model)
 
 
 class Applied:
-    """A model with a method on it: exact counts, and the schedule's one verb, `step`."""
+    """A model with a method: exact parameter counts, and `step` to follow the method's schedule."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = unwrap(model)
@@ -108,7 +91,7 @@ class Applied:
 
     @property
     def progress(self) -> float:
-        """The share of the run that `step` was last told."""
+        """The position of the last call of `step`, as a fraction of the run."""
         return self._record.progress
 
     @property
@@ -125,32 +108,33 @@ class Applied:
 
     @property
     def qk_total(self) -> int:
-        """Query and key weights, their biases, and all that the method adds (also the taps on v)."""
-        return sum(size for size, _ in self._qk())
+        """Parameters of the query and key projections and of all extras (including a convolution on v)."""
+        return sum(size for size, _ in self._qk_sizes())
 
     @property
     def qk_trainable(self) -> int:
-        return sum(size for size, trains in self._qk() if trains)
+        return sum(size for size, trains in self._qk_sizes() if trains)
 
-    def _qk(self) -> Iterator[tuple[int, bool]]:
+    def _qk_sizes(self) -> Iterator[tuple[int, bool]]:
+        """Yield (number of parameters, whether they train) for each part of Q/K."""
         for projection in qk_projections(self.model):
-            for window in (projection.weight, projection.bias):
-                if window is not None:
-                    yield window.size, window.parameter.requires_grad
+            for part in projection.slices:
+                yield part.size, part.parameter.requires_grad
         for name in self._record.extras:
             parameter = require_parameter(self.model, name)
             yield parameter.numel(), parameter.requires_grad
 
     def step(self, step: int, total_steps: int, optimizer: torch.optim.Optimizer | None = None) -> bool:
-        """Freeze and thaw what the schedule says at this step; True if anything changed.
+        """Freeze and thaw what the schedule says at this step; return whether anything changed.
 
-        A pure function of (step, total_steps): call it before every optimizer step, or once after a resume
-        (weights first, then this). `oelm.param_groups` lists tensors that thaw later from the start; without
-        a gradient an optimizer neither steps, decays nor keeps state for them, so its layout never changes.
-        Pass the optimizer to also drop the state of what freezes now.
+        The result depends on (step, total_steps) alone. Call it before every optimizer step; after a resume,
+        load the weights first. `oelm.param_groups` contains tensors that thaw later from the first step on:
+        torch's optimizers ignore parameters without a gradient, so the groups never change.
+
+        optimizer: If given, its state of the tensors that freeze now is dropped.
         """
         if total_steps < 1 or not 0 <= step <= total_steps:
-            raise UsageError(f"step {step} of {total_steps} is no position in a run")
+            raise UsageError(f"step {step} of {total_steps} is not a position in a run")
         changed = follow_schedule(self.model, self._record, step / total_steps)
         for parameter in changed:
             if optimizer is not None and not parameter.requires_grad:
@@ -158,6 +142,7 @@ class Applied:
         return bool(changed)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the method's name, the seed and the parameter counts."""
         counts = ("total", "trainable", "frozen", "qk_total", "qk_trainable")
         return {
             "method": self.method.name,
@@ -166,20 +151,17 @@ class Applied:
         }
 
     def __str__(self) -> str:
-        share = 100 * self.frozen / max(self.total, 1)
-        qk_share = 100 * self.qk_trainable / max(self.qk_total, 1)
+        frozen_share = f"{100 * self.frozen / max(self.total, 1):.1f} % of all"
+        trained_share = f"{100 * self.qk_trainable / max(self.qk_total, 1):.1f} % of Q/K"
         rows = [
             ("parameters", self.total, ""),
             ("trainable", self.trainable, ""),
-            ("frozen", self.frozen, f"{share:.1f} % of all"),
+            ("frozen", self.frozen, frozen_share),
             ("Q/K in all", self.qk_total, ""),
-            ("Q/K trainable", self.qk_trainable, f"{qk_share:.1f} % of Q/K"),
+            ("Q/K trainable", self.qk_trainable, trained_share),
         ]
-        head = (
-            f"{type(self.model).__name__} with {self.method.name} (seed {self.seed}): {self.method.purpose}"
-        )
-        return "\n".join(
-            [head.rstrip(": "), *(f"  {what:<14}{n:>14,}  {note}".rstrip() for what, n, note in rows)]
-        )
+        purpose = f": {self.method.purpose}" if self.method.purpose else ""
+        title = f"{type(self.model).__name__} with {self.method.name} (seed {self.seed}){purpose}"
+        return "\n".join([title, *(f"  {label:<14}{n:>14,}  {note}".rstrip() for label, n, note in rows)])
 
     __repr__ = __str__

@@ -1,4 +1,4 @@
-"""`oelm.audit`: per tensor, what the method promised and what holds."""
+"""`oelm.audit`: check for each tensor that what the method says of it is true."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from torch import nn
 
 from oelm.errors import OelmError, UsageError
-from oelm.methods.checks import owners
-from oelm.methods.method import ORTHONORMAL
+from oelm.methods.checks import names_by_parameter
+from oelm.methods.method import ORTHONORMAL_INITS
 from oelm.methods.orthogonal import orthonormality_error
 from oelm.methods.reading.wrappers import plain_name, plain_parameters, trainable_adapters, unwrap, uses_peft
 from oelm.methods.record import Record, TensorRecord, find_parameter, require_record, sha256
 
-_SHOWN = 20  # lines of faults that a printed report shows
+_MAX_PRINTED = 20  # tensors with faults in a printed report
 
 
 @dataclass(frozen=True)
 class AuditRow:
-    """One tensor: the promise, and every way in which it does not hold."""
+    """One tensor: what should be true of it, and every way in which it is not."""
 
     tensor: str
-    promised: str
+    expected: str
     faults: tuple[str, ...]
 
     @property
@@ -34,7 +34,7 @@ class AuditRow:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """`ok` if every promise holds; printing it shows the counts and the first faults, `rows` has all."""
+    """The result of an audit: `ok` if no row has a fault. Printing it shows the first faults."""
 
     method: str
     seed: int
@@ -42,7 +42,7 @@ class AuditReport:
     frozen: int
     trainable: int
     rows: tuple[AuditRow, ...]
-    verified: bool = True  # whether apply proved numerically what is Q and K
+    verified: bool = True  # whether apply verified numerically what is Q and K
 
     @property
     def ok(self) -> bool:
@@ -58,23 +58,25 @@ class AuditReport:
             f"{'ok' if self.ok else 'NOT ok'}; {len(self.rows)} tensors checked, "
             f"{self.frozen:,} parameters frozen, {self.trainable:,} trainable"
         )
-        lines = [f"  {r.tensor}: {r.promised}, but {'; '.join(r.faults)}" for r in bad]
-        if len(lines) > _SHOWN:
-            lines[_SHOWN:] = [f"  ... and {len(lines) - _SHOWN} more (.rows has them all)"]
+        lines = [f"  {r.tensor}: {r.expected}, but {'; '.join(r.faults)}" for r in bad]
+        if len(lines) > _MAX_PRINTED:
+            lines[_MAX_PRINTED:] = [f"  ... and {len(lines) - _MAX_PRINTED} more (.rows has them all)"]
         if not self.verified:
-            head += "\n  not verified: apply(..., verify=False) skipped the numeric check of what is Q and K"
+            head += "\n  not verified: apply(..., verify=False) skipped the numeric check of Q and K"
         return "\n".join([head, *lines])
 
 
 def audit(
     model: nn.Module, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None
 ) -> AuditReport:
-    """Check that what a method froze is frozen, unchanged since, orthonormal where promised, and not in the
-    optimizer; that nothing else is frozen; and that the optimizer trains exactly the parameters that train.
+    """Check that the method's frozen tensors are frozen, unchanged, and not trained by the optimizer.
+
+    It also checks that they are orthonormal where the init says so, that nothing else is frozen, and that the
+    optimizer holds exactly the parameters that train.
 
     model: The model or a wrapper around it (DistributedDataParallel, torch.compile, AveragedModel, PEFT).
-    optimizer: The one that trains it, or several (Muon for matrices, AdamW for the rest). A trainable
-        parameter that none of them holds, or one of theirs that is not in the model, is a fault. To leave a
+    optimizer: The optimizer, or several (Muon for matrices, AdamW for the rest). It is a fault if none of
+        them holds a trainable parameter, or if one holds a parameter that is not in the model. To leave a
         parameter untrained on purpose, call its requires_grad_(False) before `oelm.apply`.
 
     >>> import torch, oelm
@@ -90,28 +92,28 @@ def audit(
         raise OelmError(f"audit: {meta} is on the meta device and has no values: audit before .to('meta')")
     held = _Optimizers(optimizer)
     trainable = sum(p.numel() for p in parameters.values() if p.requires_grad)
-    # PEFT freezes the model under its adapters, and a merged one is left with nothing that trains.
-    frozen_as_a_whole = uses_peft(model) or (not trainable and not held.given)
-    context = _Context(record, held, _tied_names(model), trainable_adapters(model), frozen_as_a_whole)
+    # PEFT freezes the model under its adapters; after merging an adapter, nothing trains at all.
+    others_may_be_frozen = uses_peft(model) or (not trainable and not held.given)
+    context = _Context(record, held, _tied_names(model), trainable_adapters(model), others_may_be_frozen)
     rows = []
     for tensor in record.tensors.values():
         parameter = find_parameter(model, tensor.name)
         if parameter is None:
-            rows.append(AuditRow(tensor.name, "in the model", ("it is gone: another module took its place",)))
+            rows.append(AuditRow(tensor.name, "in the model", ("it is gone: another module replaced it",)))
         else:
             rows.append(_check(tensor, parameter, context))
     for name in record.extras:
         found = find_parameter(model, name)
         faults = ["it is gone"] if found is None else _training_faults(found, held)
         if faults and uses_peft(model):
-            faults.append("PEFT freezes what it finds: call get_peft_model first, then oelm.apply")
+            faults.append("PEFT froze it: call get_peft_model first, then oelm.apply")
         if trainable or held.given or found is None:
             rows.append(AuditRow(name, "trains (an extra of the method)", tuple(faults)))
-    if not frozen_as_a_whole:
+    if not others_may_be_frozen:
         rows += _frozen_by_accident(record, parameters)
     if held.given:
-        rows += _left_out(parameters, held, {row.tensor for row in rows})
-        rows += held.strangers(parameters)
+        rows += _not_in_optimizer(parameters, held, {row.tensor for row in rows})
+        rows += held.not_in_model(parameters)
     total = sum(p.numel() for p in parameters.values())
     return AuditReport(
         record.method.name,
@@ -126,21 +128,23 @@ def audit(
 
 @dataclass(frozen=True)
 class _Context:
-    """What the check of one tensor needs to know of the model around it."""
+    """What the check of one tensor needs to know about the model."""
 
     record: Record
     optimizers: _Optimizers
-    tied: dict[int, list[str]]  # by id of a parameter: its names, more than one if it is tied
-    adapters: dict[int, list[str]]  # by id of a parameter: PEFT parameters that train on top of it
-    frozen_as_a_whole: bool  # what the method does not freeze may be frozen, too
+    tied: dict[int, list[str]]  # names by id of a parameter; several if it is tied
+    adapters: dict[int, list[str]]  # PEFT parameters that train on top of a parameter, by its id
+    others_may_be_frozen: bool  # parameters that the method does not freeze may be frozen, too
 
 
 def _tied_names(model: nn.Module) -> dict[int, list[str]]:
-    return {key: [plain_name(name) for name in names] for key, names in owners(unwrap(model)).items()}
+    return {
+        key: [plain_name(name) for name in names] for key, names in names_by_parameter(unwrap(model)).items()
+    }
 
 
 class _Optimizers:
-    """What the optimizers hold of a parameter; nothing is known without one."""
+    """Answers what the given optimizers, if any, do with a parameter."""
 
     def __init__(self, given: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None) -> None:
         optimizers: list[Any] = []
@@ -148,7 +152,9 @@ class _Optimizers:
             optimizers = [given] if hasattr(given, "param_groups") else list(given)
         for optimizer in optimizers:
             if not hasattr(optimizer, "param_groups"):
-                raise UsageError(f"audit: {type(optimizer).__name__} is no optimizer: it has no param_groups")
+                raise UsageError(
+                    f"audit: {type(optimizer).__name__} is not an optimizer: it has no param_groups"
+                )
         self.given = given is not None
         self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         self._decay = {
@@ -158,11 +164,11 @@ class _Optimizers:
             id(p)
             for optimizer in optimizers
             for p, values in getattr(optimizer, "state", {}).items()
-            if not (isinstance(values, dict) and not values)  # of a defaultdict that was only looked at
+            if not (isinstance(values, dict) and not values)  # reading a defaultdict leaves an empty entry
         }
 
-    def strangers(self, parameters: dict[str, nn.Parameter]) -> list[AuditRow]:
-        """Parameters that are not in the model, such as the fused one that `oelm.apply` replaced."""
+    def not_in_model(self, parameters: dict[str, nn.Parameter]) -> list[AuditRow]:
+        """Return a row for each parameter that is not in the model, e.g. a fused one that apply replaced."""
         known = {id(p) for p in parameters.values()}
         return [
             AuditRow(
@@ -191,32 +197,32 @@ class _Optimizers:
 def _check(tensor: TensorRecord, parameter: nn.Parameter, context: _Context) -> AuditRow:
     record, optimizer = context.record, context.optimizers
     frozen = tensor.frozen_at(record.progress)
-    promised = "frozen" if frozen else "trains"
+    expected = "frozen" if frozen else "trains"
     if frozen and tensor.thaws_at is not None:
-        promised += f" until {100 * tensor.thaws_at:.0f} % of the run"
-    orthonormal = frozen and _promises_orthonormal(tensor, record, parameter)
-    promised += ", orthonormal per head" if orthonormal else ""
+        expected += f" until {100 * tensor.thaws_at:.0f} % of the run"
+    orthonormal = frozen and _should_be_orthonormal(tensor, record, parameter)
+    expected += ", orthonormal per head" if orthonormal else ""
     if not frozen and not tensor.ever_frozen and not parameter.requires_grad:
         if tensor.name in record.frozen_before:
-            return AuditRow(tensor.name, "as it was before: frozen by the user", ())
-        if context.frozen_as_a_whole:
+            return AuditRow(tensor.name, "frozen by the user before oelm.apply", ())
+        if context.others_may_be_frozen:
             return AuditRow(tensor.name, "may train; frozen with the rest of the model", ())
     if not frozen:
-        return AuditRow(tensor.name, promised, tuple(_training_faults(parameter, optimizer)))
+        return AuditRow(tensor.name, expected, tuple(_training_faults(parameter, optimizer)))
     faults = _frozen_faults(tensor, parameter, optimizer)
     if orthonormal:
         tolerance = max(1e-5, 4 * torch.finfo(parameter.dtype).eps)
         error = orthonormality_error(tensor.heads(parameter))
-        if not error <= tolerance:  # NaN fails too
+        if not error <= tolerance:  # also true for NaN
             faults.append(f"its heads are not orthonormal (off by {error:.1e})")
     tied = [name for name in context.tied[id(parameter)] if name != tensor.name]
     if tied:
-        faults.append(f"it is tied to {', '.join(tied)}, which is frozen by accident")
+        faults.append(f"it is tied to {', '.join(tied)}, which is now frozen by accident")
     if tensor.kind == "weight" and (adapters := context.adapters.get(id(parameter))):
         faults.append(
             f"a PEFT adapter trains on top of it ({', '.join(adapters)}): leave it out of target_modules"
         )
-    return AuditRow(tensor.name, promised, tuple(faults))
+    return AuditRow(tensor.name, expected, tuple(faults))
 
 
 def _frozen_faults(tensor: TensorRecord, parameter: nn.Parameter, optimizer: _Optimizers) -> list[str]:
@@ -247,21 +253,21 @@ def _training_faults(parameter: nn.Parameter, optimizer: _Optimizers) -> list[st
     return faults
 
 
-def _promises_orthonormal(tensor: TensorRecord, record: Record, parameter: nn.Parameter) -> bool:
+def _should_be_orthonormal(tensor: TensorRecord, record: Record, parameter: nn.Parameter) -> bool:
     method = record.method
-    if tensor.kind != "weight" or tensor.part not in method.parts or method.init not in ORTHONORMAL:
+    if tensor.kind != "weight" or tensor.part not in method.parts or method.init not in ORTHONORMAL_INITS:
         return False
-    if tensor.freezes_at != 0.0:  # what trained before it froze promises its bytes only
+    if tensor.freezes_at != 0.0:  # it trained before it froze, so only bit-equality is checked
         return False
-    # A tall matrix drawn as a whole has orthonormal columns, which says nothing of each of several heads.
+    # With more rows than columns, init "global" has orthonormal columns, so single heads are not orthonormal.
     _, head_dim, d_in = tensor.heads(parameter).shape
     return method.init != "global" or tensor.num_heads == 1 or tensor.num_heads * head_dim <= d_in
 
 
-def _left_out(
+def _not_in_optimizer(
     parameters: dict[str, nn.Parameter], optimizers: _Optimizers, reported: set[str]
 ) -> list[AuditRow]:
-    """Parameters that could train but that no optimizer holds."""
+    """Return a row for each trainable parameter that no optimizer holds."""
     return [
         AuditRow(name, "trains", tuple(_training_faults(parameter, optimizers)))
         for name, parameter in parameters.items()
@@ -270,7 +276,7 @@ def _left_out(
 
 
 def _frozen_by_accident(record: Record, parameters: dict[str, nn.Parameter]) -> list[AuditRow]:
-    """Frozen parameters that neither the method nor the user (before apply) froze."""
+    """Return a row for each frozen parameter that neither the method nor the user (before apply) froze."""
     known = {id(parameters[name]) for name in (*record.tensors, *record.extras) if name in parameters}
     return [
         AuditRow(name, "trains", ("it is frozen, but not by the method",))

@@ -1,4 +1,4 @@
-"""`oelm.OELMCallback`: a method's schedule, audit and metadata under the Hugging Face Trainer."""
+"""`oelm.OELMCallback`: follow the schedule, audit, and save metadata in the Hugging Face Trainer."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from oelm.methods.saving.metadata import METADATA, Metadata
 from oelm.methods.saving.pretrained import SavePretrained
 from oelm.methods.saving.save import save_metadata
 
-_RESUMED = (
-    "the checkpoint to resume from does not fit this model; was it made with another seed or method? Its "
-    "oelm.json tells.\n"
+_RESUME_HINT = (
+    "the checkpoint to resume from does not fit this model: was it made with another seed or method? See its "
+    "oelm.json.\n"
 )
 
 
 class OELMCallback(TrainerCallback):
-    """Pass it to the Trainer after `oelm.apply`:
+    """Follows a method's schedule in the Trainer and audits the model. Pass it after `oelm.apply`:
 
         oelm.apply(model, "oelm-gradual", seed=42)
         trainer = Trainer(model, args, train_dataset=..., callbacks=[oelm.OELMCallback()])
         trainer.train()                              # or trainer.train(resume_from_checkpoint=True)
 
-    It follows the schedule (a resumed run simply asks where it is), writes oelm.json into every checkpoint so
-    that `oelm.load` understands it, and audits at the start and at the end: `report` holds the last result,
-    and a fault is an error unless `strict` is False. At the start it finds an optimizer that was built before
-    `oelm.apply`, and a checkpoint to resume from that was made with another seed. `trainer.save_model` writes
-    a folder for `oelm.load`.
+    It freezes and thaws by the position in the run, also after a resume. It writes oelm.json into every
+    checkpoint and into the folder of `trainer.save_model`, so that `oelm.load` can read them. It audits at
+    the start and at the end: `report` is the last result, and a fault raises an error unless `strict` is
+    False. The audit at the start finds an optimizer that was built before `oelm.apply`, and a checkpoint that
+    was made with another seed.
 
-    The Trainer builds its optimizer from what trains at that moment, so tensors that thaw later are open
-    between the Trainer's construction and the start of training; without a gradient they cost nothing.
+    The Trainer builds its optimizer from the parameters that are trainable at that moment. So tensors that
+    thaw later are trainable from the Trainer's construction until training starts.
     """
 
     def __init__(self, *, strict: bool = True) -> None:
@@ -57,7 +57,7 @@ class OELMCallback(TrainerCallback):
         for parameter in thawing:
             parameter.requires_grad_(True)
         if thawing and args.ddp_find_unused_parameters is None:
-            args.ddp_find_unused_parameters = True  # what is frozen now gets no gradient to wait for
+            args.ddp_find_unused_parameters = True  # DDP would wait for the gradients of frozen tensors
         _let_trainer_save(model)
 
     def on_train_begin(
@@ -66,12 +66,12 @@ class OELMCallback(TrainerCallback):
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         record = require_record(model, "OELMCallback")
         _check_cpu_precision(args, model)
-        _let_trainer_save(model)  # again: model_init makes another one, and add_callback comes late
+        _let_trainer_save(model)  # again, for model_init and add_callback
         groups = [] if optimizer is None else optimizer.param_groups
         held = {id(p) for group in groups for p in group["params"]}
         if optimizer is not None and any(id(p) not in held for p in _thawing(model, record)):
             raise OelmError(
-                f"the optimizer does not hold the tensors that '{record.method.name}' thaws later. Give the "
+                f"the optimizer does not hold the tensors that '{record.method.name}' thaws later. Pass the "
                 f"callback to Trainer(callbacks=[...]), or build the optimizer from oelm.param_groups after "
                 f"oelm.apply"
             )
@@ -79,19 +79,21 @@ class OELMCallback(TrainerCallback):
         for name, tensor in record.tensors.items():
             if tensor.frozen_at(progress) and tensor.sha256:
                 require_parameter(model, name).requires_grad_(False)
-        self._follow(state, model, optimizer)
-        self._audit(model, optimizer, _RESUMED if state.global_step else "")
+        self._follow_schedule(state, model, optimizer)
+        self._audit(model, optimizer, _RESUME_HINT if state.global_step else "")
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._follow(state, kwargs["model"], kwargs["optimizer"])
+        self._follow_schedule(state, kwargs["model"], kwargs["optimizer"])
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
-        self._follow(state, kwargs["model"], kwargs["optimizer"])  # where a resume from here will stand
+        self._follow_schedule(
+            state, kwargs["model"], kwargs["optimizer"]
+        )  # the position of a run that resumes here
         if state.is_world_process_zero and folder.is_dir():
             save_metadata(kwargs["model"], folder)
 
@@ -99,7 +101,7 @@ class OELMCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         model, best = kwargs["model"], state.best_model_checkpoint
-        self._follow(state, model, kwargs["optimizer"])
+        self._follow_schedule(state, model, kwargs["optimizer"])
         if args.load_best_model_at_end and best and (Path(best) / METADATA).is_file():
             restore_record(model, Metadata.read(best), best)  # the weights are those of the best checkpoint
         self._audit(model, kwargs["optimizer"])
@@ -110,13 +112,15 @@ class OELMCallback(TrainerCallback):
             raise OelmError(f"{hint}{self.report}")
 
     @staticmethod
-    def _follow(state: TrainerState, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    def _follow_schedule(
+        state: TrainerState, model: nn.Module, optimizer: torch.optim.Optimizer | None
+    ) -> None:
         total = max(state.max_steps, 1)
         Applied(model).step(min(state.global_step, total), total, optimizer)
 
 
 def _check_cpu_precision(args: TrainingArguments, model: nn.Module) -> None:
-    """Raise an error if this Trainer would run matmuls on a CPU that dies of them: see oelm.low_precision."""
+    """Raise an error if this Trainer would run bf16 or fp16 matmuls on a CPU that cannot do them."""
     if args.device.type != "cpu":
         return
     in_model = {p.dtype for p in model.parameters()}
@@ -130,7 +134,7 @@ def _check_cpu_precision(args: TrainingArguments, model: nn.Module) -> None:
 
 
 def _thawing(model: nn.Module, record: Record) -> list[nn.Parameter]:
-    """The parameters that are frozen at the start and trained later."""
+    """Return the parameters that are frozen at step 0 and trained later."""
     return [
         require_parameter(model, name)
         for name, tensor in record.tensors.items()
@@ -139,7 +143,7 @@ def _thawing(model: nn.Module, record: Record) -> list[nn.Parameter]:
 
 
 def _let_trainer_save(model: nn.Module) -> None:
-    """Have save_pretrained write folders that the Trainer can resume from and oelm.load can read."""
+    """Make save_pretrained write folders that the Trainer can resume from and oelm.load can read."""
     for module in unwrap(model).modules():
         if isinstance(saving := module.__dict__.get("save_pretrained"), SavePretrained):
             saving.in_trainer = True

@@ -1,4 +1,4 @@
-"""Putting a method into a model: split what is fused, set the starts, add the extras, write the record."""
+"""Change a model as a method says: split fused weights, initialise, add extras, write the record."""
 
 from __future__ import annotations
 
@@ -13,39 +13,55 @@ from oelm.methods.extras.extended import EXTRAS, ExtendedProjection, mask_paddin
 from oelm.methods.extras.split import SplitProjection, split_multihead
 from oelm.methods.method import Method
 from oelm.methods.reading.feed_forward import ffn_matrices
-from oelm.methods.reading.find import is_transposed, qk_projections, value_projections
-from oelm.methods.reading.projection import FeedForward, Projection
+from oelm.methods.reading.find import qk_projections, value_projections
+from oelm.methods.reading.projection import FeedForward, Projection, is_transposed
 from oelm.methods.reading.wrappers import plain_parameters
 from oelm.methods.record import Record, TensorRecord, attach_record, freeze_and_thaw_times
 from oelm.methods.saving.pretrained import replace_save_pretrained
 
 
 @torch.no_grad()
-def install(model: nn.Module, chosen: Method, seed: int, *, init: bool) -> Record:
-    """Give the model the structure of a method and its record; freezes nothing yet.
+def install(model: nn.Module, method: Method, seed: int, *, init: bool) -> Record:
+    """Give the model the architecture and the record of a method; `follow_schedule` then freezes.
 
     init: Also initialise the weights. False when the weights come from a file.
     """
     projections = qk_projections(model)
-    if not chosen.trains_qk or chosen.has_extras:
+    if not method.trains_qk or method.has_extras:
         _split_fused(model, projections)
         projections = qk_projections(model)
-    matrices = ffn_matrices(model) if "ffn" in chosen.parts else []
-    targets: list[Projection | FeedForward] = [p for p in projections if p.role in chosen.parts]
-    if init and chosen.init != "keep":
-        for target in [*targets, *matrices]:
-            _start(chosen, seed, target)
-    parameters = plain_parameters(model)
-    names = {id(p): name for name, p in parameters.items()}
-    record = Record(chosen, seed, {})
-    record.frozen_before = [name for name, p in parameters.items() if not p.requires_grad]
-    tracked: list[Projection | FeedForward] = [p for p in projections if not p.fused]
-    for target in [*tracked, *matrices]:
-        _remember(record, names, target)
-    _add_extras(model, chosen, seed, projections, record)
+    matrices = ffn_matrices(model) if "ffn" in method.parts else []
+    if init and method.init != "keep":
+        for target in targets_of(method, projections, matrices):
+            target.weight.write(initial_weight(method, seed, target))
+            if method.has_random_init and target.bias is not None:
+                target.bias.view().zero_()
+    record = _make_record(model, method, seed, projections, matrices)
+    _add_extras(model, method, seed, projections, record)
     attach_record(model, record)
     replace_save_pretrained(model)
     return record
+
+
+def targets_of(
+    method: Method, projections: list[Projection], matrices: list[FeedForward]
+) -> list[Projection | FeedForward]:
+    """Return the projections and matrices on which the method's `init` and `freeze` act."""
+    return [*(p for p in projections if p.role in method.parts), *matrices]
+
+
+def initial_weight(method: Method, seed: int, target: Projection | FeedForward) -> torch.Tensor:
+    """Return the initial weights that the method gives to a target; nothing is changed."""
+    generator = orthogonal.generator_for(seed, target.name) if method.has_random_init else None
+    init = method.init
+    if isinstance(target, Projection):
+        old = target.heads()
+    else:
+        old = target.weight.view()  # (1, rows, d_in): one head
+        init = "global" if init == "headwise" else init
+    if init in ("qr", "polar") and old.shape[-2] > old.shape[-1]:
+        return orthogonal.init_weight(init, method.gain, old.mT, generator).mT
+    return orthogonal.init_weight(init, method.gain, old, generator)
 
 
 def _split_fused(model: nn.Module, projections: list[Projection]) -> None:
@@ -59,11 +75,11 @@ def _split_fused(model: nn.Module, projections: list[Projection]) -> None:
             assert p.weight.layout is not None
             done.add(id(p.weight.owner))
             split = SplitProjection(p.weight.owner, p.weight.layout, p.weight.transposed)
-            _replace(model, p.name.rpartition(".")[0], split)
+            _replace_module(model, p.name.rpartition(".")[0], split)
 
 
-def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
-    """Put `new` where `name` is, wherever else the model refers to the same module."""
+def _replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
+    """Put `new` in the place of the module `name`, under every name that the model has for it."""
     old = model.get_submodule(name)
     for module in list(model.modules()):
         for child, value in list(module._modules.items()):
@@ -71,88 +87,85 @@ def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
                 module._modules[child] = new
 
 
-def start_of(chosen: Method, seed: int, target: Projection | FeedForward) -> torch.Tensor:
-    """What the method makes of a target's weights; changes nothing."""
-    generator = orthogonal.generator_for(seed, target.name) if chosen.draws else None
-    init = chosen.init
-    if isinstance(target, Projection):
-        before = target.heads()
-    else:
-        before = target.weight.view()  # (1, rows, d_in): one head
-        init = "global" if init == "headwise" else init
-    if init in ("qr", "polar") and before.shape[-2] > before.shape[-1]:
-        return orthogonal.init_weight(init, chosen.gain, before.mT, generator).mT
-    return orthogonal.init_weight(init, chosen.gain, before, generator)
+def _make_record(
+    model: nn.Module,
+    method: Method,
+    seed: int,
+    projections: list[Projection],
+    matrices: list[FeedForward],
+) -> Record:
+    parameters = plain_parameters(model)
+    names = {id(p): name for name, p in parameters.items()}
+    record = Record(method, seed, {})
+    record.frozen_before = [name for name, p in parameters.items() if not p.requires_grad]
+    tracked: list[Projection | FeedForward] = [p for p in projections if not p.fused]
+    for target in [*tracked, *matrices]:
+        for tensor in _tensor_records(method, names, target):
+            record.tensors[tensor.name] = tensor
+    return record
 
 
-def _start(chosen: Method, seed: int, target: Projection | FeedForward) -> None:
-    target.weight.write(start_of(chosen, seed, target))
-    if chosen.draws and target.bias is not None:
-        target.bias.view().zero_()
-
-
-def _remember(record: Record, names: dict[int, str], target: Projection | FeedForward) -> None:
-    chosen = record.method
+def _tensor_records(
+    method: Method, names: dict[int, str], target: Projection | FeedForward
+) -> list[TensorRecord]:
+    """Return the records of a target's weight and bias; `names` maps the id of a parameter to its name."""
     if isinstance(target, Projection):
         part, heads, head_dim = target.role, target.num_heads, target.head_dim
     else:
         part, heads, head_dim = "ffn", 1, target.weight.view().shape[1]
-    acts = part in chosen.parts
-    freezes_at, thaws_at = freeze_and_thaw_times(chosen, target.place) if acts else (None, None)
+    freezes_at, thaws_at = None, None
+    if part in method.parts:
+        freezes_at, thaws_at = freeze_and_thaw_times(method, target.place)
     always_frozen = freezes_at == 0.0 and thaws_at is None
-    for kind, window in (("weight", target.weight), ("bias", target.bias)):
-        if window is None:
-            continue
-        name = names[id(window.parameter)]
-        record.tensors[name] = TensorRecord(
-            name=name,
+    return [
+        TensorRecord(
+            name=names[id(where.parameter)],
             part=part,
             kind=kind,
             stack=target.place.stack,
             layer=target.place.layer,
             num_heads=heads,
             head_dim=head_dim,
-            transposed=window.transposed,
-            rebuildable=always_frozen and chosen.draws and chosen.gain != "match",
+            transposed=where.transposed,
+            rebuildable=always_frozen and method.has_random_init and method.gain != "match",
             freezes_at=freezes_at,
             thaws_at=thaws_at,
         )
+        for kind, where in (("weight", target.weight), ("bias", target.bias))
+        if where is not None
+    ]
 
 
 def _add_extras(
-    model: nn.Module, chosen: Method, seed: int, projections: list[Projection], record: Record
+    model: nn.Module, method: Method, seed: int, projections: list[Projection], record: Record
 ) -> None:
-    def extend(name: str, base: nn.Module, role: str, heads: int, head_dim: int, wish: Method) -> None:
-        extended = ExtendedProjection(base, role, heads, head_dim, is_transposed(base), wish)
+    def extend(name: str, base: nn.Module, role: str, heads: int, head_dim: int, adds: Method) -> None:
+        extended = ExtendedProjection(base, role, heads, head_dim, is_transposed(base), adds)
         extended.init_extras(seed, name)
-        _replace(model, name, extended)
+        _replace_module(model, name, extended)
         record.extras += [f"{name}.{extra}" for extra in EXTRAS if getattr(extended, extra) is not None]
 
     attentions = {p.attention_name: p.attention for p in projections}
-    if chosen.extends_qk:
+    if method.extends_qk:
         for p in projections:
-            extend(p.name, p.weight.owner, p.role, p.num_heads, p.head_dim, chosen)
-    if chosen.conv_value:
+            extend(p.name, p.weight.owner, p.role, p.num_heads, p.head_dim, method)
+    if method.conv_value:
+        on_v = Method(f"{method.name} on v", conv=method.conv_value)  # v trains, so it gets nothing else
         for name, attention in attentions.items():
             (own,) = value_projections(attention)
-            extend(f"{name}.{own}" if name else own, attention.get_submodule(own), "v", 1, 1, _taps(chosen))
-    if chosen.conv or chosen.conv_value:
-        _refuse_caches(model, attentions)
+            extend(f"{name}.{own}" if name else own, attention.get_submodule(own), "v", 1, 1, on_v)
+    if method.conv or method.conv_value:
+        _disable_cache(model, attentions)
         for attention in attentions.values():
             mask_padding_in_conv(attention)
-    if chosen.relative_bias:
+    if method.relative_bias:
         for name, attention in attentions.items():
-            attention.add_relative_bias(chosen.relative_bias)  # type: ignore[operator]
+            attention.add_relative_bias(method.relative_bias)  # type: ignore[operator]
             record.extras.append(f"{name}.relative_bias" if name else "relative_bias")
 
 
-def _taps(chosen: Method) -> Method:
-    """What v gets of a method: it trains anyway, so the convolution alone."""
-    return Method(f"{chosen.name} on v", conv=chosen.conv_value)
-
-
-def _refuse_caches(model: nn.Module, attentions: dict[str, nn.Module]) -> None:
-    """Incremental decoding shows a projection one token at a time; a convolution needs those before it."""
+def _disable_cache(model: nn.Module, attentions: dict[str, nn.Module]) -> None:
+    """Turn off the key/value cache, which hides the earlier tokens that a convolution needs."""
     for config in (getattr(model, "config", None), getattr(model, "generation_config", None)):
         if hasattr(config, "use_cache"):
             config.use_cache = False  # type: ignore[union-attr]
@@ -164,4 +177,7 @@ def _refuse_cache(_module: nn.Module, _args: Any, kwargs: dict[str, Any]) -> Non
     for name in ("past_key_values", "past_key_value", "layer_past"):
         cache = kwargs.get(name)
         if cache is not None and getattr(cache, "get_seq_length", lambda: 1)() > 0:
-            raise OelmError("the convolution needs the tokens before: call with use_cache=False")
+            raise OelmError(
+                "the convolution of this method needs the earlier tokens, which a key/value cache hides: "
+                "call with use_cache=False"
+            )

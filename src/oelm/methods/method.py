@@ -1,8 +1,7 @@
-"""A method is data: how Q/K start, which of them are frozen, when, and what small trainable parts they get.
+"""`oelm.Method`: how Q/K are initialised, what is frozen when, and which small trainable extras they get.
 
-Nothing here needs torch, so that the catalogue, the command line and a run's YAML can speak of methods
-without loading it. The meaning of each field lives in `Method`'s docstring; the mathematics in
-`orthogonal.py`; the freezing in `apply.py`.
+Nothing here needs torch, so that the catalogue, the command line and the config of a run load quickly. The
+inits are implemented in `orthogonal.py`, applying a method to a model in `apply.py`.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ Freeze = Literal["none", "all", "first", "all-but-last"]
 Schedule = Literal["constant", "gradual", "early"]
 Part = Literal["q", "k", "ffn"]
 
-#: Inits that throw the present weights away. Their tensors are a pure function of (seed, name), so a
-#: compact save can leave them out, and putting them into a pretrained model deserves a warning.
-DRAWN: frozenset[str] = frozenset({"headwise", "global", "normal", "normal-matched"})
+#: Inits that discard the present weights and draw random ones. The result is a pure function of seed and
+#: name, so a compact save can leave it out. In a pretrained model such an init gives a warning.
+RANDOM_INITS: frozenset[str] = frozenset({"headwise", "global", "normal", "normal-matched"})
 
-#: Inits that promise orthonormal rows within each head (the audit checks it).
-ORTHONORMAL: frozenset[str] = frozenset({"headwise", "global", "qr", "polar"})
+#: Inits with orthonormal rows within each head, which the audit checks.
+ORTHONORMAL_INITS: frozenset[str] = frozenset({"headwise", "global", "qr", "polar"})
 
 
 @dataclass(frozen=True)
 class Method:
-    """How Q/K (and optionally the FFN) start, and when they train.
+    """How Q/K (and optionally the FFN) are initialised, and when they train.
 
-    A method is `init` x `freeze` x `schedule` x small trainable extras; the presets of `oelm.methods()` are
-    points of that space. Derive your own with `dataclasses.replace` or from scratch:
+    A method combines `init`, `freeze`, `schedule` and small trainable extras. `oelm.methods()` lists the
+    named ones. Derive your own with `dataclasses.replace`, or set the fields you need:
 
     >>> import dataclasses
     >>> from oelm.methods.presets import find_method
@@ -40,62 +39,59 @@ class Method:
     >>> mine.trains_qk, mine.gain
     (False, 2.0)
 
-    Where it starts
-        name: What tables, run folders and `oelm.methods()` call it.
-        init: The start of each Q/K matrix, seen as (heads, head_dim, d_in):
-            "keep" leaves what is there (the model's own init, or pretrained weights);
-            "headwise" draws orthonormal rows per head (QR of a Gaussian, sign-fixed, hence Haar): every
-            head sees a random subspace of the residual stream without distortion inside it;
-            "global" one QR over the whole matrix, the study's first version: heads are orthogonal to each
-            other too;
-            "normal" N(0, 0.02), GPT-2's init: rows of norm 0.02 sqrt(d_in), 0.45 at width 512, so it
-            changes orthogonality AND scale at once;
-            "normal-matched" N(0, 1/d_in): rows of expected norm 1, so it changes orthogonality alone,
-            which makes it the control that any claim about orthogonality needs;
-            "qr" / "polar" orthonormal rows made from the weights that are there: by Gram-Schmidt (first
-            rows keep their direction) or as the nearest orthonormal matrix (no row is preferred).
-            Biases of a redrawn projection are set to zero; those of "keep", "qr" and "polar" stay.
-        gain: Factor on the start. Attention logits grow with gain squared, and scale alone moves
-            perplexity by tens of per cent, so it is a field and not a constant. "match" gives each head
-            the Frobenius norm it had before: what a pretrained model needs, whose later layers expect
-            logits of that size.
-        parts: What `init` and `freeze` act on, of "q", "k", "ffn". With "ffn" the up and down matrices
-            (and a gate) are treated as one head each: orthonormal along their shorter side.
+    Initialisation
+        name: The name in tables, run folders and `oelm.methods()`.
+        init: The initial value of each Q/K matrix, seen as (heads, head_dim, d_in):
+            "keep": the present weights (the model's own init, or pretrained weights).
+            "headwise": random orthonormal rows in each head (QR of a Gaussian matrix with fixed signs, so
+            Haar distributed): a head projects onto a random subspace without distortion inside it.
+            "global": one QR over all heads, the original study's first version; the heads are orthogonal to
+            each other, too.
+            "normal": N(0, 0.02), the init of GPT-2. Its rows have norm 0.02 sqrt(d_in), 0.45 at width 512,
+            so it differs from "headwise" in orthogonality and in scale.
+            "normal-matched": N(0, 1/d_in), rows of expected norm 1. It differs from "headwise" in
+            orthogonality alone, so it is the control for every claim about orthogonality.
+            "qr", "polar": orthonormal rows made from the present weights, by Gram-Schmidt (the first rows
+            keep their direction) or as the nearest orthonormal matrix (no row is preferred).
+            Random inits set the biases to zero; "keep", "qr" and "polar" keep them.
+        gain: Factor on the initial weights. Attention logits grow with its square, and scale alone can
+            change perplexity by tens of per cent. "match" keeps the Frobenius norm that each head had
+            before: use it for pretrained models, whose other layers expect logits of that size.
+        parts: What `init` and `freeze` act on: "q", "k", "ffn". The FFN matrices (up, down and gate) are
+            treated as one head each, orthonormal along the shorter side.
 
-    What is frozen, when
-        freeze: "none", "all", "first" (the first `layers`), "all-but-last" (all but the last `layers`).
-            Counted per stack: an encoder-decoder has two, and the cross attention of a decoder layer
-            belongs to that layer. The init acts on every layer whatever is frozen, so that freezing is
-            the only difference between layers.
-        layers: The n of "first" and "all-but-last".
-        schedule: "constant": frozen is frozen. "gradual": the frozen layers thaw one by one from the top
-            of each stack, since upper layers are the task-specific ones. "early": train first, freeze at
-            `freeze_at`, to learn whether Q/K settle early in training.
-        thaw_from, thaw_to: Shares of the run at which the top and the bottom frozen layer thaw
+    Freezing
+        freeze: "none", "all", "first" (the first `layers`) or "all-but-last" (all but the last `layers`).
+            Encoder and decoder are counted separately; cross attention belongs to its decoder layer. The
+            init acts on all layers, so that freezing is the only difference between them.
+        layers: The number of layers of "first" and "all-but-last".
+        schedule: "constant": frozen layers stay frozen. "gradual": they thaw one by one, the top layer
+            first, because upper layers are more task-specific. "early": everything trains until `freeze_at`,
+            then freezes; this tests whether Q/K converge early.
+        thaw_from, thaw_to: Fractions of the run at which the top and the bottom frozen layer thaw
             ("gradual").
-        freeze_at: Share of the run at which everything `freeze` names stops training ("early").
+        freeze_at: Fraction of the run at which the layers of `freeze` stop training ("early").
 
-    Small trainable extras on the projections; each starts as the identity, so step 0 is that of the plain
-    method
-        conv: Taps of a causal depthwise convolution over time on q and k; supplies the token-shift
-            structure that random projections lack (0 = none). Trains taps x (rows of q and k) numbers.
-        conv_value: Taps of such a convolution on v (0 = none). They count as Q/K parameters that train.
-        lowrank: Rank r of a trainable residue, W x + s B A x, on q and k (0 = none).
-        lowrank_scale: The s. Adam moves every number by about the rate, so a product of r columns falls
-            behind a full matrix, whose d_in columns all move; the factor lets it catch up (LoRA's alpha / r).
-        core: A trainable head_dim x head_dim matrix per head on q, i.e. q' C k: re-weights the frozen
-            subspace.
-        temperature: One trainable factor per head on q: sharpness of attention and nothing else.
-        relative_bias: A trainable attention bias per head and distance, for this many distances, farther
-            ones sharing the last (0 = none). It acts between q and k, so the attention itself must
-            implement it: our GPT does.
+    Trainable extras, each initialised to the identity, so that the first step equals that of the plain method
+        conv: Number of taps of a causal depthwise convolution over time on q and k (0 = none). It lets a
+            head compare shifted tokens, which random projections cannot. Adds taps x (rows of q and k)
+            parameters.
+        conv_value: Number of taps of such a convolution on v (0 = none); counted as Q/K parameters.
+        lowrank: Rank r of a trainable low-rank adapter, W x + s B A x, on q and k (0 = none).
+        lowrank_scale: The factor s (LoRA's alpha / r). Adam changes every parameter by about the learning
+            rate, so a product of rank r changes more slowly than a full matrix; s > 1 compensates.
+        core: Whether q gets a trainable head_dim x head_dim matrix C per head: the scores become q' C k.
+        temperature: Whether q gets one trainable factor per head, which sets how sharp its attention is.
+        relative_bias: Number of distances with a trainable attention bias per head, farther ones sharing the
+            last (0 = none). It acts between q and k, so the attention class must implement it; our GPT does.
 
-    For people
+    Description
         purpose: One line: what it is for.
-        controls: One line: what comparing with it controls for.
+        controls: One line: what a comparison with it controls for.
         reference: The idea or paper it comes from.
-        control: Name of the preset with the same architecture whose Q/K train, at the fairest start: what
-            freezing is charged against. A residue is left out of it, being part of a matrix that trains.
+        control: Name of the method with the same architecture and init whose Q/K train: the cost of freezing
+            is measured against it. It has no low-rank adapter, because W + s B A with a trained W is just
+            another trained W.
     """
 
     name: str
@@ -109,7 +105,7 @@ class Method:
     thaw_to: float = 0.0
     freeze_at: float = 0.0
     conv: int = 0
-    conv_value: int | Literal[False] = 0
+    conv_value: int = 0
     lowrank: int = 0
     lowrank_scale: float = 1.0
     core: bool = False
@@ -121,53 +117,49 @@ class Method:
     control: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        # YAML and JSON know lists only; a method read back must equal the one written.
+        # YAML and JSON have lists but no tuples, and may write 2 for 2.0.
         if isinstance(self.parts, list):
             object.__setattr__(self, "parts", tuple(self.parts))
         for name in ("gain", "lowrank_scale"):
             value = getattr(self, name)
             if isinstance(value, int) and not isinstance(value, bool):
                 object.__setattr__(self, name, float(value))
-        if self.conv_value is False:  # the word for "none" in older runs
-            object.__setattr__(self, "conv_value", 0)
         _check_choices(self)
         _check_numbers(self)
-        _check_dead_fields(self)
+        _check_combinations(self)
 
     @property
-    def draws(self) -> bool:
-        """Whether the init discards the weights that were there."""
-        return self.init in DRAWN
+    def has_random_init(self) -> bool:
+        """Whether the init discards the present weights and draws random ones."""
+        return self.init in RANDOM_INITS
 
     @property
     def trains_qk(self) -> bool:
-        """Whether the projections themselves train from the first step to the last, in every layer."""
+        """Whether the projections train in every layer from the first step to the last."""
         return self.freeze == "none" or not {"q", "k"} & set(self.parts)
 
     @property
     def extends_qk(self) -> bool:
-        """Whether q and k carry trainable extras (relative_bias belongs to the attention itself)."""
+        """Whether q and k get trainable extras; a relative bias belongs to the attention instead."""
         return bool(self.conv or self.lowrank or self.core or self.temperature)
 
     @property
     def has_extras(self) -> bool:
-        """Whether any projection does, v included."""
+        """Whether any of q, k and v gets trainable extras."""
         return self.extends_qk or bool(self.conv_value)
 
     @property
-    def touches_nothing(self) -> bool:
+    def changes_nothing(self) -> bool:
         """Whether applying it leaves the model exactly as it is."""
-        return (
-            self.init == "keep" and self.freeze == "none" and not self.has_extras and not self.relative_bias
-        )
+        return not (self.init != "keep" or self.freeze != "none" or self.has_extras or self.relative_bias)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain scalars, strings and lists, for YAML and JSON."""
+        """Return all fields as plain scalars, strings and lists, for YAML and JSON."""
         return {**dataclasses.asdict(self), "parts": list(self.parts)}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Method:
-        """The inverse of `to_dict`; an unknown field is an error with the nearest valid name."""
+        """Return the method that `to_dict` wrote; an error about an unknown field names the nearest one."""
         if not isinstance(fields, dict) or "name" not in fields:
             raise UsageError(f"a method is a mapping of fields with a name, got {fields!r}")
         valid = [f.name for f in dataclasses.fields(cls)]
@@ -189,62 +181,62 @@ def _check_choices(m: Method) -> None:
         if part not in get_args(Part):
             raise unknown_name(f"part of method '{m.name}':", str(part), get_args(Part))
     if len(set(m.parts)) != len(m.parts):
-        raise UsageError(f"method '{m.name}': parts {m.parts} name something twice")
+        raise UsageError(f"method '{m.name}': parts {m.parts} lists a part twice")
 
 
 def _check_numbers(m: Method) -> None:
-    def wrong(name: str, wish: str) -> UsageError:
-        return UsageError(f"method '{m.name}': {name} must be {wish}, got {getattr(m, name)!r}")
+    def invalid(name: str, expected: str) -> UsageError:
+        return UsageError(f"method '{m.name}': {name} must be {expected}, got {getattr(m, name)!r}")
 
-    if m.gain != "match" and not _positive(m.gain):
-        raise wrong("gain", 'a positive number or "match"')
-    if not _positive(m.lowrank_scale):
-        raise wrong("lowrank_scale", "a positive number")
+    if m.gain != "match" and not _is_positive(m.gain):
+        raise invalid("gain", 'a positive number or "match"')
+    if not _is_positive(m.lowrank_scale):
+        raise invalid("lowrank_scale", "a positive number")
     for name in ("layers", "conv", "conv_value", "lowrank", "relative_bias"):
         value = getattr(m, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise wrong(name, "a whole number, 0 or more")
+            raise invalid(name, "an integer, 0 or more")
     for name in ("thaw_from", "thaw_to", "freeze_at"):
         value = getattr(m, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-            raise wrong(name, "a share of the run between 0 and 1")
+            raise invalid(name, "a fraction of the run between 0 and 1")
     for name in ("core", "temperature"):
         if not isinstance(getattr(m, name), bool):
-            raise wrong(name, "true or false")
+            raise invalid(name, "true or false")
     for name in ("conv", "conv_value"):
         if getattr(m, name) == 1:
-            raise wrong(name, "0 (none) or at least 2 taps (one tap sees no other token)")
+            raise invalid(name, "0 (none) or at least 2 taps (a single tap sees no other token)")
 
 
-def _positive(value: object) -> bool:
+def _is_positive(value: object) -> bool:
     return isinstance(value, float) and math.isfinite(value) and value > 0
 
 
-def _check_dead_fields(m: Method) -> None:
-    """A field that would change nothing is a misunderstanding: say so before hours are spent on it."""
+def _check_combinations(m: Method) -> None:
+    """Raise an error for a field that would have no effect, because the user expects one."""
 
-    def dead(text: str) -> UsageError:
+    def conflict(text: str) -> UsageError:
         return UsageError(f"method '{m.name}': {text}")
 
     if m.init == "keep" and m.gain != 1.0:
-        raise dead('init "keep" leaves the weights as they are, so gain must stay 1')
+        raise conflict('init "keep" leaves the weights as they are, so gain must stay 1')
     if not m.parts and (m.init != "keep" or m.freeze != "none"):
-        raise dead('parts is empty, so init and freeze have nothing to act on; use ("q", "k")')
+        raise conflict('parts is empty, so init and freeze act on nothing; use ("q", "k")')
     if m.lowrank_scale != 1.0 and not m.lowrank:
-        raise dead("lowrank_scale has nothing to scale without lowrank, the rank of the residue")
+        raise conflict("lowrank_scale has no effect without lowrank, the rank of the low-rank adapter")
     if m.freeze in ("first", "all-but-last") and m.layers == 0:
-        raise dead(f'freeze "{m.freeze}" needs layers, the number of layers meant')
+        raise conflict(f'freeze "{m.freeze}" needs layers, a number of layers')
     if m.freeze in ("none", "all") and m.layers:
-        raise dead(f'layers = {m.layers} means nothing with freeze "{m.freeze}"')
+        raise conflict(f'layers = {m.layers} has no effect with freeze "{m.freeze}"')
     if m.schedule != "constant" and m.freeze == "none":
-        raise dead(f'schedule "{m.schedule}" has nothing to act on with freeze "none"')
+        raise conflict(f'schedule "{m.schedule}" has no effect with freeze "none"')
     if m.schedule != "gradual" and (m.thaw_from or m.thaw_to):
-        raise dead('thaw_from and thaw_to belong to schedule "gradual"')
+        raise conflict('thaw_from and thaw_to need schedule "gradual"')
     if m.schedule == "gradual" and not m.thaw_from <= m.thaw_to:
-        raise dead("thaw_from must not lie after thaw_to")
+        raise conflict("thaw_from must not be after thaw_to")
     if m.schedule == "gradual" and m.thaw_to == 0:
-        raise dead('schedule "gradual" needs thaw_to, the share of the run at which the last layer thaws')
+        raise conflict('schedule "gradual" needs thaw_to, the fraction of the run when the last layer thaws')
     if m.schedule != "early" and m.freeze_at:
-        raise dead('freeze_at belongs to schedule "early"')
+        raise conflict('freeze_at needs schedule "early"')
     if m.schedule == "early" and not 0 < m.freeze_at < 1:
-        raise dead('schedule "early" needs freeze_at, a share of the run between 0 and 1')
+        raise conflict('schedule "early" needs freeze_at, a fraction of the run between 0 and 1')

@@ -1,9 +1,9 @@
-"""Parameter groups for any optimizer: what decays, which layers learn slower, what rate Q/K get.
+"""Parameter groups for any optimizer: weight decay, layer-wise learning rates, a learning rate for Q/K.
 
-Tensors that are frozen for good are left out. Tensors that a schedule thaws later are in from the start:
-without a gradient the optimizers of torch neither move, decay nor keep state for them, and the layout is the
-same at every step of the run, so that an optimizer's state can be restored at any of them. An optimizer that
-decays parameters without a gradient would change them; `oelm.audit` notices.
+Tensors that stay frozen are left out. Tensors that thaw later are included from the first step on: torch's
+optimizers skip parameters without a gradient, and the groups are the same at every step, so that the
+optimizer state of any checkpoint fits. If an optimizer decays parameters without a gradient, `oelm.audit`
+reports it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def param_groups(
     layer_decay: float = 1.0,
     qk_lr: float | None = None,
 ) -> list[dict[str, Any]]:
-    """The groups of `torch.optim.AdamW(oelm.param_groups(model, lr=...))`, in a fixed order.
+    """Return parameter groups, as for `torch.optim.AdamW(oelm.param_groups(model, lr=1e-3))`.
 
     Build the optimizer after `oelm.apply` (and after PEFT's get_peft_model): both replace modules.
 
-    model: The model, or a wrapper around it such as PEFT's, whose own parameters then are in the groups.
-    lr: Rate of everything not said otherwise.
-    weight_decay: For matrices and embeddings; biases, norms and parts that start at the identity get none.
-    layer_decay: Factor on the rate per layer below the top, embeddings below the first layer; 1 = off.
-        With several stacks (encoder and decoder) each counts from its own top.
-    qk_lr: Own rate of the query and key projections that train or thaw, before layer_decay; None = lr.
+    model: The model, or a wrapper around it such as PEFT's; its adapter parameters are included.
+    lr: The learning rate.
+    weight_decay: For matrices and embeddings; biases, norms and extras with an identity init get none.
+    layer_decay: Factor on the learning rate per layer below the top; embeddings count as the layer below the
+        first. 1 = off. Encoder and decoder count from their own top.
+    qk_lr: Learning rate of the query and key projections that train or thaw, before layer_decay; None = lr.
     """
     for name, value in (("lr", lr), ("weight_decay", weight_decay), ("qk_lr", qk_lr or 0.0)):
         if not value >= 0:
@@ -54,10 +54,10 @@ def param_groups(
         thaws = name in records and records[name].ever_frozen and records[name].ever_trained
         if not parameter.requires_grad and not thaws:
             continue
-        rate = qk_lr if qk_lr is not None and name in queries_and_keys else lr
-        rate *= layer_decay ** below.get(name, 0)
+        own_lr = qk_lr if qk_lr is not None and name in queries_and_keys else lr
+        own_lr *= layer_decay ** below.get(name, 0)
         decay = weight_decay if _decays(name, parameter) else 0.0
-        group = groups.setdefault((rate, decay), {"params": [], "lr": rate, "weight_decay": decay})
+        group = groups.setdefault((own_lr, decay), {"params": [], "lr": own_lr, "weight_decay": decay})
         group["params"].append(parameter)
     return list(groups.values())
 
@@ -73,19 +73,18 @@ def _qk_names(model: nn.Module) -> set[str]:
     for projection in qk_projections(model):
         if projection.fused:
             raise OelmError(
-                f"{projection.name} shares one tensor with V, so it cannot have a rate of its own (qk_lr). "
-                f"A method that freezes, thaws or extends Q/K separates them"
+                f"{projection.name} shares one tensor with V, so it cannot have its own learning rate "
+                f"(qk_lr). A method that freezes Q/K or adds extras to them separates the two"
             )
-        windows = (projection.weight, projection.bias)
-        found |= {names[id(window.parameter)] for window in windows if window is not None}
+        found |= {names[id(part.parameter)] for part in projection.slices}
     return found
 
 
 def _layers_below_top(model: nn.Module) -> dict[str, int]:
-    """Layers below the top of each parameter: none for heads and final norms, most for embeddings."""
+    """Return how far below the output each parameter is: 1 for the top layer, most for embeddings."""
     layers = {p.place.module: p.place for p in qk_projections(model) if p.place.stack}
     if not layers:
-        raise OelmError(f"layer_decay needs layers in a list; {type(model).__name__} has none with attention")
+        raise OelmError(f"layer_decay needs a list of attention layers; {type(model).__name__} has none")
     names = list(plain_parameters(model))
     stacks_begin = {
         place.stack: next(i for i, name in enumerate(names) if name.startswith(f"{place.stack}."))

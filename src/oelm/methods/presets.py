@@ -1,33 +1,33 @@
-"""The named methods: the study's own, the controls it lacked, and what may close the gap.
+"""The named methods: those of the original study, the controls it lacked, and extras that may close the gap.
 
-A new method is one entry here (or one `oelm.register_method` call); a new start is described in
-`docs/howto/own-method.md`. Free of torch: `oelm list` and the catalogue read it.
+A new method is one entry here, or one call of `oelm.register_method`; `docs/howto/own-method.md` describes
+both, and how to add an init. Nothing here needs torch, so that `oelm list` loads quickly.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from oelm.errors import UsageError, unknown_name
 from oelm.methods.method import Method
 
 _ELM = "extreme learning machine: random frozen features (Huang et al. 2006)"
-_SAXE = "orthogonal starts (Saxe et al. 2014)"
+_ORTHOGONAL = "orthogonal initialisation (Saxe et al. 2014)"
 
-_PLAIN = [
+_WITHOUT_EXTRAS = [
     Method(
         "baseline",
-        purpose="the model as it is, everything trained",
-        controls="nothing: it is the reference every arm is compared with",
+        purpose="the unchanged model, all parameters trained",
+        controls="nothing: every other method is compared with it",
         reference="Vaswani et al. 2017",
     ),
     Method(
         "oelm-freeze",
         init="headwise",
         freeze="all",
-        purpose="the method: orthonormal rows per head, frozen from the start",
-        controls="what Q/K must learn, when compared with orthogonal-init",
-        reference=f"{_ELM}; {_SAXE}",
+        purpose="random orthonormal Q/K rows per head, frozen from the first step",
+        controls="what training Q/K contributes, if compared with orthogonal-init",
+        reference=f"{_ELM}; {_ORTHOGONAL}",
         control="orthogonal-init",
     ),
     Method(
@@ -35,8 +35,8 @@ _PLAIN = [
         init="headwise",
         gain="match",
         freeze="all",
-        purpose="oelm-freeze with each head's former norm, for models whose other weights are trained",
-        controls="direction alone: the logits keep the size the later layers expect",
+        purpose="oelm-freeze at the norm that each head had before, for pretrained models",
+        controls="the directions of Q/K alone: the logits keep the size that later layers expect",
         reference=f"{_ELM}; norm matching",
         control="orthogonal-init-matched",
     ),
@@ -44,8 +44,8 @@ _PLAIN = [
         "oelm-random",
         init="normal",
         freeze="all",
-        purpose="frozen N(0, 0.02), the study's ablation of orthogonality",
-        controls="orthogonality and scale together, so neither alone",
+        purpose="frozen N(0, 0.02): the original study's ablation of orthogonality",
+        controls="orthogonality and scale together, neither of them alone",
         reference=_ELM,
         control="baseline",
     ),
@@ -53,7 +53,7 @@ _PLAIN = [
         "oelm-random-matched",
         init="normal-matched",
         freeze="all",
-        purpose="frozen Gaussian rows of the orthogonal rows' norm",
+        purpose="frozen Gaussian rows with the expected norm of orthonormal rows",
         controls="orthogonality alone: the scale is that of oelm-freeze",
         reference=f"{_ELM}; N(0, 1/d) keeps norms",
         control="orthogonal-init",
@@ -62,9 +62,9 @@ _PLAIN = [
         "oelm-global",
         init="global",
         freeze="all",
-        purpose="one QR over the whole matrix: the study's first version",
-        controls="orthogonality between heads as well as within",
-        reference=f"{_ELM}; {_SAXE}",
+        purpose="one QR over all heads: the original study's first version",
+        controls="orthogonality between heads in addition to that within heads",
+        reference=f"{_ELM}; {_ORTHOGONAL}",
         control="orthogonal-init",
     ),
     Method(
@@ -72,9 +72,9 @@ _PLAIN = [
         init="qr",
         gain="match",
         freeze="all",
-        purpose="orthonormal rows made from the pretrained ones, at their norm, frozen",
-        controls="orthonormality when the learned directions stay",
-        reference="what the study's code did on BERT, with the norm kept",
+        purpose="pretrained Q/K made orthonormal by QR at their norm, frozen",
+        controls="orthonormality, while the learned directions stay",
+        reference="the original study's BERT code, with the norm kept",
         control="baseline",
     ),
     Method(
@@ -82,15 +82,15 @@ _PLAIN = [
         init="polar",
         gain="match",
         freeze="all",
-        purpose="the nearest orthonormal rows to the pretrained ones, at their norm, frozen",
-        controls="how the rows are made orthonormal: polar factor instead of Gram-Schmidt",
+        purpose="the orthonormal rows nearest to the pretrained Q/K, at their norm, frozen",
+        controls="the way of orthonormalising: polar factor instead of Gram-Schmidt",
         reference="orthogonal Procrustes (Schönemann 1966)",
         control="baseline",
     ),
     Method(
         "freeze-pretrained",
         freeze="all",
-        purpose="Q/K as they are, frozen: the default for pretrained models",
+        purpose="the present Q/K, frozen: the default for pretrained models",
         controls="freezing alone: no weight is changed",
         reference="layer freezing in transfer learning (Lee et al. 2019)",
         control="baseline",
@@ -98,26 +98,26 @@ _PLAIN = [
     Method(
         "orthogonal-init",
         init="headwise",
-        purpose="orthonormal rows per head, trained: the fair baseline of the frozen arms",
-        controls="the start: what remains against oelm-freeze is the freezing",
-        reference=_SAXE,
+        purpose="random orthonormal Q/K rows per head, trained: the control of the frozen methods",
+        controls="the init: its difference to oelm-freeze is the freezing",
+        reference=_ORTHOGONAL,
     ),
     Method(
         "orthogonal-init-matched",
         init="headwise",
         gain="match",
-        purpose="orthonormal rows per head at each head's former norm, trained",
-        controls="the start: what remains against oelm-freeze-matched is the freezing",
-        reference=f"{_SAXE}; norm matching",
+        purpose="random orthonormal Q/K rows at the norm that each head had before, trained",
+        controls="the init: its difference to oelm-freeze-matched is the freezing",
+        reference=f"{_ORTHOGONAL}; norm matching",
     ),
     Method(
         "oelm-partial",
         init="headwise",
         freeze="all-but-last",
         layers=1,
-        purpose="orthogonal start, frozen but for the last layer",
-        controls="whether the upper layers are the ones that need trained Q/K",
-        reference="the study's next step; partial freezing (Lee et al. 2019)",
+        purpose="orthogonal init, frozen except in the last layer",
+        controls="whether only the upper layers need trained Q/K",
+        reference="suggested by the original study; partial freezing (Lee et al. 2019)",
         control="orthogonal-init",
     ),
     Method(
@@ -127,8 +127,8 @@ _PLAIN = [
         schedule="gradual",
         thaw_from=0.2,
         thaw_to=0.8,
-        purpose="orthogonal start, frozen, thawed layer by layer from the top",
-        controls="whether freezing hurts only when it lasts to the end",
+        purpose="orthogonal init, frozen, then thawed layer by layer from the top",
+        controls="whether freezing hurts only if it lasts to the end",
         reference="gradual unfreezing (Howard & Ruder 2018)",
         control="orthogonal-init",
     ),
@@ -138,8 +138,8 @@ _PLAIN = [
         freeze="all",
         schedule="early",
         freeze_at=0.15,
-        purpose="orthogonal start, trained for 15 % of the run, then frozen",
-        controls="whether Q/K settle early",
+        purpose="orthogonal init, trained for 15 % of the run, then frozen",
+        controls="whether Q/K converge early",
         reference="freeze training (Raghu et al. 2017)",
         control="orthogonal-init",
     ),
@@ -149,7 +149,7 @@ _PLAIN = [
         parts=("q", "k", "ffn"),
         freeze="all",
         purpose="orthogonal Q/K and FFN matrices, all frozen",
-        controls="how much of the block can be random at all",
+        controls="how much of a transformer block can be random",
         reference=f"{_ELM}; random-feature FFNs",
         control="orthogonal-init",
     ),
@@ -159,79 +159,97 @@ _PLAIN = [
         parts=("ffn",),
         freeze="all",
         purpose="orthogonal FFN matrices, frozen; Q/K trained",
-        controls="Q/K against FFN as the part to freeze",
+        controls="freezing the FFN instead of Q/K",
         reference=f"{_ELM}; random-feature FFNs",
         control="baseline",
     ),
 ]
 
-RESIDUE = " + LoRA's residue"
-_EXTRAS: dict[str, tuple[dict[str, Any], str, str]] = {  # fields, what they add, whose idea it is
-    "conv": (
-        {"conv": 4},
-        "a 4-tap causal depthwise convolution on q and k",
-        "token shift and short convolutions (So et al. 2021, Primer)",
-    ),
-    "lowrank": (
-        {"lowrank": 8, "lowrank_scale": 4.0},
-        "a trainable residue of rank 8 on q and k",
-        "LoRA (Hu et al. 2021)",
-    ),
-    "plus": (
-        {"gain": 0.35, "conv_value": 4, "lowrank": 6, "lowrank_scale": 4.0},
-        "a small gain, a residue of rank 6, and the 4-tap convolution on v: the flagship",
-        "Primer's convolution, on v alone" + RESIDUE,
-    ),
-    "core": (
-        {"core": True},
-        "a trainable head_dim x head_dim core per head",
-        "bilinear core between frozen bases (as in LoRA-XS, Bałazy et al. 2024)",
-    ),
-    "temperature": (
-        {"temperature": True},
-        "one trainable temperature per head",
-        "learned attention temperature (Henry et al. 2020)",
-    ),
-    "relative": (
-        {"relative_bias": 128},
-        "a trainable bias per head and distance",
-        "relative position bias (Raffel et al. 2020)",
-    ),
-}
 
-
-def _with_extras(name: str) -> list[Method]:
-    """The frozen method with its extras, and the same architecture and start with trained Q/K.
-
-    That one has no residue: where W itself trains, W + s B A is just another W. `oelm-lowrank` is left with
-    `orthogonal-init`.
-    """
-    fields, what, reference = _EXTRAS[name]
-    merged = {field: value for field, value in fields.items() if not field.startswith("lowrank")}
-    trained = Method(
-        f"trained-{name}",
-        init="headwise",
-        purpose=f"orthogonal start, trained, in the architecture of oelm-{name}",
-        controls=f"the architecture of oelm-{name}: what remains is the freezing",
-        reference=reference.removesuffix(RESIDUE),
-        **merged,
-    )
-    frozen = Method(
-        f"oelm-{name}",
+def _frozen(name: str, adds: str, **fields: object) -> Method:
+    """Return a method that freezes orthogonal Q/K and adds trainable extras to them."""
+    return Method(
+        name,
         init="headwise",
         freeze="all",
-        purpose=f"frozen orthogonal Q/K with {what}",
-        controls="whether this structure is what frozen Q/K lack",
-        reference=reference,
-        control=trained.name if merged else "orthogonal-init",
-        **fields,
+        purpose=f"frozen orthogonal Q/K with {adds}",
+        controls="whether frozen Q/K lack this structure",
+        **fields,  # type: ignore[arg-type]
     )
-    return [frozen, trained] if merged else [frozen]
 
 
-_METHODS: dict[str, Method] = {m.name: m for m in [*_PLAIN, *(m for n in _EXTRAS for m in _with_extras(n))]}
+_WITH_EXTRAS = [
+    _frozen(
+        "oelm-conv",
+        "a 4-tap causal depthwise convolution on q and k",
+        conv=4,
+        reference="token shift and short convolutions (So et al. 2021, Primer)",
+        control="trained-conv",
+    ),
+    _frozen(
+        "oelm-lowrank",
+        "a trainable low-rank adapter of rank 8 on q and k",
+        lowrank=8,
+        lowrank_scale=4.0,
+        reference="LoRA (Hu et al. 2021)",
+        control="orthogonal-init",
+    ),
+    _frozen(
+        "oelm-plus",
+        "a small gain, a low-rank adapter of rank 6, and a 4-tap convolution on v: the recommended method",
+        gain=0.35,
+        conv_value=4,
+        lowrank=6,
+        lowrank_scale=4.0,
+        reference="Primer's convolution, on v alone; LoRA",
+        control="trained-plus",
+    ),
+    _frozen(
+        "oelm-core",
+        "a trainable head_dim x head_dim matrix per head",
+        core=True,
+        reference="trainable core between frozen bases (as in LoRA-XS, Bałazy et al. 2024)",
+        control="trained-core",
+    ),
+    _frozen(
+        "oelm-temperature",
+        "one trainable temperature per head",
+        temperature=True,
+        reference="learned attention temperature (Henry et al. 2020)",
+        control="trained-temperature",
+    ),
+    _frozen(
+        "oelm-relative",
+        "a trainable attention bias per head and distance",
+        relative_bias=128,
+        reference="relative position bias (Raffel et al. 2020)",
+        control="trained-relative",
+    ),
+]
 
-#: What users of the study type. "oelm" alone was its first, global version.
+
+def _control_of(frozen: Method) -> Method:
+    """Return the same architecture and init with trained Q/K, as the control of a method with extras.
+
+    It has no low-rank adapter: with a trained W, W + s B A is just another trained W.
+    """
+    return replace(
+        frozen,
+        name=frozen.control,
+        freeze="none",
+        lowrank=0,
+        lowrank_scale=1.0,
+        purpose=f"the architecture and init of {frozen.name} with trained Q/K",
+        controls=f"the architecture: its difference to {frozen.name} is the freezing",
+        reference=f"control of {frozen.name}",
+        control="",
+    )
+
+
+_METHODS: dict[str, Method] = {m.name: m for m in [*_WITHOUT_EXTRAS, *_WITH_EXTRAS]}
+_METHODS |= {m.control: _control_of(m) for m in _WITH_EXTRAS if m.control not in _METHODS}
+
+#: Names that users of the original study know. There, "oelm" alone was the first version.
 ALIASES: dict[str, str] = {
     "oelm_freeze": "oelm-freeze",
     "oelm_v2": "oelm-freeze",
@@ -240,12 +258,12 @@ ALIASES: dict[str, str] = {
     "global": "oelm-global",
 }
 
-#: What to use when a model comes with trained weights: its Q/K are worth keeping.
+#: The method to use for a model with pretrained weights.
 PRETRAINED_DEFAULT = "freeze-pretrained"
 
 
 def methods() -> dict[str, Method]:
-    """All methods by name: the presets and what `register_method` added.
+    """Return all methods by name: those of this file, and those of `register_method`.
 
     >>> "oelm-freeze" in methods()
     True
@@ -253,29 +271,29 @@ def methods() -> dict[str, Method]:
     return dict(_METHODS)
 
 
-def find_method(wish: str | Method) -> Method:
-    """The method meant by a name, an alias, or a Method itself.
+def find_method(method: str | Method) -> Method:
+    """Return the method of a name or an alias; a `Method` is returned as it is.
 
     >>> find_method("oelm_v2").name
     'oelm-freeze'
     """
-    if isinstance(wish, Method):
-        return wish
-    if not isinstance(wish, str):
-        raise UsageError(f"a method is a name or an oelm.Method, got {type(wish).__name__}: {wish!r}")
-    name = ALIASES.get(wish, wish)
+    if isinstance(method, Method):
+        return method
+    if not isinstance(method, str):
+        raise UsageError(f"a method is a name or an oelm.Method, got {type(method).__name__}: {method!r}")
+    name = ALIASES.get(method, method)
     if name not in _METHODS:
-        name = ALIASES.get(wish.lower(), wish.lower().replace("_", "-"))
+        name = ALIASES.get(method.lower(), method.lower().replace("_", "-"))
     if name not in _METHODS:
-        raise unknown_name("method", wish, _METHODS)
+        raise unknown_name("method", method, _METHODS)
     return _METHODS[name]
 
 
 def register_method(new: Method) -> Method:
-    """Give a method of your own a name that `oelm.apply`, the catalogue and the command line understand."""
+    """Register your own method, so that `oelm.apply`, the catalogue and the command line know its name."""
     if not isinstance(new, Method):
         raise UsageError(f"register_method takes an oelm.Method, got {type(new).__name__}")
     if new.name in ALIASES or (new.name in _METHODS and _METHODS[new.name] != new):
-        raise UsageError(f"method '{new.name}' exists already with other settings; choose another name")
+        raise UsageError(f"a method '{new.name}' with other settings exists already; choose another name")
     _METHODS[new.name] = new
     return new

@@ -1,1 +1,1 @@
-"""Small trainable parts added to frozen projections: low-rank adapters and convolutions."""
+"""Replacements for projection modules: with trainable extras, or a fused Q/K/V split into its parts."""

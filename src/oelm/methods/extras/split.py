@@ -1,8 +1,8 @@
-"""Fused Q/K/V made separate, so that a frozen part is frozen for real.
+"""Split a fused Q/K/V weight into one parameter per part, so that parts of it can be frozen.
 
-A fused weight is one parameter: it either trains or it does not. Here it becomes one parameter per part:
-the frozen ones get no gradient, no optimizer state, no decay and cost no weight-gradient FLOPs. The state
-dict keeps the model's own keys and shapes in both directions, so files stay those of the plain model.
+A frozen part gets no gradient, no optimizer state and no weight decay, and costs no weight-gradient FLOPs.
+State dicts keep the keys and shapes of the fused weight, for saving and for loading, so that files stay
+compatible with the plain model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from oelm.methods.reading.projection import RowLayout
 
 
 class SplitProjection(nn.Module):
-    """A fused Linear (or transformers' Conv1D) as one Linear per part, with the same output."""
+    """Replaces a fused Linear (or transformers' Conv1D) by one Linear per part; the output is the same."""
 
     def __init__(self, fused: nn.Module, layout: RowLayout, transposed: bool) -> None:
         super().__init__()
@@ -25,10 +25,10 @@ class SplitProjection(nn.Module):
         assert isinstance(weight, Tensor)
         columns = weight if transposed else weight.t()  # (d_in, rows)
         for role, part in zip(layout.roles, layout.split(columns.detach()), strict=True):
-            self.add_module(role, _linear(_own(part.t(), like=weight)))
+            self.add_module(role, _linear(_own_parameter(part.t(), like=weight)))
         if isinstance(bias, Tensor):
             for role, part in zip(layout.roles, layout.split(bias.detach()), strict=True):
-                getattr(self, role).bias = _own(part, like=bias)
+                getattr(self, role).bias = _own_parameter(part, like=bias)
         self.train(fused.training)
         self.register_state_dict_post_hook(_join_keys)
         self.register_load_state_dict_pre_hook(_split_keys)
@@ -38,7 +38,7 @@ class SplitProjection(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The fused weight in the model's own layout, for code that only looks (dtype, device, norms)."""
+        """The fused weight, for other code that reads its dtype, device or norm."""
         columns = self.layout.join([getattr(self, role).weight.t() for role in self.layout.roles])
         return columns if self.transposed else columns.t()
 
@@ -54,8 +54,8 @@ def _linear(weight: nn.Parameter) -> nn.Linear:
     return linear
 
 
-def _own(part: Tensor, *, like: Tensor) -> nn.Parameter:
-    """A parameter with memory of its own; a part of a tensor that a user had frozen stays frozen."""
+def _own_parameter(part: Tensor, *, like: Tensor) -> nn.Parameter:
+    """Return a parameter with its own memory; it is frozen if the fused tensor `like` was."""
     own = part.detach().clone(memory_format=torch.contiguous_format)
     return nn.Parameter(own, requires_grad=like.requires_grad)
 
@@ -65,7 +65,7 @@ def _join_keys(module: nn.Module, state: dict[str, Tensor], prefix: str, _metada
     for kind in ("weight", "bias"):
         names = [f"{prefix}{role}.{kind}" for role in module.layout.roles]
         if not all(name in state for name in names):
-            continue  # no bias, or a part inside a PEFT adapter, which goes by another name
+            continue  # there is no bias, or PEFT renamed a part inside its adapter
         found = [state.pop(name) for name in names]
         if kind == "bias":
             state[prefix + kind] = module.layout.join(found)
@@ -87,11 +87,10 @@ def _split_keys(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: An
 
 
 class SplitMultiheadAttention(nn.MultiheadAttention):
-    """torch's attention with one weight and one bias per part instead of packed ones.
+    """torch's attention with one weight and one bias for each of q, k and v instead of packed ones.
 
-    torch already computes with separate weights when key and value widths differ; this class takes that
-    road whenever gradients are wanted. Without gradients it shows the packed tensors instead, so that the
-    fused inference kernels of torch (and of nn.TransformerEncoder) keep working.
+    With gradients it uses the code path that torch has for different key and value widths. Without gradients
+    it returns the packed tensors, so that torch's fused inference kernels keep working.
     """
 
     @property
@@ -114,15 +113,15 @@ _PARTS = ("q", "k", "v")
 
 
 def split_multihead(attention: nn.MultiheadAttention) -> None:
-    """Turn a torch attention into its split form, in place (others hold references to it)."""
+    """Split the packed weights of a torch attention, in place, because other objects refer to it."""
     packed = attention._qkv_same_embed_dim
     if packed:
         fused = attention.in_proj_weight
-        weights = [_own(weight, like=fused) for weight in fused.chunk(3)]
+        weights = [_own_parameter(weight, like=fused) for weight in fused.chunk(3)]
     else:
         weights = [getattr(attention, f"{part}_proj_weight") for part in _PARTS]
     bias = attention.in_proj_bias
-    biases = [None] * 3 if bias is None else [_own(part, like=bias) for part in bias.chunk(3)]
+    biases = [None] * 3 if bias is None else [_own_parameter(part, like=bias) for part in bias.chunk(3)]
     for name in ("in_proj_weight", "in_proj_bias", *(f"{part}_proj_weight" for part in _PARTS)):
         attention._parameters.pop(name, None)
     attention.__dict__.pop("_qkv_same_embed_dim", None)

@@ -1,1 +1,1 @@
-"""Find the query and key projections in any model, and prove numerically that they are."""
+"""Find the query and key projections of any model, and verify numerically that they are Q and K."""

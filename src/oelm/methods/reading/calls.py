@@ -1,5 +1,4 @@
-"""How to call an attention module that is to be checked numerically: guessed from its signature, or observed
-while the model runs."""
+"""Find arguments to call an attention module with: guessed from its signature, or observed in the model."""
 
 from __future__ import annotations
 
@@ -16,33 +15,29 @@ from torch import Tensor, nn
 TOKENS = 6
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-_MEMORY = {
+# Names of arguments, by what they take: inputs of the keys, inputs of the queries, and positions.
+_KEY_INPUTS = {
     *("key", "value", "k", "v", "keys", "values", "key_states", "value_states", "context", "memory", "kv"),
-    *(
-        "encoder_hidden_states",
-        "key_value_states",
-        "current_states",
-        "key_value",
-        "latents",
-        "cross_attention_states",
-    ),
+    *("encoder_hidden_states", "key_value_states", "current_states", "key_value", "latents"),
+    "cross_attention_states",
 }
-_HIDDEN = {"hidden_states", "query", "query_states", "x"}
+_QUERY_INPUTS = {"hidden_states", "query", "query_states", "x"}
 _ROTARY = {
-    "position_embeddings",
-    "rotary_pos_emb",
-    "rotary_emb",
-    "rotary_position_embeddings",
+    *("position_embeddings", "rotary_pos_emb", "rotary_emb", "rotary_position_embeddings"),
     "position_embedding",
 }
 _ROTARY_SIZES = ("qk_rope_head_dim", "rotary_ndims", "rotary_dim", "rope_head_dim")
 _POSITIONS = {"relative_position_embeddings", "pos_emb", "r", "position_embeds", "pos_embeds"}
 
+#: Shapes of the input without its width, which comes last or in the place of -1.
+_SHAPES = ((1, TOKENS), (TOKENS,), (1, 4, 4), (1, -1, TOKENS), (1, -1, 4, 4), (TOKENS, 1))
+_POSITION_FORMS = ("cos and sin", "relative", "absolute", "complex")
 
-def guessed_calls(
+
+def guess_calls(
     module: nn.Module, config: Any, width: int, key_width: int, head_dim: int, generator: torch.Generator
 ) -> Iterator[Call]:
-    """Calls of `module.forward` that its signature suggests, the most common shapes first.
+    """Yield calls of `module.forward` that its signature suggests, the most common shapes first.
 
     width, key_width: d_in of the queries and of the keys.
     """
@@ -57,7 +52,7 @@ def guessed_calls(
     rotary_sizes = [
         n for n in dict.fromkeys([*sizes, *(n // 2 for n in sizes), head_dim, head_dim // 2]) if n > 0
     ]
-    generate = partial(torch.randn, generator=generator)
+    draw = partial(torch.randn, generator=generator)
     named = {p.name for p in parameters}
     positions = _POSITION_FORMS if named & _ROTARY else _POSITION_FORMS[:1]
     for shape, form, rotary, cross in itertools.product(_SHAPES, positions, rotary_sizes, (False, True)):
@@ -65,14 +60,16 @@ def guessed_calls(
         for index, p in enumerate(parameters):
             required = p.default is p.empty
             value: Any = None
-            if index == 0 or (required and p.name in _HIDDEN):
-                value = generate(_sized(shape, width))
-            elif p.name in _MEMORY and (cross or required or not p.name.startswith(("encoder", "key_value"))):
-                value = generate(_sized(shape, key_width))
+            if index == 0 or (required and p.name in _QUERY_INPUTS):
+                value = draw(_sized(shape, width))
+            elif p.name in _KEY_INPUTS and (
+                cross or required or not p.name.startswith(("encoder", "key_value"))
+            ):
+                value = draw(_sized(shape, key_width))
             elif p.name in _ROTARY:
-                value = _positions(form, shape, rotary, width, generate)
+                value = _positions(form, shape, rotary, width, draw)
             elif p.name in _POSITIONS:
-                value = generate(1, 2 * TOKENS - 1, width)
+                value = draw(1, 2 * TOKENS - 1, width)
             elif p.name in ("cu_seqlens", "cu_seq_lens"):
                 value = torch.tensor([0, TOKENS], dtype=torch.int32)
             elif p.name == "position_ids":
@@ -82,27 +79,23 @@ def guessed_calls(
         yield (), kwargs
 
 
-#: Shapes of the tokens without their width, which comes last or where -1 stands.
-_SHAPES = ((1, TOKENS), (TOKENS,), (1, 4, 4), (1, -1, TOKENS), (1, -1, 4, 4), (TOKENS, 1))
-_POSITION_FORMS = ("cos and sin", "relative", "absolute", "complex")
-
-
 def _sized(shape: tuple[int, ...], width: int) -> list[int]:
     return [width if n == -1 else n for n in shape] + ([] if -1 in shape else [width])
 
 
-def _positions(form: str, shape: tuple[int, ...], rotary: int, width: int, generate: Any) -> Any:
+def _positions(form: str, shape: tuple[int, ...], rotary: int, width: int, draw: Any) -> Any:
+    """Return position embeddings in one of the _POSITION_FORMS; `rotary` is the size of the rotated part."""
     batch = () if shape == (TOKENS,) else (1,)
     if form == "relative":
-        return generate(1, 2 * TOKENS - 1, width)
+        return draw(1, 2 * TOKENS - 1, width)
     if form == "absolute":
-        return generate(*batch, TOKENS, width)
-    angle = generate(*batch, TOKENS, rotary)
+        return draw(*batch, TOKENS, width)
+    angle = draw(*batch, TOKENS, rotary)
     return torch.polar(torch.ones_like(angle), angle) if form == "complex" else (angle.cos(), angle.sin())
 
 
-def example_inputs_of(model: nn.Module) -> list[Any]:
-    """Small inputs that a Hugging Face model is likely to accept, from its config; empty for other models."""
+def guess_inputs(model: nn.Module) -> list[Any]:
+    """Return small inputs that a Hugging Face model may accept, by its config; none for other models."""
     config = getattr(model, "config", None)
     name = getattr(model, "main_input_name", None)
     if config is None or not isinstance(name, str):
@@ -126,9 +119,11 @@ def example_inputs_of(model: nn.Module) -> list[Any]:
 
 
 @torch.no_grad()
-def observed_calls(model: nn.Module, attentions: Mapping[str, nn.Module], inputs: Any) -> dict[str, Call]:
-    """Run the model once on `inputs` and return how each named attention was called, moved to the CPU in
-    float32. The model is left as it was."""
+def observe_calls(model: nn.Module, attentions: Mapping[str, nn.Module], inputs: Any) -> dict[str, Call]:
+    """Run the model once on `inputs`; return how each named attention was called, on the CPU in float32.
+
+    The model is left as it was.
+    """
     seen: dict[str, Call] = {}
     handles = []
     for name, module in attentions.items():
@@ -136,7 +131,7 @@ def observed_calls(model: nn.Module, attentions: Mapping[str, nn.Module], inputs
         def hook(_module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
             try:
                 seen.setdefault(name, copy.deepcopy((_plain(args), _plain(kwargs))))
-            except Exception:  # caches and other objects that cannot be copied: this call is of no use
+            except Exception:  # an argument that cannot be copied, such as a cache
                 return
 
         handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -158,7 +153,7 @@ def observed_calls(model: nn.Module, attentions: Mapping[str, nn.Module], inputs
 
 
 def _plain(value: Any) -> Any:
-    """The same with tensors on the CPU in float32 and without caches, which a second call would find full."""
+    """Return the value with tensors on the CPU in float32, and None for a cache, which calls would fill."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         return value.float() if value.is_floating_point() else value.clone()

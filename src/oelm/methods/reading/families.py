@@ -1,19 +1,19 @@
-"""What attention modules are called and how they store Q/K: the knowledge that readers.py applies.
+"""What we know of attention classes: the names of their projections, and how fused weights are ordered.
 
-A weight is Q/K if it acts on the output of its attention only through the attention scores. So position keys
-(`linear_pos` of a Conformer, `r_kernel` of Funnel, `r` of XLNet) are keys, and so are, in multi-head latent
-attention (DeepSeek-V2 and later), both factors of the queries (`q_a_proj`, `q_b_proj`), the key rows of
-`kv_b_proj` and the rotary key rows of `kv_a_proj_with_mqa`. The latent rows of `kv_a_proj_with_mqa` feed the
-values too: they are not Q/K and go on training. Tables that are looked up (embeddings, relative position
-biases), norms and free vectors added to the queries are not projections and go on training as well.
+A weight counts as Q/K if it acts on the output of its attention only through the attention scores. So
+projections of relative positions (`linear_pos` of a Conformer, `r_kernel` of Funnel, `r` of XLNet) are keys.
+In multi-head latent attention (DeepSeek-V2 and later) Q/K are both factors of the queries (`q_a_proj`,
+`q_b_proj`), the key rows of `kv_b_proj`, and the rotary key rows of `kv_a_proj_with_mqa`; its latent rows
+also feed the values, so they train. Embeddings, relative position biases, norms and vectors that are added to
+the queries are not projections, so they train.
 
-Names and lists here only suggest a reading: verify.py proves it numerically.
+These tables only make a guess: `verify.py` checks it numerically before anything is changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
@@ -26,7 +26,7 @@ LayoutName = Literal["block", "per-head", "grouped"]
 
 @dataclass(frozen=True)
 class FusedPart:
-    """One matrix whose rows are divided by an explicit layout; `head_dims` by role, q and k only."""
+    """A fused matrix with an explicit row layout; `head_dims` gives the head size of q and k."""
 
     name: str
     layout: RowLayout
@@ -35,12 +35,16 @@ class FusedPart:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Where an attention class keeps its Q and K. Strings are attribute names, dotted if nested.
+    """Where an attention class stores its Q and K. Strings are attribute names, with dots if nested.
 
-    parts: Fused matrices with an explicit layout, instead of `fused` and `layout`.
-    single: Names among q and k that are one head (a low-rank factor), whatever the number of heads.
-    per_head: Names among q and k whose rows are the module's heads, of a size of their own.
-    q_bias: A parameter that is added to the queries, if it is not the bias of their projection.
+    q, k: Separate projections.
+    fused, layout, roles: One fused matrix, the order of its rows, and what they hold.
+    parts: Fused matrices with an explicit layout, instead of `fused`.
+    num_heads, num_kv_heads, head_dim: Attribute names or numbers; None = look for the usual names.
+    single: Names in q and k that have one head (a low-rank factor), whatever the number of heads is.
+    per_head: Names in q and k that have the module's number of heads, but another head size.
+    q_bias: A parameter that is added to the queries but is not the bias of their projection.
+    ignore: The class has no Q and K.
     """
 
     q: tuple[str, ...] = ()
@@ -56,67 +60,43 @@ class AttentionSpec:
     single: frozenset[str] = frozenset()
     per_head: frozenset[str] = frozenset()
     q_bias: str = ""
-    registered: bool = field(default=False, compare=False)
 
 
-_WAYS = [
-    "{}",
-    "{}_proj",
-    "{}_lin",
-    "{}_linear",
-    "{}_layer",
-    "{}_head",
-    "{}_global",
-    "pos_{}_proj",
-    "relative_{}_proj",
-    "linear_{}",
-    "to_{}",
-    "w{}",
-    "w_{}",
-    "fc_{}",
-    "proj_{}",
-    "project_{}",
+_PATTERNS = (
+    *("{}", "{}_proj", "{}_lin", "{}_linear", "{}_layer", "{}_head", "{}_global", "pos_{}_proj"),
+    *("relative_{}_proj", "linear_{}", "to_{}", "w{}", "w_{}", "fc_{}", "proj_{}", "project_{}"),
     "projection_{}",
-]
+)
 
-#: Names of separate projections, in lower case. The position projections of DeBERTa and the global ones of
-#: Longformer are queries and keys too: freezing only half of them would be a half-freeze.
-QUERY_NAMES = frozenset(way.format(word) for way in _WAYS for word in ("q", "query", "queries"))
-KEY_NAMES = frozenset(way.format(word) for way in _WAYS for word in ("k", "key", "keys"))
-VALUE_NAMES = frozenset(way.format(word) for way in _WAYS for word in ("v", "value", "values"))
+#: Names of separate projections, in lower case. They include the position projections of DeBERTa and the
+#: global ones of Longformer, which are queries and keys, too.
+QUERY_NAMES = frozenset(p.format(word) for p in _PATTERNS for word in ("q", "query", "queries"))
+KEY_NAMES = frozenset(p.format(word) for p in _PATTERNS for word in ("k", "key", "keys"))
+VALUE_NAMES = frozenset(p.format(word) for p in _PATTERNS for word in ("v", "value", "values"))
 
 #: Projections of relative positions to keys, as paths within an attention that has queries and keys.
 POSITION_KEYS = (
-    "linear_pos",
-    "pos_proj",
-    "relative_k_proj",
-    "r_kernel",
-    "r",
-    "linear_k_pos",
+    *("linear_pos", "pos_proj", "relative_k_proj", "r_kernel", "r", "linear_k_pos"),
     "relative_position_embedding.pos_proj",
 )
 
-#: Names of one matrix that holds queries, keys and values, beside those with a word of FUSED_WORDS.
+#: Names of one matrix that holds queries, keys and values; names with a word of FUSED_WORDS count as well.
 FUSED_NAMES = frozenset({"c_attn", "query_key_value", "in_proj", "att_proj", "queries_keys_values"})
 
-#: Parts of names that make a matrix of an attention module suspect of holding Q or K.
-SUSPECTS = frozenset({"q", "k", "qk", "kv", "qkv", "query", "key", "wq", "wk", "wqkv", "keys", "queries"})
-
-#: Parts of names that say so wherever they stand: no other layer is called after several of q, k and v.
-#: A linear attention beside the full ones of a hybrid model (in_proj_qkv, in_proj_qkvz) has Q/K as well.
+#: Words in the name of a matrix that mean it holds several of q, k and v, in any module. They also find the
+#: linear attention of hybrid models (in_proj_qkv, in_proj_qkvz).
 FUSED_WORDS = frozenset({"qk", "kv", "qkv", "qkvz", "wqkv", "wkv"})
 
-HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_query_heads")
+#: Words in the name of a matrix inside an attention module that suggest it holds Q or K.
+QK_WORDS = frozenset({"q", "k", "qk", "kv", "qkv", "query", "key", "wq", "wk", "wqkv", "keys", "queries"})
+
+#: The usual attribute names, on a module or its config.
+NUM_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_query_heads")
+NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 HEAD_DIM = (
-    "head_dim",
-    "attention_head_size",
-    "key_value_proj_dim",
-    "head_size",
-    "d_kv",
-    "dim_head",
-    "d_head",
+    *("head_dim", "attention_head_size", "key_value_proj_dim", "head_size"),
+    *("d_kv", "dim_head", "d_head"),
 )
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 
 
 def _gpt2(attention: nn.Module) -> AttentionSpec:
@@ -140,9 +120,7 @@ def _falcon(attention: nn.Module) -> AttentionSpec:
 def _codegen(attention: nn.Module) -> AttentionSpec:
     sizes: Any = attention
     width, heads = int(sizes.embed_dim), int(sizes.num_attention_heads)
-    layout = RowLayout(
-        ("q", "v", "k"), (width, width, width), groups=4
-    )  # one group per TPU core, always four
+    layout = RowLayout(("q", "v", "k"), (width, width, width), groups=4)  # always 4: one per TPU core
     part = FusedPart("qkv_proj", layout, {"q": width // heads, "k": width // heads})
     return AttentionSpec(parts=(part,), num_heads="num_attention_heads")
 
@@ -159,7 +137,7 @@ def _deberta(attention: nn.Module) -> AttentionSpec:
 
 
 def multi_latent(attention: nn.Module) -> AttentionSpec | None:
-    """Multi-head latent attention: what is Q/K in it is said at the top of this file."""
+    """Return the spec of multi-head latent attention (see the top of this file); None for other modules."""
     found = {name for name, child in attention.named_children() if child is not None}
     sizes = [getattr(attention, n, None) for n in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
     if not {"kv_a_proj_with_mqa", "kv_b_proj"} <= found or not all(isinstance(n, int) for n in sizes):
@@ -206,7 +184,7 @@ _registered: dict[type | str, AttentionSpec] = {}
 
 
 def known_spec(attention: nn.Module) -> AttentionSpec | None:
-    """What was registered for this class (or one it derives from), else what we know of transformers' own."""
+    """Return the spec registered for this class or a base class, else ours for classes of transformers."""
     for cls in type(attention).__mro__:
         spec = _registered.get(cls) or _registered.get(f"{cls.__module__}.{cls.__qualname__}")
         if spec is not None:
@@ -231,22 +209,22 @@ def register_attention(
     head_dim: str | int | None = None,
     ignore: bool = False,
 ) -> None:
-    """Say where an attention class of your own keeps its Q and K.
+    """Tell oelm where your own attention class stores its Q and K.
 
         oelm.register_attention(MyAttention, q="wq", k="wk", num_heads="n_heads")
         oelm.register_attention(MyFused, fused="qkv", layout="per-head", num_heads="n_heads")
         oelm.register_attention(AttentionPooling, ignore=True)
 
-    `oelm.apply` proves it numerically before anything is changed: see `oelm.methods.reading.verify`.
+    `oelm.apply` verifies it numerically before anything is changed: see `oelm.methods.reading.verify`.
 
-    attention: The class that directly holds the projections, or its full name "package.module.ClassName";
-        derived classes count.
-    q, k: Attribute names of the nn.Linear modules; several if a class has several.
-    fused: Attribute name of one nn.Linear that holds q, k and v in its rows, in this order within each group:
-    layout: "block" [all q; all k; all v], "per-head" [q1; k1; v1; q2; ...], or "grouped" [the q heads
-        of a key head; that k; that v; ...].
-    num_heads, num_kv_heads, head_dim: Attribute names, or numbers. Found by their usual names if not given.
-    ignore: The class has no Q/K to freeze though it looks like attention.
+    attention: The class that directly holds the projections, or its full name "package.module.ClassName".
+        It applies to derived classes, too.
+    q, k: Attribute names of the nn.Linear modules; a tuple if there are several.
+    fused: Attribute name of one nn.Linear whose rows hold q, k and v.
+    layout: The row order of `fused`: "block" [all q; all k; all v], "per-head" [q1; k1; v1; q2; ...], or
+        "grouped" [the q heads of the first key head; its k; its v; ...].
+    num_heads, num_kv_heads, head_dim: Attribute names or numbers. If left out, oelm tries the usual names.
+    ignore: The class has no Q and K to freeze, though it looks like attention.
     """
     if isinstance(attention, str):
         name = attention
@@ -263,7 +241,7 @@ def register_attention(
     if layout not in ("block", "per-head", "grouped"):
         raise UsageError(f'layout must be "block", "per-head" or "grouped", got {layout!r}')
     if not ignore and bool(fused) == bool(queries and keys):
-        raise UsageError(f"register_attention({name}): give q and k, or fused, or ignore=True")
+        raise UsageError(f"register_attention({name}): pass q and k, or fused, or ignore=True")
     _registered[attention] = AttentionSpec(
         queries,
         keys,
@@ -273,5 +251,4 @@ def register_attention(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         ignore=ignore,
-        registered=True,
     )

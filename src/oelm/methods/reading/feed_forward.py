@@ -1,12 +1,18 @@
-"""Finding the feed-forward matrices of a model, for the methods that freeze them too."""
+"""Find the feed-forward matrices of a model, for the methods that freeze them."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from oelm.errors import OelmError
-from oelm.methods.reading.find import is_matrix, is_transposed, qk_projections
-from oelm.methods.reading.projection import FeedForward, ParameterSlice, layer_places
+from oelm.methods.reading.find import qk_projections
+from oelm.methods.reading.projection import (
+    FeedForward,
+    ParameterSlice,
+    is_matrix,
+    is_transposed,
+    layer_places,
+)
 from oelm.methods.reading.wrappers import base_layer, unwrap
 
 #: (matrices that read the residual stream, the matrix that writes to it), as attribute paths of one module.
@@ -32,7 +38,7 @@ NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def ffn_matrices(model: nn.Module) -> list[FeedForward]:
-    """The up, gate and down matrices of every layer that has attention; an error if a layer shows none."""
+    """Return the up, gate and down matrices of every layer with attention; an error if a layer has none."""
     model = unwrap(model)
     found: dict[str, tuple[str, ...]] = {}
     for name, module in model.named_modules():
@@ -40,10 +46,9 @@ def ffn_matrices(model: nn.Module) -> list[FeedForward]:
             if all(is_matrix(_get(module, path)) for path in (*ups, down)):
                 found[name] = (*ups, down)
                 break
-    where = layer_places(
-        model, [f"{owner}.{paths[0]}" if owner else paths[0] for owner, paths in found.items()]
-    )
-    layers = {(place.stack, place.layer) for place in where.values()}
+    first_names = [f"{owner}.{paths[0]}" if owner else paths[0] for owner, paths in found.items()]
+    places = layer_places(model, first_names)
+    layers = {(place.stack, place.layer) for place in places.values()}
     attentions = {p.attention_name: (p.place.stack, p.place.layer) for p in qk_projections(model)}
     missing = [name for name, layer in attentions.items() if layer not in layers]
     if missing:
@@ -52,12 +57,13 @@ def ffn_matrices(model: nn.Module) -> list[FeedForward]:
             f"methods that freeze the FFN know the names {', '.join('+'.join(u) + '/' + d for u, d in NAMES)}"
         )
     matrices = []
-    for (owner, paths), place in zip(found.items(), where.values(), strict=True):
+    for (owner, paths), place in zip(found.items(), places.values(), strict=True):
         for path in paths:
-            matrix = base_layer(model.get_submodule(f"{owner}.{path}" if owner else path))
+            name = f"{owner}.{path}" if owner else path
+            matrix = base_layer(model.get_submodule(name))
             bias = None if matrix.bias is None else ParameterSlice(matrix, "bias")
             weight = ParameterSlice(matrix, "weight", is_transposed(matrix))
-            matrices.append(FeedForward(f"{owner}.{path}" if owner else path, place, weight, bias))
+            matrices.append(FeedForward(name, place, weight, bias))
     return matrices
 
 

@@ -9,11 +9,31 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from oelm.methods.reading.wrappers import base_layer
+
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor of an FSDP shard (all ranks must call this); any other tensor unchanged."""
     gather = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
+
+
+def is_matrix(module: object) -> bool:
+    """Return whether a module is a Linear, a Conv1D of transformers, or our replacement of one."""
+    if isinstance(module, nn.Module):
+        module = base_layer(module)
+    return isinstance(module, nn.Linear) or type(module).__name__ in ("Conv1D", "ExtendedProjection")
+
+
+def is_transposed(module: object) -> bool:
+    """Return whether the weight is stored as (in, out), as in transformers' Conv1D and its replacements."""
+    return type(module).__name__ == "Conv1D" or bool(getattr(module, "transposed", False))
+
+
+def is_projection(module: object) -> bool:
+    """Return whether a module can be a query or key projection: a matrix, or a convolution."""
+    inner = base_layer(module) if isinstance(module, nn.Module) else module
+    return is_matrix(inner) or isinstance(inner, nn.Conv1d | nn.Conv2d)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""The model inside wrappers: DistributedDataParallel, torch.compile, AveragedModel, PEFT.
+"""Find the plain model and its parameter names inside DDP, torch.compile, AveragedModel and PEFT.
 
 PEFT wraps twice: a `PeftModel` around the model, and an adapter layer around each targeted layer, whose own
-weight then is `<layer>.base_layer.weight`. Records use the names of the plain model throughout.
+weight is then named `<layer>.base_layer.weight`. Records always use the names of the plain model.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from torch import nn
 
 from oelm.errors import UsageError
 
-#: Steps in a parameter's path that wrappers of a single module add.
+#: Parts of a parameter's name that wrappers of a single module add.
 _WRAPPER_STEPS = frozenset({"base_layer", "_orig_mod", "_checkpoint_wrapped_module"})
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel, torch.compile, AveragedModel, PEFT and the like."""
+    """Return the model inside DistributedDataParallel, torch.compile, AveragedModel, PEFT and the like."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"a model is a torch.nn.Module, got {type(model).__name__}: {model!r:.80}")
     while (inner := _inner(model)) is not None:
@@ -26,41 +26,41 @@ def unwrap(model: nn.Module) -> nn.Module:
 def _inner(model: nn.Module) -> nn.Module | None:
     if (compiled := model._modules.get("_orig_mod")) is not None:
         return compiled
-    if _is_of_peft(model):
-        # Prompt learning holds the model as `base_model`; adapters hold a tuner there, and it the model.
+    if _is_from_peft(model):
+        # Prompt learning: PeftModel.base_model is the model. Adapters: PeftModel.base_model.model is.
         return model._modules.get("base_model") or model._modules.get("model")
     kind = type(model).__name__
     return model._modules.get("module") if kind.endswith("Parallel") or kind == "AveragedModel" else None
 
 
-def _is_of_peft(module: nn.Module) -> bool:
+def _is_from_peft(module: nn.Module) -> bool:
     return type(module).__module__.partition(".")[0] == "peft"
 
 
 def is_adapter(module: object) -> bool:
-    """Whether PEFT put this module around a layer (LoRA, DoRA, IA3 and so on)."""
-    return isinstance(module, nn.Module) and _is_of_peft(module) and "base_layer" in module._modules
+    """Return whether this module is a PEFT adapter around a layer (LoRA, DoRA, IA3 and so on)."""
+    return isinstance(module, nn.Module) and _is_from_peft(module) and "base_layer" in module._modules
 
 
 def base_layer(module: nn.Module) -> nn.Module:
-    """The layer inside PEFT's adapters; the module itself if it has none."""
+    """Return the layer inside PEFT's adapters; the module itself if it has none."""
     while is_adapter(module):
         module = module.get_submodule("base_layer")
     return module
 
 
 def uses_peft(model: nn.Module) -> bool:
-    """Whether PEFT wraps the model or a part of it, and so decides what else is frozen."""
-    return any(_is_of_peft(module) for module in model.modules())
+    """Return whether PEFT wraps the model or a part of it; PEFT then freezes all other parameters."""
+    return any(_is_from_peft(module) for module in model.modules())
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without the steps that wrappers add to its path."""
+    """Return a parameter's name without the parts that wrappers add."""
     return ".".join(step for step in name.split(".") if step not in _WRAPPER_STEPS)
 
 
 def plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Every parameter by its name in the plain model; those of a wrapper itself by their own names.
+    """Return every parameter by its name in the plain model; the wrapper's own ones by their own names.
 
     >>> list(plain_parameters(nn.DataParallel(nn.Linear(2, 2))))
     ['weight', 'bias']
@@ -71,7 +71,7 @@ def plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def trainable_adapters(model: nn.Module) -> dict[int, list[str]]:
-    """By id of a parameter of a layer inside adapters: the adapter parameters on it that train."""
+    """Return the names of the trainable adapter parameters, by the id of the parameter they act on."""
     found: dict[int, list[str]] = {}
     for name, module in unwrap(model).named_modules():
         if is_adapter(module):

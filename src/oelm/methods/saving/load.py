@@ -49,7 +49,9 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
     plain = unwrap(model) if model is not None else _build(folder, metadata)
     if record_of(plain) is not None:
         raise OelmError("load(folder, model=...) needs a plain model; this one already has a method")
-    record = install(plain, metadata.method, metadata.seed, init=metadata.compact and metadata.method.draws)
+    record = install(
+        plain, metadata.method, metadata.seed, init=metadata.compact and metadata.method.has_random_init
+    )
     if metadata.compact:
         names = set(named_tensors(plain)) - rebuildable_tensors(record)
         _copy_tensors(plain, _read_tensors(folder / COMPACT_WEIGHTS), folder, names)

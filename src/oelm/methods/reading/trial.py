@@ -1,0 +1,290 @@
+"""One numeric trial of an attention module: run a random copy and test four properties of Q and K.
+
+The copy has random float32 weights and gets random tokens. `ScoreRecorder` records its attention scores and
+detaches them from the output, so that gradients separate two paths: through the scores, and past them.
+
+1. Every row of a claimed projection changes the scores and nothing else; so it is no value, gate or output.
+2. No other projection acts only through the scores; it would be left training by mistake.
+3. A query row acts on score (i, j) through token i, a key row through token j.
+4. The rows of one claimed head change the scores of one head, and different heads change different ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from oelm.methods.reading.calls import Call, guess_calls
+from oelm.methods.reading.projection import ParameterSlice, Projection
+from oelm.methods.reading.scores import ScoreRecorder
+from oelm.methods.reading.wrappers import is_adapter
+
+ROLE_NAMES = {"q": "queries", "k": "keys"}
+
+
+class Trial:
+    """A float32 copy of an attention module with random weights, and the claims which rows are Q/K."""
+
+    def __init__(self, model: nn.Module, projections: Sequence[Projection]) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+        attention = projections[0].attention
+        self.module = copy.deepcopy(attention).eval()
+        for module in self.module.modules():
+            self._randomize(module)
+        copies = {id(old): new for old, new in zip(attention.modules(), self.module.modules(), strict=True)}
+
+        def in_copy(part: Any) -> Any:
+            return part and dataclasses.replace(part, owner=copies[id(part.owner)])
+
+        self.claims = [
+            dataclasses.replace(p, weight=in_copy(p.weight), bias=in_copy(p.bias)) for p in projections
+        ]
+        self.config = getattr(attention, "config", None) or getattr(model, "config", None)
+
+    def _randomize(self, module: nn.Module) -> None:
+        """Draw new parameters, and move buffers to the CPU in float32."""
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                noise = torch.randn(parameter.shape, generator=self.generator)
+                fan_in = math.prod(parameter.shape[1:]) if parameter.dim() > 1 else 0
+                mean = 0.0 if "bias" in name else 1.0  # a vector that is no bias is the scale of a norm
+                module._parameters[name] = nn.Parameter(
+                    noise * fan_in**-0.5 if fan_in else mean + 0.3 * noise
+                )
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                plain = torch.zeros_like(buffer, device="cpu") if buffer.is_meta else buffer.cpu()
+                module._buffers[name] = plain.float() if plain.is_floating_point() else plain
+
+    def guess_calls(self) -> Iterator[Call]:
+        """Yield calls that the module may accept; keys get the width of the key or the query projection."""
+        first, last = self.claims[0], next(c for c in reversed(self.claims) if c.role == "k")
+        width, key_width = first.heads().shape[-1], last.heads().shape[-1]
+        for size in dict.fromkeys((key_width, width)):
+            yield from guess_calls(self.module, self.config, width, size, first.head_dim, self.generator)
+
+    def run(self, args: Any, kwargs: Any) -> tuple[list[Tensor], Tensor]:
+        """Return the scores that depend on the module's parameters, and the output."""
+        with torch.enable_grad(), ScoreRecorder() as recorder:
+            output = self.module(*args, **kwargs)
+        return [s for s in recorder.scores if s.requires_grad], next(_tensors(output))
+
+    def contradiction(self, args: Any, kwargs: Any, scores: list[Tensor], output: Tensor) -> str:
+        """Return how the result of this call contradicts the claims; "" if all four properties hold."""
+        names, parameters = zip(*self.module.named_parameters(), strict=True)
+        through_scores = dict(zip(names, _gradients(scores, parameters), strict=True))
+        past_scores = dict(zip(names, _gradients([output], parameters), strict=True))
+        unused: list[Projection] = []
+        for claim in self.claims:
+            problem, is_unused = self._wrong_paths(claim, through_scores, past_scores)
+            if problem:
+                return problem
+            if is_unused:
+                unused.append(claim)
+        if problem := self._forgotten_projection(args, kwargs, through_scores, past_scores):
+            return problem
+        used = [claim for claim in self.claims if claim not in unused]
+        if unused_role := {c.role for c in unused} - {c.role for c in used}:
+            return f"nothing that is read as {ROLE_NAMES[min(unused_role)]} acts on the attention scores"
+        # Roles before heads: testing heads swaps rows in place, after which the recorded graph is invalid.
+        roles = (self._wrong_role(claim, scores) for claim in used)
+        heads = (self._wrong_heads(claim, args, kwargs, scores) for claim in used)
+        return next(filter(None, itertools.chain(roles, heads)), "")
+
+    def _name(self, part: ParameterSlice) -> str:
+        return next(n for n, p in self.module.named_parameters() if p is part.parameter)
+
+    def _wrong_paths(
+        self, claim: Projection, through_scores: dict[str, Tensor], past_scores: dict[str, Tensor]
+    ) -> tuple[str, bool]:
+        """Test property 1; return (problem, whether this call does not use the projection at all)."""
+        for part in claim.slices:
+            name = self._name(part)
+            if part.cut(past_scores[name]).any():
+                return (
+                    f"rows of {name} that are read as {ROLE_NAMES[claim.role]} act on the output "
+                    f"without passing the attention scores: they hold values, or a gate"
+                ), False
+        name = self._name(claim.weight)
+        idle = ~claim.weight.cut(through_scores[name]).flatten(2).any(-1)
+        if idle.all() and _is_named_like_its_role(claim):
+            return "", True  # like global attention without global tokens (Longformer)
+        if idle.any():
+            return (
+                f"{int(idle.sum())} rows of {name} that are read as {ROLE_NAMES[claim.role]} do "
+                f"not act on the attention scores"
+            ), False
+        return "", False
+
+    def _forgotten_projection(
+        self, args: Any, kwargs: Any, through_scores: dict[str, Tensor], past_scores: dict[str, Tensor]
+    ) -> str:
+        """Test property 2; return the problem or ""."""
+        claimed = {n: torch.zeros(p.shape, dtype=torch.bool) for n, p in self.module.named_parameters()}
+        for claim in self.claims:
+            for part in claim.slices:
+                part.cut(claimed[self._name(part)]).fill_(True)
+        for name, parameter in self.module.named_parameters():
+            only_scores = (through_scores[name] != 0) & (past_scores[name] == 0) & ~claimed[name]
+            if not only_scores.any() or not self._is_projection(name, parameter):
+                continue
+            if not self._is_position_bias(args, kwargs, parameter, through_scores[name]):
+                return f"{name} acts only through the attention scores, but is not read as Q or K"
+        return ""
+
+    def _is_projection(self, name: str, parameter: Tensor) -> bool:
+        """Return whether a parameter is a matrix that projects tokens or positions, or a bias of q or k."""
+        owner, own = self.module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+        if isinstance(owner, nn.Embedding | nn.MultiheadAttention) or self._is_in_adapter(name):
+            return False  # torch's attention has claims of its own
+        if parameter.dim() < 2:
+            rows = {c.num_heads * c.head_dim for c in self.claims}
+            return own in ("q_bias", "k_bias") and parameter.numel() in rows
+        if getattr(owner, "weight", None) is parameter:
+            return True
+        width = self.claims[0].heads().shape[-1]
+        return width in parameter.shape and parameter.numel() >= width * self.claims[0].head_dim
+
+    def _is_in_adapter(self, name: str) -> bool:
+        """Return whether PEFT added this parameter; the checks of `oelm.apply` handle those."""
+        steps = name.split(".")
+        around = (self.module.get_submodule(".".join(steps[:n])) for n in range(len(steps)))
+        return any(is_adapter(module) for module in around) and "base_layer" not in steps
+
+    def _is_position_bias(self, args: Any, kwargs: Any, parameter: Tensor, before: Tensor) -> bool:
+        """Return whether a parameter's effect on the scores does not depend on the tokens."""
+        scores, _ = self.run(_halved(args), _halved(kwargs))
+        (after,) = _gradients(scores, [parameter])
+        return torch.allclose(before, after, rtol=1e-3, atol=1e-6)
+
+    def _wrong_role(self, claim: Projection, scores: list[Tensor]) -> str:
+        """Test property 3: the gradient of score (i, j) by a query row has the same direction for all j."""
+        for s in scores:
+            if s.shape[-1] < 2 or s.shape[-2] < 2:
+                continue
+            for matrix in {0: s.flatten(0, -3)[0], 1: s.flatten(0, -3)[-1]}.values():
+                base, other_key, other_query = (
+                    _rows_of_gradient(matrix[i, j], claim) for i, j in ((-1, 0), (-1, 1), (-2, 0))
+                )
+                as_query, as_key = _parallel(base, other_key), _parallel(base, other_query)
+                own, other = (as_query, as_key) if claim.role == "q" else (as_key, as_query)
+                wrong = (other > 0.999) & (own < 0.99)
+                if wrong.any():
+                    actual = ROLE_NAMES["k" if claim.role == "q" else "q"]
+                    return (
+                        f"{int(wrong.sum())} rows of {claim.name} are read as {ROLE_NAMES[claim.role]}, but "
+                        f"act as {actual}"
+                    )
+        return ""
+
+    @torch.no_grad()
+    def _wrong_heads(self, claim: Projection, args: Any, kwargs: Any, scores: list[Tensor]) -> str:
+        """Test property 4 by reversing the order of rows, which no normalisation can undo.
+
+        Reversing the first quarter of a head must change the same scores as reversing all of it, and
+        different heads must change different scores.
+        """
+        if claim.head_dim < 2:
+            return ""
+        taken: Tensor | None = None
+        for head in sorted({0, 1 % claim.num_heads, claim.num_heads // 2, claim.num_heads - 1}):
+            first = head * claim.head_dim
+            rows = torch.arange(first, first + claim.head_dim)
+            all_rows = self._scores_after_reversing(claim, rows, args, kwargs, scores)
+            quarter = rows[: max(2, claim.head_dim // 4)]
+            some_rows = self._scores_after_reversing(claim, quarter, args, kwargs, scores)
+            if some_rows.sum() < 0.75 * all_rows.sum():
+                return (
+                    f"the rows of one head of {claim.name} act on several heads of the scores: its heads are "
+                    f"not {claim.num_heads} of {claim.head_dim} rows, or its rows are in another order"
+                )
+            if taken is not None and (taken & all_rows).sum() > 0.1 * all_rows.sum():
+                return (
+                    f"two heads of {claim.name} act on the same scores: its heads are not "
+                    f"{claim.num_heads} of {claim.head_dim} rows, or its rows are in another order"
+                )
+            taken = all_rows if taken is None else taken | all_rows
+        return ""
+
+    def _scores_after_reversing(
+        self, claim: Projection, rows: Tensor, args: Any, kwargs: Any, before: list[Tensor]
+    ) -> Tensor:
+        """Return which scores change if the order of these rows is reversed; the rows are put back."""
+        kept = []
+        for part in claim.slices:
+            view = part.view()
+            group, row = rows // view.shape[1], rows % view.shape[1]
+            values = view[group, row].clone()
+            kept.append((view, group, row, values))
+            view[group, row] = values.flip(0)
+        with torch.enable_grad(), ScoreRecorder() as recorder:
+            self.module(*args, **kwargs)
+        after = [s.detach() for s in recorder.scores if s.requires_grad]
+        for view, group, row, values in kept:
+            view[group, row] = values
+        return torch.cat([_changed(old.detach(), new) for old, new in zip(before, after, strict=True)])
+
+
+def _gradients(targets: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients of a random combination of the targets; zeros where there is none."""
+    generator = torch.Generator().manual_seed(1)
+    parts = [
+        (torch.where(t.isfinite(), t, 0.0) * torch.randn(t.shape, generator=generator)).sum()
+        for t in targets
+        if t.requires_grad
+    ]
+    if not parts:
+        return [torch.zeros_like(p) for p in parameters]
+    total = torch.stack(parts).sum()
+    found = torch.autograd.grad(total, list(parameters), allow_unused=True, retain_graph=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+
+
+def _is_named_like_its_role(claim: Projection) -> bool:
+    """Return whether its name says query or key, so that it may be unused in one call."""
+    words = {"q": {"q", "query"}, "k": {"k", "key"}}[claim.role]
+    return bool(words & set(claim.name.rpartition(".")[2].split("_")))
+
+
+def _rows_of_gradient(score: Tensor, claim: Projection) -> Tensor:
+    (grad,) = torch.autograd.grad(score, [claim.weight.parameter], retain_graph=True, allow_unused=True)
+    grad = torch.zeros_like(claim.weight.parameter) if grad is None else grad
+    return claim.weight.cut(grad).flatten(2).flatten(0, 1)  # (rows, d_in)
+
+
+def _parallel(a: Tensor, b: Tensor) -> Tensor:
+    """Return |cosine| of each row of a with the same row of b; 1 where either is zero (no evidence)."""
+    norms = a.norm(dim=-1) * b.norm(dim=-1)
+    return torch.where(norms > 1e-12, (a * b).sum(-1).abs() / norms.clamp_min(1e-12), 1.0)
+
+
+def _changed(before: Tensor, after: Tensor) -> Tensor:
+    scale = before[before.isfinite()].abs().median()  # a mean would include masks of -1e4
+    return (((after - before).abs() > 1e-5 * scale) & before.isfinite()).flatten()
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, dict):
+        yield from _tensors(list(output.values()))
+    elif isinstance(output, list | tuple):
+        for item in output:
+            yield from _tensors(item)
+
+
+def _halved(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value * 0.5
+    if isinstance(value, dict):
+        return {k: _halved(v) for k, v in value.items()}
+    return type(value)(_halved(v) for v in value) if isinstance(value, list | tuple) else value
