@@ -212,7 +212,7 @@ def _trainer(
 
 def _features(split: EncodedSplit, row: int) -> dict[str, Any]:
     ids = split.ids[split.offsets[row] : split.offsets[row + 1]].tolist()
-    second = int(split.seconds[row])
+    second = int(split.second_starts[row])
     return {
         "input_ids": ids,
         "token_type_ids": [int(place >= second) for place in range(len(ids))],

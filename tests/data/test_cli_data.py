@@ -24,7 +24,7 @@ def test_list_names_every_dataset(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["stories"]["found_in"] == "built in"
 
 
-def test_prepare_a_language_model_and_a_classification(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_encodes_text_and_labelled_rows(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "prepare", "stories", "--rows", 50, "--tokenizer", "bpe-300")
     assert code == 0
     assert "tokens of 50 documents" in out
@@ -38,7 +38,7 @@ def test_prepare_a_language_model_and_a_classification(capsys: pytest.CaptureFix
     assert facts["splits"]["train"]["padding_share"] < facts["splits"]["train"]["padding_share_to_max"]
 
 
-def test_bad_rows_fail_unless_skipped(
+def test_bad_rows_are_errors_unless_skipped(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, write_jsonl
 ) -> None:
     good = [{"text": f"row {i}", "label": i % 2} for i in range(200)]
@@ -55,24 +55,26 @@ def test_bad_rows_fail_unless_skipped(
     assert "1 bad rows skipped" in out
     code, out, _ = run(capsys, "check", tmp_path / "mine")
     assert code == 1
-    assert "broken JSON" in out
+    assert "invalid JSON" in out
     assert run(capsys, "check", tmp_path / "mine", "--skip-bad-rows", "--json")[0] == 0
 
 
-def test_wrong_words_exit_with_two_and_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelled_name_exits_with_two_and_suggests_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     code, _, err = run(capsys, "prepare", "tinystorys")
     assert code == 2
     assert "did you mean 'tinystories'" in err
     assert run(capsys, "prepare", "imdb", "--source", "moon")[0] == 2
 
 
-def test_no_network_and_no_folder_says_the_ways_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_network_and_folder_the_error_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "prepare", "agnews")
     assert code == 1
     assert "OELM_DATA_DIR" in err
 
 
-def test_prepare_and_check_report_texts_that_stand_in_two_splits(
+def test_prepare_and_check_report_texts_that_appear_in_two_splits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "mine"
@@ -87,7 +89,7 @@ def test_prepare_and_check_report_texts_that_stand_in_two_splits(
     words = (folder, "--tokenizer", "bpe-300", "--cache-dir", tmp_path / "cache")
     code, out, _ = run(capsys, "prepare", *words)
     assert code == 0
-    assert "1 rows of train also stand in test, e.g. 'Two   sheep in a field'" in out
+    assert "1 rows of train also appear in test, e.g. 'Two   sheep in a field'" in out
     code, out, _ = run(capsys, "prepare", *words, "--json")
     assert json.loads(out)["duplicates"] == {
         "validation in test": 0,
@@ -95,14 +97,18 @@ def test_prepare_and_check_report_texts_that_stand_in_two_splits(
         "train in validation": 0,
     }
     code, out, _ = run(capsys, "prepare", *words, "--no-duplicates")
-    assert "stand in" not in out
+    assert "appear in" not in out
     code, out, _ = run(capsys, "check", folder)
-    assert "also stand in test" in out
+    assert "also appear in test" in out
 
 
-def test_a_dataset_of_ones_own_catalogue_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dataset_can_come_from_a_catalogue_file_of_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for split in ("train", "validation", "test"):
-        (tmp_path / f"{split}.csv").write_text(f"body,priority\n{split} fire,urgent\n{split} tea,normal\n")
+        (tmp_path / f"{split}.csv").write_text(
+            f"body,priority\n{split} fire,urgent\n{split} tea,normal\n", encoding="utf-8"
+        )
     files = {split: str(tmp_path / f"{split}.csv") for split in ("train", "validation", "test")}
     own = tmp_path / "own.py"
     own.write_text(

@@ -45,17 +45,17 @@ def answer(monkeypatch: pytest.MonkeyPatch, revisions: dict) -> None:
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(dataset_info=dataset_info))
 
 
-def test_a_small_dataset_is_loaded_pinned_and_split(online: list[dict]) -> None:
+def test_a_dataset_is_loaded_at_a_fixed_revision(online: list[dict]) -> None:
     corpus = open_corpus("imdb")
     assert "abc123" in corpus.origin
-    assert corpus.count("test") == 1000
-    assert corpus.count("train") + corpus.count("validation") == 1000
+    assert len(list(corpus.rows("test"))) == 1000
+    assert len(list(corpus.rows("train"))) + len(list(corpus.rows("validation"))) == 1000
     assert {call["split"] for call in online} == {"train", "test"}  # never "unsupervised"
     assert all(call["revision"] == "abc123" and not call["streaming"] for call in online)
     assert online[0]["path"] == "stanfordnlp/imdb"
 
 
-def test_a_big_one_is_streamed_and_its_held_out_splits_need_not_read_it_all(
+def test_held_out_splits_of_a_stream_are_read_without_reading_all_rows(
     online: list[dict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = 0
@@ -74,15 +74,15 @@ def test_a_big_one_is_streamed_and_its_held_out_splits_need_not_read_it_all(
     assert read <= 200_001
 
 
-def test_a_stream_is_checked_at_its_beginning_only(
+def test_a_check_reads_only_the_first_rows_of_a_stream(
     online: list[dict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endless = ({"text": f"page {number}"} for number in itertools.count())
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: endless)
     monkeypatch.setattr(checks, "_STREAM_ROWS", 50)
-    report = checks.check_corpus(open_corpus("tinystories"), find_duplicates=False)
+    report = checks.check_corpus(open_corpus("tinystories"), find_shared=False)
     assert report.splits["train"].rows == 50
-    assert any("while it is tokenised" in warning for warning in report.warnings)
+    assert any("when they are tokenised" in warning for warning in report.warnings)
 
 
 def test_a_limited_stream_stops_early(online: list[dict]) -> None:
@@ -91,7 +91,7 @@ def test_a_limited_stream_stops_early(online: list[dict]) -> None:
     assert online[-1]["streaming"]
 
 
-def test_variants_choose_the_hubs_configuration_and_split(online: list[dict]) -> None:
+def test_a_variant_selects_configuration_and_split(online: list[dict]) -> None:
     open_corpus("xnli", variant="es").source.fingerprint("train")
     next(iter(open_corpus("mnli", variant="mismatched").source.rows("test", None)))  # type: ignore[arg-type]
     assert online[-1] | {"revision": 0} == {
@@ -105,30 +105,30 @@ def test_variants_choose_the_hubs_configuration_and_split(online: list[dict]) ->
     assert open_corpus("xnli", variant="es").source.config == "es"  # type: ignore[attr-defined]
 
 
-def test_of_a_script_the_hubs_own_conversion_is_taken(
+def test_the_parquet_branch_is_used_for_a_repository_with_a_script(
     online: list[dict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     converted = [".gitattributes", "plain_text/partial-train/0000.parquet"]
-    script = {None: ("abc123", ["openwebtext.py"]), hub._CONVERTED: ("fed987", converted)}
+    script = {None: ("abc123", ["openwebtext.py"]), hub._PARQUET_BRANCH: ("fed987", converted)}
     answer(monkeypatch, script)
     corpus = open_corpus("openwebtext").limit(train=5)
     assert "fed987" in corpus.origin
     assert len(list(corpus.rows("train"))) == 5
     call = online[-1]
     assert (call["name"], call["data_dir"], call["revision"]) == (None, "plain_text", "fed987")
-    answer(monkeypatch, {**script, hub._CONVERTED: ("fed987", [".gitattributes"])})
-    with pytest.raises(OelmError, match="it is a script"):
+    answer(monkeypatch, {**script, hub._PARQUET_BRANCH: ("fed987", [".gitattributes"])})
+    with pytest.raises(OelmError, match="is a script"):
         open_corpus("openwebtext")
 
 
-def test_fingerprints_follow_the_revision(online: list[dict], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_depends_on_the_revision(online: list[dict], monkeypatch: pytest.MonkeyPatch) -> None:
     first = open_corpus("imdb").fingerprint("train")
     assert open_corpus("imdb").fingerprint("train") == first
     answer(monkeypatch, {None: ("def456", [])})
     assert open_corpus("imdb").fingerprint("train") != first
 
 
-def test_no_network_fails_at_once_with_the_ways_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network_the_error_comes_at_once_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_args, **_options):
         raise OSError("unreachable")
 
@@ -142,12 +142,12 @@ def test_no_network_fails_at_once_with_the_ways_on(monkeypatch: pytest.MonkeyPat
     assert "builtin" in str(error.value)
 
 
-def test_offline_without_a_cached_copy_is_a_clear_error() -> None:
+def test_offline_without_a_cached_copy_is_an_error() -> None:
     with pytest.raises(OelmError, match="OELM_DATA_DIR"):
         open_corpus("agnews")
 
 
-def test_a_connection_that_breaks_midway_says_where(
+def test_a_broken_connection_is_an_error_with_the_row_number(
     online: list[dict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaking(*_args, **_options):
@@ -180,11 +180,11 @@ def test_the_real_library_reads_a_repository_of_parquet_files(
 
     monkeypatch.setattr(datasets, "load_dataset", local)
     files = ["plain_text/partial-train/0000.parquet"]
-    answer(monkeypatch, {None: ("abc", ["openwebtext.py"]), hub._CONVERTED: ("fed", files)})
+    answer(monkeypatch, {None: ("abc", ["openwebtext.py"]), hub._PARQUET_BRANCH: ("fed", files)})
     assert len(list(open_corpus("openwebtext").limit(train=280).rows("train"))) == 280
     shutil.rmtree(tmp_path / "plain_text")
     answer(monkeypatch, {None: ("abc", [])})
     for name in ("tinystories", "imdb"):  # streamed, whole
         corpus = open_corpus(name)
-        assert corpus.count("test") == 300
-        assert corpus.count("train") + corpus.count("validation") == 300
+        assert len(list(corpus.rows("test"))) == 300
+        assert len(list(corpus.rows("train"))) + len(list(corpus.rows("validation"))) == 300

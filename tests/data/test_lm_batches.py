@@ -14,7 +14,9 @@ sizes = st.integers(1, 7)
 
 @settings(deadline=None, max_examples=60)
 @given(streams, contexts, sizes, st.integers(0, 2**32), st.integers(0, 3))
-def test_every_window_once_per_epoch(length: int, context: int, batch: int, seed: int, epoch: int) -> None:
+def test_each_epoch_has_every_window_once(
+    length: int, context: int, batch: int, seed: int, epoch: int
+) -> None:
     ids = np.arange(length, dtype=np.uint16)
     batches = LMBatches(ids, context, batch, seed)
     first, last = epoch * batches.windows, (epoch + 1) * batches.windows
@@ -29,14 +31,14 @@ def test_every_window_once_per_epoch(length: int, context: int, batch: int, seed
 
 @settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 2**40))
-def test_a_batch_depends_on_seed_and_step_alone(step: int, seed: int) -> None:
+def test_a_batch_depends_only_on_seed_and_step(step: int, seed: int) -> None:
     ids = np.arange(500, dtype=np.uint16)
     first = LMBatches(ids, 8, 4, seed)
     first.batch(step + 1)  # whatever was read before
     assert torch.equal(first.batch(step), LMBatches(ids, 8, 4, seed).batch(step))
 
 
-def test_shape_type_and_another_seed() -> None:
+def test_batches_have_shape_and_dtype_and_depend_on_the_seed() -> None:
     ids = np.arange(5000, dtype=np.uint16)
     batch = LMBatches(ids, 16, 4, 1).batch(0)
     assert batch.shape == (4, 17)
@@ -44,14 +46,15 @@ def test_shape_type_and_another_seed() -> None:
     assert not torch.equal(batch, LMBatches(ids, 16, 4, 2).batch(0))
 
 
-def test_epochs_cut_the_stream_at_other_places() -> None:
+def test_epochs_start_at_different_offsets() -> None:
     batches = LMBatches(np.arange(1000, dtype=np.uint16), 10, 100, 7)  # one batch is one epoch
-    assert {start % 10 for start in batches.starts(0)} != {start % 10 for start in batches.starts(1)}
+    first, second = ({start % 10 for start in batches.window_starts(epoch)} for epoch in (0, 1))
+    assert first != second
 
 
 @settings(deadline=None)
 @given(st.integers(2, 300), contexts, sizes)
-def test_evaluation_counts_every_target_exactly_once(length: int, context: int, batch: int) -> None:
+def test_evaluation_has_every_target_exactly_once(length: int, context: int, batch: int) -> None:
     ids = np.arange(length, dtype=np.uint16)
     windows = list(eval_windows(ids, context, batch))
     targets = [token for window in windows for token in window[:, 1:].flatten().tolist()]
@@ -60,7 +63,7 @@ def test_evaluation_counts_every_target_exactly_once(length: int, context: int, 
     assert all(torch.equal(window[:, 1:], window[:, :-1] + 1) for window in windows)
 
 
-def test_a_limited_evaluation_stops_in_time() -> None:
+def test_a_limited_evaluation_ends_at_the_limit() -> None:
     windows = list(eval_windows(np.arange(1000, dtype=np.uint16), 10, 4, limit=100))
     assert sum(window.shape[0] * (window.shape[1] - 1) for window in windows) == 100
 

@@ -5,18 +5,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oelm.data.bad_rows import BadRows
 from oelm.data.catalogue import Dataset
-from oelm.data.problems import Problems
 from oelm.data.sources import readers
-from oelm.data.sources.readers import articles, clean, file_sha256, pieces, read_rows
+from oelm.data.sources.clean import clean_row
+from oelm.data.sources.readers import cached_sha256, join_articles, pieces, read_rows
 from oelm.errors import OelmError
 
 LABELLED = Dataset(name="x", about="", label_names=("no", "yes"), aliases={"text": ("sentence",)})
 
 
-def rows_of(path: Path) -> tuple[list[dict], Problems]:
-    problems = Problems()
-    return [row for _, row in read_rows(path, problems)], problems
+def rows_of(path: Path) -> tuple[list[dict], BadRows]:
+    bad = BadRows()
+    return [row for _, row in read_rows(path, bad)], bad
 
 
 def test_jsonl_csv_tsv_and_parquet_give_the_same_rows(tmp_path: Path, write_jsonl) -> None:
@@ -34,32 +35,32 @@ def test_jsonl_csv_tsv_and_parquet_give_the_same_rows(tmp_path: Path, write_json
     paths.append(tmp_path / "a.parquet")
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), paths[-1])
     for path in paths:
-        assert rows_of(path) == (rows, Problems()), path
+        assert rows_of(path) == (rows, BadRows()), path
 
 
-def test_broken_lines_are_named_and_the_rest_is_read(write_jsonl) -> None:
+def test_invalid_lines_are_reported_and_the_others_are_read(write_jsonl) -> None:
     path = write_jsonl(
         "bad.jsonl",
         [{"text": "fine"}, '{"text": "cut', b'{"text": "\xff\xfe"}', "[1, 2]", "", {"text": "too"}],
     )
-    rows, problems = rows_of(path)
+    rows, bad = rows_of(path)
     assert [row["text"] for row in rows] == ["fine", "too"]
-    assert problems.counts == {"json": 2, "utf-8": 1}
-    told = str(problems)
+    assert bad.counts == {"json": 2, "utf-8": 1}
+    told = str(bad)
     assert f"{path}, row 2" in told
     assert f"{path}, row 3" in told
     assert f"{path}, row 4" in told
 
 
-def test_csv_with_broken_utf8_and_ragged_rows(tmp_path: Path) -> None:
+def test_csv_rows_with_invalid_utf8_or_too_many_cells_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_bytes(b"text,label\ngood,1\nb\xe4d,0\nx,1,extra\n")
-    rows, problems = rows_of(path)
+    rows, bad = rows_of(path)
     assert rows == [{"text": "good", "label": "1"}]
-    assert problems.counts == {"utf-8": 1, "csv": 1}
+    assert bad.counts == {"utf-8": 1, "csv": 1}
 
 
-def test_a_damaged_parquet_file_and_a_foreign_kind_are_clear_errors(tmp_path: Path) -> None:
+def test_a_damaged_parquet_file_and_an_unknown_extension_are_errors(tmp_path: Path) -> None:
     for name, content, words in (("a.parquet", b"PAR1 nonsense", "parquet"), ("a.docx", b"", "jsonl")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(OelmError, match=words):
@@ -84,29 +85,32 @@ def test_a_damaged_parquet_file_and_a_foreign_kind_are_clear_errors(tmp_path: Pa
         ({"text": "a"}, "field", "text"),
     ],
 )
-def test_bad_rows_say_what_is_wrong_and_where(row: dict, kind: str, says: str) -> None:
-    problems = Problems()
-    assert clean(LABELLED, row, "train.csv", 7, problems) is None
-    assert problems.counts == {kind: 1}
-    assert says in str(problems)
-    assert "train.csv, row 7, field" in str(problems)
+def test_a_bad_row_is_reported_with_file_row_and_field(row: dict, kind: str, says: str) -> None:
+    bad = BadRows()
+    assert clean_row(LABELLED, row, "train.csv", 7, bad) is None
+    assert bad.counts == {kind: 1}
+    assert says in str(bad)
+    assert "train.csv, row 7, field" in str(bad)
 
 
 @pytest.mark.parametrize("label", [1, 1.0, "1", "yes", " YES "])
-def test_labels_may_be_numbers_or_names_and_fields_may_be_renamed(label: object) -> None:
-    assert clean(LABELLED, {"sentence": "a", "label": label}, "f", 1, Problems()) == {"text": "a", "label": 1}
+def test_labels_can_be_numbers_or_names_and_columns_can_have_aliases(label: object) -> None:
+    assert clean_row(LABELLED, {"sentence": "a", "label": label}, "f", 1, BadRows()) == {
+        "text": "a",
+        "label": 1,
+    }
 
 
-def test_thousands_of_bad_rows_are_one_short_summary() -> None:
-    problems = Problems()
+def test_thousands_of_bad_rows_give_one_short_summary() -> None:
+    bad = BadRows()
     for row in range(5000):
-        clean(LABELLED, {"text": "a", "label": -1}, "test.jsonl", row, problems)
-    told = str(problems)
+        clean_row(LABELLED, {"text": "a", "label": -1}, "test.jsonl", row, bad)
+    told = str(bad)
     assert "5,000" in told
     assert len(told.splitlines()) < 10
 
 
-def test_text_files_end_documents_at_the_marker_only(tmp_path: Path) -> None:
+def test_only_the_marker_ends_a_document_of_a_text_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one\n\nstill one\n<|endoftext|>\ntwo\n<|endoftext|>\n", encoding="utf-8")
     assert rows_of(path)[0] == [{"text": "one\n\nstill one"}, {"text": "two"}]
@@ -114,7 +118,7 @@ def test_text_files_end_documents_at_the_marker_only(tmp_path: Path) -> None:
 
 @settings(deadline=None)
 @given(st.text(st.sampled_from("ab ,.\n中 "), max_size=400), st.integers(3, 40))
-def test_pieces_join_to_the_text_and_are_bounded(text: str, size: int) -> None:
+def test_pieces_are_short_and_join_to_the_text(text: str, size: int) -> None:
     before, readers.PIECE = readers.PIECE, size
     try:
         parts = list(pieces(text))
@@ -124,7 +128,7 @@ def test_pieces_join_to_the_text_and_are_bounded(text: str, size: int) -> None:
     assert all(len(part) <= size for part in parts)
 
 
-def test_a_long_text_file_comes_in_pieces_of_one_document(tmp_path: Path) -> None:
+def test_a_long_text_file_is_one_document_in_several_rows(tmp_path: Path) -> None:
     text = "some words and more, " * 60_000
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     rows, _ = rows_of(tmp_path / "a.txt")
@@ -146,21 +150,19 @@ def test_wikitext_lines_become_articles() -> None:
         " end \n",
     ]
     joined = [
-        row["text"] for _, row in articles(((i, {"text": line}) for i, line in enumerate(lines, 1)), "text")
+        row["text"] for _, row in join_articles(((i, {"text": line}) for i, line in enumerate(lines, 1)))
     ]
     assert [text.split("\n")[0 if n else 1] for n, text in enumerate(joined)][1] == " = Second = "
     assert len(joined) == 2
     assert " = = Section = = \n more \n" in joined[0]
 
 
-def test_a_changed_file_has_another_hash_and_an_unchanged_one_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unchanged_file_is_hashed_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text("one")
-    first = file_sha256(path, tmp_path)
+    path.write_text("one", encoding="utf-8")
+    first = cached_sha256(path, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(readers, "_open", lambda _: pytest.fail("read again"))
-        assert file_sha256(path, tmp_path) == first
-    path.write_text("other")
-    assert file_sha256(path, tmp_path) != first
+        patch.setattr(readers, "file_sha256", lambda _: pytest.fail("read again"))
+        assert cached_sha256(path, tmp_path) == first
+    path.write_text("other", encoding="utf-8")
+    assert cached_sha256(path, tmp_path) != first

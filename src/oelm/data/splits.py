@@ -1,18 +1,20 @@
-"""Who is in which split when the official splits do not say, and who is in two.
+"""Hold out validation and test rows, and find rows that appear in two splits.
 
-A held-out row is chosen by the hash of its own text: the same row is held out whatever file it comes
-from and in whatever order, equal texts land on the same side, and one pass over a stream is enough.
+A row is held out by the hash of its text. The choice does not depend on file names or row order, equal texts
+are in the same split, and one pass over a stream is enough.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import itertools
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from oelm.data.bad_rows import BadRows
 from oelm.data.sources.readers import Row
 
 if TYPE_CHECKING:
@@ -20,104 +22,79 @@ if TYPE_CHECKING:
 
 
 def text_key(*texts: str) -> int:
-    """64 bits that equal texts share; case and white space do not count."""
+    """Return a 64-bit hash of the texts that ignores case and white space."""
     normal = "\x1f".join(" ".join(text.casefold().split()) for text in texts)
     return int.from_bytes(hashlib.blake2b(normal.encode("utf-8"), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)
 class Holdout:
-    """Shares of train that serve as validation and test because nothing else does.
+    """The shares of the train rows that become validation and test.
 
-    `within` limits the choice to the first so many rows, so that the held-out splits of a long stream are
-    found without reading all of it.
+    first_rows: hold out only from the first rows of a long stream (0 = all rows)
+    group:      rows with an equal text in this field stay in the same split
     """
 
     validation: float = 0.0
     test: float = 0.0
-    within: int = 0
+    first_rows: int = 0
     group: str = "text"
 
     def split_of(self, row: Row, index: int) -> str:
-        if self.within and index >= self.within:
+        """Return the split of the row at `index` of the source's train rows."""
+        if self.first_rows and index >= self.first_rows:
             return "train"
-        place = text_key(row[self.group]) / 2.0**64
-        if place < self.validation:
+        share = text_key(row[self.group]) / 2.0**64
+        if share < self.validation:
             return "validation"
-        return "test" if place < self.validation + self.test else "train"
+        return "test" if share < self.validation + self.test else "train"
 
-    def ends(self, split: str, index: int) -> bool:
-        """No row of `split` comes at `index` or later."""
-        return bool(self.within) and split != "train" and index >= self.within
+    def is_complete(self, split: str, index: int) -> bool:
+        """Return whether no row at `index` or later belongs to `split`."""
+        return bool(self.first_rows) and split != "train" and index >= self.first_rows
 
 
 @dataclass
 class DuplicateReport:
-    """Rows of one split whose text stands in another, too."""
+    """Rows of one split whose text also appears in another split, keyed by (split, other split)."""
 
-    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     examples: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    @property
-    def total(self) -> int:
-        return sum(self.counts.values())
-
     def __str__(self) -> str:
-        if not self.total:
-            return "no text stands in two splits"
-        lines = [
-            f"{count:,} rows of {first} also stand in {second}, e.g. {self.examples[first, second]!r}"
-            for (first, second), count in self.counts.items()
+        if not self.counts.total():
+            return "no text appears in two splits"
+        return "\n".join(
+            f"{count:,} rows of {split} also appear in {other}, e.g. {self.examples[split, other]!r}"
+            for (split, other), count in self.counts.items()
             if count
-        ]
-        return "\n".join(lines)
+        )
 
-    def to_dict(self) -> dict[str, Any]:
-        return {f"{first} in {second}": count for (first, second), count in self.counts.items()}
+    def to_dict(self) -> dict[str, int]:
+        return {f"{split} in {other}": count for (split, other), count in self.counts.items()}
 
 
-def duplicates(corpus: Corpus) -> DuplicateReport:
-    """Exact duplicates (up to case and white space) across splits.
+def find_duplicates(corpus: Corpus) -> DuplicateReport:
+    """Return the texts (ignoring case and white space) that appear in two splits.
 
-    Memory: 8 bytes per row of validation and test; train is only streamed past them.
+    Only the hashes of validation and test are kept in memory, 8 bytes per row; train is streamed.
     """
     report = DuplicateReport()
-    held = [split for split in ("test", "validation") if split in corpus.splits]
-    known: list[tuple[str, np.ndarray]] = []
-    for split in [*held, "train"]:
+    seen: dict[str, np.ndarray] = {}
+    for split in ("test", "validation", "train"):
         if split not in corpus.splits:
             continue
-        keys: list[int] = []
-        for chunk in _chunks(corpus, split):
-            numbers = np.array([key for key, _ in chunk], dtype=np.uint64)
-            for other, sorted_keys in known:
-                hits = _members(numbers, sorted_keys)
-                pair = (split, other)
-                report.counts[pair] = report.counts.get(pair, 0) + int(hits.sum())
-                if hits.any() and pair not in report.examples:
-                    report.examples[pair] = chunk[int(np.argmax(hits))][1]
+        own = [np.zeros(0, dtype=np.uint64)]
+        rows = corpus.rows(split, BadRows())  # bad rows are reported by check_corpus
+        while chunk := list(itertools.islice(rows, 4096)):
+            texts = [[row[name] for name in corpus.fields] for row in chunk]
+            keys = np.array([text_key(*row) for row in texts], dtype=np.uint64)
+            for other, known in seen.items():
+                hits = np.isin(keys, known)
+                report.counts[split, other] += int(hits.sum())
+                if hits.any():
+                    report.examples.setdefault((split, other), texts[int(np.argmax(hits))][-1][:80])
             if split != "train":
-                keys.extend(key for key, _ in chunk)
-        known.append((split, np.unique(np.array(keys, dtype=np.uint64))))
+                own.append(keys)
+        seen[split] = np.concatenate(own)
     return report
-
-
-def _chunks(corpus: Corpus, split: str) -> Iterable[list[tuple[int, str]]]:
-    from oelm.data.problems import Problems
-
-    chunk: list[tuple[int, str]] = []
-    for row in corpus.rows(split, Problems()):  # bad rows are another check's subject
-        texts = [row[name] for name in corpus.fields]
-        chunk.append((text_key(*texts), texts[-1][:80]))
-        if len(chunk) == 4096:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-def _members(keys: np.ndarray, sorted_keys: np.ndarray) -> np.ndarray:
-    if not sorted_keys.size:
-        return np.zeros(len(keys), dtype=bool)
-    places = np.minimum(np.searchsorted(sorted_keys, keys), sorted_keys.size - 1)
-    return sorted_keys[places] == keys

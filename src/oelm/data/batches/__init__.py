@@ -1,1 +1,5 @@
-"""Batches of token windows or labelled rows, in an order that depends on the seed and the step alone."""
+"""Batches for training and evaluation.
+
+Input: encoded splits, a batch size and a seed. Output: torch tensors; the order of the training batches is
+a pure function of seed and step, so a resumed run sees the same batches.
+"""

@@ -1,7 +1,7 @@
-"""Batches of a language model as pure functions of (seed, step): nothing to save, any resume point is exact.
+"""Batches for language modelling, as pure functions of (seed, step), so that a run resumes exactly.
 
-Packed stream: windows are cut from the line of documents without regard to their borders, as GPT-2 was
-trained; EOS tells the model where one document ends. Each epoch cuts at another offset and shuffles.
+Windows are cut from the token sequence without regard to document borders, as for GPT-2; EOS marks where a
+document ends. Each epoch starts to cut at another offset and shuffles the windows.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from oelm.errors import UsageError
 
 
 class LMBatches:
-    """Training batches over a token file.
+    """Training batches of a token file.
 
-    The stream is a ring (its end is the end of a document, so its beginning may follow), cut into
-    len(tokens) // context windows from an offset that differs by epoch. Every window is used once per epoch;
-    a batch may span two epochs, so that no window is dropped.
+    The sequence is treated as a ring and cut into len(tokens) // context windows, from an offset that differs
+    by epoch. Every window is used once per epoch. A batch may span two epochs, so no window is dropped.
     """
 
     def __init__(self, tokens: TokenFile | np.ndarray, context: int, batch_size: int, seed: int) -> None:
@@ -32,11 +31,11 @@ class LMBatches:
         self.windows = len(self.ids) // context  # per epoch
         if not self.windows:
             raise UsageError(
-                f"{len(self.ids):,} tokens do not fill one window of {context}: more text, or less context"
+                f"{len(self.ids):,} tokens do not fill one window of {context}; use more text or less context"
             )
 
-    def starts(self, step: int) -> np.ndarray:
-        """Where each window of the batch begins in the stream."""
+    def window_starts(self, step: int) -> np.ndarray:
+        """Return the position of the first token of each window of the batch."""
         first = step * self.batch_size
         positions = np.arange(first, first + self.batch_size)
         epochs = positions // self.windows
@@ -49,18 +48,18 @@ class LMBatches:
         return result
 
     def batch(self, step: int) -> torch.Tensor:
-        """(batch_size, context + 1) int64: inputs are [:, :-1], targets [:, 1:]."""
-        places = self.starts(step)[:, None] + np.arange(self.context + 1)
-        return torch.from_numpy(self.ids[places % len(self.ids)].astype(np.int64))
+        """Return (batch_size, context + 1) int64: inputs are [:, :-1], targets [:, 1:]."""
+        positions = self.window_starts(step)[:, None] + np.arange(self.context + 1)
+        return torch.from_numpy(self.ids[positions % len(self.ids)].astype(np.int64))
 
 
 def eval_windows(
     tokens: TokenFile | np.ndarray, context: int, batch_size: int, *, limit: int = 0
 ) -> Iterator[torch.Tensor]:
-    """(b, t + 1) int64 batches in which every token but the very first is a target exactly once.
+    """Yield (b, t + 1) int64 batches in which every token except the first is a target exactly once.
 
-    Windows do not overlap: each target sees what precedes it within its window. The last one may be shorter
-    and comes alone. `limit` stops after so many targets (0 = all), for a quick validation.
+    A target sees only the tokens before it in its window. The last window may be shorter and is a batch of
+    its own. `limit` ends after that many targets (0 = all), for a quick validation.
     """
     ids = tokens.ids if isinstance(tokens, TokenFile) else tokens
     targets = max(0, len(ids) - 1)
@@ -68,8 +67,8 @@ def eval_windows(
         targets = min(targets, max(limit // context, 1) * context)
     full = targets // context
     for first in range(0, full, batch_size):
-        begins = np.arange(first, min(first + batch_size, full)) * context
-        places = begins[:, None] + np.arange(context + 1)
-        yield torch.from_numpy(ids[places].astype(np.int64))
+        starts = np.arange(first, min(first + batch_size, full)) * context
+        positions = starts[:, None] + np.arange(context + 1)
+        yield torch.from_numpy(ids[positions].astype(np.int64))
     if targets % context:
         yield torch.from_numpy(ids[full * context : targets + 1].astype(np.int64))[None]

@@ -1,8 +1,7 @@
-"""Random orders as pure functions: the i-th element of a shuffle without making the shuffle.
+"""Random permutations as pure functions: any element of a shuffle without computing the others.
 
-A run that resumes at step 71,304 must see the batch it would have seen, on another machine and with
-another numpy. So the order is arithmetic of our own (a Feistel network over splitmix64) rather than
-the stream of a library's generator, and needs no memory for a corpus of any size.
+A resumed run must see the same batches on another machine and with another numpy version. So the permutation
+is a Feistel network over splitmix64 instead of a library's random generator. It needs no memory.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _ROUNDS = 6
 
 
 def mix(*values: int) -> int:
-    """One well-mixed 64-bit number from any integers; the order of the values matters."""
+    """Return a 64-bit hash of the integers; their order matters."""
     state = 0x9E3779B97F4A7C15
     for value in values:
         state = _splitmix((state ^ (value & _MASK)) + 0x9E3779B97F4A7C15 & _MASK)
@@ -29,13 +28,13 @@ def _splitmix(z: int) -> int:
 
 
 def _splitmix_array(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # uint64 arrays wrap around, as meant
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # uint64 arrays wrap around
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
 def shuffled(positions: ArrayLike, size: int, *key: int) -> NDArray[np.int64]:
-    """Where `positions` of 0..size-1 land in the shuffle named by `key`: a bijection of range(size).
+    """Return the elements at `positions` of the permutation of range(size) that `key` selects.
 
     >>> sorted(shuffled(range(10), 10, 42).tolist()) == list(range(10))
     True
@@ -48,7 +47,7 @@ def shuffled(positions: ArrayLike, size: int, *key: int) -> NDArray[np.int64]:
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
     keys = [np.uint64(mix(*key, size, number)) for number in range(_ROUNDS)]
-    # The network shuffles 0..4^half-1; values that land outside the range walk on until they are inside.
+    # The network permutes 0..4^half-1; values outside the range are permuted again until they are inside.
     result = _feistel(values, half, mask, keys)
     outside = np.flatnonzero(result >= np.uint64(size))
     while outside.size:

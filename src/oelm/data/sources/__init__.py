@@ -1,1 +1,4 @@
-"""Where rows come from: the Hugging Face hub, a local folder, or text that is built in."""
+"""Where rows come from: local files, the Hugging Face hub, a pip package, or built-in text.
+
+Input: a dataset of the catalogue or a path. Output: a `Corpus` with train, validation and test rows.
+"""

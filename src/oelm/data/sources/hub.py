@@ -1,4 +1,4 @@
-"""The Hugging Face hub through `datasets`: never a script, and no waiting when there is no network."""
+"""Read datasets from the Hugging Face hub. Dataset scripts are never executed."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from oelm.data.bad_rows import BadRows
 from oelm.data.catalogue import Dataset, Variant
 from oelm.data.corpus import Source
-from oelm.data.problems import Problems
-from oelm.data.sources.readers import Row, articles
-from oelm.errors import OelmError, TransientError
+from oelm.data.sources.readers import Row, join_articles
+from oelm.errors import OelmError
 
-_PROBE_SECONDS = 3.0
-_CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps its own conversion of a dataset
+_CONNECT_SECONDS = 3.0
+_PARQUET_BRANCH = "refs/convert/parquet"  # where the hub stores its parquet conversion of a dataset
 
 
 def offline() -> bool:
-    """The user has said there is no network."""
+    """Return whether the environment says that there is no network."""
     flags = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
     return any(flag.upper() in ("1", "TRUE", "YES", "ON") for flag in flags)
 
 
 def reachable() -> bool:
-    """Whether the hub answers at all: the hub's own client would retry for half a minute to find out."""
+    """Return whether the hub accepts connections. The hub's own client would retry for 30 seconds."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True  # the proxy decides, a direct connection proves nothing
+        return True  # a direct connection says nothing about the proxy
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     try:
         port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
-        with socket.create_connection((endpoint.hostname or "", port), timeout=_PROBE_SECONDS):
+        with socket.create_connection((endpoint.hostname or "", port), timeout=_CONNECT_SECONDS):
             return True
     except OSError:
         return False
@@ -42,8 +42,8 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}".rstrip(". ")
 
 
-def _tell_libraries() -> None:
-    """Both libraries read HF_HUB_OFFLINE once, at import; set later, it would cost half a minute."""
+def _set_libraries_offline() -> None:
+    """Set offline mode in both libraries, which read HF_HUB_OFFLINE only when they are imported."""
     import datasets
     import huggingface_hub.constants
 
@@ -52,7 +52,7 @@ def _tell_libraries() -> None:
 
 
 class HubSource(Source):
-    """The official splits of one dataset on the hub, pinned to one revision."""
+    """The official splits of a dataset on the hub, at one fixed revision."""
 
     def __init__(self, dataset: Dataset, variant: Variant) -> None:
         self.dataset = dataset
@@ -60,37 +60,37 @@ class HubSource(Source):
         self.splits = {**dataset.hub_splits, **variant.hub_splits}
         self.take_first = self.streamed = dataset.stream and not offline()
         if not offline() and not reachable():
-            raise self._error("the hub cannot be reached from here")
-        self.folder: str | None = None  # of the configuration, in a converted copy
+            raise self._error("the hub cannot be reached")
+        self.folder: str | None = None  # folder of the configuration on the parquet branch
         self.revision = None if offline() else self._find_revision()
         self._loaded: dict[str, Any] = {}
         if offline():
-            self._load("train")  # what is not in the hub's own cache should fail now
+            self._load("train")  # fail now if the dataset is not in the hub's cache
 
     @property
     def origin(self) -> str:
-        place = f"{self.dataset.hub}" + (f" ({self.config})" if self.config else "")
-        how = ", streamed" if self.streamed else ""
-        return f"Hugging Face hub {place}@{self.revision or 'as cached'}{how}"
+        name = f"{self.dataset.hub} ({self.config})" if self.config else self.dataset.hub
+        streamed = ", streamed" if self.streamed else ""
+        return f"Hugging Face hub {name}@{self.revision or 'as cached'}{streamed}"
 
-    def rows(self, split: str, problems: Problems) -> Iterator[tuple[str, int, Row]]:
+    def rows(self, split: str, bad: BadRows) -> Iterator[tuple[str, int, Row]]:
         where = f"hub:{self.dataset.hub}/{self.splits[split]}"
         number = 0
         try:
             rows = enumerate(self._load(split), start=1)
-            for number, row in articles(rows, "text") if self.dataset.lines else rows:
+            for number, row in join_articles(rows) if self.dataset.lines else rows:
                 yield where, number, row
         except OelmError:
             raise
         except Exception as error:  # as in _load
-            broke = f"reading broke off after row {number:,} of {self.splits[split]}: {_short(error)}"
-            raise self._error(broke) from error
+            reason = f"reading failed after row {number:,} of {self.splits[split]}: {_short(error)}"
+            raise self._error(reason) from error
 
     def fingerprint(self, split: str) -> str:
-        known = self.revision or getattr(self._load(split), "_fingerprint", "")
-        if not known:
-            raise self._error("what was loaded carries neither a revision nor a fingerprint")
-        named = "\n".join((self.dataset.hub, self.config or "", self.splits[split], known))
+        version = self.revision or getattr(self._load(split), "_fingerprint", "")
+        if not version:
+            raise self._error("the loaded data has neither a revision nor a fingerprint")
+        named = "\n".join((self.dataset.hub, self.config or "", self.splits[split], version))
         return hashlib.sha256(named.encode()).hexdigest()
 
     def size(self, split: str) -> tuple[int, int]:
@@ -101,7 +101,7 @@ class HubSource(Source):
             import datasets
 
             if offline():
-                _tell_libraries()
+                _set_libraries_offline()
             try:
                 self._loaded[split] = datasets.load_dataset(
                     self.dataset.hub,
@@ -111,22 +111,22 @@ class HubSource(Source):
                     streaming=self.streamed,
                     revision=self.revision,
                 )
-            except Exception as error:  # the library raises from a dozen families; all mean: not obtainable
+            except Exception as error:  # the library raises many unrelated exception types
                 raise self._error(_short(error)) from error
         return self._loaded[split]
 
     def _find_revision(self) -> str | None:
-        """The newest one; of a repository that is a script, which nobody should run, the hub's conversion."""
+        """Return the newest revision; for a repository with a script, that of the hub's parquet branch."""
         newest = self._info()
         files = [file.rfilename for file in newest.siblings or ()]
         if f"{self.dataset.hub.partition('/')[2]}.py" not in files:
             return newest.sha
-        converted = self._info(_CONVERTED)
+        converted = self._info(_PARQUET_BRANCH)
         folders = sorted({file.rfilename.partition("/")[0] for file in converted.siblings or ()})
-        parquet = [name for name in folders if not name.startswith(".") and "." not in name]
-        if not parquet or (self.config and self.config not in parquet):
-            raise self._error(f"it is a script, and the hub's converted copy holds only {parquet}")
-        self.folder = self.config or parquet[0]
+        configs = [name for name in folders if "." not in name]
+        if not configs or (self.config and self.config not in configs):
+            raise self._error(f"the repository is a script, and its parquet branch has only {configs}")
+        self.folder = self.config or configs[0]
         return converted.sha
 
     def _info(self, revision: str | None = None) -> Any:
@@ -137,10 +137,10 @@ class HubSource(Source):
         except Exception as error:
             raise self._error(_short(error)) from error
 
-    def _error(self, why: str) -> OelmError:
-        return TransientError(
-            f"dataset '{self.dataset.name}' could not be had from the hub ({self.dataset.hub}): {why}.",
+    def _error(self, reason: str) -> OelmError:
+        return OelmError(
+            f"cannot load dataset '{self.dataset.name}' from the hub ({self.dataset.hub}): {reason}.",
             remedy=f"copy it to DIR/{self.dataset.name}/ and set OELM_DATA_DIR=DIR (or --data-dir DIR); "
-            "with it in the hub's cache set HF_HUB_OFFLINE=1; or use the built-in stand-in: --source builtin "
+            "if it is in the hub's cache, set HF_HUB_OFFLINE=1; or use generated text: --source builtin "
             "(for a run: --set data.source=builtin).",
         )

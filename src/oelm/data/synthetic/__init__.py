@@ -1,1 +1,4 @@
-"""Text, labelled tasks and probes that are generated, for machines without a network."""
+"""Text and labelled tasks that are generated from a seed, for machines without a network.
+
+Input: the name of a built-in dataset and a split. Output: the same rows on every machine.
+"""

@@ -1,7 +1,6 @@
-"""Generated tasks that only attention can solve, as text for a language model.
+"""Generated tasks for language models that need attention and no knowledge of English.
 
-In the second half of each row the right answer stands somewhere in the first half: what a model loses there
-it loses in looking back, not in knowing English.
+The second half of each row can be predicted from the first half by looking back.
 """
 
 from __future__ import annotations
@@ -10,26 +9,26 @@ from collections.abc import Callable
 from string import ascii_lowercase, ascii_uppercase
 
 from oelm.data.sources.readers import Row
-from oelm.data.synthetic.stories import Dice
+from oelm.data.synthetic.rng import Rng
 
 PAIRS = 4
-ROUNDS = 4  # each key is asked for this often: more to learn from in a row
-LETTERS = 8  # of the alphabet, for keys and for values
+ROUNDS = 4  # how often each key is asked for in a row
+LETTERS = 8  # different keys, and different values
 LENGTH = 16
 
 
-def recall(dice: Dice) -> Row:
-    """Keys with values, then the keys in other orders, each to be followed by its value again (induction)."""
-    keys = dice.some(ascii_lowercase[:LETTERS], PAIRS)
-    pairs = [f"{key} {dice.pick(ascii_uppercase[:LETTERS])}" for key in keys]
-    asked = [pair for _ in range(ROUNDS) for pair in dice.some(pairs, PAIRS)]
+def recall(rng: Rng) -> Row:
+    """Return key-value pairs, followed by the same pairs in other orders (induction)."""
+    keys = rng.sample(ascii_lowercase[:LETTERS], PAIRS)
+    pairs = [f"{key} {rng.pick(ascii_uppercase[:LETTERS])}" for key in keys]
+    asked = [pair for _ in range(ROUNDS) for pair in rng.sample(pairs, PAIRS)]
     return {"text": f"{' '.join(pairs)} . {' '.join(asked)}"}
 
 
-def copy(dice: Dice) -> Row:
-    """Random letters, a full stop, the same letters again."""
-    letters = " ".join(dice.pick(ascii_lowercase) for _ in range(LENGTH))
+def copy(rng: Rng) -> Row:
+    """Return random letters, a full stop, and the same letters again."""
+    letters = " ".join(rng.pick(ascii_lowercase) for _ in range(LENGTH))
     return {"text": f"{letters} . {letters}"}
 
 
-RECALL_TASKS: dict[str, Callable[[Dice], Row]] = {"task-recall": recall, "task-copy": copy}
+RECALL_TASKS: dict[str, Callable[[Rng], Row]] = {"task-recall": recall, "task-copy": copy}

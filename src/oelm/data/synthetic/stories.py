@@ -1,71 +1,16 @@
-"""The corpus that needs no network and no disk: stories generated from a seed, the same bytes everywhere.
+"""Generated stories whose end asks for facts from their beginning.
 
-People own things, carry them, give them away, count fruit and keep secret words; what was said early is
-asked for late. So a model that only looks at the last few words stays far from one that attends to the
-whole story. `builtin_tasks` makes labelled tasks of the same world, `builtin_probes` tasks without a world.
+People own things, give them away, hide them, count fruit and tell secret words. A model that looks only at
+the last few words cannot predict the answers, so the text rewards attention over long distances.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from oelm.data.batches.permutation import mix
 from oelm.data.sources.readers import Row
-from oelm.errors import unknown_name
-
-SEED = 2026
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One built-in corpus. `number` goes into its seed and stays; raise `version` with any change of a word:
-    it is part of the corpus' fingerprint."""
-
-    number: int
-    version: int
-    train: int
-    held_out: int  # rows of validation, and of test
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {"train": self.train, "validation": self.held_out, "test": self.held_out}
-
-
-KINDS = {
-    "stories": Kind(0, 2, 12_000, 600),
-    "stories-2way": Kind(1, 2, 8_000, 1_000),
-    "stories-4way": Kind(2, 2, 8_000, 1_000),
-    "stories-pairs": Kind(3, 3, 12_000, 1_000),
-    "task-copy": Kind(4, 2, 20_000, 500),
-    "task-recall": Kind(5, 4, 20_000, 500),
-}
-
-
-class Dice:
-    """A tiny random generator of our own (splitmix64), so that no library's change can change the text."""
-
-    def __init__(self, *key: int) -> None:
-        self._key = mix(*key)
-        self._count = 0
-
-    def below(self, limit: int) -> int:
-        self._count += 1
-        return mix(self._key, self._count) % limit
-
-    def pick(self, options: Sequence[T]) -> T:
-        return options[self.below(len(options))]
-
-    def some(self, options: Sequence[T], count: int) -> list[T]:
-        """`count` different ones, in random order."""
-        rest = list(options)
-        return [rest.pop(self.below(len(rest))) for _ in range(count)]
-
-    def chance(self, percent: int) -> bool:
-        return self.below(100) < percent
+from oelm.data.synthetic.rng import Rng
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -118,75 +63,76 @@ class Thing:
 
 
 def article(words: str) -> str:
-    """
+    """Return the words with "a" or "an".
+
     >>> article("orange kite"), article("red kite")
     ('an orange kite', 'a red kite')
     """
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
-def people(dice: Dice, count: int) -> list[Person]:
-    chosen = dice.some(GIRLS + BOYS, count)
+def people(rng: Rng, count: int) -> list[Person]:
+    chosen = rng.sample(GIRLS + BOYS, count)
     return [
         Person(name, "she", "her", "her") if name in GIRLS else Person(name, "he", "his", "him")
         for name in chosen
     ]
 
 
-def things(dice: Dice, count: int) -> list[Thing]:
-    """Things that differ in both colour and kind, so that either names one."""
-    pairs = zip(dice.some(COLOURS, count), dice.some(THINGS, count), strict=True)
+def things(rng: Rng, count: int) -> list[Thing]:
+    """Return things that all differ in colour and in noun, so that either identifies a thing."""
+    pairs = zip(rng.sample(COLOURS, count), rng.sample(THINGS, count), strict=True)
     return [Thing(colour, noun) for colour, noun in pairs]
 
 
-class _World:
-    """One story in the making: who is where, who has what, and the sentences so far."""
+class _Story:
+    """The state of a story: where people are, who holds what, and the sentences so far."""
 
-    def __init__(self, dice: Dice) -> None:
-        self.dice = dice
-        self.cast = people(dice, 2 + dice.below(2))
-        self.things = things(dice, 2 + dice.below(2))
-        self.places = dice.some(PLACES, 4)
-        self.at = {person: dice.pick(self.places) for person in self.cast}
+    def __init__(self, rng: Rng) -> None:
+        self.rng = rng
+        self.cast = people(rng, 2 + rng.below(2))
+        self.things = things(rng, 2 + rng.below(2))
+        self.places = rng.sample(PLACES, 4)
+        self.at = {person: rng.pick(self.places) for person in self.cast}
         self.holder: dict[Thing, Person | None] = {}
-        self.left: dict[Thing, str] = {}  # where a thing was put down
+        self.left: dict[Thing, str] = {}  # the place of each thing that nobody holds
         self.text: list[str] = []
-        self.asks: list[Callable[[], None]] = []  # what the end of the story must recall
-        self._had: set[str] = set()
+        self.asks: list[Callable[[], None]] = []  # questions for the end of the story
+        self._used: set[str] = set()
 
     def say(self, sentence: str) -> None:
         self.text.append(sentence[0].upper() + sentence[1:])
 
     def two(self) -> list[Person]:
-        return self.dice.some(self.cast, 2)
+        return self.rng.sample(self.cast, 2)
 
     def fresh(self, options: Sequence[str]) -> str:
-        """One that this story has not had yet, so that the end can ask for it without doubt."""
-        chosen = self.dice.pick([option for option in options if option not in self._had])
-        self._had.add(chosen)
+        """Pick an option that the story has not used, so that a question about it has one answer."""
+        chosen = self.rng.pick([option for option in options if option not in self._used])
+        self._used.add(chosen)
         return chosen
 
 
-def _open_story(world: _World) -> None:
-    dice, hero = world.dice, world.cast[0]
-    start = dice.pick(("Once there was", "Long ago there was", "In a small town there was"))
+def _open_story(world: _Story) -> None:
+    rng, hero = world.rng, world.cast[0]
+    start = rng.pick(("Once there was", "Long ago there was", "In a small town there was"))
     kind = "girl" if hero.she == "she" else "boy"
-    world.say(f"{start} a {dice.pick(MOODS)} {kind} named {hero.name} who lived near the {world.at[hero]}.")
+    world.say(f"{start} a {rng.pick(MOODS)} {kind} named {hero.name} who lived near the {world.at[hero]}.")
     for friend in world.cast[1:]:
-        word = dice.pick(("friend", "neighbour", "cousin"))
+        word = rng.pick(("friend", "neighbour", "cousin"))
         world.say(
             f"{hero.name} had a {word} named {friend.name}, and {friend.she} lived by the {world.at[friend]}."
         )
     for thing in world.things:
-        owner = dice.pick(world.cast)
+        owner = rng.pick(world.cast)
         world.holder[thing] = owner
-        verb = dice.pick(("had", "owned", "always carried"))
+        verb = rng.pick(("had", "owned", "always carried"))
         world.say(f"{owner.name} {verb} {article(str(thing))}.")
 
 
-def _held(world: _World) -> tuple[Thing, Person] | None:
-    """A thing and who has it; where nobody has it, someone fetches it instead."""
-    thing = world.dice.pick(world.things)
+def _held(world: _Story) -> tuple[Thing, Person] | None:
+    """Return a thing and its holder. If nobody holds it, somebody fetches it and None is returned."""
+    thing = world.rng.pick(world.things)
     holder = world.holder[thing]
     if holder is None:
         _fetch(world, thing)
@@ -194,61 +140,59 @@ def _held(world: _World) -> tuple[Thing, Person] | None:
     return thing, holder
 
 
-def _give(world: _World) -> None:
+def _give(world: _Story) -> None:
     held = _held(world)
     if held is None:
         return
     thing, giver = held
-    taker = world.dice.pick([person for person in world.cast if person != giver])
+    taker = world.rng.pick([person for person in world.cast if person != giver])
     world.holder[thing] = taker
-    how = world.dice.pick(("gave", "lent", "handed"))
+    how = world.rng.pick(("gave", "lent", "handed"))
     world.say(f"{giver.name} {how} the {thing} to {taker.name}, and {taker.name} thanked {giver.whom}.")
 
 
-def _put(world: _World) -> None:
+def _put(world: _Story) -> None:
     held = _held(world)
     if held is None:
         return
     thing, holder = held
-    place = world.dice.pick(world.places)
+    place = world.rng.pick(world.places)
     world.holder[thing], world.left[thing], world.at[holder] = None, place, place
-    box = world.dice.pick(BOXES)
+    box = world.rng.pick(BOXES)
     world.say(f"{holder.name} went to the {place} and hid the {thing} there in {article(box)}.")
 
 
-def _fetch(world: _World, thing: Thing) -> None:
-    finder = world.dice.pick(world.cast)
+def _fetch(world: _Story, thing: Thing) -> None:
+    finder = world.rng.pick(world.cast)
     place = world.left.pop(thing)
     world.holder[thing], world.at[finder] = finder, place
     world.say(f"later {finder.name} came to the {place}, saw the {thing} and took it along.")
 
 
-def _walk(world: _World) -> None:
-    person, place = world.dice.pick(world.cast), world.dice.pick(world.places)
+def _walk(world: _Story) -> None:
+    person, place = world.rng.pick(world.cast), world.rng.pick(world.places)
     world.at[person] = place
-    verb = world.dice.pick(("walked", "ran", "rode", "hurried"))
-    world.say(f"{person.name} {verb} to the {place}, for {person.she} was {world.dice.pick(MOODS)}.")
+    verb = world.rng.pick(("walked", "ran", "rode", "hurried"))
+    world.say(f"{person.name} {verb} to the {place}, for {person.she} was {world.rng.pick(MOODS)}.")
 
 
-def _weather(world: _World) -> None:
-    world.say(world.dice.pick(WEATHER))
+def _weather(world: _Story) -> None:
+    world.say(world.rng.pick(WEATHER))
 
 
-def _pet(world: _World) -> None:
-    owner, dice = world.dice.pick(world.cast), world.dice
-    name, animal = world.fresh(PETS), dice.pick(ANIMALS)
+def _pet(world: _Story) -> None:
+    owner, rng = world.rng.pick(world.cast), world.rng
+    name, animal = world.fresh(PETS), rng.pick(ANIMALS)
     world.say(
         f"{owner.name} had {article(animal)} called {name}, and {name} followed {owner.whom} everywhere."
     )
-    world.asks.append(
-        lambda: world.say(f"{name} the {animal} fell asleep at {owner.name}'s feet.")  # whose, and what kind
-    )
+    world.asks.append(lambda: world.say(f"{name} the {animal} fell asleep at {owner.name}'s feet."))
 
 
-def _fruit(world: _World) -> None:
-    dice, (eater, friend) = world.dice, world.two()
-    fruit, count = world.fresh(FRUITS), 3 + dice.below(7)
-    eaten = 1 + dice.below(count - 2)
+def _fruit(world: _Story) -> None:
+    rng, (eater, friend) = world.rng, world.two()
+    fruit, count = world.fresh(FRUITS), 3 + rng.below(7)
+    eaten = 1 + rng.below(count - 2)
     world.say(f"{eater.name} picked {_NUMBERS[count]} {fruit} and ate {_NUMBERS[eaten]} of them.")
 
     def ask() -> None:
@@ -260,16 +204,16 @@ def _fruit(world: _World) -> None:
     world.asks.append(ask)
 
 
-def _secret(world: _World) -> None:
-    dice, (teller, listener) = world.dice, world.two()
-    word, place = world.fresh(SECRETS), dice.pick(world.places)
+def _secret(world: _Story) -> None:
+    rng, (teller, listener) = world.rng, world.two()
+    word, place = world.fresh(SECRETS), rng.pick(world.places)
     world.say(f'{teller.name} told {listener.name} the word for the door of the {place}: "{word}".')
     world.asks.append(
         lambda: world.say(f'At the {place} {listener.name} whispered "{word}", and the door opened.')
     )
 
 
-_EVENTS: tuple[Callable[[_World], None], ...] = (
+_EVENTS: tuple[Callable[[_Story], None], ...] = (
     _give,
     _give,
     _put,
@@ -282,9 +226,9 @@ _EVENTS: tuple[Callable[[_World], None], ...] = (
 )
 
 
-def _close_story(world: _World) -> None:
-    """Ask for what was said: who has a thing, where it lies, where a person is."""
-    dice = world.dice
+def _close_story(world: _Story) -> None:
+    """Ask who holds each thing or where it is, ask the other questions, and say where a person is."""
+    rng = world.rng
     for thing in world.things:
         asker, teller = world.two()
         holder = world.holder[thing]
@@ -297,48 +241,18 @@ def _close_story(world: _World) -> None:
             world.say(f'"Who has the {thing.noun}?" asked {asker.name}. "{subject}," said {teller.name}.')
     for ask in world.asks:
         ask()
-    person = dice.pick(world.cast)
+    person = rng.pick(world.cast)
     world.say(
-        f"When night fell, {person.name} was still at the {world.at[person]}, {dice.pick(MOODS)} and content."
+        f"When night fell, {person.name} was still at the {world.at[person]}, {rng.pick(MOODS)} and content."
     )
 
 
-def story(dice: Dice) -> str:
-    """One story of about a dozen sentences in two paragraphs."""
-    world = _World(dice)
+def story(rng: Rng) -> Row:
+    """Return a story of about a dozen sentences in two paragraphs."""
+    world = _Story(rng)
     _open_story(world)
-    for _ in range(5 + dice.below(5)):
-        dice.pick(_EVENTS)(world)
+    for _ in range(5 + rng.below(5)):
+        rng.pick(_EVENTS)(world)
     middle = len(world.text)
     _close_story(world)
-    return " ".join(world.text[:middle]) + "\n" + " ".join(world.text[middle:])
-
-
-def sizes(kind: str) -> dict[str, int]:
-    """Rows per split."""
-    if kind not in KINDS:
-        raise unknown_name("built-in corpus", kind, KINDS)
-    return KINDS[kind].sizes
-
-
-def generator_id(kind: str) -> str:
-    """What the text depends on, in words."""
-    return f"{kind} seed {SEED} version {KINDS[kind].version} sizes {KINDS[kind].sizes}"
-
-
-def generate(kind: str, split: str, *, seed: int = SEED) -> Iterator[Row]:
-    """The rows of a split. Row i depends on nothing but (kind, split, seed, i).
-
-    >>> row = next(generate("stories-2way", "train"))
-    >>> sorted(row), row["label"] in (0, 1)
-    (['label', 'text'], True)
-    """
-    from oelm.data.synthetic.recall import RECALL_TASKS
-    from oelm.data.synthetic.tasks import TASKS
-
-    make = {**TASKS, **RECALL_TASKS}
-    count = sizes(kind)[split]
-    where = (seed, KINDS[kind].number, ("train", "validation", "test").index(split))
-    for index in range(count):
-        dice = Dice(*where, index)
-        yield {"text": story(dice)} if kind == "stories" else make[kind](dice)
+    return {"text": " ".join(world.text[:middle]) + "\n" + " ".join(world.text[middle:])}

@@ -1,7 +1,7 @@
-"""Labelled tasks in the world of the built-in stories.
+"""Generated classification tasks about people and things.
 
-Each needs to be read: the words of every class occur in the texts of every other, and what decides is who
-did what, or what came last. Part of the rows is easy, so that a small model has somewhere to start.
+Single words do not reveal the class: it depends on who did what, or on what happened last. Some rows are
+easy, so that a small model can start to learn.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from oelm.data.sources.readers import Row
+from oelm.data.synthetic.rng import Rng
 from oelm.data.synthetic.stories import (
     ANIMALS,
     COLOURS,
@@ -16,7 +17,6 @@ from oelm.data.synthetic.stories import (
     PLACES,
     THINGS,
     WEATHER,
-    Dice,
     Person,
     Thing,
     article,
@@ -31,13 +31,13 @@ def _capital(sentence: str) -> str:
     return sentence[0].upper() + sentence[1:]
 
 
-def lost_or_found(dice: Dice) -> Row:
-    """Two people search for two things; the label is the fate of what the first one lost."""
-    hero, friend = people(dice, 2)
-    lost, other = things(dice, 2)
-    label = dice.below(2)
+def lost_or_found(rng: Rng) -> Row:
+    """Return a search for two lost things; the label says whether the first one is found."""
+    hero, friend = people(rng, 2)
+    lost, other = things(rng, 2)
+    label = rng.below(2)
     text = [
-        dice.pick(
+        rng.pick(
             (
                 f"{hero.name} had lost {hero.her} {lost}.",
                 f"{hero.name} could not find {article(str(lost))} that {hero.she} loved.",
@@ -45,32 +45,34 @@ def lost_or_found(dice: Dice) -> Row:
             )
         )
     ]
-    alone = dice.chance(25)
+    alone = rng.chance(25)
     if not alone:
         text.append(f"{friend.name}, {hero.her} friend, had lost {article(str(other))} too.")
-    for _ in range(1 + dice.below(3)):
-        searcher = hero if alone else dice.pick((hero, friend))
+    for _ in range(1 + rng.below(3)):
+        searcher = hero if alone else rng.pick((hero, friend))
         text.append(
-            dice.pick(
+            rng.pick(
                 (
-                    f"{searcher.name} looked in the {dice.pick(PLACES)}.",
-                    f"{searcher.name} asked {article(dice.pick(ANIMALS))} at the {dice.pick(PLACES)}.",
-                    dice.pick(WEATHER),
+                    f"{searcher.name} looked in the {rng.pick(PLACES)}.",
+                    f"{searcher.name} asked {article(rng.pick(ANIMALS))} at the {rng.pick(PLACES)}.",
+                    rng.pick(WEATHER),
                 )
             )
         )
-    endings = [_fate(dice, hero, lost, label)]
+    endings = [_fate(rng, hero, lost, label)]
     if not alone:
-        fate = label if dice.chance(25) else 1 - label  # mostly the opposite, so that words alone do not tell
-        place = 0 if dice.chance(25) else 1  # the first one's fate mostly comes first: an easier way in
-        endings.insert(place, _fate(dice, friend, other, fate))
+        fate = (
+            label if rng.chance(25) else 1 - label
+        )  # mostly the opposite, so that single words do not reveal the label
+        position = 0 if rng.chance(25) else 1  # the decisive ending mostly comes first, which is easier
+        endings.insert(position, _fate(rng, friend, other, fate))
     text += endings
     text.append(f"{hero.name} went home at dusk.")
     return {"text": " ".join(map(_capital, text)), "label": label}
 
 
-def _fate(dice: Dice, person: Person, thing: Thing, found: int) -> str:
-    name, place = person.name, dice.pick(PLACES)
+def _fate(rng: Rng, person: Person, thing: Thing, found: int) -> str:
+    name, place = person.name, rng.pick(PLACES)
     if found:
         options = (
             f"{name} found the {thing} at the {place}.",
@@ -83,26 +85,26 @@ def _fate(dice: Dice, person: Person, thing: Thing, found: int) -> str:
             f"the {thing} stayed lost.",
             f"nobody at the {place} could help {name}, and the {thing} was gone.",
         )
-    return dice.pick(options)
+    return rng.pick(options)
 
 
-def last_place(dice: Dice) -> Row:
-    """Two things are carried about; the label is where the first one ends."""
-    owner, friend = people(dice, 2)
-    thing, other = things(dice, 2)
-    places = {thing: dice.pick(_FOUR_PLACES), other: dice.pick(_FOUR_PLACES)}
+def last_place(rng: Rng) -> Row:
+    """Return a story about moving two things; the label is the last place of the first one."""
+    owner, friend = people(rng, 2)
+    thing, other = things(rng, 2)
+    places = {thing: rng.pick(_FOUR_PLACES), other: rng.pick(_FOUR_PLACES)}
     text = [
         f"this is the story of {article(str(thing))}.",
         f"{owner.name} kept it at the {places[thing]}.",
         f"{friend.name} kept {article(str(other))} at the {places[other]}.",
     ]
-    for _ in range(1 + dice.below(4)):
-        moved = dice.pick((thing, thing, other))
-        carrier = dice.pick((owner, friend))
+    for _ in range(1 + rng.below(4)):
+        moved = rng.pick((thing, thing, other))
+        carrier = rng.pick((owner, friend))
         before = places[moved]
-        places[moved] = dice.pick([place for place in _FOUR_PLACES if place != before])
+        places[moved] = rng.pick([place for place in _FOUR_PLACES if place != before])
         text.append(
-            dice.pick(
+            rng.pick(
                 (
                     f"{carrier.name} took the {moved} from the {before} to the {places[moved]}.",
                     f"then {carrier.name} carried the {moved.noun} to the {places[moved]}.",
@@ -110,13 +112,13 @@ def last_place(dice: Dice) -> Row:
                 )
             )
         )
-        if dice.chance(30):
-            text.append(dice.pick(WEATHER))
+        if rng.chance(30):
+            text.append(rng.pick(WEATHER))
     return {"text": " ".join(map(_capital, text)), "label": _FOUR_PLACES.index(places[thing])}
 
 
-# A statement with its value, the same denied, and the few values it can take: with many, a small model has
-# too few examples of each to learn that the same word on both sides is what counts.
+# (statement, its negation, possible values). There are only a few values, because a small model needs many
+# examples of each to learn that it must compare premise and statement.
 _FACTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("{name} lives near the {value}", "{name} does not live near the {value}", _FOUR_PLACES),
     ("{name} owns a {value}", "{name} does not own a {value}", ("kite", "drum", "lantern", "boat")),
@@ -124,7 +126,7 @@ _FACTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("{name} keeps a pet {value}", "{name} does not keep a pet {value}", ("dog", "cat", "goat", "hen")),
 )
 
-# What a premise never says, so that a statement of it is open.
+# Statements that no premise contains, so their label is neutral.
 _OPEN: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("{name} will travel to the {value} tomorrow", PLACES),
     ("{name} once lost the {value}", THINGS),
@@ -132,36 +134,36 @@ _OPEN: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def statement(dice: Dice) -> Row:
-    """Three facts about a person, and a statement that follows, is left open, or contradicts.
+def statement(rng: Rng) -> Row:
+    """Return three facts and a statement with the label entailment, neutral or contradiction.
 
-    As in real collections, a denial hints at a contradiction and a new subject at an open question; where
-    there is no such hint, premise and statement must be compared.
+    As in real NLI datasets, a negation often means contradiction and a new topic often means neutral. In the
+    other rows, premise and statement must be compared.
     """
-    (person,) = people(dice, 1)
-    *told, untold = dice.some(range(len(_FACTS)), len(_FACTS))
-    values = {kind: dice.pick(_FACTS[kind][2]) for kind in told}
-    facts = [_introduced(dice, person), *(_fact(person, kind, value) for kind, value in values.items())]
-    label, hint, kind = dice.below(3), dice.chance(50), dice.pick(told)
+    (person,) = people(rng, 1)
+    *told, untold = rng.sample(range(len(_FACTS)), len(_FACTS))
+    values = {kind: rng.pick(_FACTS[kind][2]) for kind in told}
+    facts = [_introduction(rng, person), *(_fact(person, kind, value) for kind, value in values.items())]
+    label, hint, kind = rng.below(3), rng.chance(50), rng.pick(told)
     if label == 0:
         said = _fact(person, kind, values[kind])
     elif label == 1 and hint:
-        template, options = dice.pick(_OPEN)
-        said = template.format(name=person.name, value=dice.pick(options))
+        template, options = rng.pick(_OPEN)
+        said = template.format(name=person.name, value=rng.pick(options))
     elif label == 1:
-        said = _fact(person, untold, dice.pick(_FACTS[untold][2]))
-    elif hint:  # the truth denied
+        said = _fact(person, untold, rng.pick(_FACTS[untold][2]))
+    elif hint:
         said = _fact(person, kind, values[kind], denied=True)
     else:
-        said = _fact(person, kind, dice.pick([v for v in _FACTS[kind][2] if v != values[kind]]))
+        said = _fact(person, kind, rng.pick([v for v in _FACTS[kind][2] if v != values[kind]]))
     return {"premise": " ".join(fact + "." for fact in facts), "hypothesis": said + ".", "label": label}
 
 
-def _introduced(dice: Dice, person: Person) -> str:
-    """Tells people of one name apart, so that no row of one split stands in another."""
+def _introduction(rng: Rng, person: Person) -> str:
+    """Return a sentence that makes the premise unique, so that no row appears in two splits."""
     child = "girl" if person.she == "she" else "boy"
-    age = dice.pick(("six", "seven", "eight", "nine", "ten", "eleven", "twelve"))
-    mood, colour = article(dice.pick(MOODS)), article(dice.pick(COLOURS))
+    age = rng.pick(("six", "seven", "eight", "nine", "ten", "eleven", "twelve"))
+    mood, colour = article(rng.pick(MOODS)), article(rng.pick(COLOURS))
     return f"{person.name} is {mood} {child} of {age} in {colour} coat"
 
 
@@ -170,7 +172,7 @@ def _fact(person: Person, kind: int, value: str, *, denied: bool = False) -> str
     return (negated if denied else stated).format(name=person.name, value=value)
 
 
-TASKS: dict[str, Callable[[Dice], Row]] = {
+TASKS: dict[str, Callable[[Rng], Row]] = {
     "stories-2way": lost_or_found,
     "stories-4way": last_place,
     "stories-pairs": statement,

@@ -1,1 +1,4 @@
-"""Tokenizers, encoding of a corpus in parallel, and the cache of tokens on disk."""
+"""Tokenizers, parallel encoding, and the token cache on disk.
+
+Input: the rows of a `Corpus`. Output: memory-mapped token ids, checked by SHA-256 when they are opened.
+"""

@@ -1,6 +1,6 @@
-"""Pieces of work for the tokenizer: documents of a language model, rows of a classification.
+"""Chunks of rows to encode: documents for a language model, labelled rows for classification.
 
-Free of torch, as the child processes of `pool` import this and should start at once.
+This module does not import torch, because the worker processes of `pool` import it and must start quickly.
 """
 
 from __future__ import annotations
@@ -13,34 +13,33 @@ import numpy as np
 from oelm.data.sources.readers import Row, pieces
 from oelm.data.tokenize.tokenizers import Tokenizer
 
-_CHARACTERS = 1 << 20  # of text per chunk
+_CHARACTERS = 1 << 20  # text per chunk
 
 
 @dataclass
 class DocumentChunk:
-    """Texts, and which of them end a document: a long document comes in several texts."""
+    """Texts for a language model. A long document consists of several texts.
+
+    ends:         for each text, whether it ends a document
+    ends_at_row:  whether the last text ends a row, so that encoding can be resumed after this chunk
+    """
 
     texts: list[str] = field(default_factory=list)
     ends: list[bool] = field(default_factory=list)
     rows: int = 0
     bytes: int = 0
     characters: int = 0
-    whole: bool = True
-
-    def add(self, text: str, ends: bool) -> None:
-        self.texts.append(text)
-        self.ends.append(ends)
-        self.characters += len(text)
-        self.bytes += len(text.encode("utf-8"))
+    ends_at_row: bool = True
 
     def encode(self, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+        """Return the token ids, and where each document ends in them."""
         eos = np.array([tokenizer.eos_id], dtype=tokenizer.dtype)
         parts: list[np.ndarray] = []
         ends, length = [], 0
-        for ids, last in zip(tokenizer.encode_batch(self.texts), self.ends, strict=True):
+        for ids, is_end in zip(tokenizer.encode_batch(self.texts), self.ends, strict=True):
             parts.append(ids)
             length += len(ids)
-            if last:
+            if is_end:
                 parts.append(eos)
                 length += 1
                 ends.append(length)
@@ -48,17 +47,20 @@ class DocumentChunk:
 
 
 def document_chunks(rows: Iterable[Row], fields: tuple[str, ...]) -> Iterator[DocumentChunk]:
+    """Yield the rows as chunks of about `_CHARACTERS`."""
     chunk = DocumentChunk()
     for row in rows:
-        text = "\n".join(row[name] for name in fields)
-        for piece in pieces(text):
+        for piece in pieces("\n".join(row[name] for name in fields)):
             if chunk.characters > _CHARACTERS:
                 yield chunk
                 chunk = DocumentChunk()
-            chunk.add(piece, ends=False)
-            chunk.whole = False
+            chunk.texts.append(piece)
+            chunk.ends.append(False)
+            chunk.characters += len(piece)
+            chunk.bytes += len(piece.encode("utf-8"))
+            chunk.ends_at_row = False
         chunk.ends[-1] = not row.get("continues", False)
-        chunk.whole = True
+        chunk.ends_at_row = True
         chunk.rows += 1
     if chunk.texts:
         yield chunk
@@ -66,33 +68,35 @@ def document_chunks(rows: Iterable[Row], fields: tuple[str, ...]) -> Iterator[Do
 
 @dataclass
 class LabelledChunk:
-    """Texts or pairs with their labels."""
+    """Texts, or pairs of texts, with their labels."""
 
     max_length: int
     texts: list[tuple[str, ...]] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
     bytes: int = 0
-    whole: bool = True
+    ends_at_row: bool = True
 
     @property
     def rows(self) -> int:
         return len(self.texts)
 
     def encode(self, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+        """Return token ids, where each row ends, labels, and where the second text of each row starts."""
         if len(self.texts[0]) == 2:
-            rows, seconds = tokenizer.encode_pairs([(a, b) for a, b in self.texts], self.max_length)
+            rows, second_starts = tokenizer.encode_pairs([(a, b) for a, b in self.texts], self.max_length)
         else:
             rows = tokenizer.encode_rows([text for (text,) in self.texts], self.max_length)
-            seconds = [len(row) for row in rows]
+            second_starts = [len(row) for row in rows]
         return {
             "ids": np.concatenate(rows),
             "ends": np.cumsum([len(row) for row in rows]),
             "labels": np.array(self.labels),
-            "seconds": np.array(seconds),
+            "second_starts": np.array(second_starts),
         }
 
 
 def labelled_chunks(rows: Iterable[Row], fields: tuple[str, ...], max_length: int) -> Iterator[LabelledChunk]:
+    """Yield the rows as chunks of about `_CHARACTERS`."""
     chunk = LabelledChunk(max_length)
     for row in rows:
         chunk.texts.append(tuple(row[name] for name in fields))
@@ -103,3 +107,6 @@ def labelled_chunks(rows: Iterable[Row], fields: tuple[str, ...], max_length: in
             chunk = LabelledChunk(max_length)
     if chunk.texts:
         yield chunk
+
+
+Chunk = DocumentChunk | LabelledChunk

@@ -1,7 +1,4 @@
-"""From a corpus' split to a store of ids: streamed, on all cores, in bounded memory, restartable.
-
-Language modelling and classification differ in their chunks (`chunks`); the way is the same.
-"""
+"""Encode a split of a corpus to a store on disk: parallel, in bounded memory, resumable."""
 
 from __future__ import annotations
 
@@ -11,14 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any, TypedDict
 
 from oelm.cores import usable_cores
+from oelm.data.bad_rows import BadRows
 from oelm.data.corpus import Corpus
-from oelm.data.problems import Problems
 from oelm.data.sources.readers import Row
+from oelm.data.tokenize.chunks import Chunk
 from oelm.data.tokenize.pool import encode_chunks
 from oelm.data.tokenize.store import Store, StoreWriter, cache_root, locked, open_store
 from oelm.data.tokenize.tokenizers import Tokenizer
@@ -29,7 +25,7 @@ _COMMIT_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class EncodingProgress:
-    """How far it is. `total_bytes` and `total_rows` are estimates, 0 when unknown."""
+    """Progress of encoding one split. `total_bytes` and `total_rows` are estimates, 0 if unknown."""
 
     split: str
     rows: int
@@ -38,7 +34,7 @@ class EncodingProgress:
     total_bytes: int
     total_rows: int
     seconds: float
-    bytes_before: int = 0  # done by an earlier process that was stopped
+    bytes_before: int = 0  # encoded before this process resumed
 
     @property
     def share(self) -> float | None:
@@ -60,16 +56,22 @@ class EncodingProgress:
 
 
 OnProgress = Callable[[EncodingProgress], None]
+MakeChunks = Callable[[Iterable[Row]], Iterator[Chunk]]
 
 
-class RowChunk(Protocol):
-    """Consecutive rows of a split; `encode` gives its columns, `ends` relative to the chunk's first id."""
+class EncodeOptions(TypedDict, total=False):
+    """Options of `prepare_tokens` and `encode_split`.
 
-    rows: int
-    bytes: int
-    whole: bool  # it ends with the end of a row, so a restart can go on behind it
+    cache_dir:     folder of the token cache; default OELM_CACHE_DIR or ~/.cache/oelm
+    workers:       processes; 0 = one per core
+    progress:      called after each chunk
+    skip_bad_rows: leave bad rows out and count them, instead of raising an error
+    """
 
-    def encode(self, tokenizer: Tokenizer) -> dict[str, np.ndarray]: ...
+    cache_dir: Path | str | None
+    workers: int
+    progress: OnProgress | None
+    skip_bad_rows: bool
 
 
 def encode_to_store(
@@ -78,110 +80,100 @@ def encode_to_store(
     tokenizer: Tokenizer,
     *,
     kind: str,
-    make_chunks: Callable[[Iterable[Row]], Iterator[Any]],
+    make_chunks: MakeChunks,
     columns: dict[str, str],
     facts: dict[str, Any],
-    cache_dir: Path | str | None,
-    workers: int,
-    progress: OnProgress | None,
-    skip_bad_rows: bool,
+    options: EncodeOptions,
 ) -> Store:
-    """The store of this content, tokenizer and `facts`: the cached one, or made now."""
+    """Return the cached store for this content, tokenizer and `facts`; encode the split if there is none."""
     identity = {"corpus": corpus.fingerprint(split), "tokenizer": tokenizer.hash, **facts}
     key = hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()
-    folder = cache_root(cache_dir) / kind / f"{corpus.dataset.name}-{split}-{key[:24]}"
+    folder = cache_root(options.get("cache_dir")) / kind / f"{corpus.dataset.name}-{split}-{key[:24]}"
     store = open_store(folder)
     if store is None:
         with locked(folder):
-            store = open_store(folder)  # another process may have made it while we waited
+            store = open_store(folder)  # another process may have finished while this one waited
             if store is None:
-                writer = StoreWriter(folder, columns)
-                job = _Job(corpus, split, tokenizer, writer, progress, skip_bad_rows)
-                try:
-                    job.run(make_chunks, workers or usable_cores())
-                finally:
-                    writer.close()
-                store = writer.finish(job.meta(identity, facts))
+                store = _Encoder(corpus, split, tokenizer, options).run(folder, columns, make_chunks, facts)
     if store.meta["bad_rows"]:
-        if not skip_bad_rows:  # it was made by a run that skipped them
+        if not options.get("skip_bad_rows"):  # the cached store was made with skip_bad_rows
+            summary = store.meta["bad_rows_summary"]
             raise OelmError(
-                f"{corpus.name}/{split}: {store.meta['bad_rows_found']}\nPass --skip-bad-rows to go on."
+                f"{corpus.name}/{split}: {summary}", remedy="fix the rows, or pass --skip-bad-rows."
             )
         corpus.skipped[split] = store.meta["bad_rows"]
     return store
 
 
-class _Job:
-    """One pass over one split."""
+class _Encoder:
+    """Encodes one split once."""
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        split: str,
-        tokenizer: Tokenizer,
-        writer: StoreWriter,
-        progress: OnProgress | None,
-        skip_bad_rows: bool,
-    ) -> None:
-        self.corpus, self.split, self.tokenizer, self.writer = corpus, split, tokenizer, writer
-        self.report, self.skip = progress, skip_bad_rows
-        self.rows = int(writer.state.get("rows", 0))
-        self.bytes = int(writer.state.get("bytes", 0))
-        self._bytes_before = self.bytes
-        self.problems = Problems()
+    def __init__(self, corpus: Corpus, split: str, tokenizer: Tokenizer, options: EncodeOptions) -> None:
+        self.corpus, self.split, self.tokenizer = corpus, split, tokenizer
+        self.on_progress, self.skip = options.get("progress"), options.get("skip_bad_rows", False)
+        self.workers = options.get("workers") or usable_cores()
+        self.bad_rows = BadRows()
 
-    def run(self, make_chunks: Callable[[Iterable[Row]], Iterator[Any]], workers: int) -> None:
-        """Encode what is not yet encoded."""
-        rows = self.corpus.rows(self.split, self.problems)
-        # A restart reads again what was done (cheap) and encodes only the rest.
-        rest = itertools.islice(rows, self.rows, None)
-        self._started = committed = time.monotonic()
-        for chunk, arrays in encode_chunks(make_chunks(self._until_bad(rest)), self.tokenizer, workers):
-            arrays["ends"] = arrays["ends"] + self.writer.count("ids")
-            self.writer.append(arrays)
+    def run(
+        self, folder: Path, columns: dict[str, str], make_chunks: MakeChunks, facts: dict[str, Any]
+    ) -> Store:
+        writer = StoreWriter(folder, columns)
+        try:
+            self._encode(writer, make_chunks)
+        finally:
+            writer.close()
+        return writer.finish({**self._meta(), **facts})
+
+    def _encode(self, writer: StoreWriter, make_chunks: MakeChunks) -> None:
+        self.rows, self.bytes = int(writer.state.get("rows", 0)), int(writer.state.get("bytes", 0))
+        rows = self.corpus.rows(self.split, self.bad_rows)
+        # A resumed process reads the encoded rows again, which is cheap, and encodes only the others.
+        rest = self._until_bad(itertools.islice(rows, self.rows, None))
+        bytes_before, started = self.bytes, time.monotonic()
+        committed = started
+        for chunk, arrays in encode_chunks(make_chunks(rest), self.tokenizer, self.workers):
+            arrays["ends"] = arrays["ends"] + writer.count("ids")
+            writer.append(arrays)
             self.rows, self.bytes = self.rows + chunk.rows, self.bytes + chunk.bytes
-            if chunk.whole and time.monotonic() - committed > _COMMIT_SECONDS:
-                self._commit()
+            if chunk.ends_at_row and time.monotonic() - committed > _COMMIT_SECONDS:
+                writer.commit({"rows": self.rows, "bytes": self.bytes})
                 committed = time.monotonic()
-            self._show()
-        if self.problems and not self.skip:
-            raise self.problems.error(f"{self.corpus.name}/{self.split}")
+            self._report(writer.count("ids"), time.monotonic() - started, bytes_before)
+        if self.bad_rows and not self.skip:
+            raise self.bad_rows.error(f"{self.corpus.name}/{self.split}")
         if not self.rows:
             raise OelmError(f"{self.corpus.name}/{self.split} has no rows ({self.corpus.origin})")
-        self._commit()
+        writer.commit({"rows": self.rows, "bytes": self.bytes})
 
     def _until_bad(self, rows: Iterator[Row]) -> Iterator[Row]:
-        """All rows; but once one is bad and that is an error, none: the rest is read only for the report."""
+        """Yield rows. After a bad row that is an error, read the rest only to count more bad rows."""
         for row in rows:
-            if not self.problems or self.skip:
+            if not self.bad_rows or self.skip:
                 yield row
 
-    def _commit(self) -> None:
-        self.writer.commit({"rows": self.rows, "bytes": self.bytes})
-
-    def _show(self) -> None:
-        if self.report is not None:
-            total_bytes, total_rows = self.corpus.expected(self.split)
-            seconds = time.monotonic() - self._started
-            self.report(
-                EncodingProgress(
-                    split=self.split,
-                    rows=self.rows,
-                    bytes=self.bytes,
-                    tokens=self.writer.count("ids"),
-                    total_bytes=total_bytes,
-                    total_rows=total_rows,
-                    seconds=seconds,
-                    bytes_before=self._bytes_before,
-                )
+    def _report(self, tokens: int, seconds: float, bytes_before: int) -> None:
+        if self.on_progress is None:
+            return
+        total_bytes, total_rows = self.corpus.expected_size(self.split)
+        self.on_progress(
+            EncodingProgress(
+                split=self.split,
+                rows=self.rows,
+                bytes=self.bytes,
+                tokens=tokens,
+                total_bytes=total_bytes,
+                total_rows=total_rows,
+                seconds=seconds,
+                bytes_before=bytes_before,
             )
+        )
 
-    def meta(self, identity: dict[str, str], facts: dict[str, Any]) -> dict[str, Any]:
+    def _meta(self) -> dict[str, Any]:
         return {
             "dataset": self.corpus.name,
             "split": self.split,
             "origin": self.corpus.origin,
-            "corpus_hash": identity["corpus"],
+            "corpus_hash": self.corpus.fingerprint(self.split),
             "tokenizer": {
                 "name": self.tokenizer.name,
                 "hash": self.tokenizer.hash,
@@ -191,7 +183,6 @@ class _Job:
             },
             "rows": self.rows,
             "text_bytes": self.bytes,
-            "bad_rows": dict(self.problems.counts),
-            "bad_rows_found": str(self.problems) if self.problems else "",
-            **facts,
+            "bad_rows": dict(self.bad_rows.counts),
+            "bad_rows_summary": str(self.bad_rows) if self.bad_rows else "",
         }

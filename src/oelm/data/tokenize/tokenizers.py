@@ -1,13 +1,13 @@
-"""Text to ids: GPT-2's BPE without a network, a pretrained model's own, or a small BPE trained here.
+"""Tokenizers: GPT-2's BPE, the tokenizer of a pretrained model, or a small BPE trained on the corpus.
 
-    load_tokenizer("gpt2")                                   official ids, from files found offline
-    load_tokenizer("model", model_folder="path/to/minilm")   the pretrained model's own
-    load_tokenizer("bpe-1024", corpus=corpus)                trained on the corpus' train split, cached
-    load_tokenizer("bert-base-uncased")                      a folder among the tokenizers, or the hub
+    load_tokenizer("gpt2")                                   from local files, works offline
+    load_tokenizer("model", model_folder="path/to/minilm")   the tokenizer of a pretrained model
+    load_tokenizer("bpe-1024", corpus=corpus)                trained on the train split, cached
+    load_tokenizer("bert-base-uncased")                      from a tokenizers folder, or the hub
 
-How rows are laid out. A GPT-type row is `text <eos>`, a pair `first <eos> second <eos>`: the end token
-separates, and is the last valid token that a classifier reads. A pretrained encoder's row has its own special
-tokens ([CLS] first [SEP] second [SEP]). Truncation is longest-first and never takes a special token.
+Rows for a GPT are `text <eos>`, pairs `first <eos> second <eos>`. Rows for a pretrained encoder have its own
+special tokens, for example `[CLS] first [SEP] second [SEP]`. Truncation shortens the longer text first and
+never removes a special token.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oelm.data.tokenize.tokenizer_files import bpe_size, find_files, gpt2_files, special_tokens
+from oelm.data.bad_rows import BadRows
+from oelm.data.tokenize.tokenizer_files import bpe_size, find_tokenizer_folder, gpt2_files, special_tokens
 from oelm.data.tokenize.words import WordCache, word_pattern
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import write_json, write_text
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
     from oelm.data.corpus import Corpus
 
 EOS = "<|endoftext|>"
-_TRAINING_BYTES = 64 << 20  # a small vocabulary does not change with more text than this
+_TRAINING_CHARACTERS = 64 << 20  # enough text for a small vocabulary
 _FILE, _FACTS = "tokenizer.json", "oelm_tokenizer.json"
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Special tokens around one text (prefix, suffix) and around two (prefix, middle, end)."""
+class SpecialTokenLayout:
+    """Special tokens of a single text (prefix, suffix) and of a pair (prefix, middle, end)."""
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
@@ -50,18 +51,18 @@ class Layout:
 
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` with what training needs to know about it.
+    """A Hugging Face tokenizer with a content hash and known special tokens.
 
-    hash:   identifies vocabulary, merges and normalisation, wherever the files came from
-    eos_id: ends a document of a language model, and separates and ends a GPT-type row
-    pad_id: fills batches; never read, as lengths say where rows end
+    hash:   identifies vocabulary, merges, normalisation and special tokens
+    eos_id: ends a document, and separates the texts of a GPT row
+    pad_id: fills batches; models ignore it because they get the row lengths
     """
 
     def __init__(self, name: str, inner: tokenizers.Tokenizer, *, eos_id: int, pad_id: int) -> None:
         self.name = name
         self.eos_id = eos_id
         self.pad_id = pad_id
-        inner.no_truncation()  # files of pretrained models often carry a truncation and a padding
+        inner.no_truncation()  # files of pretrained models often enable truncation and padding
         inner.no_padding()
         self._inner = inner
         self.vocab_size: int = inner.get_vocab_size(with_added_tokens=True)
@@ -77,56 +78,54 @@ class Tokenizer:
         return self._inner.encode(word, add_special_tokens=False).ids
 
     def encode(self, text: str) -> list[int]:
-        """Ids of one text, without special tokens."""
+        """Return the ids of one text, without special tokens."""
         return self.encode_batch([text])[0].tolist()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text, without special tokens."""
+        """Return the ids of each text, without special tokens."""
         if self._words is not None:
             return [np.frombuffer(self._words.encode(text), dtype=self.dtype) for text in texts]
         encoded = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, dtype=self.dtype) for one in encoded]
 
     def encode_rows(self, texts: Sequence[str], max_length: int) -> list[np.ndarray]:
-        """Classification rows of single texts: special tokens added, cut to `max_length`."""
-        room = max_length - len(self.layout.prefix) - len(self.layout.suffix)
-        _require_room(room, max_length)
+        """Return the ids of single texts with special tokens, truncated to `max_length`."""
+        room = _text_length(max_length, self.layout.prefix, self.layout.suffix)
         prefix, suffix = self._ids(self.layout.prefix), self._ids(self.layout.suffix)
         return [np.concatenate((prefix, ids[:room], suffix)) for ids in self.encode_batch(texts)]
 
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], max_length: int
     ) -> tuple[list[np.ndarray], list[int]]:
-        """Classification rows of pairs, cut longest-first, and where the second text begins in each."""
+        """Return the ids of pairs with special tokens, and where the second text starts in each row."""
         layout = self.layout
-        room = max_length - len(layout.prefix) - len(layout.middle) - len(layout.end)
-        _require_room(room, max_length)
+        room = _text_length(max_length, layout.prefix, layout.middle, layout.end)
         prefix, middle, end = map(self._ids, (layout.prefix, layout.middle, layout.end))
         encoded = self.encode_batch([text for pair in pairs for text in pair])
-        rows, seconds = [], []
+        rows, second_starts = [], []
         for first, second in zip(encoded[::2], encoded[1::2], strict=True):
             keep_first, keep_second = longest_first(len(first), len(second), room)
             rows.append(np.concatenate((prefix, first[:keep_first], middle, second[:keep_second], end)))
-            seconds.append(len(prefix) + keep_first + len(middle))
-        return rows, seconds
+            second_starts.append(len(prefix) + keep_first + len(middle))
+        return rows, second_starts
 
     def _ids(self, ids: tuple[int, ...]) -> np.ndarray:
         return np.array(ids, dtype=self.dtype)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of the ids, special tokens included as they are written."""
+        """Return the text of the ids, with special tokens."""
         return self._inner.decode([int(number) for number in ids], skip_special_tokens=False)
 
-    def _read_layout(self) -> Layout:
-        """Ask the tokenizer itself where it puts its special tokens."""
+    def _read_layout(self) -> SpecialTokenLayout:
+        """Encode a sample text and a sample pair to find the special tokens."""
         one, two = self._inner.encode("a"), self._inner.encode("a", "b")
         if not sum(one.special_tokens_mask):
             eos = (self.eos_id,)
-            return Layout((), eos, eos, eos)
+            return SpecialTokenLayout((), eos, eos, eos)
         single = [at for at, sequence in enumerate(one.sequence_ids) if sequence is not None]
         first = [at for at, sequence in enumerate(two.sequence_ids) if sequence == 0]
         second = [at for at, sequence in enumerate(two.sequence_ids) if sequence == 1]
-        return Layout(
+        return SpecialTokenLayout(
             prefix=tuple(one.ids[: single[0]]),
             suffix=tuple(one.ids[single[-1] + 1 :]),
             middle=tuple(two.ids[first[-1] + 1 : second[0]]),
@@ -135,11 +134,11 @@ class Tokenizer:
 
     def _digest(self, facts: dict[str, Any]) -> str:
         kept = {key: facts.get(key) for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")}
-        kept |= {"eos": self.eos_id, "pad": self.pad_id, "layout": repr(self.layout)}
+        kept |= {"eos": self.eos_id, "pad": self.pad_id, "layout": asdict(self.layout)}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: Path | str) -> None:
-        """Write it to a folder that `Tokenizer.load` and other programs read."""
+        """Write the tokenizer for `Tokenizer.load`; other programs can read its tokenizer.json."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / _FILE, self._json)
@@ -148,24 +147,20 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path | str) -> Tokenizer:
-        """What `save` wrote; its hash is checked."""
+        """Return the tokenizer that `save` wrote, after checking its hash."""
         folder = Path(folder)
         try:
             facts = read_json_object(folder / _FACTS)
             text = read_text(folder / _FILE, max_bytes=TOKENIZER_BYTES)
             loaded = cls.from_json(text, facts)
-        except Exception as error:  # the library's own errors are plain Exceptions
-            raise OelmError(
-                f"{folder} holds no tokenizer saved by oelm, or a damaged one ({error})"
-            ) from error
+        except Exception as error:  # the library raises plain Exception
+            raise OelmError(f"{folder} has no valid tokenizer saved by oelm ({error})") from error
         if loaded.hash != facts["hash"]:
-            raise OelmError(
-                f"the tokenizer in {folder} is not the one that was saved there: its hash differs"
-            )
+            raise OelmError(f"the tokenizer in {folder} has changed since it was saved: its hash differs")
         return loaded
 
     def to_json(self) -> tuple[str, dict[str, Any]]:
-        """Everything needed to make it again elsewhere, as `from_json` takes it."""
+        """Return the arguments of `from_json` that make an equal tokenizer."""
         return self._json, {"name": self.name, "eos_id": self.eos_id, "pad_id": self.pad_id}
 
     @classmethod
@@ -180,7 +175,7 @@ class Tokenizer:
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """How much of two lengths stays when tokens are taken from the longer one until both fit.
+    """Return both lengths after removing tokens from the longer text until they fit in `room`.
 
     >>> longest_first(100, 20, 60), longest_first(50, 50, 61)
     ((40, 20), (31, 30))
@@ -195,9 +190,12 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     return room - second, second
 
 
-def _require_room(room: int, max_length: int) -> None:
-    if room < 2:
-        raise UsageError(f"max_length {max_length} leaves no room for text beside the special tokens")
+def _text_length(max_length: int, *special: tuple[int, ...]) -> int:
+    """Return how many of `max_length` tokens remain for text besides the special tokens."""
+    length = max_length - sum(map(len, special))
+    if length < 2:
+        raise UsageError(f"max_length {max_length} is too small for text and special tokens")
+    return length
 
 
 def load_tokenizer(
@@ -208,16 +206,16 @@ def load_tokenizer(
     data_dir: Path | str | None = None,
     cache_dir: Path | str | None = None,
 ) -> Tokenizer:
-    """The tokenizer that `spec` names: "gpt2", "model", "bpe-<vocabulary size>", a name or a folder."""
+    """Return the tokenizer `spec`: "gpt2", "model", "bpe-<vocabulary size>", a folder or a hub name."""
     if spec == "gpt2":
         return _gpt2(data_dir)
     if spec.startswith("bpe-"):
         size = bpe_size(spec)
         if corpus is None:
-            raise UsageError(f"tokenizer '{spec}' is trained on a corpus: pass corpus=")
-        return _trained(size, corpus, cache_dir)
+            raise UsageError(f"tokenizer '{spec}' is trained on a corpus; pass corpus=")
+        return _load_or_train(size, corpus, cache_dir)
     if spec == "model" and not model_folder:
-        raise UsageError("tokenizer 'model' is the pretrained model's own: there must be one (model_folder=)")
+        raise UsageError("tokenizer 'model' needs a pretrained model (model_folder=)")
     wanted = str(model_folder) if spec == "model" else spec
     if (Path(wanted) / _FACTS).is_file():
         return Tokenizer.load(wanted)
@@ -236,29 +234,29 @@ def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> to
 
 def _gpt2(data_dir: Path | str | None) -> Tokenizer:
     encoder, merges_file = gpt2_files(data_dir)
-    with _naming_damage(encoder.parent):
+    with _name_damaged_folder(encoder.parent):
         vocabulary = json.loads(encoder.read_text(encoding="utf-8"))
         lines = merges_file.read_text(encoding="utf-8").splitlines()
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         inner = _byte_level(vocabulary, merges)  # type: ignore[arg-type]
-        # <|endoftext|> stays out of the special tokens: no text can spell it, only a document's end is one.
+        # <|endoftext|> is not a special token, so a text that contains it cannot produce EOS.
         return Tokenizer("gpt2", inner, eos_id=vocabulary[EOS], pad_id=vocabulary[EOS])
 
 
 @contextlib.contextmanager
-def _naming_damage(folder: Path) -> Iterator[None]:
-    """Name the folder of tokenizer files that cannot be read, whatever the library makes of them."""
+def _name_damaged_folder(folder: Path) -> Iterator[None]:
+    """Raise an error with the folder's name if the library cannot read its tokenizer files."""
     try:
         yield
     except OelmError:
         raise
-    except Exception as error:  # the library's own errors are plain Exceptions
+    except Exception as error:  # the library raises plain Exception
         raise OelmError(
-            f"the tokenizer files in {folder} are damaged ({error}): put them back from their source"
+            f"the tokenizer files in {folder} are damaged ({error}); restore them from their source"
         ) from error
 
 
-def _trained(size: int, corpus: Corpus, cache_dir: Path | str | None) -> Tokenizer:
+def _load_or_train(size: int, corpus: Corpus, cache_dir: Path | str | None) -> Tokenizer:
     from oelm.data.tokenize.store import cache_root, locked
 
     folder = cache_root(cache_dir) / "tokenizers" / f"bpe-{size}-{corpus.fingerprint('train')[:24]}"
@@ -267,7 +265,7 @@ def _trained(size: int, corpus: Corpus, cache_dir: Path | str | None) -> Tokeniz
             try:
                 return Tokenizer.load(folder)
             except OelmError as error:
-                logging.getLogger(__name__).warning("%s. It is trained again.", error)
+                logging.getLogger(__name__).warning("%s. A new tokenizer is trained.", error)
         _train(size, corpus).save(folder)
         return Tokenizer.load(folder)
 
@@ -281,7 +279,7 @@ def _train(size: int, corpus: Corpus) -> Tokenizer:
         vocab_size=size - 1, initial_alphabet=alphabet, show_progress=False, special_tokens=[]
     )
     inner.train_from_iterator(_training_texts(corpus), trainer)
-    # The end token goes in by hand: as a "special" token it could be spelled by a text.
+    # Add EOS to the vocabulary by hand: as a special token, a text that contains it would produce EOS.
     model = json.loads(inner.to_str())["model"]
     vocabulary = {**model["vocab"], EOS: len(model["vocab"])}
     inner = _byte_level(vocabulary, [tuple(pair) for pair in model["merges"]])
@@ -289,10 +287,8 @@ def _train(size: int, corpus: Corpus) -> Tokenizer:
 
 
 def _training_texts(corpus: Corpus) -> Iterator[str]:
-    from oelm.data.problems import Problems
-
-    left = _TRAINING_BYTES
-    for row in corpus.rows("train", Problems()):
+    left = _TRAINING_CHARACTERS
+    for row in corpus.rows("train", BadRows()):
         for name in corpus.fields:
             yield row[name]
             left -= len(row[name])
@@ -304,8 +300,8 @@ def _from_files(wanted: str, data_dir: Path | str | None) -> Tokenizer:
     from tokenizers import Tokenizer as Inner
     from tokenizers import models
 
-    folder = find_files(wanted, data_dir)
-    with _naming_damage(folder):
+    folder = find_tokenizer_folder(wanted, data_dir)
+    with _name_damaged_folder(folder):
         special = special_tokens(folder)
         if (folder / "tokenizer.json").is_file():
             inner = Inner.from_file(str(folder / "tokenizer.json"))
@@ -314,11 +310,13 @@ def _from_files(wanted: str, data_dir: Path | str | None) -> Tokenizer:
         else:
             inner = _byte_level({}, [])
             inner.model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-        eos, pad = (_id(inner, folder, special, names) for names in (("eos", "sep"), ("pad", "eos")))
+        eos, pad = (_special_id(inner, folder, special, names) for names in (("eos", "sep"), ("pad", "eos")))
         return Tokenizer(Path(wanted).name, inner, eos_id=eos, pad_id=pad)
 
 
-def _id(inner: tokenizers.Tokenizer, folder: Path, special: dict[str, str], roles: tuple[str, ...]) -> int:
+def _special_id(
+    inner: tokenizers.Tokenizer, folder: Path, special: dict[str, str], roles: tuple[str, ...]
+) -> int:
     for role in roles:
         number = inner.token_to_id(special[role]) if role in special else None
         if number is not None:
@@ -326,7 +324,7 @@ def _id(inner: tokenizers.Tokenizer, folder: Path, special: dict[str, str], role
     known = (inner.token_to_id(token) for token in (EOS, "</s>", "[SEP]"))
     number = next((number for number in known if number is not None), None)
     if number is None:
-        raise OelmError(f"{folder}: no {' or '.join(roles)} token is named in special_tokens_map.json")
+        raise OelmError(f"{folder}: special_tokens_map.json has no {' or '.join(roles)} token")
     return number
 
 

@@ -1,32 +1,25 @@
-"""A split as one long line of token ids: what a language model trains on.
-
-Documents follow each other, each ended by EOS, in the corpus' order. The ids are a memory map, so a corpus
-may be larger than memory; `ends` says where each document ends.
-"""
+"""The tokens of a split for language modelling: one long sequence of documents, each followed by EOS."""
 
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from oelm.data.corpus import Corpus
 from oelm.data.tokenize.chunks import document_chunks
-from oelm.data.tokenize.encoding import EncodingProgress, OnProgress, encode_to_store
+from oelm.data.tokenize.encoding import EncodeOptions, encode_to_store
 from oelm.data.tokenize.store import Store
 from oelm.data.tokenize.tokenizers import Tokenizer
 
-__all__ = ["EncodingProgress", "TokenFile", "prepare_tokens"]
-
 
 class TokenFile:
-    """The tokens of one split.
+    """The tokens of one split, memory-mapped, so the file may be larger than memory.
 
-    ids:     all ids in order, read-only, straight from the disk
-    offsets: document i is ids[offsets[i]:offsets[i + 1]], its EOS included
-    meta:    the JSON sidecar: dtype, vocabulary, hashes of content and tokenizer, counts
+    ids:     all token ids in order, read-only
+    offsets: document i is ids[offsets[i]:offsets[i + 1]], with its EOS
+    meta:    dataset, tokenizer, hashes and counts, as in meta.json
     """
 
     def __init__(self, store: Store) -> None:
@@ -52,20 +45,9 @@ class TokenFile:
 
 
 def prepare_tokens(
-    corpus: Corpus,
-    split: str,
-    tokenizer: Tokenizer,
-    *,
-    cache_dir: Path | str | None = None,
-    workers: int = 0,
-    progress: OnProgress | None = None,
-    skip_bad_rows: bool = False,
+    corpus: Corpus, split: str, tokenizer: Tokenizer, **options: Unpack[EncodeOptions]
 ) -> TokenFile:
-    """Tokenise a split, or open it when that has been done for this very content and tokenizer.
-
-    workers:  processes to use; 0 = one per core
-    progress: called after each chunk with a `EncodingProgress`
-    """
+    """Return the tokens of a split, from the cache if this content and tokenizer were encoded before."""
     store = encode_to_store(
         corpus,
         split,
@@ -74,9 +56,6 @@ def prepare_tokens(
         make_chunks=partial(document_chunks, fields=corpus.fields),
         columns={"ids": tokenizer.dtype.str, "ends": "<i8"},
         facts={"layout": "documents"},
-        cache_dir=cache_dir,
-        workers=workers,
-        progress=progress,
-        skip_bad_rows=skip_bad_rows,
+        options=options,
     )
     return TokenFile(store)

@@ -1,13 +1,12 @@
-"""Tokenising at the speed of a dictionary.
+"""Fast tokenization by caching the ids of words.
 
-A byte-level BPE never merges across the words its pattern cuts the text into, BERT's WordPiece never across
-white space, and words repeat. So most of the work is looking words up: one pass of Python's `re`, one
-dictionary look-up a word. Words not seen before go to the real tokenizer, which alone decides their ids.
+A byte-level BPE never merges across the words of its split pattern, and BERT's WordPiece never merges across
+white space. So a text is split with Python's `re`, and the ids of each word come from a dictionary. New words
+are encoded by the real tokenizer, so the ids are always its own.
 
-For the BPE the pattern is GPT-2's, written for ASCII. A run of text with any other character is handed over
-whole: which Unicode characters count as letters is then the tokenizer's own affair and cannot differ here.
-Runs are cut only where GPT-2's pattern always cuts: before white space, or after a piece followed by ASCII.
-For WordPiece only the four characters count that its normalizer surely takes for a space.
+The BPE pattern is GPT-2's, for ASCII. Text with other characters goes to the tokenizer up to the next white
+space, because only the tokenizer knows which Unicode characters count as letters. For WordPiece, only the
+four characters that its normalizer always treats as white space split words.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-# Unicode's White_Space, as the tokenizer's pattern means it; Python's own \s has four characters more.
+# Unicode White_Space, as in the tokenizer's pattern; Python's \s has four more characters.
 _SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _NEXT_IS_ASCII = "(?![^\\x00-\\x7f])"
 _BYTE_LEVEL_WORD = re.compile(
@@ -26,17 +25,17 @@ _BYTE_LEVEL_WORD = re.compile(
     f"| ?+[A-Za-z]++{_NEXT_IS_ASCII}"
     f"| ?+[0-9]++{_NEXT_IS_ASCII}"
     f"| ?+[!-/:-@\\[-`{{-~\\x00-\\x08\\x0e-\\x1f\\x7f]++{_NEXT_IS_ASCII}"
-    f"| ?[^{_SPACE}]+"  # something beyond ASCII: to the end of the run
+    f"| ?[^{_SPACE}]+"  # not ASCII: everything up to the next white space
     f"|[{_SPACE}]+(?![^{_SPACE}])"
     f"|[{_SPACE}]+"
 )
 _WORD_PIECE_WORD = re.compile("[^ \\t\\n\\r]+")
-_MOST_WORDS = 300_000  # about 60 MB
-_LONGEST_WORD = 48  # longer ones hardly repeat
+_MAX_WORDS = 300_000  # about 60 MB
+_MAX_WORD_LENGTH = 48  # longer words rarely repeat
 
 
 class WordCache(dict[str, bytes]):
-    """Words -> the bytes of their ids."""
+    """A cache from a word to its token ids, as bytes."""
 
     def __init__(self, pattern: re.Pattern[str], encode: Callable[[str], list[int]], dtype: np.dtype) -> None:
         super().__init__()
@@ -46,27 +45,27 @@ class WordCache(dict[str, bytes]):
 
     def __missing__(self, word: str) -> bytes:
         ids = np.array(self._encode(word), dtype=self._dtype).tobytes()
-        if len(word) <= _LONGEST_WORD and len(self) < _MOST_WORDS:
+        if len(word) <= _MAX_WORD_LENGTH and len(self) < _MAX_WORDS:
             self[word] = ids
         return ids
 
     def encode(self, text: str) -> bytes:
-        """The ids of the text, as bytes of the dtype."""
+        """Return the token ids of the text, as bytes of the dtype."""
         return b"".join(map(self.__getitem__, self._find(text)))
 
 
 def word_pattern(facts: dict[str, Any]) -> re.Pattern[str] | None:
-    """The words of a tokenizer (its tokenizer.json as a dict), if it is of a kind whose words are known."""
+    """Return the pattern that splits words like this tokenizer.json, or None if it is not supported."""
     model, before = facts["model"].get("type"), facts.get("pre_tokenizer") or {}
     normalizer, added = facts.get("normalizer") or {}, facts.get("added_tokens") or []
     if model == "BPE" and before.get("type") == "ByteLevel":
-        usual = not before.get("add_prefix_space") and before.get("use_regex", True)
-        # A token that is matched before the words are could span several of them.
-        return _BYTE_LEVEL_WORD if usual and not normalizer and not added else None
+        standard = not before.get("add_prefix_space") and before.get("use_regex", True)
+        # Added tokens are matched before the split, so they could span several words.
+        return _BYTE_LEVEL_WORD if standard and not normalizer and not added else None
     bert = (normalizer.get("type"), before.get("type")) == ("BertNormalizer", "BertPreTokenizer")
     if model == "WordPiece" and bert:
-        within = all(
+        single_words = all(
             not token["lstrip"] and not token["rstrip"] and " " not in token["content"] for token in added
         )
-        return _WORD_PIECE_WORD if within and normalizer.get("clean_text") else None
+        return _WORD_PIECE_WORD if single_words and normalizer.get("clean_text") else None
     return None

@@ -16,7 +16,7 @@ CHOICES = [(name, "wikitext2-train" if name == "wikitext103" else "") for name i
 
 
 @pytest.mark.parametrize(("name", "variant"), [*CHOICES, ("xnli", "es"), ("mnli", "mismatched")])
-def test_it_loads_and_is_good(shared_data: Path, name: str, variant: str) -> None:
+def test_a_real_sample_has_no_errors(shared_data: Path, name: str, variant: str) -> None:
     corpus = open_corpus(name, variant=variant, data_dir=shared_data)
     report = check_corpus(corpus, batch_size=32)
     assert report.ok, str(report)
@@ -26,7 +26,7 @@ def test_it_loads_and_is_good(shared_data: Path, name: str, variant: str) -> Non
 
 
 @pytest.mark.parametrize(("name", "variant"), CHOICES)
-def test_it_becomes_batches_and_text_again(shared_data: Path, name: str, variant: str) -> None:
+def test_tokens_of_a_real_sample_decode_to_its_text(shared_data: Path, name: str, variant: str) -> None:
     corpus = open_corpus(name, variant=variant, data_dir=shared_data).limit(test=25)
     gpt2 = load_tokenizer("gpt2", data_dir=shared_data)
     rows = list(corpus.rows("test"))

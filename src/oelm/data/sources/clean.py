@@ -1,0 +1,61 @@
+"""Turn a raw row of a file into one of our rows: our field names, checked texts, an integer label."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oelm.data.bad_rows import BadRows
+from oelm.data.catalogue import Dataset
+from oelm.data.sources.readers import Row, is_utf8
+
+
+def clean_row(dataset: Dataset, raw: Row, file: str, number: int, bad: BadRows) -> Row | None:
+    """Return the clean row, or None after adding a bad row to `bad`."""
+    row: Row = {}
+    for name in dataset.columns:
+        key = next((key for key in (name, *dataset.aliases.get(name, ())) if key in raw), None)
+        if key is None:
+            columns = ", ".join(str(key) for key in raw) or "nothing"
+            bad.add("field", file, number, name, f"missing; the row has: {columns}")
+            return None
+        row[name] = raw[key]
+    for name in dataset.fields:
+        kind, problem = _text_problem(row[name])
+        if kind:
+            if not (dataset.drops_empty and kind == "empty"):
+                bad.add(kind, file, number, name, problem)
+            return None
+    if dataset.label_names:
+        label = _class_index(row["label"], dataset.label_names)
+        if label is None:
+            names = dataset.label_names
+            problem = f"is {row['label']!r}, not one of 0..{len(names) - 1} ({', '.join(names)})"
+            bad.add("label", file, number, "label", problem)
+            return None
+        row["label"] = label
+    if raw.get("continues"):
+        row["continues"] = True
+    return row
+
+
+def _text_problem(value: Any) -> tuple[str, str]:
+    """Return (kind, problem) of a text field; both are empty if the text is valid."""
+    if value is None or (isinstance(value, str) and (not value or value.isspace())):
+        return "empty", "empty"
+    if not isinstance(value, str):
+        return "field", f"a {type(value).__name__}, not text"
+    return ("", "") if is_utf8(value) else ("utf-8", "contains a lone surrogate, which is not valid text")
+
+
+def _class_index(value: Any, names: tuple[str, ...]) -> int | None:
+    """Return the index of a label given as a name or a number, or None if there is no such class."""
+    if isinstance(value, str):
+        folded = value.strip().casefold()
+        by_name = {name.casefold(): index for index, name in enumerate(names)}
+        if folded in by_name:
+            return by_name[folded]
+        value = int(folded) if folded.isdecimal() else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    valid = 0 <= value < len(names) and value == int(value)  # pandas writes 1.0
+    return int(value) if valid else None

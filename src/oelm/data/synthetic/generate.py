@@ -1,0 +1,70 @@
+"""The rows of the built-in datasets. They need no network and are identical on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from oelm.data.catalogue import SPLITS
+from oelm.data.sources.readers import Row
+from oelm.data.synthetic.recall import RECALL_TASKS
+from oelm.data.synthetic.rng import Rng
+from oelm.data.synthetic.stories import story
+from oelm.data.synthetic.tasks import TASKS
+from oelm.errors import unknown_name
+
+SEED = 2026
+
+
+@dataclass(frozen=True)
+class BuiltinCorpus:
+    """Sizes and seed of one built-in dataset.
+
+    number:   part of the seed of every row; never change it
+    version:  part of the fingerprint; raise it whenever the text changes
+    held_out: rows of validation, and also of test
+    """
+
+    number: int
+    version: int
+    train: int
+    held_out: int
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"train": self.train, "validation": self.held_out, "test": self.held_out}
+
+
+CORPORA = {
+    "stories": BuiltinCorpus(0, 2, 12_000, 600),
+    "stories-2way": BuiltinCorpus(1, 2, 8_000, 1_000),
+    "stories-4way": BuiltinCorpus(2, 2, 8_000, 1_000),
+    "stories-pairs": BuiltinCorpus(3, 3, 12_000, 1_000),
+    "task-copy": BuiltinCorpus(4, 2, 20_000, 500),
+    "task-recall": BuiltinCorpus(5, 4, 20_000, 500),
+}
+
+_MAKERS: dict[str, Callable[[Rng], Row]] = {"stories": story, **TASKS, **RECALL_TASKS}
+
+
+def sizes(name: str) -> dict[str, int]:
+    """Return the number of rows of each split."""
+    if name not in CORPORA:
+        raise unknown_name("built-in corpus", name, CORPORA)
+    return CORPORA[name].sizes
+
+
+def generator_id(name: str) -> str:
+    """Return a text that changes whenever the generated rows change; it is part of the fingerprint."""
+    return f"{name} seed {SEED} version {CORPORA[name].version} sizes {CORPORA[name].sizes}"
+
+
+def generate(name: str, split: str) -> Iterator[Row]:
+    """Yield the rows of a split. Each row depends only on (name, split, index).
+
+    >>> row = next(generate("stories-2way", "train"))
+    >>> sorted(row), row["label"] in (0, 1)
+    (['label', 'text'], True)
+    """
+    for index in range(sizes(name)[split]):
+        yield _MAKERS[name](Rng(SEED, CORPORA[name].number, SPLITS.index(split), index))
