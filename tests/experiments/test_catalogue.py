@@ -27,7 +27,7 @@ from oelm.experiments.scales import SCALES
 from oelm.experiments.study import Request
 from oelm.methods.apply import apply
 from oelm.runs.folder import EXIT_USAGE
-from oelm.training.networks import build_network
+from oelm.training.build_model import build_model
 
 # ID: dataset, method, rate, steps or epochs, batch, reported figure
 LANGUAGE_MODELS = {
@@ -136,7 +136,7 @@ def test_every_method_fits_the_gpt_of_its_experiment(scale: str) -> None:
         if config.model.family == "gpt" and (key := (config.model, config.method)) not in tried:
             tried.add(key)
             classes = 0 if config.model.causal else 2
-            model = build_network(config, vocab_size=300, classes=classes, pad_id=0, eos_id=1)
+            model = build_model(config, vocab_size=300, classes=classes, pad_id=0, eos_id=1)
             apply(model, config.method, seed=0)
 
 
@@ -287,7 +287,7 @@ def test_a_method_that_leaves_nothing_frozen_is_refused_before_it_runs() -> None
     with pytest.raises(UsageError, match="has only 2: nothing would be frozen"):
         Request([e], ("smoke",), changes={"model.name": "smoke"}).config(e, "smoke", 0)
     shallow = e.at("smoke", changes={"model.name": "smoke"})
-    model = build_network(shallow, vocab_size=300, classes=0, pad_id=0, eos_id=1)
+    model = build_model(shallow, vocab_size=300, classes=0, pad_id=0, eos_id=1)
     with pytest.raises(UsageError) as refused:  # exit code 2: a launcher does not retry it
         apply(model, shallow.method, seed=0)
     assert refused.value.exit_code == EXIT_USAGE

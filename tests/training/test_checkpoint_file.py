@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,13 +36,20 @@ def test_a_checkpoint_round_trip_keeps_the_previous_one(tmp_path):
     assert plain["step"] == 3
 
 
-@given(cut=st.integers(0, 10**6), flip=st.integers(0, 10**6), truncate=st.booleans())
-def test_any_damage_is_detected(tmp_path_factory, cut, flip, truncate):
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory) -> tuple[Path, Path, bytes]:
+    """(latest.pt of step 2, previous.pt of step 1, the content of latest.pt)."""
     folder = tmp_path_factory.mktemp("damage")
     latest, previous = folder / "latest.pt", folder / "previous.pt"
     save_checkpoint(some_state(1), latest, previous)
     save_checkpoint(some_state(2), latest, previous)
-    content = bytearray(latest.read_bytes())
+    return latest, previous, latest.read_bytes()
+
+
+@given(cut=st.integers(0, 10**6), flip=st.integers(0, 10**6), truncate=st.booleans())
+def test_any_damage_is_detected(two_checkpoints, cut, flip, truncate):
+    latest, previous, intact = two_checkpoints
+    content = bytearray(intact)
     if truncate:
         content = content[: cut % len(content)]
     else:
@@ -54,7 +62,7 @@ def test_any_damage_is_detected(tmp_path_factory, cut, flip, truncate):
     assert [problem.path for problem in found.rejected] == [latest]
 
 
-def test_checkpoint_that_would_run_code_is_refused(tmp_path):
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
     class Evil:
         def __reduce__(self):
             return (print, ("run",))

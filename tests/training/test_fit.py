@@ -18,9 +18,9 @@ from oelm.data.tokenize.tokenizers import Tokenizer
 from oelm.errors import OelmError, UsageError
 from oelm.models.gpt import GPT
 from oelm.runs.folder import RunFolder
+from oelm.training.build_model import build_model
 from oelm.training.checkpoints.file import load_checkpoint
 from oelm.training.fit import fit
-from oelm.training.networks import build_network
 from oelm.training.tasks.lm import LanguageModelling
 from oelm.training.tasks.task import Evaluation
 
@@ -258,14 +258,14 @@ def test_fp16_model_files_are_trained_in_fp32(tmp_path, make):
     )
     hf.BertModel(shape).half().save_pretrained(tmp_path)
     config = make("bert", model={"name": str(tmp_path), "pretrained": True, "dropout": 0.3})
-    model = build_network(config, vocab_size=300, classes=3, pad_id=0, eos_id=1)
+    model = build_model(config, vocab_size=300, classes=3, pad_id=0, eos_id=1)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert model.config.num_labels == 3
     assert model.config.hidden_dropout_prob == 0.3
     hf.BertForSequenceClassification(shape).save_pretrained(tmp_path / "two")  # a head of two classes
     other = make("bert", model={"name": str(tmp_path / "two"), "pretrained": True})
     with pytest.raises(OelmError, match="another number of classes"):
-        build_network(other, vocab_size=300, classes=3, pad_id=0, eos_id=1)
+        build_model(other, vocab_size=300, classes=3, pad_id=0, eos_id=1)
 
 
 def test_fit_does_not_change_the_global_random_state(tmp_path, machine, make):

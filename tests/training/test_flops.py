@@ -6,14 +6,25 @@ import pytest
 import torch
 
 from oelm.methods.apply import apply
+from oelm.methods.presets import find_method
 from oelm.models.gpt import GPT, gpt_config
 from oelm.training.measure.flops import flop_model
-
-CPU = torch.device("cpu")
 
 
 def medium(**changes) -> GPT:
     return GPT(gpt_config("medium-512", **changes))
+
+
+def step_flops(name: str) -> float:
+    """Return the FLOPs of a row of 8 tokens in medium-512 with the named method."""
+    model = medium(vocab_size=64)
+    apply(model, name)
+    return flop_model(model).step(1, 8).total
+
+
+@pytest.fixture(scope="module")
+def frozen_flops() -> float:
+    return step_flops("oelm-freeze")
 
 
 def test_flops_of_medium_512_by_hand():
@@ -39,14 +50,10 @@ def test_frozen_qk_save_at_most_four_of_seventy_two():
     assert cost.saving(16, 512) < 4 / 72
 
 
-def test_a_low_rank_adapter_costs_its_gradients():
-    plain, rich = medium(vocab_size=64), medium(vocab_size=64)
-    apply(plain, "oelm-freeze")
-    apply(rich, "oelm-lowrank")
-    rank = rich._oelm.method.lowrank  # type: ignore[union-attr]
-    extra = flop_model(rich).step(1, 8).total - flop_model(plain).step(1, 8).total
-    gradients = 2 * 2 * 8 * (2 * rank * 512)  # two thin products for each of 8 tokens; the rest is merged
-    assert extra == 6 * 2 * gradients
+def test_a_low_rank_adapter_costs_its_gradients(frozen_flops):
+    rank = find_method("oelm-lowrank").lowrank
+    gradients = 2 * 2 * 8 * (2 * rank * 512)  # two products with each factor, for 8 tokens
+    assert step_flops("oelm-lowrank") - frozen_flops == 6 * 2 * gradients
 
 
 def test_a_low_rank_adapter_of_high_rank_costs_the_full_weight_gradient():
@@ -58,19 +65,16 @@ def test_a_low_rank_adapter_of_high_rank_costs_the_full_weight_gradient():
 
 
 @pytest.mark.parametrize(
-    ("name", "per_token"),  # of one layer: multiply-adds of a token in the extras' own matrices
+    ("name", "per_token"),  # multiply-adds of one token in the extra matrices of one layer
     [
         ("oelm-conv", 2 * 4 * 512),
-        ("oelm-core", 512 * 64),  # on q alone, a square per head
+        ("oelm-core", 512 * 64),  # one square matrix per head of q
         ("oelm-temperature", 0),
         ("oelm-relative", 0),
     ],
 )
-def test_every_extra_costs_three_times_its_forward_products(name, per_token):
-    plain, rich = medium(vocab_size=64), medium(vocab_size=64)
-    apply(plain, "oelm-freeze")
-    apply(rich, name)
-    assert flop_model(rich).step(1, 8).total - flop_model(plain).step(1, 8).total == 3 * 2 * 8 * 6 * per_token
+def test_every_extra_costs_three_times_its_forward_products(frozen_flops, name, per_token):
+    assert step_flops(name) - frozen_flops == 3 * 2 * 8 * 6 * per_token
 
 
 @pytest.mark.parametrize(

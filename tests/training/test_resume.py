@@ -74,7 +74,6 @@ def test_a_run_interrupted_between_micro_batches_resumes_exactly(
         shape,
         "oelm-early",
         model={"dropout": 0.1},
-        data={"eval_rows": 2},
         budget={"accumulation": 2, "steps": 6, "eval_every": 3, "checkpoint_every": 5},
     )
     expected = reference(config)

@@ -207,7 +207,7 @@ def _encoder(spec: dict[str, Any], ids: Any) -> tuple[Any, Callable[[], Any]]:
     import torch
 
     from oelm.config.run_config import DataConfig, ModelConfig, RunConfig
-    from oelm.training.networks import build_network
+    from oelm.training.build_model import build_model
     from oelm.training.tasks.classification import class_logits
 
     config = RunConfig(
@@ -219,7 +219,7 @@ def _encoder(spec: dict[str, Any], ids: Any) -> tuple[Any, Callable[[], Any]]:
         method=find_method("baseline"),
         seed=spec["seed"],
     )
-    model: Any = build_network(config, vocab_size=spec["vocabulary"], classes=2, pad_id=0, eos_id=1)
+    model: Any = build_model(config, vocab_size=spec["vocabulary"], classes=2, pad_id=0, eos_id=1)
     model.train().to(spec["device"])
     rows = ids[:, :-1] % model.config.vocab_size
     tensors = {"ids": rows, "lengths": torch.full((len(rows),), rows.shape[1], device=rows.device)}

@@ -107,14 +107,14 @@ def _count(config: RunConfig, rows: int) -> tuple[dict[str, int] | None, float |
 
 
 def _network(config: RunConfig) -> nn.Module:
-    from oelm.training.networks import build_network
+    from oelm.training.build_model import build_model
 
     classes = len(dataset(config.data.dataset).label_names) if config.task == "classification" else 0
     name = config.model.name
     if config.model.family == "hf" and name in KNOWN_SHAPES:
         return _from_shape(*KNOWN_SHAPES[name], classes=classes)
     vocabulary = _vocabulary(config)
-    return build_network(config, vocab_size=vocabulary, classes=classes, pad_id=0, eos_id=1)
+    return build_model(config, vocab_size=vocabulary, classes=classes, pad_id=0, eos_id=1)
 
 
 def _from_shape(kind: str, fields: dict[str, int], classes: int) -> nn.Module:

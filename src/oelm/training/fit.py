@@ -73,7 +73,7 @@ def _fit(job: Job) -> Outcome:
         outcome = _train_and_finish(training)
         _close(training, outcome)
         if job.config.tune.trial and job.world.is_main and job.folder.ended() is not None:
-            with contextlib.suppress(OSError):  # only the validation score is needed; checkpoints fill disks
+            with contextlib.suppress(OSError):  # checkpoints of many tuning trials would fill a disk
                 job.folder.drop_checkpoints()
         job.world.wait_before_exit()
         return outcome
@@ -94,7 +94,7 @@ def _train_and_finish(training: Training) -> Outcome:
         train(training)
         finish(training)
     except Interrupted as stopped:
-        if not training.is_saved:  # during the test the weights are the best ones, and latest.pt is complete
+        if not training.is_saved:  # it is saved while the test split is scored, with the best weights loaded
             save_training(training)
         step = training.progress.step
         return Outcome("interrupted", f"stopped by {stopped} at step {step}; run it again to resume")

@@ -25,7 +25,7 @@ class Learner:
         self.applied = apply(self.model.train(), config.method, seed=config.seed)
         world.place_model(self.model)
         self.optimizer = build_optimizer(self.model, config.optim)
-        self.schedule_changed = False  # by a step that is not completed yet
+        self.schedule_changed = False  # set by a step until it is completed
         self.in_update = False  # inside optimizer.step: some weights are new, others old
         self._max_qk_trainable = 0
         self.rebuild()

@@ -18,7 +18,7 @@ from oelm.data.tokenize.encoding import EncodingProgress
 from oelm.data.tokenize.tokenizers import Tokenizer, load_tokenizer
 from oelm.data.tokenize.tokens import TokenFile, prepare_tokens
 from oelm.errors import UsageError
-from oelm.training.networks import build_network, model_folder
+from oelm.training.build_model import build_model, model_folder
 from oelm.training.tasks.classification import Classification
 from oelm.training.tasks.denoising import SENTINELS, Denoising, Noise
 from oelm.training.tasks.lm import LanguageModelling
@@ -96,10 +96,10 @@ def _language(
             )
     shape = {"context": config.data.max_length, "rows_per_step": rows_per_step(config), "seed": config.seed}
     if config.task == "lm":
-        model = _network(config, tokenizer, tokenizer.vocab_size, 0)
+        model = _model(config, tokenizer, tokenizer.vocab_size, 0)
         return LanguageModelling(splits, **shape), model, splits
     vocabulary, noise = _noise(config, tokenizer)
-    model = _network(config, tokenizer, vocabulary, 0)
+    model = _model(config, tokenizer, vocabulary, 0)
     _check_embedding_size(model, vocabulary)
     return Denoising(splits, noise, **shape), model, splits
 
@@ -112,7 +112,7 @@ def _classification(
         for split in splits_of(config)
     }
     classes = len(corpus.label_names)
-    model = _network(config, tokenizer, tokenizer.vocab_size, classes)
+    model = _model(config, tokenizer, tokenizer.vocab_size, classes)
     _check_embedding_size(model, tokenizer.vocab_size)
     task = Classification(
         splits,
@@ -124,8 +124,8 @@ def _classification(
     return task, model, splits
 
 
-def _network(config: RunConfig, tokenizer: Tokenizer, vocabulary: int, classes: int) -> nn.Module:
-    return build_network(
+def _model(config: RunConfig, tokenizer: Tokenizer, vocabulary: int, classes: int) -> nn.Module:
+    return build_model(
         config, vocab_size=vocabulary, classes=classes, pad_id=tokenizer.pad_id, eos_id=tokenizer.eos_id
     )
 

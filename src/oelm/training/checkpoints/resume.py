@@ -74,13 +74,13 @@ def find_checkpoint(job: Job) -> NewestCheckpoint:
 def _problem(state: dict[str, Any], job: Job) -> str:
     """Return why the run cannot continue exactly from this intact checkpoint, or ""."""
     snapshot = Snapshot.from_dict(state)
-    if snapshot.config_hash != config_hash(job.config):  # previous.pt would not help
+    if snapshot.config_hash != config_hash(job.config):  # and so does previous.pt
         raise OelmError(f"{job.folder.latest} belongs to another config than {job.folder.config_file}")
     if problem := metrics_problem(job.folder.metrics_file, snapshot.metrics_bytes, snapshot.metrics_sha256):
         return problem
     best = snapshot.progress["best"]
     if best is not None and best["step"] != snapshot.progress["step"]:
-        return best_problem(job.folder)  # otherwise `repair_best` could write it again from these weights
+        return best_problem(job.folder)  # for equal steps, `repair_best` can write best/ again
     return ""
 
 
@@ -104,7 +104,7 @@ def restore_training(training: Training, snapshot: Snapshot) -> None:
     with world.write_params_on_rank0(learner.model):
         if world.is_main:
             learner.model.load_state_dict(snapshot.model)
-    # As of the last completed step: the next step makes and reports its own change.
+    # Freeze as in the last completed step; the next step applies and reports its own changes.
     learner.applied.step(max(0, p.step - 1), training.total_steps)
     moments = world.shard_state(snapshot.optimizer, dict(learner.model.named_parameters()))
     load_optimizer_state(learner.model, learner.optimizer, moments)

@@ -68,7 +68,8 @@ class FlopModel:
     """The FLOPs of a step of one model, as a function of the batch's shape."""
 
     products: tuple[Product, ...]
-    # ("self" | "first" (one query, see models.first_token) | "decoder" | "cross", width, causal) per layer
+    # One (kind, width, causal) per attention layer. Kinds: self, decoder, cross, and first, which has one
+    # query per row (models.first_token).
     attention: tuple[tuple[str, int, bool], ...]
 
     def step(self, rows: int, length: int, target_length: int = 0) -> Flops:

@@ -40,7 +40,7 @@ def model_folder(config: RunConfig) -> str | None:
     return str(_minilm_folder()) if name == "minilm" else name
 
 
-def build_network(config: RunConfig, *, vocab_size: int, classes: int, pad_id: int, eos_id: int) -> nn.Module:
+def build_model(config: RunConfig, *, vocab_size: int, classes: int, pad_id: int, eos_id: int) -> nn.Module:
     """Return the model before the method is applied; its random weights depend only on the seed."""
     check_model(config)
     if config.model.family == "gpt":
