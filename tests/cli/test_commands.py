@@ -92,7 +92,7 @@ def test_completion_scripts_know_commands_options_and_choices(tmp_path: Path) ->
         (["train", "XNLI-02", "--scale", "smoke", "--set", "model.name=mini-lm"], "did you mean 'minilm'"),
         (["run", "GPT-02", "--set", "data.tokenizer=gtp2"], "did you mean 'gpt2'"),
         (["run", "GPT-02", "--set", "data.tokenizer=bpe1024"], "did you mean 'bpe-1024'"),
-        (["run", "GPT-02", "--set", "data.tokenizer=bpe-12"], "needs 257 tokens"),
+        (["run", "GPT-02", "--set", "data.tokenizer=bpe-12"], "needs at least 257 tokens"),
         (["run", "GPT-02", "--set", "data.tokenizer=model"], "'medium-512' has none"),
         (["run", "GPT-02", "--set", "data.dataset=sst2"], "is for classification"),
         (["run", "GPT-02", "--scale", "mini", "--data-dir", "nowhere"], "the data folder nowhere does not"),
