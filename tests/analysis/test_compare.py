@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from oelm.analysis.analyze import architecture
 from oelm.analysis.compare import Comparison
 from oelm.analysis.verdict import MET, MISSED, NO_INTERVAL, REFUSED, UNDECIDED, WITHHELD
 from oelm.config.run_config import TuneConfig
@@ -372,7 +371,7 @@ def test_architectures(tmp_path, model, kind):
     config = lm_config()
     write_run(tmp_path, replace(config, model=replace(config.model, **model)))
     (arm,) = analyze(tmp_path).arms
-    assert architecture(arm) == kind
+    assert arm.architecture == kind
 
 
 def _no_loss(root: Path, plus: float, control: float, start: float, rope: float, plain: float) -> list[str]:

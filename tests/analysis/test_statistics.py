@@ -252,6 +252,11 @@ def estimate_at(value, half, *, n=3, sd=0.02, test_se=0.0):
         (v.SCENARIO, -2.0, 1.0, v.UNDECIDED),
         (v.PPL_SIGN, -0.1, 0.05, v.BETTER),
         (v.ACCURACY_SIGN, -0.1, 0.05, v.WORSE),
+        (v.PPL_SIGN, 0.001, 0.005, v.EQUIVALENT),
+        (v.ACCURACY_SIGN, -0.001, 0.005, v.EQUIVALENT),
+        (v.PPL_SIGN, 0.006, 0.005, v.WORSE),  # a small difference is still a difference
+        (v.PPL_SIGN, 0.004, 0.007, v.UNDECIDED),  # up to 1.1 %
+        (v.PPL_TARGET, 0.001, 0.005, v.MET),
     ],
 )
 def test_decisions(rule, value, half, outcome):

@@ -1,1 +1,5 @@
-"""From run folders to tables, verdicts, figures and the report."""
+"""From run folders to comparisons, statistics and verdicts.
+
+Input: run folders and the catalogued configs. Output: an `Analysis` object that `oelm.report` shows. Every
+statement is a field or a `Message`; nothing here formats a document.
+"""

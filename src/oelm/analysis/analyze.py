@@ -1,4 +1,4 @@
-"""The whole analysis of a runs folder: what `oelm analyze` prints and the report shows."""
+"""The analysis of a runs folder, as `oelm analyze` and `oelm report` show it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from oelm.analysis.compare import Arm, Comparison, Comparisons, Planned, compare_all
+from oelm.analysis.arms import Arm, Planned
+from oelm.analysis.compare import Comparison, Comparisons, compare_all
 from oelm.analysis.costs import Cost, StepRatio, cost, read_benchmarks
 from oelm.analysis.goal import Goal, goals
 from oelm.analysis.load import Loaded, LoadWarning, load_runs
 from oelm.analysis.mean import Mean, means
 from oelm.analysis.messages import Message
-from oelm.analysis.statistics import Estimate
-from oelm.analysis.verdict import Verdict
-
-# Where a family of transformers models stands; our GPT is told by its causal mask.
-_ENCODERS = ("bert", "minilm", "electra", "albert", "deberta")
-_BOTH = ("t5", "bart")
+from oelm.analysis.statistics import LEVEL, Estimate
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ class Analysis:
 
     @cached_property
     def compute_seconds(self) -> float:
-        """Of all runs and tuning trials together."""
+        """The wall time of all runs and tuning trials together."""
         times = (r.timing.get("total_wall_time") for r in (*self.loaded.runs, *self.loaded.trials))
         return sum(t for t in times if isinstance(t, int | float) and math.isfinite(t))
 
@@ -67,6 +63,7 @@ class Analysis:
         return sum(r.disk_bytes() for r in (*self.loaded.runs, *self.loaded.trials))
 
     def to_dict(self) -> dict[str, Any]:
+        """The content of `oelm analyze --json`."""
         return {
             "runs_folder": str(self.loaded.root),
             "states": dict(self.states),
@@ -95,6 +92,7 @@ def analyze(
     *,
     planned: Planned,
     ids: Collection[str] | None = None,
+    level: float = LEVEL,
 ) -> Analysis:
     """Load the runs below `root`, compare them, and add costs and benchmarks.
 
@@ -102,13 +100,14 @@ def analyze(
     benchmarks: folder of interleaved step-time measurements
     planned: the catalogued experiments, to recognise runs with another budget and experiments without runs
     ids: only these experiments (default: all)
+    level: confidence level of the intervals (`level_per_look` when runs are added until a verdict is reached)
     """
     loaded = load_runs(root, studies)
     if ids is not None:
         runs, trials = (tuple(r for r in kept if r.id in ids) for kept in (loaded.runs, loaded.trials))
         loaded = replace(loaded, runs=runs, trials=trials)
     ratios = read_benchmarks(Path(benchmarks), loaded.warnings) if benchmarks else []
-    return Analysis(loaded, compare_all(loaded, planned), ratios, _never_started(loaded, planned, ids))
+    return Analysis(loaded, compare_all(loaded, planned, level), ratios, _never_started(loaded, planned, ids))
 
 
 def _never_started(loaded: Loaded, planned: Planned, ids: Collection[str] | None) -> tuple[str, ...]:
@@ -121,23 +120,6 @@ def _never_started(loaded: Loaded, planned: Planned, ids: Collection[str] | None
         if id not in present and (ids is None or id in ids)
         if any(config.study in studies for config in scales.values())
     )
-
-
-def architecture(arm: Arm) -> str:
-    """ "encoder", "decoder", "encoder-decoder" or "other", as the closing table groups them."""
-    model = arm.config.model
-    if model.family == "gpt":
-        return "decoder" if model.causal else "encoder"
-    name = model.name.lower()
-    if any(part in name for part in _BOTH) and "bert" not in name:
-        return "encoder-decoder"
-    if any(part in name for part in _ENCODERS):
-        return "encoder"
-    return "decoder" if any(part in name for part in ("gpt", "opt", "llama", "qwen", "neox")) else "other"
-
-
-def task(arm: Arm) -> str:
-    return "classification" if arm.config.task == "classification" else "generation"
 
 
 def _comparison(c: Comparison) -> dict[str, Any]:
@@ -154,9 +136,9 @@ def _comparison(c: Comparison) -> dict[str, Any]:
         "metric": c.metric,
         "difference_points": _estimate(c.effect) if c.metric == "accuracy" else None,
         "ratio": _estimate(c.ratio.exp()) if c.ratio else None,
-        "target": _verdict(c.target),
-        "sign": _verdict(c.sign),
-        "scenario": _verdict(c.scenario) if c.scenario else None,
+        "target": asdict(c.target),
+        "sign": asdict(c.sign),
+        "scenario": asdict(c.scenario) if c.scenario else None,
         "test_error": c.test_error,
         "mcnemar_p": c.mcnemar_p,
         "refused": _texts(c.refused),
@@ -178,16 +160,12 @@ def _mean(mean: Mean) -> dict[str, Any]:
         "metric": c.metric,
         "difference_points": _estimate(mean.effect) if c.metric == "accuracy" else None,
         "ratio": _estimate(mean.effect.exp()) if c.metric == "ppl" else None,
-        "verdict": _verdict(mean.verdict),
+        "verdict": asdict(mean.verdict),
     }
 
 
 def _estimate(e: Estimate | None) -> dict[str, Any] | None:
     return None if e is None else asdict(e)
-
-
-def _verdict(v: Verdict) -> dict[str, Any]:
-    return asdict(v)
 
 
 def _texts(messages: Iterable[Message]) -> list[str]:
@@ -200,8 +178,8 @@ def _arm(arm: Arm, spent: Cost | None) -> dict[str, Any]:
         "arm": arm.name,
         "study": arm.config.study,
         "scale": arm.config.scale,
-        "architecture": architecture(arm),
-        "task": task(arm),
+        "architecture": arm.architecture,
+        "task": arm.task,
         "scores": {str(seed): value for seed, value in arm.scores.items()},
         "states": {str(r.seed): r.state for r in arm.runs},
     }

@@ -1,18 +1,18 @@
-"""What an arm costs: parameters, bytes, memory, and step time where it was measured fairly.
+"""The cost of an arm: parameters, checkpoint size, memory and step time.
 
-A ratio of step times comes from an interleaved benchmark or not at all: two runs' wall times differ by
-what else the machine was doing.
+Ratios of step times come only from interleaved benchmarks. The wall times of two runs also depend on the
+other load of the machine at the time.
 """
 
 from __future__ import annotations
 
 import math
-import statistics as plain_statistics
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from oelm.analysis.compare import Arm
+from oelm.analysis.arms import Arm
 from oelm.analysis.load import LoadWarning, Parameters
 from oelm.analysis.messages import Message
 from oelm.errors import OelmError, UsageError
@@ -22,7 +22,7 @@ from oelm.methods.method import Method
 
 @dataclass(frozen=True)
 class StepRatio:
-    """Step time of a method over the baseline's, interleaved, with its interval and where it stands."""
+    """Step time of a method divided by that of the baseline, from an interleaved benchmark."""
 
     method: str
     model: str
@@ -30,14 +30,14 @@ class StepRatio:
     position: str | None
     ratio: float
     interval: tuple[float, float]
-    bound: float | None  # saving that the FLOP model allows, as a share
+    bound: float | None  # share of the step time that could be saved according to the FLOP count
     source: Path
-    fields: dict[str, Any] | None = None  # of the method as it was measured
+    fields: dict[str, Any] | None = None  # of the measured method
     memory_ratio: float | None = None  # peak memory over the baseline's
     rounds: int = 0  # interleaved measurements of each method
 
     def fits(self, arm: Arm) -> bool:
-        """Whether it was measured on the arm's own network and method; another one saves another share."""
+        """Whether it was measured with the model and the method of this arm."""
         config = arm.config
         return (
             self.method == arm.method.name
@@ -48,7 +48,7 @@ class StepRatio:
         )
 
     def _measured(self) -> Method | None:
-        """The method of that day; None if it had fields that are no more."""
+        """The measured method; None if this version does not know its fields."""
         try:
             return Method.from_dict(self.fields or {})
         except UsageError:
@@ -61,22 +61,23 @@ class Cost:
     checkpoint_bytes: int | None
     peak_memory_bytes: int | None
     compute_seconds: float
-    bound: float | None  # predicted saving of FLOPs per step, as a share; that of `step` where there is one
+    bound: float | None  # share of the FLOPs per step that is saved, from `step` if there is one
     step: StepRatio | None
 
 
 def cost(arm: Arm, benchmarks: list[StepRatio]) -> Cost | None:
-    """Of an arm with finished runs; medians over its seeds."""
-    results = [r.result for r in arm.finished if r.result]
+    """The cost of an arm, with medians over its seeds; None without finished runs."""
+    results = arm.results
     if not results:
         return None
     timings = [r.timing for r in arm.finished]
     step = next((b for b in benchmarks if b.fits(arm)), None)
     predicted = _median([t.get("predicted_saving") for t in timings])
+    memory = _median([t.get("peak_memory_bytes") for t in timings])
     return Cost(
         parameters=results[0].parameters,
         checkpoint_bytes=results[0].checkpoint_bytes,
-        peak_memory_bytes=_whole(_median([t.get("peak_memory_bytes") for t in timings])),
+        peak_memory_bytes=None if memory is None else int(memory),
         compute_seconds=sum(_finite([t.get("total_wall_time") for t in timings])),
         bound=step.bound if step is not None and step.bound is not None else predicted,
         step=step,
@@ -84,7 +85,7 @@ def cost(arm: Arm, benchmarks: list[StepRatio]) -> Cost | None:
 
 
 def read_benchmarks(folder: Path, warnings: list[LoadWarning]) -> list[StepRatio]:
-    """The step ratios of every interleaved benchmark in `folder` (benchmarks/results)."""
+    """The step ratios of every interleaved benchmark in `folder`, usually benchmarks/results."""
     found: list[StepRatio] = []
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         try:
@@ -100,7 +101,7 @@ def read_benchmarks(folder: Path, warnings: list[LoadWarning]) -> list[StepRatio
 
 
 def _step_ratios(raw: Any, path: Path) -> list[StepRatio]:
-    """The methods of an interleaved step benchmark. Ratios are to its first arm: it must be the baseline."""
+    """The step ratios of one benchmark file; none if the kind is another or the first arm no baseline."""
     if not isinstance(raw, dict) or raw.get("kind") != "step" or not raw.get("interleaved", False):
         return []
     arms, settings = raw["arms"], raw.get("settings", {})
@@ -130,9 +131,5 @@ def _finite(values: list[Any]) -> list[float]:
 
 
 def _median(values: list[Any]) -> float | None:
-    sound = _finite(values)
-    return plain_statistics.median(sound) if sound else None
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+    finite = _finite(values)
+    return median(finite) if finite else None

@@ -23,7 +23,7 @@ from oelm.errors import OelmError
 from oelm.runs.folder import Integrity, RunFolder, audit_holds
 from oelm.runs.scan import state_of
 
-FINISHED, BROKEN, PENDING = "finished", "broken", "pending"  # as `oelm status` calls them
+FINISHED, DIVERGED, BROKEN, PENDING = "finished", "diverged", "broken", "pending"
 FAIRNESS = ("data", "tokenizer", "eval_set", "batch_rows", "steps", "schedule")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oelm.analysis.compare import Comparison, Comparisons
-from oelm.analysis.statistics import LEVEL, Estimate, difference, t_quantile, z_quantile
+from oelm.analysis.statistics import Estimate, difference, t_quantile, z_quantile
 from oelm.analysis.verdict import ACCURACY_SIGN, ACCURACY_TARGET, PPL_SIGN, PPL_TARGET, Verdict, decide
 
 KINDS = ("baseline", "control", "orthogonality")
@@ -86,10 +86,12 @@ def _estimate(
     # `difference` multiplies its interaction_se by z; the ratio t / z makes it a t interval.
     df = sum(e.n - 1 for e in single)
     independent_se = pooled([(e.seed_sd or 0.0) / math.sqrt(e.n) for e in single])
-    independent_se *= t_quantile(LEVEL, df) / z_quantile(LEVEL)
+    level = single[0].level
+    independent_se *= t_quantile(level, df) / z_quantile(level)
     return difference(
         over_datasets("arm"),
         over_datasets("reference"),
         test_se=pooled([e.test_se for e in single]),
         interaction_se=max(independent_se, pooled([e.interaction_se for e in single])),
+        level=level,
     )

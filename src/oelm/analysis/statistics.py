@@ -59,6 +59,7 @@ class Estimate:
     p_value: float | None = None  # of "no difference", without the test-set error
     unpaired: tuple[int, ...] = ()  # seeds of one arm only: dropped (paired t) or the reason for Welch
     interaction_se: float = 0.0  # lower bound of the seed error, see `interaction_se`
+    level: float = LEVEL  # confidence level of the interval
 
     def exp(self) -> Estimate:
         """The same estimate as a ratio; standard deviations and errors stay on the log scale."""
@@ -113,7 +114,9 @@ def difference(
     if shared:
         arm, reference = {s: arm[s] for s in shared}, {s: reference[s] for s in shared}
     value = float(np.mean(list(arm.values())) - np.mean(list(reference.values())))
-    return Estimate(value, None, "none", len(arm), len(reference), None, test_se, unpaired=unpaired)
+    return Estimate(
+        value, None, "none", len(arm), len(reference), None, test_se, unpaired=unpaired, level=level
+    )
 
 
 def _paired_t(
@@ -133,6 +136,7 @@ def _paired_t(
         p,
         unpaired,
         interaction_se,
+        level,
     )
 
 
@@ -153,7 +157,9 @@ def _welch_t(
     n = min(len(a), len(b))
     sd = math.sqrt(max(total, interaction_se**2) * n)  # the sd of n paired differences with the same error
     interval = _add_test_error(value, half, test_se, level)
-    return Estimate(value, interval, "Welch", len(a), len(b), sd, test_se, None, p, unpaired, interaction_se)
+    return Estimate(
+        value, interval, "Welch", len(a), len(b), sd, test_se, None, p, unpaired, interaction_se, level
+    )
 
 
 def _student(value: float, se: float, df: float, interaction_se: float, level: float) -> tuple[float, float]:

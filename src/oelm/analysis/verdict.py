@@ -1,8 +1,9 @@
-"""Rules of the study, decided on the interval: an outcome only when the whole interval agrees.
+"""Verdicts: a rule applied to a confidence interval.
 
-A rule cuts the line of possible differences into regions. The interval lies in one region: that is the
-outcome. It crosses a cut: undecided, with the number of seeds that would probably settle it.
-The 95 % interval makes each one-sided claim wrong in at most 2.5 % of cases.
+A rule divides the possible differences into regions at its margins. If the whole interval lies in one
+region, that region is the outcome. If the interval contains a margin, the verdict is undecided, with the
+number of seeds that would probably decide it. With a 95 % interval each one-sided claim is wrong in at most
+2.5 % of studies.
 """
 
 from __future__ import annotations
@@ -12,53 +13,60 @@ from dataclasses import dataclass
 
 from scipy import stats
 
-from oelm.analysis.statistics import LEVEL, Estimate, is_wide
+from oelm.analysis.statistics import Estimate, is_wide, t_quantile, z_quantile
 
-TARGET = 0.05  # the study: a loss of at most 5 % against the baseline
-GOAL = 0.01  # ours, of frozen language models: at most 1 % above the same architecture with trained Q/K
-SCENARIO_A = -2.0  # points of accuracy, phase 4
-SCENARIO_B = -5.0
+TARGET = 0.05  # of the original study: at most 5 % worse than the baseline
+GOAL = 0.01  # of frozen language models: at most 1 % above the same architecture with trained Q/K
+EQUIVALENCE = 0.01  # arms that differ by less than 1 % either way are equivalent
+SCENARIO_A, SCENARIO_B = -2.0, -5.0  # points of accuracy, of the original study
 POWER = 0.8
-MOST_SEEDS = 50  # more is no realistic plan
+MAX_PLANNED_SEEDS = 50
 
 MET, MISSED = "met", "missed"
-BETTER, WORSE = "better", "worse"
-UNDECIDED, NO_INTERVAL, REFUSED = "undecided", "no interval", "refused"
-WITHHELD = "withheld"  # compared, but not judged: see `guards.caveats`
+BETTER, WORSE, EQUIVALENT = "better", "worse", "equivalent"
+UNDECIDED = "undecided"
+# No verdict: one seed has no interval; the arms are not comparable; a caveat applies (see `guards`).
+NO_INTERVAL, REFUSED, WITHHELD = "no interval", "refused", "withheld"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`regions[i]` lies below `cuts[i]`, the last region above all cuts."""
+    """Regions of the possible differences: `regions[i]` lies below `margins[i]`, the last one above all.
+
+    An interval that contains a margin but lies within ± `equivalence` gives the outcome "equivalent".
+    """
 
     name: str
-    cuts: tuple[float, ...]
+    margins: tuple[float, ...]
     regions: tuple[str, ...]
+    equivalence: float = 0.0
 
 
-# The scales: log ratio of perplexity, log ratio of accuracy, points of accuracy.
+# On the log ratio of perplexity (lower is better):
 PPL_TARGET = Rule("target", (math.log1p(TARGET),), (MET, MISSED))
 PPL_GOAL = Rule("goal", (math.log1p(GOAL),), (MET, MISSED))
+PPL_SIGN = Rule("sign", (0.0,), (BETTER, WORSE), math.log1p(EQUIVALENCE))
+# On the log ratio of accuracy (higher is better):
 ACCURACY_TARGET = Rule("target", (math.log1p(-TARGET),), (MISSED, MET))
+ACCURACY_SIGN = Rule("sign", (0.0,), (WORSE, BETTER), math.log1p(EQUIVALENCE))
+# On points of accuracy:
 SCENARIO = Rule("scenario", (SCENARIO_B, SCENARIO_A), ("B", "C", "A"))
-PPL_SIGN = Rule("sign", (0.0,), (BETTER, WORSE))
-ACCURACY_SIGN = Rule("sign", (0.0,), (WORSE, BETTER))
 
 
 @dataclass(frozen=True)
 class SeedsNeeded:
-    """How many seeds in all would settle a rule with 80 % power if the figures stay as they are now."""
+    """The total number of seeds that would decide a rule with 80 % power, if the estimates are right."""
 
     seeds: int | None
     limit: str = ""  # why there is no number: "spread" (unknown), "wide", "test set" (too small), "too close"
-    have: int = 0  # seeds there are, for "wide"
+    have: int = 0  # the current number of seeds, for "wide"
 
 
 @dataclass(frozen=True)
 class Verdict:
     rule: str
-    outcome: str  # a region, or one of UNDECIDED, NO_INTERVAL, REFUSED, WITHHELD
-    possible: tuple[str, ...] = ()  # the regions the interval touches
+    outcome: str  # a region, EQUIVALENT, UNDECIDED, NO_INTERVAL, REFUSED or WITHHELD
+    possible: tuple[str, ...] = ()  # the regions that the interval touches
     needed: SeedsNeeded | None = None
     reason: str = ""  # why the interval does not decide: "diverged", "chance", "caveat", "identical", ...
 
@@ -68,9 +76,9 @@ class Verdict:
 
 
 def decide(rule: Rule, estimate: Estimate, *, withhold: str = "") -> Verdict:
-    """The rule's outcome, or why it is withheld whatever the interval says: "diverged" (a diverged seed is an
-    outcome too, and it is left out of the estimate), "chance" (the reference learned nothing to lose) or
-    "caveat" (the comparison is not fair, or not on the data it names).
+    """Apply a rule to an estimate.
+
+    withhold: why the interval must not decide: "caveat", or a result of `guards.undecidable`
 
     >>> from oelm.analysis.statistics import difference
     >>> decide(SCENARIO, difference({0: 81.0, 1: 80.8, 2: 81.1}, {0: 81.2, 1: 81.1, 2: 81.0})).outcome
@@ -82,44 +90,45 @@ def decide(rule: Rule, estimate: Estimate, *, withhold: str = "") -> Verdict:
         return Verdict(rule.name, NO_INTERVAL, needed=SeedsNeeded(None, "spread"))
     low, high = estimate.interval
     possible = rule.regions[_region(rule, low) : _region(rule, high) + 1]
-    if withhold:  # more seeds would not settle it
+    if withhold:  # more seeds would not decide it
         return Verdict(rule.name, UNDECIDED, possible, reason=withhold)
-    if low == high:  # no spread at all is no precision: the seeds, or the arms, are copies of each other
-        return Verdict(
-            rule.name, UNDECIDED, possible, reason="no variation" if estimate.value else "identical"
-        )
-    if len(possible) > 1 and is_wide(estimate, points=rule is SCENARIO):
+    if low == high:  # no variation between seeds: the runs are copies of each other
+        reason = "no variation" if estimate.value else "identical"
+        return Verdict(rule.name, UNDECIDED, possible, reason=reason)
+    if len(possible) == 1:
+        return Verdict(rule.name, possible[0], possible)
+    if -rule.equivalence < low and high < rule.equivalence:
+        return Verdict(rule.name, EQUIVALENT, possible)
+    if is_wide(estimate, points=rule is SCENARIO):
         return Verdict(rule.name, UNDECIDED, possible, SeedsNeeded(None, "wide", estimate.n))
-    if len(possible) > 1:
-        return Verdict(rule.name, UNDECIDED, possible, seeds_needed(rule, estimate))
-    return Verdict(rule.name, possible[0], possible)
+    return Verdict(rule.name, UNDECIDED, possible, seeds_needed(rule, estimate))
 
 
 def _region(rule: Rule, value: float) -> int:
-    """A value on a cut belongs to the region above it: the study says '>= -2 points: A'. For the
-    perplexity target the study says '<= 1.05', which differs on a set of measure zero."""
-    return sum(value >= cut for cut in rule.cuts)
+    """The index of the region of a value; a value at a margin belongs to the region above it."""
+    return sum(value >= margin for margin in rule.margins)
 
 
 def seeds_needed(rule: Rule, estimate: Estimate) -> SeedsNeeded:
-    """Smallest number of paired seeds whose interval would leave out the nearest cut with 80 % power,
-    taking today's difference and spread as the truth. A planning figure: both are estimates themselves."""
+    """The smallest number of paired seeds whose interval excludes the nearest margin with 80 % power.
+
+    The estimated difference and spread are taken as the true ones, so this is only a planning figure.
+    """
     if estimate.seed_sd is None:
         return SeedsNeeded(None, "spread")
-    distance = min(abs(estimate.value - cut) for cut in rule.cuts)
-    for n in range(2, MOST_SEEDS + 1):
-        if _power(n, distance, estimate.seed_sd, estimate.test_se) >= POWER:
+    distance = min(abs(estimate.value - margin) for margin in rule.margins)
+    for n in range(2, MAX_PLANNED_SEEDS + 1):
+        if _power(n, distance, estimate) >= POWER:
             return SeedsNeeded(n)
-    z = float(stats.norm.ppf(0.5 + LEVEL / 2) + stats.norm.ppf(POWER))
+    z = z_quantile(estimate.level) + float(stats.norm.ppf(POWER))
     return SeedsNeeded(None, "test set" if z * estimate.test_se >= distance else "too close")
 
 
-def _power(n: int, distance: float, sd: float, test_se: float) -> float:
-    """Chance that the interval of n seeds lies on the right side of a cut `distance` away."""
-    t = float(stats.t.ppf(0.5 + LEVEL / 2, n - 1))
-    se = sd / math.sqrt(n)
-    if test_se == 0:  # exact: the one-sample t test
-        return 1.0 if se == 0 else float(stats.nct.sf(t, n - 1, distance / se))
-    z = float(stats.norm.ppf(0.5 + LEVEL / 2))
-    margin = distance - math.hypot(t * se, z * test_se)
-    return float(stats.norm.cdf(margin / math.hypot(se, test_se)))
+def _power(n: int, distance: float, estimate: Estimate) -> float:
+    """The probability that the interval of n seeds excludes a margin at this distance."""
+    t = t_quantile(estimate.level, n - 1)
+    seed_se = (estimate.seed_sd or 0.0) / math.sqrt(n)
+    if estimate.test_se == 0:  # exact: the one-sample t test
+        return 1.0 if seed_se == 0 else float(stats.nct.sf(t, n - 1, distance / seed_se))
+    half = math.hypot(t * seed_se, z_quantile(estimate.level) * estimate.test_se)
+    return float(stats.norm.cdf((distance - half) / math.hypot(seed_se, estimate.test_se)))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oelm.analysis.analyze import Analysis
-from oelm.analysis.compare import Arm, Comparison
+from oelm.analysis.arms import Arm
+from oelm.analysis.compare import Comparison
 from oelm.analysis.goal import REFERENCES
 from oelm.analysis.messages import Message
 from oelm.analysis.statistics import Estimate

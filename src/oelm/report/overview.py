@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from oelm.analysis.analyze import Analysis, architecture, task
-from oelm.analysis.compare import Arm, Comparison
+from oelm.analysis.analyze import Analysis
+from oelm.analysis.arms import Arm
+from oelm.analysis.compare import Comparison
 from oelm.analysis.costs import Cost
 from oelm.analysis.messages import Message
 from oelm.analysis.statistics import trend
@@ -33,7 +34,7 @@ def where_freezing_works(analysis: Analysis, _: Translator) -> list[Block]:
     """Per architecture, task, initial weights and frozen arm: where the 5 % target is met, missed or open."""
     cells: dict[tuple[str, str, bool, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for c in frozen_against_baseline(analysis):
-        key = (architecture(c.arm), task(c.arm), c.arm.config.model.pretrained, c.arm.name)
+        key = (c.arm.architecture, c.arm.task, c.arm.config.model.pretrained, c.arm.name)
         decided = c.target.outcome in (MET, MISSED)
         cells[key][c.target.outcome if decided else "open"].append(place(c.arm, _))
     if not cells:

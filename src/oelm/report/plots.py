@@ -12,7 +12,8 @@ import numpy as np
 from matplotlib import colormaps
 
 from oelm.analysis.analyze import Analysis
-from oelm.analysis.compare import Arm, Comparison
+from oelm.analysis.arms import Arm
+from oelm.analysis.compare import Comparison
 from oelm.analysis.costs import StepRatio
 from oelm.analysis.load import LoadedRun
 from oelm.analysis.messages import Message

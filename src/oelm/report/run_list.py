@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from oelm.analysis.analyze import Analysis
-from oelm.analysis.compare import Arm
+from oelm.analysis.arms import Arm
 from oelm.analysis.load import FINISHED
 from oelm.analysis.messages import Message, state_name
 from oelm.report import numbers

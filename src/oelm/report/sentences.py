@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from oelm.analysis.compare import Arm, Comparison
+from oelm.analysis.arms import Arm
+from oelm.analysis.compare import Comparison
 from oelm.analysis.messages import Message
 from oelm.analysis.verdict import (
     BETTER,
+    EQUIVALENT,
     MET,
     MISSED,
     NO_INTERVAL,
@@ -32,6 +34,7 @@ OUTCOMES = {
     MISSED: Message("misses 5 %"),
     BETTER: Message("better"),
     WORSE: Message("worse"),
+    EQUIVALENT: Message("equivalent (within 1 %)"),
     UNDECIDED: Message("undecided"),
     NO_INTERVAL: Message("n = 1, no interval"),
     REFUSED: Message("not comparable"),
@@ -61,6 +64,7 @@ SCENARIOS = {
 ORTHOGONALITY = {
     BETTER: Message("Orthonormal rows did better than Gaussian rows of the same norm."),
     WORSE: Message("Orthonormal rows did worse than Gaussian rows of the same norm."),
+    EQUIVALENT: Message("Orthonormal and Gaussian rows of the same norm differ by less than 1 %."),
     UNDECIDED: Message("No significant effect of orthogonality beyond scale."),
     NO_INTERVAL: Message("One seed is not enough to judge orthogonality."),
 }
@@ -124,7 +128,7 @@ def conclusion(c: Comparison) -> Message | None:
         return no_verdict(c)
     if c.kind == "orthogonality":
         return Message("Orthogonality or scale?")  # the last sentence answers it
-    if c.effect is None or c.sign.outcome not in (BETTER, WORSE, UNDECIDED):
+    if c.effect is None or c.sign.outcome not in (BETTER, WORSE, EQUIVALENT, UNDECIDED):
         return None
     names = {"arm": c.arm.name, "reference": c.reference.name}
     unknown = c.sign.reason or (c.sign.needed is not None and c.sign.needed.limit in ("wide", "spread"))
@@ -142,6 +146,8 @@ def conclusion(c: Comparison) -> Message | None:
         return Message("{arm} is worse than {reference} by {size}.", **names, size=size)
     if c.sign.outcome == BETTER:
         return Message("{arm} is better than {reference} by {size}.", **names, size=size)
+    if c.sign.outcome == EQUIVALENT:
+        return Message("{arm} and {reference} differ by less than 1 %.", **names)
     return Message("{arm} and {reference}: no significant difference.", **names)
 
 
@@ -156,6 +162,11 @@ def _cost_of_freezing(sign: str, size: Message, reference: str) -> Message:
         return Message(
             "Freezing alone gains {size} ({reference} is the same network with trained Q/K).",
             size=size,
+            reference=reference,
+        )
+    if sign == EQUIVALENT:
+        return Message(
+            "Freezing alone changes less than 1 % ({reference} is the same network with trained Q/K).",
             reference=reference,
         )
     return Message(

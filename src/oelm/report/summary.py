@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from oelm.analysis.analyze import Analysis
-from oelm.analysis.compare import Arm, Comparison
+from oelm.analysis.arms import Arm
+from oelm.analysis.compare import Comparison
 from oelm.analysis.verdict import MET, MISSED, WITHHELD
 from oelm.report.document import Block, Card, Cards, Inline, Link, Strong, Text
 from oelm.report.sentences import conclusion, group_title, outcome, sentences, shown_verdict, tone

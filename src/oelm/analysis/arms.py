@@ -1,0 +1,161 @@
+"""An arm: all runs of one experiment at one scale, with its scores per seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from oelm.analysis.load import DIVERGED, FINISHED, LoadedRun, RunResult
+from oelm.config.run_config import RunConfig
+from oelm.data.synthetic.recall import RECALL_TASKS
+from oelm.methods.method import Method
+
+Planned = Mapping[str, Mapping[str, RunConfig]]  # experiment ID -> scale -> config as catalogued
+
+# Parts of the names of transformers models.
+_ENCODER_DECODERS = ("t5", "bart")
+_ENCODERS = ("bert", "minilm", "electra", "albert", "deberta")
+_DECODERS = ("gpt", "opt", "llama", "qwen", "neox")
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """All runs of one experiment at one scale, one per seed."""
+
+    runs: tuple[LoadedRun, ...]
+    planned: Mapping[str, RunConfig]  # scale -> config as catalogued; empty if the experiment is not
+
+    @property
+    def config(self) -> RunConfig:
+        return self.runs[0].config
+
+    @property
+    def id(self) -> str:
+        return self.config.id
+
+    @property
+    def name(self) -> str:
+        return self.runs[0].arm
+
+    @property
+    def method(self) -> Method:
+        return self.config.method
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.config.study, self.config.scale, self.id
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Study, scale and group: only arms of the same place are compared with each other."""
+        return self.config.study, self.config.scale, self.config.compare.group
+
+    @property
+    def group(self) -> str:
+        """The name of its comparison group, with the dataset, for display."""
+        dataset = self.config.data.dataset
+        group = self.config.compare.group or f"{self.config.study}/{dataset}"
+        names_dataset = dataset in group or group.rpartition("/")[2] in dataset
+        return group if names_dataset else f"{group}, {dataset}"
+
+    @cached_property
+    def finished(self) -> tuple[LoadedRun, ...]:
+        """The runs with a test score, sorted by seed."""
+        done = [r for r in self.runs if r.state == FINISHED and r.result and r.result.test is not None]
+        return tuple(sorted(done, key=lambda r: r.seed))
+
+    @property
+    def diverged(self) -> tuple[LoadedRun, ...]:
+        return tuple(r for r in self.runs if r.state == DIVERGED)
+
+    @property
+    def results(self) -> list[RunResult]:
+        """The results of the finished runs, sorted by seed."""
+        return [r.result for r in self.finished if r.result]
+
+    @property
+    def metric(self) -> str:
+        """ "ppl" or "accuracy"; "" before a run has finished."""
+        return self.results[0].metric if self.finished else ""
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """Seed -> test perplexity, or test accuracy between 0 and 1."""
+        return {r.seed: r.result.test for r in self.finished if r.result and r.result.test is not None}
+
+    @property
+    def mean(self) -> float:
+        """The mean test score over seeds: geometric for perplexity, so that it agrees with the ratios."""
+        return self._mean_of(list(self.scores.values()))
+
+    @property
+    def validation(self) -> float | None:
+        """The mean validation score over seeds; None if a finished run has none."""
+        values = [r.validation for r in self.results]
+        known = [v for v in values if v is not None]
+        return self._mean_of(known) if known and len(known) == len(values) else None
+
+    def _mean_of(self, values: Sequence[float]) -> float:
+        return float(np.exp(np.mean(np.log(values))) if self.metric == "ppl" else np.mean(values))
+
+    @property
+    def freezes(self) -> bool:
+        """Whether its finished runs have frozen parameters."""
+        return any(r.parameters.frozen > 0 for r in self.results)
+
+    @property
+    def probes(self) -> bool:
+        """Whether its data is a generated recall task instead of a corpus or a labelled dataset."""
+        return self.config.data.dataset in RECALL_TASKS
+
+    @property
+    def test_rows(self) -> str:
+        """Fingerprint of its test rows; "" if its manifest has none."""
+        data = self.finished[0].manifest.get("data") if self.finished else None
+        prints = data.get("fingerprints") if isinstance(data, dict) else None
+        return str(prints.get("test") or "") if isinstance(prints, dict) else ""
+
+    @property
+    def dataset_name(self) -> str:
+        """The dataset of its full-scale experiment; a smaller scale may use another one in its place."""
+        return self.planned.get("full", self.config).data.dataset
+
+    @property
+    def task(self) -> str:
+        return "classification" if self.config.task == "classification" else "generation"
+
+    @property
+    def architecture(self) -> str:
+        """ "encoder", "decoder", "encoder-decoder" or "other"."""
+        model = self.config.model
+        if model.family == "gpt":
+            return "decoder" if model.causal else "encoder"
+        name = model.name.lower()
+        if any(part in name for part in _ENCODER_DECODERS) and "bert" not in name:
+            return "encoder-decoder"
+        if any(part in name for part in _ENCODERS):
+            return "encoder"
+        return "decoder" if any(part in name for part in _DECODERS) else "other"
+
+
+def gather_arms(runs: Iterable[LoadedRun], planned: Planned) -> tuple[Arm, ...]:
+    """Group runs into arms, sorted for display."""
+    groups: dict[tuple[str, str, str], list[LoadedRun]] = {}
+    for run in runs:
+        groups.setdefault((run.config.study, run.config.scale, run.id), []).append(run)
+    arms = (
+        Arm(tuple(sorted(group, key=lambda r: r.seed)), planned.get(id, {}))
+        for (_, _, id), group in groups.items()
+    )
+    return tuple(sorted(arms, key=_display_order))
+
+
+def _display_order(arm: Arm) -> tuple[Any, ...]:
+    """Language models before classifiers, groups together, a baseline before the arms compared with it."""
+    config, compare = arm.config, arm.config.compare
+    classifies = config.task == "classification"
+    return config.study, config.scale, classifies, compare.group, bool(compare.baseline), arm.id

@@ -1,0 +1,199 @@
+"""What a reader must know about a comparison that is not refused: each function returns one kind of flag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from oelm.analysis.arms import Arm
+from oelm.analysis.effects import Effects
+from oelm.analysis.guards import EQUAL_SETTINGS, RECORDED, at_chance, recorded, setting_differences
+from oelm.analysis.load import DIVERGED, FINISHED, LoadedRun
+from oelm.analysis.messages import Message, state_name
+
+
+def run_flags(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> tuple[Message, ...]:
+    """Flags about the runs, their settings and their tuning trials."""
+    found = [
+        *missing_runs(arm, reference),
+        *selected_on_test(arm, reference, trials),
+        *failed_audits(arm),
+        *weak_tuning(arm, reference, trials),
+        *other_settings(arm, reference),
+        *unrecorded(arm, reference),
+        *identical_seeds(arm),
+        *identical_seeds(reference),
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def result_flags(measured: Effects, reference: Arm) -> list[Message]:
+    """Flags about the measured difference."""
+    found, effect = [], measured.effect
+    if at_chance(reference):
+        found.append(
+            Message(
+                "{id} did not learn the task: its accuracy is no better than always predicting the most "
+                "frequent class",
+                id=reference.id,
+            )
+        )
+    seeds = ", ".join(map(str, effect.unpaired))
+    if effect.interval_kind == "Welch":
+        found.append(
+            Message(
+                "some seeds were run in one arm only ({seeds}): Welch's interval over all seeds is used "
+                "instead of pairs",
+                seeds=seeds,
+            )
+        )
+    elif effect.unpaired:
+        found.append(Message("seeds that were run in one arm only are left out: {seeds}", seeds=seeds))
+    if effect.interval_kind == "none":
+        found.append(Message("n = 1: no confidence interval, so no verdict"))
+    if measured.test_error == "binomial":
+        found.append(
+            Message(
+                "without predictions, the test-set error is estimated from unpaired binomial distributions, "
+                "which is too wide"
+            )
+        )
+    return found
+
+
+def missing_runs(arm: Arm, reference: Arm) -> list[Message]:
+    """Runs that diverged or have not finished."""
+    found = []
+    runs = (*arm.runs, *reference.runs)
+    if diverged := [r for r in runs if r.state == DIVERGED]:
+        found.append(
+            Message(
+                "{n} runs diverged and are not in the mean, so there is no verdict: {runs}",
+                n=len(diverged),
+                runs=_names(diverged),
+            )
+        )
+    if unfinished := [r for r in runs if r.state not in (FINISHED, DIVERGED)]:
+        names = tuple(
+            Message("{id} seed {seed} ({state})", id=r.id, seed=r.seed, state=state_name(r.state))
+            for r in unfinished
+        )
+        found.append(Message("{n} runs are not finished: {runs}", n=len(unfinished), runs=names))
+    return found
+
+
+def selected_on_test(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> list[Message]:
+    """Runs whose learning rate or checkpoint may have been selected on the test split."""
+    found = []
+    ids = {arm.id, reference.id}
+    if tested := [t for t in trials if t.id in ids and t.result and t.result.test is not None]:
+        found.append(
+            Message(
+                "tuning trials were evaluated on the test split, so it may have influenced the choice of the "
+                "learning rate: {runs}",
+                runs=_names(tested),
+            )
+        )
+    if selected := [r for r in (*arm.finished, *reference.finished) if _validated_on_test(r)]:
+        found.append(
+            Message(
+                "the checkpoint was selected on the reported split, so its score is too optimistic: {runs}",
+                runs=_names(selected),
+            )
+        )
+    return found
+
+
+def _validated_on_test(run: LoadedRun) -> bool:
+    prints = run.manifest.get("data", {}).get("fingerprints", {})
+    validation = prints.get("validation")
+    return bool(run.result and validation and validation == run.result.fairness.get("eval_set"))
+
+
+def failed_audits(arm: Arm) -> list[Message]:
+    """Runs whose frozen parameters changed."""
+    failed = [r for r in arm.finished if not r.audited]
+    return [Message("the freeze audit failed: {runs}", runs=_names(failed))] if failed else []
+
+
+def weak_tuning(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> list[Message]:
+    """No tuning, a learning rate at the edge of its grid, or missing tuning trials."""
+    a, b = arm.finished[0].config, reference.finished[0].config
+    found = []
+    if not a.tune.grid and not b.tune.grid and a.optim.lr == b.optim.lr:
+        found.append(
+            Message("the learning rate was not tuned for either arm ({lr} for both)", lr=f"{a.optim.lr:g}")
+        )
+    for config in (a, b):
+        grid = config.tune.grid
+        if len(grid) > 2 and config.optim.lr in (min(grid), max(grid)):
+            found.append(
+                Message(
+                    "the learning rate of {id} ({lr}) is at the edge of its grid; a better one may lie "
+                    "outside",
+                    id=config.id,
+                    lr=f"{config.optim.lr:g}",
+                )
+            )
+        place = (config.study, config.id, config.scale)
+        own = [t for t in trials if (t.config.study, t.id, t.config.scale) == place]
+        have = sum(1 for t in own if t.result or t.state == DIVERGED)  # a diverged trial is complete
+        promised = len(grid) * max(1, len(config.tune.seeds))
+        if have < promised:
+            found.append(
+                Message(
+                    "{id}: only {have} of {promised} tuning trials are in this runs folder",
+                    id=config.id,
+                    have=have,
+                    promised=promised,
+                )
+            )
+    return found
+
+
+def other_settings(arm: Arm, reference: Arm) -> list[Message]:
+    """Differences in the model or in other settings that do not make the comparison invalid."""
+    found = []
+    for name, (mine, theirs) in setting_differences(arm, reference).items():
+        if name in EQUAL_SETTINGS:
+            continue
+        values = {"field": name, "arm": mine, "reference": theirs}
+        if name.startswith("model."):
+            found.append(
+                Message(
+                    "different architecture, {field}: {arm} against {reference}; architecture gains are not "
+                    "attributed to freezing",
+                    **values,
+                )
+            )
+        else:
+            found.append(Message("different setting, {field}: {arm} against {reference}", **values))
+    return found
+
+
+def unrecorded(arm: Arm, reference: Arm) -> list[Message]:
+    """Facts that neither arm recorded, so they could not be compared."""
+    fields = tuple(
+        what
+        for name, what in RECORDED.items()
+        if recorded(arm, name) == {"None"} == recorded(reference, name)
+    )
+    return (
+        [Message("not checked, because neither arm recorded it: {fields}", fields=fields)] if fields else []
+    )
+
+
+def identical_seeds(arm: Arm) -> list[Message]:
+    """Seeds with bit-equal perplexity: a copied run, or a seed without effect."""
+    if arm.metric != "ppl" or len(arm.scores) < 2 or len(set(arm.scores.values())) > 1:
+        return []
+    return [
+        Message(
+            "all {n} seeds of {id} have exactly the same result: the seed seems to have no effect",
+            id=arm.id,
+            n=len(arm.scores),
+        )
+    ]
+
+
+def _names(runs: Iterable[LoadedRun]) -> tuple[Message, ...]:
+    return tuple(Message("{id} seed {seed}", id=r.id, seed=r.seed) for r in runs)

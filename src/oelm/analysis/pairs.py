@@ -1,0 +1,88 @@
+"""Which arm is compared with which.
+
+baseline        the cost or gain of the method, against the baseline named in its config
+control         the cost of freezing alone, against the same architecture and init with trained Q/K
+orthogonality   frozen orthonormal rows against frozen Gaussian rows of the same norm
+init            against the same model without extras, with orthonormal init and trained Q/K
+plain           against the simpler architecture that is the baseline of its baseline
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from oelm.analysis.arms import Arm
+from oelm.methods.method import Method
+from oelm.methods.presets import find_method
+
+Kind = Literal["baseline", "control", "orthogonality", "init", "plain"]
+TRAINED_INIT = "orthogonal-init"  # the method with orthonormal init and trained Q/K
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An arm and its reference; `reference` is None if that experiment has no runs at the arm's scale."""
+
+    kind: Kind
+    arm: Arm
+    reference_id: str
+    reference: Arm | None
+
+
+def find_pairs(arms: Sequence[Arm]) -> list[Pair]:
+    """All pairs of arms to compare. Only the pairs named in a config may lack finished runs."""
+    return [*_named_in_configs(arms), *_orthogonality_pairs(arms), *_no_loss_pairs(arms)]
+
+
+def find_arm(arms: Sequence[Arm], arm: Arm, id: str) -> Arm | None:
+    """The experiment `id` at the scale of `arm`: from the same study if possible, else from any study."""
+    found = [a for a in arms if a.id == id and a.config.scale == arm.config.scale]
+    same_study = [a for a in found if a.config.study == arm.config.study]
+    return next(iter([*same_study, *found]), None)
+
+
+def _named_in_configs(arms: Sequence[Arm]) -> Iterator[Pair]:
+    for arm in arms:
+        named = arm.config.compare
+        if named.baseline not in ("", arm.id):
+            yield Pair("baseline", arm, named.baseline, find_arm(arms, arm, named.baseline))
+        if named.control not in ("", arm.id, named.baseline):
+            yield Pair("control", arm, named.control, find_arm(arms, arm, named.control))
+
+
+def _orthogonality_pairs(arms: Sequence[Arm]) -> Iterator[Pair]:
+    for arm in arms:
+        if arm.finished and arm.method.init == "headwise" and not arm.method.trains_qk:
+            for other in arms:
+                if other.finished and _same_model(arm, other) and _only_rows_differ(arm.method, other.method):
+                    yield Pair("orthogonality", arm, other.id, other)
+
+
+def _no_loss_pairs(arms: Sequence[Arm]) -> Iterator[Pair]:
+    """The further references of a frozen language model, for the goal that nothing is lost (`goal.py`)."""
+    for arm in arms:
+        if not arm.freezes or arm.metric != "ppl" or not arm.config.compare.control:
+            continue
+        if arm.method.control != TRAINED_INIT:
+            for other in arms:
+                if other.finished and _same_model(arm, other) and other.method == find_method(TRAINED_INIT):
+                    yield Pair("init", arm, other.id, other)
+        baseline = find_arm(arms, arm, arm.config.compare.baseline)
+        plain = find_arm(arms, arm, baseline.config.compare.baseline) if baseline else None
+        if plain is not None and plain.finished:
+            yield Pair("plain", arm, plain.id, plain)
+
+
+def _same_model(arm: Arm, other: Arm) -> bool:
+    return other.place == arm.place and other.config.model == arm.config.model
+
+
+def _only_rows_differ(orthogonal: Method, gaussian: Method) -> bool:
+    """Whether the methods are equal except for Gaussian instead of orthonormal rows of the same norm.
+
+    With gain "match" every Gaussian init is rescaled to the same norm, otherwise only N(0, 1/d) has it.
+    """
+    inits = ("normal", "normal-matched") if orthogonal.gain == "match" else ("normal-matched",)
+    return gaussian.init in inits and replace(gaussian, init="headwise", name=orthogonal.name) == orthogonal
