@@ -1,4 +1,4 @@
-"""Every test has a cache of its own, no network, and sees no data folder unless it asks for one."""
+"""Every test has its own cache, no network, and no data folder unless it asks for one."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def shared_data() -> Path:
     if not (_SHARED / "data").is_dir():
-        pytest.skip("the folder of real samples, ../shared/data, is not here")
+        pytest.skip("there is no folder of real samples (../shared/data, or OELM_SHARED)")
     return _SHARED / "data"
 
 
 @pytest.fixture
 def shared_tokenizers() -> Path:
     if not (_SHARED / "tokenizers").is_dir():
-        pytest.skip("the folder of real tokenizers, ../shared/tokenizers, is not here")
+        pytest.skip("there is no folder of tokenizers (../shared/tokenizers, or OELM_SHARED)")
     return _SHARED / "tokenizers"
 
 
@@ -41,7 +41,7 @@ Write = Callable[[str, Iterable[object]], Path]
 
 @pytest.fixture
 def write_jsonl(tmp_path: Path) -> Write:
-    """Write rows (dicts, or raw lines as str or bytes) to a jsonl file below the test's folder."""
+    """Write rows (dicts, or raw lines as str or bytes) to a jsonl file in the test's folder."""
 
     def write(name: str, rows: Iterable[object]) -> Path:
         path = tmp_path / name

@@ -34,11 +34,11 @@ def test_withheld_labels_are_reported_in_one_short_summary(folder: Path, write_j
     path = write_jsonl("data/imdb/test.jsonl", [{"text": f"t {i}", "label": -1} for i in range(3000)])
     report = check_corpus(open_corpus("imdb", data_dir=folder))
     assert not report.ok
-    told = str(report)
-    assert "3,000 x label" in told
-    assert f"{path}, row 1, field 'label': is -1" in told
-    assert "withheld" in told
-    assert len(told.splitlines()) < 20
+    summary = str(report)
+    assert "3,000 x label" in summary
+    assert f"{path}, row 1, field 'label': is -1" in summary
+    assert "withheld" in summary
+    assert len(summary.splitlines()) < 20
 
 
 def test_bad_rows_can_be_skipped_but_a_split_without_good_rows_is_an_error(folder: Path, write_jsonl) -> None:

@@ -42,7 +42,7 @@ def test_a_batch_does_not_depend_on_the_batches_read_before(
 ) -> None:
     plan = BatchPlan(rows, size, seed)
     asked = {index: plan.batch(index).tolist() for index in order}
-    for index, batch in asked.items():  # a fresh plan that starts right there, as a resumed run does
+    for index, batch in asked.items():  # a new plan that starts at this batch, as in a resumed run
         assert BatchPlan(rows, size, seed).batch(index).tolist() == batch
 
 

@@ -1,4 +1,4 @@
-"""The hub cannot be reached from a test; its library can: with a fake hub, and for real on local files."""
+"""The hub source with a fake hub, and with the real `datasets` library on local files."""
 
 import itertools
 import shutil
@@ -19,7 +19,7 @@ datasets = pytest.importorskip("datasets")
 
 @pytest.fixture
 def online(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
-    """A hub that answers; returns the calls made to it."""
+    """Replace the hub by a fake one; return the list of calls to it."""
     calls: list[dict] = []
 
     def load_dataset(path, name=None, **options):
@@ -36,7 +36,7 @@ def online(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, revisions: dict) -> None:
-    """Let the hub know these revisions: a hash and the files of each."""
+    """Set the revisions of the fake hub: each has a hash and a list of files."""
 
     def dataset_info(name, revision, timeout):
         sha, files = revisions[revision]
@@ -162,7 +162,7 @@ def test_a_broken_connection_is_an_error_with_the_row_number(
 def test_the_real_library_reads_a_repository_of_parquet_files(
     online: list[dict], monkeypatch: pytest.MonkeyPatch, tmp_path, tmp_path_factory
 ) -> None:
-    """The same call, answered by the real `datasets` from a local copy: streamed and whole."""
+    """Load local files with the real `datasets` library, streamed and not streamed."""
     real = datasets.load.load_dataset
     rows = [{"text": f"story {i}", "label": i % 2} for i in range(300)]
     for split in ("train", "validation", "test"):
@@ -184,7 +184,7 @@ def test_the_real_library_reads_a_repository_of_parquet_files(
     assert len(list(open_corpus("openwebtext").limit(train=280).rows("train"))) == 280
     shutil.rmtree(tmp_path / "plain_text")
     answer(monkeypatch, {None: ("abc", [])})
-    for name in ("tinystories", "imdb"):  # streamed, whole
+    for name in ("tinystories", "imdb"):  # streamed, not streamed
         corpus = open_corpus(name)
         assert len(list(corpus.rows("test"))) == 300
         assert len(list(corpus.rows("train"))) + len(list(corpus.rows("validation"))) == 300

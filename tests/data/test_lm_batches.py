@@ -34,7 +34,7 @@ def test_each_epoch_has_every_window_once(
 def test_a_batch_depends_only_on_seed_and_step(step: int, seed: int) -> None:
     ids = np.arange(500, dtype=np.uint16)
     first = LMBatches(ids, 8, 4, seed)
-    first.batch(step + 1)  # whatever was read before
+    first.batch(step + 1)  # reading another batch before changes nothing
     assert torch.equal(first.batch(step), LMBatches(ids, 8, 4, seed).batch(step))
 
 

@@ -30,7 +30,7 @@ def test_different_keys_give_uncorrelated_permutations() -> None:
 
 
 def test_the_permutation_never_changes() -> None:
-    """Golden: a run that resumes under another version must see the same batches."""
+    """A run that is resumed with a newer version must see the same batches."""
     assert mix(42, 7) == 14669438080895892853
     assert shuffled(range(8), 8, 42, 0).tolist() == [2, 6, 1, 0, 3, 4, 7, 5]
     assert shuffled([0, 1, 10**9 - 1], 10**9, 42, 3).tolist() == [309527225, 435546412, 779152461]

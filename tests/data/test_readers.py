@@ -46,10 +46,10 @@ def test_invalid_lines_are_reported_and_the_others_are_read(write_jsonl) -> None
     rows, bad = rows_of(path)
     assert [row["text"] for row in rows] == ["fine", "too"]
     assert bad.counts == {"json": 2, "utf-8": 1}
-    told = str(bad)
-    assert f"{path}, row 2" in told
-    assert f"{path}, row 3" in told
-    assert f"{path}, row 4" in told
+    summary = str(bad)
+    assert f"{path}, row 2" in summary
+    assert f"{path}, row 3" in summary
+    assert f"{path}, row 4" in summary
 
 
 def test_csv_rows_with_invalid_utf8_or_too_many_cells_are_reported(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_damaged_parquet_file_and_an_unknown_extension_are_errors(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("row", "kind", "says"),
+    ("row", "kind", "expected"),
     [
         ({"text": "a", "label": -1}, "label", "-1"),
         ({"text": "a", "label": 2}, "label", "0..1"),
@@ -85,11 +85,11 @@ def test_a_damaged_parquet_file_and_an_unknown_extension_are_errors(tmp_path: Pa
         ({"text": "a"}, "field", "text"),
     ],
 )
-def test_a_bad_row_is_reported_with_file_row_and_field(row: dict, kind: str, says: str) -> None:
+def test_a_bad_row_is_reported_with_file_row_and_field(row: dict, kind: str, expected: str) -> None:
     bad = BadRows()
     assert clean_row(LABELLED, row, "train.csv", 7, bad) is None
     assert bad.counts == {kind: 1}
-    assert says in str(bad)
+    assert expected in str(bad)
     assert "train.csv, row 7, field" in str(bad)
 
 
@@ -105,9 +105,9 @@ def test_thousands_of_bad_rows_give_one_short_summary() -> None:
     bad = BadRows()
     for row in range(5000):
         clean_row(LABELLED, {"text": "a", "label": -1}, "test.jsonl", row, bad)
-    told = str(bad)
-    assert "5,000" in told
-    assert len(told.splitlines()) < 10
+    summary = str(bad)
+    assert "5,000" in summary
+    assert len(summary.splitlines()) < 10
 
 
 def test_only_the_marker_ends_a_document_of_a_text_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""All nine datasets of the study from the folder of real samples."""
+"""The nine datasets of the original study, read from a folder of real samples."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_tokens_of_a_real_sample_decode_to_its_text(shared_data: Path, name: str
     if corpus.task == "lm":
         tokens = prepare_tokens(corpus, "test", gpt2)
         offsets = tokens.offsets
-        for number, row in enumerate(rows):  # decoding the ids gives the documents back, byte for byte
+        for number, row in enumerate(rows):  # the decoded documents equal the original texts
             assert gpt2.decode(tokens.ids[offsets[number] : offsets[number + 1] - 1]) == row["text"]
         assert LMBatches(tokens, 128, 4, 0).batch(3).shape == (4, 129)
     else:

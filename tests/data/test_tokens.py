@@ -28,7 +28,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def expected(texts: list[str], tokenizer: Tokenizer) -> list[int]:
-    """The definition: each document's own tokens by the plain tokenizer, then EOS."""
+    """Return the tokens of each document by the Hugging Face tokenizer, each followed by EOS."""
     result: list[int] = []
     for text in texts:
         result += [*tokenizer._inner.encode(text, add_special_tokens=False).ids, tokenizer.eos_id]
@@ -57,7 +57,7 @@ def test_the_token_file_has_all_documents_in_order(
 
 
 def own_lm(train: Path):
-    """A corpus whose train split is exactly that file."""
+    """Return a corpus whose train split is this file."""
     (train.parent / "eval.jsonl").write_text('{"text": "held out"}\n', encoding="utf-8")
     return open_corpus(f"file:{train},{train.parent}/eval.jsonl,{train.parent}/eval.jsonl")
 
@@ -180,7 +180,7 @@ def test_bad_rows_are_one_error_or_are_skipped_and_counted(tokenizer: Tokenizer,
     assert corpus.skipped == {"train": {"json": 1, "empty": 1, "field": 1}}
     with pytest.raises(
         OelmError, match="3 bad rows"
-    ):  # the cache of a lenient run does not silence a strict one
+    ):  # a cache made with skip_bad_rows does not hide the error
         prepare_tokens(corpus, "train", tokenizer)
 
 
@@ -210,7 +210,7 @@ def test_encoding_resumes_after_a_full_disk(tokenizer: Tokenizer, monkeypatch) -
             prepare_tokens(corpus, "train", tokenizer, workers=1)
     reports: list[EncodingProgress] = []
     tokens = prepare_tokens(corpus, "train", tokenizer, workers=1, progress=reports.append)
-    assert reports[0].rows > 25  # it went on behind the two chunks
+    assert reports[0].rows > 25  # encoding resumed after the two committed chunks
     assert tokens.ids.tolist() == expected([row["text"] for row in corpus.rows("train")], tokenizer)
 
 
@@ -257,7 +257,7 @@ def test_a_killed_process_is_resumed_and_gives_the_same_tokens(tokenizer: Tokeni
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=300)
         firsts.append(int(seen[0]))
-    assert firsts[1] > firsts[0]  # each went on where the one before was killed
+    assert firsts[1] > firsts[0]  # each process resumed where the one before was killed
     assert firsts[2] > firsts[1]
     tokens = prepare_tokens(open_corpus("stories").limit(train=400), "train", tokenizer)
     assert np.array_equal(tokens.ids, reference.ids)
@@ -270,7 +270,9 @@ def test_two_processes_encode_only_once(tokenizer: Tokenizer, tmp_path: Path) ->
     outputs = [process.communicate(timeout=300)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert outputs[0][-1] == outputs[1][-1]
-    assert min(len(output) for output in outputs) == 2  # "done n" alone: it waited and found it made
+    assert (
+        min(len(output) for output in outputs) == 2
+    )  # only "done n": this process waited and used the cache
 
 
 _BOUNDED = """
@@ -311,6 +313,6 @@ def test_a_lock_file_of_a_killed_process_does_not_block(tokenizer: Tokenizer, ca
     corpus = open_corpus("stories").limit(test=10)
     tokens = prepare_tokens(corpus, "test", tokenizer)
     lock = tokens.folder.with_name(tokens.folder.name + ".lock")
-    lock.touch()  # what a killed process leaves behind
+    lock.touch()  # as left by a killed process
     os.truncate(tokens.folder / "ids.bin", 0)
     assert len(prepare_tokens(corpus, "test", tokenizer)) == len(tokens)

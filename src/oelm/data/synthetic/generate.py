@@ -47,7 +47,7 @@ CORPORA = {
 _MAKERS: dict[str, Callable[[Rng], Row]] = {"stories": story, **TASKS, **RECALL_TASKS}
 
 
-def sizes(name: str) -> dict[str, int]:
+def split_sizes(name: str) -> dict[str, int]:
     """Return the number of rows of each split."""
     if name not in CORPORA:
         raise unknown_name("built-in corpus", name, CORPORA)
@@ -59,12 +59,12 @@ def generator_id(name: str) -> str:
     return f"{name} seed {SEED} version {CORPORA[name].version} sizes {CORPORA[name].sizes}"
 
 
-def generate(name: str, split: str) -> Iterator[Row]:
+def generate_rows(name: str, split: str) -> Iterator[Row]:
     """Yield the rows of a split. Each row depends only on (name, split, index).
 
-    >>> row = next(generate("stories-2way", "train"))
+    >>> row = next(generate_rows("stories-2way", "train"))
     >>> sorted(row), row["label"] in (0, 1)
     (['label', 'text'], True)
     """
-    for index in range(sizes(name)[split]):
+    for index in range(split_sizes(name)[split]):
         yield _MAKERS[name](Rng(SEED, CORPORA[name].number, SPLITS.index(split), index))
