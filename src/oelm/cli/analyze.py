@@ -59,7 +59,7 @@ def analyze(
     options: ResultsOptions = ResultsOptions(),
     json: Json = False,
 ) -> None:
-    """Analyze results.
+    """Print what the finished runs show.
 
     Parameters
     ----------

@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any, Literal
 
-from cyclopts import Parameter
-
-from oelm.cli.options import Json
+from oelm.cli.options import OUTPUT, Json
 from oelm.cli.output import print, print_json, print_table
 from oelm.cli.values import Count, Integer, Names, PositiveCount
 from oelm.units import bytes_text
@@ -26,10 +24,10 @@ def bench(
     rounds: Integer = 4,
     steps: Integer = 3,
     threads: Count = 0,
-    output: Annotated[str, Parameter(name=("--output", "-o"))] = "",
+    output: Annotated[str, OUTPUT] = "",
     json: Json = False,
 ) -> None:
-    """Measure methods.
+    """Measure optimizer steps of several methods and print them as a table.
 
     Parameters
     ----------

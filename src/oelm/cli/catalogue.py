@@ -8,6 +8,7 @@ from oelm.cli.options import (
     Catalogue,
     Changes,
     DataDir,
+    ExperimentId,
     Json,
     OneScale,
     Phases,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 def list_experiments(
     *, study: Study = "", phase: Phases = (), catalogue: Catalogue = (), json: Json = False
 ) -> None:
+    """Print the experiments, grouped by study and phase."""
     load_catalogues(catalogue)
     chosen = select(phases=phase, study=study) if study or phase else list(experiments().values())
     if json:
@@ -74,7 +76,7 @@ def _facts(e: Experiment) -> dict[str, Any]:
 
 
 def show(
-    id: str,
+    id: ExperimentId,
     /,
     *,
     scale: OneScale = "full",
@@ -85,13 +87,7 @@ def show(
     catalogue: Catalogue = (),
     json: Json = False,
 ) -> None:
-    """Show one experiment.
-
-    Parameters
-    ----------
-    id
-        Experiment ID (`oelm list`).
-    """
+    """Print the settings of one experiment and what it takes to run it."""
     from oelm.config.hash import config_hash
     from oelm.config.mapping import to_mapping
     from oelm.config.yaml import config_to_yaml
@@ -151,8 +147,8 @@ def _plan_rows(config: RunConfig, plan: Plan, data_dir: str) -> list[tuple[str, 
 
 
 def diff(
-    first: str,
-    second: str,
+    first: ExperimentId,
+    second: ExperimentId,
     /,
     *,
     scale: OneScale = "full",
@@ -160,15 +156,7 @@ def diff(
     catalogue: Catalogue = (),
     json: Json = False,
 ) -> None:
-    """Show the settings that differ.
-
-    Parameters
-    ----------
-    first
-        Experiment ID.
-    second
-        Experiment ID.
-    """
+    """Print the fields that differ between the configs of two experiments."""
     from oelm.config.diff import config_diff
 
     load_catalogues(catalogue)
@@ -183,6 +171,7 @@ def diff(
 
 
 def list_methods(*, json: Json = False) -> None:
+    """Print the named methods with their aliases, purposes and controls."""
     names: dict[str, list[str]] = {}
     for alias, name in ALIASES.items():
         names.setdefault(name, []).append(alias)

@@ -12,7 +12,7 @@ from oelm.units import bytes_text
 
 
 def clean(*, runs: Runs = "runs", study: Study = "", yes: bool = False, json: Json = False) -> None:
-    """Delete resume checkpoints.
+    """List the resume checkpoints of finished runs and delete them after a yes.
 
     Parameters
     ----------

@@ -10,10 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
 from oelm.cli.analyze import BENCHMARKS, print_blocks, print_warnings
-from oelm.cli.options import MachineOptions, OneScale, Seeds
+from oelm.cli.options import OUTPUT, MachineOptions, OneScale, Seeds
 from oelm.cli.output import output_file, print, print_text
 from oelm.cli.progress import RunProgress
 from oelm.cli.report import Language
@@ -40,12 +38,12 @@ def demo(
     scale: OneScale = "mini",
     seeds: Seeds = SEEDS,
     runs: str = "demo",
-    output: Annotated[str, Parameter(name=("--output", "-o"))] = "",
+    output: Annotated[str, OUTPUT] = "",
     lang: Language = "en",
     slots: Count = 0,
     machine: MachineOptions = MachineOptions(),
 ) -> int:
-    """Run the demo.
+    """Train the demo study, print its result and write its report.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ def doctor(
     machine: MachineOptions = MachineOptions(),
     json: Json = False,
 ) -> int:
-    """Check this machine.
+    """Check this machine; exit code 1 if there is a problem.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def _check_resume(
     machine: Machine,
     json: bool,
 ) -> int:
-    """Interrupt a short run of each config in every way; 0 if all of them end as they should."""
+    """Interrupt and resume short runs of each config. Exit code 0 if all end like uninterrupted ones."""
     from oelm.experiments.resume.check import resume_check
 
     reports = []

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from oelm.cli.options import Json, Runs
+from oelm.cli.options import OUTPUT, Json, Runs
 from oelm.cli.output import print, print_json
 from oelm.cli.values import Integer
 from oelm.config.run_config import Scale
@@ -29,7 +29,7 @@ class OneRun:
     runs: Runs = "runs"
 
     def folder(self, run: str) -> RunFolder:
-        """The folder of the run, which has a best model."""
+        """The folder of a run. Raises an `OelmError` if it has no best model yet."""
         folder = RunFolder(find_run(self.runs, run, scale=self.scale or "", seed=self.seed))
         if not folder.best.is_dir():
             raise OelmError(f"{folder.path} has no best model yet (the first validation writes it)")
@@ -49,7 +49,7 @@ def generate_text(
     which: OneRun = OneRun(),
     json: Json = False,
 ) -> None:
-    """Sample text.
+    """Print the prompt and its continuation by the best model of a run.
 
     Parameters
     ----------
@@ -106,11 +106,11 @@ def export(
     /,
     *,
     to: Literal["hf"] = "hf",
-    output: Annotated[str, Parameter(name=("--output", "-o"))] = "",
+    output: Annotated[str, OUTPUT] = "",
     which: OneRun = OneRun(),
     json: Json = False,
 ) -> None:
-    """Export a model.
+    """Write the best model of a run and its tokenizer to a folder.
 
     Parameters
     ----------

@@ -123,7 +123,7 @@ def monitor(
     every: Annotated[float, Parameter(validator=Number(gt=0))] = 2.0,
     once: bool = False,
 ) -> None:
-    """Watch runs.
+    """Show all runs and the log of the selected one until the user quits.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def monitor(
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """A function that waits up to that many seconds for a key; it returns "" if none was pressed."""
+    """A function that waits some seconds for a key and returns it, or "" if none was pressed."""
     if not sys.stdin.isatty():
 
         def sleep(seconds: float) -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from oelm.config.run_config import Machine
     from oelm.experiments.experiment import Experiment
 
+ExperimentId = Annotated[str, Parameter(help="ID of an experiment (`oelm list`).")]
+OUTPUT = Parameter(name=("--output", "-o"))
 Runs = Annotated[str, Parameter(name="--runs", env_var="OELM_RUNS", help="Folder of all runs.")]
 Json = Annotated[bool, Parameter(name="--json", help="Print facts as JSON.")]
 Study = Annotated[str, Parameter(name="--study", help="Only this study, e.g. gap.")]
@@ -47,7 +49,7 @@ Seed = Annotated[Integer, Parameter(name="--seed", help="Seed of the run.")]
 
 
 def shown_default(value: Any) -> str | None:
-    """The default of an option as help prints it; None, which prints nothing, for an empty one."""
+    """The default value as printed in the help; None, if there is nothing to print."""
     if value is None or value == "" or value == () or value == 0:
         return None
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

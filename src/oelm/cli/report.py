@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from oelm.cli.analyze import ResultsOptions, print_warnings
+from oelm.cli.options import OUTPUT
 from oelm.cli.output import output_file, print
 from oelm.report.translate import LANGUAGES
 
@@ -18,13 +19,13 @@ Language = Annotated[str, Parameter(name="--lang", choices=LANGUAGES, help="Lang
 
 def report(
     *studies: str,
-    output: Annotated[str, Parameter(name=("--output", "-o"))] = "",
+    output: Annotated[str, OUTPUT] = "",
     markdown: str = "",
     claims: str = "",
     lang: Language = "en",
     options: ResultsOptions = ResultsOptions(),
 ) -> None:
-    """Write a report.
+    """Analyze the finished runs and write the files that the options name.
 
     Parameters
     ----------

@@ -155,7 +155,7 @@ class _Place:
                 "--gpus-per-run or --gres (--gpus none for jobs without GPUs)"
             )
         if self.on == "slurm":
-            require_writable(self.runs, "--runs / OELM_RUNS")  # devices and caches are those of the nodes
+            require_writable(self.runs, "--runs / OELM_RUNS")  # the compute nodes have their own devices
         else:
             self.machine.check(self.runs)
 
@@ -192,7 +192,7 @@ def run(
     slurm: SlurmFlags = SlurmFlags(),
     machine: MachineOptions = MachineOptions(),
 ) -> int:
-    """Train many runs.
+    """Train the chosen experiments with all seeds and print a summary.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ def run(
 def _check_flags_are_used(
     arms: Sequence[ArmPlan], tuning: TuningOptions, retry: RetryOptions, slurm: SlurmFlags
 ) -> None:
-    """Raise a `UsageError` for a flag that would have no effect: the user expects something else."""
+    """Raise a `UsageError` for a flag that would have no effect, because the user expects one."""
     if retry.pilot and slurm.no_wait:
         raise UsageError("--pilot has to wait for its runs, so --no-wait cannot be combined with it")
     if retry.pilot_factor != PILOT_FACTOR and not retry.pilot:

@@ -50,6 +50,7 @@ class RunFilter:
 
 
 def status(*, filter: RunFilter = RunFilter(), json: Json = False) -> None:
+    """Print the matching runs as a table."""
     runs = filter.find()
     if json:
         print_json([run.to_dict() for run in runs])

@@ -6,7 +6,17 @@ import os
 import sys
 from typing import Any
 
-from oelm.cli.options import Catalogue, Changes, Json, MachineOptions, OneScale, Runs, Seed, load_catalogues
+from oelm.cli.options import (
+    Catalogue,
+    Changes,
+    ExperimentId,
+    Json,
+    MachineOptions,
+    OneScale,
+    Runs,
+    Seed,
+    load_catalogues,
+)
 from oelm.cli.output import print, print_json
 from oelm.cli.values import Seconds
 from oelm.config.run_config import RunConfig
@@ -21,7 +31,7 @@ from oelm.runs.folder import RunFolder
 
 
 def train(
-    id: str,
+    id: ExperimentId,
     /,
     *,
     scale: OneScale = "full",
@@ -33,12 +43,10 @@ def train(
     machine: MachineOptions = MachineOptions(),
     json: Json = False,
 ) -> int:
-    """Train one run.
+    """Train one run and print its results.
 
     Parameters
     ----------
-    id
-        Experiment ID (`oelm list`).
     time_limit
         Save a checkpoint and exit with code 75 after this time, e.g. 3h.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _RANGE = re.compile(r"(\d+)-(\d+)")
-MAX_RANGE = 10_000  # a longer range is a typing error
+MAX_RANGE = 10_000  # a longer range is a typing mistake
 
 
 def integers(words: Iterable[str], flag: str) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ def _seconds_option(_: Any, tokens: Sequence[Token]) -> float:
 
 
 def _integer_option(_: Any, tokens: Sequence[Token]) -> int:
-    """An integer; cyclopts would round 1.5."""
+    """Convert to an integer; the converter of cyclopts accepts 1.5 and rounds it."""
     try:
         return int(tokens[0].value)
     except ValueError:
