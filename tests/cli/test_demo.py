@@ -1,0 +1,61 @@
+"""The short result of `oelm demo`; a demo from start to report is in tests/report."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oelm.analysis.statistics import difference
+from oelm.analysis.verdict import ACCURACY_TARGET, PPL_TARGET, decide
+from oelm.cli.demo import short_result
+
+
+def language_model(ratios: list[float], method: str = "oelm-freeze") -> Any:
+    effect = difference(
+        {s: math.log(r) for s, r in enumerate(ratios)}, dict.fromkeys(range(len(ratios)), 0.0)
+    )
+    arm = SimpleNamespace(method=SimpleNamespace(name=method), config=SimpleNamespace(task="lm"))
+    return SimpleNamespace(arm=arm, metric="ppl", effect=effect, target=decide(PPL_TARGET, effect))
+
+
+def lines(*comparisons: Any) -> list[str]:
+    found = SimpleNamespace(of=lambda kind: [c for c in comparisons if kind == "baseline"])
+    return list(short_result(SimpleNamespace(comparisons=found)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "decision"),
+    [
+        ([1.020, 1.021, 1.019], "Decided: the cost is below the margin of 5 %."),
+        ([1.140, 1.141, 1.139], "Decided: the cost is above the margin of 5 %."),
+        ([1.02, 1.09, 1.04], "Not decided: the interval includes the margin of 5 %"),
+        ([1.02], "Not decided: more than one seed is needed."),
+    ],
+)
+def test_cost_interval_and_decision_are_one_line(ratios: list[float], decision: str) -> None:
+    compared, result = lines(language_model(ratios), language_model([2.0, 2.1, 2.2], "oelm-plus"))
+    assert compared.startswith("Compared: ")
+    assert result.startswith("Language model: freezing changes perplexity by +")
+    assert f"n = {len(ratios)}" in result
+    assert ("95 % confidence interval " in result) == (len(ratios) > 1)
+    assert decision in result
+
+
+def test_accuracy_is_in_points() -> None:
+    effect = difference({0: 80.0, 1: 81.0, 2: 80.5}, {0: 80.5, 1: 81.4, 2: 81.1})
+    arm = SimpleNamespace(
+        method=SimpleNamespace(name="oelm-freeze"), config=SimpleNamespace(task="classification")
+    )
+    target = decide(ACCURACY_TARGET, difference({0: -0.01, 1: -0.012}, {0: 0.0, 1: 0.0}))
+    (_, result) = lines(SimpleNamespace(arm=arm, metric="accuracy", effect=effect, target=target))
+    assert result.startswith(
+        "Classifier: freezing changes accuracy by −0.50 points (95 % confidence interval −"
+    )
+
+
+def test_without_finished_runs_there_is_no_comparison() -> None:
+    (line,) = lines()
+    assert "No comparison yet" in line
