@@ -1,4 +1,4 @@
-"""The catalogue against the study's own tables, written out here a second time."""
+"""The catalogue has the settings of the original study, which are repeated here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from oelm.methods.apply import apply
 from oelm.runs.folder import EXIT_USAGE
 from oelm.training.build_model import build_model
 
-# ID: dataset, method, rate, steps or epochs, batch, reported figure
+# ID: dataset, method, learning rate, steps or batch size, reported result
 LANGUAGE_MODELS = {
     "GPT-01": ("tinystories", "baseline", 3e-4, 100_000, 4.27),
     "GPT-02": ("tinystories", "oelm-freeze", 1e-3, 100_000, 4.69),
@@ -60,7 +60,7 @@ CLASSIFIERS = {
 
 
 @pytest.mark.parametrize("id", LANGUAGE_MODELS)
-def test_language_models_have_the_studys_settings(id: str) -> None:
+def test_language_models_have_the_settings_of_the_original_study(id: str) -> None:
     dataset, method, rate, steps, ppl = LANGUAGE_MODELS[id]
     e, c = experiment(id), experiment(id).at("full")
     assert (c.task, c.data.dataset, c.method.name, c.optim.lr, c.budget.steps) == (
@@ -82,7 +82,7 @@ def test_language_models_have_the_studys_settings(id: str) -> None:
 
 
 @pytest.mark.parametrize("id", FINE_TUNED)
-def test_fine_tuned_models_have_the_studys_settings(id: str) -> None:
+def test_fine_tuned_models_have_the_settings_of_the_original_study(id: str) -> None:
     dataset, method, rate, batch, accuracy = FINE_TUNED[id]
     e, c = experiment(id), experiment(id).at("full")
     assert (c.task, c.data.dataset, c.method.name) == ("classification", dataset, method)
@@ -97,7 +97,7 @@ def test_fine_tuned_models_have_the_studys_settings(id: str) -> None:
 
 
 @pytest.mark.parametrize("id", CLASSIFIERS)
-def test_classifiers_from_scratch_have_the_studys_settings(id: str) -> None:
+def test_classifiers_from_scratch_have_the_settings_of_the_original_study(id: str) -> None:
     dataset, method, rate = CLASSIFIERS[id]
     c = experiment(id).at("full")
     assert (c.task, c.data.dataset, c.method.name, c.optim.lr) == ("classification", dataset, method, rate)
@@ -107,29 +107,22 @@ def test_classifiers_from_scratch_have_the_studys_settings(id: str) -> None:
     assert c.compare.phase == 4
 
 
-def test_the_phases_hold_exactly_the_studys_ids() -> None:
+def test_the_phases_have_exactly_the_experiments_of_the_original_study() -> None:
     ids = {e.id for e in select(phases=[1, 2, 3, 4, "paper"])}
     assert ids == {*LANGUAGE_MODELS, *FINE_TUNED, *CLASSIFIERS}
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_every_experiment_resolves_and_survives_yaml(scale: str) -> None:
+def test_every_experiment_has_a_valid_config_that_yaml_keeps(scale: str) -> None:
     for e in experiments().values():
-        config = e.at(scale)  # type: ignore[arg-type]
+        config = Request([e], (scale,)).config(e, scale, 0)  # type: ignore[arg-type]
         again = config_from_yaml(config_to_yaml(config))
         assert config_hash(again) == config_hash(config), e.id
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_every_experiment_passes_the_checks_of_its_config(scale: str) -> None:
-    """`oelm run --all` at any scale must not hold a run that can never work."""
-    for e in experiments().values():
-        Request([e], (scale,)).config(e, scale, 0)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("scale", ["smoke", "mini"])
 def test_every_method_fits_the_gpt_of_its_experiment(scale: str) -> None:
-    """Applied, without training: what only the model itself can refuse."""
+    """The method is applied to the real model, which may refuse it."""
     tried = set()
     for e in experiments().values():
         config = e.at(scale)  # type: ignore[arg-type]
@@ -152,7 +145,7 @@ def test_baselines_and_controls_exist_and_train_their_queries_and_keys() -> None
 
 
 def test_a_control_differs_from_its_arm_only_in_what_trains() -> None:
-    """A gain that the architecture brings must not be booked on freezing."""
+    """Otherwise a gain of the architecture would be attributed to freezing."""
     known = experiments()
     pairs = [(e, known[e.control]) for e in known.values() if e.study == "gap" and e.control]
     assert pairs
@@ -164,7 +157,7 @@ def test_a_control_differs_from_its_arm_only_in_what_trains() -> None:
         assert arm.at("mini").model == control.at("mini").model, arm.id
 
 
-def test_the_next_steps_train_as_many_layers_as_they_say() -> None:
+def test_partial_freezing_trains_as_many_layers_as_its_name_says() -> None:
     layers = [experiment(f"TS-PARTIAL-{n}").at("mini").method.layers for n in (1, 2)]
     assert layers == [1, 2]
 
@@ -175,7 +168,7 @@ def test_small_scales_keep_the_shape_and_need_no_hub(monkeypatch: pytest.MonkeyP
         full = e.at("full")
         for scale in ("mini", "smoke"):
             small = e.at(scale)  # type: ignore[arg-type]
-            hub = dataset(small.data.dataset).hub  # what comes by pip or is built in asks no hub anyway
+            hub = dataset(small.data.dataset).hub  # other datasets come from pip or are built in
             assert small.data.source in (("local", "builtin") if hub else ("auto", "builtin")), e.id
             assert small.data.tokenizer != "gpt2", e.id
             assert (small.task, small.method, small.model.family) == (
@@ -191,10 +184,10 @@ def test_small_scales_keep_the_shape_and_need_no_hub(monkeypatch: pytest.MonkeyP
     assert experiment("GPT-06").at("mini").budget.steps == 2 * experiment("GPT-04").at("mini").budget.steps
 
 
-def test_a_data_folder_must_hold_what_is_asked_for(tmp_path: Path) -> None:
-    """A named folder that lacks the dataset is an error, at every scale; other text has to be asked for."""
+def test_a_data_folder_must_have_the_dataset(tmp_path: Path) -> None:
+    """A data folder without the dataset is an error at every scale, unless the user chooses other text."""
     (tmp_path / "tinystories").mkdir()
-    (tmp_path / "tinystories" / "train.jsonl").write_text('{"text": "Once."}\n')
+    (tmp_path / "tinystories" / "train.jsonl").write_text('{"text": "Once."}\n', encoding="utf-8")
     folder = str(tmp_path)
     assert experiment("GPT-01").at("mini", data_dir=folder).data.source == "local"
     assert stand_ins(experiment("GPT-01").at("mini", data_dir=folder)) == []
@@ -207,7 +200,7 @@ def test_a_data_folder_must_hold_what_is_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_mini_bert_is_minilm_where_pip_has_it_and_says_so(
+def test_mini_bert_is_minilm_if_its_package_is_installed(
     monkeypatch: pytest.MonkeyPatch, installed: bool
 ) -> None:
     monkeypatch.setattr(experiment_module, "minilm_installed", lambda: installed)
@@ -216,13 +209,13 @@ def test_mini_bert_is_minilm_where_pip_has_it_and_says_so(
         ("minilm", True) if installed else ("tiny-bert", False)
     )
     if not installed:
-        with pytest.raises(UsageError, match="pip install"):  # named by the user, so not replaced
+        with pytest.raises(UsageError, match="pip install"):  # the user named it
             experiment("SST-2-02").at("mini", changes={"model.name": "minilm"})
-    said = " ".join(stand_ins(config))
-    assert ("all-MiniLM-L6-v2" in said) if installed else ("random 'tiny-bert'" in said)
+    notes = " ".join(stand_ins(config))
+    assert ("all-MiniLM-L6-v2" in notes) if installed else ("random 'tiny-bert'" in notes)
 
 
-def test_an_experiment_of_ones_own_is_a_few_lines() -> None:
+def test_a_user_can_register_an_experiment() -> None:
     mine = Experiment(
         id="MINE-01",
         study="mine",
@@ -270,7 +263,7 @@ def test_every_config_has_a_folder_of_its_own() -> None:
 
 
 def test_arms_of_the_demo_differ_in_nothing_but_their_method() -> None:
-    """One rate for all, as nothing is tuned in five minutes, and a trained control for what is frozen."""
+    """All arms share one learning rate, and each frozen arm has a control."""
     arms = select(study="demo")
     assert check_arms([e.at("mini", 0) for e in arms]) == []
     assert {e.id: e.control for e in arms if e.control} == {
@@ -282,7 +275,7 @@ def test_arms_of_the_demo_differ_in_nothing_but_their_method() -> None:
 
 
 def test_a_method_that_leaves_nothing_frozen_is_refused_before_it_runs() -> None:
-    """TS-PARTIAL-2 on two layers was once tried three times, though it can never work."""
+    """TS-PARTIAL-2 needs three layers."""
     e = experiment("TS-PARTIAL-2")
     with pytest.raises(UsageError, match="has only 2: nothing would be frozen"):
         Request([e], ("smoke",), changes={"model.name": "smoke"}).config(e, "smoke", 0)

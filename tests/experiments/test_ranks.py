@@ -1,4 +1,4 @@
-"""How the processes of one run end, with short scripts in their place: exit codes, hangs, kills, the lock."""
+"""How the ranks of one run end: exit codes, hangs, kills and the lock. Short scripts replace the training."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from oelm.runs.folder import RunFolder, Status
 rank, folder, private = int(os.environ["RANK"]), RunFolder(sys.argv[1]), Path(os.environ["OELM_RANK_DIR"])
 def say(state, reason=""):
     if state == "finished":
-        folder.results_file.write_text("{}")
+        folder.results_file.write_text("{}", encoding="utf-8")
     folder.write_status(Status(state=state, reason=reason, attempt=1))
 def report(reason):
     facts = {"time": time.time(), "rank": rank, "state": "failed", "reason": reason}
-    (private / "part").write_text(json.dumps(facts))
+    (private / "part").write_text(json.dumps(facts), encoding="utf-8")
     (private / "part").rename(private / f"rank-{rank}.json")
 def wait_for(path):
     while not path.exists():
@@ -53,7 +53,7 @@ def run(folder: Path, script: str) -> tuple[int, Status | None]:
 def wait_until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.02)
 
 
@@ -125,7 +125,7 @@ def test_a_run_stopped_while_its_ranks_start_is_interrupted(tmp_path: Path) -> N
         os.kill(os.getpid(), signal.SIGTERM)
 
     script = """
-if rank == 0: signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as in training: the loop looks later
+if rank == 0: signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as in training, where the loop checks later
 mark(str(rank))
 time.sleep(600)
 """
@@ -147,29 +147,29 @@ with RunLock(sys.argv[1]) as lock:
 
 
 def kill_worker_of(folder: Path, script: str) -> list[int]:
-    """Start a worker, kill it when both of its ranks have left a mark; returns the ranks' process ids."""
+    """Start a worker and kill it when both ranks have started; returns the process IDs of the ranks."""
     worker = subprocess.Popen(
         [sys.executable, "-c", WORKER, str(folder), PRELUDE + script],
         env={**os.environ, "TMPDIR": str(folder)},  # a killed worker cannot remove its private folder
     )
     marks = [folder / "0", folder / "1"]
-    wait_until(lambda: all(mark.exists() and mark.read_text() for mark in marks))
+    wait_until(lambda: all(mark.exists() and mark.read_text(encoding="utf-8") for mark in marks))
     worker.kill()
     worker.wait()
-    return [int(mark.read_text()) for mark in marks]
+    return [int(mark.read_text(encoding="utf-8")) for mark in marks]
 
 
 @pytest.mark.parametrize("way", ["both", "pipe"])
-def test_ranks_end_with_a_killed_worker(tmp_path: Path, way: str) -> None:
-    """By the death signal of Linux, and without it (other systems) by the pipe."""
+def test_ranks_end_when_their_worker_is_killed(tmp_path: Path, way: str) -> None:
+    """On Linux by a death signal, on other systems by a pipe."""
     no_signal = "sys.platform = 'other'\n" if way == "pipe" else ""
     pids = kill_worker_of(tmp_path, no_signal + "follow_parent()\nmark(str(rank))\ntime.sleep(600)")
     wait_until(lambda: not any(map(process_alive, pids)))
     wait_until(lambda: not is_held(tmp_path))
 
 
-def test_the_lock_is_held_as_long_as_a_rank_lives(tmp_path: Path) -> None:
-    pids = kill_worker_of(tmp_path, "mark(str(rank))\ntime.sleep(600)")  # ranks that do not follow
+def test_the_lock_is_held_while_a_rank_is_alive(tmp_path: Path) -> None:
+    pids = kill_worker_of(tmp_path, "mark(str(rank))\ntime.sleep(600)")  # these ranks outlive their worker
     for pid in pids:
         assert is_held(tmp_path)
         os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What two runs differ in, and when that counts. The check as a whole is tried in tests/torture/doctor.py."""
+"""Comparison of two runs, and its limits. tests/torture/doctor.py runs the complete check."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from oelm.training.checkpoints.file import save_checkpoint
 
 @pytest.fixture
 def two_runs(tmp_path: Path) -> tuple[RunFolder, RunFolder]:
-    """Equal ones, as far as their files are compared."""
+    """Two runs with equal files."""
     one, other = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "other")
     (one.best / "sub").mkdir(parents=True)
     rows = [{"step": step, "kind": "train", "loss": 1.0 / step} for step in (1, 2, 3)]
     one.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_json(one.results_file, {"steps": 3, "test": {"loss": 0.5}})
-    (one.best / "sub" / "tokenizer.json").write_text("{}")
+    (one.best / "sub" / "tokenizer.json").write_text("{}", encoding="utf-8")
     _save(one, torch.ones(3))
     shutil.copytree(one.path, other.path)
     return one, other
@@ -38,16 +38,16 @@ def test_equal_runs_have_no_differences(two_runs: tuple[RunFolder, RunFolder]) -
     assert compare_runs(two_runs[0].path, two_runs[1].path) == []
 
 
-def test_the_first_step_and_the_size_are_named(two_runs: tuple[RunFolder, RunFolder]) -> None:
+def test_a_difference_has_its_first_step_and_its_size(two_runs: tuple[RunFolder, RunFolder]) -> None:
     one, other = two_runs
-    text = other.metrics_file.read_text().replace('"loss": 0.5', '"loss": 0.75')
-    other.metrics_file.write_text(text)
+    text = other.metrics_file.read_text(encoding="utf-8").replace('"loss": 0.5', '"loss": 0.75')
+    other.metrics_file.write_text(text, encoding="utf-8")
     (found,) = compare_runs(one.path, other.path)
     assert (found.file, found.step, found.largest) == ("metrics.jsonl", 2, 0.25)
     assert str(found) == "metrics.jsonl: step 2, train, loss, by up to 0.25"
 
 
-def test_weights_results_and_files_of_the_best_model_count(two_runs: tuple[RunFolder, RunFolder]) -> None:
+def test_weights_results_and_the_best_model_are_compared(two_runs: tuple[RunFolder, RunFolder]) -> None:
     one, other = two_runs
     _save(other, torch.tensor([1.0, 1.0, 1.5]))
     write_json(other.results_file, {"steps": 4, "test": {"loss": 0.5}})
@@ -59,7 +59,7 @@ def test_weights_results_and_files_of_the_best_model_count(two_runs: tuple[RunFo
     assert "exists only in one run" in found["best/sub/tokenizer.json"].where
 
 
-def test_an_unsteady_device_is_given_its_own_spread_and_no_more() -> None:
+def test_a_nondeterministic_device_may_differ_by_a_multiple_of_its_spread() -> None:
     spread = [FileDifference("metrics.jsonl", "step 3", 0.01)]
     assert judge([], spread) == "equal"
     assert judge([FileDifference("metrics.jsonl", "step 2", 0.02)], spread) == "within spread"
@@ -67,11 +67,13 @@ def test_an_unsteady_device_is_given_its_own_spread_and_no_more() -> None:
     assert judge([FileDifference("metrics.jsonl", "step 2", 0.02, others=1)], spread) == "differs"
     assert judge([FileDifference("results.json", "steps", others=1)], spread) == "differs"
     assert judge([FileDifference("results.json", "test.loss", 0.02)], spread) == "within spread"
-    assert judge([FileDifference("latest.pt", "model.w", 0.02)], spread) == "differs"  # weights were equal
+    assert (
+        judge([FileDifference("latest.pt", "model.w", 0.02)], spread) == "differs"
+    )  # the weights had no spread
     assert judge([FileDifference("metrics.jsonl", "step 2", 1e-9)], []) == "differs"
 
 
-def test_what_is_interrupted() -> None:
+def test_the_interruptions_cover_steps_checkpoints_and_signals() -> None:
     moments = {(i.moment, i.signal.name) for i in KILLS}
     assert {("step", "SIGKILL"), ("checkpoint", "SIGKILL"), ("step", "SIGTERM")} <= moments
     assert {"SIGTERM", "SIGUSR1", "SIGUSR2"} <= {i.signal.name for i in PREEMPTIONS}

@@ -25,7 +25,7 @@ def test_one_run_per_gpu() -> None:
     assert first.environment["OMP_WAIT_POLICY"] == "passive"
 
 
-def test_several_gpus_per_run_leave_the_odd_one_out() -> None:
+def test_gpus_that_do_not_fill_a_group_stay_unused() -> None:
     made = make_slots(10, gpus="0,1,2,3,4", gpus_per_run=2)
     assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in made] == ["0,1", "2,3"]
     assert {(s.processes, s.threads) for s in made} == {(2, 2)}  # 8 cores for two runs of two processes
@@ -40,7 +40,7 @@ def test_cpu_slots_divide_the_threads(runs: int, slots: int, expected: tuple[int
     assert made[0].environment["OMP_NUM_THREADS"] == str(made[0].threads)
 
 
-def test_what_cuda_shows_is_taken_automatically(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visible_gpus_are_used_automatically(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
     assert [s.name for s in make_slots(5)] == ["gpu 3", "gpu 4"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
@@ -48,7 +48,7 @@ def test_what_cuda_shows_is_taken_automatically(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_gpus_that_torch_cannot_use_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A named one is an error; nothing trains on the CPU in a slot called "gpu 0"."""
+    """A GPU that the user names is then an error; a run must not train on the CPU in a slot "gpu 0"."""
     monkeypatch.setattr(slots_module, "cuda_count", lambda: 0)
     with pytest.raises(UsageError, match="torch finds no CUDA device"):
         make_slots(3, gpus="0,1")
@@ -60,9 +60,9 @@ def test_gpus_that_torch_cannot_use_are_not_used(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "options",
     [{"gpus": "0,0"}, {"gpus": ","}, {"gpus": "0", "gpus_per_run": 2}, {"gpus_per_run": 2}, {"slots": -1}],
 )
-def test_impossible_wishes_are_refused(wish: dict[str, object]) -> None:
+def test_impossible_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
-        make_slots(3, **wish)  # type: ignore[arg-type]
+        make_slots(3, **options)  # type: ignore[arg-type]

@@ -10,9 +10,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import slurm_node
+import submitit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,21 +64,24 @@ def test_runs_that_reach_their_time_limit_are_requeued_and_resume(
     assert [job.state for job in jobs] == ["finished", "finished"], logs
     for run in scan(root):
         codes = [a.exit_code for a in read_attempts(run.path)]
-        assert codes[0] == 75, logs  # it was stopped by the limit ...
+        assert codes[0] == 75, logs  # stopped by the time limit
         assert "time limit of the SLURM job" in read_attempts(run.path)[0].reason
-        assert codes[-1] == 0  # ... and went on to its end
+        assert codes[-1] == 0  # resumed and finished
         assert (run.path / "slurm.out").resolve().is_file()
         assert not (run.path / "TWO AT ONCE").exists()
     monkeypatch.setenv("STUB_STEP_SECONDS", "0")
     undisturbed = tmp_path / "undisturbed"
     LocalLauncher(make_slots(2, gpus="none"), Machine()).launch(make_jobs(configs, undisturbed))
     for config in configs:
-        both = [json.loads((run_path(r, config) / "results.json").read_text()) for r in (root, undisturbed)]
+        both = [
+            json.loads((run_path(r, config) / "results.json").read_text(encoding="utf-8"))
+            for r in (root, undisturbed)
+        ]
         assert both[0] == both[1]
 
 
 @pytest.mark.slow
-def test_a_job_put_back_into_the_queue_shows_as_queued(
+def test_a_requeued_slurm_job_shows_as_queued(
     slurm: dict[str, str],
     stub_environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
@@ -103,22 +109,36 @@ def test_a_job_put_back_into_the_queue_shows_as_queued(
 
 
 @pytest.mark.slow
-def test_a_failing_run_is_submitted_again_a_bounded_number_of_times(
+def test_a_crashing_run_is_resubmitted_a_bounded_number_of_times_and_a_wrong_one_never(
     start_oelm: Start, slurm: dict[str, str], tmp_path: Path
 ) -> None:
-    words = ("BROKEN-1", "GOOD-1", "--on", "slurm", "--cpus", "1", "--time", "5m", "--retries", "1")
+    words = (
+        "BROKEN-1",
+        "CRASHES-1",
+        "GOOD-1",
+        "--on",
+        "slurm",
+        "--cpus",
+        "1",
+        "--time",
+        "5m",
+        "--retries",
+        "1",
+    )
     process = start_oelm(*words, STUB_STEP_SECONDS="0", **slurm)
     output = process.communicate(timeout=300)[0]
     assert process.returncode == 1, output
-    assert {run.id: run.state for run in scan(tmp_path / "runs")} == {
-        "BROKEN-1": "failed",
-        "GOOD-1": "finished",
+    runs = {run.id: run for run in scan(tmp_path / "runs")}
+    assert {id: (run.state, len(read_attempts(run.path))) for id, run in runs.items()} == {
+        "BROKEN-1": ("failed", 1),
+        "CRASHES-1": ("failed", 2),
+        "GOOD-1": ("finished", 1),
     }
     assert "label -1 in row 7" in output
 
 
 @pytest.mark.slow
-def test_a_job_that_sbatch_refuses_is_an_error_with_its_words(
+def test_a_job_that_sbatch_refuses_is_an_error_with_its_message(
     start_oelm: Start, slurm: dict[str, str]
 ) -> None:
     process = start_oelm("GOOD-1", "GOOD-2", "--on", "slurm", "--partition", "nowhere", **slurm)
@@ -161,7 +181,7 @@ def test_dry_run_prints_the_sbatch_script(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("option", ["partition", "account", "qos", "gres", "constraint"])
-def test_what_is_not_a_value_of_sbatch_never_reaches_the_script(
+def test_an_invalid_sbatch_value_never_reaches_the_script(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["run", "GPT-01", "--scale", "smoke", "--on", "slurm", "--dry-run", "--runs", str(tmp_path / "r")]
@@ -180,7 +200,7 @@ def test_a_runs_folder_with_a_line_break_never_reaches_the_script(tmp_path: Path
 
 
 def shell_words(options: SlurmOptions) -> tuple[str, list[str]]:
-    """The sbatch script, and what of it is not a comment to the shell."""
+    """The sbatch script, and its shell words without comments."""
     script = SlurmLauncher("/runs", options, Machine()).script(1)
     return script, shlex.split(script, comments=True)
 
@@ -202,16 +222,16 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A `squeue` that prints the file returned."""
     program = tmp_path / "bin" / "squeue"
     program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\nexec cat '{tmp_path / 'queue'}'\n")
+    program.write_text(f"#!/bin/sh\nexec cat '{tmp_path / 'queue'}'\n", encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     return tmp_path / "queue"
 
 
 def submitted(root: Path, **changes: object) -> Job:
-    """A run of the SLURM job 12_0 that was seen at work on a node."""
+    """A run of the SLURM job 12_0 that has already trained on a node."""
     (job,) = make_jobs([experiment("GPT-01").at("smoke", 0)], root)
-    (job.folder / JOB_ID).write_text("12_0\n")
+    (job.folder / JOB_ID).write_text("12_0\n", encoding="utf-8")
     status = {"host": "node7", "pid": 1, "heartbeat": time.time(), "step": 5, "total_steps": 9}
     write_json(job.folder / "status.json", {**status, "eta_seconds": 60, **changes})
     return job
@@ -222,18 +242,18 @@ def test_a_requeued_run_shows_as_queued_without_an_eta(
     state: str, squeue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = submitted(tmp_path / "runs", state=state)
-    squeue.write_text("12_0 34 PENDING\n")
+    squeue.write_text("12_0 34 PENDING\n", encoding="utf-8")
     assert main(["status", "--runs", str(tmp_path / "runs")]) == 0
     line = capsys.readouterr().out.splitlines()[1]
     assert "queued" in line
     assert "1m 00s" not in line
     assert "SLURM job 12_0: pending" in line
-    # and so on the board of `oelm run`, which had seen it running
+    # the launcher of `oelm run` shows the same
     launcher = SlurmLauncher(tmp_path / "runs", SlurmOptions(), Machine())
     job.state = "running"
     launcher._update(job)
     assert job.state == "queued"
-    squeue.write_text("12_0 34 RUNNING\n")
+    squeue.write_text("12_0 34 RUNNING\n", encoding="utf-8")
     launcher._asked = float("-inf")
     (run,) = scan(tmp_path / "runs")
     assert run.state == state
@@ -242,7 +262,9 @@ def test_a_requeued_run_shows_as_queued_without_an_eta(
         assert job.state == "running"
 
 
-def test_without_a_queue_the_heartbeat_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_squeue_an_old_heartbeat_shows_as_stalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     submitted(tmp_path / "runs", state="running", heartbeat=time.time() - 3600)
     (run,) = scan(tmp_path / "runs")
@@ -251,12 +273,25 @@ def test_without_a_queue_the_heartbeat_tells(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("content", ["$(reboot)", "12_0; rm", "x" * 10_000, ""])
-def test_only_a_job_number_is_looked_up(content: str, tmp_path: Path) -> None:
-    (tmp_path / JOB_ID).write_text(content)
+def test_a_file_without_a_valid_job_number_is_ignored(content: str, tmp_path: Path) -> None:
+    (tmp_path / JOB_ID).write_text(content, encoding="utf-8")
     assert job_of(tmp_path) == ""
 
 
-def test_submitit_without_a_queue(
+class WithoutSlurm(SlurmLauncher):
+    """submitit starts the tasks as processes of this machine; the queue lists those that are alive."""
+
+    poll_seconds = 0.2
+
+    def _executor(self) -> Any:
+        return submitit.LocalExecutor(folder=str(self.root / ".slurm" / "%j"))
+
+    def _queue(self) -> dict[str, str]:
+        children = psutil.Process().children(recursive=True)
+        return {str(p.pid): "RUNNING" for p in children if p.status() != psutil.STATUS_ZOMBIE}
+
+
+def test_submitit_runs_jobs_without_slurm(
     tmp_path: Path, own_catalogue: Path, stub_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
@@ -264,22 +299,22 @@ def test_submitit_without_a_queue(
     monkeypatch.setenv("STUB_STEP_SECONDS", "0")
     configs = [experiment(id).at("smoke", 0) for id in ("GPT-01", "GPT-02")]
     root = tmp_path / "runs"
-    launcher = SlurmLauncher(root, SlurmOptions(cpus=1), Machine(), cluster="local")
+    launcher = WithoutSlurm(root, SlurmOptions(cpus=1), Machine())
     jobs = launcher.launch(make_jobs(configs, root))
     assert [job.state for job in jobs] == ["finished", "finished"]
-    assert launcher.launch(make_jobs(configs, root))[0].state == "finished"  # and nothing is submitted twice
+    assert launcher.launch(make_jobs(configs, root))[0].state == "finished"  # nothing is submitted twice
     assert len(list((root / ".slurm").rglob("*_submitted.pkl"))) == 2
 
 
-def test_diverged_runs_are_submitted_again_only_when_asked(
+def test_diverged_runs_are_resubmitted_only_with_the_flag(
     tmp_path: Path, stub_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, stub_environment[name])
     monkeypatch.setenv("STUB_STEP_SECONDS", "0")
-    config = override(experiment("GPT-01").at("smoke", 0), {"optim.lr": 2.0})  # the stub's way to diverge
+    config = override(experiment("GPT-01").at("smoke", 0), {"optim.lr": 2.0})  # the stub diverges above 1
     root = tmp_path / "runs"
-    launcher = SlurmLauncher(root, SlurmOptions(cpus=1), Machine(), cluster="local")
+    launcher = WithoutSlurm(root, SlurmOptions(cpus=1), Machine())
     tries = []
     for again in (False, False, True):
         (job,) = launcher.launch(make_jobs([config], root, retry_diverged=again))

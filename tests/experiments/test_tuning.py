@@ -19,7 +19,7 @@ CONFIG = experiment("GPT-02").at("smoke", 5)
 
 
 def trials_with(root: Path, losses: dict[float, list[float]]) -> list[RunConfig]:
-    """Ended trials whose best validation losses per seed are given; inf means diverged."""
+    """Ended trials with the given validation losses, one per seed; inf means diverged."""
     seeds = range(len(next(iter(losses.values()))))
     trials = trial_configs(CONFIG, tuple(losses), tuple(seeds))
     for trial in trials:
@@ -33,7 +33,7 @@ def trials_with(root: Path, losses: dict[float, list[float]]) -> list[RunConfig]
     return trials
 
 
-def test_the_mean_over_seeds_decides_not_the_luckiest_seed(tmp_path: Path) -> None:
+def test_the_mean_over_seeds_decides(tmp_path: Path) -> None:
     trials = trials_with(tmp_path, {1e-3: [2.0, 4.0], 2e-3: [2.8, 2.9], 4e-3: [3.5, 3.5]})
     choice = choose_lr(trials, tmp_path)
     assert choice.lr == 2e-3
@@ -43,7 +43,7 @@ def test_the_mean_over_seeds_decides_not_the_luckiest_seed(tmp_path: Path) -> No
     assert (final.tune.grid, final.tune.seeds) == ((1e-3, 2e-3, 4e-3), (0, 1))
 
 
-def test_a_rate_that_diverges_once_is_out_and_an_edge_is_said(tmp_path: Path) -> None:
+def test_a_learning_rate_that_diverges_once_loses_and_an_edge_is_reported(tmp_path: Path) -> None:
     choice = choose_lr(
         trials_with(tmp_path, {1e-3: [3.0, 3.0], 2e-3: [2.0, math.inf], 4e-3: [4.0, 4.0]}), tmp_path
     )
@@ -52,22 +52,20 @@ def test_a_rate_that_diverges_once_is_out_and_an_edge_is_said(tmp_path: Path) ->
     assert "edge of the grid" in str(choice)
 
 
-def test_no_rate_at_all_is_an_error(tmp_path: Path) -> None:
+def test_it_is_an_error_if_all_trials_diverge(tmp_path: Path) -> None:
     with pytest.raises(OelmError, match="finite loss"):
         choose_lr(trials_with(tmp_path, {1e-3: [math.inf], 2e-3: [math.inf]}), tmp_path)
 
 
-def test_a_choice_waits_for_all_trials(tmp_path: Path) -> None:
+def test_a_choice_needs_all_trials(tmp_path: Path) -> None:
     trials = trials_with(tmp_path, {1e-3: [3.0], 2e-3: [2.0]})
     RunFolder(run_path(tmp_path, trials[1])).status_file.unlink()
     with pytest.raises(OelmError, match="not started"):
         choose_lr(trials, tmp_path)
 
 
-def test_trials_are_shorter_where_asked_and_never_less_than_a_step() -> None:
+def test_a_grid_needs_learning_rates_and_seeds() -> None:
     config = override(CONFIG, {"budget.steps": 100})
-    assert {t.budget.steps for t in trial_configs(config, (1e-3,), (0,), 0.25)} == {25}
-    assert trial_configs(override(config, {"budget.steps": 1}), (1e-3,), (0,), 0.1)[0].budget.steps == 1
     for grid, seeds in (((), (0,)), ((0.0,), (0,)), ((1e-3,), ())):
         with pytest.raises(UsageError):
             trial_configs(config, grid, seeds)
@@ -86,9 +84,10 @@ def test_tuned_and_untuned_runs_of_one_experiment_never_share_a_folder(tmp_path:
     )
 
 
-def test_a_trial_takes_its_share_of_steps_or_epochs_and_at_least_one() -> None:
+def test_a_trial_has_its_share_of_steps_or_epochs_and_at_least_one() -> None:
     by_steps, by_epochs = experiment("GAP-TS-baseline").at("mini"), experiment("FT-SST2-baseline").at("mini")
     assert trial_configs(by_steps, (1e-3,), (0,), 0.5)[0].budget.steps == by_steps.budget.steps // 2
+    assert trial_configs(by_steps, (1e-3,), (0,), 1e-9)[0].budget.steps == 1
     assert trial_configs(by_epochs, (1e-3,), (0,), 0.5)[0].budget.epochs == 1
     assert trial_configs(by_epochs, (1e-3,), (0,), 0.1)[0].budget.epochs == 1
     assert trial_configs(by_epochs, (1e-3,), (0,), 0.5)[0].budget.steps == 0

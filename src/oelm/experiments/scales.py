@@ -93,11 +93,8 @@ STEP_SHARE: dict[str, dict[str, float]] = {
     "smoke": {"lm": 8e-5, "denoising": 8e-5, "gpt-cls": 8e-4, "finetune": 1.0},
 }
 
-# Learning rate at the scale / at full scale: small networks with few steps need larger learning rates.
-LR_FACTOR: dict[str, dict[str, float]] = {
-    "mini": {"lm": 4.0, "denoising": 4.0, "gpt-cls": 1.0, "finetune": 5.0},
-    "smoke": {"lm": 4.0, "denoising": 4.0, "gpt-cls": 1.0, "finetune": 5.0},
-}
+# Learning rate at a small scale / at full scale: small networks with few steps need larger learning rates.
+LR_FACTOR = {"lm": 4.0, "denoising": 4.0, "gpt-cls": 1.0, "finetune": 5.0}
 
 # Learning rates that tuning tries. All arms of a kind share one grid, which makes them comparable.
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
@@ -132,7 +129,7 @@ def shrink(config: RunConfig, scale: str, kind: str) -> RunConfig:
                 small, {"model.name": name, "model.pretrained": False, "data.tokenizer": "bpe-1024"}
             )
     steps = round(config.budget.steps * STEP_SHARE[scale][kind])
-    factor = LR_FACTOR[scale][kind]
+    factor = LR_FACTOR[kind]
     return replace(
         small,
         budget=replace(small.budget, steps=steps),

@@ -1,9 +1,8 @@
-"""A training loop without training, for processes started with this folder on PYTHONPATH.
+"""A stub that replaces `oelm.training.fit` in processes started with this folder on PYTHONPATH.
 
-It keeps the contract of `oelm.training.fit.fit` (status, checkpoints, exact resume, exit codes, signals) and
-takes milliseconds, so that launchers can be killed, raced and starved many times in a test.
-What a run does is in its ID: BROKEN fails, DIVERGES diverges, FLAKY fails once, KILLED is killed at its end,
-WORSE has twice the perplexity of the others.
+It writes status, checkpoints and results like real training, resumes exactly, handles signals and takes
+milliseconds. The ID of a run says what it does: BROKEN has bad data, CRASHES fails each time, FLAKY fails
+once, DIVERGES diverges, KILLED is killed after it finished, WORSE has twice the perplexity of the others.
 """
 
 import hashlib
@@ -53,11 +52,16 @@ def fit(config, path, machine):
     if "BROKEN" in config.id:
         (folder.path / "alone").unlink()
         raise OelmError("label -1 in row 7")
+    if "CRASHES" in config.id:
+        (folder.path / "alone").unlink()
+        raise RuntimeError("device lost")
     if "FLAKY" in config.id and attempt == 1:
         (folder.path / "alone").unlink()
         raise RuntimeError("the network went away")
     state = (
-        json.loads(folder.latest.read_text()) if folder.latest.exists() else {"step": 0, "digest": config.id}
+        json.loads(folder.latest.read_text(encoding="utf-8"))
+        if folder.latest.exists()
+        else {"step": 0, "digest": config.id}
     )
     step, digest = state["step"], state["digest"]
     while step < config.budget.steps:
@@ -83,11 +87,11 @@ def fit(config, path, machine):
 
 
 def _claim_alone(path: Path) -> None:
-    """Leave a mark that two processes were in the folder at once."""
+    """Create a file if another process works in the same folder."""
     mark = path / "alone"
     if mark.exists():
         try:
-            os.kill(int(mark.read_text()), 0)
+            os.kill(int(mark.read_text(encoding="utf-8")), 0)
             (path / "TWO AT ONCE").touch()
         except (ProcessLookupError, ValueError):
             pass

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from oelm.config.run_config import Machine
 from oelm.errors import OelmError, UsageError
@@ -36,7 +36,6 @@ from oelm.runs.slurm_queue import JOB_ID, WAITING, job_of, queue_states
 from oelm.training.signals import TIME_LIMIT_NEAR
 
 JOBS_FOLDER = ".slurm"  # below the runs folder: submitit's scripts, pickles and logs
-_POLL_SECONDS = {"slurm": 5.0, "local": 0.2}
 _GRACE_SECONDS = 120
 _SIGNAL_SLACK = 60  # SLURM sends its signal up to a minute early
 _REQUEUES = 1000  # a long run may need many time limits, so submitit's own bound must not end it
@@ -115,7 +114,7 @@ class SlurmTask:
     """The function that a SLURM job runs: start the worker as a child process. Pickled by submitit."""
 
     def __init__(
-        self, folder: str, machine: Machine, processes: int, time_limit: float = 0.0, grace: float = 0.0
+        self, folder: str, machine: Machine, processes: int, time_limit: float, grace: float
     ) -> None:
         self.folder = folder
         self.machine = machine
@@ -126,11 +125,10 @@ class SlurmTask:
 
     def __call__(self) -> int:
         command = worker_command(self.folder, self.machine, "--processes", str(max(1, self.processes)))
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-        if self.time_limit:
-            # Older versions of SLURM do not set SLURM_JOB_END_TIME; the job starts about now.
-            end = float(os.environ.get("SLURM_JOB_END_TIME") or time.time() + self.time_limit)
-            environment[TIME_LIMIT_NEAR] = f"{end - self.grace - _SIGNAL_SLACK:.0f}"
+        # Older versions of SLURM do not set SLURM_JOB_END_TIME; the job starts about now.
+        end = float(os.environ.get("SLURM_JOB_END_TIME") or time.time() + self.time_limit)
+        near = f"{end - self.grace - _SIGNAL_SLACK:.0f}"
+        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", TIME_LIMIT_NEAR: near}
         if self.machine.threads:
             environment["OMP_NUM_THREADS"] = str(self.machine.threads)
         self._child = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -169,6 +167,8 @@ class SlurmTask:
 class SlurmLauncher:
     """Submits jobs as one array; with `wait`, watches their run folders until all have ended."""
 
+    poll_seconds = 5.0
+
     def __init__(
         self,
         root: Path | str,
@@ -178,7 +178,6 @@ class SlurmLauncher:
         wait: bool = True,
         retries: int = RETRIES,
         events: Events | None = None,
-        cluster: Literal["slurm", "local"] = "slurm",
     ) -> None:
         self.root = Path(root).resolve()
         if printable(self.root) != str(self.root):  # the path is written into the sbatch script
@@ -188,8 +187,6 @@ class SlurmLauncher:
         self.wait = wait
         self.retries = retries
         self.events = events or Events()
-        self.cluster = cluster  # "local": submitit starts all tasks at once as processes, without a queue
-        self._handles: dict[Path, Any] = {}
         self._states: dict[str, str] | None = None  # SLURM job -> state, from the last call of squeue
         self._asked = -math.inf  # time of that call
 
@@ -203,7 +200,7 @@ class SlurmLauncher:
 
     def _watch(self, jobs: Sequence[Job], waiting: list[Job]) -> None:
         while waiting:
-            time.sleep(_POLL_SECONDS[self.cluster])
+            time.sleep(self.poll_seconds)
             waiting = [job for job in waiting if not self._update(job)]
             lost = [job for job in waiting if not self._active(job) and not self._update(job)]
             self._submit([job for job in lost if self._may_retry(job)])
@@ -233,16 +230,12 @@ class SlurmLauncher:
 
     def _waits_in_queue(self, job: Job) -> bool:
         """Whether SLURM has not started the job of the run yet, or has requeued it."""
-        if self.cluster == "local":
-            return False
         return (self._queue() or {}).get(job_of(job.folder), "") in WAITING and not is_held(job.folder)
 
     def _active(self, job: Job) -> bool:
         """Whether a process works on the run or SLURM still has its job in the queue."""
         if is_held(job.folder):
             return True
-        if self.cluster == "local":
-            return job.folder in self._handles and not self._handles[job.folder].done()
         name = job_of(job.folder)
         if not name:
             return False
@@ -262,7 +255,7 @@ class SlurmLauncher:
         """SLURM jobs that are pending, running or being requeued, from at most one `squeue` per poll.
 
         None as long as SLURM has never answered; no job may be considered lost then."""
-        if time.monotonic() - self._asked > _POLL_SECONDS[self.cluster] / 2:
+        if time.monotonic() - self._asked > self.poll_seconds / 2:
             states = queue_states()
             if states is not None:  # otherwise SLURM is busy: keep the last answer
                 self._states = states
@@ -275,13 +268,14 @@ class SlurmLauncher:
         from submitit.core.utils import FailedJobError
 
         executor = self._executor()
-        processes = self.options.gpus_per_run
-        limits = (self.options.time_limit, self.options.grace_seconds) if self.cluster == "slurm" else ()
-        folders = [str(job.folder.resolve()) for job in jobs]
-        tasks = [SlurmTask(folder, self.machine, processes, *limits) for folder in folders]
+        options = self.options
+        limits = (options.gpus_per_run, options.time_limit, options.grace_seconds)
         try:
             with executor.batch():
-                submitted = [executor.submit(task) for task in tasks]
+                submitted = [
+                    executor.submit(SlurmTask(str(job.folder.resolve()), self.machine, *limits))
+                    for job in jobs
+                ]
         except (FailedJobError, subprocess.CalledProcessError) as error:
             raise OelmError(f"sbatch refused the jobs: {_last_line(error)}") from None
         for job, handle in zip(jobs, submitted, strict=True):
@@ -290,25 +284,20 @@ class SlurmLauncher:
                 with contextlib.suppress(FileNotFoundError):
                     (job.folder / name).unlink()
                 (job.folder / name).symlink_to(os.path.relpath(log, job.folder))
-            self._handles[job.folder] = handle
             self._change(job, "submitted")
         self._asked = -math.inf
 
     def _executor(self) -> Any:
         import submitit
 
+        if shutil.which("sbatch") is None:
+            raise OelmError(
+                "`sbatch` is not on this machine: run this command on a login node of the cluster"
+            )
         folder = self.root / JOBS_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-        if self.cluster == "slurm":
-            if shutil.which("sbatch") is None:
-                raise OelmError(
-                    "`sbatch` is not on this machine: run this command on a login node of the cluster"
-                )
-            executor: Any = submitit.SlurmExecutor(folder=str(folder / "%j"), max_num_timeout=_REQUEUES)
-            executor.update_parameters(**self.options.parameters())
-            return executor
-        executor = submitit.LocalExecutor(folder=str(folder / "%j"), max_num_timeout=_REQUEUES)
-        executor.update_parameters(timeout_min=max(1, int(self.options.time_limit // 60)))
+        executor = submitit.SlurmExecutor(folder=str(folder / "%j"), max_num_timeout=_REQUEUES)
+        executor.update_parameters(**self.options.parameters())
         return executor
 
     def _change(self, job: Job, state: str) -> None:

@@ -7,17 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from oelm.experiments.studies.comparison import ArmSpec, comparison
+from oelm.experiments.studies.comparison import arms_of, comparison
 from oelm.experiments.studies.paper import classifier
 
 SETS = (("IMDB", "imdb"), ("AGNEWS", "agnews"), ("XNLI", "xnli"), ("MNLI", "mnli"))
 
-ARMS = (
-    ArmSpec("baseline", "baseline", "the original study's baseline, tuned"),
-    ArmSpec("orthogonal-init", "orthogonal-init", "the method's init, trained: the control"),
-    ArmSpec("oelm-freeze", "oelm-freeze", "the method"),
-    ArmSpec("oelm-random-matched", "oelm-random-matched", "frozen Gaussian rows of the same norm"),
-)
+ARMS = arms_of(("baseline", "orthogonal-init", "oelm-freeze", "oelm-random-matched"))
 
 # Sized for two cores: 300 steps of 16 rows, so 4,800 examples per run.
 MINI: dict[str, Any] = {
