@@ -192,7 +192,7 @@ def test_a_data_folder_must_have_the_dataset(tmp_path: Path) -> None:
     assert experiment("GPT-01").at("mini", data_dir=folder).data.source == "local"
     assert stand_ins(experiment("GPT-01").at("mini", data_dir=folder)) == []
     for scale in ("mini", "full"):
-        with pytest.raises(UsageError, match="no folder 'openwebtext'; it holds tinystories"):
+        with pytest.raises(UsageError, match="no folder 'openwebtext'; it has tinystories"):
             experiment("GPT-04").at(scale, data_dir=folder)  # type: ignore[arg-type]
     chosen = experiment("GPT-04").at("mini", data_dir=folder, changes={"data.source": "builtin"})
     assert "built-in text replaces 'openwebtext'" in stand_ins(chosen)[0]
