@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -117,7 +116,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
                     continue
                 while job.state in ("pending", "again"):
                     self._change(job, "running")
-                    self._judge(job, train_folder(job.folder, replace(self.machine, gemm_peak=False)))
+                    self._judge(job, train_folder(job.folder, self.machine))
             return jobs
 
     for command in (demo, run):

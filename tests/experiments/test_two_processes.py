@@ -33,7 +33,7 @@ def claim(root: Path, **changes: Any) -> RunFolder:
 
 def worker(folder: RunFolder, time_limit: float = 0.0) -> list[str]:
     """The command that `--gpus-per-run 2` starts, here for the CPU."""
-    machine = Machine(device="cpu", threads=1, gemm_peak=False, time_limit=time_limit)
+    machine = Machine(device="cpu", threads=1, time_limit=time_limit)
     return worker_command(folder.path, machine, "--processes", "2")
 
 

@@ -44,7 +44,7 @@ def _checked(arena: Arena, name: str, place: Path) -> str:
 
     held = RunFolder(arena.reference("cls")).config()
     config = replace(short_run(held), model=replace(held.model, dropout=0.1))
-    machine = Machine(device="cpu", threads=1, cache_dir=str(arena.cache), gemm_peak=False)
+    machine = Machine(device="cpu", threads=1, cache_dir=str(arena.cache))
     check = Forked(config, place, machine)
     reference = check.reference()
     if reference.deterministic != (name != "device not deterministic"):

@@ -101,7 +101,7 @@ def _claim(arena: Arena, root: Path) -> Path:
 def _machine(arena: Arena) -> Any:
     from oelm.config.run_config import Machine
 
-    return Machine(device="cpu", threads=1, cache_dir=str(arena.cache), gemm_peak=False)
+    return Machine(device="cpu", threads=1, cache_dir=str(arena.cache))
 
 
 def _start_worker(arena: Arena, folder: Path) -> psutil.Popen:

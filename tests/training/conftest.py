@@ -48,7 +48,7 @@ def smoke_config(shape: str = "lm", name: str = "oelm-freeze", **sections: dict[
 
 @pytest.fixture(scope="session")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return Machine(device="cpu", threads=1, cache_dir=str(tmp_path_factory.mktemp("cache")), gemm_peak=False)
+    return Machine(device="cpu", threads=1, cache_dir=str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="session")

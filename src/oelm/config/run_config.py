@@ -127,4 +127,3 @@ class Machine:
     shard: bool = False  # divide network and optimizer between the processes of a run (FSDP)
     command: str = ""  # what the user typed, for manifest.json; "" = the arguments of this process
     catalogue_files: tuple[str, ...] = ()  # the user's own catalogue files, which may register datasets
-    gemm_peak: bool = True  # measure the machine's matrix products at the end, a third of a second

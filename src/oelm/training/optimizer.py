@@ -17,7 +17,7 @@ from oelm.errors import OelmError
 from oelm.methods.param_groups import param_groups
 from oelm.methods.reading.projection import full_tensor
 
-OptimizerState = dict[str, dict[str, Tensor]]
+OptimizerState = dict[str, dict[str, Tensor]]  # by parameter name
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:

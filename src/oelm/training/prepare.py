@@ -51,7 +51,7 @@ class Prepared:
 def prepare(config: RunConfig, machine: Machine, report: Report | None = None) -> Prepared:
     """Open the data, encode it or load the cached encoding, build the model and the task.
 
-    `report` is called again and again while the data is encoded.
+    `report` is called repeatedly while the data is encoded.
     """
     check_config(config, machine.data_dir)
     folders: dict[str, Any] = {

@@ -94,7 +94,7 @@ class Training:
 
     @property
     def micro_rows(self) -> int:
-        """Rows per micro-batch over all ranks, after any cuts for lack of memory."""
+        """Rows per micro-batch over all ranks, after any halving for lack of memory."""
         return max(1, self.config.budget.batch_size // self.progress.split)
 
     @property

@@ -135,7 +135,7 @@ def short_run(config: RunConfig) -> RunConfig:
 def resume_check(config: RunConfig, root: Path | str, machine: Machine) -> Iterator[ResumeCheck]:
     """A check of `config` in a temporary folder on the same file system as the runs folder `root`."""
     with tempfile.TemporaryDirectory(prefix=".oelm-doctor-", dir=existing_parent(Path(root))) as folder:
-        yield ResumeCheck(short_run(config), Path(folder), replace(machine, trackers=(), gemm_peak=False))
+        yield ResumeCheck(short_run(config), Path(folder), replace(machine, trackers=()))
 
 
 class ResumeCheck:

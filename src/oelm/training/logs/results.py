@@ -9,7 +9,6 @@ from oelm.config.yaml import config_to_yaml
 from oelm.errors import OelmError
 from oelm.files.atomic import write_json, write_text
 from oelm.runs.folder import RESULTS_FORMAT
-from oelm.training.measure.flops import gemm_peak
 from oelm.training.optimizer import warmup_steps
 from oelm.training.prepare import rows_per_step
 from oelm.training.state import Training
@@ -23,7 +22,7 @@ def write_results(training: Training, test: Evaluation | None) -> None:
     if test is not None and test.accuracy is not None:
         predictions = {"labels": list(test.labels), "predicted": list(test.predicted)}
         write_json(folder.predictions_file, predictions)
-    training.recorder.timer.write(folder.timing_file, step, _gemm_peak_share(training))
+    training.recorder.timer.write(folder.timing_file, step)
     write_json(folder.results_file, _results(training, test))
     folder.write_checksums()
 
@@ -86,12 +85,3 @@ def _fairness(training: Training) -> dict[str, Any]:
         "steps": training.total_steps,
         "schedule": f"{config.optim.schedule}, warm-up {warmup_steps(config.optim, training.total_steps)}",
     }
-
-
-def _gemm_peak_share(training: Training) -> dict[str, Any]:
-    """Return the FLOP/s of large matrix products on this machine, and the share that training reached."""
-    if not training.job.machine.gemm_peak:
-        return {"gemm_peak_flops": None, "gemm_peak_share": None}
-    peak = gemm_peak(training.world.device, training.learner.precision.torch_dtype)
-    reached = training.recorder.timer.stats(training.progress.step)["flops_per_second"]
-    return {"gemm_peak_flops": peak, "gemm_peak_share": reached / peak if reached else None}

@@ -91,11 +91,10 @@ class Timer:
                 file.write(np.asarray(record, dtype="<f8").tobytes())
         self._pending = {}
 
-    def write(self, target: Path, steps: int, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+    def write(self, target: Path, steps: int) -> dict[str, Any]:
         """Write timing_stats.json for the first `steps` steps of the run, and return its content."""
         self.flush()
         stats = self.stats(steps)
-        stats.update(extra or {})
         write_json(target, stats)
         return stats
 

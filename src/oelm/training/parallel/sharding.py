@@ -21,7 +21,8 @@ from torch.distributed.tensor import DTensor
 from oelm.errors import OelmError, UsageError
 from oelm.methods.reading.find import qk_projections
 from oelm.methods.reading.projection import full_tensor
-from oelm.training.parallel.world import TensorsByName, World
+from oelm.training.optimizer import OptimizerState
+from oelm.training.parallel.world import World
 
 
 class ShardedWorld(World):
@@ -96,14 +97,14 @@ class ShardedWorld(World):
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
 
-    def gather_full_state(self, state: TensorsByName) -> TensorsByName:
-        found: TensorsByName = {}
+    def gather_full_state(self, state: OptimizerState) -> OptimizerState:
+        found: OptimizerState = {}
         for name, values in state.items():
             gathered = {key: self._full_on_rank0(value) for key, value in values.items()}
             found[name] = {key: tensor for key, tensor in gathered.items() if tensor is not None}
         return found
 
-    def shard_state(self, state: TensorsByName, parameters: Mapping[str, Tensor]) -> TensorsByName:
+    def shard_state(self, state: OptimizerState, parameters: Mapping[str, Tensor]) -> OptimizerState:
         return {
             name: {key: self._shard_like(value, parameters.get(name)) for key, value in values.items()}
             for name, values in state.items()

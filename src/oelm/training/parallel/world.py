@@ -28,11 +28,11 @@ from torch.nn.parallel import DistributedDataParallel
 from oelm.config.run_config import Machine
 from oelm.errors import UsageError
 from oelm.files.atomic import write_json
+from oelm.training.optimizer import OptimizerState
 from oelm.training.signals import RANK_DIR
 
 T = TypeVar("T")
 COLLECTIVE_TIMEOUT = datetime.timedelta(hours=12)  # rank 0 may tokenize a large corpus while the others wait
-TensorsByName = dict[str, dict[str, Tensor]]  # parameter name -> its optimizer state
 
 # DDP need not copy buffers before each forward pass: ours never change. torch 2.13 renamed the option.
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -199,11 +199,11 @@ class World:
             for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor.detach(), 0)
 
-    def gather_full_state(self, state: TensorsByName) -> TensorsByName:
+    def gather_full_state(self, state: OptimizerState) -> OptimizerState:
         """Return the unsharded optimizer state on rank 0; every rank must call this."""
         return state
 
-    def shard_state(self, state: TensorsByName, parameters: Mapping[str, Tensor]) -> TensorsByName:
+    def shard_state(self, state: OptimizerState, parameters: Mapping[str, Tensor]) -> OptimizerState:
         """Return this rank's part of an unsharded optimizer state: the inverse of `gather_full_state`."""
         return state
 
