@@ -1,4 +1,4 @@
-"""Synthetic run folders, written file by file as the training loop leaves them."""
+"""Synthetic run folders with the files that the training loop writes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,14 @@ from oelm.experiments.catalogue import planned_configs
 from oelm.methods.presets import find_method
 from oelm.runs.folder import run_path
 
+_planned = cache(planned_configs)
 BASE = "GPT-01"
 QK, TOTAL = 12_288, 200_000
 
 
 def analyze(root: Path | str, studies: Sequence[str] = (), **options: Any) -> analysis.Analysis:
-    """`oelm.analysis.analyze` with the package's own catalogue."""
-    return analysis.analyze(root, studies, planned=planned_configs(), **options)
+    """Analyze a runs folder with the catalogue of the package."""
+    return analysis.analyze(root, studies, planned=_planned(), **options)
 
 
 def lm_config(id: str = BASE, arm: str = "baseline", *, seed: int = 0, **changes: Any) -> RunConfig:

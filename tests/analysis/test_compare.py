@@ -1,4 +1,4 @@
-"""Comparisons and their guards, on synthetic run folders with known answers."""
+"""Comparisons, refusals, caveats and flags, from synthetic run folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from scipy import stats
 
 from oelm.analysis.compare import Comparison
-from oelm.analysis.verdict import MET, MISSED, NO_INTERVAL, REFUSED, UNDECIDED, WITHHELD
+from oelm.analysis.sequential import level_per_look
+from oelm.analysis.verdict import EQUIVALENT, MET, MISSED, NO_INTERVAL, REFUSED, UNDECIDED, WITHHELD
 from oelm.config.run_config import TuneConfig
 from oelm.experiments.catalogue import reported_with
 from oelm.report.comparisons import goal_table
@@ -57,6 +58,21 @@ def test_target_verdicts(tmp_path):
     assert pair(tmp_path / "c").target.outcome == UNDECIDED
 
 
+def test_arms_that_differ_by_less_than_one_percent_are_equivalent(tmp_path):
+    c = pair(tmp_path, arm=(8.01, 8.09, 8.21))
+    assert (c.sign.outcome, c.target.outcome) == (EQUIVALENT, MET)
+    assert str(conclusion(c)) == "oelm-freeze and baseline differ by less than 1 %."
+
+
+def test_a_sequential_study_uses_a_stricter_level(tmp_path):
+    pair(tmp_path)
+    level = level_per_look(20)
+    (c,) = analyze(tmp_path, level=level).comparisons.of("baseline")
+    oracle = stats.ttest_rel(np.log(A), np.log(B)).confidence_interval(level)
+    assert c.ratio.interval == pytest.approx(tuple(oracle))
+    assert c.ratio.level == level
+
+
 def test_one_seed_gives_numbers_but_no_verdict(tmp_path):
     c = pair(tmp_path, arm=(9.9,), base=(8.0,))
     assert c.target.outcome == NO_INTERVAL
@@ -74,7 +90,7 @@ def test_one_seed_gives_numbers_but_no_verdict(tmp_path):
         ("schedule", "linear", "schedule"),
     ],
 )
-def test_another_question_is_refused_and_named(tmp_path, field, value, words):
+def test_arms_with_different_records_are_refused(tmp_path, field, value, words):
     c = pair(tmp_path, fairness={field: value})
     assert c.target.outcome == REFUSED
     assert c.effect is None
@@ -82,18 +98,18 @@ def test_another_question_is_refused_and_named(tmp_path, field, value, words):
     assert words in texts(c.refused)
 
 
-def test_another_context_length_is_refused(tmp_path):
+def test_a_different_context_length_is_refused(tmp_path):
     c = pair(tmp_path, change=lambda k: replace(k, data=replace(k.data, max_length=64)))
     assert "data.max_length" in texts(c.refused)
 
 
-def test_seeds_run_with_different_settings_are_not_one_arm(tmp_path):
+def test_seeds_with_different_settings_are_refused(tmp_path):
     odd = lambda k: replace(k, optim=replace(k.optim, weight_decay=0.1)) if k.seed == 2 else k  # noqa: E731
     c = pair(tmp_path, change=odd)
     assert "optim.weight_decay" in texts(c.refused)
 
 
-def test_a_diverged_seed_withholds_the_verdict_and_is_named(tmp_path):
+def test_a_diverged_seed_prevents_a_verdict_and_is_named(tmp_path):
     write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=3), state="diverged")
     c = pair(tmp_path, arm=(9.0, 9.1, 9.2))
     assert c.target.outcome == UNDECIDED
@@ -106,7 +122,7 @@ def test_an_unfinished_seed_is_named(tmp_path):
     assert "GPT-02 seed 3 (interrupted)" in texts(pair(tmp_path).flags)
 
 
-def test_the_studys_unequal_rates_get_no_verdict_and_say_so_first(tmp_path):
+def test_unequal_learning_rates_get_no_verdict(tmp_path):
     untuned = TuneConfig()
     for seed in range(3):
         write_run(tmp_path, lm_config(seed=seed, tune=untuned), B[seed])
@@ -141,7 +157,7 @@ def test_tuning_only_one_arm_gets_no_verdict(tmp_path):
         ),
     ],
 )
-def test_another_budget_or_built_in_text_gets_no_verdict(tmp_path, change, said):
+def test_a_different_budget_or_built_in_text_gets_no_verdict(tmp_path, change, said):
     for seed in range(3):
         write_run(tmp_path, change(lm_config(seed=seed)), B[seed])
         write_run(tmp_path, change(lm_config("GPT-02", "oelm-freeze", seed=seed)), A[seed])
@@ -150,7 +166,7 @@ def test_another_budget_or_built_in_text_gets_no_verdict(tmp_path, change, said)
     assert c.target.outcome == WITHHELD
 
 
-def test_the_same_rows_under_two_names_are_neither_judged_nor_averaged(tmp_path):
+def test_datasets_with_the_same_test_rows_get_no_verdict_and_no_mean(tmp_path):
     for name, rows in (("wikitext2", "same"), ("wikitext103", "same"), ("tinystories", "")):
         write_arm(tmp_path, name, "baseline", B, rows=rows)
         write_arm(tmp_path, name, "oelm-freeze", A, rows=rows)
@@ -162,8 +178,8 @@ def test_the_same_rows_under_two_names_are_neither_judged_nor_averaged(tmp_path)
     assert analysis.means == []
 
 
-def test_arms_with_identical_predictions_are_not_within_the_margin(tmp_path):
-    """An interval of 0.00 to 0.00 is no precision."""
+def test_identical_predictions_are_undecided(tmp_path):
+    """An interval of width 0 does not mean a precise estimate."""
     hits = (np.random.default_rng(0).random(200) < 0.8).astype(int)
     for seed in range(3):
         write_run(tmp_path, cls_config(seed=seed), hits=hits)
@@ -176,7 +192,7 @@ def test_arms_with_identical_predictions_are_not_within_the_margin(tmp_path):
     assert "possible" not in said
 
 
-def test_an_interval_wider_than_the_scale_says_so(tmp_path):
+def test_a_very_wide_interval_is_called_uninformative(tmp_path):
     rng = np.random.default_rng(0)
     for seed, level in enumerate((0.3, 0.9)):
         hits = [(rng.random(400) < x).astype(int) for x in (0.7, level)]
@@ -189,7 +205,7 @@ def test_an_interval_wider_than_the_scale_says_so(tmp_path):
     assert str(conclusion(c)) == "oelm-freeze and baseline: no conclusion is possible yet."
 
 
-def test_a_phase_of_the_report_holds_its_runs_alone(tmp_path):
+def test_the_report_of_a_phase_has_only_its_runs(tmp_path):
     write_study(tmp_path)
     analysis = analyze(tmp_path, ["paper"], ids=reported_with(["3"]))
     assert {arm.id for arm in analysis.arms} == {"GPT-01", "GPT-02", "GPT-03"}
@@ -197,7 +213,7 @@ def test_a_phase_of_the_report_holds_its_runs_alone(tmp_path):
     assert "XNLI-01" not in analysis.never_started
 
 
-def test_a_rate_at_the_edge_of_its_grid_is_flagged(tmp_path):
+def test_a_learning_rate_at_the_edge_of_its_grid_is_flagged(tmp_path):
     c = pair(tmp_path, change=lambda k: replace(k, optim=replace(k.optim, lr=8e-3)))
     assert "edge of its grid" in texts(c.flags)
 
@@ -210,7 +226,7 @@ def test_missing_trials_are_flagged(tmp_path):
     assert "0 of 3 tuning trials" in texts(c.flags)
 
 
-def test_a_rate_that_diverged_in_tuning_is_no_missing_trial(tmp_path):
+def test_a_diverged_tuning_trial_is_not_missing(tmp_path):
     pair(tmp_path)
     config = lm_config("GPT-02", "oelm-freeze", seed=0)
     rate = config.tune.grid[-1]
@@ -220,7 +236,7 @@ def test_a_rate_that_diverged_in_tuning_is_no_missing_trial(tmp_path):
     (c,) = analyze(tmp_path).comparisons.of("baseline")
     assert "tuning trials" not in texts(c.flags)
     elsewhere = replace(trial, study="another")
-    run_path(tmp_path, trial).rename(tmp_path / "gone")  # of another study's trials none counts
+    run_path(tmp_path, trial).rename(tmp_path / "gone")  # trials of another study do not count
     write_run(tmp_path, elsewhere, test=False)
     (c,) = analyze(tmp_path).comparisons.of("baseline")
     assert "2 of 3 tuning trials" in texts(c.flags)
@@ -242,13 +258,13 @@ def test_a_failed_freeze_audit_is_flagged(tmp_path):
     assert "the freeze audit failed" in texts(pair(tmp_path, audit_ok=False).flags)
 
 
-def test_another_architecture_is_flagged_not_refused(tmp_path):
+def test_a_different_architecture_is_flagged_not_refused(tmp_path):
     c = pair(tmp_path, change=lambda k: replace(k, model=replace(k.model, position="rope")))
     assert c.effect is not None
     assert "model.position" in texts(c.flags)
 
 
-def test_missing_partners_are_said(tmp_path):
+def test_unpaired_seeds_are_flagged(tmp_path):
     for seed in (0, 1, 2):
         write_run(tmp_path, lm_config(seed=seed), 8 + seed / 10)
     for seed in (5, 6, 7):
@@ -258,24 +274,24 @@ def test_missing_partners_are_said(tmp_path):
     assert "Welch" in texts(c.flags)
 
 
-def test_identical_seeds_are_suspicious(tmp_path):
+def test_identical_seeds_are_flagged(tmp_path):
     assert "have exactly the same result" in texts(pair(tmp_path, arm=(8.5, 8.5, 8.5)).flags)
 
 
-def test_a_baseline_not_run_yet_is_waited_for(tmp_path):
+def test_a_comparison_waits_for_its_baseline(tmp_path):
     write_run(tmp_path, lm_config("GPT-02", "oelm-freeze"), 8.5)
     analysis = analyze(tmp_path)
     assert analysis.comparisons.made == ()
     assert "waiting for finished runs of GPT-01" in texts(analysis.comparisons.waiting)
 
 
-def test_orthogonality_control_and_baseline_are_three_questions(tmp_path):
+def test_orthogonality_control_and_baseline_are_separate_comparisons(tmp_path):
     made = analyze(write_study(tmp_path)).comparisons
     (orthogonality,) = made.of("orthogonality")
     assert (orthogonality.arm.name, orthogonality.reference.name) == ("oelm-freeze", "oelm-random-matched")
     assert orthogonality.sign.outcome == UNDECIDED
     assert {c.arm.name: c.reference.name for c in made.of("control")}["oelm-plus"] == "orthogonal-init"
-    # frozen N(0, 0.02) differs in scale too and must never stand in for the matched control
+    # frozen N(0, 0.02) also has another scale, so it is not the reference
     assert all(c.reference.name != "oelm-random" for c in made.of("orthogonality"))
 
 
@@ -297,7 +313,7 @@ def classifiers(root: Path, levels=(0.84, 0.80), examples=1000, predictions=True
     return comparison
 
 
-def test_accuracy_interval_holds_the_test_set_error(tmp_path):
+def test_the_accuracy_interval_includes_the_test_set_error(tmp_path):
     c = classifiers(tmp_path)
     a, b = ([100 * x.scores[s] for s in range(3)] for x in (c.arm, c.reference))
     seeds_only = stats.ttest_rel(a, b).confidence_interval(0.95)
@@ -309,7 +325,7 @@ def test_accuracy_interval_holds_the_test_set_error(tmp_path):
     assert c.ratio.exp().value == pytest.approx(stats.gmean(np.divide(a, b)))
 
 
-def test_lost_predictions_widen_the_interval_and_are_said(tmp_path):
+def test_missing_predictions_widen_the_interval_and_are_flagged(tmp_path):
     kept = classifiers(tmp_path / "kept")
     lost = classifiers(tmp_path / "lost", predictions=False)
     assert lost.test_error == "binomial"
@@ -330,7 +346,7 @@ def test_scenarios_of_phase_four(tmp_path, levels, examples, outcome):
     assert classifiers(tmp_path, levels, examples).scenario.outcome == outcome
 
 
-def test_one_seed_of_a_classifier_still_tells_what_the_test_set_can(tmp_path):
+def test_one_seed_of_a_classifier_gets_a_mcnemar_test(tmp_path):
     c = classifiers(tmp_path, seeds=1)
     assert c.effect.interval is None
     assert c.scenario.outcome == NO_INTERVAL
@@ -347,8 +363,8 @@ def test_a_trained_arm_has_no_scenario(tmp_path):
     }
 
 
-def test_a_baseline_at_chance_decides_nothing(tmp_path):
-    """Two arms that both guess differ by nothing, which must not read as 'freezing costs nothing'."""
+def test_a_baseline_at_chance_prevents_a_verdict(tmp_path):
+    """Two arms at chance do not differ, but that does not show that freezing costs nothing."""
     c = classifiers(tmp_path, levels=(0.5, 0.5), examples=4000)
     assert c.target.outcome == c.scenario.outcome == UNDECIDED
     assert c.target.reason == "chance"
@@ -374,8 +390,8 @@ def test_architectures(tmp_path, model, kind):
     assert arm.architecture == kind
 
 
-def _no_loss(root: Path, plus: float, control: float, start: float, rope: float, plain: float) -> list[str]:
-    """The cells of the frozen arm in the table of what closes the gap; seeds differ by about 0.1 %."""
+def goal_cells(root: Path, plus: float, control: float, init: float, rope: float, plain: float) -> list[str]:
+    """The cells of the frozen arm in the table of goals; seeds differ by about 0.1 %."""
     rotary = replace(lm_config().model, position="rope")
 
     def write(id: str, arm: str, value: float, model, baseline: str, control: str = "") -> None:
@@ -387,7 +403,7 @@ def _no_loss(root: Path, plus: float, control: float, start: float, rope: float,
 
     write("GPT-01", "baseline", plain, lm_config().model, "")
     write("R-BASE", "baseline", rope, rotary, "GPT-01")
-    write("R-START", "orthogonal-init", start, rotary, "R-BASE")
+    write("R-INIT", "orthogonal-init", init, rotary, "R-BASE")
     write("R-CONTROL", "trained-plus", control, rotary, "R-BASE")
     write("R-PLUS", "oelm-plus", plus, rotary, "R-BASE", "R-CONTROL")
     found = analyze(root)
@@ -402,26 +418,26 @@ def _no_loss(root: Path, plus: float, control: float, start: float, rope: float,
     ("values", "verdict"),
     [
         ((8.0, 8.0, 8.2, 8.3, 9.0), "reached"),
-        ((8.0, 7.8, 8.2, 8.3, 9.0), "missed"),  # 2.5 % worse than its own control
-        ((8.0, 8.0, 7.9, 8.3, 9.0), "missed"),  # behind the trained start without extras
-        ((8.0, 8.0, 8.2, 8.3, 7.9), "missed"),  # behind the plain architecture
-        ((8.0, 8.0, 8.0, 8.3, 9.0), "undecided"),  # level with the start: neither ahead nor behind
+        ((8.0, 7.8, 8.2, 8.3, 9.0), "missed"),  # 2.5 % worse than its control
+        ((8.0, 8.0, 7.9, 8.3, 9.0), "missed"),  # worse than the trained init without extras
+        ((8.0, 8.0, 8.2, 8.3, 7.9), "missed"),  # worse than the plain architecture
+        ((8.0, 8.0, 8.0, 8.3, 9.0), "undecided"),  # equal to the trained init
     ],
 )
-def test_nothing_is_lost_only_if_every_interval_says_so(tmp_path, values, verdict):
-    cells = _no_loss(tmp_path, *values)
+def test_the_goal_is_met_only_if_every_interval_says_so(tmp_path, values, verdict):
+    cells = goal_cells(tmp_path, *values)
     assert cells[3] == verdict
     assert len(cells) == 8
 
 
 def test_a_goal_needs_every_comparison_and_no_diverged_seed(tmp_path):
     values = (8.0, 8.0, 8.2, 8.3, 9.0)
-    _no_loss(tmp_path / "a", *values)
-    for folder in (tmp_path / "a").rglob("R-START"):
+    goal_cells(tmp_path / "a", *values)
+    for folder in (tmp_path / "a").rglob("R-INIT"):
         shutil.rmtree(folder)
     (goal,) = analyze(tmp_path / "a").goals
     assert (goal.outcome, goal.missing) == (UNDECIDED, ("init",))
-    _no_loss(tmp_path / "b", *values)
+    goal_cells(tmp_path / "b", *values)
     rotary = replace(lm_config().model, position="rope")
     bad = lm_config("R-CONTROL", "trained-plus", seed=9)
     bad = replace(bad, model=rotary, compare=replace(bad.compare, baseline="R-BASE"))
@@ -431,6 +447,6 @@ def test_a_goal_needs_every_comparison_and_no_diverged_seed(tmp_path):
     assert analyze(tmp_path / "b").to_dict()["nothing_lost"][0]["outcome"] == UNDECIDED
 
 
-def test_a_language_model_without_a_control_is_not_in_the_table_of_what_closes_the_gap(tmp_path):
+def test_a_language_model_without_a_control_has_no_goal(tmp_path):
     pair(tmp_path)
     assert goal_table(analyze(tmp_path), Translator()) == []

@@ -1,4 +1,4 @@
-"""The mean over datasets, against scipy by hand."""
+"""The mean over datasets, checked against scipy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oelm.report.translate import Translator
 from run_factory import analyze, cls_config, write_arm
 
 BASE = {"tinystories": (8.0, 8.4, 8.2), "wikitext2": (50.0, 52.0, 49.0)}
-ARM = {"tinystories": (9.9, 10.2, 10.2), "wikitext2": (60.0, 61.5, 59.5)}  # lucky seeds are lucky twice
+ARM = {"tinystories": (9.9, 10.2, 10.2), "wikitext2": (60.0, 61.5, 59.5)}  # the datasets agree seed by seed
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def corpora(tmp_path):
     return tmp_path
 
 
-def test_the_mean_is_taken_within_a_seed_and_its_interval_over_seeds(corpora):
+def test_the_mean_is_taken_per_seed_and_the_interval_over_seeds(corpora):
     (mean,) = analyze(corpora).means
     per_seed = [np.mean([math.log(ARM[d][s] / BASE[d][s]) for d in BASE]) for s in range(3)]
     want = stats.ttest_1samp(per_seed, 0.0).confidence_interval(0.95)
@@ -36,8 +36,11 @@ def test_the_mean_is_taken_within_a_seed_and_its_interval_over_seeds(corpora):
     assert analyze(corpora).to_dict()["means"][0]["datasets"] == list(BASE)
 
 
-def test_seeds_that_agree_by_luck_make_no_narrow_interval(tmp_path):
-    base, arm = BASE, {"tinystories": (8.9, 9.1, 9.2), "wikitext2": (53.0, 58.0, 52.0)}  # luck cancels
+def test_seeds_that_agree_by_chance_do_not_give_a_narrow_interval_of_the_mean(tmp_path):
+    base, arm = (
+        BASE,
+        {"tinystories": (8.9, 9.1, 9.2), "wikitext2": (53.0, 58.0, 52.0)},
+    )  # deviations cancel
     for dataset in base:
         write_arm(tmp_path, dataset, "baseline", base[dataset])
         write_arm(tmp_path, dataset, "oelm-freeze", arm[dataset])
@@ -47,27 +50,27 @@ def test_seeds_that_agree_by_luck_make_no_narrow_interval(tmp_path):
     assert mean.effect.interval == pytest.approx((logs.mean() - half, logs.mean() + half))
 
 
-def test_orthogonality_is_judged_by_its_sign(corpora):
+def test_the_mean_of_orthogonality_has_a_sign_verdict(corpora):
     for dataset in BASE:
         write_arm(corpora, dataset, "oelm-random-matched", [x * 1.001 for x in ARM[dataset]])
     verdicts = {m.first.kind: m.verdict for m in analyze(corpora).means}
     assert (verdicts["orthogonality"].rule, verdicts["baseline"].rule) == ("sign", "target")
-    assert verdicts["orthogonality"].outcome == "better"  # a thousandth, and every seed says so
+    assert verdicts["orthogonality"].outcome == "better"  # 0.1 %, in every seed
 
 
-def test_a_generated_task_is_not_among_them(corpora):
+def test_generated_tasks_are_not_in_the_mean(corpora):
     before = analyze(corpora).means[0].effect
     write_arm(corpora, "task-copy", "baseline", (6.0, 6.0, 6.1))
     write_arm(corpora, "task-copy", "oelm-freeze", (26.0, 25.0, 27.0))
     assert [m.effect for m in analyze(corpora).means] == [before]
 
 
-def test_one_dataset_or_one_that_is_withheld_makes_no_mean(tmp_path, corpora):
+def test_no_mean_with_one_dataset_or_a_missing_verdict(tmp_path, corpora):
     write_arm(corpora, "openwebtext", "baseline", (90.0, 91.0, 92.0))
     write_arm(corpora, "openwebtext", "oelm-freeze", (95.0, 96.0, 97.0), fairness={"steps": 7})
     assert analyze(corpora).means == []
     chance = tmp_path / "chance"
-    guess = np.arange(400) % 2  # as good as always naming one class
+    guess = np.arange(400) % 2  # as good as always predicting one class
     for dataset, right in (("imdb", np.arange(400) < 320), ("sst2", guess)):
         write_arm(chance, dataset, "baseline", [right] * 2, make=cls_config)
         write_arm(chance, dataset, "oelm-freeze", [np.roll(right, 1), right], make=cls_config)
@@ -80,7 +83,7 @@ def test_one_dataset_or_one_that_is_withheld_makes_no_mean(tmp_path, corpora):
     assert mean_table(analyze(alone), Translator()) == []
 
 
-def test_test_sets_count_for_accuracy(tmp_path):
+def test_the_mean_accuracy_includes_the_test_set_errors(tmp_path):
     rng = np.random.default_rng(0)
     for dataset in ("imdb", "sst2"):
         for arm, level in (("baseline", 0.8), ("oelm-freeze", 0.78)):
