@@ -61,8 +61,9 @@ def test_every_command_line_of_a_page_parses_and_names_what_exists(page: Path) -
             assert name in OF_THE_DOCUMENTS or experiment(name)
         study = getattr(given.get("selection"), "study", given.get("study", ""))
         assert study in ("", "mine") or study in STUDIES, line
-        if "name" in given and "--catalogue" not in words and "/" not in given["name"]:
-            assert dataset(given["name"]), line
+        names = [*given.get("names", ()), *([given["name"]] if "name" in given else [])]
+        for name in names if "--catalogue" not in words else ():
+            assert "/" in name or dataset(name), line
 
 
 @pytest.fixture

@@ -47,10 +47,9 @@ def test_every_option_has_help() -> None:
             assert not missing, (name, missing)
 
 
-def test_completion_scripts_know_commands_options_and_choices(tmp_path: Path) -> None:
-    for shell in ("bash", "zsh", "fish"):
-        script = make_app().generate_completion(shell=shell)
-        assert all(word in script for word in ("monitor", "seeds", "smoke"))
+def test_the_completion_script_knows_commands_options_and_choices() -> None:
+    script = make_app().generate_completion(shell="bash")
+    assert all(word in script for word in ("monitor", "--seeds", "smoke"))
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,11 @@ def test_prepare_encodes_text_and_labelled_rows(capsys: pytest.CaptureFixture[st
     code, out, _ = run(capsys, "prepare", "stories", "--rows", 50, "--tokenizer", "bpe-300")
     assert code == 0
     assert "tokens of 50 documents" in out
-    words = ("prepare", "imdb", "--source", "builtin", "--rows", 50, "--tokenizer", "bpe-300", "--json")
-    code, out, _ = run(capsys, *words)
-    facts = json.loads(out)
+    words = ("prepare", "stories", "imdb", "--source", "builtin", "--rows", 50, "--tokenizer", "bpe-300")
+    code, out, _ = run(capsys, *words, "--json")
+    stories, facts = json.loads(out)
     assert code == 0
+    assert stories["splits"]["train"]["documents"] == 50
     assert "standing in for imdb" in facts["origin"]
     assert facts["splits"]["train"]["rows"] == 50
     assert len(facts["splits"]["train"]["fingerprint"]) == 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -21,6 +21,7 @@ from oelm.cli.options import (
 from oelm.cli.output import print, print_json, print_table
 from oelm.cli.values import Count, PositiveCount
 from oelm.data.catalogue import SPLITS, Dataset, datasets
+from oelm.errors import UsageError
 from oelm.printable import printable
 from oelm.units import bytes_text, duration_text
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from oelm.data.tokenize.tokenizers import Tokenizer
 
 _PLAIN_SECONDS = 5.0
+DatasetName = Annotated[str, Parameter(help="Dataset (`oelm data list`), folder, or file:a.jsonl,b.jsonl.")]
 
 
 @Parameter(name="*")
@@ -118,14 +120,17 @@ def _facts(entry: Dataset, data_dir: str) -> dict[str, Any]:
 
 
 def check(
-    name: str, /, *, batch_size: Count = 1, source: SourceOptions = SourceOptions(), json: Json = False
+    name: DatasetName,
+    /,
+    *,
+    batch_size: Count = 1,
+    source: SourceOptions = SourceOptions(),
+    json: Json = False,
 ) -> int:
-    """Read all rows and report what is wrong with them.
+    """Read all rows and report what is wrong with them; exit code 1 if something is.
 
     Parameters
     ----------
-    name
-        Dataset (`oelm data list`), folder, or file:a.jsonl,b.jsonl.
     batch_size
         Minimum number of rows of the training split.
     """
@@ -159,51 +164,63 @@ class TokenizeOptions:
 
 
 def prepare(
-    name: str,
-    /,
-    *,
+    *names: DatasetName,
     tokens: TokenizeOptions = TokenizeOptions(),
     source: SourceOptions = SourceOptions(),
     json: Json = False,
 ) -> None:
-    """Download, check and tokenize a dataset, so that training can start at once.
+    """Download, check and tokenize datasets; a missing split is an error after the others are prepared."""
+    from oelm.data.tokenize.tokenizer_files import check_tokenizer_name
 
-    Parameters
-    ----------
-    name
-        Dataset (`oelm data list`), folder, or file:a.jsonl,b.jsonl.
-    """
+    if not names:
+        raise UsageError("name at least one dataset (`oelm data list`)")
+    check_tokenizer_name(tokens.tokenizer, source.data_dir or None)
+    require_writable_cache(tokens.cache_dir)
+    corpora = [source.open(name, tokens.cache_dir) for name in names]
+    facts = [_prepare_corpus(corpus, tokens, source, json) for corpus in corpora]
+    if json:
+        print_json(facts if len(facts) > 1 else facts[0])
+    for corpus in corpora:
+        for split in SPLITS:
+            corpus.require_split(split)
+
+
+def _prepare_corpus(
+    corpus: Corpus, tokens: TokenizeOptions, source: SourceOptions, quiet: bool
+) -> dict[str, Any]:
     from oelm.data.checks import limit_streamed
     from oelm.data.splits import find_duplicates
-    from oelm.data.tokenize.tokenizer_files import check_tokenizer_name
     from oelm.data.tokenize.tokenizers import load_tokenizer
 
-    data_dir, cache_dir = source.data_dir or None, tokens.cache_dir or None
-    check_tokenizer_name(tokens.tokenizer, data_dir)
-    require_writable_cache(tokens.cache_dir)
-    corpus = source.open(name, tokens.cache_dir)
     lines = [f"{corpus.name} ({corpus.dataset.shape}) from {corpus.origin}"]
     if corpus.source.folder_note:
         lines.append(f"  dataset_info.json says: {corpus.source.folder_note}")
-    _print_unless(json, *lines, *(f"  note: {note}" for note in corpus.notes))
-    tokenizer = load_tokenizer(tokens.tokenizer, corpus=corpus, data_dir=data_dir, cache_dir=cache_dir)
-    facts = {}
+    _print_unless(quiet, *lines, *(f"  note: {note}" for note in corpus.notes))
+    tokenizer = load_tokenizer(
+        tokens.tokenizer,
+        corpus=corpus,
+        data_dir=source.data_dir or None,
+        cache_dir=tokens.cache_dir or None,
+    )
+    splits = {}
     for split in corpus.splits:
-        facts[split], line = _prepare_split(corpus, split, tokenizer, tokens, source.skip_bad_rows)
-        _print_unless(json, line)
+        splits[split], line = _prepare_split(corpus, split, tokenizer, tokens, source.skip_bad_rows)
+        _print_unless(quiet, line)
     found = None if source.no_duplicates else find_duplicates(limit_streamed(corpus))
-    _print_unless(json, *(f"  {line}" for line in str(found or "").splitlines()))
-    if json:
-        about: dict[str, Any] = {"dataset": corpus.name, "origin": corpus.origin, "notes": corpus.notes}
-        about["tokenizer"] = {
+    _print_unless(quiet, *(f"  {line}" for line in str(found or "").splitlines()))
+    return {
+        "dataset": corpus.name,
+        "origin": corpus.origin,
+        "notes": corpus.notes,
+        "tokenizer": {
             "name": tokenizer.name,
             "hash": tokenizer.hash,
             "vocab_size": tokenizer.vocab_size,
-        }
-        shared = found.to_dict() if found is not None else None
-        print_json({**about, "splits": facts, "skipped": corpus.skipped, "duplicates": shared})
-    for split in SPLITS:
-        corpus.require_split(split)  # a missing split is an error, but the others are prepared first
+        },
+        "splits": splits,
+        "skipped": corpus.skipped,
+        "duplicates": found.to_dict() if found is not None else None,
+    }
 
 
 def _prepare_split(

@@ -80,11 +80,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "data": Command(
         "", _CATALOGUE,
-        "List the datasets, prepare one for training, or check one.",
+        "List the datasets, prepare them for training, or check one.",
         ("oelm data prepare tinystories --data-dir data --tokenizer gpt2",),
         (
             Action("list", "oelm.cli.data:list_datasets", "List all datasets: task, sizes and licence."),
-            Action("prepare", "oelm.cli.data:prepare", "Download, check and tokenize a dataset."),
+            Action("prepare", "oelm.cli.data:prepare", "Download, check and tokenize datasets."),
             Action("check", "oelm.cli.data:check", "Read all rows and report what is wrong with them."),
         ),
     ),
