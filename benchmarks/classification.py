@@ -124,7 +124,7 @@ def build(spec: dict[str, Any]) -> Arm:
         "rows": rows,
         "tokens_per_sample": real / rows / plan.rounds / plan.steps,
         "padding_share": 1 - real / padded,
-        "origin": prepared.data_facts["origin"],
+        "origin": prepared.data_facts.origin,
     }
     if spec["arm"] == TRAINER:
         return _trainer(spec, prepared, [batches[number] for number in steps], facts)

@@ -20,7 +20,8 @@ from oelm.bench.harness import Progress
 from oelm.config.hash import config_hash
 from oelm.config.yaml import config_to_yaml
 from oelm.errors import OelmError
-from oelm.runs.folder import VERDICT_FILES, RunFolder, run_path
+from oelm.runs.folder import RunFolder
+from oelm.runs.layout import VERDICT_FILES, run_path
 from oelm.runs.scan import scan
 
 COMMANDS = {"status": ("status",), "analyze": ("analyze",), "report": ("report", "-o", "report.html")}

@@ -22,10 +22,25 @@ from oelm.config.run_config import (
     RunConfig,
     TuneConfig,
 )
-from oelm.config.yaml import config_to_yaml
 from oelm.experiments.catalogue import planned_configs
 from oelm.methods.presets import find_method
-from oelm.runs.folder import run_path
+from oelm.runs.folder import RunFolder
+from oelm.runs.layout import run_path
+from oelm.runs.schema import (
+    AuditRecord,
+    DataFacts,
+    Fairness,
+    FreezeAudit,
+    Manifest,
+    MetricsRow,
+    ParameterCounts,
+    Predictions,
+    Results,
+    Scores,
+    Status,
+    TimingStats,
+    TokenizerFacts,
+)
 
 _planned = cache(planned_configs)
 BASE = "GPT-01"
@@ -88,98 +103,68 @@ def write_run(
     rows: str = "",
 ) -> Path:
     """One run. `value` is the test perplexity or accuracy; `hits` the per-example 0/1 of a classifier."""
-    folder = run_path(root, config)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(config_to_yaml(config), encoding="utf-8")
+    folder = RunFolder(run_path(root, config))
+    folder.claim(config)
     metric = "accuracy" if config.task == "classification" else "ppl"
     if hits is not None:
         value = float(np.mean(hits))
-    dump(folder / "manifest.json", _manifest(config, tokens, validation_print, rows))
-    dump(
-        folder / "status.json",
-        {
-            "state": state,
-            "step": 400 if state == "finished" else 150,
-            "total_steps": 400,
-            "loss": 2.0,
-            "metric": None,
-            "heartbeat": 1.7e9,
-            "started": 1.7e9,
-            "pid": 1,
-            "host": "test",
-            "attempt": 1,
-            "resumes": 0,
-            "reason": "loss is NaN at step 150" if state == "diverged" else "",
-        },
+    folder.write_manifest(_manifest(config, tokens, validation_print, rows))
+    folder.write_audit(FreezeAudit(start=AuditRecord(), end=AuditRecord(ok=audit_ok)))
+    _write_metrics(folder, config, attention)
+    reached = 400 if state == "finished" else 150
+    reason = "loss is NaN at step 150" if state == "diverged" else ""
+    folder.write_status(
+        Status(state=state, step=reached, total_steps=400, loss=2.0, host="test", reason=reason)
     )
-    rows = [
-        {
-            "step": s,
-            "kind": "validation",
-            "loss": round(math.log(8) + 2 / (1 + s / 50) + config.seed * 0.01, 4),
-        }
-        for s in range(0, 401, 50)
-    ]
-    if attention:
-        rows += [_attention(s, frozen=not config.method.trains_qk) for s in range(0, 401, 100)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
-    dump(
-        folder / "freeze_audit.json", {"start": {"ok": True, "rows": []}, "end": {"ok": audit_ok, "rows": []}}
-    )
+    folder.close()
     if state != "finished":
-        return folder
+        return folder.path
     frozen = 0 if config.method.trains_qk else QK
-    figures = {"loss": math.log(max(value, 1.01)), metric: value, "n": 2000 if hits is None else len(hits)}
-    dump(
-        folder / "timing_stats.json",
-        {
-            "total_wall_time": 60.0,
-            "peak_memory_bytes": 300_000_000,
-            "mean_step_time": 0.15,
-            "predicted_saving": 0.05 if frozen else 0.0,
-        },
+    n = 2000 if hits is None else len(hits)
+    scores = Scores(loss=math.log(max(value, 1.01)), n=n, **{metric: value})
+    saving = 0.05 if frozen else 0.0
+    folder.write_timing(
+        TimingStats(60.0, mean_step_time=0.15, peak_memory_bytes=3 * 10**8, predicted_saving=saving)
     )
-    dump(
-        folder / "results.json",
-        {
-            "id": config.id,
-            "study": config.study,
-            "scale": config.scale,
-            "seed": config.seed,
-            "task": config.task,
-            "dataset": config.data.dataset,
-            "arm": config.compare.arm,
-            "method": config.method.name,
-            "metric": metric,
-            "test": figures if test else None,
-            "validation": {**figures, "step": 400},
-            "parameters": {
-                "total": TOTAL,
-                "trainable": TOTAL - frozen,
-                "frozen": frozen,
-                "qk_total": QK,
-                "qk_trainable": QK - frozen,
-            },
-            "steps": 400,
-            "tokens_seen": 400 * 16 * 128,
-            "lr": config.optim.lr,
-            "checkpoint_bytes": 12 * TOTAL - 8 * frozen,
-            "fairness": {
-                "data": "d" * 64,
-                "tokenizer": "t" * 64,
-                "eval_set": "e" * 64,
-                "batch_rows": 16,
-                "steps": 400,
-                "schedule": "cosine",
-                **(fairness or {}),
-            },
-        },
+    folder.write_results(
+        Results(
+            id=config.id,
+            study=config.study,
+            scale=config.scale,
+            seed=config.seed,
+            task=config.task,
+            dataset=config.data.dataset,
+            arm=config.compare.arm,
+            method=config.method.name,
+            metric=metric,
+            test=scores if test else None,
+            validation=replace(scores, step=400),
+            parameters=ParameterCounts(TOTAL, TOTAL - frozen, frozen, QK, QK - frozen),
+            steps=400,
+            tokens_seen=400 * 16 * 128,
+            lr=config.optim.lr,
+            checkpoint_bytes=12 * TOTAL - 8 * frozen,
+            stopped_early=False,
+            fairness=replace(Fairness("d" * 64, "t" * 64, "e" * 64, 16, 400, "cosine"), **(fairness or {})),
+        )
     )
     if hits is not None:
         labels = [0, 1] * (len(hits) // 2) + [0] * (len(hits) % 2)
         predicted = [y if h else 1 - y for y, h in zip(labels, hits, strict=True)]
-        dump(folder / "predictions.json", {"labels": labels, "predicted": predicted})
-    return folder
+        folder.write_predictions(Predictions(tuple(labels), tuple(predicted)))
+    folder.write_checksums()
+    return folder.path
+
+
+def _write_metrics(folder: RunFolder, config: RunConfig, attention: bool) -> None:
+    rows = [
+        MetricsRow(s, "validation", {"loss": round(math.log(8) + 2 / (1 + s / 50) + config.seed * 0.01, 4)})
+        for s in range(0, 401, 50)
+    ]
+    if attention:
+        rows += [_attention(s, frozen=not config.method.trains_qk) for s in range(0, 401, 100)]
+    text = "".join(json.dumps(row.to_json()) + "\n" for row in rows)
+    folder.metrics_file.write_text(text, encoding="utf-8")
 
 
 def write_arm(
@@ -248,31 +233,28 @@ def write_study(root: Path, *, attention: bool = False) -> Path:
 
 
 def dump(path: Path, value: Any) -> None:
+    """Write a file of a run and update the checksums, as if the run had written this content."""
     path.write_text(json.dumps(value), encoding="utf-8")
+    RunFolder(path.parent).write_checksums()
 
 
-def _manifest(config: RunConfig, tokens: int, validation_print: str, rows: str) -> dict[str, Any]:
-    return {
-        "config_hash": "0" * 64,
-        "command": f"oelm train {config.id} --scale {config.scale} --seed {config.seed}",
-        "versions": {"oelm": "0.1.0"},
-        "machine": {"host": "test"},
-        "data": {
-            "origin": "local folder data",
-            "dataset": config.data.dataset,
-            "fingerprints": {
-                "train": "d" * 64,
-                "validation": validation_print,
-                "test": rows or f"{config.data.dataset:e<64}",
-            },
-            "tokens": {"train": tokens},
-            "notes": [],
-        },
-        "tokenizer": {"name": config.data.tokenizer, "hash": "t" * 64, "vocab_size": 2048},
+def _manifest(config: RunConfig, tokens: int, validation_print: str, rows: str) -> Manifest:
+    fingerprints = {
+        "train": "d" * 64,
+        "validation": validation_print,
+        "test": rows or f"{config.data.dataset:e<64}",
     }
+    return Manifest(
+        config_hash="0" * 64,
+        command=f"oelm train {config.id} --scale {config.scale} --seed {config.seed}",
+        versions={"oelm": "0.1.0"},
+        machine={"host": "test"},
+        data=DataFacts("local folder data", config.data.dataset, fingerprints, tokens={"train": tokens}),
+        tokenizer=TokenizerFacts(config.data.tokenizer, "t" * 64, 2048),
+    )
 
 
-def _attention(step: int, *, frozen: bool) -> dict[str, Any]:
+def _attention(step: int, *, frozen: bool) -> MetricsRow:
     """Two layers of four heads, as the training loop logs them."""
     drift = 0.0 if frozen else step / 400
     layers = []
@@ -287,4 +269,4 @@ def _attention(step: int, *, frozen: bool) -> dict[str, Any]:
         if not frozen:
             entry |= {"off_orthogonal_q": 0.02 + 0.4 * drift, "off_orthogonal_k": 0.03 + 0.5 * drift}
         layers.append(entry)
-    return {"step": step, "kind": "attention", "layers": layers}
+    return MetricsRow(step, "attention", {"layers": layers})

@@ -13,6 +13,7 @@ from oelm.experiments.catalogue import planned_configs
 from oelm.report.claims import claims_page
 from oelm.report.digest import build_digest
 from oelm.report.markdown import to_markdown
+from oelm.runs.results_file import SUFFIX, read_results_file
 
 ROOT = Path(__file__).parents[1]
 RESULTS = "results"
@@ -28,13 +29,12 @@ def committed() -> Analysis:
 def test_every_result_can_be_read_and_none_holds_weights_or_a_path_of_a_machine(committed: Analysis) -> None:
     assert committed.states[FINISHED] == len(committed.loaded.runs) > 0
     assert committed.warnings == []
-    for path in (p for p in (ROOT / RESULTS).rglob("*") if p.is_file()):
-        assert path.suffix in (".json", ".jsonl", ".yaml"), path
-        assert path.stat().st_size < 300_000, path
-        if path.name in ("manifest.json", "status.json"):
-            text = path.read_text(encoding="utf-8")
-            assert '"/' not in text, path
-            assert '"host"' not in text, path
+    files = [path for path in (ROOT / RESULTS).rglob("*") if path.is_file()]
+    assert all(path.name.endswith(SUFFIX) and path.stat().st_size < 500_000 for path in files)
+    for run in (run for path in files for run in read_results_file(path)):
+        text = run.files.get("manifest.json", "") + run.files["status.json"]
+        assert '"/' not in text, run
+        assert '"host"' not in text, run
 
 
 def test_the_results_page_is_generated_from_the_results(

@@ -118,11 +118,14 @@ def test_many_small_containers_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         parse_json("[" + "[]," * 1_000 + "0]", "index")
 
 
-def test_rows_are_read_up_to_the_one_still_being_written(tmp_path: Path) -> None:
+def test_rows_are_read_up_to_the_one_still_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safe_files, "ROW_BYTES", 100)
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step"')
     assert [row["step"] for row in read_json_lines(path)] == [1, 2]
     for wrong, expected in (("[1]\n", "JSON object"), ("x" * 200 + "\n", "longer"), ("nope\n", "not JSON")):
         path.write_text('{"step": 1}\n' + wrong)
         with pytest.raises(OelmError, match=f"line 2.*{expected}"):
-            list(read_json_lines(path, max_row_bytes=100))
+            list(read_json_lines(path))

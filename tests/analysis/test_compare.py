@@ -21,7 +21,8 @@ from oelm.report.document import plain
 from oelm.report.sentences import conclusion, sentences
 from oelm.report.summary import cards, headline
 from oelm.report.translate import Translator
-from oelm.runs.folder import run_path
+from oelm.runs.folder import RunFolder
+from oelm.runs.layout import run_path
 from run_factory import analyze, cls_config, lm_config, write_arm, write_run, write_study, write_trials
 
 A, B = (8.5, 8.8, 8.6), (8.0, 8.1, 8.2)
@@ -309,6 +310,7 @@ def classifiers(root: Path, levels=(0.84, 0.80), examples=1000, predictions=True
             folder = write_run(root, cls_config(id, arm, seed=seed), hits=hits)
             if not predictions:
                 (folder / "predictions.json").unlink()
+                RunFolder(folder).write_checksums()
     (comparison,) = analyze(root).comparisons.of("baseline")
     return comparison
 

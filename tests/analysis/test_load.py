@@ -12,7 +12,9 @@ import pytest
 
 from oelm.analysis.load import load_runs
 from oelm.errors import OelmError
+from oelm.runs.folder import RunFolder
 from oelm.runs.keep import keep
+from oelm.runs.schema import Manifest, TimingStats
 from run_factory import analyze, cls_config, dump, lm_config, write_run, write_study, write_trials
 
 
@@ -46,8 +48,8 @@ BREAKAGES = {
     "results are empty": lambda f: (f / "results.json").write_text(""),
     "results are gone": lambda f: (f / "results.json").unlink(),
     "perplexity is NaN": lambda f: edit_results(f, test={"ppl": float("nan"), "n": 5}),
-    "perplexity below one": lambda f: edit_results(f, test={"ppl": 0.3, "n": 5}),
-    "perplexity is text": lambda f: edit_results(f, test={"ppl": "8", "n": 5}),
+    "perplexity below one": lambda f: edit_results(f, test={"ppl": 0.3, "loss": -1.2, "n": 5}),
+    "perplexity is text": lambda f: edit_results(f, test={"ppl": "8", "loss": 2, "n": 5}),
     "metric unknown": lambda f: edit_results(f, metric="bleu"),
     "another seed's results": lambda f: edit_results(f, seed=99),
     "parameters missing": lambda f: edit_results(f, parameters=None),
@@ -75,10 +77,11 @@ def test_lazily_read_files_warn_too(tmp_path):
     for name in ("manifest.json", "timing_stats.json", "predictions.json", "freeze_audit.json"):
         (folder / name).write_text("{broken")
     (folder / "metrics.jsonl").write_text('{"step": 1, "kind": "validation", "loss": 2}\n{broken\n')
+    RunFolder(folder).write_checksums()
     loaded = load_runs(tmp_path)
     (run,) = loaded.runs
     assert loaded.warnings == []  # nothing read yet
-    assert (run.manifest, run.timing, run.hits) == ({}, {}, None)
+    assert (run.manifest, run.timing, run.hits) == (Manifest(), TimingStats(), None)
     assert run.audited  # unknown is not failed; the warning tells
     assert len(run.metrics("validation")) == 1
     assert len(loaded.warnings) == 5
@@ -91,7 +94,7 @@ def test_a_manifest_of_another_shape_is_named_and_left_out(tmp_path, data):
     folder = write_run(tmp_path, cls_config(), hits=np.ones(10, dtype=int))
     dump(folder / "manifest.json", {"data": data})
     loaded = load_runs(tmp_path)
-    assert loaded.runs[0].manifest == {}
+    assert loaded.runs[0].manifest == Manifest()
     assert "manifest.json" in warnings_of(loaded)[0]
 
 

@@ -13,7 +13,8 @@ import pytest
 from oelm.cli.main import COMMANDS, main, make_app
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch.jobs import make_jobs
-from oelm.runs.folder import RunFolder, Status
+from oelm.runs.folder import RunFolder
+from oelm.runs.schema import Status
 
 
 def facts(capsys: pytest.CaptureFixture[str], *words: str) -> object:
@@ -76,7 +77,7 @@ def test_the_completion_script_knows_commands_options_and_choices() -> None:
         (["run", "GPT-01", "--gpus", "x,y"], "--gpus"),
         (["run", "GPT-01", "--as", "../elsewhere", "--dry-run"], "cannot be a study's name"),
         (["train", "GPT-01", "--scale", "smoke", "--as", "a/b"], "cannot be a study's name"),
-        (["generate", "NOPE", "--prompt", "x", "--runs", "nowhere"], "nowhere holds none"),
+        (["generate", "NOPE", "--prompt", "x", "--runs", "nowhere"], "nowhere has no runs"),
         (
             ["run", "GPT-02", "--scale", "smoke", "--set", "budget.steps=-4"],
             "budget.steps must be at least 0",

@@ -24,8 +24,8 @@ from oelm.cli.monitor import View
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch.jobs import Job
 from oelm.printable import printable, printable_json
-from oelm.runs.folder import Status
 from oelm.runs.scan import scan
+from oelm.runs.schema import Status
 from oelm.training.logs.journal import Journal
 
 HOSTILE = "[/b][bold]\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\x00\r"

@@ -17,8 +17,9 @@ from rich.console import Console
 
 from oelm.cli.monitor import View
 from oelm.files.atomic import write_json
-from oelm.runs.folder import RunFolder, Status
+from oelm.runs.folder import RunFolder
 from oelm.runs.scan import RunInfo, scan
+from oelm.runs.schema import Status
 
 
 @pytest.fixture(scope="module")

@@ -37,10 +37,10 @@ def folder(root: Path) -> RunFolder:
 def test_train_leaves_a_complete_run_folder(folder: RunFolder) -> None:
     results, manifest = folder.results(), folder.manifest()
     assert results is not None
-    assert results["test"]["ppl"] > 1
-    assert results["method"] == "oelm-freeze" or results["arm"] == "oelm-freeze"
+    assert results.test.ppl > 1
+    assert results.method == "oelm-freeze" or results.arm == "oelm-freeze"
     assert manifest is not None
-    assert "standing in for tinystories" in manifest["data"]["origin"]
+    assert "standing in for tinystories" in manifest.data.origin
     status = folder.status()
     assert status is not None
     assert status.state == "finished"

@@ -21,6 +21,7 @@ from oelm.errors import OelmError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch.jobs import make_jobs
 from oelm.files.atomic import write_json
+from oelm.files.checksums import write_checksums
 from oelm.files.read import MIB
 from oelm.runs import archive
 from oelm.runs.archive import INDEX, merge, pack, parse_index, sha256, verify
@@ -35,6 +36,7 @@ def finished(root: Path, *seeds: int, id: str = "GPT-01") -> list[Path]:
         folder = job.folder
         write_json(folder / "status.json", {"state": "finished", "heartbeat": time.time()})
         write_json(folder / "results.json", {"id": id, "seed": job.config.seed})
+        write_checksums(folder, ["results.json"])
         (folder / "metrics.jsonl").write_text('{"step": 1}\n')
         (folder / "training.log").write_text("done\n")
         for name in ("latest.pt", "previous.pt", "lock"):
@@ -57,7 +59,14 @@ def test_results_travel_and_weights_stay_unless_asked(tmp_path: Path) -> None:
     assert merged.conflicts == merged.same == []
     sent, got = tree(tmp_path / "a"), tree(tmp_path / "b")
     names = {Path(name).name for name in got}
-    assert names == {"config.yaml", "status.json", "results.json", "metrics.jsonl", "training.log"}
+    assert names == {
+        "config.yaml",
+        "status.json",
+        "results.json",
+        "metrics.jsonl",
+        "training.log",
+        "checksums.json",
+    }
     assert all(sent[name] == content for name, content in got.items())
     pack(tmp_path / "a", tmp_path / "w.tar.gz", weights=True)
     merge(tmp_path / "w.tar.gz", tmp_path / "c")
@@ -300,10 +309,10 @@ def test_a_merge_that_was_killed_leaves_whole_runs_and_its_leftovers_go(
             merge(tmp_path / "x.tar.gz", tmp_path / "b")
     assert len(list((tmp_path / "b").glob(".merge-*"))) == 1
     (run,) = scan(tmp_path / "b")
-    assert len(list(run.path.iterdir())) == 5  # as a whole
+    assert len(list(run.path.iterdir())) == 6  # as a whole
     other = tmp_path / "b" / ".merge-in-progress"
     with RunLock(other):
-        assert len(merge(tmp_path / "x.tar.gz", tmp_path / "b").added) == 5
+        assert len(merge(tmp_path / "x.tar.gz", tmp_path / "b").added) == 6
         assert list((tmp_path / "b").glob(".merge-*")) == [other]
 
 

@@ -26,7 +26,7 @@ from oelm.experiments.fairness import check_arms
 from oelm.experiments.scales import SCALES
 from oelm.experiments.study import Request
 from oelm.methods.apply import apply
-from oelm.runs.folder import EXIT_USAGE
+from oelm.runs.states import EXIT_USAGE
 from oelm.training.build_model import build_model
 
 # ID: dataset, method, learning rate, steps or batch size, reported result
@@ -256,7 +256,7 @@ def test_selection() -> None:
 
 
 def test_every_config_has_a_folder_of_its_own() -> None:
-    from oelm.runs.folder import run_path
+    from oelm.runs.layout import run_path
 
     configs: list[RunConfig] = [e.at("smoke") for e in experiments().values()]
     assert len({run_path("runs", c) for c in configs}) == len(configs)

@@ -1,63 +1,78 @@
-"""What a repository keeps of a study: everything its figures are made of, and nothing that is large."""
+"""`oelm archive keep`: one small results file per study that reads like the run folders."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import lzma
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from fake_run import write_finished_run
+from oelm.analysis.load import load_runs
 from oelm.cli.main import main
-from oelm.errors import OelmError
+from oelm.errors import OelmError, UsageError
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.launch.jobs import make_jobs
 from oelm.experiments.tuning import trial_configs
 from oelm.files.atomic import write_json
-from oelm.runs.keep import JUDGED, keep
-from oelm.runs.scan import scan
+from oelm.runs import results_file
+from oelm.runs.folder import RunFolder
+from oelm.runs.keep import KEPT_FILES, keep
+from oelm.runs.layout import run_path
+from oelm.runs.results_file import read_results_file, write_results_file
+from oelm.runs.scan import find_run, scan
+from oelm.runs.schema import Status
 
 
-def runs_of(root: Path, state: str = "finished", id: str = "GPT-01") -> list[Path]:
+def make_runs(root: Path, id: str = "GPT-01") -> list[RunFolder]:
+    """A finished run and a finished tuning trial, with logs and a checkpoint."""
     config = experiment(id).at("smoke", 1)
-    jobs = make_jobs([config, *trial_configs(config, (1e-3,), (0,))], root)
-    for job in jobs:
-        write_json(job.folder / "status.json", {"state": state, "heartbeat": 1.0})
-        write_json(job.folder / "results.json", {"id": id, "seed": job.config.seed})
-        for name in (*JUDGED[3:], "training.log", "latest.pt"):
-            if not (job.folder / name).exists():
-                (job.folder / name).write_text("{}\n")
-    return [job.folder for job in jobs]
+    folders = []
+    for each in (config, *trial_configs(config, (1e-3,), (0,))):
+        folder = write_finished_run(run_path(root, each), each)
+        for name in (*KEPT_FILES, "training.log", "latest.pt"):
+            if not (folder.path / name).exists():
+                (folder.path / name).write_text("{}\n")
+        folder.write_checksums()
+        folders.append(folder)
+    return folders
 
 
-def scan_folder(root: Path) -> Iterator[Path]:
-    return (run.path for run in scan(root) if not run.trial)
-
-
-def test_the_copy_reads_like_the_runs_folder_and_holds_no_weights(tmp_path: Path) -> None:
-    runs_of(tmp_path / "runs")
+def test_kept_results_read_like_the_runs_and_have_no_weights(tmp_path: Path) -> None:
+    run, trial = make_runs(tmp_path / "runs")
     kept = keep(tmp_path / "runs", tmp_path / "results")
-    assert kept.runs == 2
-    assert set(JUDGED) - {"manifest.json"} == {
-        p.name for p in next(scan_folder(tmp_path / "results")).iterdir()
-    }
-    files = [p for p in (tmp_path / "results").rglob("*") if p.is_file()]
-    assert kept.files == len(files)
-    assert kept.bytes == sum(p.stat().st_size for p in files)
-    assert not {"latest.pt", "training.log"} & {p.name for p in files}
-    # of a trial only what the choice of a rate rests on
-    assert sorted(p.name for p in files).count("freeze_audit.json") == 1
+    file = tmp_path / "results" / "paper.jsonl.xz"
+    assert (kept.runs, kept.files, kept.bytes) == (2, 1, file.stat().st_size)
+    stored = {r.path.relative_to(tmp_path / "results"): r for r in read_results_file(file)}
+    kept_run, kept_trial = (stored[f.path.relative_to(tmp_path / "runs")] for f in (run, trial))
+    assert set(kept_run.files) == set(KEPT_FILES)
+    assert set(kept_trial.files) == {"config.yaml", "status.json", "results.json", "timing_stats.json"}
+    assert (kept_run.config(), kept_run.results()) == (run.config(), run.results())
     theirs, ours = scan(tmp_path / "runs"), scan(tmp_path / "results")
-    assert [(run.id, run.trial, run.state) for run in ours] == [
-        (run.id, run.trial, run.state) for run in theirs
-    ]
+    assert [(r.id, r.trial, r.state) for r in ours] == [(r.id, r.trial, r.state) for r in theirs]
+    loaded = load_runs(tmp_path / "results")
+    assert loaded.warnings == []
+    assert [r.result for r in loaded.runs] == [r.result for r in load_runs(tmp_path / "runs").runs]
+    with pytest.raises(UsageError, match="no weights"):
+        find_run(tmp_path / "results", "GPT-01")
+
+
+def test_the_same_runs_give_the_same_bytes_and_kept_results_can_be_kept_again(tmp_path: Path) -> None:
+    make_runs(tmp_path / "runs")
+    for target in ("one", "two"):
+        keep(tmp_path / "runs", tmp_path / target)
+    keep(tmp_path / "one", tmp_path / "three")
+    contents = {(tmp_path / name / "paper.jsonl.xz").read_bytes() for name in ("one", "two", "three")}
+    assert len(contents) == 1
 
 
 def test_unfinished_runs_and_other_studies_are_left_out(tmp_path: Path) -> None:
-    runs_of(tmp_path / "runs", "interrupted")
+    for folder in make_runs(tmp_path / "runs"):
+        folder.write_status(Status(state="interrupted"))
     with pytest.raises(OelmError, match="no finished runs"):
         keep(tmp_path / "runs", tmp_path / "results")
-    runs_of(tmp_path / "runs", "finished", "GPT-02")
+    make_runs(tmp_path / "runs", "GPT-02")
     assert keep(tmp_path / "runs", tmp_path / "results", study="paper").runs == 2
     with pytest.raises(OelmError, match="of study gap"):
         keep(tmp_path / "runs", tmp_path / "results", study="gap")
@@ -66,76 +81,132 @@ def test_unfinished_runs_and_other_studies_are_left_out(tmp_path: Path) -> None:
             keep(tmp_path / "runs", target)
 
 
-def test_a_failed_seed_stays_visible_and_an_earlier_copy_leaves_nothing_behind(tmp_path: Path) -> None:
-    first, _ = runs_of(tmp_path / "runs")
+def test_a_failed_seed_stays_visible_and_runs_of_other_machines_stay(tmp_path: Path) -> None:
+    make_runs(tmp_path / "elsewhere", "GPT-02")
+    keep(tmp_path / "elsewhere", tmp_path / "results")
+    run, _ = make_runs(tmp_path / "runs")
     keep(tmp_path / "runs", tmp_path / "results")
-    (first / "predictions.json").unlink()
-    write_json(first / "status.json", {"state": "failed", "heartbeat": 1.0, "reason": "disk"})
+    (run.path / "predictions.json").unlink()
+    run.write_status(Status(state="failed", reason="disk"))
     keep(tmp_path / "runs", tmp_path / "results")
-    place = tmp_path / "results" / first.relative_to(tmp_path / "runs")
-    assert not (place / "predictions.json").exists()
-    assert {run.state for run in scan(tmp_path / "results")} == {"finished", "failed"}
+    found = {(r.id, r.trial): r for r in scan(tmp_path / "results")}
+    assert {id for id, _ in found} == {"GPT-01", "GPT-02"}
+    assert found["GPT-01", ""].state == "failed"
+    assert not found["GPT-01", ""].reader.exists("predictions.json")
 
 
-@pytest.mark.parametrize("moment", ["copyfile", "rename"])
-def test_an_earlier_copy_stays_until_the_new_one_is_whole(
-    tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+def test_an_earlier_results_file_stays_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs_of(tmp_path / "runs")
+    make_runs(tmp_path / "runs")
     keep(tmp_path / "runs", tmp_path / "results")
-    before = {p: p.read_bytes() for p in (tmp_path / "results").rglob("*") if p.is_file()}
+    before = {p: p.read_bytes() for p in (tmp_path / "results").iterdir()}
 
     def full_disk(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        if moment == "copyfile":
-            patch.setattr("oelm.runs.keep.shutil.copyfile", full_disk)
-        else:
-            real = Path.rename
-            patch.setattr(
-                Path, "rename", lambda old, new: full_disk() if ".new" in old.name else real(old, new)
-            )
-        with pytest.raises(OSError, match="No space left"):
-            keep(tmp_path / "runs", tmp_path / "results")
-    assert {p: p.read_bytes() for p in (tmp_path / "results").rglob("*") if p.is_file()} == before
-    keep(tmp_path / "runs", tmp_path / "results")
-    assert {p: p.read_bytes() for p in (tmp_path / "results").rglob("*") if p.is_file()} == before
+    monkeypatch.setattr("oelm.files.atomic.os.replace", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        keep(tmp_path / "runs", tmp_path / "results")
+    assert {p: p.read_bytes() for p in (tmp_path / "results").iterdir()} == before
 
 
-def test_a_copy_that_was_killed_between_two_renames_is_put_back(tmp_path: Path) -> None:
-    first, *_ = runs_of(tmp_path / "runs")
-    keep(tmp_path / "runs", tmp_path / "results")
-    place = tmp_path / "results" / first.relative_to(tmp_path / "runs")
-    place.rename(place.with_name(f".{place.name}.old"))
-    keep(tmp_path / "runs", tmp_path / "results")
-    assert (place / "results.json").is_file()
-    assert [p.name for p in place.parent.iterdir() if p.name.startswith(".")] == []
-
-
-def test_what_was_not_written_for_others_is_left_out(tmp_path: Path) -> None:
-    folder, *_ = runs_of(tmp_path / "runs")
-    status = {"state": "finished", "heartbeat": 1.0, "host": "my-laptop"}
-    write_json(folder / "status.json", status)
-    data = {"origin": "o", "notes": ["train: bad rows left out: 2"]}
-    private = {**data, "folder_note": "halves of the file in my home"}
+def test_private_facts_are_left_out(tmp_path: Path) -> None:
+    run, _ = make_runs(tmp_path / "runs")
+    run.write_status(Status(state="finished", host="my-laptop"))
     machine = {"host": "my-laptop", "cores": 2}
-    write_json(folder / "manifest.json", {"machine": machine, "data": private})
-    keep(tmp_path / "runs", tmp_path / "results")
-    copy = tmp_path / "results" / folder.relative_to(tmp_path / "runs")
-    assert json.loads((copy / "manifest.json").read_text()) == {
-        "machine": {"cores": 2},
-        "data": data,
-    }
-    assert "host" not in json.loads((copy / "status.json").read_text())
-    assert json.loads((folder / "status.json").read_text()) == status  # the run itself stays
-    for odd in ("{ half", "[]", '{"machine": null, "data": {"notes": null}}'):
-        (folder / "manifest.json").write_text(odd)
-        keep(tmp_path / "runs", tmp_path / "results")  # for the analysis to complain of
-        assert "".join((copy / "manifest.json").read_text().split()) == "".join(odd.split())
+    data = {"origin": "o", "folder_note": "halves of the file in my home", "notes": ["2 bad rows"]}
+    for manifest, expected in (
+        (
+            {"machine": machine, "data": data},
+            {"machine": {"cores": 2}, "data": {"origin": "o", "notes": ["2 bad rows"]}},
+        ),
+        ({"machine": None, "data": None}, {"machine": None, "data": None}),
+    ):
+        write_json(run.manifest_file, manifest)
+        run.write_checksums()
+        keep(tmp_path / "runs", tmp_path / "results")
+        (copy,) = (r for r in read_results_file(tmp_path / "results" / "paper.jsonl.xz") if not r.trial)
+        assert json.loads(copy.files["manifest.json"]) == expected
+        assert "host" not in json.loads(copy.files["status.json"])
+    for broken in ("{ half", "[]"):
+        run.manifest_file.write_text(broken)
+        run.write_checksums()
+        keep(tmp_path / "runs", tmp_path / "results")  # the analysis reports it
+        (copy,) = (r for r in read_results_file(tmp_path / "results" / "paper.jsonl.xz") if not r.trial)
+        assert copy.files["manifest.json"] == broken
 
 
-def test_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs_of(tmp_path / "runs")
+def test_the_command_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_runs(tmp_path / "runs")
     assert main(["archive", "keep", str(tmp_path / "kept"), "--runs", str(tmp_path / "runs")]) == 0
     assert "2 runs" in capsys.readouterr().out
+    assert main(["status", "--runs", str(tmp_path / "kept")]) == 0
+    assert "GPT-01" in capsys.readouterr().out
+
+
+# -- damaged and hostile results files ------------------------------------------------------------
+
+PLACE = "GPT-01/scale=smoke/seed=0"
+
+
+def packed(text: str) -> bytes:
+    return lzma.compress(text.encode())
+
+
+def one_line(**changes: object) -> bytes:
+    files = {"config.yaml": "id: x\n"}
+    line = {"run": PLACE, "files": files, "sha256": {"config.yaml": results_file._sha256("id: x\n")}}
+    return packed(json.dumps({**line, **changes}) + "\n")
+
+
+HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
+    "not xz": (lambda: b"PK\x03\x04 something", "damaged or not an xz file"),
+    "empty": (lambda: b"", "damaged or not an xz file"),
+    "cut off": (lambda: one_line()[:-9], "damaged or not an xz file"),
+    "data after the end": (lambda: one_line() + b"more", "data after its last run"),
+    "no line end": (lambda: packed("{}"), "data after its last run"),
+    "not JSON": (lambda: packed("{ half\n"), "line 1: not JSON"),
+    "a list": (lambda: packed("[]\n"), "expected an object"),
+    "no files": (lambda: one_line(files=None), "expected an object"),
+    "a changed file": (lambda: one_line(files={"config.yaml": "id: y\n"}), "has changed"),
+    "no hash": (lambda: one_line(sha256={}), "has changed"),
+    "a file that is not text": (lambda: one_line(files={"config.yaml": 3}), "not a file of a run"),
+    "a checkpoint": (lambda: one_line(files={"latest.pt": "x"}), "not a file of a run"),
+    "a path": (lambda: one_line(files={"../config.yaml": "x"}), "not a file of a run"),
+    "a run outside": (lambda: one_line(run="../x/scale=smoke/seed=0"), "not the place of a run"),
+    "an unprintable run": (lambda: one_line(run=f"\x1b[2J{PLACE}"), "not the place of a run"),
+    "a huge seed": (lambda: one_line(run=PLACE + "0" * 30), "not the place of a run"),
+    "one huge line": (lambda: lzma.compress(b"x" * 3_000_000), "more than any study"),
+    "many lines": (lambda: packed("\n" * 6_000_000), "not JSON|more than any study"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_results_file_is_one_error_that_names_it(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(results_file, "MAX_LINE_BYTES", 2_000_000)
+    monkeypatch.setattr(results_file, "MAX_BYTES", 5_000_000)
+    make, expected = HOSTILE[case]
+    (tmp_path / "gap.jsonl.xz").write_bytes(make())
+    with pytest.raises(OelmError, match=expected) as caught:
+        read_results_file(tmp_path / "gap.jsonl.xz")
+    assert "gap.jsonl.xz" in str(caught.value)
+    for command in ("status", "analyze"):
+        assert main([command, "--runs", str(tmp_path)]) == 1
+        error = capsys.readouterr().err
+        assert "gap.jsonl.xz" in error
+        assert "Traceback" not in error
+
+
+def test_any_flipped_bit_of_a_results_file_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "gap.jsonl.xz"
+    write_results_file(file, {PLACE: {"config.yaml": "id: x\n", "metrics.jsonl": "{}\n" * 50}})
+    content = file.read_bytes()
+    for at in range(0, len(content), 7):
+        changed = bytearray(content)
+        changed[at] ^= 1 << (at % 8)
+        file.write_bytes(changed)
+        with pytest.raises(OelmError, match=r"gap\.jsonl\.xz"):
+            read_results_file(file)

@@ -17,8 +17,8 @@ from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch.attempts import read_attempts
 from oelm.experiments.launch.jobs import make_jobs
 from oelm.experiments.launch.local import LocalLauncher
-from oelm.runs.folder import EXIT_FAILED, EXIT_PERMANENT, EXIT_USAGE
 from oelm.runs.scan import scan
+from oelm.runs.states import EXIT_FAILED, EXIT_PERMANENT, EXIT_USAGE
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Run = Callable[..., tuple[int, str]]

@@ -15,14 +15,16 @@ import pytest
 
 from oelm.experiments.launch import ranks as ranks_module
 from oelm.experiments.launch.ranks import run_ranks
-from oelm.runs.folder import RunFolder, Status
+from oelm.runs.folder import RunFolder
 from oelm.runs.lock import RunLock, is_held, process_alive
+from oelm.runs.schema import Status
 
 PRELUDE = """
 import json, os, signal, sys, time
 from pathlib import Path
 from oelm.experiments.launch.ranks import follow_parent
-from oelm.runs.folder import RunFolder, Status
+from oelm.runs.folder import RunFolder
+from oelm.runs.schema import Status
 rank, folder, private = int(os.environ["RANK"]), RunFolder(sys.argv[1]), Path(os.environ["OELM_RANK_DIR"])
 def say(state, reason=""):
     if state == "finished":

@@ -16,9 +16,10 @@ from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch.jobs import make_jobs
 from oelm.experiments.tuning import trial_configs
 from oelm.files.atomic import write_json
-from oelm.runs.folder import RunFolder, Status
+from oelm.runs.folder import RunFolder
 from oelm.runs.lock import RunLock
 from oelm.runs.scan import STALL_SECONDS, find_run, scan, tail
+from oelm.runs.schema import Status
 
 HERE = socket.gethostname()
 
@@ -86,11 +87,11 @@ def test_another_hosts_run_is_believed_by_its_heartbeat(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (b"{", "not JSON"),
-        (b"[]", "expected a JSON object"),
+        (b"[]", "expected a mapping"),
         (b"\xff\xfe", "not UTF-8"),
         (b'{"state": "finshed"}', "finshed"),
-        (b'{"state": "finished", "step": "ten"}', "step is 'ten'"),
-        (b'{"state": "finished", "loss": "low"}', "loss is 'low'"),
+        (b'{"state": "finished", "step": "ten"}', "step: expected a whole number, got 'ten'"),
+        (b'{"state": "finished", "loss": "low"}', "loss: expected a number, got 'low'"),
         (b'{"state": "finished", "metric": {"name": "ppl"}}', "metric"),
         (None, "directory"),
     ],
@@ -129,7 +130,7 @@ def test_a_seed_that_is_no_number_is_shown(tmp_path: Path) -> None:
     (tmp_path / "paper" / "GPT-01" / "scale=smoke" / "seed=x").mkdir(parents=True)
     found, reason = state(tmp_path)
     assert found == "broken"
-    assert "'x' is no seed" in reason
+    assert "'x' is not a seed" in reason
 
 
 def test_only_the_tail_of_a_long_log_is_read(tmp_path: Path) -> None:
@@ -145,10 +146,10 @@ def test_a_run_is_found_by_its_id_or_folder(tmp_path: Path) -> None:
     assert find_run(tmp_path, "gpt-01") == first
     assert find_run(tmp_path, str(first)) == first
     second = make(tmp_path, 1)
-    with pytest.raises(UsageError, match="several runs fit"):
+    with pytest.raises(UsageError, match="several runs match"):
         find_run(tmp_path, "GPT-01")
     assert find_run(tmp_path, "GPT-01", seed=1) == second
-    with pytest.raises(UsageError, match="no run of it fits"):
+    with pytest.raises(UsageError, match="no run of it matches"):
         find_run(tmp_path, "GPT-01", scale="full")
     with pytest.raises(UsageError, match="GPT-01"):
         find_run(tmp_path, "GPT-02")

@@ -30,7 +30,7 @@ from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slots import make_slots
 from oelm.experiments.launch.slurm import SlurmLauncher, SlurmOptions
 from oelm.files.atomic import write_json
-from oelm.runs.folder import run_path
+from oelm.runs.layout import run_path
 from oelm.runs.scan import RunInfo, scan
 from oelm.runs.slurm_queue import JOB_ID, job_of
 

@@ -45,12 +45,12 @@ def test_a_phase_of_the_original_study_runs_to_its_results(
         assert results is not None
         assert audit is not None
         assert manifest is not None
-        assert results["test"] is not None, id
-        assert results["metric"] == ("ppl" if phase in (2, 3) else "accuracy")
-        assert (results["parameters"]["frozen"] > 0) == (results["arm"] != "baseline")
-        assert all(part["ok"] for part in audit.values() if isinstance(part, dict) and "ok" in part)
-        assert manifest["command"].startswith("oelm run --phase")  # what a user can type again
-        assert "built-in" in manifest["data"]["origin"]
+        assert results.test is not None, id
+        assert results.metric == ("ppl" if phase in (2, 3) else "accuracy")
+        assert (results.parameters.frozen > 0) == (results.arm != "baseline")
+        assert audit.ok
+        assert manifest.command.startswith("oelm run --phase")  # what a user can type again
+        assert "built-in" in manifest.data.origin
 
 
 def test_a_tuned_experiment_runs_its_trials_first(
@@ -71,7 +71,7 @@ def test_a_tuned_experiment_runs_its_trials_first(
     for run in trials:
         results = RunFolder(run.path).results()
         assert results is not None
-        assert results["test"] is None
+        assert results.test is None
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -108,7 +108,7 @@ def test_killing_launcher_and_worker_ends_with_the_same_results(tmp_path: Path) 
         assert (run.path / name).read_bytes() == (job.folder / name).read_bytes(), name
     manifest = RunFolder(run.path).manifest()
     assert manifest is not None
-    assert "run GPT-CLS-02 --scale smoke" in manifest["command"]
+    assert "run GPT-CLS-02 --scale smoke" in manifest.command
     if alive:
         assert run.status is not None
         assert run.status.attempt > 1

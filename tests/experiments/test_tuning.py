@@ -1,19 +1,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from fake_run import write_finished_run
 from oelm.config.overrides import override
 from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.study import Request
 from oelm.experiments.tuning import choose_lr, trial_configs, with_chosen_lr
-from oelm.files.atomic import write_json
-from oelm.runs.folder import RunFolder, Status, run_path
+from oelm.runs.folder import RunFolder
+from oelm.runs.layout import run_path
+from oelm.runs.schema import Status
 
 CONFIG = experiment("GPT-02").at("smoke", 5)
 
@@ -26,10 +27,10 @@ def trials_with(root: Path, losses: dict[float, list[float]]) -> list[RunConfig]
         loss = losses[trial.optim.lr][trial.seed]
         folder = RunFolder(run_path(root, trial))
         folder.claim(trial)
-        state = "diverged" if math.isinf(loss) else "finished"
-        write_json(folder.status_file, asdict(Status(state=state)))  # type: ignore[arg-type]
-        if state == "finished":
-            write_json(folder.results_file, {"validation": {"loss": loss, "accuracy": 1 - loss}})
+        if math.isinf(loss):
+            folder.write_status(Status(state="diverged"))
+        else:
+            write_finished_run(folder.path, trial, loss)
     return trials
 
 

@@ -95,7 +95,7 @@ def test_ranks_use_loopback_stop_with_a_checkpoint_resume_and_die_with_their_wor
     process.wait()
     wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in ranks))
     wait_until(lambda: not is_held(folder.path))
-    rows = [row["step"] for row in folder.metrics("train")]
+    rows = [row.step for row in folder.metrics("train")]
     assert rows == sorted(set(rows))
 
 

@@ -157,26 +157,6 @@ def test_generated_tasks_are_no_corpora(tmp_path):
     assert "task-copy" not in page
 
 
-def test_a_command_names_the_data_folder_that_an_old_manifest_does_not(tmp_path):
-    folder = write_run(tmp_path, lm_config())
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for origin, command, shown in (
-        ("local folder my/data/tinystories", "oelm run GPT-01", "OELM_DATA_DIR=my/data oelm run GPT-01"),
-        (
-            "local folder data/tinystories",
-            "oelm run GPT-01 --data-dir data",
-            "oelm run GPT-01 --data-dir data",
-        ),
-        ("local folder my data/tinystories", "oelm run GPT-01", "OELM_DATA_DIR='my data' oelm run GPT-01"),
-        ("local copy of the hub repository in data/tinystories", "oelm run GPT-01", "oelm run GPT-01"),
-        ("local folder a/b, with train from local folder data/tinystories", "oelm run", "oelm run"),
-        ("built-in corpus stories", "oelm run GPT-01", "oelm run GPT-01"),
-    ):
-        manifest["command"], manifest["data"]["origin"] = command, origin
-        dump(folder / "manifest.json", manifest)
-        assert analyze(tmp_path).loaded.runs[0].command == shown
-
-
 def test_a_step_ratio_comes_from_a_benchmark_or_not_at_all(study, tmp_path):
     w = Translator()
     (_, without) = cost_table(analyze(study), w)  # wall times of its runs exist and are not compared

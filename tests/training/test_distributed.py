@@ -95,7 +95,7 @@ def count_sharded_parameters() -> dict[str, int]:
         counts.update(held=sum(p.to_local().numel() for p in model.parameters()), sent=0)
 
     def counting_send(*, input: torch.Tensor, **named: Any) -> Any:
-        counts["sent"] += input.numel()
+        counts.sent += input.numel()
         return send(input=input, **named)
 
     ShardedWorld.place_model = counting_place_model  # type: ignore[method-assign]
@@ -116,18 +116,18 @@ def signal_while_preparing() -> None:
 
 
 def losses(folder: RunFolder, kind: str) -> list[float]:
-    return [row["loss"] for row in folder.metrics(kind)]
+    return [row.values["loss"] for row in folder.metrics(kind)]
 
 
 def assert_same_losses(two: RunFolder, one: RunFolder) -> None:
     assert two.status().state == "finished"
     for kind in ("train", "validation"):
         assert losses(two, kind) == pytest.approx(losses(one, kind), rel=1e-4)
-    assert two.results()["test"]["loss"] == pytest.approx(one.results()["test"]["loss"], rel=1e-4)
-    assert two.results()["test"]["n"] == one.results()["test"]["n"]
-    assert two.results()["parameters"] == one.results()["parameters"]
-    assert two.freeze_audit()["end"]["ok"]
-    assert [row["step"] for row in two.metrics("train")] == list(range(1, STEPS + 1))  # one writer
+    assert two.results().test.loss == pytest.approx(one.results().test.loss, rel=1e-4)
+    assert two.results().test.n == one.results().test.n
+    assert two.results().parameters == one.results().parameters
+    assert two.freeze_audit().end.ok
+    assert [row.step for row in two.metrics("train")] == list(range(1, STEPS + 1))  # one writer
 
 
 @pytest.mark.slow
@@ -166,15 +166,15 @@ def test_a_signal_while_rank_0_prepares_data_stops_both_ranks_before_training(ru
 @pytest.mark.slow
 def test_each_rank_holds_half_of_a_sharded_model_and_the_saved_model_is_complete(runs):
     run = runs["sharded-uninterrupted"]
-    counts = run.results()["parameters"]
-    assert counts["frozen"] > 0
+    counts = run.results().parameters
+    assert counts.frozen > 0
     for rank in range(2):
         facts = json.loads((run.path / f"counts-{rank}.json").read_text(encoding="utf-8"))
-        assert facts["held"] / counts["total"] == pytest.approx(0.5, abs=0.01)
-        assert facts["sent"] == STEPS * counts["trainable"]  # nothing is sent for frozen parameters
+        assert facts["held"] / counts.total == pytest.approx(0.5, abs=0.01)
+        assert facts["sent"] == STEPS * counts.trainable  # nothing is sent for frozen parameters
     best = load(run.best)
     assert type(best).__name__ == "GPT"
-    assert sum(p.numel() for p in best.parameters()) == counts["total"]
+    assert sum(p.numel() for p in best.parameters()) == counts.total
     assert audit(best).ok
 
 

@@ -23,7 +23,7 @@ from oelm.training.tasks.lm import LanguageModelling
 
 
 def rows(folder, kind):
-    return list(RunFolder(folder).metrics(kind))
+    return [row.to_json() for row in RunFolder(folder).metrics(kind)]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

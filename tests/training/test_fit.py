@@ -18,6 +18,7 @@ from oelm.data.tokenize.tokenizers import Tokenizer
 from oelm.errors import OelmError, UsageError
 from oelm.models.gpt import GPT
 from oelm.runs.folder import RunFolder
+from oelm.runs.schema import PrecisionFacts, to_json
 from oelm.training.build_model import build_model
 from oelm.training.checkpoints.file import load_checkpoint
 from oelm.training.fit import fit
@@ -26,7 +27,7 @@ from oelm.training.tasks.task import Evaluation
 
 
 def rows(folder, kind):
-    return list(RunFolder(folder).metrics(kind))
+    return [row.to_json() for row in RunFolder(folder).metrics(kind)]
 
 
 def test_language_model_run_leaves_every_file(tmp_path, machine, make):
@@ -36,33 +37,33 @@ def test_language_model_run_leaves_every_file(tmp_path, machine, make):
     folder = RunFolder(tmp_path)
     assert folder.config() == config
     results, manifest, status = folder.results(), folder.manifest(), folder.status()
-    assert results["metric"] == "ppl"
-    assert results["test"]["ppl"] == pytest.approx(math.exp(results["test"]["loss"]))
-    assert results["steps"] == 12
-    assert results["tokens_seen"] == 12 * 4 * 16
-    assert results["parameters"]["frozen"] == results["parameters"]["qk_total"] == 4096
-    assert results["fairness"]["batch_rows"] == 4
-    assert manifest["precision"] == {"dtype": "fp32", "reason": "the default on cpu"}
-    assert manifest["data"]["fingerprints"].keys() == {"train", "validation", "test"}
-    assert manifest["tokenizer"]["vocab_size"] == 300
-    assert manifest["disk_bytes_planned"] > folder.latest.stat().st_size
+    assert results.metric == "ppl"
+    assert results.test.ppl == pytest.approx(math.exp(results.test.loss))
+    assert results.steps == 12
+    assert results.tokens_seen == 12 * 4 * 16
+    assert results.parameters.frozen == results.parameters.qk_total == 4096
+    assert results.fairness.batch_rows == 4
+    assert manifest.precision == PrecisionFacts("fp32", "the default on cpu")
+    assert manifest.data.fingerprints.keys() == {"train", "validation", "test"}
+    assert manifest.tokenizer.vocab_size == 300
+    assert manifest.disk_bytes_planned > folder.latest.stat().st_size
     assert status.state == "finished"
     assert status.step == status.total_steps == 12
     assert [r["step"] for r in rows(tmp_path, "train")] == [3, 6, 9, 12]
     assert [r["step"] for r in rows(tmp_path, "validation")] == [4, 8, 12]
     assert [len(r["layers"]) for r in rows(tmp_path, "attention")] == [2, 2, 2]
     best = min(rows(tmp_path, "validation"), key=lambda r: r["loss"])
-    assert results["validation"]["loss"] == best["loss"]
-    assert results["validation"]["step"] == best["step"]
+    assert results.validation.loss == best["loss"]
+    assert results.validation.step == best["step"]
     audits = folder.freeze_audit()
-    assert audits["start"]["ok"]
-    assert audits["end"]["ok"]
+    assert audits.start.ok
+    assert audits.end.ok
     timing = folder.timing()
-    assert timing["num_steps_measured"] == 9
-    assert 0 < timing["predicted_saving"] < 4 / 72
+    assert timing.num_steps_measured == 9
+    assert 0 < timing.predicted_saving < 4 / 72
     assert "disk: at most" in folder.log_file.read_text()
     # Files that must be equal after a resume contain no times.
-    assert not {"time", "seconds", "host"} & set(" ".join(results).split())
+    assert not {"time", "seconds", "host"} & set(to_json(results))
 
 
 def test_the_best_folder_can_be_loaded_without_the_run(tmp_path, machine, make):
@@ -82,11 +83,11 @@ def test_classification_runs(tmp_path, machine, make, shape):
     assert fit(config, tmp_path, machine).state == "finished"
     folder = RunFolder(tmp_path)
     results, predictions = folder.results(), folder.predictions()
-    assert results["metric"] == "accuracy"
-    assert results["steps"] == 10  # 2 epochs of 40 rows, 8 rows per step
-    right = [a == b for a, b in zip(predictions["labels"], predictions["predicted"], strict=True)]
-    assert results["test"]["accuracy"] == sum(right) / len(right)
-    assert results["test"]["n"] == len(right) == 6
+    assert results.metric == "accuracy"
+    assert results.steps == 10  # 2 epochs of 40 rows, 8 rows per step
+    right = [a == b for a, b in zip(predictions.labels, predictions.predicted, strict=True)]
+    assert results.test.accuracy == sum(right) / len(right)
+    assert results.test.n == len(right) == 6
     assert [r["step"] for r in rows(tmp_path, "validation")] == [5, 10]  # once per epoch
 
 
@@ -94,7 +95,7 @@ def test_classification_runs(tmp_path, machine, make, shape):
 @pytest.mark.parametrize("shape", ["t5", "bart"])
 def test_denoising_runs(tmp_path, machine, make, shape):
     assert fit(make(shape), tmp_path, machine).state == "finished"
-    assert RunFolder(tmp_path).results()["test"]["ppl"] > 1
+    assert RunFolder(tmp_path).results().test.ppl > 1
 
 
 @pytest.mark.parametrize("shape", ["lm", "gpt-cls"])
@@ -166,10 +167,10 @@ def test_tuning_trial_never_sees_the_test_split(tmp_path, machine, make, monkeyp
     monkeypatch.setattr(LanguageModelling, "eval_batches", watched)
     fit(make("lm", tune={"trial": True}), tmp_path, machine)
     folder = RunFolder(tmp_path)
-    assert folder.results()["test"] is None
-    assert folder.results()["validation"]["loss"] > 0
+    assert folder.results().test is None
+    assert folder.results().validation.loss > 0
     assert set(asked) == {"validation"}
-    assert "test" not in folder.manifest()["data"]["fingerprints"]
+    assert "test" not in folder.manifest().data.fingerprints
 
 
 def test_a_finished_trial_keeps_its_results_and_no_checkpoints(tmp_path, machine, make):
@@ -178,7 +179,7 @@ def test_a_finished_trial_keeps_its_results_and_no_checkpoints(tmp_path, machine
     folder = RunFolder(tmp_path)
     assert not folder.resumable
     assert folder.best.is_dir()
-    assert folder.results()["validation"]["ppl"] > 1
+    assert folder.results().validation.ppl > 1
     assert fit(trial, tmp_path, machine).reason == "was finished before"
 
 
@@ -186,8 +187,8 @@ def test_early_stopping(tmp_path, machine, make):
     config = make("lm", optim={"lr": 1e-30}, budget={"steps": 40, "eval_every": 2, "patience": 2})
     fit(config, tmp_path, machine)
     results = RunFolder(tmp_path).results()
-    assert results["steps"] == 6  # one best, two without improvement
-    assert results["stopped_early"]
+    assert results.steps == 6  # one best, two without improvement
+    assert results.stopped_early
     assert "stopped early" in rows(tmp_path, "event")[0]["text"]
 
 
@@ -202,8 +203,8 @@ def test_schedules_act_at_their_steps(tmp_path, machine, make, name):
     else:
         expected = [math.ceil(share * 20) + 1 for share in (method.thaw_from, method.thaw_to)]
     assert steps == expected
-    counts = RunFolder(tmp_path).results()["parameters"]
-    assert counts["qk_trainable"] == counts["qk_total"]  # because they trained at some time
+    counts = RunFolder(tmp_path).results().parameters
+    assert counts.qk_trainable == counts.qk_total  # because they trained at some time
 
 
 def test_tensorboard_gets_the_rows_and_missing_trackers_are_named(tmp_path, machine, make):

@@ -18,7 +18,9 @@ from oelm.config.run_config import BudgetConfig, DataConfig, ModelConfig, OptimC
 from oelm.config.yaml import config_from_yaml, config_to_yaml
 from oelm.errors import OelmError, UsageError
 from oelm.methods.method import Method
-from oelm.runs.folder import RunFolder, Status, run_path
+from oelm.runs.folder import RunFolder
+from oelm.runs.layout import run_path
+from oelm.runs.schema import Status
 from oelm.training.logs.manifest import base_manifest
 
 
@@ -134,8 +136,8 @@ def test_a_metrics_line_still_being_written_is_left_out(tmp_path):
     folder.metrics_file.write_text(
         json.dumps({"step": 1, "kind": "train"}) + "\n" + json.dumps({"step": 2, "kind": "event"}) + '\n{"st'
     )
-    assert [row["step"] for row in folder.metrics()] == [1, 2]
-    assert [row["step"] for row in folder.metrics("event")] == [2]
+    assert [row.step for row in folder.metrics()] == [1, 2]
+    assert [row.step for row in folder.metrics("event")] == [2]
 
 
 def test_reading_a_run_needs_no_torch():
@@ -146,11 +148,11 @@ def test_reading_a_run_needs_no_torch():
 def test_a_manifest_names_the_data_folder_that_only_the_environment_knows(monkeypatch):
     monkeypatch.setenv("OELM_DATA_DIR", "my data")
     assert (
-        base_manifest("", "/somewhere/bin/oelm run GPT-01")["command"]
+        base_manifest("", "/somewhere/bin/oelm run GPT-01").command
         == "OELM_DATA_DIR='my data' oelm run GPT-01"
     )
     typed = "oelm run GPT-01 --data-dir other"
-    assert base_manifest("", typed)["command"] == typed
+    assert base_manifest("", typed).command == typed
 
 
 @pytest.mark.parametrize("name", ["../../etc", "/etc", "a/b", "a\\b", "..", ".git", "", "a\nb", "a\x1b[2J"])

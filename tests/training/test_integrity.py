@@ -16,16 +16,17 @@ import pytest
 from run_checks import assert_same_run, flip_bits, stop_after
 
 from oelm.analysis.load import load_runs
-from oelm.cli.main import main
 from oelm.config.yaml import config_to_yaml
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.launch.worker import train_folder
 from oelm.experiments.tuning import choose_lr
 from oelm.runs.archive import merge, pack
 from oelm.runs.disk import free, freeable
-from oelm.runs.folder import VERDICT_FILES, RunFolder, Status, run_path
+from oelm.runs.folder import RunFolder
 from oelm.runs.keep import keep
+from oelm.runs.layout import VERDICT_FILES, run_path
 from oelm.runs.scan import scan, state_of
+from oelm.runs.schema import Status
 from oelm.training import loop
 from oelm.training.fit import fit
 from oelm.training.tasks.lm import LanguageModelling
@@ -72,13 +73,11 @@ def only_run(root: Path) -> Path:
 
 def test_a_finished_run_is_verified(runs):
     folder = RunFolder(only_run(runs))
-    assert folder.integrity().verified
-    assert folder.integrity().damaged == ()
+    assert folder.damage() == ()
     listed = json.loads((folder.path / "checksums.json").read_text())["files"]
     assert set(listed) == set(VERDICT_FILES)
     loaded = load_runs(runs)
     assert loaded.warnings == []
-    assert loaded.unverified == 0
 
 
 @pytest.mark.parametrize("name", [*VERDICT_FILES, "checksums.json"])
@@ -97,39 +96,22 @@ def test_any_changed_byte_keeps_a_run_out_of_the_comparisons(runs, name):
     assert str(path.parent) in str(loaded.warnings[0])
 
 
-def test_results_of_an_earlier_version_count_with_one_caveat(runs, capsys):
-    folder = RunFolder(only_run(runs))
-    results = folder.results()
-    folder.results_file.write_text(json.dumps({k: v for k, v in results.items() if k != "format"}))
-    (folder.path / "checksums.json").unlink()
-    loaded = load_runs(runs)
-    assert loaded.warnings == []
-    assert loaded.unverified == 1
-    assert main(["analyze", "--runs", str(runs)]) == 0
-    assert capsys.readouterr().out.count("1 results have no checksums") == 1
-
-
 def test_a_perplexity_that_is_not_the_exponential_of_its_loss_is_refused(tmp_path, stopped):
     folder = run_path(tmp_path, RunFolder(stopped[1]).config())
     shutil.copytree(stopped[1], folder)
-    (folder / "checksums.json").unlink()
-    results = json.loads((folder / "results.json").read_text())
-    del results["format"]
-    results["test"]["ppl"] += 1
-    (folder / "results.json").write_text(json.dumps(results))
-    loaded = load_runs(tmp_path)
-    assert "not exp(test.loss" in " ".join(map(str, loaded.warnings))
+    content = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    content["test"]["ppl"] += 1
+    (folder / "results.json").write_text(json.dumps(content), encoding="utf-8")
+    RunFolder(folder).write_checksums()
+    assert "test.ppl is" in " ".join(map(str, load_runs(tmp_path).warnings))
 
 
-def test_kept_and_archived_runs_carry_their_checksums(runs, tmp_path):
-    keep(runs, tmp_path / "kept")
+def test_merged_runs_carry_their_checksums_and_damaged_runs_are_not_kept(runs, tmp_path):
     pack(runs, tmp_path / "runs.tar.gz")
     merge(tmp_path / "runs.tar.gz", tmp_path / "merged")
-    for copy in (tmp_path / "kept", tmp_path / "merged"):
-        loaded = load_runs(copy)
-        assert (loaded.warnings, loaded.unverified) == ([], 0)
-        flip_bits(only_run(copy) / "results.json", 300, 1)
-        assert [run.result for run in load_runs(copy).runs] == [None]
+    assert load_runs(tmp_path / "merged").warnings == []
+    flip_bits(only_run(tmp_path / "merged") / "results.json", 300, 1)
+    assert [run.result for run in load_runs(tmp_path / "merged").runs] == [None]
     flip_bits(only_run(runs) / "metrics.jsonl", 30, 1)
     with pytest.raises(OelmError, match=r"metrics\.jsonl has changed"):
         keep(runs, tmp_path / "kept")
@@ -202,9 +184,9 @@ def test_files_that_can_be_rebuilt_do_not_block_a_resume(stopped, tmp_path, mach
         (folder.path / name).write_bytes(b"\xff" * 70)
     assert fit(folder.config(), folder.path, machine).state == "finished"
     assert_same_run(stopped[1], folder.path)
-    assert folder.manifest()["data"]["fingerprints"]
+    assert folder.manifest().data.fingerprints
     assert folder.status().state == "finished"
-    assert folder.integrity().damaged == ()
+    assert folder.damage() == ()
 
 
 def test_files_damaged_during_a_run_are_written_again(stopped, tmp_path, machine, monkeypatch):

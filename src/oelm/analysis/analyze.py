@@ -55,7 +55,7 @@ class Analysis:
     @cached_property
     def compute_seconds(self) -> float:
         """The wall time of all runs and tuning trials together."""
-        times = (r.timing.get("total_wall_time") for r in (*self.loaded.runs, *self.loaded.trials))
+        times = (r.timing.total_wall_time for r in (*self.loaded.runs, *self.loaded.trials))
         return sum(t for t in times if isinstance(t, int | float) and math.isfinite(t))
 
     @cached_property
@@ -79,7 +79,6 @@ class Analysis:
             "waiting": [str(m) for m in self.comparisons.waiting],
             "never_started": list(self.never_started),
             "warnings": [str(w) for w in self.warnings],
-            "results_without_checksums": self.loaded.unverified,
             "compute_seconds": self.compute_seconds,
             "disk_bytes": self.disk_bytes,
         }

@@ -115,9 +115,7 @@ class Arm:
     @property
     def test_rows(self) -> str:
         """Fingerprint of its test rows; "" if its manifest has none."""
-        data = self.finished[0].manifest.get("data") if self.finished else None
-        prints = data.get("fingerprints") if isinstance(data, dict) else None
-        return str(prints.get("test") or "") if isinstance(prints, dict) else ""
+        return self.finished[0].manifest.data.fingerprints.get("test", "") if self.finished else ""
 
     @property
     def dataset_name(self) -> str:

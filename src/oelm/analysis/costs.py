@@ -13,11 +13,12 @@ from statistics import median
 from typing import Any
 
 from oelm.analysis.arms import Arm
-from oelm.analysis.load import LoadWarning, Parameters
+from oelm.analysis.load import LoadWarning
 from oelm.analysis.messages import Message
 from oelm.errors import OelmError, UsageError
 from oelm.files.read import read_json
 from oelm.methods.method import Method
+from oelm.runs.schema import ParameterCounts
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class StepRatio:
 
 @dataclass(frozen=True)
 class Cost:
-    parameters: Parameters
+    parameters: ParameterCounts
     checkpoint_bytes: int | None
     peak_memory_bytes: int | None
     compute_seconds: float
@@ -72,13 +73,13 @@ def cost(arm: Arm, benchmarks: list[StepRatio]) -> Cost | None:
         return None
     timings = [r.timing for r in arm.finished]
     step = next((b for b in benchmarks if b.fits(arm)), None)
-    predicted = _median([t.get("predicted_saving") for t in timings])
-    memory = _median([t.get("peak_memory_bytes") for t in timings])
+    predicted = _median([t.predicted_saving for t in timings])
+    memory = _median([t.peak_memory_bytes for t in timings])
     return Cost(
         parameters=results[0].parameters,
         checkpoint_bytes=results[0].checkpoint_bytes,
         peak_memory_bytes=None if memory is None else int(memory),
-        compute_seconds=sum(_finite([t.get("total_wall_time") for t in timings])),
+        compute_seconds=sum(_finite([t.total_wall_time for t in timings])),
         bound=step.bound if step is not None and step.bound is not None else predicted,
         step=step,
     )

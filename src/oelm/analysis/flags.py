@@ -104,9 +104,9 @@ def selected_on_test(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> l
 
 
 def _validated_on_test(run: LoadedRun) -> bool:
-    prints = run.manifest.get("data", {}).get("fingerprints", {})
+    prints = run.manifest.data.fingerprints
     validation = prints.get("validation")
-    return bool(run.result and validation and validation == run.result.fairness.get("eval_set"))
+    return bool(run.result and validation and validation == run.result.fairness.eval_set)
 
 
 def failed_audits(arm: Arm) -> list[Message]:

@@ -183,7 +183,7 @@ def at_chance(arm: Arm) -> bool:
 
 def recorded(arm: Arm, name: str) -> set[str]:
     """The values that the finished runs recorded for a field of `RECORDED`."""
-    return {str(r.metric if name == "metric" else r.fairness.get(name)) for r in arm.results}
+    return {str(r.metric if name == "metric" else getattr(r.fairness, name)) for r in arm.results}
 
 
 def setting_differences(arm: Arm, reference: Arm) -> dict[str, tuple[Any, Any]]:

@@ -7,23 +7,23 @@ finished run are compared with its checksums at once: a run with a damaged file 
 
 from __future__ import annotations
 
-import math
-import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from oelm.analysis.messages import Message
 from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError
-from oelm.runs.folder import Integrity, RunFolder, audit_holds
-from oelm.runs.scan import state_of
+from oelm.runs.reader import RunReader
+from oelm.runs.scan import find_runs, state_of, study_names
+from oelm.runs.schema import Fairness, Manifest, MetricsRow, ParameterCounts, Results, TimingStats
 
 FINISHED, DIVERGED, BROKEN, PENDING = "finished", "diverged", "broken", "pending"
+T = TypeVar("T")
 FAIRNESS = ("data", "tokenizer", "eval_set", "batch_rows", "steps", "schedule")
 
 
@@ -39,15 +39,6 @@ class LoadWarning:
 
 
 @dataclass(frozen=True)
-class Parameters:
-    total: int
-    trainable: int
-    frozen: int
-    qk_total: int
-    qk_trainable: int
-
-
-@dataclass(frozen=True)
 class RunResult:
     """results.json, checked."""
 
@@ -55,19 +46,19 @@ class RunResult:
     test: float | None  # None for a tuning trial
     test_n: int
     validation: float | None
-    parameters: Parameters
+    parameters: ParameterCounts
     steps: int
     tokens_seen: int
     lr: float
     checkpoint_bytes: int | None
-    fairness: Mapping[str, Any]
+    fairness: Fairness
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedRun:
     """One run folder. `result` is there when it finished and its results.json holds water."""
 
-    path: Path
+    reader: RunReader
     config: RunConfig
     state: str
     reason: str
@@ -75,7 +66,10 @@ class LoadedRun:
     total_steps: int
     result: RunResult | None
     warnings: list[LoadWarning] = field(repr=False)
-    verified: bool = True  # False for a finished run of an earlier version, which wrote no checksums
+
+    @property
+    def path(self) -> Path:
+        return self.reader.path
 
     @property
     def id(self) -> str:
@@ -90,46 +84,32 @@ class LoadedRun:
         return self.config.compare.arm or self.config.method.name
 
     @cached_property
-    def manifest(self) -> dict[str, Any]:
-        manifest = self._lazy("manifest.json", RunFolder(self.path).manifest) or {}
-        if problem := _manifest_problem(manifest):
-            self._warn(Message("{file} cannot be used: {error}", file="manifest.json", error=problem))
-            return {}
-        return manifest
+    def manifest(self) -> Manifest:
+        return self._lazy("manifest.json", self.reader.manifest) or Manifest()
 
     @cached_property
-    def timing(self) -> dict[str, Any]:
-        return self._lazy("timing_stats.json", RunFolder(self.path).timing) or {}
+    def timing(self) -> TimingStats:
+        return self._lazy("timing_stats.json", self.reader.timing) or TimingStats()
 
     @cached_property
     def audited(self) -> bool:
-        """False when an audit of its frozen tensors was written and did not hold."""
-        report = self._lazy("freeze_audit.json", RunFolder(self.path).freeze_audit) or {}
-        return audit_holds(report)
+        """False when an audit of its frozen tensors was written and found a fault."""
+        audit = self._lazy("freeze_audit.json", self.reader.freeze_audit)
+        return audit is None or audit.ok
 
     @cached_property
     def command(self) -> str:
-        stored = self.manifest.get("command")
-        if isinstance(stored, list | tuple):
-            return " ".join(map(str, stored))
-        command = str(stored or f"oelm train {self.id} --scale {self.config.scale} --seed {self.seed}")
-        origin = str((self.manifest.get("data") or {}).get("origin", ""))
-        start, end = "local folder ", f"/{self.config.data.dataset}"
-        told = "OELM_DATA_DIR" in command or "--data-dir" in command  # manifests did not always say so
-        if not told and origin.startswith(start) and origin.endswith(end) and "," not in origin:
-            folder = origin.removeprefix(start).removesuffix(end)
-            command = f"OELM_DATA_DIR={shlex.quote(folder)} {command}"
-        return command
+        fallback = f"oelm train {self.id} --scale {self.config.scale} --seed {self.seed}"
+        return self.manifest.command or fallback
 
     @cached_property
     def _answers(self) -> tuple[np.ndarray, np.ndarray] | None:
         """(labels, predicted) on the test split."""
-        answers = self._lazy("predictions.json", RunFolder(self.path).predictions)
+        answers = self._lazy("predictions.json", self.reader.predictions)
         if answers is None:
             return None
-        labels, predicted = answers.get("labels"), answers.get("predicted")
-        if isinstance(labels, list) and isinstance(predicted, list) and len(labels) == len(predicted) > 0:
-            return np.asarray(labels), np.asarray(predicted)
+        if len(answers.labels) == len(answers.predicted) > 0:
+            return np.asarray(answers.labels), np.asarray(answers.predicted)
         self._warn(
             Message(
                 "predictions.json does not hold two lists of equal length; the test-set error is estimated "
@@ -165,22 +145,22 @@ class LoadedRun:
             return None
         return hits
 
-    def metrics(self, kind: str) -> list[dict[str, Any]]:
+    def metrics(self, kind: str) -> list[MetricsRow]:
         """Rows of metrics.jsonl of one kind; a broken line ends them with a warning."""
-        rows: list[dict[str, Any]] = []
+        rows: list[MetricsRow] = []
         try:
-            rows.extend(r for r in RunFolder(self.path).metrics(kind) if isinstance(r.get("step"), int))
-        except (OelmError, OSError, UnicodeDecodeError, AttributeError) as error:
+            rows.extend(self.reader.metrics(kind))
+        except (OelmError, OSError) as error:
             self._warn(Message("{file} cannot be used: {error}", file="metrics.jsonl", error=str(error)))
         return rows
 
     def disk_bytes(self) -> int:
-        return sum(f.stat().st_size for f in self.path.rglob("*") if f.is_file())
+        return self.reader.size()
 
-    def _lazy(self, file: str, read: Any) -> dict[str, Any] | None:
+    def _lazy(self, file: str, read: Callable[[], T | None]) -> T | None:
         try:
             return read()
-        except (OelmError, OSError, UnicodeDecodeError) as error:
+        except (OelmError, OSError) as error:
             self._warn(Message("{file} cannot be used: {error}", file=file, error=str(error)))
             return None
 
@@ -197,11 +177,6 @@ class Loaded:
     trials: tuple[LoadedRun, ...]  # points of a learning-rate grid
     warnings: list[LoadWarning]
 
-    @property
-    def unverified(self) -> int:
-        """How many results count that have no checksums, because an earlier version wrote them."""
-        return sum(run.result is not None and not run.verified for run in (*self.runs, *self.trials))
-
 
 def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
     """Every run below `root`, <study>/<ID>/scale=<s>/[tune/lr=<lr>/]seed=<n>, of the given studies or all."""
@@ -212,19 +187,15 @@ def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
         )
     warnings: list[LoadWarning] = []
     wanted = set(studies)
-    known = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    known = study_names(root)
     if missing := wanted - set(known):
         raise OelmError(
             f"no runs of {', '.join(sorted(missing))} in {root}; there are: {', '.join(known) or 'none'}"
         )
     runs: list[LoadedRun] = []
-    for study in known:
-        if not wanted or study in wanted:
-            for pattern in ("*/scale=*/seed=*", "*/scale=*/tune/*/seed=*"):
-                found = (
-                    read_run(path, warnings) for path in sorted((root / study).glob(pattern)) if path.is_dir()
-                )
-                runs.extend(run for run in found if run is not None)
+    for found in find_runs(root):
+        if (not wanted or found.study in wanted) and (run := read_run(found.reader, warnings)) is not None:
+            runs.append(run)
     runs = _without_doubles(runs, warnings)
     return Loaded(
         root,
@@ -234,130 +205,75 @@ def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
     )
 
 
-def read_run(path: Path, warnings: list[LoadWarning]) -> LoadedRun | None:
-    """One folder; None (and a warning) when not even its config can be read."""
-    folder = RunFolder(path)
+def read_run(reader: RunReader, warnings: list[LoadWarning]) -> LoadedRun | None:
+    """One run; None (and a warning) when not even its config can be read."""
 
     def warn(what: Message) -> None:
-        warnings.append(LoadWarning(path, what))
+        warnings.append(LoadWarning(reader.path, what))
 
     try:
-        config = folder.config()
-    except (OelmError, OSError, UnicodeDecodeError) as error:
+        config = reader.config()
+    except (OelmError, OSError) as error:
         warn(Message("not counted: config.yaml cannot be read ({error})", error=str(error)))
         return None
-    try:
-        state, status, note = state_of(path)
-    except (OSError, UnicodeDecodeError) as error:
-        state, status, note = BROKEN, None, str(error)
+    state, status, note = state_of(reader)
     if state == BROKEN:
         warn(Message("{file} cannot be used: {error}", file="status.json", error=note))
     result = None
     try:
-        raw = folder.results()
-        if raw is not None:
-            result = _result(raw, config)
+        results = reader.results()
+        if results is not None:
+            result = _result(results, config)
             state = FINISHED if state in (BROKEN, PENDING) else state
-        elif state != BROKEN and status is not None and _recorded_as_finished(folder):
+        elif state != BROKEN and status is not None and _recorded_as_finished(reader):
             warn(Message("status.json says that the run finished, but results.json is missing"))
             state = BROKEN
-    except (OelmError, OSError, UnicodeDecodeError, _Unsound) as error:
+    except (OelmError, OSError) as error:
         warn(Message("{file} cannot be used: {error}", file="results.json", error=str(error)))
         state = BROKEN
-    integrity = folder.integrity() if state == FINISHED else Integrity()
-    if integrity.damaged:
+    damage = reader.damage() if state == FINISHED else ()
+    if damage:
         warn(
             Message(
                 "not counted: files differ from their checksums ({files}). Run it again, or restore the files"
                 " from a backup",
-                files="; ".join(integrity.damaged),
+                files="; ".join(damage),
             )
         )
-        if any(problem.startswith(folder.config_file.name) for problem in integrity.damaged):
+        if any(problem.startswith("config.yaml") for problem in damage):
             return None  # not even which run it is can be believed
         state = BROKEN
     if state != FINISHED:
         result = None  # the best so far of a run that goes on, or that diverged, is not its result
-    reason = note or (str(status.reason) if status else "")
+    reason = note or (status.reason if status else "")
     step, total = (status.step, status.total_steps) if status else (0, config.budget.steps)
-    run = LoadedRun(path, config, state, reason, step, total, result, warnings, integrity.verified)
+    run = LoadedRun(reader, config, state, reason, step, total, result, warnings)
     _check_place(run, warn)
     return run
 
 
-def _recorded_as_finished(folder: RunFolder) -> bool:
-    status = folder.recorded_status()
+def _recorded_as_finished(reader: RunReader) -> bool:
+    status = reader.recorded_status()
     return status is not None and status.state == FINISHED
 
 
-class _Unsound(ValueError):
-    """A results.json that is JSON but not a result."""
-
-
-def _result(raw: Mapping[str, Any], config: RunConfig) -> RunResult:
-    for name, expected in (("id", config.id), ("seed", config.seed), ("scale", config.scale)):
-        if raw.get(name, expected) != expected:
-            raise _Unsound(f"'{name}' is {raw.get(name)!r}, config.yaml says {expected!r}")
-    metric = raw.get("metric")
-    if metric not in ("ppl", "accuracy"):
-        raise _Unsound(f"'metric' is {metric!r}, not 'ppl' or 'accuracy'")
-    test, validation = raw.get("test"), raw.get("validation")
-    counts = _mapping(raw, "parameters")
-    names = ("total", "trainable", "frozen", "qk_total", "qk_trainable")
+def _result(results: Results, config: RunConfig) -> RunResult:
+    for name in ("id", "seed", "scale"):
+        said, expected = getattr(results, name), getattr(config, name)
+        if said != expected:
+            raise OelmError(f"'{name}' is {said!r}, config.yaml says {expected!r}")
     return RunResult(
-        metric=metric,
-        test=None if test is None else _score(_mapping(raw, "test"), metric, "test"),
-        test_n=0 if test is None else int(_number(_mapping(raw, "test"), "n", "test", default=0)),
-        validation=None if validation is None else _score(_mapping(raw, "validation"), metric, "validation"),
-        parameters=Parameters(**{n: int(_number(counts, n, "parameters")) for n in names}),
-        steps=int(_number(raw, "steps", "")),
-        tokens_seen=int(_number(raw, "tokens_seen", "", default=0)),
-        lr=float(_number(raw, "lr", "", default=config.optim.lr)),
-        checkpoint_bytes=raw["checkpoint_bytes"] if isinstance(raw.get("checkpoint_bytes"), int) else None,
-        fairness=_mapping(raw, "fairness"),
+        metric=results.metric,
+        test=results.score("test"),
+        test_n=results.test.n if results.test else 0,
+        validation=results.score("validation"),
+        parameters=results.parameters,
+        steps=results.steps,
+        tokens_seen=results.tokens_seen,
+        lr=results.lr,
+        checkpoint_bytes=results.checkpoint_bytes,
+        fairness=results.fairness,
     )
-
-
-def _manifest_problem(manifest: Mapping[str, Any]) -> str:
-    """What is wrong with the parts of a manifest that analysis reads; "" when nothing is."""
-    data = manifest.get("data", {})
-    if not isinstance(data, Mapping):
-        return "'data' is not an object"
-    for name in ("rows", "tokens", "fingerprints"):
-        if not isinstance(data.get(name, {}), Mapping):
-            return f"'data.{name}' is not an object"
-    rows = data.get("rows", {}).get("train", 0)
-    return "" if isinstance(rows, int) else f"'data.rows.train' is {str(rows)[:40]!r}, not a number"
-
-
-def _mapping(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = raw.get(name)
-    if not isinstance(value, Mapping):
-        raise _Unsound(f"'{name}' is missing or not an object")
-    return value
-
-
-def _number(raw: Mapping[str, Any], name: str, where: str, default: float | None = None) -> float:
-    value = raw.get(name, default)
-    place = f"{where}.{name}" if where else name
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _Unsound(f"'{place}' is {value!r}, not a number")
-    if not math.isfinite(value):
-        raise _Unsound(f"'{place}' is not finite")
-    return value
-
-
-def _score(raw: Mapping[str, Any], metric: str, where: str) -> float:
-    value = float(_number(raw, metric, where))
-    if metric == "accuracy" and not 0 <= value <= 1:
-        raise _Unsound(f"'{where}.accuracy' is {value}, outside 0 to 1")
-    if metric == "ppl" and value < 1:
-        raise _Unsound(f"'{where}.ppl' is {value}, below 1")
-    if metric == "ppl" and "loss" in raw:
-        loss = _number(raw, "loss", where)
-        if abs(math.log(value) - loss) > 1e-6 * max(1.0, abs(loss)):
-            raise _Unsound(f"'{where}.ppl' is {value}, not exp({where}.loss = {loss})")
-    return value
 
 
 def _check_place(run: LoadedRun, warn: Any) -> None:

@@ -89,11 +89,6 @@ def analyze(
 
 
 def print_warnings(analysis: Analysis) -> None:
-    if analysis.loaded.unverified:
-        print(
-            f"\n{analysis.loaded.unverified} results have no checksums (an earlier version wrote them): "
-            "damage to their files would not be noticed"
-        )
     if analysis.warnings:
         print(f"\n{len(analysis.warnings)} folders need attention:")
         for warning in analysis.warnings:

@@ -22,7 +22,8 @@ from oelm.cli.status import HEADER, RunFilter, cells, summary
 from oelm.experiments.launch.worker import CONSOLE
 from oelm.printable import printable
 from oelm.runs.folder import RunFolder
-from oelm.runs.scan import TROUBLE, RunInfo, tail
+from oelm.runs.scan import RunInfo, tail
+from oelm.runs.states import TROUBLE
 
 _STYLE = {"running": "green", "finished": "dim", "pending": "dim", "interrupted": "yellow"}
 _KEYS = "up/down, page up/down, home/end: select   a: all/active   q: quit"

@@ -104,5 +104,6 @@ def _metric(job: Job) -> str:
     results = RunFolder(job.folder).results() if job.state == "finished" else None
     if not results:
         return ""
-    name, split = results["metric"], "test" if results.get("test") else "validation"
-    return f"  {split} {name} {results[split][name]:.4g}"
+    split = "test" if results.test else "validation"
+    value = results.score("test") if results.test else results.score("validation")
+    return "" if value is None else f"  {split} {results.metric} {value:.4g}"

@@ -32,7 +32,7 @@ from oelm.experiments.launch.slurm import SlurmLauncher, SlurmOptions
 from oelm.experiments.pilot import PILOT_FACTOR
 from oelm.experiments.study import ArmPlan, Request, StudyOutcome, run_study
 from oelm.experiments.tuning import TRIAL_SEEDS
-from oelm.runs.folder import EXIT_INTERRUPTED
+from oelm.runs.states import EXIT_INTERRUPTED
 
 Where = Literal["local", "slurm"]
 _PILOT = (

@@ -14,7 +14,8 @@ from oelm.experiments.launch.jobs import Launcher
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slurm import SlurmLauncher
 from oelm.experiments.study import ArmPlan, unequal_settings
-from oelm.runs.folder import RunFolder, run_path
+from oelm.runs.folder import RunFolder
+from oelm.runs.layout import run_path
 from oelm.runs.scan import state_of
 
 

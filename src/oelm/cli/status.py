@@ -14,7 +14,8 @@ from oelm.cli.output import print, print_json, print_table
 from oelm.cli.values import Names
 from oelm.config.run_config import Scale
 from oelm.printable import printable
-from oelm.runs.scan import STATES, TROUBLE, RunInfo, scan
+from oelm.runs.scan import RunInfo, scan
+from oelm.runs.states import STATES, TROUBLE
 from oelm.units import duration_text
 
 HEADER = ("run", "study", "state", "step", "loss", "metric", "steps/s", "ETA", "heartbeat", "reason")
@@ -82,7 +83,7 @@ def _cells(run: RunInfo) -> tuple[str, ...]:
         state,
         f"{status.step}/{status.total_steps}",
         f"{status.loss:.4f}" if status.loss is not None else "-",
-        f"{metric['name']} {metric['value']:.4g}" if metric else "-",
+        f"{metric.name} {metric.value:.4g}" if metric else "-",
         f"{status.steps_per_second:.2f}" if status.steps_per_second else "-",
         duration_text(status.eta_seconds) if run.state == "running" else "-",
         f"{duration_text(max(0.0, time.time() - status.heartbeat))} ago" if run.state in _LIVE else "-",

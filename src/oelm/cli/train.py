@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 from oelm.cli.options import (
     Catalogue,
@@ -28,6 +27,7 @@ from oelm.experiments.launch.worker import is_rank_zero, train_folder
 from oelm.experiments.study import ArmPlan, Request
 from oelm.experiments.tuning import choose_lr, with_chosen_lr
 from oelm.runs.folder import RunFolder
+from oelm.runs.schema import Results, to_json
 
 
 def train(
@@ -102,24 +102,20 @@ def _print_outcome(folder: RunFolder, as_json: bool) -> None:
     state = status.state if status else "not started"
     reason = status.reason if status else ""
     if as_json:
-        print_json({"folder": str(folder.path), "state": state, "reason": reason, "results": results})
+        found = to_json(results) if results else None
+        print_json({"folder": str(folder.path), "state": state, "reason": reason, "results": found})
         return
     print(f"{state}: {reason}" if reason else state)
     if results:
-        for line in _result_lines(folder, results):
+        for line in _result_lines(results):
             print(line)
     elif state == "interrupted":
         print("  the same command resumes from the last checkpoint")
 
 
-def _result_lines(folder: RunFolder, results: dict[str, Any]) -> list[str]:
-    try:
-        metric = results["metric"]
-        found = {split: results[split] for split in ("validation", "test") if results.get(split)}
-        return [f"  {name} {metric} {of[metric]:.4g}, loss {of['loss']:.4f}" for name, of in found.items()]
-    except (KeyError, TypeError, ValueError) as error:
-        raise OelmError(
-            f"{folder.results_file} is not a valid results file ({type(error).__name__}: {error}). "
-            "Restore it from a copy, or remove it and run the same command again: the run resumes from its "
-            "last checkpoint."
-        ) from None
+def _result_lines(results: Results) -> list[str]:
+    found = [(name, scores) for name in ("validation", "test") if (scores := getattr(results, name))]
+    return [
+        f"  {name} {results.metric} {getattr(scores, results.metric):.4g}, loss {scores.loss:.4f}"
+        for name, scores in found
+    ]

@@ -11,7 +11,7 @@ from oelm.config.run_config import RunConfig
 
 def config_diff(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Return {dotted field name: (value in a, value in b)} of each field that affects the numbers."""
-    left, right = (dict(_flatten(to_mapping(c, deciding=True))) for c in (a, b))
+    left, right = (dict(_flatten(to_mapping(c, compared_only=True))) for c in (a, b))
     names = list(left) + [name for name in right if name not in left]
     return {n: (left.get(n), right.get(n)) for n in names if left.get(n) != right.get(n)}
 

@@ -1,6 +1,6 @@
-"""Dataclasses to and from plain mappings, strictly: every name known, every value of its type.
+"""Convert dataclasses to and from plain mappings. Every value is checked against the type of its field.
 
-The one reader for config.yaml and for `--set field=value`, so that both give the same errors.
+One reader serves config.yaml, the JSON files of a run and `--set field=value`, so all give the same errors.
 """
 
 from __future__ import annotations
@@ -17,33 +17,39 @@ from oelm.errors import UsageError, unknown_name
 T = TypeVar("T")
 
 
-def to_mapping(value: Any, *, deciding: bool = False) -> Any:
-    """A dataclass as nested plain dicts and lists, in the order of its fields.
+def to_mapping(value: Any, *, compared_only: bool = False) -> Any:
+    """Return a dataclass as nested dicts and lists, in the order of its fields.
 
-    `deciding` leaves out what a dataclass leaves out of its own equality (`compare=False`): descriptive
-    text of a method may be reworded between versions without making its runs other runs.
+    `compared_only` leaves out fields with `compare=False`, such as a method's description: rewording it
+    must not change the hash of a config.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [f for f in dataclasses.fields(value) if f.compare or not deciding]
-        return {f.name: to_mapping(getattr(value, f.name), deciding=deciding) for f in fields}
+        fields = [f for f in dataclasses.fields(value) if f.compare or not compared_only]
+        return {f.name: to_mapping(getattr(value, f.name), compared_only=compared_only) for f in fields}
     if isinstance(value, tuple | list):
-        return [to_mapping(item, deciding=deciding) for item in value]
+        return [to_mapping(item, compared_only=compared_only) for item in value]
     return value
 
 
-def from_mapping(cls: type[T], mapping: Any, where: str = "") -> T:
-    """Build `cls` from a mapping; `where` names the place for the error message."""
+def from_mapping(cls: type[T], mapping: Any, where: str = "", *, json: bool = False) -> T:
+    """Build the dataclass `cls` from a mapping; `where` names the place in errors.
+
+    An unknown field is an error with the nearest valid name. With `json`, for files that the program itself
+    writes, unknown fields are ignored and text is never converted to a number.
+    """
     place = where or cls.__name__
     if not isinstance(mapping, Mapping):
         raise UsageError(f"{place}: expected a mapping of fields, got {_shown(mapping)}")
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
-    kind: Any = cls  # a class is hashable, whatever its type variable says
-    hints = _hints(kind)
+    kind: Any = cls  # mypy does not know that a class is hashable
+    hints = _type_hints(kind)
     values = {}
     for name, value in mapping.items():
-        if name not in fields:
+        if name in fields:
+            field_place = f"{where}.{name}" if where else str(name)
+            values[name] = convert(hints[name], value, field_place, json=json)
+        elif not json:
             raise unknown_name(f"field of {place}", str(name), fields)
-        values[name] = convert(hints[name], value, f"{where}.{name}" if where else str(name))
     for name, f in fields.items():
         optional = f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
         if name not in values and not optional:
@@ -52,46 +58,44 @@ def from_mapping(cls: type[T], mapping: Any, where: str = "") -> T:
 
 
 @functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
-    """Resolving annotations is most of the cost of reading a config; a thousand are read at once."""
-    return typing.get_type_hints(cls)
+def _type_hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)  # slow, and an analysis reads a thousand configs
 
 
-def convert(kind: Any, value: Any, where: str) -> Any:
-    """`value` as an instance of the annotation `kind`, or an error that names the place.
+def convert(kind: Any, value: Any, where: str, *, json: bool = False) -> Any:
+    """Return `value` as an instance of the annotation `kind`, or raise an error that names the place.
 
     >>> convert(float, 1, "optim.lr"), convert(tuple[float, ...], [1, "3e-4"], "tune.grid")
     (1.0, (1.0, 0.0003))
     """
+    # YAML reads 1e-4 (no dot) as text, so text that spells a number is accepted, except from JSON.
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    inner = functools.partial(convert, json=json)
     if kind is Any:
         return value
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return value if isinstance(value, kind) else from_mapping(kind, value, where)
-    if origin in (Union, types.UnionType):
-        return _convert_union(arguments, value, where)
-    if origin is Literal:
-        if any(value == choice and type(value) is type(choice) for choice in arguments):
+        if isinstance(value, kind):
             return value
-        if isinstance(value, str):
-            raise unknown_name(f"value of {where}", value, [str(a) for a in arguments])
-        raise UsageError(f"{where}: expected one of {', '.join(map(str, arguments))}, got {_shown(value)}")
-    if origin is tuple or kind is tuple:
-        return _convert_tuple(arguments, value, where)
-    if kind is type(None):
-        if value is None:
-            return None
-    elif kind is float:
-        number = _as_float(value)
-        if number is not None:
+        return from_mapping(kind, value, where, json=json)
+    if origin in (Union, types.UnionType):
+        return _convert_union(arguments, value, where, inner)
+    if origin is Literal:
+        return _convert_literal(arguments, value, where)
+    if origin is tuple:
+        return _convert_tuple(arguments, value, where, inner)
+    if origin is dict and isinstance(value, Mapping):
+        return {name: inner(arguments[1], item, f"{where}.{name}") for name, item in value.items()}
+    if kind is float:
+        number = float(value) if type(value) in (int, float) else _plain_value(float, value)
+        if isinstance(number, float) and not (json and isinstance(value, str)):
             return number
-    elif kind in (bool, int, str) and type(value) is kind:
+    if kind in (bool, int, str, type(None)) and type(value) is kind:
         return value
     raise UsageError(f"{where}: expected {_kind_name(kind)}, got {_shown(value)}")
 
 
 def parse(kind: Any, text: str, where: str) -> Any:
-    """A value of the annotation `kind` from the words of a command line (`--set optim.lr=1e-3`).
+    """Return the value of the annotation `kind` that a word of a command line means (`--set optim.lr=1e-3`).
 
     >>> parse(bool, "yes", "compile"), parse(tuple[int, ...], "1,2", "tune.seeds"), parse(str, "007", "id")
     (True, (1, 2), '007')
@@ -107,55 +111,58 @@ def parse(kind: Any, text: str, where: str) -> Any:
     if origin is tuple:
         parts = [part.strip() for part in text.strip("()[] ").split(",") if part.strip()]
         return tuple(parse(arguments[0], part, where) for part in parts)
-    plain: Any = text
-    if kind is bool and text.lower() in _TRUTH:
-        plain = _TRUTH[text.lower()]
-    elif kind is int:
-        plain = int(text) if text.lstrip("+-").isdigit() else text
-    elif kind is type(None) and text.lower() in ("none", "null"):
-        plain = None
-    return convert(kind, plain, where)
+    return convert(kind, _plain_value(kind, text), where)
 
 
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def _convert_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
+def _plain_value(kind: Any, text: Any) -> Any:
+    """Return the bool, number or None that `text` spells; `text` itself when it spells none."""
+    if not isinstance(text, str):
+        return text
+    if kind is bool:
+        return _TRUTH.get(text.lower(), text)
+    if kind is int:
+        return int(text) if text.lstrip("+-").isdigit() else text
+    if kind is float:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+    return None if kind is type(None) and text.lower() in ("none", "null") else text
+
+
+def _convert_union(options: tuple[Any, ...], value: Any, where: str, inner: Any) -> Any:
+    if value is None and type(None) in options:
+        return None
     errors = []
     # An exact type wins over a conversion, so that 1 stays an int in `int | float`.
     for option in sorted(options, key=lambda o: type(value) is not o):
         try:
-            return convert(option, value, where)
+            return inner(option, value, where)
         except UsageError as error:
-            errors.append(error)
+            if option is not type(None):
+                errors.append(error)
     raise errors[-1]
 
 
-def _convert_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+def _convert_literal(choices: tuple[Any, ...], value: Any, where: str) -> Any:
+    if any(value == choice and type(value) is type(choice) for choice in choices):
+        return value
+    if isinstance(value, str):
+        raise unknown_name(f"value of {where}", value, [str(choice) for choice in choices])
+    raise UsageError(f"{where}: expected one of {', '.join(map(str, choices))}, got {_shown(value)}")
+
+
+def _convert_tuple(arguments: tuple[Any, ...], value: Any, where: str, inner: Any) -> tuple[Any, ...]:
+    """Convert a list. All tuples of our dataclasses are of the form tuple[X, ...]."""
     if not isinstance(value, list | tuple):
         raise UsageError(f"{where}: expected a list, got {_shown(value)}")
-    if not arguments:
-        return tuple(value)
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        return tuple(convert(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if len(value) != len(arguments):
-        raise UsageError(f"{where}: expected {len(arguments)} values, got {len(value)}")
-    return tuple(
-        convert(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, value, strict=True))
-    )
-
-
-def _as_float(value: Any) -> float | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return float(value)
-    if isinstance(value, str):  # YAML reads 1e-4 (no dot) as text; people write it all the time
-        try:
-            return float(value)
-        except ValueError:
-            return None
-    return None
+    kind = arguments[0]
+    if kind in (int, str) and all(type(item) is kind for item in value):
+        return tuple(value)  # predictions.json has millions of integers
+    return tuple(inner(kind, item, f"{where}[{i}]") for i, item in enumerate(value))
 
 
 def _kind_name(kind: Any) -> str:
@@ -164,4 +171,4 @@ def _kind_name(kind: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    return f"{value!r} ({type(value).__name__})"
+    return f"{value!r:.200} ({type(value).__name__})"

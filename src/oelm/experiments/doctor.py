@@ -183,11 +183,14 @@ def _one_step(config: RunConfig, machine: Machine) -> Finding:
         if outcome.state != "finished":
             remedy = _MEMORY_REMEDY if outcome.state == "oom" else _OTHER_REMEDY
             return Finding(config.id, False, f"{outcome.state}: {outcome.reason}", remedy)
-        results, manifest = folder.results() or {}, folder.manifest() or {}
-    counts, tokenizer = results["parameters"], manifest["tokenizer"]
+        results, manifest = folder.results(), folder.manifest()
+    assert results is not None
+    assert results.validation is not None
+    assert manifest is not None
+    counts, tokenizer = results.parameters, manifest.tokenizer
     text = (
-        f"one step and one evaluation: validation loss {results['validation']['loss']:.3f}, "
-        f"{counts['trainable']:,} of {counts['total']:,} parameters train, "
-        f"tokenizer {tokenizer['name']} ({tokenizer['vocab_size']:,} tokens)"
+        f"one step and one evaluation: validation loss {results.validation.loss:.3f}, "
+        f"{counts.trainable:,} of {counts.total:,} parameters train, "
+        f"tokenizer {tokenizer.name} ({tokenizer.vocab_size:,} tokens)"
     )
     return Finding(config.id, True, text)

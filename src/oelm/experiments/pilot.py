@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from oelm.experiments.launch.jobs import Job
-from oelm.runs.folder import RunFolder, audit_holds
+from oelm.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from oelm.experiments.study import ArmPlan
@@ -57,9 +57,9 @@ def pilot_problems(
 
 def _compare(baseline: Job, arm: Job) -> tuple[str, float]:
     """A sentence, and how many times worse the arm is on validation: ratio of perplexities or accuracies."""
-    found = [RunFolder(job.folder).results() or {} for job in (baseline, arm)]
-    metric = found[0]["metric"]
-    reference, value = (float(results["validation"][metric]) for results in found)
+    found = [RunFolder(job.folder).results() for job in (baseline, arm)]
+    metric = found[0].metric if found[0] else ""
+    reference, value = ((results.score("validation") if results else None) or 0.0 for results in found)
     better, worse = (value, reference) if metric == "accuracy" else (reference, value)
     ratio = worse / better if better else (1.0 if worse == better else math.inf)
     text = f"{arm.config.id} has validation {metric} {value:.4g}, {baseline.config.id} {reference:.4g}"
@@ -71,10 +71,9 @@ def _run_problem(job: Job) -> str:
     if job.state != "finished":
         return f"{job.state} {job.reason}".strip()
     folder = RunFolder(job.folder)
-    results, audit = folder.results() or {}, folder.freeze_audit() or {}
-    loss = (results.get("validation") or {}).get("loss")
-    if loss is None or not math.isfinite(loss):
+    results, audit = folder.results(), folder.freeze_audit()
+    if results is None or results.validation is None:
         return "no finite validation loss"
-    if not audit_holds(audit):
+    if audit is not None and not audit.ok:
         return f"the freeze audit failed (see {folder.audit_file})"
     return ""

@@ -16,7 +16,7 @@ from oelm.config.run_config import RunConfig
 from oelm.data.catalogue import dataset
 from oelm.errors import OelmError
 from oelm.files.read import read_json_object
-from oelm.runs.folder import run_path
+from oelm.runs.layout import run_path
 
 if TYPE_CHECKING:
     from torch import nn

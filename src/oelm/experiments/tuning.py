@@ -13,7 +13,8 @@ from pathlib import Path
 
 from oelm.config.run_config import RunConfig, TuneConfig
 from oelm.errors import OelmError, UsageError
-from oelm.runs.folder import RunFolder, run_path
+from oelm.runs.folder import RunFolder
+from oelm.runs.layout import run_path
 
 TRIAL_SEEDS = (0, 1)
 
@@ -85,7 +86,7 @@ def with_chosen_lr(config: RunConfig, choice: Choice, trials: Sequence[RunConfig
 def _validation_loss(folder: RunFolder) -> float:
     results, status = folder.finished_results(), folder.status()
     if results is not None:
-        return float(results["validation"]["loss"])
+        return results.validation.loss if results.validation else math.inf
     if status is not None and status.state == "diverged":
         return math.inf
     state = status.state if status else "not started"

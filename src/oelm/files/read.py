@@ -41,17 +41,22 @@ def open_regular(path: Path | str) -> IO[bytes]:
 
 
 def read_bytes(path: Path | str, *, max_bytes: int) -> bytes:
-    """The content of a regular file of at most `max_bytes`. A missing file raises FileNotFoundError."""
+    """Return the content of a regular file. A missing file raises FileNotFoundError."""
     with open_regular(path) as file:
-        content = file.read(max_bytes + 1)
+        return read_limited(file, str(path), max_bytes)
+
+
+def read_limited(file: IO[bytes], where: str, max_bytes: int) -> bytes:
+    """Return the rest of an open file; an error if it is larger than `max_bytes`."""
+    content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
-        raise OelmError(f"{path}: larger than {bytes_text(max_bytes)}, the limit for this kind of file")
+        raise OelmError(f"{where}: larger than {bytes_text(max_bytes)}, the limit for this kind of file")
     return content
 
 
 def read_text(path: Path | str, *, max_bytes: int) -> str:
-    """The same as text; invalid UTF-8 is an error that says where."""
-    return _decode(read_bytes(path, max_bytes=max_bytes), str(path))
+    """Return the content of a UTF-8 text file."""
+    return decode(read_bytes(path, max_bytes=max_bytes), str(path))
 
 
 def read_json(path: Path | str, *, max_bytes: int = JSON_BYTES) -> Any:
@@ -66,21 +71,26 @@ def read_json_object(path: Path | str, *, max_bytes: int = JSON_BYTES) -> dict[s
     return value
 
 
-def read_json_lines(path: Path | str, *, max_row_bytes: int = ROW_BYTES) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file with one per line. A last line still being written is left out."""
+def read_json_lines(path: Path | str) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of a file with one object per line."""
     with open_regular(path) as file:
-        number = 0
-        while line := file.readline(max_row_bytes + 1):
-            number += 1
-            where = f"{path}, line {number}"
-            if len(line) > max_row_bytes:
-                raise OelmError(f"{where}: longer than {bytes_text(max_row_bytes)}")
-            if not line.endswith(b"\n"):
-                return
-            row = parse_json(_decode(line, where), where)
-            if not isinstance(row, dict):
-                raise OelmError(f"{where}: expected a JSON object")
-            yield row
+        yield from parse_json_lines(file, str(path))
+
+
+def parse_json_lines(file: IO[bytes], where: str) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of an open file with one object per line; a partial last line is skipped."""
+    number = 0
+    while line := file.readline(ROW_BYTES + 1):
+        number += 1
+        place = f"{where}, line {number}"
+        if len(line) > ROW_BYTES:
+            raise OelmError(f"{place}: longer than {bytes_text(ROW_BYTES)}")
+        if not line.endswith(b"\n"):
+            return
+        row = parse_json(decode(line, place), place)
+        if not isinstance(row, dict):
+            raise OelmError(f"{place}: expected a JSON object")
+        yield row
 
 
 def parse_json(text: str, where: str) -> Any:
@@ -173,7 +183,8 @@ def refuse_half_characters(value: Any, where: str) -> None:
             raise OelmError(f"{where}: a text with half a character ({value[:40]!a})") from None
 
 
-def _decode(content: bytes, where: str) -> str:
+def decode(content: bytes, where: str) -> str:
+    """Return UTF-8 bytes as text; invalid UTF-8 is an error that says at which byte and line."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

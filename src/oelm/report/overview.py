@@ -169,10 +169,7 @@ def _trend(arm: str, points: list[tuple[float, float]], _: Translator) -> str:
 
 def _training_tokens(arm: Arm) -> int:
     """The size of the training split; 0 if the manifest does not record it."""
-    data = arm.finished[0].manifest.get("data")
-    tokens = data.get("tokens") if isinstance(data, dict) else None
-    value = tokens.get("train") if isinstance(tokens, dict) else None
-    return value if isinstance(value, int) else 0
+    return arm.finished[0].manifest.data.tokens.get("train", 0)
 
 
 def reported_tables(analysis: Analysis, _: Translator) -> list[Block]:

@@ -24,6 +24,7 @@ from oelm.report.sections import MAX_CURVE_GROUPS
 from oelm.report.sentences import group_title
 from oelm.report.summary import by_group
 from oelm.report.translate import Translator
+from oelm.runs.schema import MetricsRow
 
 # Panel -> fields of a layer's entry in metrics.jsonl. Frozen Q/K have no distance field: it cannot change.
 ATTENTION = {
@@ -296,12 +297,12 @@ def _two_lines(name: str) -> str:
 
 def _column(run: LoadedRun, kind: str, name: str) -> dict[int, float]:
     """Step -> value of one metric; values that are not finite numbers are left out."""
-    rows = ((r["step"], r.get(name)) for r in run.metrics(kind))
+    rows = ((r.step, r.values.get(name)) for r in run.metrics(kind))
     return {s: float(v) for s, v in rows if isinstance(v, int | float) and math.isfinite(v)}
 
 
-def _layers(row: dict[str, Any]) -> list[dict[str, Any]]:
-    layers = row.get("layers")
+def _layers(row: MetricsRow) -> list[dict[str, Any]]:
+    layers = row.values.get("layers")
     return [entry for entry in layers if isinstance(entry, dict)] if isinstance(layers, list) else []
 
 
@@ -315,7 +316,7 @@ def _attention_mean(run: LoadedRun, panel: str) -> dict[int, float]:
     for row in run.metrics("attention"):
         values = _finite(entry.get(name) for entry in _layers(row) for name in ATTENTION[panel])
         if values:
-            found[row["step"]] = float(np.mean(values))
+            found[row.step] = float(np.mean(values))
     return found
 
 

@@ -89,9 +89,8 @@ def _origins(arms: Sequence[Arm]) -> tuple[Message, ...]:
     """Where the text of each dataset came from, since a stand-in must not be taken for the real dataset."""
     found: dict[str, str] = {}
     for arm in arms:
-        data = arm.finished[0].manifest.get("data") if arm.finished else None
-        if isinstance(data, dict) and data.get("origin"):
-            found.setdefault(arm.config.data.dataset, str(data["origin"]))
+        if arm.finished and (origin := arm.finished[0].manifest.data.origin):
+            found.setdefault(arm.config.data.dataset, origin)
     return tuple(
         Message("{dataset} ({origin})", dataset=dataset, origin=origin) for dataset, origin in found.items()
     )
@@ -171,7 +170,7 @@ def _arm_table(arm: Arm, numbered: dict[str, str], folder: Path, _: Translator) 
         cells: tuple[Text, ...] = (
             str(run.seed),
             _(state_name(run.state)),
-            (Link(run.path.name, relative_link(run.path, folder)),),
+            (Link(run.path.name, relative_link(run.reader.file, folder)),),
             numbered.get(run.command, (Code(run.command),)),
             numbers.score(score, run.result.metric) if run.result and score is not None else "–",
         )
@@ -182,14 +181,14 @@ def _arm_table(arm: Arm, numbered: dict[str, str], folder: Path, _: Translator) 
 
 def _rows_text(arm: Arm, _: Translator) -> str:
     """Where the arm's text came from and how much of it there was; "" if the manifest does not record it."""
-    data = arm.runs[0].manifest.get("data", {})
-    rows = data.get("rows", {}).get("train")
+    data = arm.runs[0].manifest.data
+    rows = data.rows.get("train")
     if not rows:
         return ""
     return _(
         "{dataset}: {origin}, {rows} rows to train on",
         dataset=arm.config.data.dataset,
-        origin=str(data.get("origin", "")),
+        origin=data.origin,
         rows=f"{rows:,}",
     )
 

@@ -28,7 +28,7 @@ from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import atomic_open
 from oelm.files.read import MIB, TOKENIZER_BYTES, parse_json
 from oelm.printable import printable
-from oelm.runs.folder import RESULT_FILES
+from oelm.runs.layout import RESULT_FILES
 from oelm.runs.lock import Busy, RunLock, is_held
 from oelm.runs.scan import RunInfo, scan
 from oelm.units import bytes_text

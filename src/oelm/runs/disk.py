@@ -23,7 +23,7 @@ class Freeable:
 def freeable(root: Path | str) -> list[Freeable]:
     found = []
     for run in scan(root):
-        if run.state != "finished" or RunFolder(run.path).integrity().damaged:
+        if run.state != "finished" or RunFolder(run.path).damage():
             continue  # damaged results can be made again from the checkpoint
         files = RunFolder(run.path).checkpoints
         if files:

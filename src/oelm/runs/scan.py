@@ -1,52 +1,56 @@
-"""All runs below a folder and the state each is really in. Reads one small file per run, never whole logs."""
+"""Find all runs below a folder and the state of each. Only status.json is read of a run folder."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.files.read import open_regular
-from oelm.runs.folder import RunFolder, Status
+from oelm.runs.folder import RunFolder
 from oelm.runs.lock import is_held, read_holder
+from oelm.runs.reader import RunReader
+from oelm.runs.results_file import SUFFIX, StoredRun, read_results_file
+from oelm.runs.schema import Status
 from oelm.runs.slurm_queue import WAITING, job_of, queue_states
 
-STALL_SECONDS = 300.0  # without a heartbeat for this long a living process is taken to hang
+STALL_SECONDS = 300.0  # a running process without a heartbeat for this long is shown as stalled
+_MAY_BE_QUEUED = ("running", "interrupted", "pending", "stalled", "dead")
 
-# In the order in which a list of runs should show them: what needs a person first.
-STATES = (
-    "dead",
-    "stalled",
-    "diverged",
-    "oom",
-    "failed",
-    "broken",
-    "running",
-    "queued",
-    "interrupted",
-    "pending",
-    "finished",
-)
-TROUBLE = frozenset({"dead", "stalled", "diverged", "oom", "failed", "broken"})
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run below a runs folder, not read yet."""
+
+    reader: RunReader
+    study: str
+    id: str
+    scale: str
+    seed: str  # digits, unless the folder was renamed by hand
+    trial: str = ""  # the learning rate of a tuning trial
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """One run folder as found: where it is, what it is, how it is."""
+    """One run with its state."""
 
-    path: Path
+    reader: RunReader
     study: str
     id: str
     scale: str
-    seed: int
+    seed: int  # -1 when the folder's name has no valid seed
     state: str
     status: Status | None = None
-    trial: str = ""  # the rate, for a tuning trial
+    trial: str = ""  # the learning rate of a tuning trial
     note: str = ""
+
+    @property
+    def path(self) -> Path:
+        return self.reader.path
 
     @property
     def name(self) -> str:
@@ -69,7 +73,7 @@ class RunInfo:
             "step": status.step if status else 0,
             "total_steps": status.total_steps if status else 0,
             "loss": status.loss if status else None,
-            "metric": status.metric if status else None,
+            "metric": asdict(status.metric) if status and status.metric else None,
             "steps_per_second": status.steps_per_second if status else None,
             "eta_seconds": status.eta_seconds if status else None,
             "heartbeat": status.heartbeat if status else None,
@@ -83,13 +87,44 @@ class RunInfo:
 
 
 def scan(root: Path | str, *, trials: bool = True) -> list[RunInfo]:
-    """Every run below `root` (runs/<study>/<ID>/scale=<s>/...). Costs one status.json per run, and one call
-    of `squeue` if there is SLURM and a run that it may still have in its queue."""
-    return _with_queue(_scan(root, trials))
+    """Return every run below `root` with its state. Calls `squeue` once if a run may be waiting in SLURM."""
+    return _with_queue([_with_state(run) for run in find_runs(root) if trials or not run.trial])
+
+
+def find_runs(root: Path | str) -> Iterator[FoundRun]:
+    """Yield every run folder <study>/<ID>/scale=<s>/[tune/lr=<lr>/]seed=<n> and each run of results files."""
+    for study in study_names(root):
+        for experiment in _folders(os.path.join(root, study)):
+            for scale in _folders(experiment.path, "scale="):
+                places = [(place, "") for place in _folders(scale.path, "seed=")]
+                for rate in _folders(os.path.join(scale.path, "tune"), "lr="):
+                    places += [(place, rate.name[3:]) for place in _folders(rate.path, "seed=")]
+                for place, trial in places:
+                    scale_name, seed = scale.name.removeprefix("scale="), place.name.removeprefix("seed=")
+                    folder = RunFolder(place.path)
+                    yield FoundRun(folder, study, experiment.name, scale_name, seed, trial)
+        results = Path(root) / f"{study}{SUFFIX}"
+        for run in read_results_file(results) if results.is_file() else ():
+            yield FoundRun(run, study, run.id, run.scale, run.seed, run.trial)
+
+
+def study_names(root: Path | str) -> list[str]:
+    """Return the names of the studies that have runs below `root`."""
+    files = Path(root).glob(f"[!.]*{SUFFIX}")
+    folders = (entry.name for entry in _folders(root))
+    return sorted({*folders, *(file.name.removesuffix(SUFFIX) for file in files)})
+
+
+def _with_state(run: FoundRun) -> RunInfo:
+    if not run.seed.isdecimal():
+        note = f"'{run.seed}' is not a seed: {run.reader.path}"
+        return RunInfo(run.reader, run.study, run.id, run.scale, -1, "broken", None, run.trial, note)
+    state, status, note = state_of(run.reader)
+    return RunInfo(run.reader, run.study, run.id, run.scale, int(run.seed), state, status, run.trial, note)
 
 
 def _with_queue(runs: list[RunInfo]) -> list[RunInfo]:
-    """The runs whose job waits in SLURM's queue, for the first time or again, as such."""
+    """Change the state of runs whose job waits in SLURM's queue to "queued"."""
     jobs = {run.path: job_of(run.path) for run in runs if run.state in _MAY_BE_QUEUED}
     if not any(jobs.values()):
         return runs
@@ -102,70 +137,45 @@ def _with_queue(runs: list[RunInfo]) -> list[RunInfo]:
     ]
 
 
-_MAY_BE_QUEUED = ("running", "interrupted", "pending", "stalled", "dead")
+def state_of(run: Path | RunReader, *, verify: bool = False) -> tuple[str, Status | None, str]:
+    """Return (state, status, note) of a run. A running run is "stalled" or "dead" if its process is.
 
-
-def _scan(root: Path | str, trials: bool) -> list[RunInfo]:
-    found = []
-    for study in _folders(root):
-        for experiment in _folders(study.path):
-            for scale in _folders(experiment.path, "scale="):
-                for place in _folders(scale.path, "seed="):
-                    found.append(_look(place, study.name, experiment.name, scale.name))
-                if trials:
-                    for rate in _folders(os.path.join(scale.path, "tune"), "lr="):
-                        for place in _folders(rate.path, "seed="):
-                            found.append(_look(place, study.name, experiment.name, scale.name, rate.name[3:]))
-    return found
-
-
-def _look(place: os.DirEntry[str], study: str, id: str, scale: str, trial: str = "") -> RunInfo:
-    digits, path = place.name.removeprefix("seed="), Path(place.path)
-    scale = scale.removeprefix("scale=")
-    if not digits.isdecimal():
-        return RunInfo(path, study, id, scale, -1, "broken", None, trial, f"'{digits}' is no seed: {path}")
-    state, status, note = state_of(path)
-    return RunInfo(path, study, id, scale, int(digits), state, status, trial, note)
-
-
-def state_of(path: Path, *, verify: bool = False) -> tuple[str, Status | None, str]:
-    """(state, status, note). status.json says what the run believed when it last wrote; whether its process
-    still lives decides between running, stalled and dead.
-
-    verify: also compare the files of a finished run with their checksums; "broken" when they differ.
+    verify: a finished run whose files do not match their checksums is "broken".
     """
-    folder = RunFolder(path)
+    reader = run if isinstance(run, RunReader) else RunFolder(run)
+    path = reader.path
     try:
-        status = folder.status()
+        status = reader.status()
     except (OelmError, OSError, ValueError) as error:
         return "broken", None, str(error)
+    if isinstance(reader, StoredRun):
+        return (status.state, status, "") if status else ("broken", None, "it has no status.json")
     if status is None:
         if is_held(path):
             return "running", None, "starting"
-        return ("pending", None, "") if folder.exists() else ("broken", None, "no config.yaml")
-    if verify and status.state == "finished" and (damaged := folder.integrity().damaged):
-        return "broken", status, f"{'; '.join(damaged)}; run the same command again to complete the run"
+        return ("pending", None, "") if reader.exists() else ("broken", None, "no config.yaml")
+    if verify and status.state == "finished" and (damage := reader.damage()):
+        return "broken", status, f"{'; '.join(damage)}; run the same command again to complete the run"
     if status.state != "running":
         return status.state, status, ""
     if not _lives(path, status):
-        if status.alive() is None and job_of(path):  # on a node of a cluster, which may start it again itself
+        if status.alive() is None and job_of(path):  # a cluster may restart it by itself
             note = f"no heartbeat for {status.age / 60:.0f} min: its SLURM job hangs, or was requeued"
             return "stalled", status, note
-        return "dead", status, "its process is gone; run the same command to go on"
+        return "dead", status, "its process is gone; run the same command to continue"
     if status.age > STALL_SECONDS:
         return "stalled", status, f"no heartbeat for {status.age / 60:.0f} min"
     return "running", status, ""
 
 
 def _lives(path: Path, status: Status) -> bool:
-    """On this host the process is asked; elsewhere the lock, as far as the file system passes it on,
-    and then the heartbeat have to be believed."""
+    """Return whether the run's process exists, by its pid on this host, else by its lock or its heartbeat."""
     alive = status.alive()
     if alive is False:
         return False
     if is_held(path):
         return True
-    if alive and not read_holder(path):  # a run started without the launcher takes no lock
+    if alive and not read_holder(path):  # a run started without the launcher has no lock
         return True
     return alive is None and time.time() - status.heartbeat < STALL_SECONDS
 
@@ -181,7 +191,7 @@ def _folders(path: str | Path, prefix: str = "") -> Iterator[os.DirEntry[str]]:
 
 
 def find_run(root: Path | str, name: str, *, scale: str = "", seed: int | None = None) -> Path:
-    """The run folder meant by a path, or by an experiment ID when only one run of it fits."""
+    """Return the run folder with this path, or the only run of the experiment with this ID."""
     path = Path(name)
     if path.is_dir():
         if not RunFolder(path).exists():
@@ -190,19 +200,21 @@ def find_run(root: Path | str, name: str, *, scale: str = "", seed: int | None =
     runs = scan(root, trials=False)
     same = [r for r in runs if r.id.lower() == name.lower()]
     if not runs:
-        raise UsageError(f"there is no run '{name}': {root} holds none (`oelm train {name}` makes one)")
+        raise UsageError(f"there is no run '{name}': {root} has no runs (`oelm train {name}` starts one)")
     if not same:
         raise unknown_name("run", name, sorted({r.id for r in runs}))
     fitting = [r for r in same if (not scale or r.scale == scale) and (seed is None or r.seed == seed)]
     if len(fitting) != 1:
         listed = "\n".join(f"  {r.path}" for r in (fitting or same))
-        wrong = "several runs fit" if fitting else "no run of it fits"
+        wrong = "several runs match" if fitting else "no run of it matches"
         raise UsageError(f"'{name}': {wrong}; name one with --scale and --seed, or by its folder:\n{listed}")
+    if isinstance(fitting[0].reader, StoredRun):
+        raise UsageError(f"'{name}': {fitting[0].reader.file} has its results only, no weights")
     return fitting[0].path
 
 
 def tail(path: Path, lines: int = 20, most: int = 64 * 1024) -> list[str]:
-    """The last lines of a file, reading no more than its last `most` bytes."""
+    """Return the last lines of a file; reads at most its last `most` bytes."""
     try:
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)

@@ -17,7 +17,9 @@ from pathlib import Path
 
 from oelm.config.run_config import Machine, RunConfig
 from oelm.errors import OelmError, UsageError
-from oelm.runs.folder import EXIT_CODES, EXIT_PERMANENT, RunFolder, State, Status, exit_code_of
+from oelm.runs.folder import RunFolder
+from oelm.runs.schema import Status
+from oelm.runs.states import EXIT_CODES, EXIT_PERMANENT, State, exit_code_of
 from oelm.training.checkpoints.resume import save_training
 from oelm.training.determinism import deterministic
 from oelm.training.logs.journal import Journal

@@ -18,6 +18,7 @@ from oelm.data.tokenize.encoding import EncodingProgress
 from oelm.data.tokenize.tokenizers import Tokenizer, load_tokenizer
 from oelm.data.tokenize.tokens import TokenFile, prepare_tokens
 from oelm.errors import UsageError
+from oelm.runs.schema import DataFacts, TokenizerFacts
 from oelm.training.build_model import build_model, model_folder
 from oelm.training.tasks.classification import Classification
 from oelm.training.tasks.denoising import SENTINELS, Denoising, Noise
@@ -35,17 +36,17 @@ class Prepared:
     task: Task
     model: nn.Module
     tokenizer: Tokenizer
-    data_facts: dict[str, Any]
+    data_facts: DataFacts
 
     @property
-    def tokenizer_facts(self) -> dict[str, Any]:
+    def tokenizer_facts(self) -> TokenizerFacts:
         t = self.tokenizer
-        return {"name": t.name, "hash": t.hash, "vocab_size": t.vocab_size}
+        return TokenizerFacts(t.name, t.hash, t.vocab_size)
 
     @property
     def identity(self) -> dict[str, Any]:
         """Hashes of the data and the tokenizer, which must not change between attempts of a run."""
-        return {"fingerprints": dict(self.data_facts["fingerprints"]), "tokenizer": self.tokenizer.hash}
+        return {"fingerprints": dict(self.data_facts.fingerprints), "tokenizer": self.tokenizer.hash}
 
 
 def prepare(config: RunConfig, machine: Machine, report: Report | None = None) -> Prepared:
@@ -151,13 +152,13 @@ def _check_embedding_size(model: nn.Module, vocabulary: int) -> None:
         )
 
 
-def _facts(corpus: Corpus, splits: Splits) -> dict[str, Any]:
-    return {
-        "origin": corpus.origin,
-        "dataset": corpus.name,
-        "fingerprints": {split: corpus.fingerprint(split) for split in splits},
-        "rows": {split: encoded.meta["rows"] for split, encoded in splits.items()},
-        "tokens": {split: len(encoded.ids) for split, encoded in splits.items()},
-        "folder_note": corpus.source.folder_note,
-        "notes": [*corpus.notes, *(f"{s}: bad rows left out: {n}" for s, n in corpus.skipped.items())],
-    }
+def _facts(corpus: Corpus, splits: Splits) -> DataFacts:
+    return DataFacts(
+        origin=corpus.origin,
+        dataset=corpus.name,
+        fingerprints={split: corpus.fingerprint(split) for split in splits},
+        rows={split: encoded.meta["rows"] for split, encoded in splits.items()},
+        tokens={split: len(encoded.ids) for split, encoded in splits.items()},
+        folder_note=corpus.source.folder_note,
+        notes=(*corpus.notes, *(f"{s}: bad rows left out: {n}" for s, n in corpus.skipped.items())),
+    )

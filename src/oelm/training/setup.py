@@ -15,8 +15,8 @@ from oelm.config.hash import config_hash
 from oelm.config.run_config import Machine, RunConfig
 from oelm.data.tokenize.encoding import EncodingProgress
 from oelm.errors import OelmError, UsageError
-from oelm.files.atomic import remove_leftovers, write_json
-from oelm.runs.folder import Status
+from oelm.files.atomic import remove_leftovers
+from oelm.runs.schema import Manifest, PrecisionFacts, Status, TimingStats
 from oelm.training.checkpoints.best import recover_best, repair_best
 from oelm.training.checkpoints.resume import Snapshot, check_same_data, find_checkpoint, restore_training
 from oelm.training.learner import Learner
@@ -80,7 +80,7 @@ def _open_recorder(job: Job) -> Recorder:
     journal = recorder.journal
     before: Status = _read_or_none(folder.status, journal) or Status(attempt=0)
     if before.state == "finished":
-        damage = "; ".join(folder.integrity().damaged)
+        damage = "; ".join(folder.damage())
         journal.line(f"this run had finished, but {damage}; completing it again")
     recorder.status = Status(
         started=time.time(),
@@ -133,9 +133,9 @@ def _prepare_on_rank0_first(job: Job, recorder: Recorder) -> Prepared:
         raise Interrupted(stopped or "a signal to another process")
     prepared = prepared or prepare(job.config, job.machine, report)
     facts = prepared.data_facts
-    rows = ", ".join(f"{split} {count:,}" for split, count in facts["rows"].items())
-    journal.line(f"data: {facts['origin']}; rows: {rows}; tokenizer {prepared.tokenizer.name}")
-    for note in facts["notes"]:
+    rows = ", ".join(f"{split} {count:,}" for split, count in facts.rows.items())
+    journal.line(f"data: {facts.origin}; rows: {rows}; tokenizer {prepared.tokenizer.name}")
+    for note in facts.notes:
         journal.line(f"data: {note}")
     return prepared
 
@@ -146,28 +146,27 @@ def _write_manifest(training: Training, *, resumed: bool) -> None:
     plan = disk_plan(training.learner.model, training.learner.optimizer)
     recorder.journal.line(str(training.learner.applied))
     recorder.journal.line(str(plan))
-    facts = {
-        "precision": training.learner.precision.to_dict(),
-        "data": prepared.data_facts,
-        "tokenizer": prepared.tokenizer_facts,
-        "disk_bytes_planned": plan.total,
-    }
+    precision = training.learner.precision
     held = _read_or_none(folder.manifest, recorder.journal) if resumed else None
     if held is not None and _names_same_data(held, prepared):
         recorder.manifest = held
     else:
-        recorder.manifest = base_manifest(config_hash(training.config), training.job.machine.command) | facts
+        recorder.manifest = dataclasses.replace(
+            base_manifest(config_hash(training.config), training.job.machine.command),
+            precision=PrecisionFacts(precision.dtype, precision.reason),
+            data=prepared.data_facts,
+            tokenizer=prepared.tokenizer_facts,
+            disk_bytes_planned=plan.total,
+        )
     if training.world.is_main:
         require_disk(plan, folder)
         if recorder.manifest is not held:
-            write_json(folder.manifest_file, recorder.manifest)
+            folder.write_manifest(recorder.manifest)
 
 
-def _names_same_data(manifest: dict[str, Any], prepared: Prepared) -> bool:
-    data, tokenizer = manifest.get("data"), manifest.get("tokenizer")
-    if not isinstance(data, dict) or not isinstance(tokenizer, dict):
-        return False
-    return {"fingerprints": data.get("fingerprints"), "tokenizer": tokenizer.get("hash")} == prepared.identity
+def _names_same_data(manifest: Manifest, prepared: Prepared) -> bool:
+    identity = {"fingerprints": manifest.data.fingerprints, "tokenizer": manifest.tokenizer.hash}
+    return identity == prepared.identity
 
 
 def _warn_if_warmup_is_too_long(training: Training) -> None:
@@ -183,7 +182,7 @@ def _warn_if_warmup_is_too_long(training: Training) -> None:
 def _resume_or_start(training: Training, snapshot: Snapshot | None) -> None:
     recorder, folder = training.recorder, training.folder
     timing = _read_or_none(folder.timing, recorder.journal) if snapshot is not None else None
-    recorder.timer.start(timing or {})
+    recorder.timer.start(timing or TimingStats())
     if snapshot is not None:
         restore_training(training, snapshot)
         recorder.status = dataclasses.replace(recorder.status, resumes=recorder.status.resumes + 1)

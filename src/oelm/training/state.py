@@ -11,6 +11,7 @@ from typing import Any
 
 from oelm.config.run_config import Machine, RunConfig
 from oelm.runs.folder import RunFolder
+from oelm.runs.schema import BestMetric
 from oelm.training.learner import Learner
 from oelm.training.logs.recorder import Recorder
 from oelm.training.parallel.world import World
@@ -136,7 +137,7 @@ class Training:
             step=p.step,
             total_steps=self.total_steps,
             loss=p.last_loss,
-            metric={"name": metric, "value": p.best[metric]} if p.best else None,
+            metric=BestMetric(metric, p.best[metric]) if p.best else None,
             steps_per_second=speed,
             eta_seconds=(self.total_steps - p.step) / speed if speed else None,
             **changes,

@@ -7,6 +7,7 @@ once, DIVERGES diverges, KILLED is killed after it finished, WORSE has twice the
 
 import hashlib
 import json
+import math
 import os
 import signal
 import sys
@@ -19,7 +20,9 @@ from pathlib import Path
 def fit(config, path, machine):
     from oelm.errors import OelmError
     from oelm.files.atomic import write_json
-    from oelm.runs.folder import EXIT_CODES, RunFolder, Status
+    from oelm.runs.folder import RunFolder
+    from oelm.runs.schema import AuditRecord, Fairness, FreezeAudit, ParameterCounts, Results, Scores, Status
+    from oelm.runs.states import EXIT_CODES
     from oelm.training.signals import describe_signal
 
     folder = RunFolder(path)
@@ -74,12 +77,31 @@ def fit(config, path, machine):
         write_json(folder.latest, {"step": step, "digest": digest})
         if asked:
             return end("interrupted", asked[0])
-    loss = abs(config.optim.lr - 3e-3) + 1e-6 * config.seed
-    results = {"id": config.id, "metric": "ppl", "digest": digest, "lr": config.optim.lr}
-    results["validation"] = {"loss": loss, "ppl": 4.0 if "WORSE" in config.id else 2.0}
-    results["test"] = None if config.tune.trial else {"loss": loss, "ppl": 2.0}
-    write_json(folder.results_file, results)
-    write_json(folder.audit_file, {"end": {"ok": "UNSOUND" not in config.id}})
+    loss = math.log(4 if "WORSE" in config.id else 2) + abs(config.optim.lr - 3e-3) + 1e-6 * config.seed
+    scores = Scores(loss, n=1, ppl=math.exp(loss))
+    results = Results(
+        id=config.id,
+        study=config.study,
+        scale=config.scale,
+        seed=config.seed,
+        task=config.task,
+        dataset=config.data.dataset,
+        arm=config.compare.arm,
+        method=config.method.name,
+        metric="ppl",
+        test=None if config.tune.trial else scores,
+        validation=scores,
+        parameters=ParameterCounts(1, 1, 0, 1, 1),
+        steps=step,
+        tokens_seen=step,
+        lr=config.optim.lr,
+        checkpoint_bytes=1,
+        stopped_early=False,
+        fairness=Fairness(data=digest),
+    )
+    folder.write_results(results)
+    folder.write_audit(FreezeAudit(end=AuditRecord(ok="UNSOUND" not in config.id)))
+    folder.write_checksums()
     if "KILLED" in config.id:
         end("finished")
         os.kill(os.getpid(), signal.SIGKILL)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 from oelm.config.run_config import RunConfig
-from oelm.runs.folder import EXIT_INTERRUPTED, EXIT_PERMANENT, EXIT_USAGE, RunFolder, run_path
+from oelm.runs.folder import RunFolder
+from oelm.runs.layout import run_path
 from oelm.runs.lock import Busy, RunLock
 from oelm.runs.scan import state_of
+from oelm.runs.states import EXIT_INTERRUPTED, EXIT_PERMANENT, EXIT_USAGE
 
 RETRIES = 2
 # Exit codes of a worker whose run fails the same way each time until the user changes something.

@@ -22,9 +22,11 @@ from oelm.experiments.launch.jobs import NO_RETRY, RETRIES, Events, Job, skip_if
 from oelm.experiments.launch.signals import handle_signals, killed_by
 from oelm.experiments.launch.slots import Slot
 from oelm.experiments.launch.worker import CONSOLE, worker_command
-from oelm.runs.folder import EXIT_DIVERGED, EXIT_FINISHED, EXIT_INTERRUPTED, RunFolder, Status
+from oelm.runs.folder import RunFolder
 from oelm.runs.lock import Busy, is_held
 from oelm.runs.scan import state_of
+from oelm.runs.schema import Status
+from oelm.runs.states import EXIT_DIVERGED, EXIT_FINISHED, EXIT_INTERRUPTED
 from oelm.training.signals import signals_to_handle
 
 _POLL_SECONDS = 0.2

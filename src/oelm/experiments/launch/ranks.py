@@ -31,7 +31,9 @@ from typing import Any, NoReturn
 from oelm.errors import OelmError
 from oelm.experiments.launch.signals import handle_signals, killed_by
 from oelm.files.locks import Lock, keep_inherited_lock
-from oelm.runs.folder import EXIT_CODES, EXIT_FAILED, RunFolder, State, Status
+from oelm.runs.folder import RunFolder
+from oelm.runs.schema import Status
+from oelm.runs.states import EXIT_CODES, EXIT_FAILED, State
 from oelm.training.signals import RANK_DIR, signals_to_handle
 
 # After one rank has ended, the others have this long to notice it and exit.

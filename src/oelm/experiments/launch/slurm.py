@@ -29,10 +29,10 @@ from oelm.experiments.launch.attempts import last_exit_code
 from oelm.experiments.launch.jobs import NO_RETRY, RETRIES, Events, Job, skip_if_ended
 from oelm.experiments.launch.worker import worker_command
 from oelm.printable import printable
-from oelm.runs.folder import EXIT_DIVERGED, EXIT_FINISHED
 from oelm.runs.lock import Busy, is_held
 from oelm.runs.scan import state_of
 from oelm.runs.slurm_queue import JOB_ID, WAITING, job_of, queue_states
+from oelm.runs.states import EXIT_DIVERGED, EXIT_FINISHED
 from oelm.training.signals import TIME_LIMIT_NEAR
 
 JOBS_FOLDER = ".slurm"  # below the runs folder: submitit's scripts, pickles and logs

@@ -25,17 +25,10 @@ from oelm.experiments.launch.attempts import Attempt, append_attempt
 from oelm.experiments.launch.ranks import exit_rank, follow_parent, run_ranks
 from oelm.files.atomic import is_disk_full
 from oelm.files.locks import Lock
-from oelm.runs.folder import (
-    EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_INTERRUPTED,
-    DiskFull,
-    RunFolder,
-    State,
-    Status,
-    exit_code_of,
-)
+from oelm.runs.folder import DiskFull, RunFolder
 from oelm.runs.lock import RunLock
+from oelm.runs.schema import Status
+from oelm.runs.states import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, State, exit_code_of
 
 CONSOLE = "console.log"
 

@@ -24,7 +24,8 @@ from oelm.errors import OelmError
 from oelm.experiments.doctor import existing_parent, with_few_rows
 from oelm.experiments.launch.worker import worker_command
 from oelm.experiments.resume.compare_runs import FileDifference, compare_runs
-from oelm.runs.folder import EXIT_FINISHED, EXIT_INTERRUPTED, RunFolder
+from oelm.runs.folder import RunFolder
+from oelm.runs.states import EXIT_FINISHED, EXIT_INTERRUPTED
 from oelm.training.signals import STOP_SIGNALS
 
 STEPS, EVAL_EVERY = 6, 2  # validations and checkpoints after steps 2, 4 and 6
@@ -156,13 +157,13 @@ class ResumeCheck:
                 other, _ = self._uninterrupted(number)
                 spread += compare_runs(first.path, other.path)
         self.spread = tuple(spread)
-        manifest = first.manifest() or {}
+        manifest = first.manifest()
         device = self.machine.device
         if device == "auto":
             import torch
 
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        return Reference(seconds, device, manifest.get("precision", {}).get("dtype", ""), self.spread)
+        return Reference(seconds, device, manifest.precision.dtype if manifest else "", self.spread)
 
     def _uninterrupted(self, number: int) -> tuple[RunFolder, float]:
         """Run without interruption; returns the folder and the seconds it took."""

@@ -53,7 +53,7 @@ def _metrics(one: RunFolder, other: RunFolder) -> FileDifference | None:
     name = one.metrics_file.name
     if one.metrics_file.read_bytes() == other.metrics_file.read_bytes():
         return None
-    a, b = list(one.metrics()), list(other.metrics())
+    a, b = ([row.to_json() for row in run.metrics()] for run in (one, other))
     found, first = [], None
     for row, twin in zip(a, b, strict=False):
         here = list(_differences(row, twin))

@@ -62,7 +62,7 @@ def save_training(training: Training) -> None:
             precision=learner.precision.dtype,
         )
         save_checkpoint(vars(snapshot), training.folder.latest, training.folder.previous)
-        training.recorder.timer.write(training.folder.timing_file, p.step)
+        training.folder.write_timing(training.recorder.timer.stats(p.step))
     training.saved_at = (p.step, p.validated)
 
 
@@ -90,7 +90,7 @@ def check_same_data(snapshot: Snapshot, prepared: Prepared) -> None:
     for split, fingerprint in before["fingerprints"].items():
         if now["fingerprints"].get(split) != fingerprint:
             raise OelmError(
-                f"the {split} data has changed since this run began ({prepared.data_facts['origin']}): "
+                f"the {split} data has changed since this run began ({prepared.data_facts.origin}): "
                 "restore it, or start over in another folder"
             )
     if before["tokenizer"] != now["tokenizer"]:

@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import torch
 
+from oelm.runs.schema import Manifest
+
 PACKAGES = ("oelm", "torch", "transformers", "tokenizers", "datasets", "safetensors", "numpy")
 
 
@@ -41,16 +43,16 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-def base_manifest(config_hash: str, command: str = "") -> dict[str, Any]:
+def base_manifest(config_hash: str, command: str = "") -> Manifest:
     """Return the parts of manifest.json that do not depend on the data; `command` is what the user typed."""
-    return {
-        "config_hash": config_hash,
-        "command": _command(command),
-        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "versions": versions(),
-        "machine": machine_facts(),
-        "git_commit": _git_commit(),
-    }
+    return Manifest(
+        config_hash=config_hash,
+        command=_command(command),
+        created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        versions=versions(),
+        machine=machine_facts(),
+        git_commit=_git_commit(),
+    )
 
 
 def _command(typed: str) -> str:

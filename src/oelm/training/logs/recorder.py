@@ -6,8 +6,9 @@ import dataclasses
 import time
 from typing import Any
 
-from oelm.files.atomic import write_json
-from oelm.runs.folder import RunFolder, State, Status
+from oelm.runs.folder import RunFolder
+from oelm.runs.schema import AuditRecord, FreezeAudit, Manifest, Status
+from oelm.runs.states import State
 from oelm.training.logs.journal import Journal
 from oelm.training.logs.metrics import MetricsLog
 from oelm.training.measure.timing import Timer
@@ -26,8 +27,8 @@ class Recorder:
         self.timer = Timer(folder.path / "step_times.bin", world.device)
         self.status = Status()
         self.metrics: MetricsLog | None = None
-        self.manifest: dict[str, Any] = {}  # the content of manifest.json
-        self._audits: dict[str, Any] = {}
+        self.manifest = Manifest()
+        self._audits = FreezeAudit()
 
     def row(self, step: int, kind: str, **values: Any) -> None:
         if self.metrics is not None:
@@ -44,9 +45,9 @@ class Recorder:
 
     def write_audit(self, when: str, report: dict[str, Any]) -> None:
         """Add the audit of the "start" or "end" of the run to freeze_audit.json."""
-        self._audits[when] = report
+        self._audits = dataclasses.replace(self._audits, **{when: AuditRecord(**report)})
         if self.is_writer:
-            write_json(self.folder.audit_file, self._audits)
+            self.folder.write_audit(self._audits)
 
     def speed(self) -> str:
         speed = self.timer.steps_per_second

@@ -7,8 +7,8 @@ from typing import Any
 
 from oelm.config.yaml import config_to_yaml
 from oelm.errors import OelmError
-from oelm.files.atomic import write_json, write_text
-from oelm.runs.folder import RESULTS_FORMAT
+from oelm.files.atomic import write_text
+from oelm.runs.schema import Fairness, ParameterCounts, Predictions, Results, Scores
 from oelm.training.optimizer import warmup_steps
 from oelm.training.prepare import rows_per_step
 from oelm.training.state import Training
@@ -20,10 +20,9 @@ def write_results(training: Training, test: Evaluation | None) -> None:
     folder, step = training.folder, training.progress.step
     _restore_changed_files(training)
     if test is not None and test.accuracy is not None:
-        predictions = {"labels": list(test.labels), "predicted": list(test.predicted)}
-        write_json(folder.predictions_file, predictions)
-    training.recorder.timer.write(folder.timing_file, step)
-    write_json(folder.results_file, _results(training, test))
+        folder.write_predictions(Predictions(test.labels, test.predicted))
+    folder.write_timing(training.recorder.timer.stats(step))
+    folder.write_results(_results(training, test))
     folder.write_checksums()
 
 
@@ -36,7 +35,7 @@ def _restore_changed_files(training: Training) -> None:
         write_text(folder.config_file, config_to_yaml(training.config))
         recorder.journal.line("config.yaml was changed by another program during the run; writing it again")
     if not _holds(folder.manifest, recorder.manifest):
-        write_json(folder.manifest_file, recorder.manifest)
+        folder.write_manifest(recorder.manifest)
         recorder.journal.line("manifest.json was changed by another program during the run; writing it again")
 
 
@@ -47,41 +46,40 @@ def _holds(read: Callable[[], Any], expected: Any) -> bool:
         return False
 
 
-def _results(training: Training, test: Evaluation | None) -> dict[str, Any]:
+def _results(training: Training, test: Evaluation | None) -> Results:
     """Return results.json; without times and host names, so that it is bit-identical after a resume."""
     config, p = training.config, training.progress
-    return {
-        "format": RESULTS_FORMAT,
-        "id": config.id,
-        "study": config.study,
-        "scale": config.scale,
-        "seed": config.seed,
-        "task": config.task,
-        "dataset": config.data.dataset,
-        "arm": config.compare.arm or config.method.name,
-        "method": config.method.name,
-        "metric": training.prepared.task.metric,
-        "test": test.metrics() if test is not None else None,
-        "validation": p.best,
-        "parameters": training.learner.parameter_counts(),
-        "steps": p.step,
-        "tokens_seen": p.tokens,
-        "lr": config.optim.lr,
-        "checkpoint_bytes": training.folder.latest.stat().st_size,
-        "stopped_early": p.stopped_early,
-        "fairness": _fairness(training),
-    }
+    return Results(
+        id=config.id,
+        study=config.study,
+        scale=config.scale,
+        seed=config.seed,
+        task=config.task,
+        dataset=config.data.dataset,
+        arm=config.compare.arm or config.method.name,
+        method=config.method.name,
+        metric=training.prepared.task.metric,
+        test=Scores(**test.metrics()) if test is not None else None,
+        validation=Scores(**p.best) if p.best is not None else None,
+        parameters=ParameterCounts(**training.learner.parameter_counts()),
+        steps=p.step,
+        tokens_seen=p.tokens,
+        lr=config.optim.lr,
+        checkpoint_bytes=training.folder.latest.stat().st_size,
+        stopped_early=p.stopped_early,
+        fairness=_fairness(training),
+    )
 
 
-def _fairness(training: Training) -> dict[str, Any]:
+def _fairness(training: Training) -> Fairness:
     """Return the facts that must be equal between arms that are compared."""
     config = training.config
-    fingerprints = training.prepared.data_facts["fingerprints"]
-    return {
-        "data": fingerprints["train"],
-        "tokenizer": training.prepared.tokenizer.hash,
-        "eval_set": fingerprints.get("test") or fingerprints["validation"],
-        "batch_rows": rows_per_step(config),
-        "steps": training.total_steps,
-        "schedule": f"{config.optim.schedule}, warm-up {warmup_steps(config.optim, training.total_steps)}",
-    }
+    fingerprints = training.prepared.data_facts.fingerprints
+    return Fairness(
+        data=fingerprints["train"],
+        tokenizer=training.prepared.tokenizer.hash,
+        eval_set=fingerprints.get("test") or fingerprints["validation"],
+        batch_rows=rows_per_step(config),
+        steps=training.total_steps,
+        schedule=f"{config.optim.schedule}, warm-up {warmup_steps(config.optim, training.total_steps)}",
+    )

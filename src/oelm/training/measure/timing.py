@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from oelm.files.atomic import write_json
+from oelm.runs.schema import TimingStats
 
 WARMUP_STEPS = 3  # in each process, while allocators, caches and kernels warm up
 _COLUMNS = ("seconds", "tokens", "flops", "full_flops")  # seconds < 0 marks a warm-up step
@@ -32,16 +32,16 @@ class Timer:
     def __init__(self, path: Path, device: torch.device) -> None:
         self.path = path
         self.device = device
-        self.start({})
+        self.start(TimingStats())
         self.validation = 0.0
         self.validations = 0
         self.steps_here = 0
         self.recent: list[float] = []
         self._pending: dict[int, tuple[float, float, float, float]] = {}
 
-    def start(self, earlier: dict[str, Any]) -> None:
+    def start(self, earlier: TimingStats) -> None:
         """Start the clock; `earlier` is the timing_stats.json of earlier attempts, or empty."""
-        self.earlier = {name: _positive(earlier.get(name)) for name in _TOTALS}
+        self.earlier = {name: _positive(getattr(earlier, name)) for name in _TOTALS}
         self.began = time.perf_counter()
 
     def synchronise(self) -> float:
@@ -91,13 +91,6 @@ class Timer:
                 file.write(np.asarray(record, dtype="<f8").tobytes())
         self._pending = {}
 
-    def write(self, target: Path, steps: int) -> dict[str, Any]:
-        """Write timing_stats.json for the first `steps` steps of the run, and return its content."""
-        self.flush()
-        stats = self.stats(steps)
-        write_json(target, stats)
-        return stats
-
     def _table(self, steps: int) -> np.ndarray:
         """Return the records of step_times.bin as (steps, columns), without damaged ones."""
         if not self.path.exists():
@@ -106,8 +99,9 @@ class Timer:
         table = numbers[: len(numbers) // len(_COLUMNS) * len(_COLUMNS)].reshape(-1, len(_COLUMNS))
         return table[(np.abs(table) < _LARGEST).all(axis=1)]
 
-    def stats(self, steps: int) -> dict[str, Any]:
+    def stats(self, steps: int) -> TimingStats:
         """Return the content of timing_stats.json for the first `steps` steps of the run."""
+        self.flush()
         table = self._table(steps)
         measured = table[table[:, 0] > 0]
         seconds, tokens, flops, full_flops = measured.T
@@ -117,31 +111,30 @@ class Timer:
                 value = float(measure(*arguments)) if len(seconds) >= least else math.nan
             return value if math.isfinite(value) else None
 
-        return {
-            "total_wall_time": self.earlier["total_wall_time"] + time.perf_counter() - self.began,
-            "num_steps_measured": len(seconds),
-            "warmup_steps": int((table[:, 0] < 0).sum()),
-            "mean_step_time": statistic(np.mean, seconds),
-            "std_step_time": statistic(lambda: seconds.std(ddof=1), least=2),
-            "median_step_time": statistic(np.median, seconds),
-            "min_step_time": statistic(np.min, seconds),
-            "max_step_time": statistic(np.max, seconds),
-            "p95_step_time": statistic(np.percentile, seconds, 95),
-            "p99_step_time": statistic(np.percentile, seconds, 99),
-            "total_validation_time": self.earlier["total_validation_time"] + self.validation,
-            "num_validations": int(self.earlier["num_validations"]) + self.validations,
-            "tokens_per_second": statistic(lambda: tokens.sum() / seconds.sum()),
-            "peak_memory_bytes": max(int(self.earlier["peak_memory_bytes"]), peak_memory(self.device)),
-            "flops_per_step": statistic(np.mean, flops),
-            "flops_per_second": statistic(lambda: flops.sum() / seconds.sum()),
-            "predicted_saving": statistic(lambda: 1 - flops.sum() / full_flops.sum()),
-        }
+        return TimingStats(
+            total_wall_time=self.earlier["total_wall_time"] + time.perf_counter() - self.began,
+            num_steps_measured=len(seconds),
+            warmup_steps=int((table[:, 0] < 0).sum()),
+            mean_step_time=statistic(np.mean, seconds),
+            std_step_time=statistic(lambda: seconds.std(ddof=1), least=2),
+            median_step_time=statistic(np.median, seconds),
+            min_step_time=statistic(np.min, seconds),
+            max_step_time=statistic(np.max, seconds),
+            p95_step_time=statistic(np.percentile, seconds, 95),
+            p99_step_time=statistic(np.percentile, seconds, 99),
+            total_validation_time=self.earlier["total_validation_time"] + self.validation,
+            num_validations=int(self.earlier["num_validations"]) + self.validations,
+            tokens_per_second=statistic(lambda: tokens.sum() / seconds.sum()),
+            peak_memory_bytes=max(int(self.earlier["peak_memory_bytes"]), peak_memory(self.device)),
+            flops_per_step=statistic(np.mean, flops),
+            flops_per_second=statistic(lambda: flops.sum() / seconds.sum()),
+            predicted_saving=statistic(lambda: 1 - flops.sum() / full_flops.sum()),
+        )
 
 
-def _positive(value: Any) -> float:
+def _positive(value: float | None) -> float:
     """Return `value`, or 0 if it is not a positive number, as in a damaged file."""
-    usable = isinstance(value, int | float) and math.isfinite(value) and value > 0
-    return float(value) if usable else 0.0
+    return float(value) if value is not None and math.isfinite(value) and value > 0 else 0.0
 
 
 def peak_memory(device: torch.device) -> int:

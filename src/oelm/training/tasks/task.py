@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +95,7 @@ class Evaluation:
     predicted: tuple[int, ...] = ()
     labels: tuple[int, ...] = ()
 
-    def metrics(self) -> dict[str, float | int]:
+    def metrics(self) -> dict[str, Any]:
         """Return the values that metrics.jsonl and results.json contain."""
         if self.accuracy is not None:
             return {"loss": self.loss, "accuracy": self.accuracy, "n": self.n}

@@ -1,0 +1,131 @@
+"""Typed reading of the files of one run. Needs no torch and never changes a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, TypeVar
+
+from oelm.config.run_config import RunConfig
+from oelm.config.yaml import config_from_yaml
+from oelm.errors import OelmError
+from oelm.files.read import JSON_BYTES, PREDICTIONS_BYTES, decode, parse_json, parse_json_lines, read_limited
+from oelm.files.yaml import YAML_BYTES
+from oelm.runs.schema import (
+    FreezeAudit,
+    Manifest,
+    MetricsRow,
+    Predictions,
+    Results,
+    Status,
+    TimingStats,
+    from_json,
+)
+
+T = TypeVar("T")
+
+
+class RunReader:
+    """Reads the files of a run: `RunFolder` from a folder, `StoredRun` from a results file.
+
+    A method returns None when its file does not exist, and raises OelmError when the file is damaged.
+    """
+
+    def __init__(self, path: Path | str, file: Path | None = None) -> None:
+        self.path = Path(path)
+        self.file = file or self.path  # what exists on disk: the run folder, or the results file
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open a file of the run; a missing file raises FileNotFoundError."""
+        raise NotImplementedError
+
+    def exists(self, name: str = "config.yaml") -> bool:
+        """Return whether the run has this file; without a name, whether there is a run at all."""
+        raise NotImplementedError
+
+    def damage(self) -> tuple[str, ...]:
+        """Return one text for each file of a finished run that does not match its checksum."""
+        raise NotImplementedError
+
+    def size(self) -> int:
+        """Return the total bytes of the run's files."""
+        raise NotImplementedError
+
+    def config(self) -> RunConfig:
+        if not self.exists():
+            raise OelmError(f"{self.path} is not a run folder: it has no config.yaml")
+        return config_from_yaml(self._text("config.yaml", YAML_BYTES), str(self.path / "config.yaml"))
+
+    def manifest(self) -> Manifest | None:
+        return self._json("manifest.json", Manifest)
+
+    def results(self) -> Results | None:
+        results = self._json("results.json", Results)
+        if results is not None and (problem := results.problem()):
+            raise OelmError(f"{self.path / 'results.json'}: {problem}")
+        return results
+
+    def timing(self) -> TimingStats | None:
+        return self._json("timing_stats.json", TimingStats)
+
+    def freeze_audit(self) -> FreezeAudit | None:
+        return self._json("freeze_audit.json", FreezeAudit)
+
+    def predictions(self) -> Predictions | None:
+        return self._json("predictions.json", Predictions, PREDICTIONS_BYTES)
+
+    def status(self) -> Status | None:
+        """Return the status; None before the run was started.
+
+        A run without results.json has not finished, even if status.json says so.
+        """
+        status = self.recorded_status()
+        if status is not None and status.state == "finished" and not self.exists("results.json"):
+            reason = "results.json is missing; run the same command again to complete the run"
+            return replace(status, state="interrupted", reason=reason)
+        return status
+
+    def recorded_status(self) -> Status | None:
+        """Return the content of status.json."""
+        return self._json("status.json", Status)
+
+    def metrics(self, kind: str = "") -> Iterator[MetricsRow]:
+        """Yield the rows of metrics.jsonl, of one kind if given. A partial last line is skipped."""
+        where = str(self.path / "metrics.jsonl")
+        try:
+            file = self.open("metrics.jsonl")
+        except FileNotFoundError:
+            return
+        with file:
+            for number, row in enumerate(parse_json_lines(file, where), 1):
+                if not kind or row.get("kind") == kind:
+                    yield MetricsRow.from_json(row, f"{where}, line {number}")
+
+    def finished_results(self) -> Results | None:
+        """Return the verified results of a finished run; None when the run has not finished."""
+        status = self.status()
+        if status is None or status.state != "finished":
+            return None
+        if damage := self.damage():
+            raise OelmError(
+                f"{self.path} is damaged: {'; '.join(damage)}. "
+                "Run it again, or restore the files from a copy."
+            )
+        return self.results()
+
+    def _text(self, name: str, max_bytes: int) -> str:
+        where = str(self.path / name)
+        with self.open(name) as file:
+            return decode(read_limited(file, where, max_bytes), where)
+
+    def _json(self, name: str, cls: type[T], max_bytes: int = JSON_BYTES) -> T | None:
+        try:
+            text = self._text(name, max_bytes)
+        except FileNotFoundError:
+            return None
+        where = str(self.path / name)
+        return from_json(cls, parse_json(text, where), where)

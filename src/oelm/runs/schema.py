@@ -1,0 +1,305 @@
+"""The content of each JSON file of a run folder as a dataclass: training writes it, all other code reads it.
+
+`from_json` builds one from parsed JSON: unknown fields are ignored, and a value of the wrong type is an error
+that names the file and the field. `to_json` returns the object to write.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from oelm.config.mapping import from_mapping
+from oelm.errors import OelmError, UsageError
+from oelm.files.locks import process_alive
+from oelm.runs.states import State
+
+T = TypeVar("T")
+_OMIT_NONE = {"omit_none": True}  # metadata of a field that is not written while it is None
+
+
+def from_json(cls: type[T], value: Any, where: str) -> T:
+    """Build the dataclass `cls` from a parsed JSON object; `where` names the file in errors."""
+    try:
+        return from_mapping(cls, value, json=True)
+    except UsageError as error:
+        raise OelmError(f"{where}: {error}") from None
+
+
+def to_json(value: Any) -> Any:
+    """Return a dataclass of this module as JSON objects and lists."""
+    if dataclasses.is_dataclass(value):
+        held = {f.name: (getattr(value, f.name), f.metadata) for f in dataclasses.fields(value)}
+        return {
+            name: to_json(inner)
+            for name, (inner, options) in held.items()
+            if inner is not None or not options.get("omit_none")
+        }
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    return value
+
+
+# -- status.json --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BestMetric:
+    """The best validation score so far."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Status:
+    """status.json: what `oelm status` shows. It is rewritten while the run trains."""
+
+    state: State = "running"
+    step: int = 0
+    total_steps: int = 0
+    loss: float | None = None
+    metric: BestMetric | None = None
+    steps_per_second: float | None = None
+    eta_seconds: float | None = None
+    heartbeat: float = 0.0  # unix time at which this status was written
+    started: float = 0.0  # unix time at which the current process started on the run
+    pid: int = 0
+    host: str = ""
+    attempt: int = 1  # number of processes that have worked on the run
+    resumes: int = 0  # how many of them resumed from a checkpoint
+    reason: str = ""
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last heartbeat."""
+        return time.time() - self.heartbeat
+
+    def alive(self) -> bool | None:
+        """Return whether the process of the run exists; None when it ran on another host."""
+        if self.host != socket.gethostname() or self.pid <= 0:
+            return None
+        return process_alive(self.pid)
+
+
+# -- results.json and predictions.json ----------------------------------------------------------
+
+Metric = Literal["ppl", "accuracy"]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of one split. `loss` is a mean over `n` tokens (language model) or rows (classification)."""
+
+    loss: float
+    n: int = 0
+    ppl: float | None = field(default=None, metadata=_OMIT_NONE)
+    accuracy: float | None = field(default=None, metadata=_OMIT_NONE)
+    step: int | None = field(default=None, metadata=_OMIT_NONE)  # validation only: the step of the best model
+
+    def problem(self, metric: Metric) -> str:
+        """Return why these numbers are impossible; "" when they are not."""
+        value = self.ppl if metric == "ppl" else self.accuracy
+        if value is None:
+            return f"{metric} is missing"
+        if metric == "accuracy":
+            return "" if 0 <= value <= 1 else f"accuracy is {value}, outside 0 to 1"
+        if value < 1:
+            return f"ppl is {value}, below 1"
+        equal = abs(math.log(value) - self.loss) <= 1e-6 * max(1.0, abs(self.loss))
+        return "" if equal else f"ppl is {value}, but exp(loss) is exp({self.loss})"
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """Exact parameter counts of the model."""
+
+    total: int
+    trainable: int
+    frozen: int
+    qk_total: int
+    qk_trainable: int
+
+
+@dataclass(frozen=True)
+class Fairness:
+    """What must be equal between two runs that are compared."""
+
+    data: str = ""  # fingerprint of the training rows
+    tokenizer: str = ""  # hash
+    eval_set: str = ""  # fingerprint of the test rows, or of the validation rows of a tuning trial
+    batch_rows: int = 0
+    steps: int = 0
+    schedule: str = ""
+
+
+@dataclass(frozen=True)
+class Results:
+    """results.json. It has no times and no machine names: a resumed run must write the same bytes."""
+
+    id: str
+    study: str
+    scale: str
+    seed: int
+    task: str
+    dataset: str
+    arm: str
+    method: str
+    metric: Metric
+    test: Scores | None  # None for a tuning trial
+    validation: Scores | None
+    parameters: ParameterCounts
+    steps: int
+    tokens_seen: int
+    lr: float
+    checkpoint_bytes: int | None
+    stopped_early: bool
+    fairness: Fairness
+
+    def score(self, split: Literal["test", "validation"]) -> float | None:
+        """Return the perplexity or accuracy on a split; None when the split was not evaluated."""
+        scores: Scores | None = getattr(self, split)
+        return None if scores is None else getattr(scores, self.metric)
+
+    def problem(self) -> str:
+        """Return why these results are impossible; "" when they are not."""
+        for split in ("test", "validation"):
+            scores: Scores | None = getattr(self, split)
+            if scores is not None and (problem := scores.problem(self.metric)):
+                return f"{split}.{problem}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """predictions.json of a classification run: one label and one prediction per test example."""
+
+    labels: tuple[int, ...]
+    predicted: tuple[int, ...]
+
+
+# -- manifest.json ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PrecisionFacts:
+    """The number format that was used, and why."""
+
+    dtype: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Where the data came from. `fingerprints`, `rows` and `tokens` have one entry per split."""
+
+    origin: str = ""
+    dataset: str = ""
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    folder_note: str = ""  # what the data folder's own info file says; not published by `archive keep`
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """Which tokenizer was used."""
+
+    name: str = ""
+    hash: str = ""
+    vocab_size: int = 0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """manifest.json: what a reader needs to trust or repeat a run."""
+
+    config_hash: str = ""
+    command: str = ""
+    created: str = ""
+    versions: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    git_commit: str | None = None
+    precision: PrecisionFacts = field(default_factory=PrecisionFacts)
+    data: DataFacts = field(default_factory=DataFacts)
+    tokenizer: TokenizerFacts = field(default_factory=TokenizerFacts)
+    disk_bytes_planned: int = 0
+
+
+# -- the other files ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AuditRecord:
+    """One audit of the frozen tensors, as `oelm.audit` reports it."""
+
+    method: str = ""
+    seed: int = 0
+    progress: float = 0.0
+    frozen: int = 0
+    trainable: int = 0
+    rows: tuple[Any, ...] = ()
+    verified: bool = True
+    ok: bool = True
+
+
+@dataclass(frozen=True)
+class FreezeAudit:
+    """freeze_audit.json: the audits at the start and at the end of the run."""
+
+    start: AuditRecord | None = field(default=None, metadata=_OMIT_NONE)
+    end: AuditRecord | None = field(default=None, metadata=_OMIT_NONE)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no audit found a fault."""
+        return all(record.ok for record in (self.start, self.end) if record is not None)
+
+
+@dataclass(frozen=True)
+class TimingStats:
+    """timing_stats.json. A time is None when no step was measured. Warm-up steps are not measured."""
+
+    total_wall_time: float | None = None
+    num_steps_measured: int = 0
+    warmup_steps: int = 0
+    mean_step_time: float | None = None
+    std_step_time: float | None = None
+    median_step_time: float | None = None
+    min_step_time: float | None = None
+    max_step_time: float | None = None
+    p95_step_time: float | None = None
+    p99_step_time: float | None = None
+    total_validation_time: float = 0.0
+    num_validations: int = 0
+    tokens_per_second: float | None = None
+    peak_memory_bytes: int | None = None
+    flops_per_step: float | None = None
+    flops_per_second: float | None = None
+    predicted_saving: float | None = None  # share of the FLOPs that freezing saves, by calculation
+
+
+@dataclass(frozen=True)
+class MetricsRow:
+    """One line of metrics.jsonl: {"step": 20, "kind": "train", ...values}. It has no times."""
+
+    step: int
+    kind: str  # "train", "validation", "attention" or "event"
+    values: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any], where: str) -> MetricsRow:
+        """Build a row from a parsed line; an error names `where` when step or kind is missing."""
+        step, kind = row.pop("step", None), row.pop("kind", None)
+        if type(step) is not int or not isinstance(kind, str):
+            raise OelmError(f"{where}: expected a step and a kind, got {step!r} and {kind!r}")
+        return cls(step, kind, row)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as one JSON object."""
+        return {"step": self.step, "kind": self.kind, **self.values}
