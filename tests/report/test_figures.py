@@ -9,9 +9,9 @@ import pytest
 
 from oelm.analysis.costs import StepRatio
 from oelm.report import plots
-from oelm.report.figures import Look, canvas, house_style, legend_below, standalone
 from oelm.report.plots import all_figures, changes, step_times
 from oelm.report.summary import by_group
+from oelm.report.svg import ArmStyles, canvas, legend_below, plot_style, standalone
 from oelm.report.translate import Translator
 from run_factory import analyze, write_study
 
@@ -43,7 +43,7 @@ def test_every_kind_of_figure_is_drawn_as_valid_svg(analysis):
 
 def test_figures_in_chinese_have_chinese_words(baseline):
     perplexity = [c for c in baseline if c.metric == "ppl"]
-    assert "困惑度变化" in changes(perplexity, Look([]), Translator("zh"), name="changes").svg
+    assert "困惑度变化" in changes(perplexity, ArmStyles([]), Translator("zh"), name="changes").svg
 
 
 def test_a_forest_with_many_rows_is_divided_without_losing_an_arm(monkeypatch, baseline):
@@ -54,14 +54,14 @@ def test_a_forest_with_many_rows_is_divided_without_losing_an_arm(monkeypatch, b
 
 
 def test_no_two_of_forty_arms_look_alike():
-    look = Look([str(i) for i in range(40)])
-    assert len({tuple(map(str, look.of(str(i)).values())) for i in range(40)}) == 40
+    styles = ArmStyles([str(i) for i in range(40)])
+    assert len({tuple(map(str, styles.of(str(i)).values())) for i in range(40)}) == 40
 
 
 def test_step_times_without_a_memory_measurement_are_drawn(analysis):
     benchmark = StepRatio("oelm-freeze", "mini", 128, "rope", 0.95, (0.9, 1.0), None, Path("step.json"))
-    with house_style():
-        svg = step_times([benchmark], Look([]), Translator()).svg
+    with plot_style():
+        svg = step_times([benchmark], ArmStyles([]), Translator()).svg
     assert "oelm-freeze · mini" in svg
     ET.fromstring(svg)
 
@@ -82,7 +82,7 @@ def test_many_arms_are_drawn_in_parts_that_start_with_their_reference(monkeypatc
 
 
 def test_a_legend_of_many_long_names_keeps_within_its_figure():
-    with house_style():
+    with plot_style():
         figure, axes = canvas("many", 3.0)
         for i in range(23):
             axes.plot([0, 1], [0, i], label=f"trained-plus-temperature-{i:03d}")

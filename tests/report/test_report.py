@@ -22,7 +22,6 @@ from oelm.report import report, sections
 from oelm.report.claims import claims_page
 from oelm.report.digest import write_markdown
 from oelm.report.document import Document, Section, Table
-from oelm.report.figures import standalone
 from oelm.report.html import to_html
 from oelm.report.markdown import to_markdown
 from oelm.report.overview import cost_table, trend_table, where_freezing_works
@@ -30,6 +29,7 @@ from oelm.report.report import build, write_html
 from oelm.report.run_list import relative_link
 from oelm.report.sections import SECTIONS
 from oelm.report.summary import cards, headline
+from oelm.report.svg import standalone
 from oelm.report.translate import LANGUAGES, Translator
 from run_factory import analyze, cls_config, dump, lm_config, write_arm, write_run, write_study
 

@@ -1,4 +1,4 @@
-"""`oelm report`: the full report as one HTML file, a short one as Markdown, and the page of claims."""
+"""`oelm report`: the full report as one HTML file, a short one as Markdown, tables, and claims."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ def report(
     *studies: str,
     output: Annotated[str, OUTPUT] = "",
     markdown: str = "",
+    latex: str = "",
+    csv: str = "",
     claims: str = "",
     lang: Language = "en",
     options: ResultsOptions = ResultsOptions(),
@@ -35,26 +37,36 @@ def report(
         HTML file (default: report.html).
     markdown
         Markdown file with a short report; its figures are written to a folder beside it.
+    latex
+        Folder for the tables as LaTeX files.
+    csv
+        CSV file with one row per comparison.
     claims
         Markdown file with the claims of the original study, each checked against the results.
     """
     html = output_file(output or "report.html")
     page = output_file(markdown) if markdown else None
-    files = {"-o": output, "--markdown": markdown, "--claims": claims}
+    table = output_file(csv) if csv else None
+    files = {"-o": output, "--markdown": markdown, "--latex": latex, "--csv": csv, "--claims": claims}
     command = command_line(studies, options, files, lang)
     if claims:
         _write_claims(output_file(claims), studies, options, command)
-        if not (output or markdown):
+        if not (output or markdown or latex or csv):
             return
     from oelm.report.digest import write_markdown
+    from oelm.report.export import write_csv, write_latex
     from oelm.report.report import write_html
 
     analysis = options.load(studies)
     made = []
-    if output or not page:
+    if output or not (markdown or latex or csv):
         made.append(write_html(analysis, html, lang=lang, command=command))
     if page:
         made.append(write_markdown(analysis, page, lang=lang, command=command))
+    if latex:
+        made += write_latex(analysis, Path(latex), lang=lang)
+    if table:
+        made.append(write_csv(analysis, table))
     print_warnings(analysis)
     for path in made:
         print(path)

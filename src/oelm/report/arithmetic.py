@@ -1,4 +1,4 @@
-"""What the study's figures imply by arithmetic alone: no run is needed to check them."""
+"""What the figures of the original study imply by arithmetic, without a run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import math
 from dataclasses import dataclass
 
 MIB = 2**20
+BERT_TOTAL = 109_484_547
+BERT_FROZEN = 12 * 2 * (768 * 768 + 768)  # twelve layers, Q and K, weights and biases
 
 
 @dataclass(frozen=True)
 class GPTShape:
-    """The study's Medium-512; the fields are what its parameters depend on."""
+    """The model Medium-512 of the original study.
+
+    >>> GPTShape().parameters, GPTShape().qk
+    (44896768, 3145728)
+    """
 
     vocabulary: int = 50_257
     context: int = 512
@@ -20,12 +26,8 @@ class GPTShape:
 
     @property
     def parameters(self) -> int:
-        """Tied embedding, learned positions, per block two LayerNorms, four projections without bias and an
-        MLP with biases, and a final LayerNorm.
-
-        >>> GPTShape().parameters, GPTShape().qk
-        (44896768, 3145728)
-        """
+        """Tied embedding, learned positions, blocks and a final LayerNorm. A block has two LayerNorms, four
+        projections without bias and an MLP with biases."""
         d, ff = self.width, self.feed_forward
         block = 4 * d * d + 2 * d * ff + ff + d + 4 * d
         return self.vocabulary * d + self.context * d + self.layers * block + 2 * d
@@ -41,19 +43,15 @@ class GPTShape:
 
     @property
     def frozen_checkpoint_bytes(self) -> int:
-        """The same when Q/K have no moments."""
+        """The same without moments for Q/K."""
         return self.checkpoint_bytes - 8 * self.qk
 
 
-BERT_TOTAL = 109_484_547
-BERT_FROZEN = 12 * 2 * (768 * 768 + 768)  # twelve layers, Q and K, weights and biases
-
-
 def weight_gradient_bound(expansion: int = 4) -> float:
-    """Share of a block's matmul FLOPs that the weight gradients of Q and K are: 4/72 for a 4x MLP.
+    """The share of a block's matmul FLOPs in the weight gradients of Q and K: 4/72 for a 4x MLP.
 
-    Per token and d^2: 4 projections and an MLP of 2 x expansion are 12 units, each computed forward, for the
-    input gradient and for the weight gradient at 2 FLOPs: 72. Freezing two units saves 2 x 2.
+    In units of d^2 per token, a block has 4 projections and an MLP of 2 x expansion: 12 units. Each takes
+    2 FLOPs in the forward pass, the input gradient and the weight gradient: 72. Freezing saves 2 x 2.
 
     >>> round(100 * weight_gradient_bound(), 2)
     5.56
@@ -63,7 +61,7 @@ def weight_gradient_bound(expansion: int = 4) -> float:
 
 
 def row_norm(sd: float, width: int) -> float:
-    """Expected norm of a row of N(0, sd) entries; an orthonormal row has 1.
+    """The expected norm of a row of N(0, sd) entries; an orthonormal row has norm 1.
 
     >>> round(row_norm(0.02, 512), 2)
     0.45
@@ -77,12 +75,14 @@ def logit_ratio(sd: float, width: int) -> float:
 
 
 def epochs(steps: int, batch: int, context: int, tokens: float) -> float:
-    """Passes over a corpus of `tokens` tokens."""
+    """The number of passes over a corpus of `tokens` tokens."""
     return steps * batch * context / tokens
 
 
 def accuracy_noise(accuracy: float, reference: float, examples: int) -> float:
-    """Standard error of the difference of two accuracies (in per cent) on `examples` test rows, in points, if
-    the two models' answers were independent; pairing usually makes it smaller, seeds make it larger."""
+    """The standard error, in points, of the difference of two accuracies in per cent on `examples` test rows.
+
+    It assumes independent answers. Pairing usually makes the error smaller, seeds make it larger.
+    """
     a, b = accuracy / 100, reference / 100
     return 100 * math.sqrt((a * (1 - a) + b * (1 - b)) / examples)

@@ -12,7 +12,7 @@ from oelm.analysis.messages import Message
 from oelm.analysis.statistics import Estimate
 from oelm.analysis.verdict import MET, MISSED, UNDECIDED
 from oelm.report import numbers
-from oelm.report.document import Block, Bullets, Paragraph, Row, Table, Text
+from oelm.report.document import Block, Bullets, Paragraph, Row, Table, Text, plain
 from oelm.report.sentences import SCALES, group_title, outcome, place, shown_verdict, tone, why_undecided
 from oelm.report.summary import by_group, linked
 from oelm.report.translate import Translator
@@ -22,8 +22,9 @@ GOALS = {MET: Message("reached"), MISSED: Message("missed"), UNDECIDED: Message(
 
 def effect_cells(effect: Estimate, metric: str, arm: Arm, _: Translator) -> tuple[Text, Text, Text]:
     """The cells of a change, its interval and n."""
+    value = numbers.effect(effect, metric)
     return (
-        linked(numbers.effect(effect, metric), arm),
+        linked(value if metric == "ppl" else _("{value} points", value=value), arm),
         linked(_(numbers.interval(effect, metric)), arm),
         numbers.seeds(effect),
     )
@@ -151,11 +152,7 @@ def mean_table(analysis: Analysis, _: Translator) -> list[Block]:
             n=len(mean.comparisons),
             scale=SCALES[c.arm.config.scale],
         )
-        effect = (
-            numbers.effect(mean.effect, c.metric),
-            _(numbers.interval(mean.effect, c.metric)),
-            numbers.seeds(mean.effect),
-        )
+        effect = (plain(cell) for cell in effect_cells(mean.effect, c.metric, c.arm, _))
         cells = (where, c.arm.name, c.reference.name, _(outcome(mean.verdict)), *effect)
         rows.append(Row(cells, tone(mean.verdict)))
     about = _(

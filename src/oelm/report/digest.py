@@ -14,11 +14,11 @@ from oelm.files.atomic import write_text
 from oelm.report import numbers, plots
 from oelm.report.comparisons import mean_table, pair_table
 from oelm.report.document import Block, Code, Document, Paragraph, Row, Section, Table, plain
-from oelm.report.figures import Look, house_style, standalone
 from oelm.report.markdown import to_markdown
 from oelm.report.report import about
 from oelm.report.run_list import limitations
 from oelm.report.summary import count_verdicts, frozen_against_baseline, headline
+from oelm.report.svg import ArmStyles, plot_style, standalone
 from oelm.report.translate import Translator
 
 
@@ -26,30 +26,31 @@ def build_digest(analysis: Analysis, *, lang: str = "en", command: str = "oelm r
     """Language modelling with frozen Q/K alone and with extras, classification, step time and memory."""
     _ = Translator(lang)
     frozen = [c for c in frozen_against_baseline(analysis) if c.effect is not None]
+    classifiers = [c for c in frozen if c.metric == "accuracy"]
     language = [c for c in frozen if c.metric == "ppl"]
     alone = [c for c in language if not c.arm.method.has_extras]
     extras = [c for c in language if c.arm.method.has_extras]
     controls = [c for c in analysis.comparisons.of("control") if c.arm.key in {e.arm.key for e in extras}]
-    look = Look([arm.name for arm in analysis.arms])
-    with house_style():
+    styles = ArmStyles([arm.name for arm in analysis.arms])
+    with plot_style():
         sections = (
             Section(_("Average over datasets"), "mean", tuple(mean_table(analysis, _))),
             Section(
                 _("Language modelling: what freezing costs"),
                 "language-modelling",
-                _question(alone, (), look, _, name="language-modelling"),
+                _question(alone, (), styles, _, name="language-modelling"),
             ),
             Section(
                 _("Language modelling: freezing with trainable extras"),
                 "extras",
-                _question(extras, controls, look, _, name="extras"),
+                _question(extras, controls, styles, _, name="extras"),
             ),
             Section(
                 _("Classification: pretrained encoders, and GPT from scratch"),
                 "classification",
-                _question([c for c in frozen if c.metric == "accuracy"], (), look, _, name="classification"),
+                _question(classifiers, (), styles, _, name="classification"),
             ),
-            Section(_("Step time and memory"), "step-time", _step_times(analysis.benchmarks, look, _)),
+            Section(_("Step time and memory"), "step-time", _step_times(analysis.benchmarks, styles, _)),
             Section(_("Limitations"), "limitations", tuple(limitations(analysis, _))),
         )
     full = shlex.join(["oelm", "report", "--runs", str(analysis.loaded.root), "-o", "report.html"])
@@ -78,19 +79,24 @@ def write_markdown(analysis: Analysis, path: Path, *, lang: str = "en", command:
 
 
 def _question(
-    comparisons: Sequence[Comparison], controls: Sequence[Comparison], look: Look, _: Translator, *, name: str
+    comparisons: Sequence[Comparison],
+    controls: Sequence[Comparison],
+    styles: ArmStyles,
+    _: Translator,
+    *,
+    name: str,
 ) -> tuple[Block, ...]:
     """Verdicts in words, the figure, and the table with intervals; empty without comparisons."""
     if not comparisons:
         return ()
     return (
         Paragraph(count_verdicts(comparisons, _)),
-        plots.changes(comparisons, look, _, name=name),
+        plots.changes(comparisons, styles, _, name=name),
         _without_links(pair_table([*comparisons, *controls], _)),
     )
 
 
-def _step_times(benchmarks: Sequence[StepRatio], look: Look, _: Translator) -> tuple[Block, ...]:
+def _step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translator) -> tuple[Block, ...]:
     if not benchmarks:
         return ()
     head = (_("Method"), _("Model"), _("Verdict"), _("Step time"), _("95 % interval"), _("Rounds"))
@@ -104,7 +110,7 @@ def _step_times(benchmarks: Sequence[StepRatio], look: Look, _: Translator) -> t
         cells = (b.method, b.model, verdict, _change(b.ratio), interval, str(b.rounds), memory, bound)
         rows.append(Row(cells))
     return (
-        plots.step_times(benchmarks, look, _),
+        plots.step_times(benchmarks, styles, _),
         Table((*head, _("Peak memory"), _("FLOP bound")), tuple(rows), words=3),
     )
 

@@ -19,10 +19,10 @@ from oelm.analysis.load import LoadedRun
 from oelm.analysis.messages import Message
 from oelm.analysis.verdict import SCENARIO_A, SCENARIO_B, TARGET
 from oelm.report.document import Figure
-from oelm.report.figures import COLOURS, INK, Look, canvas, house_style, legend_below, to_svg
 from oelm.report.sections import MAX_CURVE_GROUPS
 from oelm.report.sentences import group_title
 from oelm.report.summary import by_group
+from oelm.report.svg import COLOURS, INK, ArmStyles, canvas, legend_below, plot_style, to_svg
 from oelm.report.translate import Translator
 from oelm.runs.schema import MetricsRow
 
@@ -41,30 +41,30 @@ MAX_NAME = 30  # characters of a name in a figure
 MAX_ROWS = 40  # rows of one forest plot
 MAX_ARMS = len(COLOURS)  # arms in one plot of curves, so that each has its own colour
 
-_Row = tuple[str, dict[str, Any], float, tuple[float, float] | None]  # label, look, value, interval
+_Row = tuple[str, dict[str, Any], float, tuple[float, float] | None]  # label, styles, value, interval
 
 
 def all_figures(analysis: Analysis, _: Translator) -> dict[str, list[Figure]]:
     """Section anchor -> its figures, in reading order."""
-    with house_style():
+    with plot_style():
         return _all_figures(analysis, _)
 
 
 def _all_figures(analysis: Analysis, _: Translator) -> dict[str, list[Figure]]:
     baseline = analysis.comparisons.of("baseline")
-    look = Look([a.name for a in analysis.arms])
+    styles = ArmStyles([a.name for a in analysis.arms])
     figures: dict[str, list[Figure]] = {"comparisons": [], "training": [], "costs": []}
     for i, rows in enumerate(_forests([c for c in baseline if c.effect is not None])):
-        figures["comparisons"].append(changes(rows, look, _, name=f"changes-{i}"))
+        figures["comparisons"].append(changes(rows, styles, _, name=f"changes-{i}"))
     if analysis.benchmarks:
-        figures["costs"].append(step_times(analysis.benchmarks, look, _))
+        figures["costs"].append(step_times(analysis.benchmarks, styles, _))
     for i, group in enumerate(list(by_group(baseline).values())[:MAX_CURVE_GROUPS]):
         title = group_title(group[0], _)
         for j, arms in enumerate(_parts(group)):
-            part, colours = f"{i}-{j}", Look([a.name for a in arms])
+            part, part_styles = f"{i}-{j}", ArmStyles([a.name for a in arms])
             drawn = (
-                curves(arms, colours, _, title, name=f"curves-{part}"),
-                attention(arms, colours, _, title, name=f"attention-{part}"),
+                curves(arms, part_styles, _, title, name=f"curves-{part}"),
+                attention(arms, part_styles, _, title, name=f"attention-{part}"),
                 heads(arms, _, title, name=f"heads-{part}"),
             )
             figures["training"] += [figure for figure in drawn if figure is not None]
@@ -101,7 +101,7 @@ def _forests(comparisons: Sequence[Comparison]) -> Iterator[Sequence[Comparison]
             yield rows[start : start + MAX_ROWS]
 
 
-def changes(comparisons: Sequence[Comparison], look: Look, _: Translator, *, name: str) -> Figure:
+def changes(comparisons: Sequence[Comparison], styles: ArmStyles, _: Translator, *, name: str) -> Figure:
     """A forest plot of changes against the baseline: perplexity in per cent, or accuracy in points."""
     perplexity = comparisons[0].metric == "ppl"
     rows: list[_Row] = []
@@ -113,7 +113,7 @@ def changes(comparisons: Sequence[Comparison], look: Look, _: Translator, *, nam
             interval = None if low_high is None else (_percent(low_high[0]), _percent(low_high[1]))
         else:
             value, interval = c.effect.value, low_high
-        rows.append((f"{_short(c.arm.name)} · {_short(c.dataset)}", look.of(c.arm.name), value, interval))
+        rows.append((f"{_short(c.arm.name)} · {_short(c.dataset)}", styles.of(c.arm.name), value, interval))
     figure, axes = canvas(name, 1.1 + 0.3 * len(rows))
     _draw_forest(axes, rows)
     if perplexity:
@@ -150,13 +150,13 @@ def changes(comparisons: Sequence[Comparison], look: Look, _: Translator, *, nam
     )
 
 
-def step_times(benchmarks: Sequence[StepRatio], look: Look, _: Translator) -> Figure:
+def step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translator) -> Figure:
     """Step time and peak memory against the baseline, from interleaved benchmarks."""
     figure, (left, right) = canvas("step-time", 1.1 + 0.3 * len(benchmarks), 2, sharey=True)
     times: list[_Row] = []
     memory: list[_Row] = []
     for b in benchmarks:
-        label, style = f"{_short(b.method)} · {_short(b.model)}", look.of(b.method)
+        label, style = f"{_short(b.method)} · {_short(b.model)}", styles.of(b.method)
         low, high = (100 * (bound - 1) for bound in b.interval)
         times.append((label, style, 100 * (b.ratio - 1), (low, high)))
         peak = math.nan if b.memory_ratio is None else 100 * (b.memory_ratio - 1)
@@ -192,7 +192,7 @@ def _draw_margin(axes: Any, x: float, text: str) -> None:
     axes.annotate(text, (x, 1), ha="left", va="top", color=INK, **place)
 
 
-def curves(arms: Iterable[Arm], look: Look, _: Translator, title: str, *, name: str) -> Figure | None:
+def curves(arms: Iterable[Arm], styles: ArmStyles, _: Translator, title: str, *, name: str) -> Figure | None:
     """Validation loss over steps, mean and range over seeds."""
     figure, axes = canvas(name, 3.0)
     drawn = False
@@ -200,7 +200,7 @@ def curves(arms: Iterable[Arm], look: Look, _: Translator, title: str, *, name: 
         steps, values = _series([_column(r, "validation", "loss") for r in arm.finished])
         if len(steps) < 2:
             continue
-        style = look.of(arm.name) | {"markevery": max(1, len(steps) // 8), "markersize": 4}
+        style = styles.of(arm.name) | {"markevery": max(1, len(steps) // 8), "markersize": 4}
         axes.plot(steps, values.mean(axis=0), label=_short(arm.name), **style)
         if len(values) > 1:
             low, high = values.min(axis=0), values.max(axis=0)
@@ -216,7 +216,9 @@ def curves(arms: Iterable[Arm], look: Look, _: Translator, title: str, *, name: 
     return _figure(name, figure, caption)
 
 
-def attention(arms: Iterable[Arm], look: Look, _: Translator, title: str, *, name: str) -> Figure | None:
+def attention(
+    arms: Iterable[Arm], styles: ArmStyles, _: Translator, title: str, *, name: str
+) -> Figure | None:
     """Entropy, logit scale and distance from orthogonality over training, averaged over heads and layers."""
     found: dict[str, list[tuple[str, Any, Any]]] = defaultdict(list)
     for arm in arms:
@@ -230,7 +232,7 @@ def attention(arms: Iterable[Arm], look: Look, _: Translator, title: str, *, nam
     figure, all_axes = canvas(name, 2.6, len(panels), squeeze=False)
     for axes, panel in zip(all_axes[0], panels, strict=True):
         for label, steps, values in found[panel]:
-            axes.plot(steps, values, label=_short(label), markersize=4, **look.of(label))
+            axes.plot(steps, values, label=_short(label), markersize=4, **styles.of(label))
         axes.set_title(_(PANEL_TITLES[panel]))
         axes.set_xlabel(_("step"))
         axes.grid()

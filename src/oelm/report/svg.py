@@ -1,11 +1,12 @@
-"""Figures as SVG text: the same runs give the same bytes, words stay words, axes take the page's colour.
+"""Style of the figures, and their SVG: text stays text, and axes take the colour of the page.
 
-Arms are told apart by colour (Okabe and Ito's palette, safe for colour-blind readers), by marker and by line
-style, so a grey print still reads.
+Arms differ in colour (Okabe and Ito's palette for colour-blind readers), marker and line style, so that a
+grey print can be read too.
 """
 
 from __future__ import annotations
 
+import html
 import io
 import math
 import re
@@ -19,13 +20,13 @@ from matplotlib.figure import Figure as Canvas
 
 from oelm.printable import printable
 
-INK = "#010203"  # stands for the text colour of the page it will lie on
-STANDALONE_INK = "#7a7f87"  # readable on white and on black, for an SVG file of its own
+INK = "#010203"  # replaced by the text colour of the page
+STANDALONE_INK = "#7a7f87"  # readable on white and on black, for an SVG file
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D46", "#7F7F7F")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (5, 5)))
-WIDTH = 7.2
-LETTER, LINE = 0.09, 0.21  # inches that a letter and a line of the legend take
+WIDTH = 7.2  # inches
+LETTER, LINE = 0.09, 0.21  # inches of a letter and of a line in the legend
 
 _STYLE: dict[Any, Any] = {  # matplotlib types its keys as a list of literals
     "svg.fonttype": "none",
@@ -47,20 +48,20 @@ _STYLE: dict[Any, Any] = {  # matplotlib types its keys as a list of literals
 }
 
 
-def house_style() -> AbstractContextManager[None]:
-    """Around everything that draws: matplotlib reads its settings whenever it makes a new piece."""
+def plot_style() -> AbstractContextManager[None]:
+    """The context in which figures must be drawn."""
     return mpl.rc_context(_STYLE)
 
 
-class Look:
-    """How each arm looks: the same in all figures that share a look, and unlike any other's."""
+class ArmStyles:
+    """Colour, marker and line style of each arm: unique, and the same in all figures with these styles."""
 
     def __init__(self, arms: Sequence[str]) -> None:
         self.order = {name: i for i, name in enumerate(dict.fromkeys(arms))}
 
     def of(self, arm: str) -> dict[str, Any]:
         i = self.order.setdefault(arm, len(self.order))
-        turn = i // len(COLOURS)  # past the last colour, markers and dashes shift against the colours
+        turn = i // len(COLOURS)  # after the last colour, markers and line styles shift against the colours
         return {
             "color": COLOURS[i % len(COLOURS)],
             "marker": MARKERS[(i + turn) % len(MARKERS)],
@@ -71,7 +72,7 @@ class Look:
 def canvas(
     name: str, height: float, columns: int = 1, *, rows: int = 1, **options: Any
 ) -> tuple[Canvas, Any]:
-    """A figure outside pyplot: no display, no global state."""
+    """A figure with its axes; without pyplot, which needs a display and has global state."""
     figure = Canvas(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots(rows, columns, **options)
     figure.set_label(name)
@@ -91,36 +92,25 @@ def to_svg(figure: Canvas, title: str) -> str:
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    # Ids are unique within one figure only; a page holds many.
+    # A page holds many figures, and ids are unique within one figure only.
     prefix = re.sub(r"[^a-z0-9]+", "-", str(figure.get_label()).lower())
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     svg = re.sub(r"url\(#", f"url(#{prefix}-", svg)
     svg = re.sub(r'xlink:href="#', f'xlink:href="#{prefix}-', svg)
     svg = svg.replace(INK, "currentColor")
-    return svg.replace("<svg", f'<svg role="img" aria-label="{_attribute(title)}"', 1).strip()
+    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(printable(title))}"', 1).strip()
 
 
 def standalone(svg: str) -> str:
-    """The same as a file of its own, where there is no page to take a colour from."""
-    svg = svg.replace("currentColor", STANDALONE_INK)
-    return (
-        '<?xml version="1.0" encoding="utf-8"?>\n'
-        + svg.replace("<svg", '<svg font-family="sans-serif"', 1)
-        + "\n"
-    )
+    """The SVG as a file, where there is no page to take a colour from."""
+    svg = svg.replace("currentColor", STANDALONE_INK).replace("<svg", '<svg font-family="sans-serif"', 1)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{svg}\n'
 
 
 def legend_below(figure: Canvas, axes: Any) -> None:
-    """As many columns as the longest label leaves room for; the figure grows by what the legend takes."""
+    """Add a legend with as many columns as fit, and make the figure higher by its height."""
     handles, labels = axes.get_legend_handles_labels()
     longest = max((len(label) for label in labels), default=0)
     columns = max(1, min(len(labels), int(WIDTH / (0.7 + LETTER * longest))))
     figure.set_size_inches(WIDTH, figure.get_size_inches()[1] + LINE * math.ceil(len(labels) / columns))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, labelcolor=INK, frameon=False)
-
-
-def _attribute(text: str) -> str:
-    text = printable(text)
-    for plain, safe in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
-        text = text.replace(plain, safe)
-    return text

@@ -1,0 +1,124 @@
+"""Comparisons as CSV, and the tables of the report as LaTeX files for a paper."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from oelm.analysis.analyze import Analysis
+from oelm.analysis.compare import Comparison
+from oelm.files.atomic import write_text
+from oelm.printable import printable
+from oelm.report.document import Table, plain
+from oelm.report.sections import SECTIONS
+from oelm.report.sentences import shown_verdict
+from oelm.report.translate import Translator
+
+_LATEX = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "−": "$-$",
+    "–": "--",
+    "·": r"$\cdot$",
+}
+
+
+def write_csv(analysis: Analysis, path: Path) -> Path:
+    """Write one row per comparison: change with its interval (per cent or points), n and verdict."""
+    rows = [_csv_row(c) for c in analysis.comparisons.made]
+    out = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(out, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    write_text(path, out.getvalue())
+    return path
+
+
+def _csv_row(c: Comparison) -> dict[str, str | int | float]:
+    perplexity = c.metric == "ppl"
+
+    def number(value: float) -> float:
+        return round(100 * math.expm1(value) if perplexity else value, 4)
+
+    bounds = c.effect.interval if c.effect else None
+    return {
+        "study": _no_formula(c.arm.config.study),
+        "scale": c.arm.config.scale,
+        "group": _no_formula(c.group),
+        "dataset": _no_formula(c.dataset),
+        "kind": c.kind,
+        "arm": _no_formula(c.arm.name),
+        "id": _no_formula(c.arm.id),
+        "reference": _no_formula(c.reference.name),
+        "reference_id": _no_formula(c.reference.id),
+        "metric": c.metric,
+        "unit": "%" if perplexity else "points",
+        "change": number(c.effect.value) if c.effect else "",
+        "low": number(bounds[0]) if bounds else "",
+        "high": number(bounds[1]) if bounds else "",
+        "n": c.effect.n if c.effect else "",
+        "verdict": shown_verdict(c).outcome,
+    }
+
+
+def _no_formula(text: str) -> str:
+    """Text that no spreadsheet evaluates."""
+    text = printable(text)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+def write_latex(analysis: Analysis, folder: Path, *, lang: str = "en") -> list[Path]:
+    """Write each table of the report to its own file, for \\input; needs the LaTeX package booktabs."""
+    _ = Translator(lang)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for section in SECTIONS:
+        tables = [block for block in section.blocks(analysis, _) if isinstance(block, Table)]
+        for i, table in enumerate(tables, 1):
+            written.append(folder / f"{section.anchor}-{i}.tex")
+            write_text(written[-1], to_latex(table))
+    return written
+
+
+def to_latex(table: Table) -> str:
+    """A table as a LaTeX tabular.
+
+    >>> from oelm.report.document import Row
+    >>> print(to_latex(Table(("Arm", "Change"), (Row(("a_b", "−1.5 %")),))))
+    \\begin{tabular}{lr}
+    \\toprule
+    Arm & Change \\\\
+    \\midrule
+    a\\_b & $-$1.5 \\% \\\\
+    \\bottomrule
+    \\end{tabular}
+    <BLANKLINE>
+    """
+    columns = "".join("l" if i < table.words or i == table.verdict else "r" for i in range(len(table.head)))
+    caption = [f"% {printable(table.caption)}"] if table.caption else []
+    lines = [
+        *caption,
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        _latex_row(table.head),
+        r"\midrule",
+        *(_latex_row(plain(cell) for cell in row.cells) for row in table.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_row(cells: Any) -> str:
+    return " & ".join(_escape_latex(cell) for cell in cells) + r" \\"
+
+
+def _escape_latex(text: str) -> str:
+    return re.sub(r"[&%$#_{}\\~^−–·]", lambda match: _LATEX[match[0]], printable(text))
