@@ -48,41 +48,42 @@ def _measure_perplexity(arm: Arm, reference: Arm, level: float) -> Effects:
 
 
 def _measure_accuracy(arm: Arm, reference: Arm, level: float) -> Effects:
+    # Half an example: the logarithm of accuracy 0 is infinite.
+    floor = 0.5 / max(1, *(r.test_n for r in arm.results))
     points = [{seed: 100 * x for seed, x in a.scores.items()} for a in (arm, reference)]
-    examples = min(r.test_n for r in (*arm.results, *reference.results))
-    floor = 0.5 / max(
-        1, *(r.test_n for r in arm.results)
-    )  # half an example: the log of accuracy 0 is infinite
     logs = [{seed: math.log(max(x, floor)) for seed, x in a.scores.items()} for a in (arm, reference)]
     seeds_only = difference(*points, level=level)
-    seeds = _used_seeds(arm, reference, seeds_only)
-    a, b = _hits(arm, seeds[0]), _hits(reference, seeds[1])
+    seeds_a, seeds_b = _used_seeds(arm, reference, seeds_only)
+    a, b = _hits(arm, seeds_a), _hits(reference, seeds_b)
+    p = None
     if a is not None and b is not None and a.shape[1] == b.shape[1]:
-        paired = seeds_only.interval_kind != "Welch" and seeds[0] == seeds[1]
-        blocks = (a - b,) if paired else (a, -b)
-        # d log(accuracy) = d accuracy / accuracy, for each example
-        a_log, b_log = a / max(float(a.mean()), floor), b / max(float(b.mean()), floor)
-        log_blocks = (a_log - b_log,) if paired else (a_log, -b_log)
-        test_se, seed_se = 100 * example_se(*blocks), 100 * interaction_se(*blocks)
-        log_test_se, log_seed_se = example_se(*log_blocks), interaction_se(*log_blocks)
-        return Effects(
-            difference(*points, test_se=test_se, interaction_se=seed_se, level=level),
-            difference(*logs, test_se=log_test_se, interaction_se=log_seed_se, level=level),
-            "predictions",
-            mcnemar(a[0], b[0]) if len(a) == len(b) == 1 else None,
-        )
-    if examples == 0:
-        return Effects(seeds_only, difference(*logs, level=level))
-    mean_a, mean_b = arm.mean, reference.mean
-    log_test_se = math.hypot(
-        math.sqrt(mean_a * (1 - mean_a) / examples) / max(mean_a, floor),
-        math.sqrt(mean_b * (1 - mean_b) / examples) / max(mean_b, floor),
-    )
-    return Effects(
-        difference(*points, test_se=100 * binomial_se(mean_a, mean_b, examples), level=level),
-        difference(*logs, test_se=log_test_se, level=level),
-        "binomial",
-    )
+        paired = seeds_only.interval_kind != "Welch" and seeds_a == seeds_b
+        scales = _log_scales(a.mean(), b.mean(), floor)
+        errors, log_errors = _errors(a, b, (100, 100), paired), _errors(a, b, scales, paired)
+        source: TestError = "predictions"
+        p = mcnemar(a[0], b[0]) if len(a) == len(b) == 1 else None
+    elif examples := min(r.test_n for r in (*arm.results, *reference.results)):
+        means = arm.mean, reference.mean
+        errors = binomial_se(*means, examples, (100, 100)), 0.0
+        log_errors = binomial_se(*means, examples, _log_scales(*means, floor)), 0.0
+        source = "binomial"
+    else:
+        errors, log_errors, source = (0.0, 0.0), (0.0, 0.0), "none"
+    effect = difference(*points, test_se=errors[0], interaction_se=errors[1], level=level)
+    ratio = difference(*logs, test_se=log_errors[0], interaction_se=log_errors[1], level=level)
+    return Effects(effect, ratio, source, p)
+
+
+def _log_scales(accuracy: float, reference: float, floor: float) -> tuple[float, float]:
+    """Factors from accuracy to log accuracy: d log(x) = dx / x."""
+    return 1 / max(float(accuracy), floor), 1 / max(float(reference), floor)
+
+
+def _errors(a: np.ndarray, b: np.ndarray, scales: tuple[float, float], paired: bool) -> tuple[float, float]:
+    """The test_se and interaction_se of the difference between two (seeds, examples) arrays of hits."""
+    a, b = scales[0] * a, scales[1] * b
+    blocks = (a - b,) if paired else (a, -b)
+    return example_se(*blocks), interaction_se(*blocks)
 
 
 def _used_seeds(arm: Arm, reference: Arm, estimate: Estimate) -> tuple[list[int], list[int]]:

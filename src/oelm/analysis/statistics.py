@@ -231,12 +231,15 @@ def _interaction_variance(block: np.ndarray) -> float:
     return float((rest**2).sum() / ((n - 1) * (m - 1)))
 
 
-def binomial_se(accuracy: float, reference: float, examples: int) -> float:
-    """Test-set standard error of an accuracy difference without predictions.
+def binomial_se(
+    accuracy: float, reference: float, examples: int, scales: tuple[float, float] = (1.0, 1.0)
+) -> float:
+    """Test-set standard error of the difference of two scaled accuracies, without predictions.
 
     It ignores that both arms were tested on the same examples, so it is too large rather than too small.
     """
-    return math.sqrt((accuracy * (1 - accuracy) + reference * (1 - reference)) / max(1, examples))
+    variances = [x * (1 - x) / max(1, examples) for x in (accuracy, reference)]
+    return math.hypot(*(scale * math.sqrt(v) for scale, v in zip(scales, variances, strict=True)))
 
 
 def mcnemar(arm: np.ndarray, reference: np.ndarray) -> float:
