@@ -1,4 +1,4 @@
-"""Any transformer, any training loop: thaw Q/K layer by layer, resume anywhere, prove what was frozen.
+"""Use a method in your own training loop: thaw Q/K layer by layer, audit, save and load.
 
 python examples/own_loop.py
 """
@@ -21,8 +21,8 @@ def main() -> oelm.AuditReport:
 
     x = torch.randn(8, 6, 32)
     for step in range(STEPS):
-        if applied.step(step, STEPS, optimizer):  # a pure function of the position: safe after any resume
-            print(f"step {step:2}: {applied.qk_trainable:,} of {applied.qk_total:,} Q/K numbers train")
+        if applied.step(step, STEPS, optimizer):  # depends on the step alone, so a resumed run just goes on
+            print(f"step {step:2}: {applied.qk_trainable:,} of {applied.qk_total:,} Q/K parameters train")
         loss = (model(x) - x.roll(1, dims=1)).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -32,7 +32,9 @@ def main() -> oelm.AuditReport:
     print(report)
     with tempfile.TemporaryDirectory() as folder:
         oelm.save(model, folder)
-        oelm.load(folder, model=torch.nn.TransformerEncoder(layer, 3))  # method and frozen state come back
+        oelm.load(
+            folder, model=torch.nn.TransformerEncoder(layer, 3)
+        )  # with its method, and frozen as before
     return report
 
 

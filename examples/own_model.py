@@ -1,4 +1,4 @@
-"""A model of your own: say where its Q and K are, add a method of your own, save it compactly.
+"""Use oelm with your own attention class and your own method, and save the model compactly.
 
 python examples/own_model.py
 """
@@ -15,7 +15,7 @@ import oelm
 
 
 class TinyAttention(nn.Module):
-    """One matrix holds q, k and v of head 1, then of head 2, ...: nothing in its name says so."""
+    """An attention with one matrix for q, k and v, ordered by head: [q1; k1; v1; q2; ...]."""
 
     def __init__(self, width: int = 32, n: int = 4) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ def main() -> None:
     model = nn.Sequential(TinyAttention(), TinyAttention())
     print(oelm.apply(model, mine, seed=7))
     with tempfile.TemporaryDirectory() as folder:
-        oelm.save(model, folder, compact=True)  # frozen random tensors are left to the seed
+        oelm.save(model, folder, compact=True)  # oelm.load rebuilds frozen random tensors from the seed
         print(sum(f.stat().st_size for f in Path(folder).iterdir()), "bytes on disk")
         same = oelm.load(folder, model=nn.Sequential(TinyAttention(), TinyAttention()))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))

@@ -1,9 +1,9 @@
-"""Makes every bf16 or fp16 matmul on the CPU an error, also on machines that can do them.
+"""Raise an error at every bf16 or fp16 matmul on the CPU, also on machines that support them.
 
-On some CPUs such a matmul ends the process with SIGILL (see oelm.low_precision), so code that runs one
-outside the probe must fail its tests on every machine. The guard replaces the CPU kernels of torch's matmuls
-by ones that look at the dtypes first. It sees all threads, backward passes and autocast, and costs about
-10 us per matmul. A TorchDispatchMode would cost several times as much per operation, and see one thread.
+On some CPUs such a matmul kills the process with SIGILL (see oelm.low_precision), so code that runs one
+outside the probe must fail its tests on every machine. The guard replaces torch's CPU matmul kernels by ones
+that check the dtypes first. It covers all threads, backward passes and autocast, and costs about 10 us per
+matmul. A TorchDispatchMode would cost several times as much and cover one thread only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-SWITCH = "FORBID_LOW_PRECISION_MATMUL"  # in the environment: on in this process and those it starts
+SWITCH = "FORBID_LOW_PRECISION_MATMUL"  # environment variable: child processes install the guard, too
 OPERATORS = {
     *("mm", "addmm", "addmm_", "_addmm_activation", "bmm", "baddbmm", "baddbmm_", "addbmm", "addbmm_"),
     *("mv", "addmv", "addmv_", "dot", "vdot", "_scaled_mm", "_grouped_mm"),
@@ -31,15 +31,15 @@ COMPOSITE = {"mv", "convolution", "convolution_backward", "mkldnn_convolution", 
 
 violations: list[str] = []
 _enabled = True
-_libraries: list[Any] = []  # the kernels stay while these live
+_libraries: list[Any] = []  # the replaced kernels live as long as these objects
 
 
 class LowPrecisionMatmul(AssertionError):
-    pass
+    """A bf16 or fp16 matmul ran on the CPU."""
 
 
 def install_with_torch() -> None:
-    """Install the guard now, or as soon as torch is imported: a test without torch need not wait for it."""
+    """Install the guard now, or when torch is imported, so that tests without torch stay fast."""
     os.environ[SWITCH] = "1"
     if "torch" in sys.modules:
         install()
@@ -49,7 +49,7 @@ def install_with_torch() -> None:
 
 @contextmanager
 def allowed() -> Iterator[None]:
-    """No guard within, nor in processes started within: for the probe, and for tests that wait for it."""
+    """Disable the guard here and in processes started here: for the probe, and for tests that passed it."""
     global _enabled
     _enabled = False
     before = os.environ.pop(SWITCH, None)
@@ -62,12 +62,13 @@ def allowed() -> Iterator[None]:
 
 
 def install() -> None:
+    """Replace the CPU kernels of all matmul operators."""
     import torch
 
     if _libraries:
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that kernels are replaced
+        warnings.simplefilter("ignore")  # torch warns about replaced kernels
         registered = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")
         composite = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeExplicitAutograd")
         for space in ("aten", "mkldnn", "mkl"):
@@ -93,7 +94,7 @@ def _guard(library: Any, name: str) -> None:
                 if isinstance(value, tensor) and value.dtype in low:
                     violations.append(name)
                     raise LowPrecisionMatmul(
-                        f"{name} on {value.dtype} tensors on the CPU kills the process on some machines. Use "
+                        f"{name} on {value.dtype} tensors on the CPU kills the process on some CPUs. Use "
                         f"fp32, or mark the test with @pytest.mark.bf16, which runs the probe first"
                     )
         return kernel.call_boxed(keyset, *args, **kwargs)
@@ -102,7 +103,7 @@ def _guard(library: Any, name: str) -> None:
 
 
 class _InstallAfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports torch as usual, then installs the guard."""
+    """An import hook: import torch as usual, then install the guard."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name != "torch":

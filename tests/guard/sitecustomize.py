@@ -1,4 +1,4 @@
-"""Python reads this at its start in every process that a test starts, and so installs the guard there."""
+"""Python imports this module at startup, which installs the guard in every process that a test starts."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ if "FORBID_LOW_PRECISION_MATMUL" in os.environ:
 
     low_precision_guard.install_with_torch()
 
-# Python reads one sitecustomize only, the first on the path: read the one this file hides.
+# Python imports only the first sitecustomize on the path, so run the one that this file hides.
 hidden = PathFinder.find_spec(
     "sitecustomize", [path for path in sys.path if Path(path or ".").resolve() != HERE]
 )

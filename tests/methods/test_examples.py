@@ -1,4 +1,4 @@
-"""The practitioner's scripts run as they stand."""
+"""The scripts in examples/ run."""
 
 import importlib.util
 from pathlib import Path
@@ -16,7 +16,7 @@ def example(name):
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
+def in_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -35,5 +35,5 @@ def test_own_model(capsys):
     assert "ok" in capsys.readouterr().out
 
 
-def test_every_example_is_run_here():
+def test_every_example_has_a_test():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {"fine_tune", "own_loop", "own_model"}

@@ -1,4 +1,4 @@
-"""The Method dataclass and the registry: data that explains itself and refuses nonsense."""
+"""The Method dataclass and the named methods."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from oelm.errors import OelmError, UsageError
 from oelm.methods.method import Method
 from oelm.methods.presets import ALIASES, find_method
 
-STUDY_AND_CONTROLS = [
+DOCUMENTED = [
     "baseline",
     "oelm-freeze",
     "oelm-random",
@@ -36,12 +36,12 @@ STUDY_AND_CONTROLS = [
 ]
 
 
-def test_every_promised_preset_exists():
-    assert set(STUDY_AND_CONTROLS) <= set(oelm.methods())
+def test_every_documented_method_exists():
+    assert set(DOCUMENTED) <= set(oelm.methods())
 
 
 @pytest.mark.parametrize("preset", oelm.methods().values(), ids=lambda m: m.name)
-def test_a_preset_says_what_it_is_for_and_survives_yaml_and_json(preset):
+def test_a_method_is_described_and_survives_yaml_and_json(preset):
     assert preset.purpose
     assert preset.controls
     assert preset.reference
@@ -55,17 +55,17 @@ def test_a_control_has_the_same_architecture_and_trains_its_q_and_k(preset):
     assert control.trains_qk
     for extra in ("conv", "conv_value", "core", "temperature", "relative_bias"):
         assert getattr(control, extra) == getattr(preset, extra)
-    assert not control.lowrank  # a residue on a matrix that trains is that matrix again
+    assert not control.lowrank  # with a trained W, a low-rank adapter changes nothing
     if preset.has_extras:
         assert (control.init, control.gain) == (preset.init, preset.gain)
 
 
 @pytest.mark.parametrize(("typed", "meant"), [*ALIASES.items(), ("OELM_Freeze", "oelm-freeze")])
-def test_what_users_of_the_study_type_is_understood(typed, meant):
+def test_aliases_and_other_spellings_find_the_method(typed, meant):
     assert find_method(typed).name == meant
 
 
-def test_a_typo_gets_the_nearest_name():
+def test_the_error_about_a_typo_names_the_nearest_method():
     with pytest.raises(UsageError, match="did you mean 'oelm-freeze'"):
         find_method("oelm-freze")
 
@@ -101,12 +101,12 @@ def test_a_typo_gets_the_nearest_name():
         ({"freeze": "all", "parts": ()}, "empty"),
     ],
 )
-def test_a_field_that_is_wrong_or_would_do_nothing_is_refused(fields, word):
+def test_an_invalid_or_ineffective_field_is_refused(fields, word):
     with pytest.raises(UsageError, match=word):
         Method("mine", **fields)
 
 
-def test_unknown_fields_of_a_stored_method_get_the_nearest_name():
+def test_the_error_about_an_unknown_field_names_the_nearest_one():
     with pytest.raises(UsageError, match="did you mean 'lowrank'"):
         Method.from_dict({"name": "mine", "low_rank": 4})
     for wrong in (None, {}, ["name"], "oelm-freeze"):
@@ -114,7 +114,7 @@ def test_unknown_fields_of_a_stored_method_get_the_nearest_name():
             Method.from_dict(wrong)
 
 
-def test_registering_a_method_of_ones_own():
+def test_registering_a_method():
     mine = oelm.register_method(
         dataclasses.replace(find_method("oelm-freeze"), name="test-registry-mine", gain=2)
     )

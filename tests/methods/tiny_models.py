@@ -1,4 +1,4 @@
-"""Tiny random models of every family, each with a batch it understands. Nothing is downloaded."""
+"""Tiny random models of every family, each with a batch that it accepts. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 import transformers as hf
 from torch import Tensor, nn
+
+import oelm
 
 W, H, L, V = 32, 4, 3, 64  # width, heads, layers, vocabulary
 ENCODER = {
@@ -25,7 +27,7 @@ LLAMA = {**ENCODER, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id":
 
 class Family(NamedTuple):
     build: Callable[[], nn.Module]
-    projections: int  # query and key projections in all
+    projections: int  # number of query and key projections
     layers: int = L
 
 
@@ -34,7 +36,7 @@ def _ids() -> Tensor:
 
 
 def outputs(model: nn.Module) -> Tensor:
-    """What the model computes on its batch, as one tensor."""
+    """Run the model on its batch and return the output as one tensor."""
     if isinstance(model, nn.TransformerEncoder | nn.TransformerEncoderLayer):
         return model(_floats())
     if isinstance(model, nn.Transformer):
@@ -279,11 +281,41 @@ FAMILIES: dict[str, Family] = {
 
 
 def build(family: str) -> nn.Module:
-    """A model of the family with reproducible weights, in evaluation mode."""
+    """Return a model of the family with reproducible weights, in evaluation mode."""
     torch.manual_seed(0)
     model = FAMILIES[family].build().eval()
-    with torch.no_grad():  # biases start at zero in most libraries; a wrong split of zeros would go unseen
+    with torch.no_grad():  # most libraries init biases to zero, and a wrong split of zeros would go unseen
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.1)
     return model
+
+
+def applied_model(family: str, method: Any = "oelm-freeze", seed: int = 1) -> nn.Module:
+    """Return a model of the family to which a method was applied."""
+    model = build(family)
+    oelm.apply(model, method, seed=seed)
+    return model
+
+
+def trained_model(family: str, method: Any) -> nn.Module:
+    """Return a model whose trainable parameters have moved far, so that lost extras change its output."""
+    model = applied_model(family, method)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(name))))
+    return model
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(oelm.param_groups(model, lr=1e-2, weight_decay=0.1))
+
+
+def faults(report: oelm.AuditReport) -> dict[str, str]:
+    """Return the faults of an audit by tensor."""
+    return {row.tensor: " ".join(row.faults) for row in report.rows if row.faults}
+
+
+def equal_parameters(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))

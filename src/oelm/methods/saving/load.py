@@ -84,7 +84,8 @@ def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> 
         raise OelmError(
             f"{folder} was saved from another architecture: this model has no {sorted(unknown)[0]}"
         )
-    record.progress, record.frozen_before = metadata.progress, list(metadata.frozen_before)
+    record.progress, record.verified = metadata.progress, metadata.verified
+    record.frozen_before = list(metadata.frozen_before)
     for name, tensor in record.tensors.items():
         _check_heads(folder, saved[name].num_heads, saved[name].head_dim, tensor)
         tensor.sha256 = saved[name].sha256

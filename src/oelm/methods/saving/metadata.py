@@ -38,6 +38,7 @@ class Metadata:
     method: Method
     seed: int
     progress: float  # fraction of the run
+    verified: bool  # whether apply verified numerically what is Q and K
     extras: list[str]  # names of the parameters that the method added
     frozen_before: list[str]  # names of the parameters that the user froze before apply
     tensors: list[TensorRecord]
@@ -54,6 +55,7 @@ class Metadata:
             method=record.method,
             seed=record.seed,
             progress=record.progress,
+            verified=record.verified,
             extras=record.extras,
             frozen_before=record.frozen_before,
             tensors=list(record.tensors.values()),
@@ -95,6 +97,7 @@ class Metadata:
             "dtype": metadata.dtype in DTYPES,
             "seed": isinstance(metadata.seed, int) and metadata.seed >= 0,
             "progress": isinstance(metadata.progress, int | float) and 0 <= metadata.progress <= 1,
+            "verified": isinstance(metadata.verified, bool),
             "extras": all(isinstance(name, str) for name in metadata.extras),
             "frozen_before": all(isinstance(name, str) for name in metadata.frozen_before),
             "tensors": all(isinstance(t.name, str) and isinstance(t.sha256, str) for t in tensors),

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer for real: fine-tune, resume, thaw, audit; tiny models and a pretrained one."""
+"""OELMCallback in the Hugging Face Trainer: fine-tune, resume, thaw, audit."""
 
 import importlib.util
 import warnings
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import V, build
+from tiny_models import applied_model, build, equal_parameters
+from tiny_trainer import rows, trainer
 from transformers import AutoModelForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
 import oelm
@@ -14,70 +15,32 @@ from oelm import low_precision
 from oelm.errors import OelmError
 
 
-def rows(n=48, vocabulary=V):
-    """Is the first token in the upper half of the vocabulary?"""
-    ids = torch.randint(5, vocabulary, (n, 6), generator=torch.Generator().manual_seed(0))
-    return [{"input_ids": row, "labels": (row[0] > vocabulary // 2).long()} for row in ids]
-
-
-def trainer(model, folder, callback=None, steps=12, optimizers=(None, None), **changes):
-    fields = {
-        "output_dir": str(folder),
-        "max_steps": steps,
-        "per_device_train_batch_size": 4,
-        "learning_rate": 1e-2,
-        "weight_decay": 0.1,
-        "save_steps": 4,
-        "logging_steps": 1,
-        "report_to": [],
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "seed": 1,
-        **changes,
-    }
-    callbacks = [callback or oelm.OELMCallback()]
-    return Trainer(
-        model,
-        TrainingArguments(**fields),
-        train_dataset=rows(),
-        eval_dataset=rows(8),
-        callbacks=callbacks,
-        optimizers=optimizers,
-    )
-
-
-def applied_model(name, family="bert"):
-    model = build(family)
-    oelm.apply(model, name, seed=1)
-    return model
-
-
-def test_fine_tuning_keeps_what_is_frozen_and_audits_at_the_end(tmp_path):
-    model, callback = applied_model("oelm-freeze"), oelm.OELMCallback()
+def test_fine_tuning_keeps_frozen_tensors_and_audits(tmp_path):
+    model, callback = applied_model("bert", "oelm-freeze"), oelm.OELMCallback()
     before = [p.heads().clone() for p in oelm.qk_projections(model)]
-    losses = trainer(model, tmp_path, callback, steps=40, save_steps=100)
+    losses = trainer(model, tmp_path, callback, steps=30, save_steps=100)
     losses.train()
     assert callback.report.ok
     assert all(torch.equal(p.heads(), b) for p, b in zip(oelm.qk_projections(model), before, strict=True))
     history = [row["loss"] for row in losses.state.log_history if "loss" in row]
-    assert sum(history[-5:]) < sum(history[:5])  # and it learns
+    assert sum(history[-5:]) < sum(history[:5])  # the model learns
 
 
 @pytest.mark.parametrize("name", ["oelm-gradual", "oelm-early", "oelm-freeze"])
 def test_a_resumed_run_ends_bit_equal_to_an_uninterrupted_one(name, tmp_path):
-    whole = applied_model(name)
-    trainer(whole, tmp_path / "whole").train()
-    for checkpoint in (4, 8):  # before, within and after the thaw of the second layer
-        model, callback = applied_model(name), oelm.OELMCallback()
+    uninterrupted = applied_model("bert", name)
+    trainer(uninterrupted, tmp_path / "first").train()
+    for checkpoint in (2, 4):  # before and after the second layer thaws
+        model, callback = applied_model("bert", name), oelm.OELMCallback()
         run = trainer(model, tmp_path / "resumed", callback)
-        run.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{checkpoint}"))
-        assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))
+        run.train(resume_from_checkpoint=str(tmp_path / "first" / f"checkpoint-{checkpoint}"))
+        assert equal_parameters(uninterrupted, model)
         assert callback.report.ok
-        assert run.state.global_step == 12
+        assert run.state.global_step == 6
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2-classifier"])
-def test_gradual_unfreezing_thaws_layer_by_layer_and_the_thawed_train(family, tmp_path):
+def test_gradual_thaws_layer_by_layer_and_thawed_layers_train(family, tmp_path):
     class Watch(oelm.OELMCallback):
         def __init__(self):
             super().__init__()
@@ -106,27 +69,27 @@ def test_gradual_unfreezing_thaws_layer_by_layer_and_the_thawed_train(family, tm
 
 
 def test_every_checkpoint_loads_with_its_method_and_position(tmp_path):
-    trainer(applied_model("oelm-gradual"), tmp_path).train()
-    for step, thawed in ((4, {2}), (8, {1, 2}), (12, {0, 1, 2})):
+    trainer(applied_model("bert", "oelm-gradual"), tmp_path).train()
+    for step, thawed in ((2, {2}), (4, {1, 2}), (6, {0, 1, 2})):
         model = oelm.load(tmp_path / f"checkpoint-{step}")
-        assert oelm.Applied(model).progress == pytest.approx(step / 12)
+        assert oelm.Applied(model).progress == pytest.approx(step / 6)
         training = {p.place.layer for p in oelm.qk_projections(model) if p.weight.parameter.requires_grad}
         assert training == thawed
         assert oelm.audit(model).ok
 
 
 def test_extras_survive_the_trainers_checkpoints(tmp_path):
-    model = applied_model("oelm-lowrank")
-    trainer(model, tmp_path, steps=4).train()
+    model = applied_model("bert", "oelm-lowrank")
+    trainer(model, tmp_path, steps=4, save_steps=4).train()
     again = oelm.load(tmp_path / "checkpoint-4")
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert equal_parameters(model, again)
 
 
-def test_the_best_model_at_the_end_is_audited_by_its_own_promises(tmp_path):
-    """Under early freezing the best checkpoint may be one from before the freeze."""
+def test_the_best_model_is_audited_by_its_own_metadata(tmp_path):
+    """With schedule "early", the best checkpoint may be older than the freeze."""
     callback = oelm.OELMCallback()
     run = trainer(
-        applied_model("oelm-early"),
+        applied_model("bert", "oelm-early"),
         tmp_path,
         callback,
         save_steps=1,
@@ -134,29 +97,29 @@ def test_the_best_model_at_the_end_is_audited_by_its_own_promises(tmp_path):
         eval_strategy="steps",
         load_best_model_at_end=True,
         metric_for_best_model="loss",
-        greater_is_better=True,  # the worst loss: the first steps
+        greater_is_better=True,  # so that the best checkpoint is one of the first
     )
     run.train()
     assert callback.report.ok
 
 
-def test_a_broken_promise_is_an_error_at_the_end_unless_told_otherwise(tmp_path):
+def test_a_fault_at_the_end_is_an_error_if_strict(tmp_path):
     class Thaw(oelm.OELMCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             oelm.qk_projections(kwargs["model"])[0].weight.parameter.requires_grad_(True)
 
     with pytest.raises(OelmError, match="thawed"):
-        trainer(applied_model("oelm-freeze"), tmp_path, Thaw(), steps=2).train()
+        trainer(applied_model("bert", "oelm-freeze"), tmp_path, Thaw(), steps=2).train()
     lenient = Thaw(strict=False)
-    trainer(applied_model("oelm-freeze"), tmp_path, lenient, steps=2).train()
+    trainer(applied_model("bert", "oelm-freeze"), tmp_path, lenient, steps=2).train()
     assert not lenient.report.ok
 
 
-def test_forgetting_apply_or_adding_the_callback_too_late_is_a_clear_error(tmp_path):
+def test_a_missing_apply_or_a_late_callback_is_an_error(tmp_path):
     with pytest.raises(OelmError, match=r"oelm\.apply first"):
         trainer(build("bert"), tmp_path)
     late = Trainer(
-        applied_model("oelm-gradual"),
+        applied_model("bert", "oelm-gradual"),
         TrainingArguments(str(tmp_path), max_steps=2, report_to=[], use_cpu=True),
         train_dataset=rows(),
     )
@@ -175,9 +138,7 @@ def test_forgetting_apply_or_adding_the_callback_too_late_is_a_clear_error(tmp_p
         ("fp16", "training a model in fp16", {}),
     ],
 )
-def test_low_precision_on_a_cpu_that_dies_of_it_is_an_error_before_the_first_step(
-    dtype, asked, flags, tmp_path, monkeypatch
-):
+def test_low_precision_on_a_cpu_without_support_is_an_error(dtype, asked, flags, tmp_path, monkeypatch):
     probed = []
 
     def probe(name):
@@ -185,7 +146,7 @@ def test_low_precision_on_a_cpu_that_dies_of_it_is_an_error_before_the_first_ste
         return low_precision.Probe(False, "was killed by SIGILL")
 
     monkeypatch.setattr(low_precision, "probe_cpu_matmul", probe)
-    model = applied_model("oelm-freeze")
+    model = applied_model("bert", "oelm-freeze")
     if not flags:
         model.to({"bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
     with pytest.raises(OelmError, match=rf"^{asked} does not work on this CPU.*SIGILL"):
@@ -195,7 +156,7 @@ def test_low_precision_on_a_cpu_that_dies_of_it_is_an_error_before_the_first_ste
 
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
 def test_an_optimizer_built_before_apply_is_an_error_at_the_start(family, tmp_path):
-    """BERT has no fused projections, so its optimizer holds too much instead: the frozen tensors."""
+    """GPT-2: the optimizer holds the fused tensor. BERT: it holds the frozen tensors."""
     model = build(family)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     oelm.apply(model, "oelm-freeze", seed=1)
@@ -209,9 +170,8 @@ def test_an_optimizer_built_before_apply_is_an_error_at_the_start(family, tmp_pa
 
 @pytest.mark.parametrize("name", ["oelm-freeze", "oelm-gradual"])
 def test_resuming_with_another_seed_is_an_error_at_the_start(name, tmp_path):
-    trainer(applied_model(name), tmp_path / "first", steps=2, save_steps=1).train()
-    other = build("bert")
-    oelm.apply(other, name, seed=2)
+    trainer(applied_model("bert", name), tmp_path / "first", steps=2, save_steps=1).train()
+    other = applied_model("bert", name, seed=2)
     run = trainer(other, tmp_path / "second", steps=2, save_steps=1)
     steps = []
     run.add_callback(count_steps(steps))
@@ -255,15 +215,14 @@ def test_a_real_pretrained_encoder(tmp_path):
     applied = oelm.apply(model, "freeze-pretrained")
     assert applied.frozen == 6 * 2 * (384 * 384 + 384)
     callback = oelm.OELMCallback()
-    trainer(model, tmp_path, callback, steps=4, save_steps=2, learning_rate=1e-4).train()
+    trainer(model, tmp_path, callback, steps=2, save_steps=1, learning_rate=1e-4).train()
     assert callback.report.ok
     assert all(torch.equal(p.heads(), b) for p, b in zip(oelm.qk_projections(model), before, strict=True))
 
     resumed = load()
     oelm.apply(resumed, "freeze-pretrained")
-    trainer(resumed, tmp_path / "again", steps=4, save_steps=2, learning_rate=1e-4).train(
-        resume_from_checkpoint=str(tmp_path / "checkpoint-2")
+    trainer(resumed, tmp_path / "again", steps=2, save_steps=1, learning_rate=1e-4).train(
+        resume_from_checkpoint=str(tmp_path / "checkpoint-1")
     )
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
-    again = oelm.load(tmp_path / "checkpoint-4")
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert equal_parameters(model, resumed)
+    assert equal_parameters(model, oelm.load(tmp_path / "checkpoint-2"))

@@ -1,4 +1,4 @@
-"""The small trainable parts: start as the identity, compute what they say, train, and are counted."""
+"""Trainable extras: initialised to the identity, computed correctly, trained, and counted."""
 
 import copy
 import dataclasses
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import build, outputs
+from tiny_models import applied_model, build, optimizer_of, outputs
 
 import oelm
 from oelm.errors import OelmError
@@ -23,14 +23,14 @@ EVERYTHING = dataclasses.replace(
 
 
 def reference_conv(x, taps):
-    """The same by torch's own grouped convolution."""
+    """Compute the same with torch's grouped convolution."""
     padded = F.pad(x.mT, (len(taps) - 1, 0))
     return F.conv1d(padded, taps.flip(0).T[:, None], groups=x.shape[2]).mT
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 6), st.integers(2, 5), st.integers(0, 99))
-def test_the_convolution_is_torchs_grouped_one_forwards_and_backwards(B, T, C, taps, seed):
+def test_the_convolution_equals_torchs_forward_and_backward(B, T, C, taps, seed):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(B, T, C, generator=generator, dtype=torch.float64, requires_grad=True)
     w = torch.randn(taps, C, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -41,7 +41,7 @@ def test_the_convolution_is_torchs_grouped_one_forwards_and_backwards(B, T, C, t
         assert torch.allclose(a, b)
 
 
-def test_the_convolution_passes_torchs_gradient_check_and_sees_no_future():
+def test_the_convolution_passes_gradcheck_and_is_causal():
     x = torch.randn(2, 6, 3, dtype=torch.float64, requires_grad=True)
     w = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(causal_conv, (x, w))
@@ -51,15 +51,15 @@ def test_the_convolution_passes_torchs_gradient_check_and_sees_no_future():
 
 
 @pytest.mark.parametrize("family", ["own-gpt", "gpt2", "llama", "gpt-neox"])
-def test_extras_start_as_the_identity_and_then_train(family):
+def test_extras_are_the_identity_at_first_and_then_train(family):
     plain, model = build(family), build(family)
     oelm.apply(plain, "oelm-freeze", seed=1)
     applied = oelm.apply(model, EVERYTHING, seed=1)
     assert torch.allclose(outputs(model), outputs(plain), atol=1e-6)
 
-    optimizer = torch.optim.AdamW(oelm.param_groups(model, lr=1e-2, weight_decay=0.1))
+    optimizer = optimizer_of(model)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    for _ in range(2):  # B starts at zero, so A moves from the second step on
+    for _ in range(2):  # B is zero at first, so A changes from the second step on
         optimizer.zero_grad()
         outputs(model).square().mean().backward()
         optimizer.step()
@@ -74,7 +74,7 @@ def test_extras_start_as_the_identity_and_then_train(family):
     assert applied.qk_trainable == sum(after[n].numel() for n in extras)
 
 
-def test_each_extra_computes_what_it_says():
+def test_each_extra_computes_its_formula():
     model = build("own-gpt")
     x = torch.randn(2, 6, 32)
     plain = {p.role: p.heads() for p in oelm.qk_projections(model)[:2]}
@@ -92,7 +92,7 @@ def test_each_extra_computes_what_it_says():
 
 
 def with_taps(family, name, attention="sdpa"):
-    """A decoder whose convolutions do something."""
+    """Return a decoder with random convolution taps."""
     model = build(family).eval()
     model.set_attn_implementation(attention)
     oelm.apply(model, name)
@@ -102,8 +102,8 @@ def with_taps(family, name, attention="sdpa"):
             if n.endswith(".conv"):
                 p.copy_(noise)
             elif p.dim() == 2 and p.requires_grad:
-                p.add_(noise * 0.3)  # a fresh model's values are too small for attention to matter
-    return copy.deepcopy(model)  # hooks must belong to the copy
+                p.add_(noise * 0.3)  # with the usual small init, attention hardly changes the output
+    return copy.deepcopy(model)  # the hooks of a copy must act on the copy
 
 
 TEXT = torch.randint(3, 60, (1, 6), generator=torch.Generator().manual_seed(0))
@@ -116,25 +116,25 @@ REST = {"position_ids": (MASK.cumsum(1) - 1).clamp(min=0), "use_cache": False}
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize("name", ["oelm-conv", "oelm-plus"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_padding_on_the_left_does_not_reach_the_text(family, name, attention, monkeypatch):
+def test_left_padding_does_not_change_the_output(family, name, attention, monkeypatch):
     model = with_taps(family, name, attention)
     want = model(TEXT, use_cache=False).logits
     found = model(PADDED, attention_mask=MASK, **REST).logits[:, 3:]
     assert torch.allclose(found, want, atol=1e-4)
-    assert all(m.real_tokens is None for m in model.modules() if hasattr(m, "conv"))  # none is left over
+    assert all(m.real_tokens is None for m in model.modules() if hasattr(m, "conv"))  # cleared
     monkeypatch.setattr(extended, "real_tokens", lambda _mask: None)
     leaked = model(PADDED, attention_mask=MASK, **REST).logits[:, 3:]
-    assert (leaked - want).abs().max() > 1e-2  # there was something to keep out
+    assert (leaked - want).abs().max() > 1e-2  # without the mask, padding changes the output
 
 
-def test_padding_is_kept_out_of_gradients_that_are_computed_again():
+def test_padding_is_masked_under_gradient_checkpointing():
     grads = []
     for again in (False, True):
         model = with_taps("llama", "oelm-conv").train()
         if again:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         first = model(PADDED, attention_mask=MASK, **REST).logits[:, 3:].square().mean()
-        # another mask before the backward pass
+        # a forward pass with another mask, before the backward pass
         second = model(PADDED, use_cache=False).logits.square().mean()
         (first + second).backward()
         grads.append({n: p.grad for n, p in model.named_parameters() if n.endswith(".conv")})
@@ -142,7 +142,7 @@ def test_padding_is_kept_out_of_gradients_that_are_computed_again():
     assert all(torch.allclose(g, grads[1][n], rtol=1e-3, atol=1e-5) for n, g in grads[0].items())
 
 
-def test_masks_of_every_kind_tell_where_the_text_is():
+def test_real_tokens_are_read_from_every_kind_of_mask():
     real = torch.tensor([[False, True, True]])
     seen = real[:, None, None, :] & torch.ones(3, 3, dtype=torch.bool).tril()
     added = torch.zeros(1, 1, 3, 3).masked_fill(~seen, torch.finfo(torch.float32).min)
@@ -152,13 +152,13 @@ def test_masks_of_every_kind_tell_where_the_text_is():
         assert extended.real_tokens(mask) is None
 
 
-def test_a_mask_by_position_is_seen():
+def test_a_mask_passed_by_position_is_found():
     attention = with_taps("llama", "oelm-conv").model.layers[0].self_attn
     extended._set_mask(attention, (torch.zeros(1, 9, 32), None, MASK), {})
     assert attention.q_proj.real_tokens.tolist() == MASK.bool().tolist()
 
 
-def test_a_temperature_is_refused_where_queries_are_normalised():
+def test_a_temperature_on_normalised_queries_is_refused():
     model = build("qwen3")
     with pytest.raises(OelmError, match=r"normalises them \(q_norm\), which would undo it"):
         oelm.apply(model, "oelm-temperature")
@@ -168,7 +168,7 @@ def test_a_temperature_is_refused_where_queries_are_normalised():
 
 
 @pytest.mark.parametrize("family", ["own-gpt", "gpt2", "llama"])
-def test_a_convolution_of_the_values_changes_nothing_at_first_and_trains_beside_them(family):
+def test_a_convolution_on_v_is_the_identity_at_first_and_trains(family):
     model = build(family)
     before = outputs(model).detach()
     applied = oelm.apply(model, Method("v alone", conv_value=3))
@@ -201,7 +201,7 @@ def test_a_convolution_of_the_values_changes_nothing_at_first_and_trains_beside_
         ("oelm-relative", 8 * 129),
     ],
 )
-def test_the_trainable_share_of_q_and_k(name, per_layer):
+def test_the_number_of_trainable_parameters_of_each_extra(name, per_layer):
     from oelm.models.gpt import GPT, gpt_config
 
     model = GPT(gpt_config("mini", vocab_size=64, context=32))
@@ -210,22 +210,20 @@ def test_the_trainable_share_of_q_and_k(name, per_layer):
     assert applied.qk_total == 4 * (2 * 128 * 128 + per_layer)
     trained = GPT(gpt_config("mini", vocab_size=64, context=32))
     control = oelm.apply(trained, applied.method.control)
-    lowrank = 4 * 2 * applied.method.lowrank * (128 + 128)  # that of a matrix that trains is merged into it
+    lowrank = 4 * 2 * applied.method.lowrank * (128 + 128)  # the control has no low-rank adapter
     assert control.total == applied.total - lowrank
     assert control.frozen == 0
 
 
 def test_relative_bias_trains_in_our_gpt():
-    model = build("own-gpt")
-    oelm.apply(model, "oelm-relative")
+    model = applied_model("own-gpt", "oelm-relative")
     outputs(model).square().mean().backward()
     assert model.blocks[0].attn.relative_bias.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gpt-neox"])
-def test_a_convolution_refuses_to_decode_with_a_cache_and_generates_without(family):
-    model = build(family)
-    oelm.apply(model, "oelm-conv")
+def test_a_convolution_generates_only_without_a_cache(family):
+    model = applied_model(family, "oelm-conv")
     ids = torch.tensor([[5, 6, 7]])
     assert (
         model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=63).shape[1] > 3
@@ -242,9 +240,7 @@ def test_packed_sequences_are_refused_by_the_convolution():
 
 
 def test_extras_work_under_gradient_checkpointing():
-    model = build("llama")
-    oelm.apply(model, "oelm-plus")
-    model.train()
+    model = applied_model("llama", "oelm-plus").train()
     model.gradient_checkpointing_enable()
     outputs(model).square().mean().backward()
     grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -254,26 +250,26 @@ def test_extras_work_under_gradient_checkpointing():
     assert all(torch.allclose(p.grad, grads[n], atol=1e-6) for n, p in model.named_parameters() if n in grads)
 
 
-def test_values_that_cannot_be_found_or_extended_are_refused_before_anything_changes():
-    wish = Method("v", conv_value=3)
+def test_a_missing_or_parametrized_value_projection_is_refused():
+    on_v = Method("v", conv_value=3)
     model = build("llama")
     attention = next(p.attention for p in oelm.qk_projections(model))
     torch.nn.utils.parametrizations.weight_norm(attention.v_proj)
     with pytest.raises(OelmError, match="conv_value=0"):
-        oelm.apply(model, wish)
+        oelm.apply(model, on_v)
     model = build("own-gpt")
     attn = model.blocks[0].attn
     attn.mixed, attn.v = attn.v, None
     with pytest.raises(OelmError, match="no single projection with the name of one"):
-        oelm.apply(model, wish)
+        oelm.apply(model, on_v)
     assert type(attn.q) is torch.nn.Linear
 
 
-@pytest.mark.parametrize("rank", [2, 3])  # thin, and no longer thin
-@pytest.mark.parametrize("tokens", [5, 40])  # few of them take another way
+@pytest.mark.parametrize("rank", [2, 3])  # a small rank, and one that is not small
+@pytest.mark.parametrize("tokens", [5, 40])  # few tokens take another code path
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_the_residue_is_that_of_two_products_forwards_and_backwards(trained, transposed, tokens, rank):
+def test_lowrank_linear_equals_two_products_forward_and_backward(trained, transposed, tokens, rank):
     generator = torch.Generator().manual_seed(5)
 
     def draw(*shape):
@@ -303,7 +299,7 @@ def test_the_residue_is_that_of_two_products_forwards_and_backwards(trained, tra
 
 @pytest.mark.bf16
 @pytest.mark.parametrize("width", [8, 64])
-def test_the_residue_trains_under_autocast_in_the_precision_of_its_parameters(width):
+def test_lowrank_linear_under_autocast_has_fp32_gradients(width):
     x, w = torch.randn(2, 40, width), torch.randn(width, width) / width**0.5
     a = (torch.randn(2, width) / width**0.5).requires_grad_()
     b = torch.randn(width, 2, requires_grad=True)
@@ -316,7 +312,7 @@ def test_the_residue_trains_under_autocast_in_the_precision_of_its_parameters(wi
     assert a.grad.dtype == b.grad.dtype == torch.float32
 
 
-def test_a_thin_residue_keeps_no_matrix_for_the_backward_pass():
+def test_lowrank_linear_saves_no_merged_matrix_for_the_backward_pass():
     w, x = torch.randn(64, 64), torch.randn(3, 20, 64, requires_grad=True)
     a, b, kept = torch.randn(2, 64, requires_grad=True), torch.randn(64, 2, requires_grad=True), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
@@ -324,7 +320,7 @@ def test_a_thin_residue_keeps_no_matrix_for_the_backward_pass():
     assert set(kept) == {t.data_ptr() for t in (x, w, a, b)}
 
 
-def test_a_convolution_in_a_network_that_sees_both_ways_is_refused():
+def test_a_convolution_in_a_bidirectional_network_is_refused():
     from oelm.models.gpt import GPT, gpt_config
 
     with pytest.raises(OelmError, match="not a causal"):

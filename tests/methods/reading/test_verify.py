@@ -1,4 +1,4 @@
-"""What is read as Q and K is Q and K: proved numerically, or refused."""
+"""Numeric verification: wrong claims about Q and K are refused, right ones accepted."""
 
 import pytest
 import torch
@@ -9,20 +9,15 @@ from torch.nn import functional as F
 
 import oelm
 from oelm.errors import OelmError, UsageError
-from oelm.methods.reading import families
 from oelm.methods.reading.find import qk_projections
 from oelm.methods.reading.verify import verify_attention
 
 W, H = 32, 4
-
-
-@pytest.fixture(autouse=True)
-def forget_registrations(monkeypatch):
-    monkeypatch.setattr(families, "_registered", {})
+pytestmark = pytest.mark.usefixtures("no_registrations")
 
 
 class MHSA(nn.Module):
-    """An attention whose class name and plural projection names are not the usual ones."""
+    """An attention with an unusual class name and plural projection names."""
 
     def __init__(self, names=("to_queries", "to_keys", "to_values")):
         super().__init__()
@@ -53,22 +48,22 @@ def frozen(model):
     return {name for name, p in model.named_parameters() if not p.requires_grad}
 
 
-# -- half-freezes ------------------------------------------------------------------------------------------
+# -- projections that are easy to miss -------------------------------------------------------------------
 
 
-def test_plural_names_beside_torchs_attention_are_frozen_too():
+def test_plural_names_are_recognised_beside_torchs_attention():
     model = nn.ModuleDict({"own": MHSA(), "torch": nn.MultiheadAttention(W, H)})
     assert {"own.to_queries.weight", "own.to_keys.weight"} < frozen(model)
 
 
-def test_an_attention_by_its_class_name_alone_is_refused():
+def test_a_class_named_attention_without_recognised_projections_is_refused():
     model = nn.ModuleDict({"own": MHSA(names=("a", "b", "c")), "torch": nn.MultiheadAttention(W, H)})
     with pytest.raises(OelmError, match=r"own\.a: Linear") as error:
         oelm.apply(model, "oelm-freeze")
     assert f'oelm.register_attention("{MHSA.__module__}.MHSA"' in str(error.value)
 
 
-def test_a_position_key_that_is_not_claimed_is_refused():
+def test_an_unrecognised_position_key_is_refused():
     class Relative(MHSA):
         def __init__(self):
             super().__init__(names=("q", "k", "v"))
@@ -128,7 +123,7 @@ def test_position_keys_are_frozen_and_audited(make, name):
     assert oelm.audit(drawn).ok
 
 
-def test_convolutions_as_projections_are_read():
+def test_convolutions_are_read_as_projections():
     class ConvAttention(nn.Module):
         def __init__(self):
             super().__init__()
@@ -145,7 +140,7 @@ def test_convolutions_as_projections_are_read():
     assert not model["conv"].k.weight.requires_grad
 
 
-# -- registrations are proved ------------------------------------------------------------------------------
+# -- wrong registrations ---------------------------------------------------------------------------------
 
 
 def refused(model, match):
@@ -162,7 +157,7 @@ def test_a_wrong_layout_is_refused():
     oelm.apply(Interleaved(), "oelm-freeze")
 
 
-def test_codegen_as_block_is_refused():
+def test_a_wrong_layout_of_codegen_is_refused():
     model = build("codegen")
     kind = type(next(p.attention for p in qk_projections(model)))
     oelm.register_attention(kind, fused="qkv_proj", layout="block", num_heads="num_attention_heads")
@@ -183,12 +178,12 @@ def test_a_wrong_number_of_heads_is_refused(heads, why):
         (("to_queries", "to_keys"), "to_keys", "act as keys"),
     ],
 )
-def test_swapped_or_false_projections_are_refused(q, k, why):
+def test_swapped_or_wrong_projections_are_refused(q, k, why):
     oelm.register_attention(MHSA, q=q, k=k, num_heads=H)
     refused(MHSA(), why)
 
 
-def test_a_class_of_the_same_name_elsewhere_is_not_affected():
+def test_a_registration_does_not_affect_other_classes_of_the_same_name():
     class BertSelfAttention(MHSA):
         pass
 
@@ -200,7 +195,7 @@ def test_a_class_of_the_same_name_elsewhere_is_not_affected():
         oelm.register_attention(dict, ignore=True)
 
 
-def test_a_user_class_named_like_transformers_is_not_read_as_it():
+def test_a_user_class_named_like_one_of_transformers_is_read_by_itself():
     class GPT2Attention(nn.Module):
         def __init__(self):
             super().__init__()
@@ -215,7 +210,7 @@ def test_a_user_class_named_like_transformers_is_not_read_as_it():
     assert {p.weight.layout.groups for p in read} == {H}
 
 
-# -- what cannot be run ------------------------------------------------------------------------------------
+# -- modules that need example inputs, or compute scores in unusual ways ---------------------------------
 
 
 class Demanding(MHSA):
@@ -232,24 +227,26 @@ class Demands(nn.Module):
         return self.inner(x, {"scale": 2.0})
 
 
-def test_an_attention_that_cannot_be_run_asks_for_an_example():
+def test_an_attention_that_cannot_be_called_needs_example_inputs():
     refused(Demands(), "example_inputs=")
     model = Demands().train()
     oelm.apply(model, "oelm-freeze", example_inputs=torch.randn(1, 5, W))
     assert model.inner.training
 
 
-def test_an_unverified_model_says_so_in_its_audit():
+def test_the_audit_says_that_verification_was_skipped(tmp_path):
     model = Demands()
     oelm.apply(model, "oelm-freeze", verify=False)
-    assert not oelm.audit(model).verified
-    assert "not verified" in str(oelm.audit(model))
+    oelm.save(model, tmp_path)
+    for unverified in (model, oelm.load(tmp_path, model=Demands())):
+        assert not oelm.audit(unverified).verified
+        assert "not verified" in str(oelm.audit(unverified))
     checked = MHSA()
     oelm.apply(checked, "oelm-freeze")
     assert oelm.audit(checked).verified
 
 
-def test_an_attention_sink_that_rescales_the_output_is_no_contradiction():
+def test_an_attention_sink_may_rescale_the_output():
     class Sink(MHSA):
         def forward(self, x):
             q, k, v = (getattr(self, n)(x).unflatten(-1, (H, -1)).transpose(1, 2) for n in self.names)
@@ -260,8 +257,8 @@ def test_an_attention_sink_that_rescales_the_output_is_no_contradiction():
     oelm.apply(Sink(), "oelm-freeze")
 
 
-def test_torchs_functional_attention_with_separate_weights_is_checked():
-    """As in WavLM. A gate on the query's rows would be found, so it is not simply trusted."""
+def test_torchs_functional_attention_with_separate_weights_is_verified():
+    """As in WavLM. A gate on the query's rows is found, so the function is really checked."""
 
     class Functional(MHSA):
         def __init__(self):
@@ -296,7 +293,7 @@ def test_masks_of_large_negative_numbers_do_not_hide_the_scores():
     oelm.apply(Masked(), "oelm-freeze")
 
 
-# -- more families -----------------------------------------------------------------------------------------
+# -- more families ---------------------------------------------------------------------------------------
 
 
 def latent_attention(kind="DeepseekV3", **rest):
@@ -324,7 +321,7 @@ def test_multi_head_latent_attention(kind, rank):
     assert heads["kv_a_proj_with_mqa.k"] == (1, 4)
 
 
-def test_fused_vision_attention_is_read_by_trying_layouts():
+def test_the_layout_of_a_fused_vision_attention_is_detected():
     from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
     from transformers.models.qwen2_vl.modeling_qwen2_vl import VisionAttention
 

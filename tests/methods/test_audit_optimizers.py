@@ -1,8 +1,8 @@
-"""What an optimizer must hold, must not hold, and must not do to a frozen tensor."""
+"""The audit of optimizers: what they hold, what they miss, and what they do to frozen tensors."""
 
 import pytest
 import torch
-from tiny_models import build, outputs
+from tiny_models import applied_model, build, faults, outputs
 from torch import nn
 from transformers import Adafactor
 
@@ -11,7 +11,7 @@ from oelm.errors import UsageError
 
 
 class ScheduleFree(torch.optim.Optimizer):
-    """As Lion or a schedule-free optimizer: one tensor per parameter as its state, decay of all it holds."""
+    """Like Lion: the state is one tensor per parameter; it can decay parameters without a gradient."""
 
     def __init__(self, params, lr=1e-2, weight_decay=0.0, decays_without_gradient=False):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
@@ -46,16 +46,6 @@ def _split(group, matrices):
     return [p for p in group["params"] if (p.ndim == 2) == matrices]
 
 
-def applied(family="gpt2", name="oelm-freeze"):
-    model = build(family)
-    oelm.apply(model, name, seed=1)
-    return model
-
-
-def faults(report):
-    return {row.tensor: " ".join(row.faults) for row in report.rows if row.faults}
-
-
 def step(model, optimizers):
     outputs(model).square().mean().backward()
     for optimizer in optimizers:
@@ -64,10 +54,10 @@ def step(model, optimizers):
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_frozen_tensors_have_no_state_and_never_change_and_all_others_train(kind, monkeypatch):
-    # Muon orthogonalises its update with bf16 matrix products, which kill a process on some CPUs.
+def test_frozen_tensors_do_not_change_and_all_others_train(kind, monkeypatch):
+    # Muon orthogonalises its update with bf16 matmuls, which kill the process on some CPUs.
     monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", lambda update, *_: update.sign())
-    model = applied()
+    model = applied_model("gpt2")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     made = OPTIMIZERS[kind](oelm.param_groups(model, lr=1e-2, weight_decay=0.1))
     optimizers = made if isinstance(made, tuple) else (made,)
@@ -81,8 +71,8 @@ def test_frozen_tensors_have_no_state_and_never_change_and_all_others_train(kind
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_an_optimizer_that_changes_what_it_holds_without_a_gradient_is_noticed(decay):
-    model = applied()
+def test_an_optimizer_that_decays_without_a_gradient_is_reported(decay):
+    model = applied_model("gpt2")
     optimizer = ScheduleFree(model.parameters(), weight_decay=decay, decays_without_gradient=True)
     step(model, [optimizer])
     found = faults(oelm.audit(model, optimizer))
@@ -92,8 +82,8 @@ def test_an_optimizer_that_changes_what_it_holds_without_a_gradient_is_noticed(d
     assert all(".c_attn.q." in name or ".c_attn.k." in name for name in found)
 
 
-def test_a_tensor_in_place_of_a_state_dict_is_read_as_state():
-    model = applied()
+def test_an_optimizer_state_may_be_a_tensor():
+    model = applied_model("gpt2")
     optimizer = ScheduleFree(model.parameters())
     query = model.transformer.h[0].attn.c_attn.q.weight
     optimizer.state[query] = torch.zeros_like(query)
@@ -103,7 +93,7 @@ def test_a_tensor_in_place_of_a_state_dict_is_read_as_state():
 
 
 @pytest.mark.parametrize("family", ["gpt2", "torch-encoder"])
-def test_an_optimizer_built_before_apply_is_reported_in_both_directions(family):
+def test_an_optimizer_built_before_apply_holds_too_much_and_too_little(family):
     model = build(family)
     optimizer = torch.optim.AdamW(model.parameters())
     oelm.apply(model, "oelm-freeze")
@@ -124,7 +114,7 @@ def test_a_parameter_left_out_of_the_optimizer_is_a_fault_unless_it_was_frozen_b
             [p for n, p in model.named_parameters() if "wte" not in n and p.requires_grad]
         )
 
-    model = applied()
+    model = applied_model("gpt2")
     assert faults(oelm.audit(model, without_embeddings(model))) == {
         "transformer.wte.weight": "the optimizer does not hold it, so it will not train"
     }
@@ -134,23 +124,23 @@ def test_a_parameter_left_out_of_the_optimizer_is_a_fault_unless_it_was_frozen_b
     assert oelm.audit(model, without_embeddings(model)).ok
 
 
-def test_a_long_report_is_cut_when_printed_but_complete_in_its_rows():
-    model = applied()
+def test_a_long_report_is_shortened_only_when_printed():
+    model = applied_model("gpt2")
     report = oelm.audit(model, torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=1.0))
     trainable = [name for name, p in model.named_parameters() if p.requires_grad]
     assert {name for name in faults(report) if not name.startswith("optimizer")} == set(trainable)
     assert f"... and {len(trainable) + 1 - 20} more" in str(report)
 
 
-def test_what_is_no_optimizer_is_refused():
+def test_an_object_that_is_not_an_optimizer_is_refused():
     with pytest.raises(UsageError, match="str is not an optimizer"):
-        oelm.audit(applied(), ["adamw"])
+        oelm.audit(applied_model("gpt2"), ["adamw"])
 
 
-def test_an_optimizer_prepared_by_accelerate_is_read_like_its_own():
+def test_an_optimizer_wrapped_by_accelerate_is_audited():
     from accelerate import Accelerator
 
-    model = applied()
+    model = applied_model("gpt2")
     accelerator = Accelerator(cpu=True)
     groups = oelm.param_groups(model, lr=1e-3)
     prepared, optimizer = accelerator.prepare(model, torch.optim.AdamW(groups))

@@ -1,8 +1,8 @@
-"""PEFT for real, before and after `oelm.apply`: LoRA, DoRA, prompt tuning; merged, unloaded and saved."""
+"""PEFT before and after `oelm.apply`: LoRA, DoRA, prompt tuning; merged, unloaded and saved."""
 
 import pytest
 import torch
-from tiny_models import build, outputs
+from tiny_models import applied_model, build, faults, optimizer_of, outputs
 
 import oelm
 from oelm.errors import OelmError
@@ -19,26 +19,12 @@ def prompt_tuned(model):
     return peft.get_peft_model(model, config)
 
 
-def applied(name="oelm-freeze", family="llama"):
-    model = build(family)
-    oelm.apply(model, name, seed=1)
-    return model
-
-
-def optimizer_of(model):
-    return torch.optim.AdamW(oelm.param_groups(model, lr=1e-2, weight_decay=0.1))
-
-
 def train(model, optimizer, steps=2):
     batch = torch.arange(3, 13).reshape(2, 5)
     for _ in range(steps):
         model(input_ids=batch, labels=batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-
-
-def faults(report):
-    return {row.tensor: " ".join(row.faults) for row in report.rows if row.faults}
 
 
 ADAPTERS = {
@@ -50,9 +36,9 @@ ADAPTERS = {
 
 @pytest.mark.parametrize("kind", ADAPTERS)
 @pytest.mark.parametrize("order", ["apply first", "peft first"])
-def test_both_orders_train_the_adapter_and_keep_q_and_k(kind, order):
+def test_both_orders_train_the_adapter_and_freeze_q_and_k(kind, order):
     if order == "apply first":
-        model = ADAPTERS[kind](applied())
+        model = ADAPTERS[kind](applied_model("llama"))
     else:
         model = ADAPTERS[kind](build("llama"))
         oelm.apply(model, "oelm-freeze", seed=1)
@@ -69,13 +55,13 @@ def test_both_orders_train_the_adapter_and_keep_q_and_k(kind, order):
 
 @pytest.mark.parametrize("order", ["apply first", "peft first"])
 def test_tensors_that_thaw_later_are_in_the_groups_and_train_after_the_thaw(order):
-    model = prompt_tuned(applied("oelm-gradual") if order == "apply first" else build("llama"))
+    model = prompt_tuned(applied_model("llama", "oelm-gradual") if order == "apply first" else build("llama"))
     if order == "peft first":
         oelm.apply(model, "oelm-gradual", seed=1)
     optimizer, schedule = optimizer_of(model), oelm.Applied(model)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     queries = [p.weight.parameter for p in oelm.qk_projections(model)]
-    assert {id(p) for p in queries} < held  # and the prompt's embedding
+    assert {id(p) for p in queries} < held  # the optimizer also holds the prompt's embedding
     schedule.step(9, 10, optimizer)
     start = [p.detach().clone() for p in queries]
     train(model, optimizer)
@@ -85,8 +71,8 @@ def test_tensors_that_thaw_later_are_in_the_groups_and_train_after_the_thaw(orde
 
 @pytest.mark.parametrize("order", ["apply first", "peft first"])
 @pytest.mark.parametrize("end", ["merge_and_unload", "unload"])
-def test_the_record_survives_the_end_of_the_adapter(order, end, tmp_path):
-    model = adapted(applied() if order == "apply first" else build("llama"), "v_proj")
+def test_the_record_survives_merging_and_unloading(order, end, tmp_path):
+    model = adapted(applied_model("llama") if order == "apply first" else build("llama"), "v_proj")
     if order == "peft first":
         oelm.apply(model, "oelm-freeze", seed=1)
     train(model, optimizer_of(model))
@@ -98,8 +84,8 @@ def test_the_record_survives_the_end_of_the_adapter(order, end, tmp_path):
     assert torch.equal(outputs(oelm.load(tmp_path)), outputs(plain.eval()))
 
 
-def test_an_adapter_on_a_frozen_projection_is_a_fault_and_its_merge_a_change():
-    model = adapted(applied(), "q_proj", "v_proj")
+def test_the_audit_reports_an_adapter_on_a_frozen_projection():
+    model = adapted(applied_model("llama"), "q_proj", "v_proj")
     found = faults(oelm.audit(model))
     assert len(found) == 3
     assert "a PEFT adapter trains on top of it" in found["model.layers.0.self_attn.q_proj.weight"]
@@ -110,14 +96,14 @@ def test_an_adapter_on_a_frozen_projection_is_a_fault_and_its_merge_a_change():
 
 
 def test_an_adapter_on_a_part_of_a_split_projection():
-    model = adapted(applied(family="gpt2"), "c_attn.v")
+    model = adapted(applied_model("gpt2"), "c_attn.v")
     assert oelm.audit(model, optimizer_of(model)).ok
-    state = model.get_base_model().state_dict()  # complete, though not fused again while v has an adapter
+    state = model.get_base_model().state_dict()  # q, k and v stay separate while v has an adapter
     for part in ("q", "k", "v.base_layer"):
         assert f"transformer.h.0.attn.c_attn.{part}.weight" in state
     model.get_base_model().load_state_dict(state)
     assert "transformer.h.0.attn.c_attn.weight" in model.merge_and_unload().state_dict()
-    assert len(faults(oelm.audit(adapted(applied(family="gpt2"), "c_attn.q")))) == 3
+    assert len(faults(oelm.audit(adapted(applied_model("gpt2"), "c_attn.q")))) == 3
 
 
 @pytest.mark.parametrize(
@@ -130,7 +116,7 @@ def test_an_adapter_on_a_part_of_a_split_projection():
         ("gpt2", "c_attn", "oelm-freeze"),
     ],
 )
-def test_applying_where_an_adapter_is_is_refused_by_name_and_changes_nothing(family, target, name):
+def test_a_method_that_replaces_a_layer_with_an_adapter_is_refused(family, target, name):
     model = adapted(build(family), target, fan_in_fan_out=family == "gpt2")
     before = {n: t.clone() for n, t in model.state_dict().items()}
     with pytest.raises(OelmError, match=rf"{target} has a PEFT adapter, but '{name}'"):
@@ -138,17 +124,17 @@ def test_applying_where_an_adapter_is_is_refused_by_name_and_changes_nothing(fam
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
 
 
-def test_a_method_that_freezes_nothing_may_meet_adapters_on_q_and_k():
+def test_a_method_that_freezes_nothing_works_with_adapters_on_q_and_k():
     model = adapted(build("gpt2"), "c_attn", fan_in_fan_out=True)
     oelm.apply(model, "orthogonal-init", seed=1)
-    plain = applied("orthogonal-init", "gpt2")
+    plain = applied_model("gpt2", "orthogonal-init")
     heads = [p.heads() for p in oelm.qk_projections(model)]
     assert all(torch.equal(h, p.heads()) for h, p in zip(heads, oelm.qk_projections(plain), strict=True))
     assert oelm.audit(model, optimizer_of(model)).ok
 
 
-def test_trainable_extras_survive_peft_only_in_one_order():
-    found = faults(oelm.audit(adapted(applied("oelm-lowrank"), "v_proj")))
+def test_trainable_extras_need_get_peft_model_before_apply():
+    found = faults(oelm.audit(adapted(applied_model("llama", "oelm-lowrank"), "v_proj")))
     assert len(found) == 12
     assert all("call get_peft_model first, then oelm.apply" in text for text in found.values())
     model = adapted(build("llama"), "v_proj")
@@ -156,13 +142,13 @@ def test_trainable_extras_survive_peft_only_in_one_order():
     assert oelm.audit(model, optimizer_of(model)).ok
 
 
-def test_a_copy_that_peft_trains_in_place_of_a_frozen_layer_is_noticed():
-    model = adapted(applied(), "v_proj", modules_to_save=["q_proj"])
+def test_the_audit_reports_modules_to_save_on_a_frozen_layer():
+    model = adapted(applied_model("llama"), "v_proj", modules_to_save=["q_proj"])
     assert len(faults(oelm.audit(model))) == 3
 
 
-def test_the_adapter_and_the_model_under_it_are_saved_apart(tmp_path):
-    model = adapted(applied(), "v_proj")
+def test_the_adapter_and_the_base_model_are_saved_separately(tmp_path):
+    model = adapted(applied_model("llama"), "v_proj")
     train(model, optimizer_of(model))
     want = outputs(model.get_base_model().eval())
     with pytest.raises(OelmError, match=r"has a PEFT adapter.*unload"):
@@ -175,7 +161,7 @@ def test_the_adapter_and_the_model_under_it_are_saved_apart(tmp_path):
 
 
 def test_an_adapter_added_by_transformers_itself(tmp_path):
-    model = applied()
+    model = applied_model("llama")
     model.add_adapter(peft.LoraConfig(target_modules=["v_proj"], r=2))
     assert oelm.audit(model, optimizer_of(model)).ok
     model.save_pretrained(tmp_path)  # the adapter alone, as without oelm
@@ -183,10 +169,10 @@ def test_an_adapter_added_by_transformers_itself(tmp_path):
 
 
 def test_the_trainer_with_an_adapter(tmp_path):
-    from test_trainer_callback import trainer
+    from tiny_trainer import trainer
 
     def model():
-        return adapted(applied("oelm-gradual", "bert"), "value", modules_to_save=["classifier"])
+        return adapted(applied_model("bert", "oelm-gradual"), "value", modules_to_save=["classifier"])
 
     callback = oelm.OELMCallback()
     run = trainer(model(), tmp_path, callback, steps=4, save_steps=2)

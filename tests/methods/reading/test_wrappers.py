@@ -1,4 +1,4 @@
-"""Models in wrappers, copies, other devices and dtypes: a right answer or a clear error."""
+"""Wrapped models, copies, other devices and dtypes."""
 
 import copy
 import io
@@ -6,24 +6,13 @@ import pickle
 
 import pytest
 import torch
-from tiny_models import build, outputs
+from tiny_models import applied_model, build, equal_parameters, optimizer_of, outputs
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import oelm
 from oelm.errors import OelmError, UsageError
-
-
-def applied(family="gpt2", name="oelm-freeze"):
-    model = build(family)
-    oelm.apply(model, name, seed=1)
-    return model
-
-
-def optimizer_of(model):
-    return torch.optim.AdamW(oelm.param_groups(model, lr=1e-2, weight_decay=0.1))
-
 
 WRAPPERS = {
     "data-parallel": nn.DataParallel,
@@ -33,12 +22,13 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("kind", WRAPPERS)
-def test_a_wrapped_model_is_audited_grouped_and_saved_as_itself(kind, tmp_path):
-    model = applied()
+def test_a_wrapped_model_is_audited_and_saved_like_the_plain_one(kind, tmp_path):
+    model = applied_model("gpt2")
     wrapped = WRAPPERS[kind](model)
     optimizer = optimizer_of(wrapped)
     report = oelm.audit(wrapped, optimizer)
     assert report.ok, report
+    assert len(oelm.qk_projections(wrapped)) == len(oelm.qk_projections(model))
     assert [row.tensor for row in report.rows] == [row.tensor for row in oelm.audit(model).rows]
     oelm.save(wrapped, tmp_path)
     assert torch.equal(outputs(oelm.load(tmp_path)), outputs(model))
@@ -48,25 +38,25 @@ def test_a_model_can_be_wrapped_before_apply():
     model = build("gpt2")
     wrapped = torch.compile(nn.DataParallel(model))
     oelm.apply(wrapped, "oelm-freeze", seed=1)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), applied().parameters(), strict=True))
+    assert equal_parameters(model, applied_model("gpt2"))
     assert oelm.audit(model, optimizer_of(wrapped)).ok
 
 
-def test_layers_wrapped_for_activation_checkpointing_or_compiled_keep_their_names():
-    model = applied("llama", "oelm-gradual")
+def test_wrapped_and_compiled_layers_keep_their_names():
+    model = applied_model("llama", "oelm-gradual")
     model.model.layers[0] = checkpoint_wrapper(model.model.layers[0])
     model.model.layers[1] = torch.compile(model.model.layers[1])
     optimizer = optimizer_of(model)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    assert held == {id(p) for p in model.parameters()}  # those that thaw later, too
+    assert held == {id(p) for p in model.parameters()}  # also the tensors that thaw later
     assert oelm.audit(model, optimizer).ok
     oelm.Applied(model).step(9, 10, optimizer)
     assert oelm.audit(model, optimizer).ok
 
 
 @pytest.mark.parametrize("average", [None, get_ema_multi_avg_fn(0.9)], ids=["mean", "ema"])
-def test_an_averaged_model_is_read_through_its_module(average):
-    model = applied("llama")
+def test_an_averaged_model_is_audited(average):
+    model = applied_model("llama")
     averaged = AveragedModel(model, multi_avg_fn=average)
     optimizer = optimizer_of(model)
     for _ in range(3):
@@ -81,8 +71,8 @@ def test_an_averaged_model_is_read_through_its_module(average):
 
 @pytest.mark.parametrize("family", ["gpt2", "torch-encoder"])
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
-def test_a_copy_keeps_its_own_record(family, how):
-    model = applied(family, "oelm-gradual")
+def test_a_copied_model_has_its_own_record(family, how):
+    model = applied_model(family, "oelm-gradual")
     if how == "deepcopy":
         other = copy.deepcopy(model)
     elif how == "pickle":
@@ -97,24 +87,24 @@ def test_a_copy_keeps_its_own_record(family, how):
     assert oelm.audit(other, optimizer_of(other)).ok
     assert oelm.Applied(model).progress == 0.0
     assert oelm.audit(model).ok
-    other.load_state_dict(model.state_dict())  # hooks of the copy work on the copy
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    other.load_state_dict(model.state_dict())  # the hooks of the copy act on the copy
+    assert equal_parameters(model, other)
 
 
 @pytest.mark.parametrize("name", ["oelm-freeze", "oelm-lowrank", "oelm-plus"])
-def test_state_dicts_come_back_strictly(name):
-    model, other = applied(name=name), applied(name=name)
+def test_a_state_dict_loads_strictly(name):
+    model, other = applied_model("gpt2", name), applied_model("gpt2", name)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.1)
     other.load_state_dict(model.state_dict(), strict=True)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert equal_parameters(model, other)
     if name == "oelm-freeze":
         build("gpt2").load_state_dict(model.state_dict(), strict=True)
 
 
 @pytest.mark.parametrize("nothing", [None, "bert-base-uncased", {}])
-def test_what_is_no_model_is_refused(nothing, tmp_path):
+def test_an_object_that_is_not_a_model_is_refused(nothing, tmp_path):
     uses = (
         lambda: oelm.apply(nothing, "oelm-freeze"),
         lambda: oelm.audit(nothing),
@@ -128,15 +118,15 @@ def test_what_is_no_model_is_refused(nothing, tmp_path):
             use()
 
 
-def test_the_meta_device_has_nothing_to_audit_or_save(tmp_path):
-    model = applied().to("meta")
+def test_a_model_on_the_meta_device_is_refused(tmp_path):
+    model = applied_model("gpt2").to("meta")
     for use in (lambda: oelm.audit(model), lambda: oelm.save(model, tmp_path)):
         with pytest.raises(OelmError, match="meta device"):
             use()
 
 
-def test_a_cast_is_named_as_the_reason():
-    report = oelm.audit(applied("llama").double())
+def test_the_audit_names_a_cast_as_the_reason():
+    report = oelm.audit(applied_model("llama").double())
     assert not report.ok
     assert "it is float64: a cast after oelm.apply counts" in str(report)
     model = build("llama").double()
@@ -144,15 +134,15 @@ def test_a_cast_is_named_as_the_reason():
     assert oelm.audit(model).ok
 
 
-def test_gradient_checkpointing_keeps_what_is_frozen():
-    model = applied("llama").train()
+def test_gradient_checkpointing_keeps_tensors_frozen():
+    model = applied_model("llama").train()
     model.gradient_checkpointing_enable()
     outputs(model).square().mean().backward()
     assert oelm.audit(model, optimizer_of(model)).ok
     assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
 
 
-def test_a_method_on_a_part_is_found_there_and_not_applied_twice():
+def test_a_method_on_a_submodule_is_reported():
     model = build("llama")
     oelm.apply(model.model, "oelm-freeze")
     with pytest.raises(OelmError, match="pass its submodule 'model'"):

@@ -1,11 +1,11 @@
-"""Round trips: what was saved comes back bit for bit, frozen as it was, or not at all."""
+"""oelm.save and oelm.load: a loaded model is bit-equal and frozen as before, or loading is an error."""
 
 import json
 import shutil
 
 import pytest
 import torch
-from tiny_models import FAMILIES, build, outputs
+from tiny_models import FAMILIES, applied_model, build, outputs
 from transformers import PreTrainedModel
 
 import oelm
@@ -13,11 +13,10 @@ from oelm.errors import OelmError
 from oelm.methods.saving.save import save_metadata
 
 
-def moved(family, name, position=(5, 10)):
-    """A model somewhere in its run, its trainable tensors moved."""
-    model = build(family)
-    applied = oelm.apply(model, name, seed=1)
-    applied.step(*position)
+def half_trained(family, name):
+    """Return a model in the middle of a run, with changed trainable tensors."""
+    model = applied_model(family, name)
+    oelm.Applied(model).step(5, 10)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -41,8 +40,8 @@ def same(a, b):
 
 @pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_comes_back_bit_equal(family, compact, tmp_path):
-    model = moved(family, "oelm-freeze")
+def test_every_family_is_loaded_bit_equal(family, compact, tmp_path):
+    model = half_trained(family, "oelm-freeze")
     oelm.save(model, tmp_path, compact=compact)
     again = loaded(tmp_path, family)
     assert same(model, again)
@@ -68,8 +67,8 @@ def test_every_family_comes_back_bit_equal(family, compact, tmp_path):
         ("gpt2", "orthogonal-init"),
     ],
 )
-def test_every_kind_of_method_comes_back_bit_equal(family, name, compact, tmp_path):
-    model = moved(family, name)
+def test_every_kind_of_method_is_loaded_bit_equal(family, name, compact, tmp_path):
+    model = half_trained(family, name)
     oelm.save(model, tmp_path, compact=compact)
     again = loaded(tmp_path, family)
     assert same(model, again)
@@ -77,7 +76,7 @@ def test_every_kind_of_method_comes_back_bit_equal(family, name, compact, tmp_pa
     assert oelm.audit(again).ok
 
 
-def test_training_goes_on_after_a_load_as_if_nothing_had_happened(tmp_path):
+def test_training_continues_bit_equal_after_loading(tmp_path):
     def train(model, start, stop):
         applied = oelm.Applied(model)
         for step in range(start, stop):
@@ -89,20 +88,18 @@ def test_training_goes_on_after_a_load_as_if_nothing_had_happened(tmp_path):
                     if parameter.requires_grad:
                         parameter.sub_(parameter.grad)
 
-    whole, part = build("gpt2"), build("gpt2")
-    for model in (whole, part):
-        oelm.apply(model, "oelm-gradual", seed=1)
-    train(whole, 0, 10)
-    train(part, 0, 5)
-    oelm.save(part, tmp_path)
+    uninterrupted, first_half = (applied_model("gpt2", "oelm-gradual") for _ in range(2))
+    train(uninterrupted, 0, 10)
+    train(first_half, 0, 5)
+    oelm.save(first_half, tmp_path)
     again = loaded(tmp_path, "gpt2")
-    assert oelm.Applied(again).progress == 0.4  # the position last followed
+    assert oelm.Applied(again).progress == 0.4  # of the last call of step
     train(again, 5, 10)
-    assert same(whole, again)
+    assert same(uninterrupted, again)
 
 
-def test_a_compact_save_is_smaller_by_what_the_seed_rebuilds(tmp_path):
-    model = moved("gpt2", "oelm-freeze")
+def test_a_compact_save_is_smaller_by_the_rebuilt_tensors(tmp_path):
+    model = half_trained("gpt2", "oelm-freeze")
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     sizes = {}
     for compact in (False, True):
@@ -111,15 +108,15 @@ def test_a_compact_save_is_smaller_by_what_the_seed_rebuilds(tmp_path):
     assert sizes[False] - sizes[True] == pytest.approx(4 * frozen, rel=0.2)
 
 
-def test_saving_over_an_older_save_leaves_nothing_of_it(tmp_path):
-    oelm.save(moved("own-gpt", "oelm-plus"), tmp_path, compact=True)
-    later = moved("own-gpt", "oelm-freeze")
+def test_saving_removes_the_files_of_an_older_save(tmp_path):
+    oelm.save(half_trained("own-gpt", "oelm-plus"), tmp_path, compact=True)
+    later = half_trained("own-gpt", "oelm-freeze")
     oelm.save(later, tmp_path)
     assert same(later, oelm.load(tmp_path))
     assert not list(tmp_path.glob("oelm_*"))
 
 
-def test_a_foreign_or_damaged_folder_is_a_clear_error(tmp_path):
+def test_the_error_names_what_is_wrong_with_a_folder(tmp_path):
     with pytest.raises(OelmError, match="is not a folder"):
         oelm.load(tmp_path / "nowhere")
     build("bert").save_pretrained(tmp_path / "plain")
@@ -127,12 +124,14 @@ def test_a_foreign_or_damaged_folder_is_a_clear_error(tmp_path):
         oelm.load(tmp_path / "plain")
 
     good = tmp_path / "good"
-    oelm.save(moved("own-gpt", "oelm-plus"), good)
+    oelm.save(half_trained("own-gpt", "oelm-plus"), good)
 
-    config = json.loads((good / "config.json").read_text())
+    config = json.loads((good / "config.json").read_text(encoding="utf-8"))
 
     def reshape(**fields):
-        return lambda folder: (folder / "config.json").write_text(json.dumps({**config, **fields}))
+        return lambda folder: (folder / "config.json").write_text(
+            json.dumps({**config, **fields}), encoding="utf-8"
+        )
 
     def damaged(name, change):
         folder = tmp_path / name
@@ -142,14 +141,14 @@ def test_a_foreign_or_damaged_folder_is_a_clear_error(tmp_path):
 
     def edit(**fields):
         def change(folder):
-            about = json.loads((folder / "oelm.json").read_text())
-            (folder / "oelm.json").write_text(json.dumps({**about, **fields}))
+            about = json.loads((folder / "oelm.json").read_text(encoding="utf-8"))
+            (folder / "oelm.json").write_text(json.dumps({**about, **fields}), encoding="utf-8")
 
         return change
 
     cases = [
-        ("cut", lambda f: (f / "oelm.json").write_text("{"), "damaged"),
-        ("list", lambda f: (f / "oelm.json").write_text("[]"), "damaged"),
+        ("cut", lambda f: (f / "oelm.json").write_text("{", encoding="utf-8"), "oelm.json: not JSON"),
+        ("list", lambda f: (f / "oelm.json").write_text("[]", encoding="utf-8"), "oelm.json"),
         ("future", edit(format=99), "format 99"),
         ("code", edit(model_class="os:system"), "class of your own"),
         ("gone", edit(model_class="oelm.models.gpt:GPT9"), "does not have"),
@@ -170,7 +169,7 @@ def test_a_foreign_or_damaged_folder_is_a_clear_error(tmp_path):
         ("heads", reshape(heads=config["heads"] // 2), "was saved with"),
         ("shape", reshape(width="32"), "config.json"),
         ("field", reshape(new=1), "config.json"),
-        ("nojson", lambda f: (f / "config.json").write_text("{"), "config.json"),
+        ("nojson", lambda f: (f / "config.json").write_text("{", encoding="utf-8"), "config.json"),
         ("width", reshape(ff=config["ff"] * 2), "another shape"),
         ("extras", lambda f: (f / "oelm_extras.safetensors").write_bytes(b"nonsense"), "damaged"),
     ]
@@ -179,8 +178,8 @@ def test_a_foreign_or_damaged_folder_is_a_clear_error(tmp_path):
             oelm.load(damaged(name, change))
 
 
-def test_a_changed_frozen_tensor_is_noticed_on_load(tmp_path):
-    model = moved("own-gpt", "oelm-freeze")
+def test_loading_a_changed_frozen_tensor_is_an_error(tmp_path):
+    model = half_trained("own-gpt", "oelm-freeze")
     oelm.save(model, tmp_path)
     with torch.no_grad():
         model.blocks[0].attn.q.weight[0, 0] += 1e-6
@@ -190,18 +189,20 @@ def test_a_changed_frozen_tensor_is_noticed_on_load(tmp_path):
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_what_could_not_be_loaded_is_not_saved(compact, tmp_path):
-    model = moved("bert", "oelm-freeze")
+def test_saving_a_cast_model_is_an_error(compact, tmp_path):
+    model = half_trained("bert", "oelm-freeze")
     with pytest.raises(OelmError, match="something wrote to it or cast it"):
         oelm.save(model.half(), tmp_path / "half", compact=compact)
     assert not (tmp_path / "half").exists()
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_a_damaged_transformers_folder_is_a_clear_error(compact, tmp_path):
+def test_loading_a_damaged_transformers_folder_is_an_error(compact, tmp_path):
+    oelm.save(half_trained("bert", "oelm-freeze"), tmp_path / "good", compact=compact)
+
     def damaged(name, content):
-        folder = tmp_path / f"{name}{len(content or '')}"
-        oelm.save(moved("bert", "oelm-freeze"), folder, compact=compact)
+        folder = tmp_path / f"{name}-{content}"
+        shutil.copytree(tmp_path / "good", folder)
         (folder / name).unlink()
         if content is not None:
             (folder / name).write_bytes(content)
@@ -214,38 +215,38 @@ def test_a_damaged_transformers_folder_is_a_clear_error(compact, tmp_path):
                 oelm.load(damaged(name, content))
 
 
-def test_other_heads_in_a_transformers_config_are_another_model(tmp_path):
-    oelm.save(moved("bert", "oelm-freeze"), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_attention_heads": 2}))
+def test_another_number_of_heads_in_a_config_is_an_error(tmp_path):
+    oelm.save(half_trained("bert", "oelm-freeze"), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_attention_heads": 2}), encoding="utf-8")
     with pytest.raises(OelmError, match="was saved with 4 heads of 8, this model has 2 of 16"):
         oelm.load(tmp_path)
 
 
 def test_weights_in_shards(tmp_path):
-    model = moved("gpt2", "oelm-freeze")
+    model = half_trained("gpt2", "oelm-freeze")
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     save_metadata(model, tmp_path)
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     assert same(model, oelm.load(tmp_path))
     assert same(model, oelm.load(tmp_path, model=build("gpt2")))
-    oelm.save(model, tmp_path, compact=True)  # and nothing of them stays behind, to be taken for the model
+    oelm.save(model, tmp_path, compact=True)  # this must remove the shards
     assert not list(tmp_path.glob("model*"))
     assert same(model, oelm.load(tmp_path))
 
 
-def test_a_wrong_seed_in_a_compact_save_is_noticed(tmp_path):
-    oelm.save(moved("gpt2", "oelm-freeze"), tmp_path, compact=True)
-    about = json.loads((tmp_path / "oelm.json").read_text())
-    (tmp_path / "oelm.json").write_text(json.dumps({**about, "seed": 2}))
+def test_a_wrong_seed_in_a_compact_save_is_an_error(tmp_path):
+    oelm.save(half_trained("gpt2", "oelm-freeze"), tmp_path, compact=True)
+    about = json.loads((tmp_path / "oelm.json").read_text(encoding="utf-8"))
+    (tmp_path / "oelm.json").write_text(json.dumps({**about, "seed": 2}), encoding="utf-8")
     with pytest.raises(OelmError, match="rebuilt from the seed"):
         oelm.load(tmp_path)
 
 
-def test_a_model_without_a_method_is_not_saved_and_one_with_a_method_is_no_target(tmp_path):
+def test_save_needs_a_method_and_load_needs_a_plain_model(tmp_path):
     with pytest.raises(OelmError, match="has no method"):
         oelm.save(build("bert"), tmp_path)
-    model = moved("torch-encoder", "oelm-freeze")
+    model = half_trained("torch-encoder", "oelm-freeze")
     oelm.save(model, tmp_path)
     with pytest.raises(OelmError, match="class of your own"):
         oelm.load(tmp_path)
@@ -253,8 +254,8 @@ def test_a_model_without_a_method_is_not_saved_and_one_with_a_method_is_no_targe
         oelm.load(tmp_path, model=model)
 
 
-def test_a_compact_folder_is_not_mistaken_for_a_whole_model_by_transformers(tmp_path):
-    model = moved("bert", "oelm-freeze")
+def test_transformers_refuses_a_compact_folder(tmp_path):
+    model = half_trained("bert", "oelm-freeze")
     oelm.save(model, tmp_path, compact=True)
     with pytest.raises(OSError, match=r"safetensors"):
         type(model).from_pretrained(tmp_path)
