@@ -1,4 +1,4 @@
-"""The command line as its users meet it: help, typos, facts as JSON, and exit codes."""
+"""Help, typos, JSON output and exit codes."""
 
 from __future__ import annotations
 
@@ -127,10 +127,7 @@ def test_a_typo_gets_the_nearest_name_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    try:
-        code = main(words)
-    except SystemExit as leave:
-        code = int(leave.code or 0)
+    code = main(words)
     error = capsys.readouterr().err
     assert code == 2, error
     assert hint in error
@@ -151,7 +148,7 @@ def test_a_typo_gets_the_nearest_name_and_exit_code_2(
         (["report", "--runs", "empty"], "no runs in empty yet"),
     ],
 )
-def test_a_path_that_cannot_be_used_is_said_without_a_traceback(
+def test_an_unusable_path_is_an_error_without_a_traceback(
     words: list[str],
     said: str,
     capsys: pytest.CaptureFixture[str],
@@ -159,7 +156,7 @@ def test_a_path_that_cannot_be_used_is_said_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("mine")
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
     (tmp_path / "empty").mkdir()
     (job,) = make_jobs([experiment("GPT-01").at("smoke", 0)], "runs")
     (job.folder / "best").mkdir()
@@ -167,7 +164,7 @@ def test_a_path_that_cannot_be_used_is_said_without_a_traceback(
     error = capsys.readouterr().err
     assert error.startswith("oelm: ")
     assert said in error
-    assert (tmp_path / "file").read_text() == "mine"
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
 
 
 def test_a_user_error_in_a_real_process_shows_no_traceback() -> None:
@@ -183,14 +180,14 @@ def test_a_user_error_in_a_real_process_shows_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     command = f"{sys.executable} -m oelm.cli.main list | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0
     assert done.stderr == ""
 
 
-def test_list_groups_by_phase_and_shows_reported_figures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_groups_by_phase_and_shows_reported_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     text = capsys.readouterr().out
     assert text.index("phase 1") < text.index("XNLI-01") < text.index("phase 2") < text.index("GPT-01")
@@ -201,7 +198,7 @@ def test_list_groups_by_phase_and_shows_reported_figures(capsys: pytest.CaptureF
     assert [e["reported"]["value"] for e in listed] == [4.97, 47.24, 54.29, 25.13, 29.03]
 
 
-def test_diff_names_the_rate_beside_the_method(capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_shows_learning_rate_and_method(capsys: pytest.CaptureFixture[str]) -> None:
     found = facts(capsys, "diff", "GPT-01", "GPT-02")
     assert isinstance(found, dict)
     assert found["optim.lr"] == [3e-4, 1e-3]
@@ -209,7 +206,7 @@ def test_diff_names_the_rate_beside_the_method(capsys: pytest.CaptureFixture[str
     assert "budget.steps" not in found
 
 
-def test_show_prints_all_that_will_happen(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_show_prints_counts_disk_and_time(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ("GPT-02", "--runs", str(tmp_path / "runs"))
     shown = facts(capsys, "show", *words)
     assert isinstance(shown, dict)
@@ -237,7 +234,7 @@ def test_show_counts_bert_exactly(capsys: pytest.CaptureFixture[str]) -> None:
     assert (counts["total"], counts["frozen"], counts["trainable"]) == (109_484_547, 14_174_208, 95_310_339)
 
 
-def test_methods_says_what_each_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_methods_lists_purpose_and_control_of_each(capsys: pytest.CaptureFixture[str]) -> None:
     named = facts(capsys, "methods")
     assert isinstance(named, dict)
     assert "oelm_v2" in named["oelm-freeze"]["aliases"]
@@ -258,10 +255,10 @@ def test_dry_run_of_everything_starts_nothing(capsys: pytest.CaptureFixture[str]
     assert "unequal: GPT-02" in capsys.readouterr().out
 
 
-def test_dry_run_says_what_is_done_already(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_shows_which_runs_are_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (job,) = make_jobs([experiment("GPT-01").at("smoke", 0)], tmp_path)
     RunFolder(job.folder).write_status(Status(state="finished"))
-    RunFolder(job.folder).results_file.write_text("{}")
+    RunFolder(job.folder).results_file.write_text("{}", encoding="utf-8")
     words = ["run", "GPT-01", "--scale", "smoke", "--seeds", "0", "1", "--runs", str(tmp_path), "--dry-run"]
     assert main(words) == 0
     text = capsys.readouterr().out
@@ -282,7 +279,7 @@ def test_show_applies_changes_to_the_arms_it_is_compared_with(
     assert changed["unequal"] == []
 
 
-def test_a_catalogue_file_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_catalogue_file_registers_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = tmp_path / "own.py"
     own.write_text(
         "from oelm.experiments.catalogue import register_experiment\n"
@@ -296,7 +293,7 @@ def test_a_catalogue_file_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixt
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
     assert "OWN-1" in done.stdout
     broken = tmp_path / "broken.py"
-    broken.write_text("\nimport oelm.nothing\n")
+    broken.write_text("\nimport oelm.nothing\n", encoding="utf-8")
     assert main(["list", "--catalogue", str(broken)]) == 2
     assert "broken.py, line 2: ModuleNotFoundError" in capsys.readouterr().err
     assert main(["list", "--catalogue", str(tmp_path / "none.py")]) == 2

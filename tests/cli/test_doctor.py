@@ -17,7 +17,7 @@ from oelm.experiments.resume.compare_runs import FileDifference
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, Case]:
-    """Results of the check without running anything; a test changes what a signal leads to."""
+    """Replace the check by fixed results; a test can set another result for a signal."""
     results: dict[str, Case] = {}
 
     def case(self: ResumeCheck, interruption: Interruption) -> Case:
@@ -29,7 +29,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, Case]:
     return results
 
 
-def test_a_proof_is_a_table_and_exit_code_0(
+def test_equal_runs_are_a_table_and_exit_code_0(
     fake: dict[str, Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", "GPT-01", "--scale", "smoke", "--resume", "--runs", str(tmp_path / "runs")]) == 0

@@ -1,4 +1,4 @@
-"""What comes from a file, a folder's name or the environment neither commands the terminal nor crashes."""
+"""Text from files, folder names and the environment is escaped before it is printed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_printable_text_has_no_control_characters_and_can_be_encoded(text: str) 
     assert json.loads(printable_json(json.dumps(text, ensure_ascii=False))) == text
 
 
-def test_ordinary_text_stays_as_it_is() -> None:
+def test_ordinary_text_is_not_changed() -> None:
     text = "Überraschung: 冻结 [oelm-freeze] 5 % 👩‍👩‍👧 a\\b"
     assert printable(text) == text
     assert printable("two\n\tlines", lines=True) == "two\n\tlines"
@@ -54,15 +54,15 @@ def hostile_runs(tmp_path: Path) -> Path:
     for id in (HOSTILE.replace("\x00", ""), os.fsdecode(b"caf\xe9")):
         place = tmp_path / "runs" / "stu[b]dy\x1b[1m" / id.replace("/", "") / "scale=mini" / "seed=0"
         place.mkdir(parents=True)
-        (place / "config.yaml").write_text("id: '[/b]'\n")
+        (place / "config.yaml").write_text("id: '[/b]'\n", encoding="utf-8")
         status = {"state": "failed", "heartbeat": time.time(), "reason": HOSTILE, "step": 1, "total_steps": 9}
-        (place / "status.json").write_text(json.dumps(status))
+        (place / "status.json").write_text(json.dumps(status), encoding="utf-8")
         (place / "training.log").write_bytes(f"start {HOSTILE}\n".encode() + b"\xff\xfe\n")
     return tmp_path / "runs"
 
 
 @pytest.mark.parametrize("words", [["status"], ["status", "--json"], ["monitor", "--once"], ["analyze"]])
-def test_commands_show_a_hostile_runs_folder(
+def test_commands_escape_a_hostile_runs_folder(
     words: list[str], hostile_runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main([*words, "--runs", str(hostile_runs)])
@@ -109,7 +109,7 @@ def test_the_journal_shows_and_writes_plain_text(tmp_path: Path, capsys: pytest.
     journal.line(HOSTILE)
     journal.progress(1, 2, "[/c]\x1b[2J")
     journal.close()
-    written = (tmp_path / "training.log").read_text()
+    written = (tmp_path / "training.log").read_text(encoding="utf-8")
     assert "[/b][bold]" in written
     assert not COMMANDS_A_TERMINAL & set(written)
     assert not {"\x07", "\x9b", "\x1b]0;"} & set(capsys.readouterr().err)
@@ -125,7 +125,7 @@ def test_an_error_names_a_hostile_file_in_plain_text(
 
 
 def test_every_command_prints_through_the_safe_print() -> None:
-    """A module that calls print() imports the one of oelm.cli.output, or makes its text printable itself."""
+    """Every module that calls print() imports oelm.cli.output.print, or calls printable() on its text."""
     for path in Path(oelm.cli.__path__[0]).glob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]

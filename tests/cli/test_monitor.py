@@ -55,7 +55,7 @@ def test_monitor_keys_move_by_lines_by_pages_and_to_the_ends(tmp_path: Path) -> 
         place = tmp_path / "s" / "X" / "scale=full" / f"seed={seed}"
         place.mkdir(parents=True)
         RunFolder(place).write_status(Status(state="finished"))
-        RunFolder(place).results_file.write_text("{}")
+        RunFolder(place).results_file.write_text("{}", encoding="utf-8")
     view = View()
     view.update(scan(tmp_path))
     places = []
@@ -75,7 +75,7 @@ def test_monitor_on_a_terminal_follows_keys_and_restores_it(tmp_path: Path) -> N
         place.mkdir(parents=True)
         state = "diverged" if seed == 59 else "finished"
         write_json(place / "status.json", {"state": state, "heartbeat": time.time(), "reason": "loss is nan"})
-        (place / "training.log").write_text(f"the log of seed {seed}\n")
+        (place / "training.log").write_text(f"the log of seed {seed}\n", encoding="utf-8")
     main_end, terminal = pty.openpty()
     command = [
         sys.executable,

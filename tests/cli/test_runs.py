@@ -1,4 +1,4 @@
-"""Commands on real runs: one smoke experiment trained in this process, then looked at in every way."""
+"""Commands on a real run: one experiment is trained at smoke scale and used by all tests."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_another_config_in_the_same_folder_is_refused(root: Path, capsys: pytest
     assert "optim.lr" in capsys.readouterr().err
 
 
-def test_a_tuned_experiment_says_how_to_get_its_rate(
+def test_train_of_an_untuned_experiment_says_how_to_tune_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "TS-FREEZE-TUNED", "--scale", "smoke", "--runs", str(tmp_path / "runs")]) == 1
@@ -123,8 +123,8 @@ def test_export_loads_in_transformers_with_the_same_logits(
 
 
 @pytest.mark.slow
-def test_export_of_a_transformers_model_takes_the_extras_along(tmp_path: Path) -> None:
-    """transformers would ignore them without a word."""
+def test_export_of_a_transformers_model_includes_the_extras(tmp_path: Path) -> None:
+    """transformers would drop the trainable extras silently, so the export folds them into the weights."""
     runs, target = str(tmp_path / "runs"), tmp_path / "exported"
     words = ["--scale", "smoke", "--runs", runs, "--set", "method=oelm-core", "--set", "optim.lr=0.05"]
     assert main(["train", "SST-2-02", *words]) == 0
@@ -144,7 +144,7 @@ def test_export_of_a_transformers_model_takes_the_extras_along(tmp_path: Path) -
         assert (plain - extended).abs().max() > 1e-3  # the core moved, and went along
 
 
-def test_clean_frees_only_after_a_yes(
+def test_clean_deletes_only_after_confirmation(
     root: Path, folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["clean", "--runs", str(root)]) == 0  # no terminal to ask, so nothing happens
@@ -162,7 +162,9 @@ def test_clean_frees_only_after_a_yes(
     assert folder.results() is not None
 
 
-def test_archive_travels(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_archive_can_be_packed_verified_and_merged(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     packed = str(tmp_path / "paper.tar.gz")
     assert main(["archive", "pack", packed, "--runs", str(root), "--study", "paper"]) == 0
     assert main(["archive", "verify", packed]) == 0
@@ -172,7 +174,7 @@ def test_archive_travels(root: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [r["state"] for r in json.loads(capsys.readouterr().out)] == ["finished"]
 
 
-def test_doctor_takes_a_real_step_and_names_what_is_wrong(
+def test_doctor_takes_a_real_step_and_reports_problems(
     tmp_path: Path, cache: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = str(tmp_path / "runs")
@@ -192,7 +194,7 @@ def test_doctor_takes_a_real_step_and_names_what_is_wrong(
     rows = [{"text": f"a film {i}", "label": i % 2} for i in range(40)]
     for split in ("train", "validation", "test"):
         bad = [*rows, {"text": "the classic", "label": -1}] if split == "train" else rows
-        (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in bad))
+        (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in bad), encoding="utf-8")
     words = ["doctor", "GPT-CLS-01", "--scale", "mini", "--runs", runs, "--data-dir", str(tmp_path / "data")]
     assert main(words) == 1
     text = capsys.readouterr().out
@@ -204,7 +206,7 @@ def test_doctor_takes_a_real_step_and_names_what_is_wrong(
     assert "set --data-dir or OELM_DATA_DIR" in capsys.readouterr().err
 
 
-def test_dividing_a_run_needs_processes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_shard_needs_several_gpus_per_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["run", "GPT-02", "--scale", "smoke", "--runs", str(tmp_path), "--shard"]) == 2
     assert "--gpus-per-run" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Lists on the command line, and what is suggested for a flag that does not exist."""
+"""Formats of list options, and suggestions for unknown flags."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from oelm.experiments.catalogue import select
         (["--seeds", "3", "3", "1-3"], [3, 1, 2]),
     ],
 )
-def test_seeds_as_people_write_them(words: list[str], seeds: list[int]) -> None:
+def test_formats_of_seeds(words: list[str], seeds: list[int]) -> None:
     for command in ("run", "doctor"):
         given = make_app().parse_args([command, "GPT-01", *words])[1]
         given.apply_defaults()
@@ -34,7 +34,7 @@ def test_seeds_as_people_write_them(words: list[str], seeds: list[int]) -> None:
 
 
 @pytest.mark.parametrize("word", ["x", "1.5", "-1", "3-1", "0-999999", "1..3", "", "٣"])
-def test_seeds_that_are_none(word: str) -> None:
+def test_invalid_seeds(word: str) -> None:
     with pytest.raises(UsageError, match="--seeds"):
         integers([word], "--seeds")
 
@@ -49,14 +49,14 @@ def test_seeds_that_are_none(word: str) -> None:
         (["Paper"], ["SST-2-01", "MNLI-02"]),
     ],
 )
-def test_phases_as_people_write_them(words: list[str], ids: list[str]) -> None:
+def test_formats_of_phases(words: list[str], ids: list[str]) -> None:
     given = make_app().parse_args(["run", "--phase", *words])[1].arguments
     chosen = [e.id for e in select(phases=given["selection"].phase)]
     assert [chosen[0], chosen[-1]] == ids
     assert len(set(chosen)) == len(chosen)
 
 
-def test_learning_rates_of_a_grid() -> None:
+def test_formats_of_a_grid() -> None:
     words = ["run", "X", "--grid", "1e-3,2e-3", "4e-3", "--trial-seeds", "0-1"]
     tuning = make_app().parse_args(words)[1].arguments["tuning"]
     assert (tuning.grid, tuning.trial_seeds) == ((1e-3, 2e-3, 4e-3), (0, 1))
@@ -86,7 +86,7 @@ RUN, TRAIN = ("--all", "--set", "--seeds", "--gpus", "--slots", "--runs"), ("--s
         ("--zzz", RUN, ""),
     ],
 )
-def test_what_a_wrong_flag_may_have_meant(word: str, options: tuple[str, ...], meant: str) -> None:
+def test_suggestion_for_an_unknown_flag(word: str, options: tuple[str, ...], meant: str) -> None:
     assert suggest(word, options) == (f"did you mean '{meant}'?" if meant else "")
 
 
@@ -98,12 +98,10 @@ def test_every_suggested_field_exists() -> None:
         split_word(example)
 
 
-def test_a_dry_run_says_device_and_origin_of_the_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_shows_device_and_data_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stories = tmp_path / "data" / "tinystories"
     stories.mkdir(parents=True)
-    (stories / "train.jsonl").write_text('{"text": "Once."}\n')
+    (stories / "train.jsonl").write_text('{"text": "Once."}\n', encoding="utf-8")
     words = ["run", "GPT-01", "--scale", "mini", "smoke", "--runs", str(tmp_path / "runs"), "--gpus", "none"]
     assert main([*words, "--data-dir", str(tmp_path / "data"), "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -114,4 +112,4 @@ def test_a_dry_run_says_device_and_origin_of_the_data(
     assert main([*words, "--dry-run"]) == 0
     assert "data: tinystories from built-in text in place of 'tinystories'" in capsys.readouterr().out
     assert main(["run", "GPT-04", *words[2:], "--data-dir", str(tmp_path / "data"), "--dry-run"]) == 2
-    assert "it holds tinystories" in capsys.readouterr().err
+    assert "it has tinystories" in capsys.readouterr().err
