@@ -270,9 +270,8 @@ def test_two_processes_encode_only_once(tokenizer: Tokenizer, tmp_path: Path) ->
     outputs = [process.communicate(timeout=300)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert outputs[0][-1] == outputs[1][-1]
-    assert (
-        min(len(output) for output in outputs) == 2
-    )  # only "done n": this process waited and used the cache
+    # One process printed only "done n": it waited and used the cache.
+    assert min(len(output) for output in outputs) == 2
 
 
 _BOUNDED = """
@@ -293,10 +292,10 @@ _BOUNDED = """
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
 def test_memory_is_bounded(tokenizer: Tokenizer, tmp_path: Path, kind: str) -> None:
-    """Encode 40 MB of text, as one document or as many, with at most 40 MB of additional memory."""
-    size, bound = 40 << 20, 40 << 20
+    """Encode 16 MB of text, as one document or as many, with at most 12 MB of additional memory."""
+    size, bound = 16 << 20, 12 << 20
     line = "Mira gave the red kite to Oren and went to the harbour before the rain came. " * 64
-    with open(tmp_path / f"train.{kind}", "w") as file:
+    with open(tmp_path / f"train.{kind}", "w", encoding="utf-8") as file:
         while file.tell() < size:
             file.write(line if kind == "txt" else json.dumps({"text": line}) + "\n")
     tokenizer.save(tmp_path / "tokenizer")

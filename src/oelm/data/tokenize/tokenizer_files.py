@@ -110,9 +110,10 @@ def _download(repository: str, name: str, alternative: str) -> Path:
     )
 
 
-def special_tokens(folder: Path) -> dict[str, str]:
-    """Return the special tokens by role ("eos", "sep", "pad", ...), and "lowercase" as "true" or "false"."""
+def special_tokens(folder: Path) -> tuple[dict[str, str], bool]:
+    """Return the special tokens by role ("eos", "sep", "pad", ...), and whether text is lower-cased."""
     found: dict[str, str] = {}
+    lowercase = True
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         try:
             facts = read_json_object(folder / file)
@@ -122,6 +123,5 @@ def special_tokens(folder: Path) -> dict[str, str]:
             token = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(token, str):
                 found[key.removesuffix("_token")] = token
-        if "do_lower_case" in facts:
-            found["lowercase"] = str(bool(facts["do_lower_case"])).lower()
-    return found
+        lowercase = bool(facts.get("do_lower_case", lowercase))
+    return found, lowercase

@@ -302,11 +302,11 @@ def _from_files(wanted: str, data_dir: Path | str | None) -> Tokenizer:
 
     folder = find_tokenizer_folder(wanted, data_dir)
     with _name_damaged_folder(folder):
-        special = special_tokens(folder)
+        special, lowercase = special_tokens(folder)
         if (folder / "tokenizer.json").is_file():
             inner = Inner.from_file(str(folder / "tokenizer.json"))
         elif (folder / "vocab.txt").is_file():
-            inner = _word_piece(folder, special)
+            inner = _word_piece(folder, lowercase)
         else:
             inner = _byte_level({}, [])
             inner.model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
@@ -328,9 +328,8 @@ def _special_id(
     return number
 
 
-def _word_piece(folder: Path, special: dict[str, str]) -> tokenizers.Tokenizer:
+def _word_piece(folder: Path, lowercase: bool) -> tokenizers.Tokenizer:
     from tokenizers import BertWordPieceTokenizer, Tokenizer
 
-    lower = special.get("lowercase", "true") == "true"
-    built = BertWordPieceTokenizer(str(folder / "vocab.txt"), lowercase=lower)
+    built = BertWordPieceTokenizer(str(folder / "vocab.txt"), lowercase=lowercase)
     return Tokenizer.from_str(built.to_str())
