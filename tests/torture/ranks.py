@@ -1,7 +1,7 @@
 """One run over two processes, killed in parts: no process stays behind, the same command finishes the run.
 
 Real processes that load torch each, about ten seconds a run, so these are part of the long form only;
-tests/experiments/test_two_processes.py is what the test suite has of it.
+tests/experiments/launch/test_two_processes.py is the part of it in the test suite.
 """
 
 from __future__ import annotations

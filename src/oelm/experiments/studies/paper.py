@@ -44,38 +44,29 @@ NOTE_BATCH_32 = "batch 32 comes from the original study's public scripts; its re
 def language_model(dataset: str, **own: Any) -> Experiment:
     """An experiment with the original study's GPT; `own` are the fields in which this one differs."""
     rows = OWT_PAGES if dataset == "openwebtext" else 0
-    settings: dict[str, Any] = {
-        "task": "lm",
-        "data": DataConfig(dataset=dataset, tokenizer="gpt2", max_length=512, train_rows=rows),
-        "model": LM_MODEL,
-        "optim": LM_OPTIM,
-        "budget": LM_BUDGET,
-        "mini": WIKITEXT_MINI if dataset == "wikitext103" else {},
-    }
-    return Experiment(**{**settings, **own})
+    data = DataConfig(dataset=dataset, tokenizer="gpt2", max_length=512, train_rows=rows)
+    mini = WIKITEXT_MINI if dataset == "wikitext103" else {}
+    return _experiment(own, task="lm", data=data, model=LM_MODEL, optim=LM_OPTIM, budget=LM_BUDGET, mini=mini)
 
 
 def fine_tuned(dataset: str, **own: Any) -> Experiment:
     """An experiment with the original study's BERT on a classification task."""
-    settings: dict[str, Any] = {
-        "task": "classification",
-        "data": DataConfig(dataset=dataset, variant=_variant(dataset), tokenizer="model", max_length=128),
-        "model": BERT_MODEL,
-        "optim": BERT_OPTIM,
-        "budget": BudgetConfig(batch_size=16 if dataset == "xnli" else 32, epochs=3, eval_every=0),
-    }
-    return Experiment(**{**settings, **own})
+    data = DataConfig(dataset=dataset, variant=_variant(dataset), tokenizer="model", max_length=128)
+    budget = BudgetConfig(batch_size=16 if dataset == "xnli" else 32, epochs=3, eval_every=0)
+    return _experiment(
+        own, task="classification", data=data, model=BERT_MODEL, optim=BERT_OPTIM, budget=budget
+    )
 
 
 def classifier(dataset: str, **own: Any) -> Experiment:
     """An experiment with the original study's GPT classifier, trained from scratch."""
-    settings: dict[str, Any] = {
-        "task": "classification",
-        "data": DataConfig(dataset=dataset, variant=_variant(dataset), tokenizer="gpt2", max_length=512),
-        "model": CLS_MODEL,
-        "optim": CLS_OPTIM,
-        "budget": CLS_BUDGET,
-    }
+    data = DataConfig(dataset=dataset, variant=_variant(dataset), tokenizer="gpt2", max_length=512)
+    return _experiment(
+        own, task="classification", data=data, model=CLS_MODEL, optim=CLS_OPTIM, budget=CLS_BUDGET
+    )
+
+
+def _experiment(own: dict[str, Any], **settings: Any) -> Experiment:
     return Experiment(**{**settings, **own})
 
 

@@ -1,4 +1,4 @@
-"""A real SLURM of one node, started by hand in a temporary folder, for as long as a test lasts."""
+"""Start a real SLURM with one node in a temporary folder, for the duration of a test."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol")
 
 
 class NoSlurm(Exception):
-    """Why there can be no SLURM here."""
+    """SLURM cannot be started on this machine; the message says why."""
 
 
 def ensure_installed() -> None:
-    """Debian's packages, installed only where a CI machine allows it; otherwise they must be there."""
+    """Raise NoSlurm unless SLURM is installed; on a CI machine, install the Debian packages."""
     if os.geteuid() != 0:
         raise NoSlurm("starting slurmd and munged needs root")
     if not _missing():
@@ -46,7 +46,7 @@ def _missing() -> list[str]:
 
 @contextmanager
 def one_node(folder: Path) -> Iterator[dict[str, str]]:
-    """Start munged, slurmctld and slurmd; yields the environment in which sbatch reaches them."""
+    """Start munged, slurmctld and slurmd; yields the environment variables for sbatch."""
     ensure_installed()
     folder.mkdir(parents=True, exist_ok=True)
     started: list[subprocess.Popen[bytes]] = []
@@ -56,7 +56,7 @@ def one_node(folder: Path) -> Iterator[dict[str, str]]:
         del environment[name]
     try:
         socket_file = _start_munge(folder, environment, started)
-        (folder / "slurm.conf").write_text(_configuration(folder, socket_file))
+        (folder / "slurm.conf").write_text(_configuration(folder, socket_file), encoding="utf-8")
         for name in ("slurmctld", "slurmd"):
             words = [name, "-D", "-f", str(folder / "slurm.conf")]
             log = open(folder / f"{name}.out", "wb")  # noqa: SIM115
