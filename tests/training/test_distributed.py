@@ -40,7 +40,7 @@ JOBS = [
 def configs(make: Any) -> dict[str, RunConfig]:
     """Accumulation, a schedule that unfreezes, and a number of rows that two does not divide."""
     odd_rows = {"model": {"dropout": 0.0}, "data": {"train_rows": 37}}
-    budget = {"accumulation": 2, "steps": STEPS, "eval_every": 2, "log_every": 1}
+    budget = {"accumulation": 2, "steps": STEPS, "eval_every": STEPS, "log_every": 1}
     dropout = make("lm", model={"dropout": 0.1}, budget={"steps": STEPS, "eval_every": 2, "log_every": 1})
     lm = make("lm", "oelm-gradual", **odd_rows, budget=budget)
     return {
