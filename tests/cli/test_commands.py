@@ -180,6 +180,17 @@ def test_a_user_error_in_a_real_process_shows_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_ctrl_c_is_one_line_and_exit_code_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("oelm.cli.catalogue.list_methods", interrupted)
+    assert main(["methods"]) == 130
+    assert capsys.readouterr().err == "oelm: interrupted\n"
+
+
 def test_a_closed_pipe_is_not_an_error() -> None:
     command = f"{sys.executable} -m oelm.cli.main list | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300, check=False)

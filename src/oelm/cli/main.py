@@ -199,7 +199,9 @@ def make_app() -> App:
         for action in command.actions:
             actions.command(action.function, name=action.name, help=action.help, help_epilogue=epilogue)
         app.command(actions)
-    app.register_install_completion_command(help="Install completion for bash, zsh or fish.")
+    app.register_install_completion_command(
+        help="Install completion for bash, zsh or fish. Adds a line to the startup file of the shell."
+    )
     for flag in ("--help", "--version", "--install-completion"):
         app[flag].group = options
     return app
