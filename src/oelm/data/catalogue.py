@@ -51,23 +51,23 @@ class Variant:
 class Dataset:
     """One dataset of the catalogue.
 
-    fields:         the text column of our rows, or the two text columns of a pair
-    label_names:    class names in the order of their labels; empty for language modelling
-    aliases:        other column names that files use for our columns
-    hub:            repository on the Hugging Face hub
-    config:         configuration of the hub repository
-    hub_splits:     our split -> split on the hub. Missing splits are held out of train. Splits whose labels
-                    are withheld by the publisher are not listed.
-    sizes:          row counts of the splits on the hub
-    default:        describes local files whose name gives no variant
-    holdout_within: hold out only from this many first rows, so that a stream is not read to its end
-    group:          rows with the same value in this column are held out together
-    stream:         read from the hub without downloading all files first
-    lines:          the official files contain one line per row; join them to articles
-    drops_empty:    leave out empty rows without an error, because the official files contain some
-    files:          split -> local file of a dataset registered by the user
-    package:        pip package that contains the data
-    builtin:        name of a generated corpus of data/synthetic
+    fields:             the text column of our rows, or the two text columns of a pair
+    label_names:        class names in the order of their labels; empty for language modelling
+    aliases:            other column names that files use for our columns
+    hub:                repository on the Hugging Face hub
+    config:             configuration of the hub repository
+    hub_splits:         our split -> split on the hub. Missing splits are held out of train. Splits without
+                        published labels are not listed.
+    sizes:              row counts of the splits on the hub
+    default:            describes local files whose name gives no variant
+    holdout_first_rows: hold out only from this many first rows, so that a stream is not read to its end
+    group:              rows with the same value in this column are held out together
+    stream:             read from the hub without downloading all files first
+    lines:              the official files contain one line per row; join them to articles
+    drops_empty:        leave out empty rows without an error, because the official files contain some
+    files:              split -> local file of a dataset registered by the user
+    package:            pip package that contains the data
+    builtin:            name of a generated corpus of data/synthetic
     """
 
     name: str
@@ -84,7 +84,7 @@ class Dataset:
     default: str = ""
     validation_share: float = 0.05
     test_share: float = 0.05
-    holdout_within: int = 0
+    holdout_first_rows: int = 0
     group: str = ""
     stream: bool = False
     lines: bool = False
@@ -201,7 +201,7 @@ _ENTRIES = (
         licence="CC0-1.0 (packaging; the texts keep the rights of their authors)",
         validation_share=0.02,
         test_share=0.02,
-        holdout_within=200_000,
+        holdout_first_rows=200_000,
         stream=True,
         drops_empty=True,
     ),

@@ -85,7 +85,7 @@ class Corpus:
         return Holdout(
             validation=entry.validation_share if "validation" in missing else 0.0,
             test=entry.test_share if "test" in missing else 0.0,
-            first_rows=entry.holdout_within,
+            first_rows=entry.holdout_first_rows,
             group=entry.group or entry.fields[0],
         )
 
@@ -171,8 +171,8 @@ class Corpus:
         if split in self.source.splits:
             return self.source.size(split)
         size, rows = self.source.size("train")
-        if self.dataset.holdout_within:
-            size, rows = 0, self.dataset.holdout_within
+        if self.dataset.holdout_first_rows:
+            size, rows = 0, self.dataset.holdout_first_rows
         return int(size * self._share(split)), int(rows * self._share(split))
 
     def require_split(self, split: str) -> None:

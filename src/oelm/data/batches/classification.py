@@ -57,10 +57,8 @@ class EncodedSplit:
         """Return BERT's segment ids (B, width) as int64: 1 for the second text of a pair."""
         chosen = np.asarray(rows, dtype=np.int64)
         positions = np.arange(width)
-        second = (positions >= self.second_starts[chosen][:, None]) & (
-            positions < self.lengths[chosen][:, None]
-        )
-        return torch.from_numpy(second.astype(np.int64))
+        starts, lengths = self.second_starts[chosen][:, None], self.lengths[chosen][:, None]
+        return torch.from_numpy(((positions >= starts) & (positions < lengths)).astype(np.int64))
 
 
 def encode_split(

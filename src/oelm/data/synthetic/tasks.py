@@ -61,10 +61,10 @@ def lost_or_found(rng: Rng) -> Row:
         )
     endings = [_fate(rng, hero, lost, label)]
     if not alone:
-        fate = (
-            label if rng.chance(25) else 1 - label
-        )  # mostly the opposite, so that single words do not reveal the label
-        position = 0 if rng.chance(25) else 1  # the decisive ending mostly comes first, which is easier
+        # Mostly the opposite ending, so that single words do not reveal the label.
+        fate = label if rng.chance(25) else 1 - label
+        # The decisive ending mostly comes first, which is easier to learn.
+        position = 0 if rng.chance(25) else 1
         endings.insert(position, _fate(rng, friend, other, fate))
     text += endings
     text.append(f"{hero.name} went home at dusk.")
