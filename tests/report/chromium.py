@@ -1,4 +1,4 @@
-"""A headless Chromium driven over the DevTools protocol through two pipes: no extra package, no port."""
+"""A headless Chromium, controlled by the DevTools protocol through two pipes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLAGS = (
 
 
 def find() -> str:
-    """The installed browser; on CI Debian's package is installed if there is none. "" without one."""
+    """The path of the browser, "" if there is none. On CI, Debian's package is installed first."""
     found = next((path for name in NAMES if (path := shutil.which(name))), "")
     if not found and os.environ.get("CI") == "true" and shutil.which("apt-get"):
         root = [] if os.geteuid() == 0 else ["sudo", "-n"]
@@ -37,7 +37,7 @@ def find() -> str:
 
 
 class Browser:
-    """One page. Every request it makes and everything it says on its console is kept."""
+    """One page, with a record of its requests and of its console."""
 
     def __init__(self, executable: str, profile: Path) -> None:
         to_browser, self._write = os.pipe()

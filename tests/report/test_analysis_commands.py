@@ -18,7 +18,7 @@ def runs(tmp_path_factory):
     return write_study(tmp_path_factory.mktemp("runs"))
 
 
-def test_analyze_says_the_verdict_first(runs, capsys):
+def test_analyze_prints_the_verdicts_first(runs, capsys):
     assert main(["analyze", "--runs", str(runs)]) == 0
     out = " ".join(capsys.readouterr().out.split())  # wrapped to the terminal
     assert out.startswith("Frozen arms against their baselines, 5 comparisons: ")
@@ -30,14 +30,14 @@ def test_analyze_says_the_verdict_first(runs, capsys):
     assert "Cost of each arm" not in out
 
 
-def test_analyze_all_adds_the_closing_tables(runs, capsys):
+def test_analyze_all_adds_costs_and_totals(runs, capsys):
     assert main(["analyze", "--all", "paper", "--runs", str(runs)]) == 0
     out = capsys.readouterr().out
     for words in ("Where freezing works", "Cost of each arm", "not benchmarked", "24 finished", "48 min"):
         assert words in out
 
 
-def test_analyze_json_is_json_with_n_and_interval(runs, capsys):
+def test_analyze_json_has_n_and_intervals(runs, capsys):
     assert main(["analyze", "--json", "--runs", str(runs)]) == 0
     facts = json.loads(capsys.readouterr().out)
     freeze = next(c for c in facts["comparisons"] if c["id"] == "GPT-02" and c["kind"] == "baseline")
@@ -48,22 +48,22 @@ def test_analyze_json_is_json_with_n_and_interval(runs, capsys):
     assert all(run.startswith(str(runs)) for run in freeze["runs"])
 
 
-def test_a_broken_folder_is_told_on_the_terminal(tmp_path, capsys):
+def test_analyze_names_a_broken_run_folder(tmp_path, capsys):
     folder = write_run(tmp_path, lm_config())
-    (folder / "results.json").write_text("{")
+    (folder / "results.json").write_text("{", encoding="utf-8")
     assert main(["analyze", "--runs", str(tmp_path)]) == 0
     assert f"{folder}: results.json cannot be used" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["analyze", "report"])
-def test_a_missing_runs_folder_is_an_error_in_words(tmp_path, capsys, command):
+def test_a_missing_runs_folder_is_an_error_without_traceback(tmp_path, capsys, command):
     assert main([command, "--runs", str(tmp_path / "none")]) == 1
     error = capsys.readouterr().err
     assert "there is no runs folder" in error
     assert "Traceback" not in error
 
 
-def test_report_prints_its_paths_last_and_knows_its_languages(runs, tmp_path, capsys):
+def test_report_prints_its_paths_last_and_checks_the_language(runs, tmp_path, capsys):
     html, markdown = tmp_path / "r.html", tmp_path / "r.md"
     words = ["report", "--runs", str(runs), "-o", str(html), "--markdown", str(markdown), "--lang", "zh"]
     assert main(words) == 0
@@ -75,13 +75,13 @@ def test_report_prints_its_paths_last_and_knows_its_languages(runs, tmp_path, ca
     assert "unknown --lang 'de'" in capsys.readouterr().err
 
 
-def test_claims_need_no_runs(tmp_path, capsys):
+def test_the_claims_page_is_written_without_runs(tmp_path, capsys):
     page = tmp_path / "claims.md"
     assert main(["report", "--claims", str(page), "--runs", str(tmp_path / "none")]) == 0
     assert "44,896,768" in page.read_text(encoding="utf-8")
 
 
-def test_help_of_the_three_commands_loads_nothing_heavy():
+def test_help_of_the_commands_imports_no_heavy_package():
     code = (
         "import sys; from oelm.cli.main import make_app\n"
         "for c in ('analyze', 'report', 'demo'): make_app().parse_args([c])\n"
@@ -92,8 +92,8 @@ def test_help_of_the_three_commands_loads_nothing_heavy():
 
 
 @pytest.mark.slow
-def test_demo_from_start_to_report_and_again(tmp_path, capsys, in_process):
-    """Real runs at smoke scale, one seed; the second call finds everything done."""
+def test_demo_writes_a_report_and_does_not_repeat_finished_runs(tmp_path, capsys, in_process):
+    """Real runs at smoke scale with one seed."""
     words = ["demo", "--scale", "smoke", "--seeds", "0", "--runs", str(tmp_path / "demo")]
     words += ["--cache-dir", str(tmp_path / "cache")]
     assert main(words) == 0

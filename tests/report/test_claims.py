@@ -1,4 +1,4 @@
-"""The claims page: every figure on it is computed, and the committed page is the one the code makes."""
+"""The claims page: its figures are computed, and the committed page is current."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_bounds_and_norms():
     assert arithmetic.epochs(100_000, 8, 512, 99e6) == pytest.approx(4.137, abs=0.001)
 
 
-def test_without_runs_the_page_says_so_rather_than_nothing():
+def test_without_runs_the_page_says_that_there_are_none():
     page = claims_page(None, "oelm report --claims FILE")
     assert page.count(NO_RUNS) == sum(c.results is not None for c in claims(None))
     for figure in (
@@ -44,7 +44,7 @@ def test_without_runs_the_page_says_so_rather_than_nothing():
         assert figure in page
 
 
-def test_with_runs_ours_stand_apart_from_the_reported(tmp_path):
+def test_our_results_are_apart_from_the_reported_ones(tmp_path):
     page = claims_page(analyze(write_study(tmp_path)), "x")
     section = page.partition("## 4. ")[2].partition("## 5. ")[0]
     reported, _, ours = section.partition("**Our runs.**")
@@ -61,7 +61,7 @@ def test_the_committed_page_has_every_claim():
             assert line in page
 
 
-def test_the_study_is_quoted_as_it_is_written():
+def test_the_original_study_is_quoted_exactly():
     page = claims_page(None, "oelm report")
     assert '4.69 against 4.97, "6.0 % better"' in page
     assert "4.97 is 6.0 % above 4.69; as a reduction, 4.69 is 5.6 % below 4.97" in page

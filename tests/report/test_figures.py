@@ -81,7 +81,7 @@ def test_many_arms_are_drawn_in_parts_that_start_with_their_reference(monkeypatc
     assert sorted(a.id for part in parts[1:] for a in part[1:]) == sorted(c.arm.id for c in others)
 
 
-def test_a_legend_of_many_long_names_keeps_within_its_figure():
+def test_a_legend_with_many_long_names_fits_into_its_figure():
     with plot_style():
         figure, axes = canvas("many", 3.0)
         for i in range(23):

@@ -1,4 +1,4 @@
-"""The report as a reader gets it: tables that do not drift, two whole languages, no string turned markup."""
+"""The report: its tables, both languages, valid HTML, and text from runs that stays text."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ HOSTILE = "$\\frac{$<script>alert(1)</script>\"'&`|*_[x](javascript:alert(2))\x1
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """A small study with every kind of comparison, and one malformed folder."""
+    """A small study with every kind of comparison, and one malformed run folder."""
     root = write_study(tmp_path_factory.mktemp("runs"), attention=True)
     broken = root / "paper" / "GPT-02" / "scale=mini" / "seed=9"
     broken.mkdir()
-    (broken / "config.yaml").write_text("not: [a config")
+    (broken / "config.yaml").write_text("not: [a config", encoding="utf-8")
     return root
 
 
@@ -68,7 +68,7 @@ def documents(analysis, tmp_path_factory):
 
 @pytest.fixture
 def no_figures(monkeypatch):
-    """For tests of the text."""
+    """Draw no figures, for tests of the text."""
     monkeypatch.setattr(report, "all_figures", lambda analysis, _: {})
 
 
@@ -76,8 +76,8 @@ def no_figures(monkeypatch):
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
-def test_tables_are_the_golden_ones(analysis, lang):
-    """Change them on purpose with OELM_GOLDEN=write, and read the diff."""
+def test_tables_are_unchanged(analysis, lang):
+    """To change the expected tables, run with OELM_GOLDEN=write and read the diff."""
     _ = Translator(lang)
     shown = [plan for plan in SECTIONS if plan.anchor in GOLDEN_SECTIONS]
     made = tuple(Section(_(p.title), p.anchor, tuple(p.blocks(analysis, _))) for p in shown)
@@ -99,8 +99,8 @@ def test_datasets_are_ordered_by_training_tokens(tmp_path):
     assert "too few" in str(remarks.lines[0])
 
 
-def test_studies_that_share_a_dataset_are_told_apart(tmp_path):
-    """The pretrained encoder and the GPT from scratch, both on imdb: never one heading, row or remark."""
+def test_two_studies_on_one_dataset_are_shown_separately(tmp_path):
+    """A pretrained encoder and a GPT from scratch on imdb share no heading, row or remark."""
     for study, pretrained in (("gpt-cls", False), ("finetune", True)):
         for arm, right in (("baseline", 80), ("oelm-freeze", 60)):
             hits = [np.arange(100) < right] * 2
@@ -116,8 +116,8 @@ def test_studies_that_share_a_dataset_are_told_apart(tmp_path):
     assert "No arm was compared" in str(trend_table(found, w))
 
 
-def test_the_other_arm_worth_a_sentence_is_chosen_on_validation(tmp_path):
-    """The arm that is best on test by luck must not be picked for it."""
+def test_the_best_other_arm_is_chosen_on_validation(tmp_path):
+    """The arm with the best test score must not be chosen for it."""
     for arm, test, validation in (
         ("baseline", 8.0, 8.0),
         ("oelm-freeze", 9.0, 9.0),
@@ -127,14 +127,14 @@ def test_the_other_arm_worth_a_sentence_is_chosen_on_validation(tmp_path):
         for seed in range(2):
             config = lm_config("GPT-01" if arm == "baseline" else f"X-{arm}", arm, seed=seed)
             folder = write_run(tmp_path, config, test + seed / 10)
-            results = json.loads((folder / "results.json").read_text())
+            results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
             ppl = validation + seed / 10
             results["validation"] |= {"ppl": ppl, "loss": math.log(ppl)}
             dump(folder / "results.json", results)
     said = str(cards(analyze(tmp_path), Translator()))
     assert "Best of 2 other frozen arms on validation: oelm-lowrank" in said
     assert "oelm-conv" not in said
-    # Another architecture's arm has the better figure and loses more to its own baseline.
+    # The arm of another architecture has a better score, but loses more to its own baseline.
     for id, arm, base, ppl in (("X-rope", "baseline", "", 5.0), ("X-r", "oelm-random", "X-rope", 7.5)):
         for seed in range(2):
             config = lm_config(id, arm, seed=seed)
@@ -144,7 +144,7 @@ def test_the_other_arm_worth_a_sentence_is_chosen_on_validation(tmp_path):
     assert "Best of 3 other frozen arms on validation: oelm-lowrank" in said
 
 
-def test_generated_tasks_are_no_corpora(tmp_path):
+def test_probe_tasks_are_not_counted_as_datasets(tmp_path):
     for dataset in ("tinystories", "task-copy"):
         write_arm(tmp_path, dataset, "baseline", (8.0, 8.1))
         write_arm(tmp_path, dataset, "oelm-freeze", (9.0, 9.1))
@@ -157,9 +157,9 @@ def test_generated_tasks_are_no_corpora(tmp_path):
     assert "task-copy" not in page
 
 
-def test_a_step_ratio_comes_from_a_benchmark_or_not_at_all(study, tmp_path):
+def test_step_times_come_only_from_interleaved_benchmarks(study, tmp_path):
     w = Translator()
-    (_, without) = cost_table(analyze(study), w)  # wall times of its runs exist and are not compared
+    (_, without) = cost_table(analyze(study), w)  # the wall times of the runs are not used
     assert all("not benchmarked" in row.cells for row in without.rows)
     arms = [
         {"method": "baseline", "ratio": {"value": 1.0, "low": 1.0, "high": 1.0}},
@@ -174,7 +174,7 @@ def test_a_step_ratio_comes_from_a_benchmark_or_not_at_all(study, tmp_path):
     dump(tmp_path / "step.json", step)
     dump(tmp_path / "other_context.json", {**step, "settings": {"context": 2048}})
     dump(tmp_path / "other_first.json", {**step, "arms": arms[1:]})
-    # the same name, another method
+    # other methods with the same name
     for name, fields in (
         ("gain", {"gain": 2.0}),
         ("field", {"no_longer": 1}),
@@ -182,7 +182,7 @@ def test_a_step_ratio_comes_from_a_benchmark_or_not_at_all(study, tmp_path):
         then = {**arms[1], "fields": {**find_method("oelm-freeze").to_dict(), **fields}}
         dump(tmp_path / f"another_{name}.json", {**step, "arms": [arms[0], then]})
     dump(tmp_path / "not_interleaved.json", {**step, "interleaved": False})
-    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "broken.json").write_text("{", encoding="utf-8")
     measured = analyze(study, benchmarks=tmp_path)
     (_, table, source) = cost_table(measured, w)
     assert "step.json" in str(source.text)
@@ -196,7 +196,7 @@ def test_a_step_ratio_comes_from_a_benchmark_or_not_at_all(study, tmp_path):
 
 
 class Page(HTMLParser):
-    """Tags, attributes and text; void elements and balance are checked as they come."""
+    """The tags, attributes and text of a page; asserts that every element is closed."""
 
     VOID = ("meta", "link", "br", "img", "path", "use", "rect")
 
@@ -226,7 +226,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
-def test_html_is_whole_and_self_contained(documents, lang):
+def test_html_is_well_formed_and_loads_nothing(documents, lang):
     text = to_html(documents[lang])
     page = Page(text)
     assert page.open == []
@@ -242,7 +242,7 @@ def test_html_is_whole_and_self_contained(documents, lang):
     assert "@import" not in text
 
 
-def test_every_link_within_the_page_has_its_target_and_ids_are_unique(documents):
+def test_links_within_the_page_have_targets_and_ids_are_unique(documents):
     page = Page(to_html(documents["en"]))
     ids = [a["id"] for _, a in page.tags if "id" in a]
     assert len(ids) == len(set(ids))
@@ -283,7 +283,7 @@ def hostile_run(root: Path) -> None:
     dump(status, {"state": HOSTILE, "reason": HOSTILE, "step": 1, "total_steps": 2})
 
 
-def test_nothing_a_run_says_becomes_markup(tmp_path):
+def test_text_from_a_run_folder_never_becomes_markup(tmp_path):
     hostile_run(tmp_path / "runs")
     document = build(analyze(tmp_path / "runs"), tmp_path, command=HOSTILE)
     text, markdown = to_html(document), to_markdown(document)
@@ -292,7 +292,7 @@ def test_nothing_a_run_says_becomes_markup(tmp_path):
     assert "script" not in [tag for tag, _ in page.tags]
     assert "<script" not in text
     assert "javascript:" not in " ".join(a.get("href") or "" for _, a in page.tags)
-    assert printable(HOSTILE) in "".join(page.text)  # shown as what it is
+    assert printable(HOSTILE) in "".join(page.text)  # shown as text
     assert not {"\x1b", "\u202e"} & set(text + markdown)
     assert document.figures
     for figure in document.figures:
@@ -301,7 +301,7 @@ def test_nothing_a_run_says_becomes_markup(tmp_path):
     assert "](javascript:" not in markdown.replace("\\](", "")
 
 
-def test_links_to_folders_cannot_be_anything_else(tmp_path):
+def test_a_link_to_a_folder_is_never_an_absolute_url(tmp_path):
     assert relative_link(tmp_path / "javascript:alert(1)", tmp_path).startswith("./javascript%3A")
     assert relative_link(tmp_path.parent / "a b", tmp_path) == "../a%20b"
 
@@ -324,7 +324,7 @@ def test_the_markdown_report_is_short_and_has_its_figures(analysis, tmp_path):
     assert "| oelm-freeze | mini | 更快 | −4.3 % | −5.0 % 至 −3.6 % | 60 | −1.0 % | −4.9 % |" in text
 
 
-def test_caveats_name_what_was_not_shown(documents):
+def test_limitations_and_unreadable_folders_are_listed(documents):
     text = to_markdown(documents["en"])
     for words in (
         "cover the seeds, not the choice of test text",
@@ -333,7 +333,7 @@ def test_caveats_name_what_was_not_shown(documents):
         "local folder data",
     ):
         assert words in text
-    assert "seed=9" in text  # the malformed folder is named
+    assert "seed=9" in text  # the malformed folder
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -343,8 +343,8 @@ def test_an_empty_folder_still_gives_a_report(tmp_path):
     assert Page(text).open == []
 
 
-def test_the_style_sheet_is_one_that_a_browser_reads_whole():
-    """A line break inside a quoted name makes a browser drop the whole rule."""
+def test_the_style_sheet_has_balanced_quotes_and_braces():
+    """A line break inside quotes makes a browser ignore the rule."""
     css = (Path(report.__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
     for line in css.splitlines():
         assert line.count('"') % 2 == 0, line
@@ -360,18 +360,18 @@ def test_the_colour_of_a_verdict_is_in_the_verdict_column(documents):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_long_command_is_named_once_and_numbered(study, tmp_path):
+def test_a_long_command_is_printed_once_and_numbered(study, tmp_path):
     copy = tmp_path / "runs"
     shutil.copytree(study, copy)
     words = "oelm run " + " ".join(f"GPT-{i:02d}" for i in range(30))
     for manifest in copy.rglob("manifest.json"):
-        dump(manifest, {**json.loads(manifest.read_text()), "command": words})
+        dump(manifest, {**json.loads(manifest.read_text(encoding="utf-8")), "command": words})
     text = to_markdown(build(analyze(copy), tmp_path))
     assert text.count(words) == len({run.config.study for run in analyze(copy).loaded.runs})
     assert "| command 1 |" in text
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_curves_left_out_are_said(monkeypatch, analysis, tmp_path):
+def test_the_report_says_which_curves_are_not_drawn(monkeypatch, analysis, tmp_path):
     monkeypatch.setattr(sections, "MAX_CURVE_GROUPS", 1)
     assert "first 1 of 2 groups" in to_markdown(build(analysis, tmp_path)).replace("\\", "")

@@ -48,7 +48,7 @@ def test_the_compiled_file_is_current(chinese):
     assert {text: compiled.gettext(text) for text in chinese} == chinese, "run `make translations`"
 
 
-def test_chinese_is_chinese(chinese):
+def test_the_chinese_text_is_chinese_with_full_width_punctuation(chinese):
     """Latin letters alone only where the text is made of fields, and punctuation is full-width."""
     latin = {text for text, zh in chinese.items() if not re.search(r"[\u4e00-\u9fff]", zh)}
     assert latin == {", ", "{state}", "{dataset} ({origin})"}

@@ -86,7 +86,7 @@ def _inline(part: Inline) -> str:
         case Code():
             if re.fullmatch(r"[^`<>&|\n]+", part.text):
                 return f"`{printable(part.text)}`"
-            return f"<code>{_escape(part.text)}</code>"  # what backticks cannot hold safely in a table
+            return f"<code>{_escape(part.text)}</code>"  # backticks cannot hold these characters in a table
         case Strong():
             return f"**{_escape(part.text)}**"
         case _:
