@@ -1,4 +1,4 @@
-"""Run folders as people leave them: broken ones are named, never skipped in silence, never a crash."""
+"""Loading of valid and broken run folders: a broken one gives a warning, never an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def warnings_of(loaded) -> list[str]:
     return [str(w) for w in loaded.warnings]
 
 
-def test_a_sound_folder_loads_without_a_word(tmp_path):
+def test_a_valid_folder_loads_without_warnings(tmp_path):
     write_run(tmp_path, lm_config(seed=3), 7.5)
     write_trials(tmp_path, lm_config(seed=0))
     loaded = load_runs(tmp_path)
@@ -35,31 +35,31 @@ def test_a_sound_folder_loads_without_a_word(tmp_path):
 
 def edit_results(folder: Path, **changes) -> None:
     path = folder / "results.json"
-    dump(path, {**json.loads(path.read_text()), **changes})
+    dump(path, {**json.loads(path.read_text(encoding="utf-8")), **changes})
 
 
 BREAKAGES = {
-    "config is no YAML": lambda f: (f / "config.yaml").write_text("{ no: yaml: at all"),
+    "config is not YAML": lambda f: (f / "config.yaml").write_text("{ no: yaml: at all"),
     "config is binary": lambda f: (f / "config.yaml").write_bytes(b"\xff\xfe\x00"),
     "config has an unknown field": lambda f: (f / "config.yaml").write_text("id: x\nstuddy: y\n"),
-    "config is gone": lambda f: (f / "config.yaml").unlink(),
+    "config is missing": lambda f: (f / "config.yaml").unlink(),
     "results are cut off": lambda f: (f / "results.json").write_text('{"id": "GPT-01", "te'),
     "results are a list": lambda f: (f / "results.json").write_text("[]"),
     "results are empty": lambda f: (f / "results.json").write_text(""),
-    "results are gone": lambda f: (f / "results.json").unlink(),
+    "results are missing": lambda f: (f / "results.json").unlink(),
     "perplexity is NaN": lambda f: edit_results(f, test={"ppl": float("nan"), "n": 5}),
-    "perplexity below one": lambda f: edit_results(f, test={"ppl": 0.3, "loss": -1.2, "n": 5}),
+    "perplexity is below one": lambda f: edit_results(f, test={"ppl": 0.3, "loss": -1.2, "n": 5}),
     "perplexity is text": lambda f: edit_results(f, test={"ppl": "8", "loss": 2, "n": 5}),
-    "metric unknown": lambda f: edit_results(f, metric="bleu"),
-    "another seed's results": lambda f: edit_results(f, seed=99),
-    "parameters missing": lambda f: edit_results(f, parameters=None),
-    "fairness missing": lambda f: edit_results(f, fairness=None),
+    "metric is unknown": lambda f: edit_results(f, metric="bleu"),
+    "results of another seed": lambda f: edit_results(f, seed=99),
+    "parameters are missing": lambda f: edit_results(f, parameters=None),
+    "fairness is missing": lambda f: edit_results(f, fairness=None),
     "status is cut off": lambda f: (f / "status.json").write_text('{"state": "fini'),
 }
 
 
 @pytest.mark.parametrize("name", BREAKAGES)
-def test_a_broken_folder_is_named_and_the_others_still_count(tmp_path, name):
+def test_a_broken_folder_gives_a_warning_and_the_others_are_compared(tmp_path, name):
     for seed in range(3):
         write_run(tmp_path, lm_config(seed=seed), 8.0 + seed / 10)
         broken = write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=seed), 8.5 + seed / 10)
@@ -68,11 +68,11 @@ def test_a_broken_folder_is_named_and_the_others_still_count(tmp_path, name):
     assert any(str(broken) in text for text in map(str, analysis.warnings)), "the folder must be named"
     (comparison,) = analysis.comparisons.of("baseline")
     assert comparison.effect is not None
-    assert comparison.effect.n >= 2  # the sound seeds are still compared
+    assert comparison.effect.n >= 2  # the valid seeds are still compared
     analysis.to_dict()
 
 
-def test_lazily_read_files_warn_too(tmp_path):
+def test_files_that_are_read_later_give_warnings_too(tmp_path):
     folder = write_run(tmp_path, cls_config(), hits=np.ones(10, dtype=int))
     for name in ("manifest.json", "timing_stats.json", "predictions.json", "freeze_audit.json"):
         (folder / name).write_text("{broken")
@@ -82,7 +82,7 @@ def test_lazily_read_files_warn_too(tmp_path):
     (run,) = loaded.runs
     assert loaded.warnings == []  # nothing read yet
     assert (run.manifest, run.timing, run.hits) == (Manifest(), TimingStats(), None)
-    assert run.audited  # unknown is not failed; the warning tells
+    assert run.audited  # an unreadable audit is a warning, not a failed audit
     assert len(run.metrics("validation")) == 1
     assert len(loaded.warnings) == 5
 
@@ -90,7 +90,7 @@ def test_lazily_read_files_warn_too(tmp_path):
 @pytest.mark.parametrize(
     "data", ["text", {"rows": "many"}, {"rows": {"train": "many"}}, {"fingerprints": [1]}]
 )
-def test_a_manifest_of_another_shape_is_named_and_left_out(tmp_path, data):
+def test_an_invalid_manifest_gives_a_warning_and_is_not_used(tmp_path, data):
     folder = write_run(tmp_path, cls_config(), hits=np.ones(10, dtype=int))
     dump(folder / "manifest.json", {"data": data})
     loaded = load_runs(tmp_path)
@@ -116,22 +116,22 @@ def test_a_copied_folder_counts_once(tmp_path):
     assert "is also in" in texts
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path):
+def test_a_folder_without_a_run_gives_a_warning(tmp_path):
     (tmp_path / "paper" / "GPT-01" / "scale=mini" / "seed=banana").mkdir(parents=True)
     loaded = load_runs(tmp_path)
     assert loaded.runs == ()
     assert "seed=banana" in warnings_of(loaded)[0]
 
 
-def test_an_unfinished_run_has_no_result_even_if_results_lie_there(tmp_path):
+def test_an_unfinished_run_has_no_result_even_with_a_results_file(tmp_path):
     folder = write_run(tmp_path, lm_config(), 8.0)
-    status = json.loads((folder / "status.json").read_text())
+    status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
     dump(folder / "status.json", {**status, "state": "interrupted"})
     (run,) = load_runs(tmp_path).runs
     assert (run.state, run.result) == ("interrupted", None)
 
 
-def test_a_missing_runs_folder_or_study_says_what_to_do(tmp_path):
+def test_a_missing_runs_folder_or_study_is_an_error_with_a_hint(tmp_path):
     with pytest.raises(OelmError, match="oelm demo"):
         load_runs(tmp_path / "nothing")
     write_run(tmp_path, lm_config())
@@ -139,7 +139,7 @@ def test_a_missing_runs_folder_or_study_says_what_to_do(tmp_path):
         load_runs(tmp_path, ["papers"])
 
 
-def test_studies_are_chosen_by_name(tmp_path):
+def test_studies_are_selected_by_name(tmp_path):
     write_run(tmp_path, lm_config())
     write_run(tmp_path, replace(lm_config(), study="gap"))
     assert {r.config.study for r in load_runs(tmp_path, ["gap"]).runs} == {"gap"}
@@ -158,18 +158,18 @@ def test_totals_count_runs_trials_time_and_disk(tmp_path):
     assert analysis.disk_bytes == sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file())
 
 
-def test_what_a_repository_keeps_is_judged_like_the_runs_themselves(tmp_path):
-    """Weights, logs and checkpoints say nothing; everything else that is kept does."""
+def test_kept_results_give_the_same_analysis_as_the_runs(tmp_path):
+    """An analysis does not need the weights, logs and checkpoints that are not kept."""
     runs = write_study(tmp_path / "runs")
     for folder in {path.parent for path in runs.rglob("status.json")}:
         (folder / "latest.pt").write_bytes(b"x" * 1000)
     keep(runs, tmp_path / "kept")
     places = ("runs_folder", "disk_bytes", "runs", "warnings")
 
-    def judged(root: Path) -> dict:
+    def analysis_of(root: Path) -> dict:
         found = analyze(root).to_dict()
         comparisons = [{k: v for k, v in c.items() if k not in places} for c in found["comparisons"]]
         return {k: v for k, v in found.items() if k not in places} | {"comparisons": comparisons}
 
-    assert judged(tmp_path / "kept") == judged(runs)
-    assert judged(runs)["comparisons"]
+    assert analysis_of(tmp_path / "kept") == analysis_of(runs)
+    assert analysis_of(runs)["comparisons"]

@@ -1,17 +1,17 @@
-"""Run folders to typed records. A folder that cannot be read is named, never skipped in silence.
+"""Run folders as typed records. A folder that cannot be read gives a warning, never an error.
 
-Only config.yaml, status.json and results.json are parsed here, so a thousand runs load in seconds; the other
-files are parsed when asked for, and what is wrong with them joins the same list of warnings. All files of a
-finished run are compared with its checksums at once: a run with a damaged file is left out.
+Loading reads only config.yaml, status.json and results.json, so that a thousand runs load in seconds. The
+other files are read when they are first used, and their problems become warnings too. All files of a
+finished run are compared with their checksums; a run with a damaged file is not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,39 +24,35 @@ from oelm.runs.schema import Fairness, Manifest, MetricsRow, ParameterCounts, Re
 
 FINISHED, DIVERGED, BROKEN, PENDING = "finished", "diverged", "broken", "pending"
 T = TypeVar("T")
-FAIRNESS = ("data", "tokenizer", "eval_set", "batch_rows", "steps", "schedule")
 
 
 @dataclass(frozen=True)
 class LoadWarning:
-    """Which folder, and what is wrong with it."""
+    """A problem with the files of one run."""
 
     path: Path
     what: Message
 
     def __str__(self) -> str:
-        return " ".join(f"{self.path}: {self.what}".split())  # on one line, whatever a parser reported
+        return " ".join(f"{self.path}: {self.what}".split())  # a parser's error may have several lines
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """results.json, checked."""
+    """The content of results.json that comparisons use."""
 
-    metric: str  # "ppl" | "accuracy"
+    metric: str  # "ppl" or "accuracy"
     test: float | None  # None for a tuning trial
     test_n: int
     validation: float | None
     parameters: ParameterCounts
-    steps: int
-    tokens_seen: int
-    lr: float
     checkpoint_bytes: int | None
     fairness: Fairness
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedRun:
-    """One run folder. `result` is there when it finished and its results.json holds water."""
+    """One run; `result` is None unless it has finished with valid results."""
 
     reader: RunReader
     config: RunConfig
@@ -85,53 +81,39 @@ class LoadedRun:
 
     @cached_property
     def manifest(self) -> Manifest:
-        return self._lazy("manifest.json", self.reader.manifest) or Manifest()
+        return self._read("manifest.json", self.reader.manifest) or Manifest()
 
     @cached_property
     def timing(self) -> TimingStats:
-        return self._lazy("timing_stats.json", self.reader.timing) or TimingStats()
+        return self._read("timing_stats.json", self.reader.timing) or TimingStats()
 
     @cached_property
     def audited(self) -> bool:
-        """False when an audit of its frozen tensors was written and found a fault."""
-        audit = self._lazy("freeze_audit.json", self.reader.freeze_audit)
+        """False if its freeze audit failed; True if it passed or is missing."""
+        audit = self._read("freeze_audit.json", self.reader.freeze_audit)
         return audit is None or audit.ok
 
-    @cached_property
+    @property
     def command(self) -> str:
-        fallback = f"oelm train {self.id} --scale {self.config.scale} --seed {self.seed}"
-        return self.manifest.command or fallback
-
-    @cached_property
-    def _answers(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """(labels, predicted) on the test split."""
-        answers = self._lazy("predictions.json", self.reader.predictions)
-        if answers is None:
-            return None
-        if len(answers.labels) == len(answers.predicted) > 0:
-            return np.asarray(answers.labels), np.asarray(answers.predicted)
-        self._warn(
-            Message(
-                "predictions.json does not hold two lists of equal length; the test-set error is estimated "
-                "from the binomial distribution instead"
-            )
-        )
-        return None
+        """The command that repeats the run."""
+        default = f"oelm train {self.id} --scale {self.config.scale} --seed {self.seed}"
+        return self.manifest.command or default
 
     @cached_property
     def most_frequent(self) -> float | None:
-        """Classification: share of the test split's most frequent class, what guessing reaches."""
-        if self._answers is None:
+        """The share of the most frequent class in the test split; None without predictions."""
+        if self._predictions is None:
             return None
-        labels = self._answers[0]
+        labels, _ = self._predictions
         return float(np.unique(labels, return_counts=True)[1].max() / len(labels))
 
     @cached_property
     def hits(self) -> np.ndarray | None:
-        """Classification: per test example, 1 where the prediction is right. None without predictions."""
-        if self._answers is None:
+        """For each test example, 1 if the prediction is correct, else 0; None without predictions."""
+        if self._predictions is None:
             return None
-        hits = (self._answers[0] == self._answers[1]).astype(float)
+        labels, predicted = self._predictions
+        hits = (labels == predicted).astype(float)
         stated = self.result.test if self.result else None
         if stated is not None and abs(float(hits.mean()) - stated) > 1e-6:
             self._warn(
@@ -145,23 +127,39 @@ class LoadedRun:
             return None
         return hits
 
+    @cached_property
+    def _predictions(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The labels and predicted classes of the test split."""
+        stored = self._read("predictions.json", self.reader.predictions)
+        if stored is None:
+            return None
+        if len(stored.labels) == len(stored.predicted) > 0:
+            return np.asarray(stored.labels), np.asarray(stored.predicted)
+        self._warn(
+            Message(
+                "predictions.json does not hold two lists of equal length; the test-set error is estimated "
+                "from the binomial distribution instead"
+            )
+        )
+        return None
+
     def metrics(self, kind: str) -> list[MetricsRow]:
-        """Rows of metrics.jsonl of one kind; a broken line ends them with a warning."""
+        """The rows of metrics.jsonl of one kind, up to the first line that cannot be read."""
         rows: list[MetricsRow] = []
         try:
             rows.extend(self.reader.metrics(kind))
         except (OelmError, OSError) as error:
-            self._warn(Message("{file} cannot be used: {error}", file="metrics.jsonl", error=str(error)))
+            self._warn(_unusable("metrics.jsonl", error))
         return rows
 
     def disk_bytes(self) -> int:
         return self.reader.size()
 
-    def _lazy(self, file: str, read: Callable[[], T | None]) -> T | None:
+    def _read(self, file: str, read: Callable[[], T | None]) -> T | None:
         try:
             return read()
         except (OelmError, OSError) as error:
-            self._warn(Message("{file} cannot be used: {error}", file=file, error=str(error)))
+            self._warn(_unusable(file, error))
             return None
 
     def _warn(self, what: Message) -> None:
@@ -170,33 +168,30 @@ class LoadedRun:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Everything below one runs folder."""
+    """All runs below a runs folder."""
 
     root: Path
-    runs: tuple[LoadedRun, ...]  # judged on the test split
-    trials: tuple[LoadedRun, ...]  # points of a learning-rate grid
+    runs: tuple[LoadedRun, ...]
+    trials: tuple[LoadedRun, ...]  # tuning trials, which have no test score
     warnings: list[LoadWarning]
 
 
 def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
-    """Every run below `root`, <study>/<ID>/scale=<s>/[tune/lr=<lr>/]seed=<n>, of the given studies or all."""
+    """Load the runs below `root` of the given studies, or of all."""
     root = Path(root)
     if not root.is_dir():
         raise OelmError(
             f"there is no runs folder {root}; run something first (`oelm demo`) or name it with --runs"
         )
-    warnings: list[LoadWarning] = []
-    wanted = set(studies)
-    known = study_names(root)
+    wanted, known = set(studies), study_names(root)
     if missing := wanted - set(known):
         raise OelmError(
             f"no runs of {', '.join(sorted(missing))} in {root}; there are: {', '.join(known) or 'none'}"
         )
-    runs: list[LoadedRun] = []
-    for found in find_runs(root):
-        if (not wanted or found.study in wanted) and (run := read_run(found.reader, warnings)) is not None:
-            runs.append(run)
-    runs = _without_doubles(runs, warnings)
+    warnings: list[LoadWarning] = []
+    found = [f for f in find_runs(root) if not wanted or f.study in wanted]
+    runs = [run for f in found if (run := read_run(f.reader, warnings)) is not None]
+    runs = _drop_copies(runs, warnings)
     return Loaded(
         root,
         tuple(r for r in runs if not r.config.tune.trial),
@@ -206,7 +201,7 @@ def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
 
 
 def read_run(reader: RunReader, warnings: list[LoadWarning]) -> LoadedRun | None:
-    """One run; None (and a warning) when not even its config can be read."""
+    """Load one run; None with a warning if its config is unreadable or damaged."""
 
     def warn(what: Message) -> None:
         warnings.append(LoadWarning(reader.path, what))
@@ -229,7 +224,7 @@ def read_run(reader: RunReader, warnings: list[LoadWarning]) -> LoadedRun | None
             warn(Message("status.json says that the run finished, but results.json is missing"))
             state = BROKEN
     except (OelmError, OSError) as error:
-        warn(Message("{file} cannot be used: {error}", file="results.json", error=str(error)))
+        warn(_unusable("results.json", error))
         state = BROKEN
     damage = reader.damage() if state == FINISHED else ()
     if damage:
@@ -241,15 +236,26 @@ def read_run(reader: RunReader, warnings: list[LoadWarning]) -> LoadedRun | None
             )
         )
         if any(problem.startswith("config.yaml") for problem in damage):
-            return None  # not even which run it is can be believed
+            return None  # the config may belong to another run
         state = BROKEN
-    if state != FINISHED:
-        result = None  # the best so far of a run that goes on, or that diverged, is not its result
-    reason = note or (status.reason if status else "")
-    step, total = (status.step, status.total_steps) if status else (0, config.budget.steps)
-    run = LoadedRun(reader, config, state, reason, step, total, result, warnings)
-    _check_place(run, warn)
-    return run
+    for part in _missing_in_path(reader.path, config):
+        warn(
+            Message(
+                "the folder's path does not contain '{expected}', as its config.yaml says. Was the folder "
+                "moved by hand? config.yaml is used",
+                expected=part,
+            )
+        )
+    return LoadedRun(
+        reader,
+        config,
+        state,
+        note or (status.reason if status else ""),
+        status.step if status else 0,
+        status.total_steps if status else config.budget.steps,
+        result if state == FINISHED else None,  # an unfinished run may have preliminary results
+        warnings,
+    )
 
 
 def _recorded_as_finished(reader: RunReader) -> bool:
@@ -259,55 +265,42 @@ def _recorded_as_finished(reader: RunReader) -> bool:
 
 def _result(results: Results, config: RunConfig) -> RunResult:
     for name in ("id", "seed", "scale"):
-        said, expected = getattr(results, name), getattr(config, name)
-        if said != expected:
-            raise OelmError(f"'{name}' is {said!r}, config.yaml says {expected!r}")
+        stated, expected = getattr(results, name), getattr(config, name)
+        if stated != expected:
+            raise OelmError(f"'{name}' is {stated!r}, but config.yaml says {expected!r}")
     return RunResult(
         metric=results.metric,
         test=results.score("test"),
         test_n=results.test.n if results.test else 0,
         validation=results.score("validation"),
         parameters=results.parameters,
-        steps=results.steps,
-        tokens_seen=results.tokens_seen,
-        lr=results.lr,
         checkpoint_bytes=results.checkpoint_bytes,
         fairness=results.fairness,
     )
 
 
-def _check_place(run: LoadedRun, warn: Any) -> None:
-    """A folder copied or renamed by hand does not say what its path says."""
-    config, parts = run.config, run.path.parts
-    place = (f"scale={config.scale}", f"seed={config.seed}", config.id)
-    for name in place:
-        if name not in parts:
-            warn(
-                Message(
-                    "the folder's path does not contain '{expected}', as its config.yaml says. Was the "
-                    "folder moved by hand? config.yaml is used",
-                    expected=name,
-                )
-            )
+def _missing_in_path(path: Path, config: RunConfig) -> list[str]:
+    """The parts that the path of this config should have and does not have."""
+    expected = (f"scale={config.scale}", f"seed={config.seed}", config.id)
+    return [part for part in expected if part not in path.parts]
 
 
-def _without_doubles(runs: list[LoadedRun], warnings: list[LoadWarning]) -> list[LoadedRun]:
-    """A run that lies in two folders counts once, and not silently."""
-    seen: dict[tuple[Any, ...], LoadedRun] = {}
+def _drop_copies(runs: Sequence[LoadedRun], warnings: list[LoadWarning]) -> list[LoadedRun]:
+    """The runs without further copies of the same run; each copy gives a warning."""
+    first: dict[tuple[object, ...], LoadedRun] = {}
     for run in runs:
         c = run.config
         key = (c.study, c.id, c.scale, c.seed, c.optim.lr if c.tune.trial else None, c.tune.trial)
-        if key in seen:
-            warnings.append(
-                LoadWarning(
-                    run.path,
-                    Message(
-                        "the same run (study, ID, scale, seed) is also in {other}; only that folder is "
-                        "counted",
-                        other=str(seen[key].path),
-                    ),
-                )
+        if key in first:
+            what = Message(
+                "the same run (study, ID, scale, seed) is also in {other}; only that folder is counted",
+                other=str(first[key].path),
             )
+            warnings.append(LoadWarning(run.path, what))
         else:
-            seen[key] = run
-    return list(seen.values())
+            first[key] = run
+    return list(first.values())
+
+
+def _unusable(file: str, error: Exception) -> Message:
+    return Message("{file} cannot be used: {error}", file=file, error=str(error))
