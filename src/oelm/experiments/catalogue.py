@@ -50,14 +50,14 @@ _loaded: list[str] = []
 
 def register_experiment(experiment: Experiment) -> Experiment:
     """Add an experiment to the catalogue; its ID must be new."""
-    _load_own()
+    _load_catalogue()
     _add(experiment)
     return experiment
 
 
 def experiments() -> dict[str, Experiment]:
     """All experiments by ID, in the order of the catalogue."""
-    _load_own()
+    _load_catalogue()
     return dict(_registered)
 
 
@@ -142,8 +142,8 @@ def _run_file(path: str) -> None:
     except Exception as error:  # show the user the line of the file, not our stack
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         where = f"{path}, line {lines[-1]}" if lines else path
-        said = str(error) if isinstance(error, OelmError) else f"{type(error).__name__}: {error}"
-        raise UsageError(f"{where}: {said}") from None
+        message = str(error) if isinstance(error, OelmError) else f"{type(error).__name__}: {error}"
+        raise UsageError(f"{where}: {message}") from None
 
 
 def _studies_of(known: Iterable[Experiment]) -> list[str]:
@@ -151,7 +151,7 @@ def _studies_of(known: Iterable[Experiment]) -> list[str]:
 
 
 @functools.cache
-def _load_own() -> None:
+def _load_catalogue() -> None:
     for name in _MODULES:
         module = importlib.import_module(f"oelm.experiments.studies.{name}")
         for entry in module.EXPERIMENTS:
