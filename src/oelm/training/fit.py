@@ -29,7 +29,7 @@ from oelm.training.out_of_memory import is_out_of_memory, restart_with_smaller_b
 from oelm.training.parallel.world import make_world
 from oelm.training.setup import set_up
 from oelm.training.signals import StopRequest
-from oelm.training.state import Diverged, Interrupted, Job, Training
+from oelm.training.state import Diverged, Interrupted, Training, TrainingJob
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ def fit(config: RunConfig, folder: Path | str, machine: Machine = Machine()) -> 
         ended = run_folder.ended()
         if ended is not None:
             return Outcome(ended.state, ended.reason or f"was {ended.state} before")
-        return _fit(Job(config, machine, run_folder, world, stop))
+        return _fit(TrainingJob(config, machine, run_folder, world, stop))
 
 
-def _fit(job: Job) -> Outcome:
+def _fit(job: TrainingJob) -> Outcome:
     training: Training | None = None
     try:
         training = set_up(job)
@@ -106,7 +106,7 @@ def _train_and_finish(training: Training) -> Outcome:
     return Outcome("finished")
 
 
-def _failure_outcome(error: Exception, job: Job, training: Training | None) -> Outcome:
+def _failure_outcome(error: Exception, job: TrainingJob, training: Training | None) -> Outcome:
     if training is not None and restart_with_smaller_batches(training):
         return Outcome(
             "interrupted",
@@ -129,7 +129,7 @@ def _close(training: Training, outcome: Outcome) -> None:
     training.recorder.close(outcome.state, outcome.reason)
 
 
-def _record_failure(job: Job, training: Training | None, outcome: Outcome, trace: str = "") -> None:
+def _record_failure(job: TrainingJob, training: Training | None, outcome: Outcome, trace: str = "") -> None:
     """Write the failure to status.json and the log, also if set-up failed or the disk is full."""
     job.world.report_failure(outcome.state, outcome.reason)
     if not job.world.is_main:

@@ -31,10 +31,10 @@ from oelm.training.optimizer import warmup_steps
 from oelm.training.out_of_memory import restart_with_smaller_batches, split_micro_batches
 from oelm.training.precision import choose_precision
 from oelm.training.prepare import Prepared, prepare
-from oelm.training.state import Interrupted, Job, Training
+from oelm.training.state import Interrupted, Training, TrainingJob
 
 
-def set_up(job: Job) -> Training:
+def set_up(job: TrainingJob) -> Training:
     """Return a run that is ready for its next step: the first one, or the one after its checkpoint."""
     config, folder, world = job.config, job.folder, job.world
     _check_machine(job.machine, config)
@@ -73,7 +73,7 @@ def _check_machine(machine: Machine, config: RunConfig) -> None:
         raise UsageError(f"threads must be 0 (torch's default) or more, not {machine.threads}")
 
 
-def _open_recorder(job: Job) -> Recorder:
+def _open_recorder(job: TrainingJob) -> Recorder:
     """Open the log and write the first status.json of this attempt."""
     config, folder, world = job.config, job.folder, job.world
     recorder = Recorder(folder, world, title=config.id)
@@ -106,7 +106,7 @@ def _open_recorder(job: Job) -> Recorder:
     return recorder
 
 
-def _prepare_on_rank0_first(job: Job, recorder: Recorder) -> Prepared:
+def _prepare_on_rank0_first(job: TrainingJob, recorder: Recorder) -> Prepared:
     """Prepare the data on rank 0, then on the other ranks, which find it in the cache.
 
     If rank 0 is asked to stop while it tokenizes, all ranks raise Interrupted.

@@ -29,7 +29,7 @@ class Diverged(Exception):
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """What to train and where: the inputs of `fit`, and the processes it runs on."""
 
     config: RunConfig
@@ -68,7 +68,7 @@ class TrainingProgress:
 class Training:
     """One run on one process: everything the loop works with."""
 
-    job: Job  # what to train, where, and on which processes
+    job: TrainingJob  # what to train, where, and on which processes
     prepared: Prepared  # data, task, tokenizer and model
     learner: Learner  # what updates the model: method, optimizer, precision
     recorder: Recorder  # what the run writes: log, metrics, status, step times

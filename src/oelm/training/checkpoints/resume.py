@@ -14,7 +14,7 @@ from oelm.training.determinism import RandomState, random_state, set_random_stat
 from oelm.training.logs.metrics import metrics_problem
 from oelm.training.optimizer import OptimizerState, load_optimizer_state, optimizer_state
 from oelm.training.prepare import Prepared
-from oelm.training.state import Job, Training, TrainingProgress
+from oelm.training.state import Training, TrainingJob, TrainingProgress
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ def save_training(training: Training) -> None:
     training.saved_at = (p.step, p.validated)
 
 
-def find_checkpoint(job: Job) -> NewestCheckpoint:
+def find_checkpoint(job: TrainingJob) -> NewestCheckpoint:
     """Load the newest checkpoint from which `job` can continue exactly."""
     return load_newest(job.folder.latest, job.folder.previous, lambda state: _problem(state, job))
 
 
-def _problem(state: dict[str, Any], job: Job) -> str:
+def _problem(state: dict[str, Any], job: TrainingJob) -> str:
     """Return why the run cannot continue exactly from this intact checkpoint, or ""."""
     snapshot = Snapshot.from_dict(state)
     if snapshot.config_hash != config_hash(job.config):  # and so does previous.pt
