@@ -18,6 +18,8 @@ Run GPT-01
 --nonsense
 list GPT-01
 list --phase
+list --phase=
+list --study gap --study paper
 list --phase 0
 list --phase 1-9
 list --phase 4-1
@@ -125,6 +127,8 @@ demo --data-dir .
 demo --runs file
 demo --cache-dir file
 bench nonsense
+bench --batch 0
+bench --device tpu
 generate
 export
 clean --study nowhere

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from oelm.cli.options import Json, Runs, Study
 from oelm.cli.output import print, print_json
@@ -11,16 +14,16 @@ from oelm.runs import archive as archives
 from oelm.runs import keep as keeping
 from oelm.units import bytes_text
 
+ArchiveFile = Annotated[str, Parameter(help="Archive, FILE.tar.gz.")]
+
 
 def pack(
-    file: str, /, *, study: Study = "", weights: bool = False, runs: Runs = "runs", json: Json = False
+    file: ArchiveFile, /, *, study: Study = "", weights: bool = False, runs: Runs = "runs", json: Json = False
 ) -> None:
     """Pack configs, manifests, metrics, logs and results into one file.
 
     Parameters
     ----------
-    file
-        Archive to write, FILE.tar.gz.
     weights
         Pack the best models too.
     """
@@ -31,14 +34,8 @@ def pack(
         print(f"{made.path}: {made.runs} runs, {made.files} files, {bytes_text(made.bytes)}, verified")
 
 
-def verify(file: str, /, *, json: Json = False) -> None:
-    """Check every byte of an archive.
-
-    Parameters
-    ----------
-    file
-        Archive to check.
-    """
+def verify(file: ArchiveFile, /, *, json: Json = False) -> None:
+    """Check every byte of an archive."""
     index = archives.verify(file)
     if json:
         print_json({"runs": len(index.runs), **asdict(index)})
@@ -46,14 +43,8 @@ def verify(file: str, /, *, json: Json = False) -> None:
         print(f"{file}: {len(index.runs)} runs, {len(index.files)} files, all hashes match")
 
 
-def merge(file: str, /, *, runs: Runs = "runs", json: Json = False) -> int:
-    """Add the runs of an archive to the runs folder. Nothing is overwritten.
-
-    Parameters
-    ----------
-    file
-        Archive to read.
-    """
+def merge(file: ArchiveFile, /, *, runs: Runs = "runs", json: Json = False) -> int:
+    """Add the runs of an archive to the runs folder. Nothing is overwritten."""
     done = archives.merge(file, runs)
     if json:
         print_json(asdict(done))
@@ -71,14 +62,15 @@ def merge(file: str, /, *, runs: Runs = "runs", json: Json = False) -> int:
     return 1 if done.conflicts else 0
 
 
-def keep(folder: str, /, *, study: Study = "", runs: Runs = "runs", json: Json = False) -> None:
-    """Copy the files that reports are made from to a folder, without weights.
-
-    Parameters
-    ----------
-    folder
-        Folder to write to.
-    """
+def keep(
+    folder: Annotated[str, Parameter(help="Folder to write to.")],
+    /,
+    *,
+    study: Study = "",
+    runs: Runs = "runs",
+    json: Json = False,
+) -> None:
+    """Copy the files that reports are made from to a folder, without weights."""
     kept = keeping.keep(runs, folder, study=study)
     if json:
         print_json({"folder": folder, **asdict(kept)})

@@ -59,7 +59,10 @@ def bench(
     from oelm.bench.harness import Plan
     from oelm.bench.methods import DEFAULT_METHODS, MethodsBench, Workload
     from oelm.bench.methods import run as measure
+    from oelm.training.parallel.world import choose_device
 
+    if device != "cpu":
+        choose_device(device)  # raises a UsageError for a device that this machine does not have
     plan = MethodsBench(
         methods or DEFAULT_METHODS,
         Workload(size, vocabulary, context, batch, position, device),

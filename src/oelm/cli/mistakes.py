@@ -8,9 +8,11 @@ from cyclopts import (
     CoercionError,
     CycloptsError,
     MissingArgumentError,
+    RepeatArgumentError,
     UnknownCommandError,
     UnknownOptionError,
     UnusedCliTokensError,
+    ValidationError,
 )
 
 from oelm.cli.suggest import suggest
@@ -39,6 +41,11 @@ def explain(error: CycloptsError) -> str:
         return f"{needs} (`{command} --help` shows the usage)"
     if isinstance(error, CoercionError) and error.token and error.argument and error.msg is None:
         return _wrong_value(error.token.value, error.token.keyword or error.argument.name, error.target_type)
+    if isinstance(error, ValidationError) and error.argument:
+        limit = _lower(error.exception_message.rstrip("."))
+        return f"{error.argument.name} {limit}, not {error.argument.tokens[0].value}"
+    if isinstance(error, RepeatArgumentError):
+        return f"{error.token.keyword} is given more than once"
     return _lower(str(error))
 
 

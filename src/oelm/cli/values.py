@@ -102,6 +102,8 @@ def _phases_option(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
     for part in _split_commas(token.value for token in tokens):
         is_range = _RANGE.fullmatch(part)
         found.extend(map(str, _expand_range(part, str(tokens[0].keyword))) if is_range else [part])
+    if not found:
+        raise UsageError(f"{tokens[0].keyword} needs at least one phase, such as 1, 1-4 or paper")
     return _unique(found)
 
 
