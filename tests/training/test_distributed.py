@@ -95,7 +95,7 @@ def count_sharded_parameters() -> dict[str, int]:
         counts.update(held=sum(p.to_local().numel() for p in model.parameters()), sent=0)
 
     def counting_send(*, input: torch.Tensor, **named: Any) -> Any:
-        counts.sent += input.numel()
+        counts["sent"] += input.numel()
         return send(input=input, **named)
 
     ShardedWorld.place_model = counting_place_model  # type: ignore[method-assign]

@@ -134,7 +134,7 @@ def test_out_of_memory_in_the_update_does_not_repeat_the_step(tmp_path, machine,
 
 
 def test_a_folder_that_cannot_be_written_is_a_failure_with_a_reason(tmp_path, machine, make, monkeypatch):
-    (tmp_path / "file").write_text("not a folder")
+    (tmp_path / "file").write_text("not a folder", encoding="utf-8")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(OelmError, match="cannot be made a run folder"):
             fit(make("lm"), place, machine)
@@ -218,7 +218,7 @@ def test_a_small_file_system_that_is_full(tmp_path, machine, make):
         assert "disk full" in outcome.reason
         assert RunFolder(disk / "run").status().reason == outcome.reason
         assert load_checkpoint(disk / "run" / "latest.pt")["progress"]["step"] >= 4
-        (disk / "run" / "training.log").read_text()
+        assert (disk / "run" / "training.log").read_text(encoding="utf-8").startswith("20")
         refused = fit(config, disk / "other", machine)
         assert refused.state == "interrupted"
         assert "disk full: this run needs" in refused.reason
@@ -282,7 +282,8 @@ def test_an_empty_split_is_a_failure_with_a_reason(tmp_path, machine, make, monk
 
 def test_a_warm_up_longer_than_the_run_is_logged(tmp_path, machine, make):
     fit(make("lm", optim={"warmup_steps": 100}, budget={"steps": 2}), tmp_path, machine)
-    assert "the learning rate never rises above 2% of optim.lr" in (tmp_path / "training.log").read_text()
+    log = (tmp_path / "training.log").read_text(encoding="utf-8")
+    assert "the learning rate never rises above 2% of optim.lr" in log
 
 
 def test_a_missing_tokenizer_is_a_failure_with_a_reason(tmp_path, machine, make, monkeypatch):
@@ -300,7 +301,7 @@ def test_a_bug_is_recorded_and_raised(tmp_path, machine, make, monkeypatch):
     with pytest.raises(KeyError):
         fit(make("lm"), tmp_path, machine)
     assert RunFolder(tmp_path).status().state == "failed"
-    assert "surprise" in RunFolder(tmp_path).log_file.read_text()
+    assert "surprise" in RunFolder(tmp_path).log_file.read_text(encoding="utf-8")
 
 
 def test_a_changed_frozen_parameter_fails_the_audit(tmp_path, machine, make, monkeypatch):

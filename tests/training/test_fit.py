@@ -61,7 +61,7 @@ def test_language_model_run_leaves_every_file(tmp_path, machine, make):
     timing = folder.timing()
     assert timing.num_steps_measured == 9
     assert 0 < timing.predicted_saving < 4 / 72
-    assert "disk: at most" in folder.log_file.read_text()
+    assert "disk: at most" in folder.log_file.read_text(encoding="utf-8")
     # Files that must be equal after a resume contain no times.
     assert not {"time", "seconds", "host"} & set(to_json(results))
 
@@ -285,4 +285,4 @@ def test_equal_seeds_give_equal_runs_and_other_seeds_do_not(tmp_path, machine, m
         fit(replace(base, seed=seed), tmp_path / name, machine)
     a, b, c = ((tmp_path / n / "metrics.jsonl").read_bytes() for n in "abc")
     assert a == b != c
-    assert json.loads((tmp_path / "a" / "results.json").read_text())["seed"] == 1
+    assert json.loads((tmp_path / "a" / "results.json").read_text(encoding="utf-8"))["seed"] == 1

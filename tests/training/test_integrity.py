@@ -74,7 +74,7 @@ def only_run(root: Path) -> Path:
 def test_a_finished_run_is_verified(runs):
     folder = RunFolder(only_run(runs))
     assert folder.damage() == ()
-    listed = json.loads((folder.path / "checksums.json").read_text())["files"]
+    listed = json.loads((folder.path / "checksums.json").read_text(encoding="utf-8"))["files"]
     assert set(listed) == set(VERDICT_FILES)
     loaded = load_runs(runs)
     assert loaded.warnings == []
@@ -122,8 +122,8 @@ def test_a_learning_rate_is_not_chosen_from_a_damaged_trial(tmp_path, machine, m
     folder = run_path(tmp_path, trial)
     assert fit(trial, folder, machine).state == "finished"
     assert choose_lr([trial], tmp_path).lr == trial.optim.lr
-    content = (folder / "results.json").read_text()
-    (folder / "results.json").write_text(content.replace('"step": 4', '"step": 5'))
+    content = (folder / "results.json").read_text(encoding="utf-8")
+    (folder / "results.json").write_text(content.replace('"step": 4', '"step": 5'), encoding="utf-8")
     with pytest.raises(OelmError, match=r"results\.json has changed"):
         choose_lr([trial], tmp_path)
 
@@ -157,7 +157,7 @@ def test_another_seed_or_config_is_refused_before_the_first_step(stopped, tmp_pa
     rows = folder.metrics_file.read_bytes()
     with pytest.raises(UsageError, match="seed: 42 -> 7"):
         fit(other, folder.path, machine)
-    folder.config_file.write_text(config_to_yaml(other))  # edited by hand
+    folder.config_file.write_text(config_to_yaml(other), encoding="utf-8")  # edited by hand
     outcome = fit(other, folder.path, machine)
     assert outcome.state == "failed"
     assert "belongs to another config" in outcome.reason
@@ -195,7 +195,9 @@ def test_files_damaged_during_a_run_are_written_again(stopped, tmp_path, machine
     manifest = folder.manifest()
 
     def damaged(run):
-        folder.config_file.write_text(folder.config_file.read_text().replace("lr: 0.003", "lr: 0.004"))
+        folder.config_file.write_text(
+            folder.config_file.read_text(encoding="utf-8").replace("lr: 0.003", "lr: 0.004"), encoding="utf-8"
+        )
         folder.manifest_file.write_bytes(b"{")
         load_best(run)
 
@@ -320,7 +322,9 @@ def test_temporary_files_of_killed_writers_are_removed_at_the_next_start(stopped
     folder = RunFolder(shutil.copytree(stopped[0], tmp_path / "run"))
     gone = 2**22 - 1 if not Path(f"/proc/{2**22 - 1}").exists() else 2**22 - 2
     for name in (f".previous.pt.{gone}.tmp", f".results.json.{gone}.tmp", f".status.json.{os.getpid()}.tmp"):
-        (folder.path / name).write_text("half")
-    (folder.path / f".config.yaml.{os.getppid()}.tmp").write_text("of a process that exists")
+        (folder.path / name).write_text("half", encoding="utf-8")
+    (folder.path / f".config.yaml.{os.getppid()}.tmp").write_text(
+        "of a process that exists", encoding="utf-8"
+    )
     assert fit(folder.config(), folder.path, machine).state == "finished"
     assert [p.name for p in folder.path.glob(".*.tmp")] == [f".config.yaml.{os.getppid()}.tmp"]

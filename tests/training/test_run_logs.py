@@ -40,7 +40,7 @@ def test_metrics_are_truncated_to_the_checkpoint(tmp_path):
     again = MetricsLog(path, offset=offset)
     again.row(2, "train", loss=1.25)
     again.close()
-    assert path.read_text() == (
+    assert path.read_text(encoding="utf-8") == (
         '{"step": 1, "kind": "train", "loss": 2.0}\n{"step": 2, "kind": "train", "loss": 1.25}\n'
     )
     with pytest.raises(OelmError, match="shorter than the 1000000 bytes"):
@@ -67,4 +67,7 @@ def test_a_terminal_that_vanishes_does_not_stop_the_log(tmp_path, monkeypatch):
         journal.line(f"step {step}")
         journal.progress(step, 2, "")
     journal.close()
-    assert [line.split()[-1] for line in (tmp_path / "log").read_text().splitlines()] == ["0", "1"]
+    assert [line.split()[-1] for line in (tmp_path / "log").read_text(encoding="utf-8").splitlines()] == [
+        "0",
+        "1",
+    ]

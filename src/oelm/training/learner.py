@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from oelm.config.run_config import RunConfig
 from oelm.methods.apply import apply
+from oelm.runs.schema import ParameterCounts
 from oelm.training.measure.flops import flop_model
 from oelm.training.optimizer import build_optimizer
 from oelm.training.parallel.world import World
@@ -54,13 +55,13 @@ class Learner:
             sum(self._full_flops.step(*shape).total for shape in shapes),
         )
 
-    def parameter_counts(self) -> dict[str, int]:
+    def parameter_counts(self) -> ParameterCounts:
         """Return parameter counts; a parameter that trained at any time of the run counts as trainable."""
         trained = sum(p.numel() for group in self.optimizer.param_groups for p in group["params"])
-        return {
-            "total": self.applied.total,
-            "trainable": trained,
-            "frozen": self.applied.total - trained,
-            "qk_total": self.applied.qk_total,
-            "qk_trainable": self._max_qk_trainable,
-        }
+        return ParameterCounts(
+            total=self.applied.total,
+            trainable=trained,
+            frozen=self.applied.total - trained,
+            qk_total=self.applied.qk_total,
+            qk_trainable=self._max_qk_trainable,
+        )

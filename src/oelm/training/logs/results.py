@@ -8,7 +8,7 @@ from typing import Any
 from oelm.config.yaml import config_to_yaml
 from oelm.errors import OelmError
 from oelm.files.atomic import write_text
-from oelm.runs.schema import Fairness, ParameterCounts, Predictions, Results, Scores
+from oelm.runs.schema import Fairness, Predictions, Results, Scores
 from oelm.training.optimizer import warmup_steps
 from oelm.training.prepare import rows_per_step
 from oelm.training.state import Training
@@ -61,7 +61,7 @@ def _results(training: Training, test: Evaluation | None) -> Results:
         metric=training.prepared.task.metric,
         test=Scores(**test.metrics()) if test is not None else None,
         validation=Scores(**p.best) if p.best is not None else None,
-        parameters=ParameterCounts(**training.learner.parameter_counts()),
+        parameters=training.learner.parameter_counts(),
         steps=p.step,
         tokens_seen=p.tokens,
         lr=config.optim.lr,
