@@ -60,12 +60,12 @@ def test_gradual_thaws_layer_by_layer_and_thawed_layers_train(family, tmp_path):
         config.pad_token_id, config.num_labels = 0, 2
         model = GPT2ForSequenceClassification(config)
     oelm.apply(model, "oelm-gradual", seed=1)
-    start = {p.name: p.heads().clone() for p in oelm.qk_projections(model)}
+    before = {p.name: p.heads().clone() for p in oelm.qk_projections(model)}
     watch = Watch()
     trainer(model, tmp_path, watch, steps=10, save_steps=100).train()
     assert watch.frozen == [{0, 1, 2}] * 2 + [{0, 1}] * 3 + [{0}] * 3 + [set()] * 2
     assert watch.report.ok
-    assert not any(torch.equal(p.heads(), start[p.name]) for p in oelm.qk_projections(model))
+    assert not any(torch.equal(p.heads(), before[p.name]) for p in oelm.qk_projections(model))
 
 
 def test_every_checkpoint_loads_with_its_method_and_position(tmp_path):

@@ -3,7 +3,7 @@
 The steps, and the modules that do them:
 
     1. find the method by name                                  presets.py, method.py
-    2. find the projections and FFN matrices of the model       reading/find.py, reading/feed_forward.py
+    2. find the projections and FFN matrices of the model       reading/find.py
     3. refuse what cannot work, before anything changes         checks.py
     4. verify numerically that the projections are Q and K      reading/verify.py
     5. split fused weights, initialise, add extras              install.py, extras/, orthogonal.py
@@ -23,8 +23,7 @@ from oelm.methods.checks import check_before_apply, check_no_method_yet, check_s
 from oelm.methods.install import install
 from oelm.methods.method import Method
 from oelm.methods.presets import find_method
-from oelm.methods.reading.feed_forward import ffn_matrices
-from oelm.methods.reading.find import qk_projections
+from oelm.methods.reading.find import ffn_matrices, qk_projections
 from oelm.methods.reading.verify import verify_projections
 from oelm.methods.reading.wrappers import unwrap
 from oelm.methods.record import follow_schedule, require_parameter, require_record

@@ -12,8 +12,7 @@ from oelm.methods import orthogonal
 from oelm.methods.extras.extended import EXTRAS, ExtendedProjection, mask_padding_in_conv
 from oelm.methods.extras.split import SplitProjection, split_multihead
 from oelm.methods.method import Method
-from oelm.methods.reading.feed_forward import ffn_matrices
-from oelm.methods.reading.find import qk_projections, value_projections
+from oelm.methods.reading.find import ffn_matrices, qk_projections, value_projections
 from oelm.methods.reading.projection import FeedForward, Projection, is_transposed
 from oelm.methods.reading.wrappers import plain_parameters
 from oelm.methods.record import Record, TensorRecord, attach_record, freeze_and_thaw_times
@@ -122,8 +121,6 @@ def _tensor_records(
             name=names[id(where.parameter)],
             part=part,
             kind=kind,
-            stack=target.place.stack,
-            layer=target.place.layer,
             num_heads=heads,
             head_dim=head_dim,
             transposed=where.transposed,

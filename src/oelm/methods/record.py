@@ -26,8 +26,6 @@ class TensorRecord:
     name: str  # of the parameter
     part: str  # "q", "k" or "ffn"
     kind: str  # "weight" or "bias"
-    stack: str
-    layer: int
     num_heads: int
     head_dim: int
     transposed: bool

@@ -63,9 +63,9 @@ def test_tensors_that_thaw_later_are_in_the_groups_and_train_after_the_thaw(orde
     queries = [p.weight.parameter for p in oelm.qk_projections(model)]
     assert {id(p) for p in queries} < held  # the optimizer also holds the prompt's embedding
     schedule.step(9, 10, optimizer)
-    start = [p.detach().clone() for p in queries]
+    before = [p.detach().clone() for p in queries]
     train(model, optimizer)
-    assert not any(torch.equal(p, s) for p, s in zip(queries, start, strict=True))
+    assert not any(torch.equal(p, b) for p, b in zip(queries, before, strict=True))
     assert oelm.audit(model, optimizer).ok
 
 

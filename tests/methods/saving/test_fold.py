@@ -26,8 +26,8 @@ def test_transformers_computes_the_same_from_the_folded_state(tmp_path, family, 
         plain = build(family)
         plain.load_state_dict(bare)
         assert (outputs(plain.eval()) - want).abs().max() > 1e-2  # without the extras the output differs
-    plain, told = type(model).from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    plain, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert torch.allclose(outputs(plain.eval()), want, atol=1e-4, rtol=1e-4)
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())  # the model is unchanged
 

@@ -28,8 +28,8 @@ def has_convolution(method):
 
 
 def load_with_transformers(model, folder):
-    plain, told = type(model).from_pretrained(folder, output_loading_info=True)
-    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    plain, info = type(model).from_pretrained(folder, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     return plain.eval()
 
 

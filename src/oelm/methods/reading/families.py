@@ -98,6 +98,27 @@ HEAD_DIM = (
     *("d_kv", "dim_head", "d_head"),
 )
 
+#: (matrices that read the residual stream, the matrix that writes to it), as attribute paths of one module.
+FFN_NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("gate_proj", "up_proj"), "down_proj"),
+    (("gate_up_proj",), "down_proj"),
+    (("wi_0", "wi_1"), "wo"),
+    (("wi",), "wo"),
+    (("Wi",), "Wo"),
+    (("w1", "w3"), "w2"),
+    (("up",), "down"),
+    (("up_proj",), "down_proj"),
+    (("c_fc",), "c_proj"),
+    (("dense_h_to_4h",), "dense_4h_to_h"),
+    (("fc_in",), "fc_out"),
+    (("fc1",), "fc2"),
+    (("lin1",), "lin2"),
+    (("linear1",), "linear2"),
+    (("ffn",), "ffn_output"),
+    (("ffn.0",), "ffn.2"),
+    (("intermediate.dense",), "output.dense"),
+)
+
 
 def _gpt2(attention: nn.Module) -> AttentionSpec:
     if getattr(attention, "is_cross_attention", False):

@@ -1,8 +1,8 @@
-"""Find every query and key projection of a model, or raise an error that says what to do.
+"""Find every query and key projection of a model, and its feed-forward matrices.
 
-All or nothing: if a part of an attention module is not recognised, the error names it, because freezing only
-some of the queries and keys would go unnoticed. The row order of an unknown fused matrix is found by trying
-the usual layouts until the numeric check of `verify.py` accepts one.
+If a part of an attention module is not recognised, an error names it, because freezing only some of the
+queries and keys would go unnoticed. The row order of an unknown fused matrix is found by trying the usual
+layouts until the numeric check of `verify.py` accepts one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from oelm.errors import OelmError
 from oelm.methods.extras.split import SplitProjection
 from oelm.methods.reading.build import build_projections, find_number
 from oelm.methods.reading.families import (
+    FFN_NAMES,
     FUSED_NAMES,
     FUSED_WORDS,
     KEY_NAMES,
@@ -29,9 +30,18 @@ from oelm.methods.reading.families import (
     known_spec,
     multi_latent,
 )
-from oelm.methods.reading.projection import Place, Projection, is_matrix, is_projection, layer_places
+from oelm.methods.reading.projection import (
+    FeedForward,
+    ParameterSlice,
+    Place,
+    Projection,
+    is_matrix,
+    is_projection,
+    is_transposed,
+    layer_places,
+)
 from oelm.methods.reading.verify import verify_attention
-from oelm.methods.reading.wrappers import unwrap
+from oelm.methods.reading.wrappers import base_layer, unwrap
 
 _QUERY_WORDS = {"q", "query", "queries", "wq"}
 _KEY_WORDS = {"k", "key", "keys", "wk"}
@@ -65,6 +75,44 @@ def qk_projections(model: nn.Module) -> list[Projection]:
         for name, spec in specs.items()
         for projection in build_projections(model, name, spec, places[name])
     ]
+
+
+def ffn_matrices(model: nn.Module) -> list[FeedForward]:
+    """Return the up, gate and down matrices of every layer with attention; an error if a layer has none."""
+    model = unwrap(model)
+    found: dict[str, tuple[str, ...]] = {}
+    for name, module in model.named_modules():
+        for ups, down in FFN_NAMES:
+            if all(is_matrix(_get(module, path)) for path in (*ups, down)):
+                found[name] = (*ups, down)
+                break
+    first_names = [f"{owner}.{paths[0]}" if owner else paths[0] for owner, paths in found.items()]
+    places = layer_places(model, first_names)
+    layers = {(place.stack, place.layer) for place in places.values()}
+    attentions = {p.attention_name: (p.place.stack, p.place.layer) for p in qk_projections(model)}
+    missing = [name for name, layer in attentions.items() if layer not in layers]
+    if missing:
+        known = ", ".join("+".join(ups) + "/" + down for ups, down in FFN_NAMES)
+        raise OelmError(
+            f"no feed-forward matrices found in the layer of {missing[0]} (and {len(missing) - 1} more): "
+            f"methods that freeze the FFN know the names {known}"
+        )
+    matrices = []
+    for (owner, paths), place in zip(found.items(), places.values(), strict=True):
+        for path in paths:
+            name = f"{owner}.{path}" if owner else path
+            matrix = base_layer(model.get_submodule(name))
+            bias = None if matrix.bias is None else ParameterSlice(matrix, "bias")
+            weight = ParameterSlice(matrix, "weight", is_transposed(matrix))
+            matrices.append(FeedForward(name, place, weight, bias))
+    return matrices
+
+
+def _get(module: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        return None
 
 
 def value_projections(attention: nn.Module) -> list[str]:

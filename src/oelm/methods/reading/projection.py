@@ -51,7 +51,7 @@ def layer_places(model: nn.Module, names: Iterable[str]) -> dict[str, Place]:
 
     A stack is a ModuleList or Sequential whose members have one type, such as "encoder.layers"; the layer is
     the index in it. Lists of mixed types (a T5 block holds attention and MLP) are not stacks. Nested lists
-    (stages of blocks) are numbered consecutively. A module outside any list is a layer of its own.
+    (stages of blocks) are numbered consecutively. A module outside any list counts as one layer.
     """
     paths = {name: _path(model, name) for name in names}
     stacks: dict[str, list[tuple[int, ...]]] = {}

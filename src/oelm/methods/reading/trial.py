@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -20,13 +21,92 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from oelm.methods.reading.calls import Call, guess_calls
 from oelm.methods.reading.projection import ParameterSlice, Projection
-from oelm.methods.reading.scores import ScoreRecorder
 from oelm.methods.reading.wrappers import is_adapter
 
 ROLE_NAMES = {"q": "queries", "k": "keys"}
+
+#: logsumexp as well: some attention sinks rescale the output by it (Granite).
+_SOFTMAX = {
+    *(F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax),
+    *(torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp),
+}
+
+
+class ScoreRecorder(TorchFunctionMode):
+    """Collects the input of every softmax in `scores` and detaches it from the softmax.
+
+    Then a gradient of the output reaches only what acts on it past the scores, and a gradient of the scores
+    only what acts through them. torch's fused attention functions are replaced by plain ones for this.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _SOFTMAX:
+            scores, *rest = args if args else (kwargs.pop("input"),)
+            if scores.dim() >= 3:
+                dim = rest[0] if rest else kwargs.get("dim", -1)
+                self.scores.append(scores if dim is None else scores.movedim(dim, -1))
+                return func(scores.detach(), *rest, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return self._attend(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            given = inspect.signature(func).bind(*args, **kwargs)
+            given.apply_defaults()
+            return self._multi_head_attention(**given.arguments), None
+        return func(*args, **kwargs)
+
+    def _multi_head_attention(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
+        """Compute torch's multi_head_attention_forward on (T, B, d) without padding masks and extra keys."""
+        if any(given[name] is not None for name in ("bias_k", "bias_v")) or given["add_zero_attn"]:
+            raise NotImplementedError("extra keys of multi_head_attention_forward")
+        packed = given["in_proj_weight"], given["in_proj_bias"]
+        weights, biases = ((None,) * 3 if t is None else t.chunk(3) for t in packed)
+        if given["use_separate_proj_weight"]:
+            weights = [given[f"{part}_proj_weight"] for part in "qkv"]
+        q, k, v = (
+            F.linear(x, w, b).unflatten(-1, (given["num_heads"], -1)).movedim(0, 2)  # (B, H, T, head_dim)
+            for x, w, b in zip((query, key, value), weights, biases, strict=True)
+        )
+        mask = given["attn_mask"]
+        if mask is not None and mask.dim() == 3:
+            mask = mask.unflatten(0, (-1, given["num_heads"]))
+        mask = ~mask if mask is not None and mask.dtype == torch.bool else mask
+        output = self._attend(q, k, v, attn_mask=mask).movedim(2, 0).flatten(2)
+        return F.linear(output, given["out_proj_weight"], given["out_proj_bias"])
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Compute torch's scaled_dot_product_attention without dropout."""
+        if enable_gqa:
+            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            scores = scores + torch.full_like(scores, -math.inf).triu(1)
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -math.inf)
+        elif attn_mask is not None:
+            scores = scores + attn_mask
+        self.scores.append(scores)
+        return torch.softmax(scores.detach(), -1).nan_to_num() @ value
 
 
 class Trial:
@@ -145,7 +225,7 @@ class Trial:
         """Return whether a parameter is a matrix that projects tokens or positions, or a bias of q or k."""
         owner, own = self.module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
         if isinstance(owner, nn.Embedding | nn.MultiheadAttention) or self._is_in_adapter(name):
-            return False  # torch's attention has claims of its own
+            return False  # torch's attention is read on its own
         if parameter.dim() < 2:
             rows = {c.num_heads * c.head_dim for c in self.claims}
             return own in ("q_bias", "k_bias") and parameter.numel() in rows

@@ -1,6 +1,6 @@
 """`model.save_pretrained` of a transformers model that has a method.
 
-transformers saves the whole state dict, and drops on loading what the architecture does not know. So a
+transformers saves the state dict as it is, and on loading drops what the architecture does not know. So a
 low-rank adapter or a convolution would be lost, and the loaded model would compute something else. Therefore
 `oelm.apply` replaces `save_pretrained` on the instance: it folds extras into the plain matrices, refuses
 those that cannot be folded, and writes what `oelm.load` needs beside the weights.

@@ -1,6 +1,6 @@
 """`oelm.save`: write a model with its method so that `oelm.load` restores it bit for bit.
 
-Beside the weights stands oelm.json with the method, the seed, the position in the schedule and the hash of
+oelm.json, beside the weights, holds the method, the seed, the position in the schedule and the hash of
 each frozen tensor. A full save of a transformers model consists of that library's own files with low-rank
 adapters, cores and temperatures folded into the matrices, so that plain transformers loads the same function;
 oelm_extras.safetensors holds the unfolded tensors. A model with a convolution, which no plain model can hold,
@@ -26,7 +26,7 @@ from oelm.methods.saving.fold import UNFOLDED_PREFIX, folded_state, unfoldable_p
 from oelm.methods.saving.metadata import METADATA, Metadata, kind_of
 
 WEIGHTS = "model.safetensors"
-# transformers does not take files with these names for a model of its own.
+# transformers does not look for files with these names.
 COMPACT_WEIGHTS = "oelm_compact.safetensors"
 OELM_WEIGHTS = "oelm_model.safetensors"
 EXTRA_WEIGHTS = "oelm_extras.safetensors"
@@ -114,7 +114,7 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 def only_oelm_can_load(folder: Path) -> bool:
     """Return whether plain transformers cannot load the weights, because they hold unfoldable extras.
 
-    Such a folder has a weight file of its own name, or one tensor is empty and stored under another key.
+    Such a folder has the weight file OELM_WEIGHTS, or an empty tensor whose values are under another key.
     """
     if (folder / OELM_WEIGHTS).exists():
         return True
