@@ -127,8 +127,8 @@ def test_the_test_split_is_scored_with_the_best_weights_not_the_last(tmp_path, m
         results[steps] = RunFolder(tmp_path / str(steps)).results()
         last[steps] = load_checkpoint(tmp_path / str(steps) / "latest.pt")["model"]["tokens.weight"]
     assert not torch.equal(last[4], last[12])
-    assert results[4]["test"] == results[12]["test"]
-    assert results[4]["validation"] == results[12]["validation"]
+    assert results[4].test == results[12].test
+    assert results[4].validation == results[12].validation
 
 
 @pytest.mark.slow
