@@ -33,9 +33,9 @@ class StepRatio:
     interval: tuple[float, float]
     bound: float | None  # share of the step time that could be saved according to the FLOP count
     source: Path
-    fields: dict[str, Any] | None = None  # of the measured method
-    memory_ratio: float | None = None  # peak memory over the baseline's
-    rounds: int = 0  # interleaved measurements of each method
+    fields: dict[str, Any] | None = None  # the fields of the measured method
+    memory_ratio: float | None = None  # peak memory divided by that of the baseline
+    rounds: int = 0  # number of interleaved measurements of each method
 
     def fits(self, arm: Arm) -> bool:
         """Whether it was measured with the model and the method of this arm."""
@@ -102,7 +102,7 @@ def read_benchmarks(folder: Path, warnings: list[LoadWarning]) -> list[StepRatio
 
 
 def _step_ratios(raw: Any, path: Path) -> list[StepRatio]:
-    """The step ratios of one benchmark file; none if the kind is another or the first arm no baseline."""
+    """The step ratios of one benchmark file; none unless it is interleaved and starts with the baseline."""
     if not isinstance(raw, dict) or raw.get("kind") != "step" or not raw.get("interleaved", False):
         return []
     arms, settings = raw["arms"], raw.get("settings", {})
