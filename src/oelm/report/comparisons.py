@@ -69,7 +69,9 @@ def _baseline_table(comparisons: Sequence[Comparison], _: Translator) -> Table:
 
 def _relative(ratio: Estimate, _: Translator) -> str:
     """A change of accuracy as a share of the baseline's, with its interval: the 5 % target is relative."""
-    return f"{numbers.change(ratio.value)} ({_(numbers.interval(ratio, 'ppl'))})"
+    return _(
+        "{change} ({interval})", change=numbers.change(ratio.value), interval=numbers.interval(ratio, "ppl")
+    )
 
 
 def _mean(arm: Arm) -> Text:
@@ -82,13 +84,13 @@ def notes(comparisons: Sequence[Comparison], _: Translator) -> list[Block]:
     items: list[Text] = []
     concerned: dict[str, list[str]] = {}
     for c in comparisons:
-        name = f"{c.arm.name}, {place(c.arm, _)}" if several else c.arm.name
-        items.extend(f"{name}: {_(m)}" for m in c.refused)
+        name = f"{c.arm.name} · {place(c.arm, _)}" if several else c.arm.name
+        items.extend(_("{arms}: {note}", arms=name, note=m) for m in c.refused)
         reason = why_undecided(shown_verdict(c)) if c.effect is not None else None
         for m in (*c.caveats, *c.flags, *([reason] if reason else [])):
             concerned.setdefault(_(m), []).append(name)
     for text, arms in concerned.items():
-        items.append(f"{('; ' if several else ', ').join(dict.fromkeys(arms))}: {text}")
+        items.append(_("{arms}: {note}", arms=tuple(dict.fromkeys(arms)), note=text))
     return [Paragraph(_("Notes on these numbers:"), small=True), Bullets(tuple(items))] if items else []
 
 
@@ -196,6 +198,10 @@ def _goal_cell(c: Comparison | None, _: Translator) -> Text:
         return "–"
     if c.effect is None:
         return _("not comparable")
-    effect, n = numbers.effect(c.effect, c.metric), numbers.seeds(c.effect)
-    bounds = _(numbers.interval(c.effect, c.metric))
-    return linked(f"{effect} ({bounds}), n = {n}", c.reference)
+    text = _(
+        "{change} ({interval}; n = {n})",
+        change=numbers.effect(c.effect, c.metric),
+        interval=numbers.interval(c.effect, c.metric),
+        n=numbers.seeds(c.effect),
+    )
+    return linked(text, c.reference)

@@ -129,9 +129,9 @@ def trend_table(analysis: Analysis, _: Translator) -> list[Block]:
     for (arm, metric, scale, pretrained), entries in found.items():
         if len({c.dataset for tokens, c in entries}) < 2:
             continue
-        name = (
-            f"{arm} ({_(SCALES[scale])}, {_(WEIGHTS[True])})" if pretrained else f"{arm} ({_(SCALES[scale])})"
-        )
+        name = _("{name} ({scale})", name=arm, scale=SCALES[scale])
+        if pretrained:
+            name = _("{name} ({scale}, pretrained)", name=arm, scale=SCALES[scale])
         entries.sort(key=lambda entry: entry[0])
         for tokens, c in entries:
             assert c.effect is not None
@@ -204,7 +204,7 @@ def _reported_changes(analysis: Analysis, _: Translator) -> list[Block]:
             continue
         ratio = math.log(a.value / b.value)
         theirs = numbers.change(ratio) if a.metric == "ppl" else numbers.points(a.value - b.value)
-        name = f"{c.arm.id} ({_(SCALES[c.arm.config.scale])})"
+        name = _("{name} ({scale})", name=c.arm.id, scale=SCALES[c.arm.config.scale])
         ours = effect_cells(c.effect, c.metric, c.arm, _)
         rows.append(Row((name, c.reference.id, _(outcome(c.target)), theirs, *ours), tone(c.target)))
     head: tuple[str, ...] = (_("Arm"), _("Against"), _("Verdict"), _("Change, reported"))

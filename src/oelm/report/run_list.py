@@ -98,9 +98,11 @@ def _origins(arms: Sequence[Arm]) -> tuple[Message, ...]:
 
 def totals(analysis: Analysis, _: Translator) -> list[Block]:
     """Numbers of runs, compute time and disk, then the runs that are not finished."""
-    states = ", ".join(f"{n} {_(state_name(s))}" for s, n in sorted(analysis.states.items()))
+    states = tuple(
+        Message("{n} {state}", n=n, state=state_name(s)) for s, n in sorted(analysis.states.items())
+    )
     rows = (
-        Row((_("Runs"), f"{len(analysis.loaded.runs)} ({states or '–'})")),
+        Row((_("Runs"), _("{n} ({states})", n=len(analysis.loaded.runs), states=states or "–"))),
         Row((_("Tuning trials"), str(len(analysis.loaded.trials)))),
         Row((_("Compute time"), duration_text(analysis.compute_seconds))),
         Row((_("Disk"), numbers.size(analysis.disk_bytes))),

@@ -72,7 +72,7 @@ ORTHOGONALITY = {
 
 def place(arm: Arm, _: Translator) -> str:
     """The group and scale of an arm, for a table cell."""
-    return f"{arm.group} ({_(SCALES[arm.config.scale])})"
+    return _("{name} ({scale})", name=arm.group, scale=SCALES[arm.config.scale])
 
 
 def group_title(comparison: Comparison, _: Translator) -> str:
