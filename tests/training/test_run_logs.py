@@ -11,6 +11,7 @@ import torch
 
 from oelm.errors import OelmError
 from oelm.training.logs.journal import Journal
+from oelm.training.logs.manifest import base_manifest
 from oelm.training.logs.metrics import MetricsLog, metrics_problem
 
 CPU = torch.device("cpu")
@@ -71,3 +72,13 @@ def test_a_terminal_that_vanishes_does_not_stop_the_log(tmp_path, monkeypatch):
         "0",
         "1",
     ]
+
+
+def test_a_manifest_names_the_data_folder_that_only_the_environment_knows(monkeypatch):
+    monkeypatch.setenv("OELM_DATA_DIR", "my data")
+    assert (
+        base_manifest("", "/somewhere/bin/oelm run GPT-01").command
+        == "OELM_DATA_DIR='my data' oelm run GPT-01"
+    )
+    typed = "oelm run GPT-01 --data-dir other"
+    assert base_manifest("", typed).command == typed

@@ -1,4 +1,4 @@
-"""Everything that decides the numbers of a run.
+"""Everything that affects the numbers of a run, as typed and checked dataclasses.
 
-In: a catalogue entry or a YAML file, and `--set` overrides. Out: a checked, hashable `RunConfig`.
+Input: a catalogue entry or a YAML file, and `--set` overrides. Output: a checked `RunConfig`, and its hash.
 """

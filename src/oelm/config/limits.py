@@ -1,5 +1,4 @@
-"""What a config may not say. Free of torch, so that a wrong number is refused before a folder is made or a
-job is queued."""
+"""Check a config for impossible values, without torch: before a folder is made or a job is queued."""
 
 from __future__ import annotations
 
@@ -13,10 +12,10 @@ from oelm.data.tokenize.tokenizer_files import check_tokenizer_name
 from oelm.errors import UsageError, unknown_name
 from oelm.models.sizes import SIZES, TINY
 
-SHORTEST = 8  # tokens of a window that denoising hides something in
+MIN_DENOISING_WINDOW = 8  # tokens; denoising masks a part of them
 
-#: Numbers that must lie in a range: (section, field, least, most). Outside it training would go on and mean
-#: something else: a final share below 0 climbs the loss, a negative warm-up starts in the middle.
+#: (section, field, minimum, maximum). Outside its range a value would not fail but change its meaning: a
+#: negative final learning rate maximises the loss.
 _RANGES: tuple[tuple[str, str, float, float], ...] = (
     ("budget", "batch_size", 1, math.inf),
     ("budget", "accumulation", 1, math.inf),
@@ -43,7 +42,7 @@ _RANGES: tuple[tuple[str, str, float, float], ...] = (
 
 
 def check_config(config: RunConfig, data_dir: str = "") -> None:
-    """Impossible numbers, unknown names and fields that would change nothing, before anything is read."""
+    """Raise UsageError for impossible values, unknown names and fields that would have no effect."""
     for section, name, least, most in _RANGES:
         value = getattr(getattr(config, section), name)
         if not least <= value <= most:
@@ -54,11 +53,11 @@ def check_config(config: RunConfig, data_dir: str = "") -> None:
     if not 0 <= config.seed < 2**63:
         raise UsageError(f"seed must be a whole number from 0 to 2^63 - 1, it is {config.seed}")
     if not config.budget.steps and not config.budget.epochs:
-        raise UsageError("budget.steps and budget.epochs are both 0: say how long to train")
+        raise UsageError("budget.steps and budget.epochs are both 0: set one of them")
     if config.data.pad_to_max and config.task != "classification":
-        raise UsageError(f"data.pad_to_max is for classification; rows of {config.task} are equally long")
-    if config.task == "denoising" and config.data.max_length < SHORTEST + 2:
-        raise UsageError(f"denoising needs data.max_length of at least {SHORTEST + 2} to hide something in")
+        raise UsageError(f"data.pad_to_max is for classification; rows of {config.task} have equal length")
+    if config.task == "denoising" and config.data.max_length < MIN_DENOISING_WINDOW + 2:
+        raise UsageError(f"denoising needs data.max_length of at least {MIN_DENOISING_WINDOW + 2}")
     kind = dataset(config.data.dataset).task
     if kind != ("classification" if config.task == "classification" else "lm"):
         raise UsageError(f"dataset '{config.data.dataset}' is for {kind}, the run's task is {config.task}")
@@ -67,13 +66,13 @@ def check_config(config: RunConfig, data_dir: str = "") -> None:
     check_tokenizer_name(config.data.tokenizer, data_dir or None)
     if config.data.tokenizer == "model" and (config.model.family == "gpt" or config.model.name in TINY):
         raise UsageError(
-            f"data.tokenizer 'model' is a pretrained model's own, and '{config.model.name}' has none: "
-            "name gpt2, or bpe-<vocabulary size>"
+            f"data.tokenizer 'model' needs a pretrained model, and '{config.model.name}' has no tokenizer: "
+            "use gpt2, or bpe-<vocabulary size>"
         )
 
 
 def check_model(config: RunConfig) -> None:
-    """A network that is not there, or that the task cannot train."""
+    """Raise UsageError for an unknown model, or for a model that the task cannot train."""
     model = config.model
     if model.family == "gpt":
         if model.name not in SIZES:
@@ -87,14 +86,14 @@ def check_model(config: RunConfig) -> None:
         raise UsageError("task lm trains our GPT (model.family = gpt); other models classify or denoise")
     for field, value in (("position", "learned"), ("causal", True)):
         if getattr(model, field) != value:
-            raise UsageError(f"model.{field} is a choice of our GPT; a transformers model has its own")
+            raise UsageError(f"model.{field} can only be set for our GPT (model.family = gpt)")
     if model.name in TINY and model.pretrained:
         raise UsageError(f"'{model.name}' has random weights only; set model.pretrained = false")
     _check_transformers_name(model.name)
 
 
 def _check_depth(config: RunConfig) -> None:
-    """Refuse a method that leaves all layers of a built-in network trained; `apply` checks the others."""
+    """Raise UsageError if a method would freeze no layer of a built-in model; `apply` checks other models."""
     method, name = config.method, config.model.name
     depth = SIZES[name]["layers"] if config.model.family == "gpt" else _tiny_depth(name)
     if method.freeze == "all-but-last" and depth and method.layers >= depth:
@@ -105,7 +104,7 @@ def _check_depth(config: RunConfig) -> None:
 
 
 def _tiny_depth(name: str) -> int:
-    """Layers of a built-in transformers model; 0 when the name is not one."""
+    """Return the number of layers of a built-in transformers model; 0 for any other name."""
     fields = TINY[name][1] if name in TINY else {}
     return next(
         (fields[key] for key in ("num_hidden_layers", "num_layers", "encoder_layers") if key in fields), 0
@@ -113,7 +112,7 @@ def _tiny_depth(name: str) -> int:
 
 
 def _check_transformers_name(name: str) -> None:
-    """A folder that is not there, or a slip in a built-in name. Any other may be a repository of the hub."""
+    """Raise UsageError for a missing folder or a misspelt built-in name; other names may be on the hub."""
     built_in = ("minilm", *TINY)
     if name in built_in or Path(name).is_dir():
         return

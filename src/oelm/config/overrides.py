@@ -14,13 +14,13 @@ from oelm.config.run_config import RunConfig
 from oelm.errors import UsageError
 from oelm.methods.presets import find_method
 
-# What a run is, rather than how it runs: set by the catalogue and the command's own flags.
+# Fields that identify a run; the catalogue and flags of their own set them.
 _IDENTITY = ("id", "study", "scale", "seed")
 
 
 @functools.cache
 def field_names(cls: type = RunConfig, prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> annotation of every field that can be set.
+    """Return {dotted name: type} of every field that can be set.
 
     >>> field_names()["optim.lr"]
     <class 'float'>
@@ -37,10 +37,10 @@ def field_names(cls: type = RunConfig, prefix: str = "") -> dict[str, Any]:
 
 
 def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    """`config` with the dotted fields of `changes`; `method` takes a name of the registry.
+    """Return `config` with the dotted fields of `changes`; the value of `method` is a method's name.
 
-    Fields of one section change together, since some only make sense together (a method's `freeze` and
-    `layers`); a new method comes first, so that its own fields can be changed in the same breath.
+    The fields of one section change together, because some are only valid together (`method.freeze` and
+    `method.layers`). A new method is applied first, so that its fields can be changed in the same call.
     """
     if "method" in changes:
         config = _with_method(config, changes["method"])
@@ -59,12 +59,12 @@ def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 
 
 def changes_from_words(words: Iterable[str]) -> dict[str, Any]:
-    """`changes` of `override` from a command line's `field=value` words; the last of a field counts."""
+    """Return the `changes` for `override` from `field=value` words; the last word of a field counts."""
     return dict(split_word(word) for word in words)
 
 
 def split_word(word: str) -> tuple[str, Any]:
-    """`optim.lr=1e-3` -> ("optim.lr", 0.001), typed by the field it names."""
+    """Return ("optim.lr", 0.001) for `optim.lr=1e-3`; the field decides the type of the value."""
     name, equals, text = word.partition("=")
     name = name.strip()
     if not equals:
@@ -72,23 +72,24 @@ def split_word(word: str) -> tuple[str, Any]:
     if name == "method":
         return name, text
     if name in _IDENTITY:
-        raise UsageError(f"'{name}' is not set by --set: it has a flag of its own or names the experiment")
+        raise UsageError(
+            f"--set cannot change '{name}': it has its own flag, or it identifies the experiment"
+        )
     names = field_names()
     if name not in names:
         raise _unknown_field(name, names)
     return name, parse(names[name], text, name)
 
 
-def _with_method(config: RunConfig, wish: Any) -> RunConfig:
-    chosen, compare = find_method(wish), config.compare
-    if compare.arm == config.method.name:  # the arm was named after its method and still is
+def _with_method(config: RunConfig, name: Any) -> RunConfig:
+    chosen, compare = find_method(name), config.compare
+    if compare.arm == config.method.name:  # an arm named after its method keeps doing so
         compare = dataclasses.replace(compare, arm=chosen.name)
     return dataclasses.replace(config, method=chosen, compare=compare)
 
 
 def _unknown_field(name: str, names: Mapping[str, Any]) -> UsageError:
-    """A bare `lr` is understood as `optim.lr` in the hint; otherwise the nearest full name. All sixty names
-    would drown either."""
+    """Return an error that suggests `optim.lr` for a bare `lr`, otherwise the nearest full name."""
     same_leaf = [n for n in names if n.rpartition(".")[2] == name]
     near = same_leaf or difflib.get_close_matches(name, ["method", *names], n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else ""

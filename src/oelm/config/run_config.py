@@ -1,4 +1,4 @@
-"""Everything that decides the numbers of one run, typed, frozen, and free of torch.
+"""Everything that affects the numbers of one run, as frozen dataclasses without torch.
 
 What does not affect numbers (folders, devices, threads, time limits) is in `Machine`, so that runs of two
 machines with the same `RunConfig` are comparable.
@@ -17,7 +17,7 @@ Scale = Literal["full", "mini", "smoke"]
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which text, how it is cut."""
+    """The dataset, the tokenizer, and how much of the data is used."""
 
     dataset: str  # a name of the data catalogue
     variant: str = ""  # e.g. the language of xnli
@@ -26,24 +26,24 @@ class DataConfig:
     max_length: int = 512  # context of a language model, truncation length of a classifier
     train_rows: int = 0  # use only the first n rows of the (seed-independent) shuffled split; 0 = all
     eval_rows: int = 0  # the same for validation and test
-    pad_to_max: bool = False  # pad every row to max_length, as the study did; for comparison only
+    pad_to_max: bool = False  # pad every row to max_length, as the original study did; for comparison only
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which network."""
+    """The model."""
 
     family: Literal["gpt", "hf"] = "gpt"  # ours, or a transformers model
     name: str = "medium-512"  # a size of models.gpt, or a transformers id / folder / built-in tiny config
-    pretrained: bool = False  # start from the named weights (hf only)
+    pretrained: bool = False  # initialise from the named weights (hf only)
     dropout: float = 0.1
     position: Literal["learned", "rope"] = "learned"  # gpt only
-    causal: bool = True  # gpt only; the study classifies with causal=False
+    causal: bool = True  # gpt only; the original study classifies with causal=False
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """How it learns."""
+    """The optimizer (AdamW) and the learning-rate schedule."""
 
     lr: float = 3e-4
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -56,12 +56,12 @@ class OptimConfig:
     eps: float = 1e-8
     clip: float = 1.0  # global gradient norm; 0 = off
     layer_decay: float = 1.0  # layer-wise learning-rate decay, 1 = off
-    qk_lr: float = 0.0  # own rate of Q/K that train or thaw; 0 = lr
+    qk_lr: float = 0.0  # learning rate of trainable Q/K; 0 = lr
 
 
 @dataclass(frozen=True)
 class BudgetConfig:
-    """How long, how often."""
+    """Batch size, length of the training, and intervals of validation, logging and checkpoints."""
 
     batch_size: int = 8  # rows per micro-batch over all processes; rows per step = batch_size x accumulation
     accumulation: int = 1
@@ -75,7 +75,7 @@ class BudgetConfig:
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """The run's place in a comparison, so that run folders alone suffice for the analysis."""
+    """What the run is compared with; the analysis needs nothing but the run folders."""
 
     group: str = ""  # runs of one group are compared, e.g. "GPT/tinystories"
     arm: str = ""  # the name shown for this arm, usually the method's
@@ -86,16 +86,16 @@ class CompareConfig:
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """How the learning rate was chosen. A trial never touches the test split."""
+    """How the learning rate was chosen. A tuning trial never uses the test split."""
 
-    trial: bool = False  # this run is one point of a grid, judged on validation
-    grid: tuple[float, ...] = ()  # the grid the rate was chosen from; () = not tuned
+    trial: bool = False  # this run is one point of a learning-rate grid, scored on validation
+    grid: tuple[float, ...] = ()  # the grid that the learning rate was chosen from; () = not tuned
     seeds: tuple[int, ...] = ()  # seeds of the trials
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run. `oelm show ID` prints it, config.yaml holds it, its hash names it."""
+    """One run. `oelm show ID` prints it, and config.yaml of the run folder contains it."""
 
     id: str
     study: str
@@ -115,15 +115,15 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Machine:
-    """What differs between machines and decides no number."""
+    """Settings that differ between machines and do not affect the numbers of a run."""
 
     device: str = "auto"
     threads: int = 0  # 0 = torch's own choice
     data_dir: str = ""  # "" = OELM_DATA_DIR
     cache_dir: str = ""  # "" = OELM_CACHE_DIR or ~/.cache/oelm
-    time_limit: float = 0.0  # seconds after which the run checkpoints and asks to be continued; 0 = none
+    time_limit: float = 0.0  # seconds after which the run saves a checkpoint and stops; 0 = none
     trackers: tuple[str, ...] = ()  # of tensorboard, wandb, trackio
     skip_bad_rows: bool = False
-    shard: bool = False  # divide network and optimizer between the processes of a run (FSDP)
+    shard: bool = False  # shard the model and the optimizer over the processes of a run (FSDP)
     command: str = ""  # what the user typed, for manifest.json; "" = the arguments of this process
     catalogue_files: tuple[str, ...] = ()  # the user's own catalogue files, which may register datasets

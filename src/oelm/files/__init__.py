@@ -1,1 +1,4 @@
-"""Files: atomic writes, size-limited reading of JSON and YAML, checksums and locks. Shared by all rooms."""
+"""Reading and writing files safely: atomic writes, checksums, locks, size limits on untrusted JSON and YAML.
+
+Input: paths, and content from any source. Output: complete files, or one clear error for each problem.
+"""

@@ -1,7 +1,6 @@
-"""Files that are either the old one or the new one, never half of one.
+"""Atomic writes: after a kill or on a full disk, a file has either its old or its new content.
 
-Write to a temporary file beside the target, flush it to the disk, rename. A process killed at any
-moment leaves the old file whole; a full disk raises before the old file is touched.
+The content is written to a temporary file in the same folder, flushed to disk, and renamed.
 """
 
 from __future__ import annotations
@@ -16,12 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-_TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")  # the number is the process that writes it
+from oelm.files.locks import process_alive
+
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")  # the number is the pid of the writer
 
 
 @contextlib.contextmanager
 def atomic_open(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
-    """Open a temporary file that becomes `path` when the block ends without an error."""
+    """Open a temporary file that replaces `path` when the block ends without an error."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     encoding = None if "b" in mode else "utf-8"
@@ -33,30 +34,32 @@ def atomic_open(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except BaseException:
-        with contextlib.suppress(OSError):  # the error that is raised is the one that counts
+        with contextlib.suppress(OSError):  # keep the original error
             temporary.unlink(missing_ok=True)
         raise
 
 
 def write_text(path: Path | str, text: str) -> None:
+    """Write a UTF-8 text file atomically."""
     with atomic_open(path, "w") as file:
         file.write(text)
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    """Readable JSON with a stable key order as given; NaN is refused rather than written as non-JSON."""
+    """Write indented JSON atomically; NaN and infinity are an error, because they are not JSON."""
     write_text(path, json_text(value))
 
 
 def json_text(value: Any) -> str:
+    """Return the text that `write_json` writes."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def remove_leftovers(folder: Path | str, *, min_age: float = 0.0) -> int:
     """Delete the temporary files that killed writers left in `folder`; returns how many.
 
-    A temporary file is kept while its process exists on this host. Where several hosts write, pass as
-    `min_age` the seconds after which a writer on another host must be gone, too.
+    A file whose writer exists on this host is kept. If other hosts write to the folder too, pass as `min_age`
+    the age in seconds from which a file is considered abandoned.
     """
     removed = 0
     with contextlib.suppress(OSError):
@@ -70,7 +73,7 @@ def remove_leftovers(folder: Path | str, *, min_age: float = 0.0) -> int:
 
 
 def _writer_is_gone(entry: os.DirEntry[str], pid: int, min_age: float) -> bool:
-    if pid != os.getpid() and _process_exists(pid):
+    if pid != os.getpid() and process_alive(pid):
         return False
     try:
         return min_age <= 0 or time.time() - entry.stat(follow_symlinks=False).st_mtime > min_age
@@ -78,18 +81,8 @@ def _writer_is_gone(entry: os.DirEntry[str], pid: int, min_age: float) -> bool:
         return False
 
 
-def _process_exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def is_disk_full(error: BaseException) -> bool:
-    """Whether no space, inode or quota was left; also when a library only passes on the system's text."""
+    """Return whether no space or quota was left; some libraries only pass on the text of the error."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     cause = error.__cause__

@@ -1,8 +1,8 @@
 """checksums.json: the SHA-256 of each file in a folder, checked when the files are read.
 
-A finished run and its best model carry one; the meta.json of a token cache holds the hashes of its columns.
-The file holds its own hash, too, so that damage to it is told apart from damage to what it lists. It protects
-against bad disks, torn copies and edits by accident, not against an attacker.
+A finished run and its best model have one. The file also contains its own hash, so that damage to it is
+distinguished from damage to the listed files. It detects bad disks, incomplete copies and accidental edits,
+but does not protect against an attacker.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ _hashed: dict[tuple[int, int, int, int], str] = {}
 
 
 def file_sha256(path: Path | str) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_sha256_once(path: Path | str) -> str:
-    """The same for large files: read once per process, as long as inode, size and modification time stay."""
+    """Return the SHA-256 of a file; the result is cached until inode, size or modification time change."""
     stat = Path(path).stat()
     key = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
     if key not in _hashed:
@@ -36,7 +37,7 @@ def file_sha256_once(path: Path | str) -> str:
 
 
 def seal(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """`facts` with the hash of their own content in the field "sha256".
+    """Return `facts` with the hash of their content added as the field "sha256".
 
     >>> is_sealed(seal({"rows": 3})), is_sealed({**seal({"rows": 3}), "rows": 4})
     (True, False)
@@ -45,7 +46,7 @@ def seal(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_sealed(facts: Any) -> bool:
-    """Whether `facts` hold the hash of their own content."""
+    """Return whether the field "sha256" is the hash of the other fields."""
     return isinstance(facts, dict) and facts.get("sha256") == _content_sha256(facts)
 
 
@@ -55,7 +56,7 @@ def _content_sha256(facts: Mapping[str, Any]) -> str:
 
 
 def write_checksums(folder: Path | str, names: Iterable[str] | None = None) -> None:
-    """Write checksums.json for those of `names` that exist, or for every file below `folder`."""
+    """Write checksums.json for the existing files among `names`; None means every file below `folder`."""
     folder = Path(folder)
     if names is None:
         files = (path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
@@ -65,10 +66,7 @@ def write_checksums(folder: Path | str, names: Iterable[str] | None = None) -> N
 
 
 def find_damage(folder: Path | str) -> list[str] | None:
-    """One text for each listed file that is missing or changed; None when there is no checksums.json.
-
-    Files that are not listed are not looked at.
-    """
+    """Return one text for each listed file that is missing or changed; None without a checksums.json."""
     folder = Path(folder)
     try:
         with open(folder / CHECKSUMS, "rb") as file:

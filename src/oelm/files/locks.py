@@ -1,12 +1,11 @@
-"""A lock between processes that a killed holder cannot leave behind.
+"""A lock between processes that is released when its holder is killed.
 
-The kernel's flock on a file: it ends with the process that holds it, however that ends, so no clean-up is
-needed after a SIGKILL. It also works between hosts on network file systems that support flock (NFSv4, Lustre
-mounted with -o flock, GPFS). Where the file system has no locks, the holder is whoever created `<file>.owner`
-(O_EXCL). The holder touches that file while it lives. It counts as abandoned when its process is gone (same
-host) or when it was not touched for STALE_SECONDS (another host, or a record that cannot be read).
+It uses flock, which the kernel releases when the process ends for any reason. It also works between hosts on
+network file systems with flock (NFSv4, Lustre mounted with -o flock, GPFS). On a file system without locks,
+the process that created `<file>.owner` (O_EXCL) holds the lock and touches that file regularly. The lock is
+abandoned when that process is gone (same host) or has not touched the file for STALE_SECONDS (another host).
 
-The file also says who holds it: host, pid, and the process's start time (a pid alone may be reused).
+The lock file records its holder: host, pid and start time of the process, since a pid may be reused.
 """
 
 from __future__ import annotations
@@ -30,22 +29,22 @@ from oelm.files.read import read_bytes
 STALE_SECONDS = 300.0
 _BEAT_SECONDS = 30.0
 _RETRY_SECONDS = 0.05
-_RECORD_BYTES = 4096  # of the holder; ours take 100
-_ZOMBIE = -1.0  # "start time" of a process that has ended and was not yet collected
+_RECORD_BYTES = 4096  # of the holder's record, which takes about 100
+_ZOMBIE = -1.0  # "start time" of a process that has ended but was not yet waited for
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 _held_files: set[int] = set()
 
 
-def _let_go_in_child() -> None:
-    """A forked child shares the lock: should the holder be killed, a child left over would keep it."""
+def _close_locks_in_child() -> None:
+    """Close lock files in a forked child, which would otherwise keep the lock after the holder was killed."""
     for file in _held_files:
         with contextlib.suppress(OSError):
             os.close(file)
     _held_files.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_close_locks_in_child)
 
 
 class Busy(OelmError):
@@ -80,7 +79,7 @@ class Lock:
             self._beat = None
         if self.file is not None:
             _held_files.discard(self.file)
-            os.close(self.file)  # releases the flock; the file stays, so that no two files can be "the lock"
+            os.close(self.file)  # releases the flock; without the file, two processes could lock two files
             self.file = None
 
     def _busy(self) -> str:
@@ -97,7 +96,7 @@ class Lock:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return False
             raise
-        with contextlib.suppress(OSError):  # a full disk: the record is only for people
+        with contextlib.suppress(OSError):  # a full disk: the record is only informative
             os.ftruncate(file, 0)
             os.write(file, _my_record())
         self.file = file
@@ -112,7 +111,7 @@ class Lock:
             record = _read(owner)
             if _is_abandoned(owner, record):
                 _remove_abandoned(owner, record)
-            return False  # whoever creates the file next holds the lock
+            return False  # the process that creates the file next holds the lock
         record = _my_record()
         with contextlib.suppress(OSError):
             os.write(file, record)
@@ -122,7 +121,7 @@ class Lock:
 
 
 class _Heartbeat:
-    """Touches the owner file while this process lives, and removes it at the end."""
+    """Touches the owner file while this process runs, and removes it at the end."""
 
     def __init__(self, owner: Path, record: bytes) -> None:
         self.owner, self.record = owner, record
@@ -138,13 +137,13 @@ class _Heartbeat:
     def stop(self) -> None:
         self._end.set()
         self._thread.join()
-        # After a long sleep of this machine the file may be another process's.
+        # After a suspend of this machine the file may belong to another process.
         if _read(self.owner) in (self.record, b""):
             self.owner.unlink(missing_ok=True)
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds the lock right now; looks without keeping it."""
+    """Return whether some process holds the lock, without keeping it."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -162,23 +161,24 @@ def is_locked(path: Path) -> bool:
 
 
 def holder(path: Path) -> dict[str, Any]:
-    """The record of who holds (or last held) the lock; {} when there is none that can be read."""
+    """Return the record of the process that holds, or last held, the lock; {} without a readable one."""
     return _fields(_read(_owner_file(path))) or _fields(_read(path))
 
 
 def holder_name(path: Path) -> str:
+    """Return "process <pid> on <host>" of the holder, for messages."""
     who = holder(path)
     return f"process {who.get('pid')} on {who.get('host')}" if who else "another process"
 
 
 def keep_inherited_lock(file: int) -> None:
-    """In a child that was given the open lock file: the lock is held until this process has ended, too."""
+    """Keep a lock file inherited from the parent open, so that the lock lasts until this process ends."""
     os.set_inheritable(file, False)
     _held_files.add(file)
 
 
 def process_alive(pid: int, start: float | None = None) -> bool:
-    """Whether this host has that process; with its start time, not merely one of the same number."""
+    """Return whether this host runs the process; `start` excludes a later process with the same pid."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -206,7 +206,7 @@ def _my_record() -> bytes:
 
 
 def _start_time(pid: int) -> float | None:
-    """Clock ticks from boot to the process's start (Linux); None where there is no such record."""
+    """Return the start time of a process in clock ticks since boot (Linux); None if it is unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -224,7 +224,7 @@ def _read(path: Path) -> bytes:
 
 
 def _fields(record: bytes) -> dict[str, Any]:
-    """The record as a mapping; {} when it is broken."""
+    """Return the record as a mapping; {} if it is damaged."""
     with contextlib.suppress(ValueError, RecursionError):
         fields = json.loads(record)
         if isinstance(fields, dict):
@@ -251,7 +251,7 @@ def _remove_abandoned(owner: Path, record: bytes) -> None:
         os.rename(owner, moved)
     except FileNotFoundError:
         return
-    if _read(moved) != record:  # meanwhile another process took the lock over: give it back
+    if _read(moved) != record:  # another process has taken the lock meanwhile: restore its file
         with contextlib.suppress(FileExistsError):
             os.link(moved, owner)
     moved.unlink(missing_ok=True)

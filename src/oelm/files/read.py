@@ -1,8 +1,8 @@
-"""Read JSON that anyone may have written: bounded size and depth, one `OelmError` for each problem.
+"""Read untrusted JSON: limited size and depth, one `OelmError` for each problem.
 
-Every JSON file of a run folder, an archive or a user goes through these functions (YAML: `safe_yaml`). They
-refuse what can exhaust memory or the stack (a file larger than its kind ever is, nesting deeper than
-`MAX_DEPTH`, named pipes) and what has no single meaning (duplicate keys, NaN, invalid UTF-8).
+Every JSON file of a run folder, an archive or a user is read by these functions (YAML: `files.yaml`). They
+refuse content that can exhaust memory or the stack (files over a limit, nesting deeper than `MAX_DEPTH`,
+named pipes) and content without a unique meaning (duplicate keys, NaN, invalid UTF-8).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MAX_CONTAINERS = 2_000_000  # an empty list takes 2 bytes of JSON and 56 of memo
 
 
 def open_regular(path: Path | str) -> IO[bytes]:
-    """Open a file to read it; a pipe, a device or a folder is an error instead of an endless wait."""
-    # O_NONBLOCK: opening a named pipe must not wait for a writer.
+    """Open a file for reading; a pipe, a device or a folder is an error."""
+    # O_NONBLOCK: opening a named pipe would wait for a writer forever.
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -60,11 +60,12 @@ def read_text(path: Path | str, *, max_bytes: int) -> str:
 
 
 def read_json(path: Path | str, *, max_bytes: int = JSON_BYTES) -> Any:
+    """Return the value in a JSON file."""
     return parse_json(read_text(path, max_bytes=max_bytes), str(path))
 
 
 def read_json_object(path: Path | str, *, max_bytes: int = JSON_BYTES) -> dict[str, Any]:
-    """The JSON object in a file; any other JSON value is an error."""
+    """Return the object in a JSON file; any other JSON value is an error."""
     value = read_json(path, max_bytes=max_bytes)
     if not isinstance(value, dict):
         raise OelmError(f"{path}: expected a JSON object")
@@ -94,7 +95,7 @@ def parse_json_lines(file: IO[bytes], where: str) -> Iterator[dict[str, Any]]:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The value of a JSON text; `where` names the source in errors.
+    """Return the value of a JSON text; `where` names the source in errors.
 
     >>> parse_json('{"a": 1, "a": 2}', "x.json")
     Traceback (most recent call last):
@@ -107,7 +108,7 @@ def parse_json(text: str, where: str) -> Any:
             object_pairs_hook=_unique_keys,
             parse_constant=_refuse_constant,
             parse_float=_finite_float,
-            parse_int=_finite_int if _LONG_INTEGER.search(text) else None,  # a call per number is slow
+            parse_int=_finite_int if _LONG_INTEGER.search(text) else None,  # a Python call per number is slow
         )
     except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
         raise OelmError(f"{where}: not JSON ({error})") from None
@@ -122,7 +123,7 @@ _HALF_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _check_json_depth(text: str, where: str) -> None:
-    """Refuse what would make the parser run out of stack or memory, before parsing."""
+    """Raise an error for text on which the parser would run out of stack or memory."""
     containers = text.count("[") + text.count("{")
     if containers <= MAX_DEPTH:
         return
@@ -160,7 +161,7 @@ def _finite_float(text: str) -> float:
 
 
 def _finite_int(text: str) -> int:
-    """An integer that a float can hold: everything that reads numbers may convert them."""
+    """Return an integer; an error if it is too large to be converted to float."""
     value = int(text)
     if abs(value) >= 10**300:
         raise ValueError(f"{text[:20]}... is too large a number")
@@ -168,7 +169,7 @@ def _finite_int(text: str) -> int:
 
 
 def refuse_half_characters(value: Any, where: str) -> None:
-    r"""`"\ud800"` is half of a UTF-16 pair: a text that cannot be printed or written to a file."""
+    r"""Raise an error for text with half a UTF-16 pair ("\ud800"), which cannot be printed or written."""
     if isinstance(value, dict):
         for name, inner in value.items():
             refuse_half_characters(name, where)

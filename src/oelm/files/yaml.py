@@ -1,4 +1,4 @@
-"""Read YAML that anyone may have written: bounded size and depth, no aliases, one error for each problem."""
+"""Read untrusted YAML: limited size and depth, no aliases, one `UsageError` for each problem."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ YAML_BYTES = MIB // 4  # a config.yaml has 2 KB
 
 
 def read_yaml(path: Path | str) -> Any:
+    """Return the value in a YAML file."""
     return parse_yaml(read_text(path, max_bytes=YAML_BYTES), str(path))
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value of a YAML text of plain data; `where` names the source in errors.
+    """Return the value of a YAML text; `where` names the source in errors.
 
     >>> parse_yaml("[" * 100_000, "config.yaml")
     Traceback (most recent call last):
@@ -36,11 +37,11 @@ def parse_yaml(text: str, where: str) -> Any:
         mark = error.problem_mark
         line = f"line {mark.line + 1}: " if mark is not None else ""
         raise UsageError(f"{where}: not valid YAML ({line}{error.problem or error.context})") from None
-    # SafeConstructor lets the errors of int(), datetime() and friends through (`2026-13-45`, `!!int x`).
+    # SafeConstructor does not catch the errors of int() and datetime() (`!!int x`, `2026-13-45`).
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, ArithmeticError, LookupError) as error:
         message = " ".join(str(error).split())
         raise UsageError(f"{where}: not valid YAML ({message})") from None
-    if "\\" in text:  # only an escape sequence can make half a character
+    if "\\" in text:  # only an escape sequence can contain half a UTF-16 pair
         refuse_half_characters(value, where)
     return value
 
@@ -55,9 +56,9 @@ except ImportError:
 
 
 class _BoundedLoader(*_BASES):  # type: ignore[misc]
-    """SafeLoader on libyaml's parser, but composed in Python, where depth can be bounded.
+    """SafeLoader with libyaml's parser, but composed in Python, where the depth can be limited.
 
-    CSafeLoader recurses in C without a limit: 100,000 `[` are a segmentation fault.
+    CSafeLoader recurses in C without a limit: 100,000 `[` cause a segmentation fault.
     """
 
     _depth = 0

@@ -226,6 +226,12 @@ class GPT(nn.Module):
         if fields.pop("model_type", None) != "oelm-gpt":
             raise OelmError(f"{path} is not the config of an oelm GPT: model_type must be 'oelm-gpt'")
         try:
-            return cls(GPTConfig(**fields))
+            config = GPTConfig(**fields)
         except (TypeError, UsageError) as error:
             raise OelmError(f"{path} is not a valid GPT config: {error}") from None
+        # A damaged config.json must not allocate terabytes; a stored parameter takes at least one byte.
+        stored = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
+        least = config.vocab_size * config.width + config.layers * config.width**2
+        if least > stored:
+            raise OelmError(f"{path}: a GPT of this shape has more parameters than the weights in {folder}")
+        return cls(config)

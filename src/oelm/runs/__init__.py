@@ -1,4 +1,4 @@
-"""The run folder: its files, states, locks, scanning, archive and disk use.
+"""The run folder: one typed schema for its files, states, locks, scanning, archives, disk space.
 
-In: what training writes. Out: runs on disk as typed objects.
+Input: what training writes. Output: runs as typed objects, read from run folders or results files.
 """

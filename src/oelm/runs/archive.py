@@ -1,9 +1,9 @@
-"""A study's results in one verified file, and back into another machine's runs folder.
+"""Pack run folders into one verified tar.gz file, and merge such a file into a runs folder.
 
-A tar.gz whose first member lists every file with its size and SHA-256. An archive may come from anyone:
-merging accepts only the files of run folders (`RESULT_FILES`, and models as safetensors, json or txt), of the
-sizes that the list gives, and checks every byte before anything is put in place. A run that is not there yet
-is moved in as a whole; of one that is there and differs in any file nothing is taken, and it is named.
+The first member lists every file with its size and SHA-256. An archive may come from anyone: merging accepts
+only files of run folders (`RESULT_FILES`, and models as safetensors, json or txt) of the listed sizes, and
+checks every byte before it moves a file into place. A new run is moved as one folder. If any file of an
+existing run differs, no file of that run is merged, and the run is reported.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from typing import Any
 
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import atomic_open
+from oelm.files.checksums import file_sha256
 from oelm.files.read import MIB, TOKENIZER_BYTES, parse_json
-from oelm.printable import printable
-from oelm.runs.layout import RESULT_FILES
+from oelm.runs.folder import RunFolder
+from oelm.runs.layout import RESULT_FILES, RUN_PLACE, match_run_place
 from oelm.runs.lock import Busy, RunLock, is_held
 from oelm.runs.scan import RunInfo, scan
 from oelm.units import bytes_text
@@ -36,17 +37,19 @@ from oelm.units import bytes_text
 INDEX = "oelm-archive.json"
 FORMAT = 1
 
-_INDEX_BYTES = 32 * MIB  # 180 bytes per file: some 15,000 runs
+_INDEX_BYTES = 32 * MIB  # enough for 15,000 runs at 180 bytes per file
 _MODEL_FILES = {".safetensors": 1 << 40, ".json": TOKENIZER_BYTES, ".txt": TOKENIZER_BYTES}
-_MAX_RATIO = 200  # of content to archive; results compress ten times
-_ALWAYS_ALLOWED = 64 * MIB  # whatever the ratio
-_MEMBER_OVERHEAD = 8192  # bytes of headers and padding around one file of a tar
+_MAX_RATIO = 200  # of unpacked to packed size; results have about 10
+_ALWAYS_ALLOWED = 64 * MIB  # unpacked, at any ratio
+_MEMBER_OVERHEAD = 8192  # bytes of tar headers and padding per file
 _STAGING = ".merge-"
 _CHUNK = 1 << 20
 
 
 @dataclass
 class Packed:
+    """What `pack` wrote."""
+
     path: Path
     runs: int
     files: int
@@ -55,17 +58,17 @@ class Packed:
 
 @dataclass
 class Merged:
-    """What a merge did, file by file (paths below the runs folder)."""
+    """What `merge` did with each file, by its path below the runs folder."""
 
     added: list[str] = field(default_factory=list)
     same: list[str] = field(default_factory=list)
     conflicts: list[str] = field(default_factory=list)
-    withheld: list[str] = field(default_factory=list)  # new, but of a run with a conflict
+    withheld: list[str] = field(default_factory=list)  # new files of a run with a conflict
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of an archive, as its index lists it."""
+    """One file in the index of an archive."""
 
     path: str
     bytes: int
@@ -75,6 +78,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Index:
+    """The list of files at the start of an archive."""
+
     files: tuple[Entry, ...]
     study: str | None = None
     weights: bool = False
@@ -95,21 +100,23 @@ class Index:
 
 
 def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool = False) -> Packed:
-    """Write the runs of `root` (of one study, if named) into `target`; best weights only on request."""
+    """Write the runs of `root` (of one study, if given) to `target`; with their best models if `weights`."""
     root, target = Path(root), Path(target)
-    runs = [run for run in scan(root) if not study or run.study == study]
+    runs = [
+        run for run in scan(root) if (not study or run.study == study) and isinstance(run.reader, RunFolder)
+    ]
     if not runs:
-        raise OelmError(f"no runs{f' of study {study}' if study else ''} in {root}")
+        raise OelmError(f"no run folders{f' of study {study}' if study else ''} in {root}")
     live = [run.name for run in runs if run.state in ("running", "stalled")]
     if live:
-        raise OelmError(f"still running, so not to be packed yet: {', '.join(live)}")
+        raise OelmError(f"these runs are still running, pack them later: {', '.join(live)}")
     entries = []
     for run in runs:
         for file in _files_to_pack(run, weights):
             path = file.relative_to(root).as_posix()
             if entry_run(path) is None:
-                raise OelmError(f"{file}: a run in a folder of this name cannot be merged; rename it")
-            entries.append({"path": path, "bytes": file.stat().st_size, "sha256": sha256(file)})
+                raise OelmError(f"{file}: the folder name is not allowed in an archive; rename it")
+            entries.append({"path": path, "bytes": file.stat().st_size, "sha256": file_sha256(file)})
     index = {
         "format": FORMAT,
         "study": study or None,
@@ -117,7 +124,7 @@ def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool
         "runs": len(runs),
         "files": entries,
     }
-    # mtime 0 and sorted members: the same results make the same archive, byte for byte.
+    # mtime 0 and sorted members: the same results give the same archive, byte for byte.
     with (
         atomic_open(target) as out,
         gzip.GzipFile(filename="", fileobj=out, mode="wb", mtime=0) as zipped,
@@ -130,11 +137,6 @@ def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool
                 _add(tar, name, member, os.fstat(member.fileno()).st_size)
     verify(target)
     return Packed(target, len(runs), len(entries), target.stat().st_size)
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _files_to_pack(run: RunInfo, weights: bool) -> Iterator[Path]:
@@ -155,14 +157,14 @@ def _add(tar: tarfile.TarFile, name: str, file: Any, size: int) -> None:
 
 
 def verify(source: Path | str) -> Index:
-    """Read the whole archive and check every member against its index; returns the index."""
+    """Check every member of an archive against its index; returns the index."""
     with _opened(source) as (tar, index):
         _read_members(tar, index, None)
     return index
 
 
 class _BoundedStream:
-    """The unpacked tar; reading more than `limit` bytes is an error: some bytes may unpack to terabytes."""
+    """The unpacked tar. Reading more than `limit` bytes is an error: a small file may unpack to terabytes."""
 
     def __init__(self, file: Any, limit: int) -> None:
         self.file, self.limit = file, limit
@@ -177,7 +179,7 @@ class _BoundedStream:
 
 @contextlib.contextmanager
 def _opened(source: Path | str) -> Iterator[tuple[tarfile.TarFile, Index]]:
-    """The archive as a stream, and its index, which must come first and be valid."""
+    """Open an archive as a stream and read its index, which must be the first member."""
     source = Path(source)
     if not source.is_file():
         raise UsageError(f"there is no archive {source}")
@@ -199,18 +201,18 @@ def _opened(source: Path | str) -> Iterator[tuple[tarfile.TarFile, Index]]:
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, gzip.BadGzipFile):
             raise OelmError(f"{source}: {error}") from None
-        raise OelmError(f"{source} is damaged or no archive: {error}") from None
+        raise OelmError(f"{source} is damaged or not an archive: {error}") from None
 
 
 def parse_index(content: bytes, source: Path | str) -> Index:
-    """The checked index of an archive; every file listed is a file of a run folder, once, of a usual size."""
+    """Return the checked index: each entry is a file of a run, listed once, and not larger than allowed."""
     where = f"{source}, {INDEX}"
     try:
         raw = parse_json(content.decode("utf-8"), where)
     except UnicodeDecodeError as error:
         raise OelmError(f"{where}: not UTF-8 text (byte {error.start})") from None
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-        raise OelmError(f"{where}: of another format than this version reads ({FORMAT})")
+        raise OelmError(f"{where}: this version reads only format {FORMAT}")
     listed = raw.get("files")
     if not isinstance(listed, list):
         raise OelmError(f"{where}: 'files' is missing or not a list")
@@ -243,24 +245,19 @@ def _entry(item: Any, where: str) -> Entry:
     return Entry(path, size, digest, run)
 
 
-_RUN_PATH = re.compile(
-    r"(?P<run>[^/]+/[^/]+/scale=[a-z]+/(?:tune/lr=[0-9.e+-]+/)?seed=[0-9]+)/"
-    r"(?:(?P<file>[^/]+)|best/(?P<model>[A-Za-z0-9][A-Za-z0-9._-]*))"
-)
+_RUN_PATH = rf"(?P<run>[^/]+/{RUN_PLACE})/(?:(?P<file>[^/]+)|best/(?P<model>[A-Za-z0-9][A-Za-z0-9._-]*))"
 
 
 def entry_run(path: str) -> str | None:
-    """The run folder of a path of an archive; None when it is not a file that an archive may hold.
+    """Return the run folder of a path in an archive; None if an archive may not contain this file.
 
     >>> entry_run("paper/GPT-01/scale=mini/seed=0/best/config.json")
     'paper/GPT-01/scale=mini/seed=0'
     >>> entry_run("paper/GPT-01/scale=mini/seed=0/latest.pt"), entry_run("../.git/hooks/post-checkout")
     (None, None)
     """
-    match = _RUN_PATH.fullmatch(path)
-    if match is None or printable(path) != path or "\\" in path or len(path) > 1000:
-        return None
-    if any(part.startswith((".", " ")) for part in path.split("/")):
+    match = match_run_place(_RUN_PATH, path)
+    if match is None:
         return None
     model = match["model"]
     allowed = PurePosixPath(model).suffix in _MODEL_FILES if model else match["file"] in RESULT_FILES
@@ -270,9 +267,7 @@ def entry_run(path: str) -> str | None:
 def _check_ratio(index: Index, source: Path) -> None:
     packed = source.stat().st_size
     if index.bytes > max(_ALWAYS_ALLOWED, _MAX_RATIO * packed):
-        raise OelmError(
-            f"{source}: refused, {bytes_text(packed)} that unpack to {bytes_text(index.bytes)} are no results"
-        )
+        raise OelmError(f"{source}: refused, {bytes_text(packed)} would unpack to {bytes_text(index.bytes)}")
 
 
 def _is_plain_file(info: tarfile.TarInfo) -> bool:
@@ -280,14 +275,14 @@ def _is_plain_file(info: tarfile.TarInfo) -> bool:
 
 
 def _read_members(tar: tarfile.TarFile, index: Index, into: Path | None) -> None:
-    """Check every member against the index, writing it below `into` if given; anything else is refused."""
+    """Check every member against the index, and write it below `into` if given."""
     expected = {entry.path: entry for entry in index.files}
-    while (info := tar.next()) is not None:  # from where the index ended: iterating would start over
+    while (info := tar.next()) is not None:  # a for loop would start at the index again
         entry = expected.pop(info.name, None)
         if entry is None or not _is_plain_file(info):
             raise OelmError(f"the archive holds '{info.name}', which its index does not list as a file")
         if info.size != entry.bytes:
-            raise OelmError(f"the archive is damaged: '{info.name}' has not the size that its index lists")
+            raise OelmError(f"the archive is damaged: '{info.name}' does not have the size in the index")
         member = tar.extractfile(info)
         assert member is not None
         digest = hashlib.sha256()
@@ -304,7 +299,7 @@ def _read_members(tar: tarfile.TarFile, index: Index, into: Path | None) -> None
                 out.flush()
                 os.fsync(out.fileno())
         if digest.hexdigest() != entry.sha256:
-            raise OelmError(f"the archive is damaged: '{info.name}' has not the content it was packed with")
+            raise OelmError(f"the archive is damaged: '{info.name}' does not have the hash in the index")
     if expected:
         raise OelmError(f"the archive is incomplete: '{next(iter(expected))}' is missing")
 
@@ -313,21 +308,23 @@ def _read_members(tar: tarfile.TarFile, index: Index, into: Path | None) -> None
 
 
 def merge(source: Path | str, root: Path | str) -> Merged:
-    """Put the archive's runs below `root`. Nothing is written unless every hash in the archive holds."""
+    """Add the runs of an archive to `root`. Nothing is added unless every hash in the archive is right."""
     root = Path(root)
     result = Merged()
     with contextlib.ExitStack() as stack:
         tar, index = stack.enter_context(_opened(source))
         for folder in reversed([f for f in (root, *root.parents) if not f.exists()]):
-            stack.callback(_remove_if_empty, folder)  # a refused archive leaves no trace
+            stack.callback(_remove_if_empty, folder)  # a refused archive leaves no empty folders
         root.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(root)
         free = shutil.disk_usage(root).free
         if index.bytes > free:
-            raise OelmError(f"{root}: {bytes_text(index.bytes)} are needed, {bytes_text(free)} are free")
+            raise OelmError(
+                f"{root}: the archive needs {bytes_text(index.bytes)}, only {bytes_text(free)} are free"
+            )
         staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=root))
         stack.callback(shutil.rmtree, staging, ignore_errors=True)
-        stack.enter_context(RunLock(staging))  # another merge must not take it for a leftover
+        stack.enter_context(RunLock(staging))  # so that another merge does not delete it as a leftover
         _read_members(tar, index, staging)
         for run, entries in index.runs.items():
             _refuse_links(root, root / run)
@@ -336,7 +333,7 @@ def merge(source: Path | str, root: Path | str) -> Merged:
 
 
 def _remove_leftovers(root: Path) -> None:
-    """Staging folders of merges that were killed."""
+    """Delete the staging folders of merges that were killed."""
     for folder in root.glob(f"{_STAGING}*"):
         if folder.is_dir() and not folder.is_symlink() and not is_held(folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -348,10 +345,10 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _merge_run(root: Path, run: str, entries: list[Entry], staging: Path, result: Merged) -> None:
-    """A new run as a whole; of one that is there only what is missing, and nothing when a file differs."""
+    """Add a new run as one folder, or the missing files of an existing run if no other file differs."""
     if not os.path.lexists(root / run):
         (root / run).parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):  # another process made it meanwhile
+        with contextlib.suppress(OSError):  # another process has created it meanwhile
             os.rename(staging / run, root / run)
             result.added += [e.path for e in entries]
             return
@@ -359,7 +356,7 @@ def _merge_run(root: Path, run: str, entries: list[Entry], staging: Path, result
     differing = [e for e in there if not _is_same(root / e.path, e)]
     result.same += [e.path for e in there if e not in differing]
     result.conflicts += [e.path for e in differing]
-    # The status says that a run is over, so it comes last: a merge that is killed leaves a run to go on with.
+    # status.json marks a run as finished, so it is moved last: a killed merge leaves an unfinished run.
     new = sorted((e.path for e in entries if e not in there), key=lambda path: path.endswith("/status.json"))
     if differing:
         result.withheld += new
@@ -373,17 +370,17 @@ def _merge_run(root: Path, run: str, entries: list[Entry], staging: Path, result
                     result.added.append(name)
         except Busy:
             result.withheld += new
-            result.conflicts.append(f"{run} (being worked on)")
+            result.conflicts.append(f"{run} (another process works on it)")
 
 
 def _is_same(place: Path, entry: Entry) -> bool:
     plain = place.is_file() and not place.is_symlink() and place.stat().st_size == entry.bytes
-    return plain and sha256(place) == entry.sha256
+    return plain and file_sha256(place) == entry.sha256
 
 
 def _refuse_links(root: Path, folder: Path) -> None:
-    """A link inside the runs folder must not lead a merge out of it."""
+    """Raise an error if a symbolic link in the runs folder would make a merge write outside of it."""
     inside = folder.relative_to(root)
     for part in (inside, *inside.parents):
         if (root / part).is_symlink() and part != PurePosixPath("."):
-            raise OelmError(f"refused: {root / part} is a link, and the merge would write through it")
+            raise OelmError(f"refused: {root / part} is a symbolic link; a merge does not write through it")

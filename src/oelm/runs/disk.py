@@ -1,4 +1,4 @@
-"""What checkpoints of ended runs take, and freeing it: never a best model, never a result."""
+"""Free the disk space of the checkpoints of finished runs. Best models and results are never deleted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oelm.runs.scan import RunInfo, scan, state_of
 
 @dataclass(frozen=True)
 class Freeable:
-    """A finished run's resume checkpoints: needed to go on, and there is nothing left to go on with."""
+    """The checkpoints of a finished run, which no resume needs any more."""
 
     run: RunInfo
     files: tuple[Path, ...]
@@ -21,10 +21,11 @@ class Freeable:
 
 
 def freeable(root: Path | str) -> list[Freeable]:
+    """Return the finished runs below `root` that still have checkpoints."""
     found = []
     for run in scan(root):
         if run.state != "finished" or RunFolder(run.path).damage():
-            continue  # damaged results can be made again from the checkpoint
+            continue  # damaged results can be restored from the checkpoint
         files = RunFolder(run.path).checkpoints
         if files:
             found.append(Freeable(run, files, sum(file.stat().st_size for file in files)))
@@ -32,7 +33,7 @@ def freeable(root: Path | str) -> list[Freeable]:
 
 
 def free(items: Iterable[Freeable]) -> int:
-    """Remove them; returns the bytes freed. A run that is no longer finished, or locked, is left alone."""
+    """Delete these checkpoints; returns the bytes freed. Skips a run that is locked or no longer finished."""
     freed = 0
     for item in items:
         try:

@@ -1,4 +1,4 @@
-"""One run, one writer: the lock of a run folder."""
+"""The lock of a run folder: only one process works on a run at a time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Busy", "RunLock", "is_held", "keep_inherited_lock", "process_alive",
 
 
 class RunLock(Lock):
-    """`with RunLock(folder): ...`; raises Busy, naming the holder, when another process has it.
+    """`with RunLock(folder): ...`; raises Busy, which names the holder, when another process has the lock.
 
-    `patience`: seconds to keep trying, since `oelm status` may hold the lock for an instant to look.
+    `patience`: seconds to keep trying, because `oelm status` holds the lock for an instant to test it.
     """
 
     def __init__(self, folder: Path | str, patience: float = 1.0) -> None:
@@ -24,12 +24,12 @@ class RunLock(Lock):
 
 
 def is_held(folder: Path | str) -> bool:
-    """Whether some process holds the run's lock right now; looks without keeping it."""
+    """Return whether some process holds the lock of this run."""
     return is_locked(_lock_file(folder))
 
 
 def read_holder(folder: Path | str) -> dict[str, Any]:
-    """The record of who holds (or last held) the lock; {} when there is none."""
+    """Return the record of the process that holds, or last held, the lock; {} when there is none."""
     return holder(_lock_file(folder))
 
 

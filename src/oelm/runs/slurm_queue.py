@@ -1,4 +1,4 @@
-"""What SLURM's queue says about the jobs that were submitted for runs. None where there is no SLURM."""
+"""The state of SLURM jobs that were submitted for runs, by `squeue`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import shutil
 import subprocess
 from pathlib import Path
 
-JOB_ID = "slurm_job"  # in the run folder: the job that was last submitted for it
+JOB_ID = "slurm_job"  # file in the run folder: the job last submitted for it
 _SQUEUE_SECONDS = 20.0
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 
-# States of a job that has no process: waiting for its first start, or again after a requeue.
+# States of a job without a process: it waits for its first start, or for a restart after a requeue.
 WAITING = frozenset(
     {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "CONFIGURING"}
 )
 
 
 def job_of(folder: Path) -> str:
-    """The job last submitted for a run; "" when there is none (or no valid number in the file)."""
+    """Return the job last submitted for a run; "" without one, or if the file has no valid number."""
     try:
         with open(folder / JOB_ID, encoding="ascii", errors="replace") as file:
             name = file.read(64).strip()
@@ -28,8 +28,10 @@ def job_of(folder: Path) -> str:
 
 
 def queue_states() -> dict[str, str] | None:
-    """Job -> its state, of all jobs that are pending, running or being requeued; None while SLURM does not
-    answer. A task of an array is listed by both of its names, 12_3 and its own number."""
+    """Return {job: state} of all pending and running jobs; None if there is no SLURM or no answer.
+
+    A task of an array is listed twice: as 12_3 and by its own job number.
+    """
     if shutil.which("squeue") is None:
         return None
     command = ["squeue", "--noheader", "--array", "--format=%F_%K %A %T"]

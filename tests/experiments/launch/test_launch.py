@@ -227,7 +227,7 @@ def test_a_pilot_arm_that_is_far_worse_stops_the_rest_unless_the_limit_is_higher
     words = ("GOOD-1", "WORSE-1", "GOOD-3", "--seeds", "0", "1", "--pilot")
     code, output = run_oelm(*words)
     assert code == 1, output
-    assert "WORSE-1 has validation ppl 4, GOOD-1 2, a factor of 2 (the limit is 1.5" in output
+    assert "WORSE-1 has validation ppl 4.007, GOOD-1 2.004, a factor of 2 (the limit is 1.5" in output
     assert len(results(root)) == 2
     code, output = run_oelm(*words, "--pilot-factor", "2")
     assert code == 0, output

@@ -112,7 +112,11 @@ class LocalLauncher:
 
     def _start(self, job: Job, slot: Slot) -> None:
         machine = replace(self.machine, threads=self.machine.threads or slot.threads)
-        with open(job.folder / CONSOLE, "ab") as console:
+        try:
+            console = open(job.folder / CONSOLE, "ab")  # noqa: SIM115
+        except OSError:  # a full disk: the run itself reports it and can be continued later
+            console = open(os.devnull, "ab")  # noqa: SIM115
+        with console:
             process = subprocess.Popen(
                 worker_command(job.folder, machine, "--processes", str(slot.processes)),
                 stdin=subprocess.DEVNULL,

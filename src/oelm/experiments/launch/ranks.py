@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import logging
 import math
 import os
@@ -31,6 +30,7 @@ from typing import Any, NoReturn
 from oelm.errors import OelmError
 from oelm.experiments.launch.signals import handle_signals, killed_by
 from oelm.files.locks import Lock, keep_inherited_lock
+from oelm.files.read import read_json_object
 from oelm.runs.folder import RunFolder
 from oelm.runs.schema import Status
 from oelm.runs.states import EXIT_CODES, EXIT_FAILED, State
@@ -145,7 +145,7 @@ class _Ranks:
 
     def _reports(self) -> list[dict[str, Any]]:
         """Failures reported by ranks other than 0, earliest first."""
-        found = [json.loads(path.read_text(encoding="utf-8")) for path in self.private.glob("rank-*.json")]
+        found = [read_json_object(path) for path in self.private.glob("rank-*.json")]
         return sorted(found, key=lambda report: report["time"])
 
     def _final_status(self) -> Status | None:

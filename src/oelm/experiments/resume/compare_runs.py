@@ -6,7 +6,6 @@ and logs differ between any two runs and are not compared.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from oelm.files.checksums import CHECKSUMS
+from oelm.files.read import read_json
 from oelm.runs.folder import RunFolder
 from oelm.training.checkpoints.file import load_checkpoint
 
@@ -42,7 +42,7 @@ def compare_runs(one: Path, other: Path) -> list[FileDifference]:
     a, b = RunFolder(one), RunFolder(other)
     found = [_metrics(a, b)]
     for name in ("results.json", "predictions.json", "freeze_audit.json"):
-        found.append(_file(one, other, name, _read_json))
+        found.append(_file(one, other, name, read_json))
     for name in sorted((_names(a.best) | _names(b.best)) - {CHECKSUMS}):  # checksums follow from the files
         found.append(_file(one, other, f"best/{name}", _read_tensors))
     found.append(_file(one, other, a.latest.name, _read_checkpoint))
@@ -102,10 +102,6 @@ def _differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, float |
 
 def _names(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _read_checkpoint(path: Path) -> Any:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from oelm.config.limits import SHORTEST
+from oelm.config.limits import MIN_DENOISING_WINDOW
 from oelm.data.batches.language_model import LMBatches, eval_windows
 from oelm.data.tokenize.tokens import TokenFile
 from oelm.training.tasks.task import Batch, Metric, Tensors
@@ -111,7 +111,7 @@ class Denoising:
         number = 0
         for windows in eval_windows(self.splits[split], self.window, rows):
             plain = windows[:, :-1].numpy()
-            if plain.shape[1] < SHORTEST:  # the end of the split, too short to mask
+            if plain.shape[1] < MIN_DENOISING_WINDOW:  # the end of the split, too short to mask
                 continue
             corrupted = []
             for row in plain:

@@ -21,10 +21,10 @@ from oelm.errors import OelmError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch.jobs import make_jobs
 from oelm.files.atomic import write_json
-from oelm.files.checksums import write_checksums
+from oelm.files.checksums import file_sha256, write_checksums
 from oelm.files.read import MIB
 from oelm.runs import archive
-from oelm.runs.archive import INDEX, merge, pack, parse_index, sha256, verify
+from oelm.runs.archive import INDEX, merge, pack, parse_index, verify
 from oelm.runs.disk import free, freeable
 from oelm.runs.lock import RunLock
 from oelm.runs.scan import scan
@@ -78,7 +78,7 @@ def test_the_same_results_make_the_same_archive(tmp_path: Path) -> None:
     finished(tmp_path / "a", 0)
     for name in ("1.tar.gz", "2.tar.gz"):
         pack(tmp_path / "a", tmp_path / name)
-    assert sha256(tmp_path / "1.tar.gz") == sha256(tmp_path / "2.tar.gz")
+    assert file_sha256(tmp_path / "1.tar.gz") == file_sha256(tmp_path / "2.tar.gz")
 
 
 def test_merging_overwrites_nothing_and_names_conflicts(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_nothing_is_merged_into_a_run_that_is_being_worked_on(tmp_path: Path) ->
     (job,) = make_jobs([experiment("GPT-01").at("smoke", 0)], tmp_path / "b")
     with RunLock(job.folder):
         merged = merge(tmp_path / "x.tar.gz", tmp_path / "b")
-    assert "being worked on" in merged.conflicts[0]
+    assert "another process works on it" in merged.conflicts[0]
     assert merged.added == []
     assert not (job.folder / "results.json").exists()
     assert merge(tmp_path / "x.tar.gz", tmp_path / "b").conflicts == []
@@ -206,8 +206,8 @@ def listed(**changes: object) -> dict[str, object]:
     [
         (b"[" * 100_000, "nested deeper"),
         (b"\xff\xfe", "not UTF-8"),
-        (b"{}", "another format"),
-        (b"[]", "another format"),
+        (b"{}", "reads only format 1"),
+        (b"[]", "reads only format 1"),
         ({"format": 1}, "'files' is missing"),
         ({"format": 1, "files": {}}, "'files' is missing"),
         ({"format": 1, "files": [None]}, r"files\[0\] has no valid"),
@@ -251,7 +251,7 @@ def test_a_merge_does_not_write_through_links_of_the_runs_folder(tmp_path: Path)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "paper").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OelmError, match="is a link"):
+    with pytest.raises(OelmError, match="is a symbolic link"):
         merge(forged(tmp_path / "t.tar.gz"), tmp_path / "runs")
     assert list((tmp_path / "elsewhere").iterdir()) == []
     (tmp_path / "linked").symlink_to(tmp_path / "elsewhere")  # the folder itself may be one, on a larger disk
@@ -263,7 +263,7 @@ def test_archives_that_unpack_to_far_more_than_they_are_get_refused(
 ) -> None:
     monkeypatch.setattr(archive, "_ALWAYS_ALLOWED", MIB)
     log = forged(tmp_path / "log.tar.gz", content=bytes(3 * MIB))
-    with pytest.raises(OelmError, match="are no results"):
+    with pytest.raises(OelmError, match="would unpack to"):
         merge(log, tmp_path / "runs")
     monkeypatch.setattr(archive, "_INDEX_BYTES", 1000)
     with pytest.raises(OelmError, match="its index is larger"):
@@ -277,7 +277,7 @@ def test_archives_that_unpack_to_far_more_than_they_are_get_refused(
 
 def test_sizes_must_be_those_of_the_index(tmp_path: Path) -> None:
     entry = {"path": f"{RUN}/training.log", "bytes": 3, "sha256": hashlib.sha256(b"evil").hexdigest()}
-    with pytest.raises(OelmError, match="not the size"):
+    with pytest.raises(OelmError, match="does not have the size"):
         merge(forged(tmp_path / "x.tar.gz", index={"format": 1, "files": [entry]}), tmp_path / "runs")
 
 
@@ -285,7 +285,7 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive.shutil, "disk_usage", lambda path: SimpleNamespace(free=3))
-    with pytest.raises(OelmError, match="are needed"):
+    with pytest.raises(OelmError, match="the archive needs"):
         merge(forged(tmp_path / "x.tar.gz"), tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
@@ -332,7 +332,7 @@ def test_what_still_runs_is_not_packed(tmp_path: Path) -> None:
     write_json(folder / "status.json", {"state": "running", "host": "elsewhere", "heartbeat": time.time()})
     with pytest.raises(OelmError, match="still running"):
         pack(tmp_path / "a", tmp_path / "x.tar.gz")
-    with pytest.raises(OelmError, match="no runs"):
+    with pytest.raises(OelmError, match="no run folders"):
         pack(tmp_path / "a", tmp_path / "x.tar.gz", study="gap")
     assert not (tmp_path / "x.tar.gz").exists()
 

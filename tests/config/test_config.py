@@ -1,0 +1,88 @@
+"""Reading, writing, hashing and comparing configs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oelm.config.diff import config_diff
+from oelm.config.hash import config_hash
+from oelm.config.mapping import parse
+from oelm.config.run_config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TuneConfig
+from oelm.config.yaml import config_from_yaml, config_to_yaml
+from oelm.errors import UsageError
+from oelm.methods.method import Method
+
+
+def make_config(**changes) -> RunConfig:
+    base = RunConfig(
+        id="GPT-01",
+        study="paper",
+        task="lm",
+        data=DataConfig(dataset="stories"),
+        model=ModelConfig(name="smoke"),
+        method=Method(name="baseline"),
+    )
+    return replace(base, **changes)
+
+
+@given(
+    lr=st.floats(1e-9, 10),
+    steps=st.integers(0, 10**9),
+    grid=st.lists(st.floats(0, 1, allow_nan=False), max_size=4),
+    identity=st.text(st.characters(blacklist_categories=("Cs", "Cc")), min_size=1, max_size=12),
+)
+def test_config_survives_yaml(lr, steps, grid, identity):
+    config = make_config(
+        id=identity,
+        optim=OptimConfig(lr=lr),
+        budget=BudgetConfig(steps=steps),
+        tune=TuneConfig(grid=tuple(grid), seeds=(1, 2)),
+    )
+    again = config_from_yaml(config_to_yaml(config))
+    assert again == config
+    assert config_hash(again) == config_hash(config)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("warmup_steps", "warmup_step", "did you mean 'warmup_steps'"),
+        ("lr: 0.0003", "lr: fast", "optim.lr: expected a number, got 'fast'"),
+        ("seed: 42", "seed: 4.5", "seed: expected a whole number"),
+        ("seed: 42", "seed: true", "seed: expected a whole number"),
+        ("task: lm", "task: lmm", "did you mean 'lm'"),
+        ("compile: false", "compile: 0", "compile: expected true or false"),
+        ("id: GPT-01\n", "", "the field 'id' is missing"),
+        ("study: paper", "study: [", "not valid YAML"),
+    ],
+)
+def test_config_errors_name_the_place(old, new, message):
+    text = config_to_yaml(make_config())
+    assert old in text
+    with pytest.raises(UsageError) as caught:
+        config_from_yaml(text.replace(old, new, 1))
+    assert message in str(caught.value)
+
+
+def test_rate_without_a_dot_is_a_number():
+    text = config_to_yaml(make_config()).replace("lr: 0.0003", "lr: 1e-4", 1)
+    assert config_from_yaml(text).optim.lr == 1e-4
+
+
+def test_command_line_words_become_typed_values():
+    assert parse(float, "1e-3", "optim.lr") == 1e-3
+    assert parse(tuple[float, ...], "1e-3,3e-3", "tune.grid") == (1e-3, 3e-3)
+    assert parse(float | str, "match", "method.gain") == "match"
+    with pytest.raises(UsageError, match=r"budget\.steps: expected a whole number"):
+        parse(int, "many", "budget.steps")
+
+
+def test_diff_names_each_field_that_differs():
+    a, b = make_config(), make_config(seed=7, optim=OptimConfig(lr=1e-3))
+    assert config_diff(a, b) == {"optim.lr": (3e-4, 1e-3), "seed": (42, 7)}
+    assert config_diff(a, a) == {}
+    assert config_hash(a) != config_hash(b)

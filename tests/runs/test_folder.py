@@ -1,0 +1,86 @@
+"""The run folder: claiming it, writing and reading its files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from oelm.config.run_config import DataConfig, ModelConfig, OptimConfig, RunConfig, TuneConfig
+from oelm.errors import OelmError, UsageError
+from oelm.methods.method import Method
+from oelm.runs.folder import RunFolder
+from oelm.runs.layout import run_path
+from oelm.runs.schema import Status
+
+
+def make_config(**changes) -> RunConfig:
+    base = RunConfig(
+        id="GPT-01",
+        study="paper",
+        task="lm",
+        data=DataConfig(dataset="stories"),
+        model=ModelConfig(name="smoke"),
+        method=Method(name="baseline"),
+    )
+    return replace(base, **changes)
+
+
+def test_folder_refuses_another_config(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.claim(make_config())
+    folder.claim(make_config())
+    assert folder.config() == make_config()
+    with pytest.raises(UsageError, match="seed: 42 -> 7"):
+        folder.claim(make_config(seed=7))
+
+
+def test_tuning_trials_live_beside_the_runs(tmp_path):
+    config = make_config()
+    assert run_path(tmp_path, config) == tmp_path / "paper/GPT-01/scale=full/seed=42"
+    trial = replace(config, tune=TuneConfig(trial=True), optim=OptimConfig(lr=1e-3))
+    assert run_path(tmp_path, trial) == tmp_path / "paper/GPT-01/scale=full/tune/lr=0.001/seed=42"
+
+
+def test_status_round_trip_and_heartbeat(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.status() is None
+    written = folder.write_status(Status(step=3, total_steps=10, loss=1.5))
+    assert folder.status() == written
+    assert written.age < 60
+
+
+def test_broken_files_are_named(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.results_file.write_text("{")
+    with pytest.raises(OelmError, match=r"results\.json: not JSON"):
+        folder.results()
+    with pytest.raises(OelmError, match="not a run folder"):
+        folder.config()
+    folder.metrics_file.write_text('{"step": 1, "kind": "train"}\nnonsense\n')
+    with pytest.raises(OelmError, match="line 2"):
+        list(folder.metrics())
+
+
+def test_a_metrics_line_still_being_written_is_left_out(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.metrics_file.write_text(
+        json.dumps({"step": 1, "kind": "train"}) + "\n" + json.dumps({"step": 2, "kind": "event"}) + '\n{"st'
+    )
+    assert [row.step for row in folder.metrics()] == [1, 2]
+    assert [row.step for row in folder.metrics("event")] == [2]
+
+
+def test_reading_a_run_needs_no_torch():
+    code = "import sys, oelm.runs.folder; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["../../etc", "/etc", "a/b", "a\\b", "..", ".git", "", "a\nb", "a\x1b[2J"])
+def test_a_name_that_leads_out_of_the_runs_folder_is_refused(name, tmp_path):
+    for field in ("id", "study"):
+        with pytest.raises(UsageError, match=f"{field}: .* cannot be the name of a folder"):
+            run_path(tmp_path, make_config(**{field: name}))
