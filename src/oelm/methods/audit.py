@@ -144,7 +144,7 @@ def _tied_names(model: nn.Module) -> dict[int, list[str]]:
 
 
 class _Optimizers:
-    """Answers what the given optimizers, if any, do with a parameter."""
+    """The optimizers passed to `audit`: which parameters they hold, decay, and keep state for."""
 
     def __init__(self, given: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None) -> None:
         optimizers: list[Any] = []

@@ -56,7 +56,7 @@ def check_before_apply(
 def _check_adapters(
     model: nn.Module, method: Method, projections: list[Projection], matrices: list[FeedForward]
 ) -> None:
-    """A PEFT adapter would train what the method freezes, or be lost if its module is replaced."""
+    """Refuse PEFT adapters that would train a frozen layer, or be lost when their layer is replaced."""
     adapters = {id(base_layer(m)): name for name, m in model.named_modules() if is_adapter(m)}
     if not adapters:
         return
@@ -116,7 +116,7 @@ def _check_weight(method: Method, target: Projection | FeedForward) -> None:
 
 
 def _check_not_tied(model: nn.Module, method: Method, targets: list[Projection | FeedForward]) -> None:
-    """A tensor that another module uses as well must not be initialised or frozen by accident."""
+    """Refuse tied weights: the module that shares the tensor would be changed by accident."""
     shared = names_by_parameter(model)
     for target in targets:
         names = shared[id(target.weight.parameter)]
@@ -171,7 +171,7 @@ def _check_extras(method: Method, p: Projection) -> None:
 
 
 def _is_causal(attention: nn.Module) -> bool:
-    """Return what the module says of itself; other classes than transformers' count as causal by default."""
+    """Return the module's `is_causal` or `causal`; without one, only classes of transformers are not causal."""
     default = not type(attention).__module__.startswith("transformers.")
     return getattr(attention, "is_causal", getattr(attention, "causal", default)) is True
 
@@ -183,7 +183,7 @@ def _is_per_head(norm: nn.Module, p: Projection) -> bool:
 
 
 def _check_value_projection(method: Method, p: Projection) -> None:
-    """There must be exactly one value projection; that of a fused Q/K/V is split off later."""
+    """Refuse an attention without exactly one value projection; a fused Q/K/V counts as having one."""
     advice = "use dataclasses.replace(method, conv_value=0)"
     found = value_projections(p.attention)
     if len(found) + p.fused != 1:

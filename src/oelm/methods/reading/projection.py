@@ -148,11 +148,11 @@ class ParameterSlice:
         return self.cut(self.parameter.detach())
 
     def values(self) -> Tensor:
-        """Return the same rows read-only, gathered from all ranks if the parameter is sharded."""
+        """Return the rows of this slice read-only, gathered from all ranks if the parameter is sharded."""
         return self.cut(full_tensor(self.parameter.detach()))
 
     def cut(self, tensor: Tensor) -> Tensor:
-        """Return these rows of any tensor of the parameter's shape, such as its gradient."""
+        """Return the rows of this slice from any tensor of the parameter's shape, such as its gradient."""
         tensor = tensor.flatten(1).t() if self.transposed else tensor
         if self.layout is None:
             return tensor[None]
@@ -184,7 +184,7 @@ class Projection:
 
     @property
     def fused(self) -> bool:
-        """Whether it shares a parameter with another projection, so that it cannot be frozen alone yet."""
+        """Whether it shares a parameter with another projection, so that it must be split before freezing."""
         return self.weight.layout is not None or (self.bias is not None and self.bias.layout is not None)
 
     @property

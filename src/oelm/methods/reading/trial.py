@@ -110,7 +110,7 @@ class ScoreRecorder(TorchFunctionMode):
 
 
 class Trial:
-    """A float32 copy of an attention module with random weights, and the claims which rows are Q/K."""
+    """A random float32 copy of an attention module, and the projections claimed to be its Q and K."""
 
     def __init__(self, model: nn.Module, projections: Sequence[Projection]) -> None:
         self.generator = torch.Generator().manual_seed(0)
@@ -153,7 +153,7 @@ class Trial:
             yield from guess_calls(self.module, self.config, width, size, first.head_dim, self.generator)
 
     def run(self, args: Any, kwargs: Any) -> tuple[list[Tensor], Tensor]:
-        """Return the scores that depend on the module's parameters, and the output."""
+        """Run the copy; return the scores that depend on its parameters, and the output."""
         with torch.enable_grad(), ScoreRecorder() as recorder:
             output = self.module(*args, **kwargs)
         return [s for s in recorder.scores if s.requires_grad], next(_tensors(output))

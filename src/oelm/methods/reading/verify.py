@@ -21,7 +21,7 @@ from oelm.methods.reading.trial import ROLE_NAMES, Trial
 
 @dataclass(frozen=True)
 class Verification:
-    """The result for one attention module.
+    """The result of verifying that the projections of one attention module are Q and K.
 
     problem: What contradicts the claim that these are Q and K. not_run: Why the module could not be run.
     Both are "" if it is verified.

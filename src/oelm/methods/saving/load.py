@@ -32,7 +32,7 @@ from oelm.methods.saving.save import (
 
 
 def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
-    """Return the model that `oelm.save` (or a Trainer with `oelm.OELMCallback`) wrote, ready to train on.
+    """Return the model that `oelm.save` (or a Trainer with `oelm.OELMCallback`) wrote, ready for more training.
 
     model: Required if the class is neither ours nor transformers': a new model of the same architecture, to
         which no method was applied. Code is never loaded from a folder, only weights.
@@ -165,7 +165,7 @@ def _load_full(model: nn.Module, folder: Path, record: Record) -> None:
 
 
 def _load_extras(model: nn.Module, folder: Path, record: Record) -> None:
-    """Load the parameters that the method added, and the unfolded tensors, over the folded ones."""
+    """Load the parameters that the method added, and replace folded tensors by the unfolded ones."""
     if not record.extras:
         return
     tensors = _read_tensors(folder / EXTRA_WEIGHTS)
