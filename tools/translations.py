@@ -34,7 +34,7 @@ def main() -> None:
     catalog.update(marked, no_fuzzy_matching=True, update_creation_date=False)
     catalog.obsolete.clear()
     with CHINESE.open("wb") as file:
-        write_po(file, catalog, width=0)
+        write_po(file, catalog, width=0, sort_output=True)
     with CHINESE.with_suffix(".mo").open("wb") as file:
         write_mo(file, catalog)
     for message in catalog:
