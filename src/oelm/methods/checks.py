@@ -171,7 +171,7 @@ def _check_extras(method: Method, p: Projection) -> None:
 
 
 def _is_causal(attention: nn.Module) -> bool:
-    """Return the module's `is_causal` or `causal`; without one, only classes of transformers are not causal."""
+    """Return the module's `is_causal` or `causal`; without either, False only for transformers' classes."""
     default = not type(attention).__module__.startswith("transformers.")
     return getattr(attention, "is_causal", getattr(attention, "causal", default)) is True
 
