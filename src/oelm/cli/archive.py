@@ -1,4 +1,4 @@
-"""`oelm archive`: results of a study in one checked file, or as a folder of small files to commit."""
+"""`oelm archive`: results of a study in one checked file, or in one small file per study to commit."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def keep(
     runs: Runs = "runs",
     json: Json = False,
 ) -> None:
-    """Copy the files that reports are made from to a folder, without weights."""
+    """Write the results of each study to FOLDER/STUDY.jsonl.xz, without weights; reports read these files."""
     kept = keeping.keep(runs, folder, study=study)
     if json:
         print_json({"folder": folder, **asdict(kept)})

@@ -19,6 +19,7 @@ from oelm.experiments.fairness import UnequalSetting, check_arms
 from oelm.experiments.launch.jobs import Job, Launcher, make_jobs
 from oelm.experiments.pilot import pilot_pair, pilot_problems
 from oelm.experiments.tuning import TRIAL_SEEDS, Choice, choose_lr, trial_configs, with_chosen_lr
+from oelm.runs.states import is_terminal
 
 Say = Callable[[str], None]
 
@@ -162,9 +163,7 @@ def run_arms(
         return list(launcher.launch(make_jobs(configs, root, retry_diverged=retry_diverged)))
 
     outcome = StudyOutcome(jobs=launch([config for arm in arms for config in (arm.trials or arm.runs)]))
-    not_ended = {
-        (job.config.id, job.config.scale) for job in outcome.jobs if job.state not in ("finished", "diverged")
-    }
+    not_ended = {(job.config.id, job.config.scale) for job in outcome.jobs if not is_terminal(job.state)}
     tuned: list[RunConfig] = []
     for arm in arms:
         if not arm.trials:

@@ -13,7 +13,7 @@ from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
 from oelm.runs.lock import Busy, RunLock
 from oelm.runs.scan import state_of
-from oelm.runs.states import EXIT_INTERRUPTED, EXIT_PERMANENT, EXIT_USAGE
+from oelm.runs.states import EXIT_INTERRUPTED, EXIT_PERMANENT, EXIT_USAGE, is_terminal
 
 RETRIES = 2
 # Exit codes of a worker whose run fails the same way each time until the user changes something.
@@ -87,7 +87,7 @@ def _reopen_diverged(folder: RunFolder) -> None:
 def skip_if_ended(job: Job, events: Events) -> bool:
     """Whether the run had ended before this launch; its files are verified against their checksums."""
     state, status, _ = state_of(job.folder, verify=True)
-    job.ended_before = state in ("finished", "diverged")
+    job.ended_before = is_terminal(state)
     if job.ended_before:
         job.state, job.reason = state, status.reason if status else ""
         events.changed(job)

@@ -26,7 +26,7 @@ from oelm.runs.folder import RunFolder
 from oelm.runs.lock import Busy, is_held
 from oelm.runs.scan import state_of
 from oelm.runs.schema import Status
-from oelm.runs.states import EXIT_DIVERGED, EXIT_FINISHED, EXIT_INTERRUPTED
+from oelm.runs.states import EXIT_DIVERGED, EXIT_FINISHED, EXIT_INTERRUPTED, is_terminal
 from oelm.training.signals import signals_to_handle
 
 _POLL_SECONDS = 0.2
@@ -82,7 +82,7 @@ class LocalLauncher:
     def _ended_meanwhile(self, job: Job) -> bool:
         """Whether another launcher has ended the run since this launch began."""
         state, status, note = state_of(job.folder)
-        if state in ("finished", "diverged"):
+        if is_terminal(state):
             job.reason = note or (status.reason if status else "")
             self._change(job, state)
             return True

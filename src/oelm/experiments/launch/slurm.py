@@ -32,7 +32,7 @@ from oelm.printable import printable
 from oelm.runs.lock import Busy, is_held
 from oelm.runs.scan import state_of
 from oelm.runs.slurm_queue import JOB_ID, WAITING, job_of, queue_states
-from oelm.runs.states import EXIT_DIVERGED, EXIT_FINISHED
+from oelm.runs.states import EXIT_DIVERGED, EXIT_FINISHED, is_terminal
 from oelm.training.signals import TIME_LIMIT_NEAR
 
 JOBS_FOLDER = ".slurm"  # below the runs folder: submitit's scripts, pickles and logs
@@ -219,7 +219,7 @@ class SlurmLauncher:
         """Read the state of the run from its folder; returns True if the run has ended."""
         state, status, _ = state_of(job.folder)
         job.reason = status.reason if status else ""
-        if state in ("finished", "diverged"):
+        if is_terminal(state):
             self._change(job, state)
         elif self._waits_in_queue(job):
             if job.state == "running":
