@@ -46,8 +46,8 @@ def check_config(config: RunConfig, data_dir: str = "") -> None:
     for section, name, least, most in _RANGES:
         value = getattr(getattr(config, section), name)
         if not least <= value <= most:
-            wish = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
-            raise UsageError(f"{section}.{name} must be {wish}, not {value}")
+            allowed = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
+            raise UsageError(f"{section}.{name} must be {allowed}, not {value}")
     if not 0 < config.optim.lr < math.inf:
         raise UsageError(f"optim.lr must be positive, it is {config.optim.lr}")
     if not 0 <= config.seed < 2**63:
