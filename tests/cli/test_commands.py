@@ -93,7 +93,7 @@ def test_the_completion_script_knows_commands_options_and_choices() -> None:
         (["run", "GPT-02", "--set", "data.tokenizer=gtp2"], "did you mean 'gpt2'"),
         (["run", "GPT-02", "--set", "data.tokenizer=bpe1024"], "did you mean 'bpe-1024'"),
         (["run", "GPT-02", "--set", "data.tokenizer=bpe-12"], "needs at least 257 tokens"),
-        (["run", "GPT-02", "--set", "data.tokenizer=model"], "'medium-512' has none"),
+        (["run", "GPT-02", "--set", "data.tokenizer=model"], "'medium-512' has no tokenizer"),
         (["run", "GPT-02", "--set", "data.dataset=sst2"], "is for classification"),
         (["run", "GPT-02", "--scale", "mini", "--data-dir", "nowhere"], "the data folder nowhere does not"),
         (
@@ -105,7 +105,8 @@ def test_the_completion_script_knows_commands_options_and_choices() -> None:
         (["run", "GPT-01", "--partition", "gpu", "--time", "8h"], "--partition, --time: only for a queue"),
         (["run", "GPT-01", "--on", "slurm", "--slots", "2"], "use --parallel"),
         (["run", "GPT-01", "--on", "slurm", "--pilot", "--no-wait"], "--no-wait cannot be combined"),
-        (["run", "GPT-01", "--on", "slurm", "--time", "5s"], "at least a minute"),
+        (["run", "GPT-01", "--on", "slurm", "--time", "5s"], "at least one minute"),
+        (["run", "GPT-01", "--on", "slurm", "--time", "366d"], "--time must be at most 365 days"),
         (["run", "GPT-01", "--retries", "-1"], "--retries must be >= 0, not -1"),
         (["run", "GPT-01", "--pilot-factor", "2"], "add --pilot"),
         (["run", "GPT-01", "--grid", "0.1"], "add --tune"),

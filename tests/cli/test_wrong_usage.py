@@ -110,6 +110,7 @@ run GPT-01 --track nothing --dry-run
 run GPT-01 --learning-rate 1
 run GPT-01 --on k8s
 run GPT-01 --on slurm --time 0
+run GPT-01 --on slurm --time 99999999d
 run GPT-01 --pilot-factor -1 --pilot
 status --study nowhere
 status --scale huge

@@ -37,7 +37,7 @@ def test_a_method_by_name_takes_the_arm_along_and_its_fields_follow() -> None:
         ("model.position=ropey", "rope"),
         ("method=oelm-freze", "oelm-freeze"),
         ("method.layers=1", "layers"),  # means nothing with freeze "all"
-        ("seed=1", "has its own flag"),
+        ("seed=1", "cannot change 'seed'"),
         ("optim.lr", "field=value"),
         ("optim=1", "optim"),
     ],

@@ -230,7 +230,7 @@ def test_a_small_file_system_that_is_full(tmp_path, machine, make):
     ("changes", "message"),
     [
         ({"budget": {"batch_size": 0}}, "batch_size must be at least 1"),
-        ({"budget": {"steps": 0}}, "set one of them"),
+        ({"budget": {"steps": 0}}, "both 0, so nothing would be trained"),
         ({"optim": {"lr": 0.0}}, r"optim\.lr must be positive"),
         ({"optim": {"lr": math.inf}}, r"optim\.lr must be positive"),
         ({"optim": {"warmup_steps": -5}}, r"optim\.warmup_steps must be at least 0"),

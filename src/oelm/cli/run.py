@@ -35,6 +35,7 @@ from oelm.experiments.tuning import TRIAL_SEEDS
 from oelm.runs.states import EXIT_INTERRUPTED
 
 Where = Literal["local", "slurm"]
+MAX_DAYS = 365  # a longer time limit of one SLURM job is a typing mistake
 _PILOT = (
     "Run one arm and its baseline with one seed first; run the rest only if both finish, their freeze audits "
     "pass and the arm is within --pilot-factor of the baseline on validation."
@@ -146,7 +147,9 @@ class _Place:
         if self.machine.shard and self.local.gpus_per_run < 2:
             raise UsageError("--shard distributes a run over GPUs: add --gpus-per-run with 2 or more")
         if self.slurm.time < 60:
-            raise UsageError("--time must be at least a minute, the unit of SLURM")
+            raise UsageError("--time must be at least one minute: SLURM counts time limits in minutes")
+        if self.slurm.time > MAX_DAYS * 86400:
+            raise UsageError(f"--time must be at most {MAX_DAYS} days, for example 24h")
         if self.on == "local" and (given := self.slurm.given()):
             raise UsageError(f"{', '.join(given)}: only for a queue; add --on slurm, or leave it out")
         if self.on == "slurm" and (self.local.slots or self.local.gpus not in ("auto", "none")):

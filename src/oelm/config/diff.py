@@ -1,4 +1,4 @@
-"""The fields in which two configs differ."""
+"""Find the fields in which two run configs differ."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from oelm.config.run_config import RunConfig
 
 
 def config_diff(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Return {dotted field name: (value in a, value in b)} of each field that affects the numbers."""
+    """Return {dotted field name: (value in a, value in b)} of the differing fields that affect results."""
     left, right = (dict(_flatten(to_mapping(c, compared_only=True))) for c in (a, b))
     names = list(left) + [name for name in right if name not in left]
     return {n: (left.get(n), right.get(n)) for n in names if left.get(n) != right.get(n)}
 
 
 def diff_lines(a: RunConfig, b: RunConfig) -> list[str]:
-    """Return one line per differing field, `optim.lr: 0.001 -> 0.01`, for an error message."""
+    """Return one line per differing field, such as `optim.lr: 0.001 -> 0.01`, for an error message."""
     return [f"  {name}: {old!r} -> {new!r}" for name, (old, new) in config_diff(a, b).items()]
 
 

@@ -1,4 +1,4 @@
-"""The hash of a `RunConfig`: two runs with the same hash must produce the same numbers."""
+"""The hash of a `RunConfig`. Two runs with the same hash have the same settings, and so the same results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from oelm.config.run_config import RunConfig
 
 
 def config_hash(config: RunConfig) -> str:
-    """Return the SHA-256 of every field that affects the numbers; the method's descriptions are left out."""
+    """Return the SHA-256 of all fields that affect results, so not of the texts that describe the method."""
     canonical = json.dumps(
         to_mapping(config, compared_only=True), sort_keys=True, ensure_ascii=False, separators=(",", ":")
     )

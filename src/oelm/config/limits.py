@@ -1,4 +1,7 @@
-"""Check a config for impossible values, without torch: before a folder is made or a job is queued."""
+"""Check a run config for impossible values before a run folder is created or a job is queued.
+
+This module does not import torch, so that a mistake is reported at once.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from oelm.data.tokenize.tokenizer_files import check_tokenizer_name
 from oelm.errors import UsageError, unknown_name
 from oelm.models.sizes import SIZES, TINY
 
-MIN_DENOISING_WINDOW = 8  # tokens; denoising masks a part of them
+MIN_DENOISING_WINDOW = 8  # tokens of one row; a shorter row has too few tokens to mask some and keep some
 
-#: (section, field, minimum, maximum). Outside its range a value would not fail but change its meaning: a
-#: negative final learning rate maximises the loss.
+#: (section, field, minimum, maximum). Many values outside these ranges would not fail but train something
+#: else: a negative final learning rate, for example, would maximise the loss.
 _RANGES: tuple[tuple[str, str, float, float], ...] = (
     ("budget", "batch_size", 1, math.inf),
     ("budget", "accumulation", 1, math.inf),
@@ -49,25 +52,34 @@ def check_config(config: RunConfig, data_dir: str = "") -> None:
             allowed = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
             raise UsageError(f"{section}.{name} must be {allowed}, not {value}")
     if not 0 < config.optim.lr < math.inf:
-        raise UsageError(f"optim.lr must be positive, it is {config.optim.lr}")
+        raise UsageError(f"optim.lr must be positive and finite, not {config.optim.lr}")
     if not 0 <= config.seed < 2**63:
-        raise UsageError(f"seed must be a whole number from 0 to 2^63 - 1, it is {config.seed}")
+        raise UsageError(f"seed must be a whole number from 0 to 2^63 - 1, not {config.seed}")
     if not config.budget.steps and not config.budget.epochs:
-        raise UsageError("budget.steps and budget.epochs are both 0: set one of them")
+        raise UsageError("budget.steps and budget.epochs are both 0, so nothing would be trained: set one")
     if config.data.pad_to_max and config.task != "classification":
-        raise UsageError(f"data.pad_to_max is for classification; rows of {config.task} have equal length")
+        raise UsageError(
+            f"data.pad_to_max is for classification; all rows of the task {config.task} have the same "
+            "length anyway: leave it out"
+        )
     if config.task == "denoising" and config.data.max_length < MIN_DENOISING_WINDOW + 2:
-        raise UsageError(f"denoising needs data.max_length of at least {MIN_DENOISING_WINDOW + 2}")
+        raise UsageError(
+            f"the task denoising needs a data.max_length of at least {MIN_DENOISING_WINDOW + 2}, "
+            f"not {config.data.max_length}"
+        )
     kind = dataset(config.data.dataset).task
     if kind != ("classification" if config.task == "classification" else "lm"):
-        raise UsageError(f"dataset '{config.data.dataset}' is for {kind}, the run's task is {config.task}")
+        raise UsageError(
+            f"dataset '{config.data.dataset}' is for {kind}, but the task of this run is {config.task}: "
+            "choose another dataset (`oelm data list`)"
+        )
     check_model(config)
     _check_depth(config)
     check_tokenizer_name(config.data.tokenizer, data_dir or None)
     if config.data.tokenizer == "model" and (config.model.family == "gpt" or config.model.name in TINY):
         raise UsageError(
-            f"data.tokenizer 'model' needs a pretrained model, and '{config.model.name}' has no tokenizer: "
-            "use gpt2, or bpe-<vocabulary size>"
+            f"data.tokenizer 'model' is the tokenizer of a pretrained model, and '{config.model.name}' has "
+            "no tokenizer: use gpt2, or bpe-<vocabulary size>"
         )
 
 
@@ -78,33 +90,41 @@ def check_model(config: RunConfig) -> None:
         if model.name not in SIZES:
             raise unknown_name("model.name of family gpt", model.name, SIZES)
         if model.pretrained:
-            raise UsageError("model.pretrained is for transformers models; our GPT starts from its own init")
+            raise UsageError(
+                "model.pretrained is for transformers models; our GPT has no pretrained weights: leave it out"
+            )
         if config.task == "denoising":
-            raise UsageError("denoising trains an encoder-decoder (model.family = hf), not our GPT")
+            raise UsageError("denoising trains an encoder-decoder (model.family = hf), and our GPT is none")
         return
     if config.task == "lm":
-        raise UsageError("task lm trains our GPT (model.family = gpt); other models classify or denoise")
+        raise UsageError(
+            "task lm trains our GPT only: set model.family = gpt. Transformers models are for the tasks "
+            "classification and denoising"
+        )
     for field, value in (("position", "learned"), ("causal", True)):
         if getattr(model, field) != value:
             raise UsageError(f"model.{field} can only be set for our GPT (model.family = gpt)")
     if model.name in TINY and model.pretrained:
-        raise UsageError(f"'{model.name}' has random weights only; set model.pretrained = false")
+        raise UsageError(f"model '{model.name}' has no pretrained weights; set model.pretrained = false")
     _check_transformers_name(model.name)
 
 
 def _check_depth(config: RunConfig) -> None:
-    """Raise UsageError if a method would freeze no layer of a built-in model; `apply` checks other models."""
+    """Raise UsageError if the method would freeze no layer of a built-in model.
+
+    `oelm.apply` checks all other models, because their number of layers is not known here.
+    """
     method, name = config.method, config.model.name
     depth = SIZES[name]["layers"] if config.model.family == "gpt" else _tiny_depth(name)
     if method.freeze == "all-but-last" and depth and method.layers >= depth:
         raise UsageError(
             f"method '{method.name}' leaves the last {method.layers} layers trained, and model '{name}' has "
-            f"only {depth}: nothing would be frozen. Set method.layers or model.name"
+            f"only {depth}: nothing would be frozen. Set a smaller method.layers or a deeper model.name"
         )
 
 
 def _tiny_depth(name: str) -> int:
-    """Return the number of layers of a built-in transformers model; 0 for any other name."""
+    """Return the number of layers of a built-in tiny transformers model; 0 for any other name."""
     fields = TINY[name][1] if name in TINY else {}
     return next(
         (fields[key] for key in ("num_hidden_layers", "num_layers", "encoder_layers") if key in fields), 0
@@ -112,7 +132,10 @@ def _tiny_depth(name: str) -> int:
 
 
 def _check_transformers_name(name: str) -> None:
-    """Raise UsageError for a missing folder or a misspelt built-in name; other names may be on the hub."""
+    """Raise UsageError for a missing model folder or a misspelt built-in name.
+
+    Any other name is accepted: it may be a model of the Hugging Face hub.
+    """
     built_in = ("minilm", *TINY)
     if name in built_in or Path(name).is_dir():
         return

@@ -1,6 +1,6 @@
 """Convert dataclasses to and from plain mappings. Every value is checked against the type of its field.
 
-One reader serves config.yaml, the JSON files of a run and `--set field=value`, so all give the same errors.
+The same code reads config.yaml, the JSON files of a run and `--set field=value`, so all give the same errors.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ def to_mapping(value: Any, *, compared_only: bool = False) -> Any:
 
 
 def from_mapping(cls: type[T], mapping: Any, where: str = "", *, json: bool = False) -> T:
-    """Build the dataclass `cls` from a mapping; `where` names the place in errors.
+    """Return the dataclass `cls` built from a mapping {field name: value}.
 
-    An unknown field is an error with the nearest valid name. With `json`, for files that the program itself
-    writes, unknown fields are ignored and text is never converted to a number.
+    An unknown field raises a UsageError that suggests the nearest valid name; error messages start with
+    `where`, the place of the mapping. `json=True` is for files that the program itself wrote: unknown fields
+    are ignored, and text is never converted to a number.
     """
     place = where or cls.__name__
     if not isinstance(mapping, Mapping):
         raise UsageError(f"{place}: expected a mapping of fields, got {_shown(mapping)}")
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
-    kind: Any = cls  # mypy does not know that a class is hashable
+    kind: Any = cls  # Any, because mypy does not know that a class is hashable
     hints = _type_hints(kind)
     values = {}
     for name, value in mapping.items():
@@ -59,16 +60,18 @@ def from_mapping(cls: type[T], mapping: Any, where: str = "", *, json: bool = Fa
 
 @functools.cache
 def _type_hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)  # slow, and an analysis reads a thousand configs
+    return typing.get_type_hints(cls)  # cached: the call is slow, and an analysis reads a thousand configs
 
 
 def convert(kind: Any, value: Any, where: str, *, json: bool = False) -> Any:
-    """Return `value` as an instance of the annotation `kind`, or raise an error that names the place.
+    """Return `value` converted to the type annotation `kind`; raise a UsageError if it does not fit.
+
+    The message starts with `where`, the name of the field.
 
     >>> convert(float, 1, "optim.lr"), convert(tuple[float, ...], [1, "3e-4"], "tune.grid")
     (1.0, (1.0, 0.0003))
     """
-    # YAML reads 1e-4 (no dot) as text, so text that spells a number is accepted, except from JSON.
+    # YAML reads 1e-4 (no dot) as text, so text that is a number is accepted, except from JSON.
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     inner = functools.partial(convert, json=json)
     if kind is Any:
@@ -95,7 +98,9 @@ def convert(kind: Any, value: Any, where: str, *, json: bool = False) -> Any:
 
 
 def parse(kind: Any, text: str, where: str) -> Any:
-    """Return the value of the annotation `kind` that a word of a command line means (`--set optim.lr=1e-3`).
+    """Return `text`, a value on the command line (1e-3 of `--set optim.lr=1e-3`), as the type `kind`.
+
+    `where` is the name of the field, for the error message.
 
     >>> parse(bool, "yes", "compile"), parse(tuple[int, ...], "1,2", "tune.seeds"), parse(str, "007", "id")
     (True, (1, 2), '007')
@@ -118,7 +123,7 @@ _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 
 def _plain_value(kind: Any, text: Any) -> Any:
-    """Return the bool, number or None that `text` spells; `text` itself when it spells none."""
+    """Return the bool, number or None that is written as `text`, or `text` itself if it is neither."""
     if not isinstance(text, str):
         return text
     if kind is bool:
@@ -156,12 +161,12 @@ def _convert_literal(choices: tuple[Any, ...], value: Any, where: str) -> Any:
 
 
 def _convert_tuple(arguments: tuple[Any, ...], value: Any, where: str, inner: Any) -> tuple[Any, ...]:
-    """Convert a list. All tuples of our dataclasses are of the form tuple[X, ...]."""
+    """Return a list as a tuple of converted items; all tuple fields of our dataclasses are tuple[X, ...]."""
     if not isinstance(value, list | tuple):
         raise UsageError(f"{where}: expected a list, got {_shown(value)}")
     kind = arguments[0]
     if kind in (int, str) and all(type(item) is kind for item in value):
-        return tuple(value)  # predictions.json has millions of integers
+        return tuple(value)  # no conversion per item: predictions.json has millions of integers
     return tuple(inner(kind, item, f"{where}[{i}]") for i, item in enumerate(value))
 
 

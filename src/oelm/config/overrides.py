@@ -1,4 +1,4 @@
-"""`--set field=value`: change any field of a `RunConfig` by its dotted name."""
+"""Change fields of a `RunConfig` by their dotted names, as `--set optim.lr=1e-3` does."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from oelm.config.run_config import RunConfig
 from oelm.errors import UsageError
 from oelm.methods.presets import find_method
 
-# Fields that identify a run; the catalogue and flags of their own set them.
+# Fields that identify a run. `--set` cannot change them: the catalogue or --as, --scale and --seed do.
 _IDENTITY = ("id", "study", "scale", "seed")
 
 
 @functools.cache
 def field_names(cls: type = RunConfig, prefix: str = "") -> dict[str, Any]:
-    """Return {dotted name: type} of every field that can be set.
+    """Return {dotted name: type} of every config field that `--set` can change.
 
     >>> field_names()["optim.lr"]
     <class 'float'>
@@ -37,10 +37,11 @@ def field_names(cls: type = RunConfig, prefix: str = "") -> dict[str, Any]:
 
 
 def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    """Return `config` with the dotted fields of `changes`; the value of `method` is a method's name.
+    """Return a copy of `config` with `changes`, {dotted field name: new value}.
 
-    The fields of one section change together, because some are only valid together (`method.freeze` and
-    `method.layers`). A new method is applied first, so that its fields can be changed in the same call.
+    The value of the key `method` is the name of a method. It is applied first, so that single fields of the
+    new method can be changed in the same call. All fields of one section change together, because some are
+    only valid together (`method.freeze` and `method.layers`).
     """
     if "method" in changes:
         config = _with_method(config, changes["method"])
@@ -59,12 +60,12 @@ def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 
 
 def changes_from_words(words: Iterable[str]) -> dict[str, Any]:
-    """Return the `changes` for `override` from `field=value` words; the last word of a field counts."""
+    """Return {field: value} from `field=value` words; if a field is given twice, the last value counts."""
     return dict(split_word(word) for word in words)
 
 
 def split_word(word: str) -> tuple[str, Any]:
-    """Return ("optim.lr", 0.001) for `optim.lr=1e-3`; the field decides the type of the value."""
+    """Return field name and typed value of a `field=value` word: ("optim.lr", 0.001) for `optim.lr=1e-3`."""
     name, equals, text = word.partition("=")
     name = name.strip()
     if not equals:
@@ -73,7 +74,8 @@ def split_word(word: str) -> tuple[str, Any]:
         return name, text
     if name in _IDENTITY:
         raise UsageError(
-            f"--set cannot change '{name}': it has its own flag, or it identifies the experiment"
+            f"--set cannot change '{name}', because it identifies the run: name another experiment, or use "
+            "--as (study), --scale, or --seed / --seeds"
         )
     names = field_names()
     if name not in names:
@@ -83,13 +85,13 @@ def split_word(word: str) -> tuple[str, Any]:
 
 def _with_method(config: RunConfig, name: Any) -> RunConfig:
     chosen, compare = find_method(name), config.compare
-    if compare.arm == config.method.name:  # an arm named after its method keeps doing so
+    if compare.arm == config.method.name:  # an arm with the name of its method gets the new method's name
         compare = dataclasses.replace(compare, arm=chosen.name)
     return dataclasses.replace(config, method=chosen, compare=compare)
 
 
 def _unknown_field(name: str, names: Mapping[str, Any]) -> UsageError:
-    """Return an error that suggests `optim.lr` for a bare `lr`, otherwise the nearest full name."""
+    """Return the error for an unknown field. It suggests `optim.lr` for `lr`, or the nearest full name."""
     same_leaf = [n for n in names if n.rpartition(".")[2] == name]
     near = same_leaf or difflib.get_close_matches(name, ["method", *names], n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else ""

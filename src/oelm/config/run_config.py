@@ -1,7 +1,7 @@
-"""Everything that affects the numbers of one run, as frozen dataclasses without torch.
+"""Every setting that affects the results of one run, as frozen dataclasses; torch is not imported.
 
-What does not affect numbers (folders, devices, threads, time limits) is in `Machine`, so that runs of two
-machines with the same `RunConfig` are comparable.
+Settings that do not affect the results (folders, devices, threads, time limits) are in `Machine`, so that
+runs with the same `RunConfig` are comparable even if two machines trained them.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ Scale = Literal["full", "mini", "smoke"]
 class DataConfig:
     """The dataset, the tokenizer, and how much of the data is used."""
 
-    dataset: str  # a name of the data catalogue
-    variant: str = ""  # e.g. the language of xnli
+    dataset: str  # name of a dataset (`oelm data list`)
+    variant: str = ""  # variant of the dataset, such as the language of xnli
     source: Literal["auto", "local", "hub", "builtin"] = "auto"
-    tokenizer: str = "gpt2"  # "gpt2", "model" (the pretrained one's own) or "bpe-<vocab>" from the corpus
-    max_length: int = 512  # context of a language model, truncation length of a classifier
-    train_rows: int = 0  # use only the first n rows of the (seed-independent) shuffled split; 0 = all
-    eval_rows: int = 0  # the same for validation and test
-    pad_to_max: bool = False  # pad every row to max_length, as the original study did; for comparison only
+    tokenizer: str = "gpt2"  # "gpt2", "model" (that of the pretrained model), or "bpe-<vocabulary size>"
+    max_length: int = 512  # tokens: the context of a language model, or where a classifier truncates a row
+    train_rows: int = 0  # use only n rows of the training split, the same ones for all seeds; 0 = all
+    eval_rows: int = 0  # use only n rows of the validation split and of the test split; 0 = all
+    pad_to_max: bool = False  # pad every row to max_length: only to compare with the original study
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The model."""
+    """The architecture of the model, and whether it starts from pretrained weights."""
 
-    family: Literal["gpt", "hf"] = "gpt"  # ours, or a transformers model
-    name: str = "medium-512"  # a size of models.gpt, or a transformers id / folder / built-in tiny config
-    pretrained: bool = False  # initialise from the named weights (hf only)
+    family: Literal["gpt", "hf"] = "gpt"  # gpt: our own GPT; hf: a Hugging Face transformers model
+    name: str = "medium-512"  # a size of our GPT; or for hf a hub id, a folder or a built-in tiny model
+    pretrained: bool = False  # start from the pretrained weights of the model `name` (hf only)
     dropout: float = 0.1
-    position: Literal["learned", "rope"] = "learned"  # gpt only
-    causal: bool = True  # gpt only; the original study classifies with causal=False
+    position: Literal["learned", "rope"] = "learned"  # position encoding (gpt only)
+    causal: bool = True  # causal attention mask (gpt only); the original study classifies without it
 
 
 @dataclass(frozen=True)
@@ -48,54 +48,57 @@ class OptimConfig:
     lr: float = 3e-4
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_steps: int = 0
-    warmup_share: float = 0.0  # share of all steps, used when warmup_steps is 0
-    final_lr_share: float = 0.0  # the schedule ends at this share of lr
+    warmup_share: float = 0.0  # warm-up as a share of all steps; used if warmup_steps is 0
+    final_lr_share: float = 0.0  # learning rate at the end of the schedule, as a share of lr
     weight_decay: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
-    clip: float = 1.0  # global gradient norm; 0 = off
-    layer_decay: float = 1.0  # layer-wise learning-rate decay, 1 = off
-    qk_lr: float = 0.0  # learning rate of trainable Q/K; 0 = lr
+    clip: float = 1.0  # maximum of the global gradient norm; 0 = no clipping
+    layer_decay: float = 1.0  # layer-wise learning-rate decay; 1 = off
+    qk_lr: float = 0.0  # learning rate of trainable query/key projections; 0 = lr
 
 
 @dataclass(frozen=True)
 class BudgetConfig:
-    """Batch size, length of the training, and intervals of validation, logging and checkpoints."""
+    """Batch size, length of the training, and intervals of validation, logging and checkpoints.
 
-    batch_size: int = 8  # rows per micro-batch over all processes; rows per step = batch_size x accumulation
-    accumulation: int = 1
-    steps: int = 0  # optimizer steps; 0 = decided by epochs
-    epochs: int = 0
-    eval_every: int = 1000  # optimizer steps between validations; 0 = once per epoch / at the end
-    log_every: int = 50
-    checkpoint_every: int = 0  # optimizer steps; 0 = with each validation
+    If both `steps` and `epochs` are set, the run ends with whichever is shorter.
+    """
+
+    batch_size: int = 8  # rows per micro-batch, over all processes; one step has batch_size x accumulation
+    accumulation: int = 1  # micro-batches per optimizer step
+    steps: int = 0  # length of the run in optimizer steps; 0 = given by epochs
+    epochs: int = 0  # length of the run in passes over the training split; 0 = given by steps
+    eval_every: int = 1000  # optimizer steps between validations; 0 = each epoch, or the end without epochs
+    log_every: int = 50  # optimizer steps between two lines of the log
+    checkpoint_every: int = 0  # optimizer steps between checkpoints; 0 = at each validation
     patience: int = 0  # validations without improvement before an early stop; 0 = off
 
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """What the run is compared with; the analysis needs nothing but the run folders."""
+    """What the run is compared with. Every run stores it, so that an analysis needs only the run folders."""
 
-    group: str = ""  # runs of one group are compared, e.g. "GPT/tinystories"
-    arm: str = ""  # the name shown for this arm, usually the method's
-    baseline: str = ""  # experiment ID of the arm's baseline; "" when this is the baseline
-    control: str = ""  # experiment ID of the same architecture with trained Q/K, when that is another one
-    phase: int | str = 0  # of the original study: 1 to 4, "paper", or "extra" for our controls; 0 = none
+    group: str = ""  # runs of the same group are compared with each other, e.g. "GPT/tinystories"
+    arm: str = ""  # name of the arm (a method in a comparison), usually the name of the method
+    baseline: str = ""  # experiment ID of the baseline of this arm; "" if the arm is the baseline
+    control: str = ""  # experiment ID of the arm with the same architecture and trained Q/K; "" = baseline
+    phase: int | str = 0  # phase of the original study: 1 to 4, "paper", or "extra" (our controls); 0 = none
 
 
 @dataclass(frozen=True)
 class TuneConfig:
     """How the learning rate was chosen. A tuning trial never uses the test split."""
 
-    trial: bool = False  # this run is one point of a learning-rate grid, scored on validation
+    trial: bool = False  # whether this run is a tuning trial: one learning rate of the grid, one seed
     grid: tuple[float, ...] = ()  # the grid that the learning rate was chosen from; () = not tuned
-    seeds: tuple[int, ...] = ()  # seeds of the trials
+    seeds: tuple[int, ...] = ()  # seeds of the tuning trials
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run. `oelm show ID` prints it, and config.yaml of the run folder contains it."""
+    """The config of one run. `oelm show ID` prints it, and config.yaml in the run folder contains it."""
 
     id: str
     study: str
@@ -118,12 +121,12 @@ class Machine:
     """Settings that differ between machines and do not affect the numbers of a run."""
 
     device: str = "auto"
-    threads: int = 0  # 0 = torch's own choice
-    data_dir: str = ""  # "" = OELM_DATA_DIR
-    cache_dir: str = ""  # "" = OELM_CACHE_DIR or ~/.cache/oelm
-    time_limit: float = 0.0  # seconds after which the run saves a checkpoint and stops; 0 = none
-    trackers: tuple[str, ...] = ()  # of tensorboard, wandb, trackio
-    skip_bad_rows: bool = False
+    threads: int = 0  # CPU threads; 0 = torch's default
+    data_dir: str = ""  # folder of local datasets; "" = OELM_DATA_DIR
+    cache_dir: str = ""  # folder of prepared tokens; "" = OELM_CACHE_DIR or ~/.cache/oelm
+    time_limit: float = 0.0  # seconds after which the run saves a checkpoint and stops; 0 = no limit
+    trackers: tuple[str, ...] = ()  # names from "tensorboard", "wandb" and "trackio"
+    skip_bad_rows: bool = False  # leave out the rows of a dataset that cannot be used, and count them
     shard: bool = False  # shard the model and the optimizer over the processes of a run (FSDP)
-    command: str = ""  # what the user typed, for manifest.json; "" = the arguments of this process
+    command: str = ""  # the user's command line, kept in manifest.json; "" = that of this process
     catalogue_files: tuple[str, ...] = ()  # the user's own catalogue files, which may register datasets

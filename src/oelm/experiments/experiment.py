@@ -184,9 +184,10 @@ def stand_ins(config: RunConfig) -> list[str]:
     entry = datasets().get(config.data.dataset)
     notes = []
     if config.data.source == "builtin" and entry is not None and not entry.builtin:
-        notes.append(
-            f"built-in text replaces '{config.data.dataset}' (real text: --data-dir or OELM_DATA_DIR)"
+        hint = (
+            "smoke scale uses only built-in text" if config.scale == "smoke" else "real text: --data-dir DIR"
         )
+        notes.append(f"built-in text replaces '{config.data.dataset}' ({hint})")
     return [*notes, *model_stand_ins(config)]
 
 
