@@ -1,5 +1,5 @@
-"""Benchmarks against other tools. Not part of the installed package.
+"""Benchmarks that compare oelm with other tools. They are not part of the installed package.
 
 python -m benchmarks step -o benchmarks/results/step.json
-python -m benchmarks page          # docs/performance.md from the results
+python -m benchmarks page          # writes docs/performance.md from the results
 """

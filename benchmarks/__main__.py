@@ -1,4 +1,4 @@
-"""`python -m benchmarks KIND [-o FILE]`: measure one kind, or write the page from all results."""
+"""Run one kind of benchmark (`python -m benchmarks KIND [-o FILE]`), or write the page with all results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True)
 
-    step = kinds.add_parser("step", help="a training step against nanoGPT, transformers and the Trainer")
+    step = kinds.add_parser("step", help="compare a training step with nanoGPT, transformers and the Trainer")
     step.add_argument("--methods", nargs="+", default=["baseline", "oelm-freeze", "oelm-plus"])
     step.add_argument("--peers", nargs="*", default=["nanogpt", "transformers", "trainer"])
     step.add_argument("--size", default="medium-512")
@@ -40,12 +40,12 @@ def build_parser() -> argparse.ArgumentParser:
     step.add_argument("--context", type=int, default=512)
     step.add_argument("--batch", type=int, default=4)
     step.add_argument("--position", choices=["learned", "rope"], default="learned")
-    step.add_argument("--alone", action="store_true", help="also measure each arm with no other arm alive")
+    step.add_argument("--alone", action="store_true", help="also measure each arm with no other in memory")
     add_plan(step, Plan())
     step.set_defaults(run=run_step)
 
     classify = kinds.add_parser(
-        "classification", help="samples per second against padding to 512 and the Trainer"
+        "classification", help="compare samples per second with padding to 512 and the Trainer"
     )
     classify.add_argument("--datasets", nargs="+", default=["agnews", "mnli", "imdb"])
     classify.add_argument("--model", default="minilm")
@@ -56,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     classify.set_defaults(run=run_classification)
 
     tokens = kinds.add_parser(
-        "tokenisation", help="MB/s per core against datasets.map and plain tokenizers loops"
+        "tokenisation", help="compare MB/s per core with datasets.map and plain tokenizers loops"
     )
     tokens.add_argument("--datasets", nargs="+", default=["openwebtext", "wikitext2", "tinystories"])
     tokens.add_argument("--tokenizers", nargs="+", default=["gpt2", "bert-base-uncased"])
@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     tokens.add_argument("-o", "--output", default="")
     tokens.set_defaults(run=run_tokenisation)
 
-    folders = kinds.add_parser("folders", help="seconds of status, analyze and report over many runs")
+    folders = kinds.add_parser("folders", help="time oelm status, analyze and report over many runs")
     folders.add_argument("--counts", nargs="+", type=int, default=[1, 100, 1000])
     folders.add_argument("--rounds", type=int, default=3)
     folders.add_argument("-o", "--output", default="")
@@ -79,8 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def add_plan(parser: argparse.ArgumentParser, plan: Plan) -> None:
-    parser.add_argument("--processes", type=int, default=plan.processes, help="fresh processes per arm")
-    parser.add_argument("--rounds", type=int, default=plan.rounds, help="turns per process")
+    parser.add_argument("--processes", type=int, default=plan.processes, help="new processes per arm")
+    parser.add_argument("--rounds", type=int, default=plan.rounds, help="turns of each process")
     parser.add_argument("--steps", type=int, default=plan.steps, help="counted steps per turn")
     parser.add_argument("--warmup", type=int, default=plan.warmup)
     parser.add_argument("--threads", type=int, default=0, help="0 = all cores")
@@ -143,11 +143,11 @@ def run_page(args: argparse.Namespace) -> int:
 
 
 def finish(args: argparse.Namespace, load_before: float | None, result: dict[str, Any], show: Any) -> int:
-    """Print the result's table; with -o also write it with the command, the machine and the versions."""
+    """Print the table of a result. With -o, also write the result with its command, machine and versions."""
     print("\n".join(show(result)))
     if args.output:
         machine = machine_facts()
-        machine.pop("host", None)  # a host name says nothing about speed
+        machine.pop("host", None)  # the host name does not affect speed
         record = {
             "kind": result["kind"],
             "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
@@ -163,7 +163,10 @@ def finish(args: argparse.Namespace, load_before: float | None, result: dict[str
 
 
 def load_average() -> float | None:
-    """The load average of the last minute; above 0.5 before a benchmark, something else is running."""
+    """Return the load average of the last minute, or None if the system does not report it.
+
+    A value above 0.5 before a benchmark means that other programs are running and disturb it.
+    """
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 

@@ -1,7 +1,9 @@
-"""`python -m benchmarks classification`: samples per second of our loop, padding to 512 and the Trainer.
+"""`python -m benchmarks classification`: compare the samples per second of three training loops.
 
-All arms train the same network from the same weights on the same encoded rows, with the same number of rows
-per optimizer step. Batches differ in length, so each turn takes batches spread evenly over all lengths.
+The arms are our loop, our loop with every row padded to 512 tokens, and the Hugging Face Trainer. All train
+the same model from the same weights on the same encoded rows, and use equally many rows per optimizer step.
+Batches differ in length, so each turn (consecutive steps of one arm) takes batches from the whole range of
+lengths.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ MAX_LENGTH = 512
 
 @dataclass(frozen=True)
 class ClassificationBench:
-    """One comparison per dataset."""
+    """Settings of the benchmark, which compares all arms on each dataset."""
 
     datasets: tuple[str, ...] = ("agnews", "mnli", "imdb")
     model: str = "minilm"
     rows: int = 16  # per optimizer step
     dropout: float = 0.1
     train_rows: int = 0  # 0 = the whole split
-    data_dir: str = ""  # "" = built-in stand-ins
+    data_dir: str = ""  # "" = use generated text in place of the datasets
     cache_dir: str = ""
     plan: Plan = field(default_factory=lambda: Plan(steps=4, warmup=1))
 
@@ -58,13 +60,13 @@ def run(bench: ClassificationBench, progress: Progress) -> dict[str, Any]:
         "threads": bench.plan.thread_count,
         "max_length": MAX_LENGTH,
     }
-    for name in ("plan", "data_dir", "cache_dir"):  # paths say nothing about speed; `origin` names the data
+    for name in ("plan", "data_dir", "cache_dir"):  # paths do not affect speed; `origin` names the data
         del settings[name]
     return {"kind": "classification", "interleaved": True, "settings": settings, "comparisons": found}
 
 
 def summarise(measured: dict[str, Measured]) -> dict[str, Any]:
-    """Samples per second of each arm, and how many times those of the other arms ours reaches."""
+    """Return the samples per second of each arm, and how many times as fast our loop is."""
     ours = measured[OURS]
     arms = []
     for name, arm in measured.items():
@@ -81,9 +83,10 @@ def summarise(measured: dict[str, Measured]) -> dict[str, Any]:
 
 
 def spread(longest: np.ndarray, turns: int, steps: int) -> list[list[int]]:
-    """Which batches each turn takes: evenly spaced over all batches by length, in each turn as in the whole.
+    """Return the batch numbers of each turn, such that every turn covers the whole range of batch lengths.
 
-    They are dealt back and forth, so that no turn has the longer one of every pair.
+    `longest` is the longest row of each batch. Batches are sorted by it, evenly spaced ones are chosen, and
+    they are dealt to the turns in alternating order, so that no turn always gets the longer ones.
 
     >>> spread(np.array([30, 10, 20, 40]), turns=2, steps=2)
     [[1, 3], [2, 0]]
@@ -112,7 +115,7 @@ def build(spec: dict[str, Any]) -> Arm:
     full = [number for number, batch in enumerate(batches) if len(batch) == rows]
     longest = np.array([lengths[batches[number]].max() for number in full])
     turns = [[full[place] for place in places] for places in spread(longest, plan.rounds, plan.steps)]
-    # Warm-up steps, then turns whose first step is not counted.
+    # The first batch of each turn is used twice, because the first step of a turn is not counted.
     steps = [*([turns[0][0]] * plan.warmup), *(number for turn in turns for number in (turn[0], *turn))]
     real = sum(int(lengths[batches[number]].sum()) for turn in turns for number in turn)
     padded = sum(
@@ -176,7 +179,7 @@ def _ours(spec: dict[str, Any], prepared: Prepared, steps: list[int], facts: dic
 
 
 def _trainer_order(lengths: np.ndarray, rows: int, seed: int) -> np.ndarray:
-    """One epoch of the Trainer's sampler for `train_sampling_strategy="group_by_length"`."""
+    """Return the row order of one epoch of the Trainer with `train_sampling_strategy="group_by_length"`."""
     import torch
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
@@ -187,7 +190,11 @@ def _trainer_order(lengths: np.ndarray, rows: int, seed: int) -> np.ndarray:
 def _trainer(
     spec: dict[str, Any], prepared: Prepared, batches: list[np.ndarray], facts: dict[str, Any]
 ) -> Arm:
-    """Dynamic padding by transformers' collator; rows are a list in memory, the fastest a Trainer can get."""
+    """Return the arm of the Hugging Face Trainer.
+
+    Its collator pads each batch to the longest row. The rows are a list in memory, which is the fastest
+    dataset for a Trainer.
+    """
     from transformers import DataCollatorWithPadding, PreTrainedTokenizerFast
 
     inner = prepared.tokenizer._inner
@@ -202,7 +209,7 @@ def _trainer(
         theirs,
         rows,
         spec["rows"],
-        train_sampling_strategy="sequential",  # rows come in the order of its own sampler's batches
+        train_sampling_strategy="sequential",  # the rows already have the order of its own sampler
         lr_scheduler_type="constant",
         weight_decay=0.01,
         data_collator=collate,

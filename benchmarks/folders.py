@@ -1,7 +1,8 @@
-"""`python -m benchmarks folders`: seconds of `oelm status`, `analyze` and `report` over many finished runs.
+"""`python -m benchmarks folders`: time `oelm status`, `analyze` and `report` over many finished runs.
 
-One experiment and its baseline are trained at smoke scale; their folders are then copied under other seeds,
-without checkpoints. Commands are timed with the start of the interpreter, which is what a user waits for.
+One experiment and its baseline are trained at the "smoke" scale (a tiny model, seconds of training). Their
+run folders are then copied under other seeds, without checkpoints. The times include the start of Python,
+because a user waits for it too.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def run(bench: FoldersBench, progress: Progress) -> dict[str, Any]:
 
 
 def copy_runs(origin: Path, target: Path, count: int) -> None:
-    """Copy the trained runs to `target` under new seeds until it holds `count` runs, checksums renewed."""
+    """Copy the trained runs to `target` under new seeds until it has `count` runs, with new checksums."""
     trained = [RunFolder(run.path) for run in scan(origin) if run.state == "finished"]
     for number in range(count):
         source = trained[number % len(trained)]
@@ -86,5 +87,5 @@ def call_oelm(runs: Path, *words: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=runs.parent, timeout=3600)
     if done.returncode:
         raise OelmError(
-            f"`oelm {' '.join(words)}` ended with {done.returncode}: {done.stderr.strip()[-500:]}"
+            f"`oelm {' '.join(words)}` failed with exit code {done.returncode}: {done.stderr.strip()[-500:]}"
         )

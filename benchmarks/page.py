@@ -1,4 +1,4 @@
-"""`python -m benchmarks page`: docs/performance.md from benchmarks/results, and nothing else."""
+"""`python -m benchmarks page`: write docs/performance.md from the files in benchmarks/results alone."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ HEADER = """\
 
 Generated from `benchmarks/results/*.json` by `python -m benchmarks page`; no figure here is written by hand.
 
-Every arm runs in its own process. Arms take turns of several consecutive steps, in an order that is shuffled
-every round; the first step of a turn is not counted. The comparison is repeated with fresh processes, and the
-process is the unit of the 95 % confidence interval (Student's t of log ratios). `baseline (again)` is a
-second copy of our baseline: its ratio shows the noise. A ratio above 1 means slower than our baseline."""
+Every arm (a method or tool) runs in its own process. Arms take turns of several consecutive steps, in an
+order that is shuffled every round; the first step of a turn is not counted. The comparison is repeated with
+new processes, and the 95 % confidence interval (Student's t of log ratios) is computed over processes.
+`baseline (again)` is a second copy of our baseline: its ratio would be 1 without noise. A ratio above 1 means
+slower than our baseline."""
 
 
 def make(results: Path | str, document: Path | str) -> str:
-    """The page as text; also writes it to `document`."""
+    """Write the page to `document` and return its text."""
     paths = sorted(Path(results).glob("*.json"))
     if not paths:
         raise OelmError(
-            f"no results in {results}: `python -m benchmarks step -o {results}/step.json` writes one"
+            f"{results} has no results; `python -m benchmarks step -o {results}/step.json` writes one"
         )
     lines = [HEADER]
     for path in paths:
@@ -40,7 +41,7 @@ def make(results: Path | str, document: Path | str) -> str:
 
 
 def source(name: str, result: Result) -> list[str]:
-    """The command, the machine and the versions of a result."""
+    """Return the lines that state the command, the machine and the library versions of a result."""
     m, v, load = result["machine"], result["versions"], result["load"]
     threads = result.get("settings", {}).get("threads", m["threads"])
     return [
@@ -85,7 +86,7 @@ def step(result: Result) -> list[str]:
     lines += ["", f"{plan}; GEMM peak {peak} in the same rounds."]
     if "alone" in result:
         together = {arm["name"]: arm["ratio"] for arm in result["arms"]}
-        lines += ["", "Check: the same arms, each measured with no other arm alive.", ""]
+        lines += ["", "Check: the same arms, each measured while no other arm is in memory.", ""]
         lines += table(
             ("arm", "s/step alone", "time / baseline alone [95 %]", "time / baseline, together [95 %]"),
             [
@@ -143,7 +144,7 @@ def folders(result: Result) -> list[str]:
     return [
         *table(head, rows),
         "",
-        f"Best of {result['settings']['rounds']} whole commands, interpreter start included.",
+        f"Fastest of {result['settings']['rounds']} calls of the command, including the start of Python.",
     ]
 
 

@@ -1,11 +1,11 @@
-"""What a user would train the same GPT with instead: the peers our training step is measured against.
+"""Training steps of other tools ("peers"), which ours is compared with.
 
-All have the original study's architecture (pre-LN, tied head, learned positions, no dropout), the same batch,
-fp32 and gradient clipping at 1.0.
+All peers train a GPT with the original study's architecture (pre-LN, tied head, learned positions, no
+dropout) in fp32, on batches of the same shape, with gradient clipping at 1.0.
 
-- `nanogpt`: the conditions of Karpathy's nanoGPT on a CPU. One fused qkv projection, exact GELU, all
-  logits in memory, AdamW with weight decay on matrices only and betas (0.9, 0.95), not fused (nanoGPT
-  fuses on CUDA only), a batch cut from one array of tokens every step.
+- `nanogpt`: a training step as in Karpathy's nanoGPT on a CPU. It has one fused qkv projection, exact GELU,
+  all logits in memory, and AdamW with betas (0.9, 0.95) and weight decay on matrices only. AdamW is not
+  fused, because nanoGPT fuses it only on CUDA. Every step cuts a batch from one array of tokens.
 - `transformers`: GPT-2 of transformers in a plain loop, with fused AdamW.
 - `trainer`: the same model in the Hugging Face Trainer, with fused AdamW.
 """
@@ -30,7 +30,7 @@ PEERS = ("nanogpt", "transformers", "trainer")
 
 
 def build(spec: dict[str, Any]) -> Arm:
-    """The arm of a peer, in its worker process."""
+    """Return the arm of the peer that `spec` names. The worker process of the arm calls this."""
     config = gpt_config(spec["size"], vocab_size=spec["vocabulary"], context=spec["context"])
     if spec["peer"] == "nanogpt":
         return build_nanogpt(config, spec)
@@ -112,7 +112,7 @@ def build_nanogpt(config: GPTConfig, spec: dict[str, Any]) -> Arm:
 
 
 def gpt2(config: GPTConfig) -> nn.Module:
-    """GPT-2 of transformers with our shape and its own activation."""
+    """Return a GPT-2 of transformers with our shape and with its default activation function."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     shape = gpt2_config(config)
@@ -135,9 +135,9 @@ def build_transformers(config: GPTConfig, spec: dict[str, Any]) -> Arm:
 
 
 def run_trainer(model: Any, rows: Any, batch: int, **options: Any) -> OwnLoop:
-    """The Trainer's own loop, clocked by its callbacks; nothing is logged, saved or shown.
+    """Return a function that runs the Hugging Face Trainer and times its steps with callbacks.
 
-    options: more `TrainingArguments`, and `data_collator`.
+    The Trainer logs, saves and shows nothing. `options` are more `TrainingArguments`, and `data_collator`.
     """
 
     def loop(turns: Turns) -> None:

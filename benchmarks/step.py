@@ -1,4 +1,4 @@
-"""`python -m benchmarks step`: a training step of ours against the peers', together and each arm alone."""
+"""`python -m benchmarks step`: compare our training step with those of other tools (`benchmarks.peers`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from oelm.bench.methods import MethodsBench, summarise
 def run(
     bench: MethodsBench, peers: tuple[str, ...] = PEERS, *, alone: bool = False, progress: Progress
 ) -> dict[str, Any]:
-    """Ratios of every method and peer to our baseline.
+    """Measure every method and peer tool, and return their step times as ratios to our baseline.
 
-    alone: also measure every arm with no other arm alive, as a check on the harness.
+    alone: also measure the baseline and each peer while no other arm is in memory, to check the harness
     """
     shared = {"build": "benchmarks.peers:build", **asdict(bench.workload)}
     specs = [*bench.specs(), *({"arm": peer, "peer": peer, **shared} for peer in peers)]

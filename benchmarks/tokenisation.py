@@ -1,9 +1,9 @@
-"""`python -m benchmarks tokenisation`: our encoder, `datasets.map` and plain loops over `tokenizers`.
+"""`python -m benchmarks tokenisation`: compare our encoder with `datasets.map` and loops over `tokenizers`.
 
-Arms take turns on the same file, each with one thread. The figure is megabytes of text per CPU second,
-which a busy machine changes little. Ours is timed from the jsonl file to the finished token file on disk,
-content hash included; the plain loops from the file to an array on disk; `datasets.map` without loading the
-file and without writing an array.
+The arms (tools) take turns on the same file, each with one thread. The result is megabytes of text per second
+of CPU time, which changes little if the machine is busy. The arms do not do the same work: ours is timed from
+the jsonl file to the finished token file on disk with its content hash, the loops from the jsonl file to an
+array on disk, and `datasets.map` without reading the jsonl file and without writing an array.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OURS = "oelm"
 class TokenisationBench:
     datasets: tuple[str, ...] = ("openwebtext", "wikitext2", "tinystories")
     tokenizers: tuple[str, ...] = ("gpt2", "bert-base-uncased")
-    megabytes: float = 8.0  # text per arm and round
+    megabytes: float = 8.0  # size of the text that each arm encodes per round
     rounds: int = 7
     data_dir: str = ""
 
@@ -48,7 +48,7 @@ def run(bench: TokenisationBench, progress: Progress) -> dict[str, Any]:
 
 
 def use_one_thread() -> None:
-    """Must be called before the libraries are first used: they read these variables once."""
+    """Limit the libraries to one thread. Call it before they are first used: they read the variables once."""
     for name in ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "HF_HUB_OFFLINE"):
         os.environ[name] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -60,9 +60,9 @@ def compare(dataset: str, tokenizer: Tokenizer, bench: TokenisationBench) -> dic
         folder = Path(temporary)
         size = write_sample(dataset, bench.data_dir, int(bench.megabytes * 1e6), folder / "train.jsonl")
         arms = make_arms(folder, tokenizer)
-        tokens = {name: arm() for name, arm in arms.items()}  # warm-up, and proof that all do the same work
+        tokens = {name: arm() for name, arm in arms.items()}  # warm-up, and a check of the token counts
         if len(set(tokens.values())) != 1:
-            raise AssertionError(f"the arms disagree: {tokens}")
+            raise AssertionError(f"the arms do not produce the same number of tokens: {tokens}")
         seconds: dict[str, list[float]] = {name: [] for name in arms}
         for _ in range(bench.rounds):
             for name in order.sample(list(arms), len(arms)):
@@ -70,7 +70,8 @@ def compare(dataset: str, tokenizer: Tokenizer, bench: TokenisationBench) -> dic
                 arms[name]()
                 seconds[name].append(time.process_time() - start)
     speeds = {name: float(np.median([size / 1e6 / s for s in series])) for name, series in seconds.items()}
-    each = {name: [[s] for s in series] for name, series in seconds.items()}  # rounds are independent
+    # `ratio` treats each round as a process, because rounds are independent here.
+    each = {name: [[s] for s in series] for name, series in seconds.items()}
     return {
         "dataset": dataset,
         "tokenizer": tokenizer.name,
@@ -83,7 +84,7 @@ def compare(dataset: str, tokenizer: Tokenizer, bench: TokenisationBench) -> dic
 
 
 def write_sample(dataset: str, data_dir: str, size: int, path: Path) -> int:
-    """Write about `size` bytes of documents of the train split as jsonl; returns the bytes of text."""
+    """Write about `size` bytes of train documents to `path` as jsonl, and return the bytes of their text."""
     written = 0
     with open(path, "w", encoding="utf-8") as file:
         for row in open_corpus(dataset, data_dir=data_dir or None).rows("train"):
@@ -95,7 +96,7 @@ def write_sample(dataset: str, data_dir: str, size: int, path: Path) -> int:
 
 
 def make_arms(folder: Path, tokenizer: Tokenizer) -> dict[str, Callable[[], int]]:
-    """Each turns the sample into ids and returns how many, document ends included."""
+    """Return functions that each encode the sample and return the number of tokens, with document ends."""
     import datasets
     import transformers
 
@@ -108,7 +109,7 @@ def make_arms(folder: Path, tokenizer: Tokenizer) -> dict[str, Callable[[], int]
     def ours() -> int:
         with tempfile.TemporaryDirectory() as cache:
             if tokenizer._words is not None:
-                tokenizer._words.clear()  # nothing is remembered from the round before
+                tokenizer._words.clear()  # forget the words of the round before
             corpus = open_corpus(f"file:{path},{path},{path}", cache_dir=cache)
             return len(prepare_tokens(corpus, "train", tokenizer, cache_dir=cache, workers=1))
 

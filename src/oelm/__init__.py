@@ -1,4 +1,4 @@
-"""OELM: freeze the query/key projections of a transformer at an orthogonal start, train the rest.
+"""OELM: freeze the query/key projections of a transformer at an orthogonal initialisation, train the rest.
 
     import oelm
     applied = oelm.apply(model, "oelm-freeze", seed=42)
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "methods":  # a package that is callable, so that the listing and its modules share one name
+    if name == "methods":  # a package, and also callable: `oelm.methods()` lists the methods
         return importlib.import_module("oelm.methods")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)

@@ -1,4 +1,4 @@
-"""`python -m oelm`: the command line where its script is not on the path."""
+"""Run the command line as `python -m oelm`, for environments where the `oelm` script is not on the PATH."""
 
 from oelm.cli.main import entry
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def usable_cores() -> int:
-    """Return the cores of this process: its CPU affinity, reduced to the CPU quota of its cgroup.
+    """Return the number of cores this process may use: its CPU affinity, limited by its cgroup's CPU quota.
 
     A container or a SLURM job often gets fewer cores than the machine has.
     """

@@ -71,7 +71,11 @@ def _signal_name(number: int) -> str:
 
 
 def require_cpu_matmul(dtype: LowPrecision, what: str, instead: str) -> Probe:
-    """Return the probe if it passed, else raise an error: `what` fails on this CPU, use `instead`."""
+    """Return the result of the probe; raise UsageError if it failed.
+
+    The error says that `what` (a feature that needs these matmuls) does not work on this CPU, followed by
+    `instead`, a sentence with the alternative.
+    """
     probe = probe_cpu_matmul(dtype)
     if not probe.passed:
         raise UsageError(

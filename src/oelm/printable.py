@@ -14,7 +14,7 @@ _UNSAFE_IN_LINES = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x08\x0
 
 
 def printable(text: object, *, lines: bool = False) -> str:
-    r"""Return `text` with every control character escaped.
+    r"""Return `text` with every character escaped that could control the terminal or hide text.
 
     `lines=True` keeps line breaks and tabs.
 
@@ -25,7 +25,7 @@ def printable(text: object, *, lines: bool = False) -> str:
 
 
 def printable_json(text: str) -> str:
-    r"""Return a JSON document with the same value and no control character in its strings.
+    r"""Return the JSON document `text` with control characters as \u escapes; its value is the same.
 
     >>> printable_json('"\x9b2J"') == '"' + chr(92) + 'u009b2J"'
     True

@@ -1,4 +1,4 @@
-"""Byte counts and durations as text. Every message, table and report uses these two functions."""
+"""Format byte counts and durations as text. Every message, table and report uses these two functions."""
 
 from __future__ import annotations
 

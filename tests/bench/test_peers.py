@@ -45,7 +45,7 @@ def test_all_peers_have_our_parameter_count_and_appear_on_the_page(monkeypatch):
     assert counts["nanogpt"] == counts["baseline"] == ours
     assert counts["transformers"] == counts["trainer"] == ours + attention_biases
     text = "\n".join(page.step(result))
-    for name in (*peers.PEERS, "baseline (again)", "with no other arm alive"):
+    for name in (*peers.PEERS, "baseline (again)", "while no other arm is in memory"):
         assert name in text
 
 

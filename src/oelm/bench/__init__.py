@@ -1,5 +1,6 @@
-"""Benchmarks of one's own machine: step time, memory and saving of each method.
+"""Benchmarks on the user's machine: step time and memory of each method, and what it saves.
 
-In: arms as plain data. Out: ratios of step times with confidence intervals, and bytes. Comparisons with other
-tools use the same harness and live in the repository's `benchmarks/` folder, outside the installed package.
+Input: the arms of a comparison (the methods to measure) as plain data. Output: ratios of step times with
+confidence intervals, and memory in bytes. The repository's `benchmarks/` folder uses the same harness to
+compare oelm with other tools; it is not part of the installed package.
 """

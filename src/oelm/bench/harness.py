@@ -1,12 +1,12 @@
-"""Measure arms against each other: each in its own process, in turns of several consecutive steps.
+"""Compare the step times of several arms (methods or tools), each in its own process.
 
-Machines are noisy, and an arm that frees large tensors after every step pays for new pages when another
-process has run in between. So
+Machines are noisy, and an arm that frees large tensors after every step needs new memory pages when another
+process has run in between. Therefore:
 
-- an arm runs several consecutive steps per turn, and the first step of a turn is not counted;
-- every round gives each arm one turn, in an order that is shuffled anew;
-- the comparison is repeated with fresh processes, because a lucky memory layout lasts as long as its process.
-  The process is the unit of the confidence interval: the rounds of one process are averaged first.
+- A turn is several consecutive steps of one arm; the first step of a turn is not counted.
+- A round gives each arm one turn, in an order that is shuffled every round.
+- The comparison is repeated with new processes, because a favourable memory layout lasts as long as its
+  process. The rounds of one process are averaged, and the confidence interval is computed over processes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,20 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured: processes per arm, turns (rounds) per process, counted steps per turn."""
+    """How much a benchmark measures.
+
+    processes: new processes per arm
+    rounds:    rounds per process; in each round, every arm has one turn
+    steps:     counted steps per turn
+    warmup:    steps of each process before its first turn
+    threads:   CPU threads per process; 0 = one per core
+    """
 
     processes: int = 3
     rounds: int = 4
     steps: int = 3
-    warmup: int = 2  # steps of each process before its first turn
-    threads: int = 0  # 0 = all cores
+    warmup: int = 2
+    threads: int = 0
 
     def __post_init__(self) -> None:
         if self.processes < 3:
@@ -56,7 +63,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as long one arm takes as another, with a 95 % confidence interval over processes."""
+    """The step time of one arm divided by that of another, with a 95 % confidence interval over processes."""
 
     value: float
     low: float
@@ -71,16 +78,16 @@ class Ratio:
 
 
 def ratio(arm: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]) -> Ratio:
-    """The ratio of step times of two arms measured together: `times[process][round]` for each.
+    """Return the ratio of the step times of two arms, each given as `times[process][round]`.
 
-    Arms are compared within a round, so that a busy minute of the machine cancels; the log ratios of one
-    process are averaged, and the interval is Student's t over processes.
+    The arms are compared within a round, because a busy minute of the machine slows both. The log ratios of
+    one process are averaged, and the interval is Student's t over processes.
 
     >>> str(ratio([[2.0, 4.0], [6.0, 2.0], [2.0, 2.0]], [[1.0, 2.0], [3.0, 1.0], [1.0, 1.0]]))
     '2.00 [2.00, 2.00]'
     """
     if [len(p) for p in arm] != [len(p) for p in reference] or len(arm) < 2:
-        raise ValueError("both arms need the same rounds, of two processes or more")
+        raise ValueError("both arms need the same rounds in each process, and at least two processes")
     logs = [np.log(np.divide(a, b)).mean() for a, b in zip(arm, reference, strict=True)]
     center, n = float(np.mean(logs)), len(logs)
     half = float(stats.t.ppf(0.975, n - 1) * np.std(logs, ddof=1) / n**0.5)
@@ -89,7 +96,12 @@ def ratio(arm: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]) 
 
 @dataclass
 class Measured:
-    """What was measured of one arm: seconds per counted step, `steps[process][round][step]`."""
+    """The measurements of one arm.
+
+    steps:  seconds of each counted step, as `steps[process][round][step]`
+    facts:  what the arm reported when it was built, such as parameter counts
+    memory: bytes by kind, such as "peak_bytes"
+    """
 
     steps: list[list[list[float]]]
     facts: dict[str, Any]
@@ -97,7 +109,7 @@ class Measured:
 
     @property
     def rounds(self) -> list[list[float]]:
-        """Mean seconds per step of every turn, by process."""
+        """Mean seconds per step in each round, as `rounds[process][round]`."""
         return [[statistics.fmean(turn) for turn in turns] for turns in self.steps]
 
     @property
@@ -110,13 +122,13 @@ class Measured:
 
 
 class ArmProcess:
-    """One arm in its own process: it runs a turn when told to, and sleeps in between."""
+    """Controls the worker process of one arm, which sleeps except when it is told to run a turn."""
 
     def __init__(self, spec: Mapping[str, Any], *, threads: int) -> None:
         self.name = str(spec["arm"])
         environment = os.environ | {
             "OMP_NUM_THREADS": str(threads),
-            "OMP_WAIT_POLICY": "passive",  # a sleeping arm must not spin on the cores of the working one
+            "OMP_WAIT_POLICY": "passive",  # a sleeping arm must not use the cores that the running arm needs
             "HF_HUB_OFFLINE": "1",
         }
         self._process = subprocess.Popen(
@@ -128,7 +140,7 @@ class ArmProcess:
         )
 
     def read_facts(self) -> dict[str, Any]:
-        """Wait until the arm is built."""
+        """Wait until the worker has built its arm, and return the facts that it reports."""
         return self._answer()
 
     def turn(self, steps: int) -> list[float]:
@@ -139,7 +151,7 @@ class ArmProcess:
 
     def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the exit code below says more
+        with contextlib.suppress(BrokenPipeError):  # `_answer` reports the exit code of the dead process
             print(json.dumps(command), file=self._process.stdin, flush=True)
         return self._answer()
 
@@ -147,7 +159,10 @@ class ArmProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise OelmError(f"the benchmark arm '{self.name}' died with exit code {self._process.wait()}")
+            raise OelmError(
+                f"the benchmark arm '{self.name}' died with exit code {self._process.wait()}",
+                remedy="read the output of its process above.",
+            )
         return json.loads(line)
 
     def close(self) -> None:
@@ -163,7 +178,7 @@ class ArmProcess:
 def measure_together(
     specs: Sequence[Mapping[str, Any]], plan: Plan, progress: Progress = lambda text: None
 ) -> dict[str, Measured]:
-    """Measure all arms side by side: their processes live at the same time and take turns."""
+    """Measure all arms in the same rounds: their processes exist at the same time and take turns."""
     found: dict[str, Measured] = {}
     order = random.Random(0)
     for generation in range(plan.processes):
@@ -182,7 +197,7 @@ def measure_together(
 def measure_alone(
     specs: Sequence[Mapping[str, Any]], plan: Plan, progress: Progress = lambda text: None
 ) -> dict[str, Measured]:
-    """Measure each arm with no other arm in memory, as a check on `measure_together`."""
+    """Measure each arm while no other arm is in memory, to check the results of `measure_together`."""
     found: dict[str, Measured] = {}
     order = random.Random(1)
     for generation in range(plan.processes):

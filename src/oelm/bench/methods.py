@@ -1,6 +1,7 @@
-"""`oelm bench`: step time, memory and saving of each method on one's own model and device.
+"""`oelm bench`: measure the step time and memory of each method on the user's model and device.
 
-The baseline is measured twice: the ratio of the second copy shows what the machine's noise alone looks like.
+The baseline is measured twice. The ratio of its second copy to the first would be 1 without noise, so it
+shows how noisy the machine is.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from oelm.methods.presets import find_method
 DEFAULT_METHODS = ("baseline", "oelm-freeze", "oelm-plus")
 AGAIN = "baseline (again)"
 GEMM_SIZE = 2048
-GEMM = "gemm"  # not a model: the machine's own matrix product, measured in the same rounds
-ENCODERS = ("minilm", "tiny-bert")  # built-in transformers encoders, measured with a head of two classes
+GEMM = "gemm"  # an arm that only multiplies matrices; it shows the peak speed of the machine
+ENCODERS = ("minilm", "tiny-bert")  # Hugging Face encoders, measured with a head of two classes
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The network and the batch of a step."""
+    """The model and the batch of a measured step."""
 
-    size: str = "medium-512"  # a size of our GPT, or minilm, tiny-bert
+    size: str = "medium-512"  # a size of our GPT, "minilm" or "tiny-bert"
     vocabulary: int = 50257
     context: int = 512
     batch: int = 4
@@ -36,14 +37,14 @@ class Workload:
 
 @dataclass(frozen=True)
 class MethodsBench:
-    """One comparison of methods; the first one is the reference."""
+    """A comparison of methods. The first must be the baseline, which the others are measured against."""
 
     methods: tuple[str, ...] = DEFAULT_METHODS
     workload: Workload = field(default_factory=Workload)
     plan: Plan = field(default_factory=Plan)
 
     def __post_init__(self) -> None:
-        names = [find_method(name).name for name in self.methods]  # refuses an unknown name
+        names = [find_method(name).name for name in self.methods]  # raises UsageError for an unknown name
         if not names or len(set(names)) != len(names):
             raise UsageError(f"a benchmark needs different methods, not {list(self.methods)}")
         if names[0] != "baseline":
@@ -59,7 +60,7 @@ class MethodsBench:
 
 
 def run(bench: MethodsBench, progress: Progress = lambda text: None) -> dict[str, Any]:
-    """Measure; returns the facts that `oelm bench -o FILE` writes and a report reads."""
+    """Measure all methods; return the result that `oelm bench -o FILE` writes and `oelm report` reads."""
     measured = measure_together(bench.specs(), bench.plan, progress)
     return {
         "kind": "step",
@@ -71,7 +72,10 @@ def run(bench: MethodsBench, progress: Progress = lambda text: None) -> dict[str
 
 
 def summarise(measured: dict[str, Measured], reference: str) -> dict[str, Any]:
-    """Ratios to the reference arm, shares of the GEMM peak and bytes, from the measured steps."""
+    """Return, for each arm, its time and memory relative to the `reference` arm and its measured steps.
+
+    An arm with a FLOP count also gets its FLOP rate as a share of the machine's peak (the `GEMM` arm).
+    """
     gemm = measured[GEMM]
     peak = gemm.facts["flops"] / gemm.median_seconds
     first = measured[reference]
@@ -83,7 +87,8 @@ def summarise(measured: dict[str, Measured], reference: str) -> dict[str, Any]:
         row: dict[str, Any] = {
             "name": name,
             "method": facts.get("method", {}).get("name", "") if name != AGAIN else "",
-            "fields": facts.get("method") if name != AGAIN else None,  # a preset can change its meaning
+            # The fields of the method are kept, because the preset of this name can change.
+            "fields": facts.get("method") if name != AGAIN else None,
             "median_seconds": arm.median_seconds,
             "tokens_per_second": facts["tokens"] / arm.median_seconds,
             "ratio": ratio(arm.rounds, first.rounds).to_dict(),
@@ -103,7 +108,7 @@ def summarise(measured: dict[str, Measured], reference: str) -> dict[str, Any]:
 
 
 def build(spec: dict[str, Any]) -> Arm:
-    """The arm of a spec: the GEMM of this machine, or a training step of our loop under a method."""
+    """Return the arm that `spec` describes: matrix products only, or a training step with a method."""
     if spec["arm"] == GEMM:
         return build_gemm(spec["device"])
     import torch
@@ -139,7 +144,7 @@ def build(spec: dict[str, Any]) -> Arm:
 
 
 def token_batch(spec: dict[str, Any]) -> Any:
-    """Random token ids, (batch, context + 1), the same for every arm."""
+    """Return random token ids (batch, context + 1), the same for every arm."""
     import torch
 
     draw = torch.Generator().manual_seed(spec["seed"])
@@ -156,7 +161,7 @@ def count_parameters(model: Any, ids: Any) -> dict[str, int]:
 
 
 def training_bytes(model: Any, optimizer: Any) -> Callable[[], dict[str, int]]:
-    """Return a function that counts the bytes of gradients and optimizer state, on a GPU also the peak."""
+    """Return a function that counts the bytes of gradients and optimizer state, and on a GPU the peak."""
     import torch
 
     def count() -> dict[str, int]:
@@ -175,7 +180,7 @@ def training_bytes(model: Any, optimizer: Any) -> Callable[[], dict[str, int]]:
 
 
 def build_gemm(device: str) -> Arm:
-    """Four products of square matrices: the peak that a step's FLOP rate is compared with."""
+    """Return an arm of four square matrix products; steps are compared with its FLOP rate."""
     import torch
 
     a = torch.ones(GEMM_SIZE, GEMM_SIZE, device=device)
@@ -203,7 +208,10 @@ def _gpt(spec: dict[str, Any], ids: Any) -> tuple[Any, Callable[[], Any]]:
 
 
 def _encoder(spec: dict[str, Any], ids: Any) -> tuple[Any, Callable[[], Any]]:
-    """A BERT that classifies: it has no vocabulary head, so nearly all matrix products are in its blocks."""
+    """Return an encoder with a classification head, and a function that computes its loss.
+
+    It has no LM head, so nearly all its matrix products are in its blocks.
+    """
     import torch
 
     from oelm.config.run_config import DataConfig, ModelConfig, RunConfig

@@ -1,8 +1,9 @@
-"""One benchmark arm in its own process: `python -m oelm.bench.worker SPEC`, SPEC as JSON.
+"""Run one arm of a benchmark (a method or tool to measure) in its own process.
 
-SPEC["build"] names a function ("module:function") that returns an `Arm`. The worker reads one JSON command
-per line: {"steps": n} runs n consecutive steps and answers with the seconds of each; {"memory": true} answers
-with the peak memory. Prints of libraries go to standard error, so that they are not taken for an answer.
+The command is `python -m oelm.bench.worker SPEC`, where SPEC is JSON. SPEC["build"] names a function
+("module:function") that returns an `Arm`. The worker reads one JSON command per line from standard input:
+{"steps": n} runs n consecutive steps and prints the seconds of each; {"memory": true} prints the peak memory.
+What libraries print goes to standard error, so that the parent process does not mistake it for an answer.
 """
 
 from __future__ import annotations
@@ -19,22 +20,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: Runs the loop of another library (the Trainer); it must call `turns.step_begins` and `turns.step_ended`.
+#: Runs the training loop of another library, such as the Hugging Face Trainer. The function must call
+#: `turns.step_begins` and `turns.step_ended` at every step.
 OwnLoop = Callable[["Turns"], None]
 
 
 @dataclass
 class Arm:
-    """What a worker runs: `step` does one whole optimizer step and waits until the device has finished it."""
+    """One arm of a benchmark (a method or tool to measure), as a worker process runs it.
+
+    step:     does one whole optimizer step and waits until the device has finished it
+    facts:    what the arm reports once it is built, such as parameter counts
+    memory:   returns more byte counts; its "peak_bytes", if any, replaces the peak of the process
+    own_loop: replaces `step` if another library's training loop runs the steps
+    """
 
     step: Callable[[], object] = lambda: None
     facts: dict[str, Any] = field(default_factory=dict)
-    memory: Callable[[], dict[str, int]] = dict  # bytes beyond the process's own peak
+    memory: Callable[[], dict[str, int]] = dict
     own_loop: OwnLoop | None = None
 
 
 class Turns:
-    """Answers commands between turns, and clocks the steps within one."""
+    """Times the steps of each turn (consecutive steps of one arm), and answers commands between turns."""
 
     def __init__(self, answers: Any, memory: Callable[[], dict[str, int]]) -> None:
         self._answers, self._memory = answers, memory
@@ -44,7 +52,7 @@ class Turns:
         print(json.dumps(value), file=self._answers, flush=True)
 
     def wait(self) -> bool:
-        """Block until the next turn is asked for; False when the benchmark is over."""
+        """Wait for the next command to run steps. Return False when the benchmark is over."""
         for line in sys.stdin:
             command = json.loads(line)
             if "steps" in command:
@@ -55,7 +63,7 @@ class Turns:
 
     def step_begins(self) -> None:
         if not self._left and not self.wait():
-            os._exit(0)  # a loop that is not ours cannot be left in the middle of a step
+            os._exit(0)  # another library's loop cannot be stopped from inside a step, so the process exits
         self._began = time.perf_counter()
 
     def step_ended(self) -> None:
@@ -88,7 +96,10 @@ def main() -> None:
 
 
 def peak_bytes() -> int:
-    """Peak memory of this process. Linux' own count: getrusage's begins with that of the parent."""
+    """Return the peak memory of this process in bytes.
+
+    Linux' VmHWM is preferred, because the peak of getrusage includes that of the parent process.
+    """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
