@@ -149,8 +149,8 @@ def test_clean_deletes_only_after_confirmation(
 ) -> None:
     assert main(["clean", "--runs", str(root)]) == 0  # no terminal to ask, so nothing happens
     said = capsys.readouterr().out
-    assert "--yes frees it" in said
-    assert "nothing was removed" in said
+    assert "add --yes to delete the checkpoints" in said
+    assert "nothing was deleted" in said
     assert folder.latest.exists()
     assert main(["clean", "--runs", str(root / "nowhere")]) == 0
     assert "there is no folder" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`oelm analyze`: tables, differences with confidence intervals, and verdicts, in the terminal."""
+"""`oelm analyze`: print tables, differences with confidence intervals, and verdicts in the terminal."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ BENCHMARKS = "benchmarks/results"
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ResultsOptions:
-    """Which results are analyzed, and where they are."""
+    """Options that choose the results to analyze, and the folders that contain them."""
 
     phase: Phases = ()
     runs: Runs = "runs"
     benchmarks: str = BENCHMARKS
-    """Folder of measured step times (see benchmarks/)."""
+    """Folder with the step times that benchmarks measured."""
     catalogue: Catalogue = ()
 
     def load(self, studies: Sequence[str] = ()) -> Analysis:
-        """Analyze the finished runs of `studies`, or of all studies."""
+        """Return the analysis of the finished runs of `studies`; without names, of all studies."""
         from oelm.analysis.analyze import analyze
 
         load_catalogues(self.catalogue)
         if self.benchmarks != BENCHMARKS and not Path(self.benchmarks).is_dir():
             raise UsageError(f"--benchmarks: there is no folder {self.benchmarks}")
         if self.phase and studies:
-            raise UsageError("name studies or --phase, not both: phases belong to the study paper")
+            raise UsageError("name studies or --phase, not both: only the study paper has phases")
         ids = reported_with(self.phase) if self.phase else None
         chosen = ["paper"] if self.phase else studies
         analysis = analyze(Path(self.runs), chosen, Path(self.benchmarks), planned=planned_configs(), ids=ids)
         if not (analysis.loaded.runs or analysis.loaded.trials or analysis.warnings):
             of_phase = f" of phase {', '.join(self.phase)}" if self.phase else ""
             raise OelmError(
-                f"no runs{of_phase} in {self.runs} yet; make some with `oelm demo` or `oelm train` "
-                "(--runs names another folder)"
+                f"no runs{of_phase} in {self.runs} yet; train some with `oelm demo`, `oelm train` or "
+                "`oelm run`, or name another folder with --runs"
             )
         return analysis
 
@@ -59,7 +59,7 @@ def analyze(
     options: ResultsOptions = ResultsOptions(),
     json: Json = False,
 ) -> None:
-    """Print what the finished runs show.
+    """Print the comparisons and verdicts of the finished runs.
 
     Parameters
     ----------
@@ -90,13 +90,13 @@ def analyze(
 
 def print_warnings(analysis: Analysis) -> None:
     if analysis.warnings:
-        print(f"\n{len(analysis.warnings)} folders need attention:")
+        print(f"\n{len(analysis.warnings)} run folders need attention:")
         for warning in analysis.warnings:
             print(f"  {warning}")
 
 
 def print_blocks(blocks: Iterable[Block]) -> None:
-    """Print the blocks of a document as plain text, without figures."""
+    """Print the blocks of a report (paragraphs, tables, ...) as plain text, without figures."""
     from oelm.report.document import Bullets, Cards, Fold, Link, Paragraph, Table, inlines, plain
 
     for block in blocks:

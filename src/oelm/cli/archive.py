@@ -1,4 +1,4 @@
-"""`oelm archive`: results of a study in one checked file, or in one small file per study to commit."""
+"""`oelm archive`: pack results into one checked file, or write one small file per study to commit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ArchiveFile = Annotated[str, Parameter(help="Archive, FILE.tar.gz.")]
 def pack(
     file: ArchiveFile, /, *, study: Study = "", weights: bool = False, runs: Runs = "runs", json: Json = False
 ) -> None:
-    """Pack configs, manifests, metrics, logs and results into one file.
+    """Pack the configs, manifests, metrics, logs and results of runs into one file.
 
     Parameters
     ----------
@@ -50,14 +50,14 @@ def merge(file: ArchiveFile, /, *, runs: Runs = "runs", json: Json = False) -> i
         print_json(asdict(done))
     else:
         for name in done.conflicts:
-            print(f"conflict, not changed: {Path(runs) / name}")
+            print(f"conflict: {Path(runs) / name} differs from the archive; it was not changed")
         print(
             f"{len(done.added)} files added, {len(done.same)} already there, {len(done.conflicts)} conflicts"
         )
         if done.withheld:
             print(
-                f"{len(done.withheld)} new files of runs with conflicts were not added; "
-                "to take the archive's version of such a run, move its folder away and merge again"
+                f"{len(done.withheld)} new files were not added, because their runs have conflicts; "
+                "to take a run from the archive, move its folder away and merge again"
             )
     return 1 if done.conflicts else 0
 
@@ -70,7 +70,7 @@ def keep(
     runs: Runs = "runs",
     json: Json = False,
 ) -> None:
-    """Write the results of each study to FOLDER/STUDY.jsonl.xz, without weights; reports read these files."""
+    """Write the results of each study, without weights, to FOLDER/STUDY.jsonl.xz, which reports can read."""
     kept = keeping.keep(runs, folder, study=study)
     if json:
         print_json({"folder": folder, **asdict(kept)})

@@ -1,4 +1,4 @@
-"""`oelm bench`: step time, memory and saving of each method on this machine."""
+"""`oelm bench`: measure step time, memory and FLOPs of each method on this machine."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def bench(
     output: Annotated[str, OUTPUT] = "",
     json: Json = False,
 ) -> None:
-    """Measure optimizer steps of several methods and print them as a table.
+    """Measure optimizer steps with each method, and print step time, memory and FLOPs as a table.
 
     Parameters
     ----------
     methods
-        Methods to compare; the first must be baseline.
+        Methods to compare (`oelm methods`); the first must be baseline.
     size
-        A size of our GPT, or minilm, tiny-bert.
+        Model: a size of our GPT, minilm or tiny-bert.
     vocabulary
         Vocabulary size.
     context
@@ -46,11 +46,11 @@ def bench(
     device
         cpu, cuda or cuda:0.
     processes
-        Fresh processes per method.
+        New processes started for each method; the confidence intervals are over processes.
     rounds
-        Turns per process.
+        Rounds in each process; every round measures each method once.
     steps
-        Counted steps per turn.
+        Measured steps in each round.
     threads
         CPU threads; 0 = all cores.
     output

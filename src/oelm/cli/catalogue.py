@@ -1,4 +1,4 @@
-"""`oelm list`, `show`, `diff` and `methods`: what the catalogue contains."""
+"""`oelm list`, `show`, `diff` and `methods`: print what the catalogue contains."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def show(
     catalogue: Catalogue = (),
     json: Json = False,
 ) -> None:
-    """Print the settings of one experiment and what it takes to run it."""
+    """Print the settings of one experiment, its parameter counts, and the disk and time that a run needs."""
     from oelm.config.hash import config_hash
     from oelm.config.mapping import to_mapping
     from oelm.config.yaml import config_to_yaml
@@ -167,7 +167,7 @@ def diff(
     elif found:
         print_table(("field", pair[0].id, pair[1].id), [(f, *map(repr, both)) for f, both in found.items()])
     else:
-        print("no field differs")
+        print(f"the configs of {pair[0].id} and {pair[1].id} do not differ in any field")
 
 
 def list_methods(*, json: Json = False) -> None:
@@ -178,7 +178,7 @@ def list_methods(*, json: Json = False) -> None:
     if json:
         print_json({n: {**m.to_dict(), "aliases": names.get(n, [])} for n, m in methods().items()})
         return
-    for name, method in methods().items():  # four columns would be too wide for a terminal
+    for name, method in methods().items():  # not a table, which would be too wide for a terminal
         also = f" (aliases: {', '.join(names[name])})" if name in names else ""
         print(f"{name}{also}\n  {method.purpose}")
         if method.controls:

@@ -1,4 +1,4 @@
-"""`oelm clean`: list the resume checkpoints of finished runs, delete them on confirmation."""
+"""`oelm clean`: list the resume checkpoints of finished runs, and delete them if the user confirms."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from oelm.units import bytes_text
 
 
 def clean(*, runs: Runs = "runs", study: Study = "", yes: bool = False, json: Json = False) -> None:
-    """List the resume checkpoints of finished runs and delete them after a yes.
+    """Print the resume checkpoints of finished runs, and delete them if the user confirms.
 
     Parameters
     ----------
     yes
-        Delete without asking.
+        Delete without asking for confirmation.
     """
     found = freeable(runs)
     require_study(study, (item.run.study for item in found))
@@ -31,22 +31,28 @@ def clean(*, runs: Runs = "runs", study: Study = "", yes: bool = False, json: Js
         print_json({"freeable_bytes": total, "freed_bytes": freed, "runs": rows})
         return
     if not items and Path(runs).is_dir():
-        print("nothing to free: no finished run has resume checkpoints")
+        print("nothing to delete: no finished run has resume checkpoints")
         return
     if not items:
-        print(f"nothing to free: there is no folder {runs} (--runs)")
+        print(f"nothing to delete: there is no folder {runs}; name the folder of the runs with --runs")
         return
     print_table(("finished run", "size"), [(str(i.run.path), bytes_text(i.bytes)) for i in items])
-    print(f"\n{bytes_text(total)} in {len(items)} finished runs; best models and results stay")
+    print(
+        f"\n{bytes_text(total)} of resume checkpoints in {len(items)} finished runs; "
+        "best models and results are not deleted"
+    )
     if yes or _confirmed():
-        print(f"freed {bytes_text(free(items))}")
+        print(f"deleted {bytes_text(free(items))}")
     else:
-        print("nothing was removed")
+        print("nothing was deleted")
 
 
 def _confirmed() -> bool:
-    """Ask on a terminal. Without one the answer is no: piped input is not meant for this question."""
+    """Return whether the user confirms on the terminal.
+
+    Without a terminal the answer is no, because piped input is not meant as an answer to this question.
+    """
     if not sys.stdin.isatty():
-        print("there is no terminal to ask on: --yes frees it")
+        print("cannot ask for confirmation without a terminal: add --yes to delete the checkpoints")
         return False
-    return input("free it? [y/N] ").strip().lower() in ("y", "yes")
+    return input("delete these checkpoints? [y/N] ").strip().lower() in ("y", "yes")

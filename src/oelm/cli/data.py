@@ -1,4 +1,4 @@
-"""`oelm data`: list the datasets, prepare one for training, check one."""
+"""`oelm data`: list the datasets, prepare datasets for training, or check one."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ DatasetName = Annotated[str, Parameter(help="Dataset (`oelm data list`), folder,
 @Parameter(name="*")
 @dataclass(frozen=True)
 class SourceOptions:
-    """Where a dataset is read from, and how much of it."""
+    """Options that say where a dataset is read from, and how much of it."""
 
     variant: str = ""
-    """Variant of the dataset: a language of xnli, mismatched of mnli, ..."""
+    """Variant of the dataset, such as a language of xnli (`oelm data list`)."""
     source: Literal["auto", "local", "hub", "builtin"] = "auto"
-    """Where to read it from."""
+    """Where to read the dataset from: --data-dir, the Hugging Face hub, or generated text."""
     data_dir: DataDir = ""
     rows: Count = 0
     """Use at most N rows of each split; 0 = all."""
     skip_bad_rows: SkipBadRows = False
     no_duplicates: bool = False
-    """Do not look for texts that are in two splits."""
+    """Do not search for texts that occur in more than one split."""
     catalogue: Catalogue = ()
 
     def open(self, name: str, cache_dir: str = "") -> Corpus:
@@ -66,7 +66,7 @@ class SourceOptions:
 
 
 def list_datasets(*, data_dir: DataDir = "", catalogue: Catalogue = (), json: Json = False) -> None:
-    """List all datasets: task, classes, official sizes and licence."""
+    """Print all datasets with task, official sizes, where each is found, and a description."""
     load_catalogues(catalogue)
     entries = list(datasets().values())
     if json:
@@ -78,7 +78,10 @@ def list_datasets(*, data_dir: DataDir = "", catalogue: Catalogue = (), json: Js
     for entry in entries:
         if entry.variants:
             print(f"  {entry.name}: {', '.join(entry.variants)}")
-    print("\nyour own: a folder with train.jsonl (or csv, parquet, txt), or file:train.jsonl,test.jsonl")
+    print(
+        "\nyour own data: in place of a name, give a folder with train.jsonl (or csv, parquet, txt), "
+        "or file:train.jsonl,test.jsonl"
+    )
 
 
 def _sizes(entry: Dataset) -> str:
@@ -90,7 +93,7 @@ def _sizes(entry: Dataset) -> str:
 
 
 def _where(entry: Dataset, data_dir: str) -> str:
-    """The source that `auto` takes. The network is not asked."""
+    """Return where `--source auto` would read the dataset from, without using the network."""
     from oelm.data.sources.open import local_folder
 
     if entry.builtin:
@@ -127,12 +130,12 @@ def check(
     source: SourceOptions = SourceOptions(),
     json: Json = False,
 ) -> int:
-    """Read all rows and report what is wrong with them; exit code 1 if something is.
+    """Read all rows of a dataset and print what is wrong with them; return exit code 1 if something is.
 
     Parameters
     ----------
     batch_size
-        Minimum number of rows of the training split.
+        Batch size of the training: the training split must have at least as many rows.
     """
     from oelm.data.checks import check_corpus
 
@@ -152,7 +155,7 @@ def check(
 @Parameter(name="*")
 @dataclass(frozen=True)
 class TokenizeOptions:
-    """How the text is tokenized, and where the tokens are stored."""
+    """Options that say how the text is tokenized, and where the tokens are stored."""
 
     tokenizer: str = "gpt2"
     """gpt2, bpe-<vocabulary size>, or the name or folder of a tokenizer."""
@@ -160,7 +163,7 @@ class TokenizeOptions:
     """Maximum length of classification rows, in tokens."""
     cache_dir: CacheDir = ""
     workers: Count = 0
-    """Processes; 0 = one per core."""
+    """Processes that tokenize; 0 = one per core."""
 
 
 def prepare(
@@ -169,7 +172,10 @@ def prepare(
     source: SourceOptions = SourceOptions(),
     json: Json = False,
 ) -> None:
-    """Download, check and tokenize datasets; a missing split is an error after the others are prepared."""
+    """Download, check and tokenize datasets.
+
+    If a dataset lacks a split, the other splits are prepared before the error is raised.
+    """
     from oelm.data.tokenize.tokenizer_files import check_tokenizer_name
 
     if not names:
@@ -226,7 +232,7 @@ def _prepare_corpus(
 def _prepare_split(
     corpus: Corpus, split: str, tokenizer: Tokenizer, tokens: TokenizeOptions, skip_bad_rows: bool
 ) -> tuple[dict[str, Any], str]:
-    """Tokenize one split into the cache; its facts, and the same in one line of text."""
+    """Tokenize one split and store the tokens in the cache; return its sizes as a dict and as text."""
     from oelm.data.batches.classification import BatchPlan, encode_split
     from oelm.data.tokenize.tokens import prepare_tokens
 
@@ -261,7 +267,7 @@ def _print_unless(quiet: bool, *lines: str) -> None:
 
 
 class _ProgressBar:
-    """Progress of a tokenization: a bar on a terminal, otherwise a line every few seconds."""
+    """Show the progress of tokenizing: a bar on a terminal, otherwise a line every few seconds."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""`oelm demo`: a small study on a CPU in minutes, from training runs to a verdict and a report."""
+"""`oelm demo`: run a small study on a CPU in minutes, from training to a verdict and a report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from oelm.analysis.compare import Comparison
 
 STUDY = "demo"
-METHOD = "oelm-freeze"  # the arm that the short result is about
+METHOD = "oelm-freeze"  # the method that the short result compares with the baseline
 
 
 def demo(
@@ -50,14 +50,14 @@ def demo(
     runs
         Folder of the demo's runs.
     output
-        Report to write (default: report.html in the folder of --runs).
+        HTML file of the report (default: report.html in the folder of --runs).
     slots
-        Runs at a time; 0 = automatic.
+        Runs that train at the same time; 0 = automatic.
     """
     machine.check(runs)
     if machine.data_dir:
         raise UsageError(
-            "--data-dir has no effect here: the text of the demo is installed or built in; leave it out"
+            "--data-dir has no effect on the demo, whose text is built in or installed with pip: leave it out"
         )
     file = output_file(output or str(Path(runs) / "report.html"))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the demo needs no download
@@ -71,7 +71,7 @@ def demo(
         outcome = run_study(arms, runs, launcher, say=progress.say)
     path = _print_results(runs, file, lang)
     if launcher.stopped or any(not job.ended for job in outcome.jobs):
-        print("Not all runs have ended; `oelm demo` resumes them.")
+        print("Not all runs have ended; the same command resumes them.")
     print(f"{time.monotonic() - started:.0f} s. The report:")
     print(path)
     return exit_code(outcome.jobs)
@@ -92,7 +92,7 @@ def _introduce(scale: Scale, seeds: int, total: int, runs: str) -> None:
 
 
 def _print_results(runs: str, output: Path, lang: str) -> Path:
-    """Print the result, short and then in detail, and write the report."""
+    """Print the result, first in short and then in detail; write the report and return its path."""
     from oelm.analysis.analyze import analyze
     from oelm.report.report import write_html
     from oelm.report.run_list import limitation_texts
@@ -115,7 +115,7 @@ def _print_results(runs: str, output: Path, lang: str) -> Path:
 
 
 def short_result(analysis: Analysis) -> Iterator[str]:
-    """What was compared, what freezing cost with its interval, and whether that is decided."""
+    """Yield lines of text: what was compared, what freezing costs, and whether the cost is below 5 %."""
     found = [c for c in analysis.comparisons.of("baseline") if c.arm.method.name == METHOD]
     if not found:
         yield "No comparison yet: no seed has finished with frozen and with trained query/key projections."
@@ -126,7 +126,7 @@ def short_result(analysis: Analysis) -> Iterator[str]:
 
 
 def _cost(c: Comparison) -> str:
-    """The difference between the arm and its baseline, with its interval and its number of seeds."""
+    """Return a sentence with the cost of freezing, its confidence interval and the number of seeds."""
     from oelm.report.numbers import effect
 
     task = {"lm": "Language model", "classification": "Classifier"}.get(c.arm.config.task, c.arm.config.task)
@@ -141,7 +141,7 @@ def _cost(c: Comparison) -> str:
 
 
 def _decision(c: Comparison) -> str:
-    """The verdict on the question whether freezing costs less than 5 %, in plain words."""
+    """Return a sentence that says whether freezing is decided to cost less than 5 %."""
     from oelm.analysis.verdict import MET, MISSED, NO_INTERVAL, UNDECIDED
 
     return {

@@ -1,4 +1,4 @@
-"""`oelm doctor`: check this machine and the named experiments before hours are spent."""
+"""`oelm doctor`: check this machine and the named experiments before hours are spent on training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from oelm.experiments.study import Request
 if TYPE_CHECKING:
     from oelm.experiments.resume.check import Case, Interruption, Reference
 
-_RESUME_CHECK_ID = "GPT-02"  # at scale smoke it needs no data
+_RESUME_CHECK_ID = (
+    "GPT-02"  # the experiment that --resume uses if none is named; at smoke scale it needs no data
+)
 
 
 def doctor(
@@ -30,17 +32,17 @@ def doctor(
     machine: MachineOptions = MachineOptions(),
     json: Json = False,
 ) -> int:
-    """Check this machine; exit code 1 if there is a problem.
+    """Check this machine and the named experiments; return exit code 1 if there is a problem.
 
     Parameters
     ----------
     ids
-        Experiments to check (`oelm list`).
+        IDs of experiments to check (`oelm list`).
     resume
-        Kill and resume short runs on this machine, with their files in --runs, and check that they end with
-        the same bytes as an uninterrupted run (default: GPT-02 at scale smoke).
+        Kill and resume short runs, with their files on the disk of --runs, and check that they end with the
+        same bytes as an uninterrupted run. Without an experiment, GPT-02 at smoke scale is used.
     preempt
-        The same check with the signals that schedulers send (SIGTERM, SIGUSR1, ...).
+        As --resume, but interrupt the runs with the signals that schedulers send (SIGTERM, SIGUSR1, ...).
     """
     named = bool(ids) or not selection.is_empty()
     if (resume or preempt) and not named:
@@ -91,7 +93,7 @@ def _check_resume(
     machine: Machine,
     json: bool,
 ) -> int:
-    """Interrupt and resume short runs of each config. Exit code 0 if all end like uninterrupted ones."""
+    """Interrupt and resume short runs of each config; return 0 if all end like uninterrupted runs, else 1."""
     from oelm.experiments.resume.check import resume_check
 
     reports = []
@@ -131,12 +133,15 @@ def _print_reference(config: RunConfig, place: Path, reference: Reference) -> No
         f"{place.parent}: a run of {STEPS} steps takes {reference.seconds:.0f} s"
     )
     if reference.deterministic:
-        print("two uninterrupted runs have equal bytes: this device is deterministic")
+        print("two uninterrupted runs are equal byte by byte: this device is deterministic")
     else:
         print("two uninterrupted runs differ: this device is not deterministic")
         for difference in reference.spread:
             print(f"  {difference}")
-        print(f"an interrupted run passes if it differs by no more than {SPREAD_FACTOR:g} times as much")
+        print(
+            "an interrupted run passes if it differs from an uninterrupted one by no more than "
+            f"{SPREAD_FACTOR:g} times these differences"
+        )
     print(f"\n{'interrupted by':24}{'ended after':>12}{'continued from':>18}   result", flush=True)
 
 
@@ -155,14 +160,16 @@ def _conclusion(reference: Reference, cases: Sequence[Case]) -> str:
     bad = sum(not case.ok for case in cases)
     if bad:
         return (
-            f"\nnot proven: {bad} of {len(cases)} interruptions change the run. Please report this table.\n"
+            f"\nnot proven: {bad} of {len(cases)} interruptions change the results of the run. "
+            "Please report this table as an issue.\n"
         )
     if reference.deterministic:
         return (
-            f"\nproven: after each of {len(cases)} interruptions metrics, results, best model and last "
+            f"\nproven: after each of {len(cases)} interruptions, the metrics, results, best model and last "
             "checkpoint are equal byte by byte to those of an uninterrupted run\n"
         )
     return (
-        f"\nproven as far as this device allows: after each of {len(cases)} interruptions a run differs from "
-        f"an uninterrupted one by no more than {SPREAD_FACTOR:g} times what uninterrupted ones differ by\n"
+        f"\nproven as far as this device allows: after each of {len(cases)} interruptions, a run differs "
+        f"from an uninterrupted one by no more than {SPREAD_FACTOR:g} times what two uninterrupted runs "
+        "differ by\n"
     )

@@ -1,4 +1,7 @@
-"""`oelm`: find the command, import only its module, run it, turn errors into one line and an exit code."""
+"""The entry point of `oelm`: run the named command, and turn an error into one line and an exit code.
+
+Only the module of the named command is imported, so that `oelm --help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,10 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Command:
-    """One command: its function (imported when it is called), its line in `oelm --help`, and examples.
+    """One command: its function as `module:name`, its line in `oelm --help`, and examples.
 
-    A command with actions (`oelm data list`) has no function of its own.
+    The function is imported when the command is called. A command with actions, such as `oelm data` with
+    `list`, has no function of its own.
     """
 
     function: str
@@ -75,7 +79,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "methods": Command(
         "oelm.cli.catalogue:list_methods", _CATALOGUE,
-        "List the named methods, the purpose of each and its control.",
+        "List the named methods, with the purpose and the control of each.",
         ("oelm methods", "oelm methods --json"),
     ),
     "data": Command(
@@ -95,7 +99,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "run": Command(
         "oelm.cli.run:run", _RUNS,
-        "Train many runs, on this machine or through SLURM. The same command resumes what is not finished.",
+        "Train many runs, on this machine or through SLURM. The same command resumes unfinished runs.",
         (
             "oelm run --phase 2 --seeds 0 1 2 --scale mini",
             "oelm run --all --gpus 0,1 --pilot",
@@ -139,7 +143,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "archive": Command(
         "", _FILES,
-        "Pack results into one checked file, merge one, or copy the small files of all runs to a folder.",
+        "Pack results into one checked file, merge such a file, or write one small file per study.",
         (
             "oelm archive pack results.tar.gz --study paper",
             "oelm archive merge results.tar.gz --runs runs",
@@ -148,13 +152,13 @@ COMMANDS: dict[str, Command] = {
         (
             Action("pack", "oelm.cli.archive:pack", "Pack configs, metrics, logs and results into one file."),
             Action("verify", "oelm.cli.archive:verify", "Check every byte of an archive."),
-            Action("merge", "oelm.cli.archive:merge", "Add the runs of an archive; overwrite nothing."),
-            Action("keep", "oelm.cli.archive:keep", "Copy the files that reports need, without weights."),
+            Action("merge", "oelm.cli.archive:merge", "Add the runs of an archive. Nothing is overwritten."),
+            Action("keep", "oelm.cli.archive:keep", "Write one file per study for reports, without weights."),
         ),
     ),
     "clean": Command(
         "oelm.cli.clean:clean", _FILES,
-        "Delete the resume checkpoints of finished runs. Best models and results stay.",
+        "Delete the resume checkpoints of finished runs. Best models and results are not deleted.",
         ("oelm clean --study paper",),
     ),
 }  # fmt: skip
@@ -169,7 +173,7 @@ _EPILOGUE = """Start here:
 
 
 def make_app() -> App:
-    """The command line as a cyclopts application. The modules of the commands are not imported yet."""
+    """Return the command line as a cyclopts application, without importing the modules of the commands."""
     options = Group("Options", sort_key=9)
     app = App(
         name="oelm",
@@ -208,7 +212,7 @@ def make_app() -> App:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code. Errors that a user can cause are printed as one line."""
+    """Run one command line and return its exit code. Errors that the user can fix are printed as one line."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(make_app(), words or ["--help"])
@@ -235,7 +239,7 @@ def _run(app: App, words: list[str]) -> int:
 
 
 def _check_command(words: list[str]) -> None:
-    """Raise a `UsageError` for an unknown command or action; cyclopts would take `Run` for `run`."""
+    """Raise a `UsageError` for an unknown command or action; cyclopts alone would accept `Run` for `run`."""
     name, *rest = words
     if name.startswith("-"):
         return
@@ -243,7 +247,7 @@ def _check_command(words: list[str]) -> None:
         raise unknown_name("command", name, COMMANDS)
     actions = [action.name for action in COMMANDS[name].actions]
     if actions and not rest:
-        raise UsageError(f"an action is required: `oelm {name}` takes one of {', '.join(actions)}")
+        raise UsageError(f"an action is required after `oelm {name}`: one of {', '.join(actions)}")
     if actions and not rest[0].startswith("-") and rest[0] not in actions:
         raise unknown_name("action", rest[0], actions)
 
@@ -254,8 +258,8 @@ def _fail(message: str, code: int) -> int:
 
 
 def entry() -> NoReturn:
-    """The entry point of the `oelm` script."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # a rank under torchrun
+    """Run `oelm` with the arguments of this process, and exit."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # this process is one of several that torchrun started
         from oelm.experiments.launch.ranks import exit_rank
 
         exit_rank(main)

@@ -1,4 +1,4 @@
-"""A wrong command line, explained in one line with the nearest valid name."""
+"""Explain in one line what is wrong with a command line, with the nearest valid name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from oelm.errors import unknown_name
 
 
 def explain(error: CycloptsError) -> str:
-    """What is wrong with the command line, and what the user may have meant."""
+    """Return one line that says what is wrong with the command line, and what the user may have meant."""
     error.verbose = False
     command = " ".join(("oelm", *(error.command_chain or ())))
     if isinstance(error, UnknownOptionError):

@@ -1,4 +1,4 @@
-"""`oelm generate` and `oelm export`: use a trained model."""
+"""`oelm generate` and `oelm export`: sample text from a trained model, or write it for transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from oelm.runs.scan import find_run
 @Parameter(name="*")
 @dataclass(frozen=True)
 class OneRun:
-    """Which run of an experiment to use, if it has several."""
+    """Options that choose one run of an experiment that has several."""
 
     scale: Scale | None = None
     """Scale of the run."""
@@ -29,10 +29,12 @@ class OneRun:
     runs: Runs = "runs"
 
     def folder(self, run: str) -> RunFolder:
-        """The folder of a run. Raises an `OelmError` if it has no best model yet."""
+        """Return the folder of `run`, a path or an experiment ID; raise OelmError if it has no model yet."""
         folder = RunFolder(find_run(self.runs, run, scale=self.scale or "", seed=self.seed))
         if not folder.best.is_dir():
-            raise OelmError(f"{folder.path} has no best model yet (the first validation writes it)")
+            raise OelmError(
+                f"{folder.path} has no best model yet: the first validation of the training writes it"
+            )
         return folder
 
 
@@ -49,7 +51,7 @@ def generate_text(
     which: OneRun = OneRun(),
     json: Json = False,
 ) -> None:
-    """Print the prompt and its continuation by the best model of a run.
+    """Print the prompt and the text with which the best model of a run continues it.
 
     Parameters
     ----------
@@ -64,13 +66,16 @@ def generate_text(
     top_k
         Sample from the K most likely tokens; 0 = all.
     top_p
-        Sample from the most likely tokens whose probabilities sum to P.
+        Sample from the most likely tokens whose probabilities sum to P; 1 = all.
     sample_seed
-        Seed of the sampling.
+        Seed of the sampling (not of the run).
     """
     folder = which.folder(run)
     if folder.config().task != "lm":
-        raise OelmError(f"{folder.path} is not a language model (its task is {folder.config().task})")
+        raise OelmError(
+            f"{folder.path} is not a run of a language model (its task is {folder.config().task}): "
+            "only language models generate text"
+        )
     import torch
 
     from oelm.data.tokenize.tokenizers import Tokenizer
@@ -117,14 +122,14 @@ def export(
     run
         Run folder, or the ID of an experiment.
     to
-        Format.
+        Format of the model; hf = Hugging Face transformers.
     output
         Folder to write to (default: exports/<ID>).
     """
     folder = which.folder(run)
     target = Path(output or Path("exports") / folder.config().id)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} already exists; name a new or empty folder with -o")
+        raise UsageError(f"{target} already exists and is not empty; name a new or empty folder with -o")
     from oelm.data.tokenize.tokenizers import Tokenizer
     from oelm.methods.saving.fold import folded_state
     from oelm.methods.saving.load import load

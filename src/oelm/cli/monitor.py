@@ -28,9 +28,9 @@ from oelm.runs.states import TROUBLE
 _STYLE = {"running": "green", "finished": "dim", "pending": "dim", "interrupted": "yellow"}
 _KEYS = "up/down, page up/down, home/end: select   a: all/active   q: quit"
 _LOG_LINES = 10
-_FIXED_LINES = 4  # summary, header of the table, frame of the log
+_FIXED_LINES = 4  # lines of the summary, the header of the table and the frame of the log
 
-# Columns that a narrow terminal drops, in this order.
+# Columns that are left out on a narrow terminal, the least important first.
 _OPTIONAL = ("study", "steps/s", "heartbeat", "loss", "metric", "ETA")
 _REASON_WIDTH = 12
 
@@ -46,7 +46,7 @@ _MOVES = {
 
 
 class View:
-    """The state of the screen: the listed runs and the selected one."""
+    """The state of the screen: all runs, the listed ones, and the selected one."""
 
     def __init__(self) -> None:
         self.found: list[RunInfo] = []
@@ -66,7 +66,7 @@ class View:
         return self.runs[self.selected] if self.selected < len(self.runs) else None
 
     def key(self, key: str) -> bool:
-        """Handle a key; False means quit."""
+        """Handle a key; return False if the user wants to quit."""
         if key in ("q", "\x03"):
             return False
         if key in _MOVES:
@@ -77,15 +77,15 @@ class View:
         return True
 
     def draw(self, width: int, height: int) -> Group:
-        """The screen as a renderable; of a long list only the rows around the selected one are drawn."""
+        """Return the screen for rich to draw; of a long list, only the rows around the selected run."""
         room = max(3, height - _LOG_LINES - _FIXED_LINES)
         first = max(0, min(self.selected - room // 2, len(self.runs) - room))
         runs = self.runs[first : first + room]
         rows = [dict(zip(HEADER, cells(run), strict=True)) for run in runs]
         widths = fitting_columns(rows, width)
         table = Table(expand=True, box=None, pad_edge=False)
-        # Only the reason is truncated: a truncated run name would be ambiguous. The width is set because
-        # rich shrinks the other columns before it truncates a long word.
+        # Only the column "reason" is truncated, because a truncated run name would be ambiguous. All widths
+        # are set, because rich would shrink the other columns before it truncates a long word.
         widths["run"] = min(widths["run"], width // 2)
         others = sum(need + 2 for name, need in widths.items() if name != "reason")
         widths["reason"] = max(1, width - others)
@@ -108,7 +108,7 @@ class View:
 
 
 def fitting_columns(rows: Sequence[Mapping[str, str]], width: int) -> dict[str, int]:
-    """The columns that fit a terminal of this width, with the width of each; columns are dropped, not cut."""
+    """Return {column: its width} for the columns that fit a terminal of `width`; the others are left out."""
     need = {name: max([len(name), *(len(row[name]) for row in rows)]) for name in HEADER}
     need["reason"] = min(need["reason"], _REASON_WIDTH)
     for name in _OPTIONAL:
@@ -156,7 +156,10 @@ def monitor(
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """A function that waits some seconds for a key and returns it, or "" if none was pressed."""
+    """Yield a function that waits up to n seconds for a key and returns it, or "" if none was pressed.
+
+    The terminal is changed so that it sends keys without Enter, and restored at the end.
+    """
     if not sys.stdin.isatty():
 
         def sleep(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they are turned into."""
+"""Options that several commands share, and the checks and objects that are made from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ExperimentId = Annotated[str, Parameter(help="ID of an experiment (`oelm list`).")]
 OUTPUT = Parameter(name=("--output", "-o"))
 Runs = Annotated[str, Parameter(name="--runs", env_var="OELM_RUNS", help="Folder of all runs.")]
-Json = Annotated[bool, Parameter(name="--json", help="Print facts as JSON.")]
+Json = Annotated[bool, Parameter(name="--json", help="Print the result as JSON.")]
 Study = Annotated[str, Parameter(name="--study", help="Only this study, e.g. gap.")]
 Phases = Annotated[
     PhaseNames,
@@ -41,15 +41,21 @@ DataDir = Annotated[str, Parameter(name="--data-dir", help="Folder of local data
 CacheDir = Annotated[
     str, Parameter(name="--cache-dir", help="Folder of prepared tokens and tokenizers (or OELM_CACHE_DIR).")
 ]
-SkipBadRows = Annotated[bool, Parameter(name="--skip-bad-rows", help="Leave broken rows out and count them.")]
+SkipBadRows = Annotated[
+    bool, Parameter(name="--skip-bad-rows", help="Leave bad rows of the dataset out and count them.")
+]
 OneScale = Annotated[
-    Scale, Parameter(name="--scale", help="full: the original study; mini: minutes on a CPU; smoke: seconds.")
+    Scale,
+    Parameter(
+        name="--scale",
+        help="Size of the runs. full: as in the original study; mini: minutes on a CPU; smoke: seconds.",
+    ),
 ]
 Seed = Annotated[Integer, Parameter(name="--seed", help="Seed of the run.")]
 
 
 def shown_default(value: Any) -> str | None:
-    """The default value as printed in the help; None, if there is nothing to print."""
+    """Return the default value of an option as text for the help; None if there is nothing to print."""
     if value is None or value == "" or value == () or value == 0:
         return None
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -58,7 +64,7 @@ def shown_default(value: Any) -> str | None:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Selection:
-    """Which experiments of the catalogue a command works on, beside the IDs it is given."""
+    """Options that choose experiments of the catalogue, instead of naming their IDs."""
 
     phase: Phases = ()
     study: Annotated[Study, Parameter(help="All experiments of this study, e.g. gap.")] = ""
@@ -79,7 +85,7 @@ class Selection:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Changes:
-    """Changes to the configs of the catalogue."""
+    """Options that change the configs of experiments."""
 
     fields: Annotated[tuple[str, ...], Parameter(name="--set")] = ()
     """Change a field of the config by its dotted name, e.g. optim.lr=1e-3 or method=oelm-plus; repeatable."""
@@ -87,7 +93,7 @@ class Changes:
     """Store the runs under another study name."""
 
     def values(self) -> dict[str, Any]:
-        """Dotted field name -> new value."""
+        """Return {dotted field name: new value}."""
         from oelm.config.overrides import changes_from_words
 
         return changes_from_words(self.fields)
@@ -96,19 +102,19 @@ class Changes:
 @Parameter(name="*", group=Group("Machine", sort_key=9))
 @dataclass(frozen=True)
 class MachineOptions:
-    """How this machine trains; these options do not change the config of a run."""
+    """Options that say how this machine trains. They do not change the config of a run."""
 
     data_dir: DataDir = ""
     cache_dir: CacheDir = ""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, ..."""
+    """Device to train on: auto, cpu, cuda, cuda:1, ..."""
     threads: Count = 0
     """CPU threads of a run; 0 = automatic."""
     track: tuple[str, ...] = ()
     """Also log to tensorboard, wandb or trackio; repeatable."""
     skip_bad_rows: SkipBadRows = False
     shard: bool = False
-    """Shard parameters and optimizer state of a run over its GPUs (FSDP), if one GPU cannot hold them."""
+    """Shard parameters and optimizer state over the GPUs of a run (FSDP), if one GPU cannot hold them."""
 
     def machine(self, time_limit: float = 0.0) -> Machine:
         from oelm.config.run_config import Machine
@@ -151,7 +157,7 @@ def require_writable_cache(folder: str) -> None:
 
 
 def require_writable(folder: str, flag: str) -> None:
-    """Raise a `UsageError` if the folder cannot be created or written to. Creates nothing."""
+    """Raise a `UsageError` if the folder cannot be created or written to. Nothing is created."""
     path = Path(folder).expanduser()
     try:
         while not path.exists() and path != path.parent:
@@ -172,7 +178,7 @@ def load_catalogues(files: Iterable[str]) -> None:
 
 
 def require_study(name: str, with_runs: Iterable[str]) -> None:
-    """Raise a `UsageError` for a study that is neither in the catalogue nor among those `with_runs`."""
+    """Raise a `UsageError` for a study that is neither in the catalogue nor in `with_runs`."""
     from oelm.experiments.catalogue import STUDIES
 
     known = {*STUDIES, *with_runs}

@@ -1,4 +1,4 @@
-"""Printing: aligned columns and wrapped text for people, JSON for programs."""
+"""Print tables and wrapped text for people, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEEP_WORDS: Any = {"break_on_hyphens": False, "break_long_words": False}
 
 
 def print(text: object = "", **options: Any) -> None:
-    """Print one text with control characters escaped: text from a file may contain terminal commands."""
+    """Print `text` with control characters escaped, because text from a file may control the terminal."""
     builtins.print(printable(text, lines=True), **options)
 
 
@@ -39,7 +39,9 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], indent: st
 
 
 def print_text(text: str, indent: str = "", hang: str = "", width: int = 0) -> None:
-    """Print text wrapped to the terminal, at most 110 wide; later lines are indented by `hang` more.
+    """Print text wrapped to the width of the terminal, at most 110 columns.
+
+    The first line starts with `indent`; later lines are indented as far, and by `hang` in addition.
 
     >>> print_text("The first costs 5 %, and the second costs 14 %.", "- ", width=20)
     - The first costs
@@ -54,10 +56,10 @@ def print_text(text: str, indent: str = "", hang: str = "", width: int = 0) -> N
 
 
 def output_file(text: str) -> Path:
-    """The path of a file to write. Raises a `UsageError` for a folder, before any work is done."""
+    """Return the path of a file to write; raise a `UsageError` if it is a folder, before any work is done."""
     path = Path(text)
     if path.is_dir():
-        raise UsageError(f"{path} is a directory; name the file to write")
+        raise UsageError(f"cannot write to {path}, because it is a directory; name a file")
     return path
 
 

@@ -1,4 +1,4 @@
-"""Progress of many runs: a line for each change of state, and a live table on a terminal."""
+"""Show the progress of many runs: a line for each change of a run's state, and a live table on a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TABLE_SECONDS = 1.0
 
 
 class RunProgress:
-    """Prints the progress of a launcher with `total` runs; `quiet` (for --json) prints nothing to stdout."""
+    """Print the progress of `total` runs. With `quiet` (for --json) nothing is printed to stdout."""
 
     def __init__(self, total: int, *, quiet: bool = False) -> None:
         self.total, self.quiet = total, quiet
@@ -36,7 +36,7 @@ class RunProgress:
         if not self.quiet and sys.stdout.isatty():
             from rich.live import Live
 
-            self.live = Live(auto_refresh=False, transient=True)  # printed lines appear above it
+            self.live = Live(auto_refresh=False, transient=True)  # printed lines appear above the table
             self.live.start()
         return self
 
@@ -48,11 +48,11 @@ class RunProgress:
         return Events() if self.quiet else Events(changed=self.changed, tick=self.tick)
 
     def say(self, text: str) -> None:
-        """Print a message; with --json to stderr, because stdout has only JSON."""
+        """Print a message to stdout; with --json to stderr, because stdout must contain only JSON."""
         print(text, file=sys.stderr if self.quiet else sys.stdout, flush=True)
 
     def changed(self, job: Job) -> None:
-        """Print one line for a change of a run's state, but none for a run that had finished before."""
+        """Print one line about a run whose state has changed, but none if it finished before this command."""
         self.ended |= {job.folder} if job.ended else set()
         if job.ended_before and job.state == "finished":
             return
@@ -62,7 +62,7 @@ class RunProgress:
         self.say(printable(f"{time.strftime('%H:%M:%S')}  {job.state:11} {job.name}{where}{why}{result}"))
 
     def tick(self, jobs: Sequence[Job]) -> None:
-        """Refresh the table every second, or print a line for the log every 30 seconds."""
+        """Refresh the live table every second; without a terminal, print a line every 30 seconds instead."""
         if time.monotonic() - self.last < (_LOG_SECONDS if self.live is None else _TABLE_SECONDS):
             return
         self.last = time.monotonic()
@@ -80,7 +80,7 @@ class RunProgress:
 
 
 def counts(jobs: Sequence[Job]) -> str:
-    """The number of runs in each state, and how many of them had reached it before this command."""
+    """Return the number of runs in each state, and how many of them reached it before this command."""
     found = Counter(job.state for job in jobs)
     earlier = Counter(job.state for job in jobs if job.ended_before)
     before = {state: f" ({n} before)" for state, n in earlier.items()}

@@ -1,4 +1,4 @@
-"""`oelm report`: the full report as one HTML file, a short one as Markdown, tables, and claims."""
+"""`oelm report`: write the full report as HTML, a short one as Markdown, tables, and the checked claims."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ def report(
 
 
 def _write_claims(path: Path, studies: Sequence[str], options: ResultsOptions, command: str) -> None:
-    """Write the page of claims. Without a runs folder it contains the claims that need no runs."""
+    """Write the page that checks the claims of the original study.
+
+    Without a runs folder, the page contains only the claims that can be checked without runs.
+    """
     from oelm.files.atomic import write_text
     from oelm.report.claims import claims_page
 
@@ -85,7 +88,7 @@ def _write_claims(path: Path, studies: Sequence[str], options: ResultsOptions, c
 def command_line(
     studies: Sequence[str], options: ResultsOptions, files: dict[str, str], lang: str = "en"
 ) -> str:
-    """The command that writes the same report again."""
+    """Return the command line that writes the same report again."""
     words = ["oelm", "report", *studies, *(["--phase", *options.phase] if options.phase else [])]
     words += ["--runs", options.runs]
     for flag, value in files.items():

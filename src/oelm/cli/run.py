@@ -37,58 +37,58 @@ from oelm.runs.states import EXIT_INTERRUPTED
 Where = Literal["local", "slurm"]
 MAX_DAYS = 365  # a longer time limit of one SLURM job is a typing mistake
 _PILOT = (
-    "Run one arm and its baseline with one seed first; run the rest only if both finish, their freeze audits "
-    "pass and the arm is within --pilot-factor of the baseline on validation."
+    "Run one experiment and its baseline with one seed first. Run the rest only if both finish, their freeze "
+    "audits pass and the experiment is within --pilot-factor of the baseline on validation."
 )
 _RETRY_DIVERGED = (
-    "Resume diverged runs from their last checkpoint. Useful only if something has changed: the same steps "
-    "on the same machine diverge again. Tuning trials are not resumed."
+    "Resume diverged runs from their last checkpoint. Useful only if something has changed, because the same "
+    "steps on the same machine diverge again. Diverged tuning trials are not resumed."
 )
 
 
 @Parameter(name="*", group=Group("Tuning", sort_key=1))
 @dataclass(frozen=True)
 class TuningOptions:
-    """How learning rates are tuned."""
+    """Options for tuning the learning rate."""
 
     tune: Annotated[bool | None, Parameter(negative="--no-tune")] = None
-    """Choose the learning rate of every arm from the same grid on validation (default: as catalogued)."""
+    """Choose the learning rate of each experiment from a grid by validation loss (default: as catalogued)."""
     grid: Numbers = ()
     """Learning rates to try (default: the grid of the experiment)."""
     trial_seeds: Integers = TRIAL_SEEDS
-    """Seeds of the trials."""
+    """Seeds of the tuning trials."""
 
 
 @Parameter(name="*", group=Group("Pilot and retries", sort_key=2))
 @dataclass(frozen=True)
 class RetryOptions:
-    """What happens before the runs, and after a run fails."""
+    """Options for a pilot before all other runs, and for runs that fail."""
 
     pilot: Annotated[bool, Parameter(help=_PILOT)] = False
     pilot_factor: Annotated[float, Parameter(validator=Number(gt=0))] = PILOT_FACTOR
-    """Limit of --pilot: perplexity at most F times the baseline's, accuracy at least 1/F of it; inf = any."""
+    """Limit of --pilot: F times the perplexity, or 1/F of the accuracy, of the baseline; inf = no limit."""
     retries: Count = RETRIES
-    """Further attempts at a run that fails."""
+    """How often a failed run is started again."""
     retry_diverged: Annotated[bool, Parameter(help=_RETRY_DIVERGED)] = False
 
 
 @Parameter(name="*", group=Group("This machine (--on local)", sort_key=3))
 @dataclass(frozen=True)
 class LocalOptions:
-    """How runs share this machine."""
+    """Options for how runs share this machine."""
 
     gpus: str = "auto"
-    """auto, none, or device numbers such as 0,1: one run on each."""
+    """GPUs to use: auto, none, or device numbers such as 0,1."""
     gpus_per_run: PositiveCount = 1
-    """GPUs of one run (torchrun)."""
+    """GPUs for each run; with more than one, torchrun starts the run."""
     slots: Integer = 0
-    """Runs at a time; 0 = automatic."""
+    """Runs that train at the same time; 0 = automatic."""
 
 
 @Parameter(name="*", group=Group("SLURM (--on slurm)", sort_key=4))
 @dataclass(frozen=True)
 class SlurmFlags:
-    """How runs are submitted to SLURM."""
+    """Options for submitting runs to SLURM."""
 
     partition: str = ""
     """Partition of the jobs."""
@@ -101,18 +101,18 @@ class SlurmFlags:
     constraint: str = ""
     """Features that the nodes must have."""
     time: Annotated[Seconds, Parameter(show_default=lambda _: "24h")] = 86400.0
-    """Time limit of one job; the next job resumes its runs."""
+    """Time limit of one job. A run that needs longer is resumed by another job."""
     cpus: PositiveCount = 4
-    """Cores of one run."""
+    """CPU cores for each run."""
     memory: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0
-    """Memory of one run in GB; 0 = the cluster's default."""
+    """Memory for each run in GB; 0 = the cluster's default."""
     parallel: PositiveCount = 64
-    """Array tasks at a time."""
+    """Runs (tasks of the job array) that train at the same time."""
     no_wait: bool = False
-    """Return after submitting."""
+    """Return after submitting, without waiting for the runs."""
 
     def given(self) -> list[str]:
-        """The flags that differ from their defaults."""
+        """Return the names of the SLURM flags whose values differ from their defaults."""
         changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
         return [f"--{name.replace('_', '-')}" for name in changed]
 
@@ -133,7 +133,7 @@ class SlurmFlags:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the runs train: everything that a launcher needs."""
+    """Where and how the runs train: all options that the launcher needs."""
 
     on: Where
     runs: str
@@ -143,27 +143,29 @@ class _Place:
     retries: int
 
     def check(self) -> None:
-        """Raise a `UsageError` if the flags contradict each other or name what this machine does not have."""
+        """Raise a `UsageError` if flags contradict each other or name a device that this machine lacks."""
         if self.machine.shard and self.local.gpus_per_run < 2:
-            raise UsageError("--shard distributes a run over GPUs: add --gpus-per-run with 2 or more")
+            raise UsageError("--shard distributes a run over several GPUs: add --gpus-per-run 2 or more")
         if self.slurm.time < 60:
             raise UsageError("--time must be at least one minute: SLURM counts time limits in minutes")
         if self.slurm.time > MAX_DAYS * 86400:
             raise UsageError(f"--time must be at most {MAX_DAYS} days, for example 24h")
         if self.on == "local" and (given := self.slurm.given()):
-            raise UsageError(f"{', '.join(given)}: only for a queue; add --on slurm, or leave it out")
+            raise UsageError(f"{', '.join(given)}: only for SLURM; add --on slurm, or leave it out")
         if self.on == "slurm" and (self.local.slots or self.local.gpus not in ("auto", "none")):
             raise UsageError(
-                "--slots and device numbers are for this machine; for --on slurm use --parallel, and "
-                "--gpus-per-run or --gres (--gpus none for jobs without GPUs)"
+                "--slots and device numbers of --gpus are for runs on this machine; with --on slurm use "
+                "--parallel for the number of runs at a time, --gpus-per-run or --gres for the GPUs of a "
+                "run, and --gpus none for jobs without GPUs"
             )
         if self.on == "slurm":
-            require_writable(self.runs, "--runs / OELM_RUNS")  # the compute nodes have their own devices
+            # Devices are not checked, because the compute nodes have other devices than this machine.
+            require_writable(self.runs, "--runs / OELM_RUNS")
         else:
             self.machine.check(self.runs)
 
     def launcher(self, count: int, events: Events) -> Launcher:
-        """The launcher for `count` runs."""
+        """Return the launcher, for this machine or for SLURM, that will start `count` runs."""
         gpus_per_run, machine = self.local.gpus_per_run, self.machine.machine()
         if self.on == "slurm":
             options = self.slurm.options(0 if self.local.gpus == "none" else gpus_per_run)
@@ -200,13 +202,13 @@ def run(
     Parameters
     ----------
     ids
-        Experiments (`oelm list`).
+        IDs of experiments (`oelm list`).
     scale
         One scale or several.
     on
-        Where to run.
+        Where to train: on this machine, or through SLURM.
     dry_run
-        Print what would run; start nothing.
+        Print the runs that would be started, without starting them.
     """
     place = _Place(on, runs, local, slurm, machine, retry.retries)
     place.check()
@@ -247,14 +249,14 @@ def run(
 def _check_flags_are_used(
     arms: Sequence[ArmPlan], tuning: TuningOptions, retry: RetryOptions, slurm: SlurmFlags
 ) -> None:
-    """Raise a `UsageError` for a flag that would have no effect, because the user expects one."""
+    """Raise a `UsageError` for a flag that would have no effect, because the user expects an effect."""
     if retry.pilot and slurm.no_wait:
-        raise UsageError("--pilot has to wait for its runs, so --no-wait cannot be combined with it")
+        raise UsageError("--no-wait cannot be combined with --pilot, which waits for the pilot runs")
     if retry.pilot_factor != PILOT_FACTOR and not retry.pilot:
-        raise UsageError("--pilot-factor is the limit of --pilot: add --pilot, or leave it out")
+        raise UsageError("--pilot-factor has no effect without --pilot: add --pilot, or leave it out")
     tunes = any(arm.trials for arm in arms)
     if (tuning.grid or tuning.trial_seeds != TRIAL_SEEDS) and not tunes:
-        raise UsageError("--grid and --trial-seeds are for tuning, and nothing here is tuned: add --tune")
+        raise UsageError("--grid and --trial-seeds are for tuning, and no experiment is tuned: add --tune")
 
 
 def _print_summary(outcome: StudyOutcome) -> None:
@@ -264,7 +266,7 @@ def _print_summary(outcome: StudyOutcome) -> None:
         print_table(("run", "state", "reason"), [(j.name, j.state, j.reason or "-") for j in troubled])
     print(f"{len(outcome.jobs)} runs: {counts(outcome.jobs)}")
     if any(not job.ended for job in outcome.jobs):
-        print("the same command resumes what is not finished")
+        print("the same command resumes the runs that are not finished")
 
 
 def _facts(outcome: StudyOutcome) -> dict[str, Any]:

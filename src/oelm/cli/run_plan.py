@@ -1,4 +1,4 @@
-"""`oelm run --dry-run`: what would run, where, and on which data."""
+"""`oelm run --dry-run`: print the runs that would be started, their device and their data."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def print_plan(
         names = ", ".join(slot.name for slot in launcher.slots)
         print(f"{len(plan)} runs{found} in {len(launcher.slots)} slots: {names}")
         return
-    after = "; the tuned ones follow in a second array, after their trials" if tuned else ""
-    print(f"{len(plan)} runs{found} as tasks of an array{after}:\n\n{script}", end="")
+    after = "; tuned runs follow in a second array, after their tuning trials" if tuned else ""
+    print(f"{len(plan)} runs{found} as tasks of a SLURM job array{after}:\n\n{script}", end="")
 
 
 def _planned_run(root: str, config: RunConfig, tuned: bool) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _planned_run(root: str, config: RunConfig, tuned: bool) -> dict[str, Any]:
 
 
 def _data_sources(configs: Sequence[RunConfig], data_dir: str) -> dict[str, str]:
-    """Dataset name -> where its text comes from; several sources if the scales use different ones."""
+    """Return {dataset name: where its text comes from}, with several sources if scales use different ones."""
     from oelm.data.sources.open import describe_source  # numpy
 
     found: dict[str, list[str]] = {}
@@ -80,7 +80,7 @@ def _data_sources(configs: Sequence[RunConfig], data_dir: str) -> dict[str, str]
 
 
 def _device(device: str, launcher: Launcher) -> str:
-    """The device that the runs will train on."""
+    """Return the name of the device that the runs will train on."""
     if not isinstance(launcher, LocalLauncher):
         return "chosen by the job on its node"
     if device != "auto":
@@ -89,5 +89,5 @@ def _device(device: str, launcher: Launcher) -> str:
 
 
 def _sbatch_script(launcher: Launcher, count: int) -> str:
-    """The script for sbatch; empty if the runs do not go to SLURM."""
+    """Return the script for sbatch; "" if the runs are not submitted to SLURM."""
     return launcher.script(max(1, count)) if isinstance(launcher, SlurmLauncher) else ""

@@ -1,4 +1,4 @@
-"""`oelm status`: the state of all runs."""
+"""`oelm status`: print the state of all runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LIVE = ("running", "stalled", "dead")
 @Parameter(name="*")
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs of the runs folder are listed."""
+    """Options that choose which runs of the runs folder are listed."""
 
     runs: Runs = "runs"
     study: Study = ""
@@ -37,7 +37,7 @@ class RunFilter:
     """Leave tuning trials out."""
 
     def find(self) -> list[RunInfo]:
-        """The matching runs, those that need attention first."""
+        """Return the runs that match the options, those that need attention first."""
         runs = scan(self.runs, trials=not self.no_trials)
         require_study(self.study, (run.study for run in runs))
         found = [
@@ -59,7 +59,7 @@ def status(*, filter: RunFilter = RunFilter(), json: Json = False) -> None:
         print_table(HEADER, [cells(run) for run in runs])
         print(f"\n{summary(runs)}")
     elif not Path(filter.runs).is_dir():
-        print(f"no runs: there is no folder {filter.runs} (--runs)")
+        print(f"no runs: there is no folder {filter.runs}; name the folder of the runs with --runs")
     elif filter.study or filter.scale or filter.state:
         print(f"no matching runs in {filter.runs}")
     else:
@@ -67,7 +67,7 @@ def status(*, filter: RunFilter = RunFilter(), json: Json = False) -> None:
 
 
 def cells(run: RunInfo) -> tuple[str, ...]:
-    """A run's row of the table, safe to print: names and reasons come from files."""
+    """Return the cells of a run's row, with control characters escaped because the text comes from files."""
     return tuple(printable(cell) for cell in _cells(run))
 
 
@@ -92,6 +92,6 @@ def _cells(run: RunInfo) -> tuple[str, ...]:
 
 
 def summary(runs: list[RunInfo]) -> str:
-    """The number of runs in each state, as one line."""
+    """Return one line with the number of runs in each state."""
     counts = {state: sum(run.state == state for run in runs) for state in STATES}
     return f"{len(runs)} runs: " + ", ".join(f"{n} {state}" for state, n in counts.items() if n)

@@ -1,4 +1,4 @@
-"""Suggestions for a flag that does not exist."""
+"""Suggest a valid flag for a flag that does not exist."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FIELDS = {
     "compile": "compile=true",
 }
 
-# Flags of other tools -> flags of ours; the first one that the command has is suggested.
+# Flags of other tools -> flags of `oelm`; the first of them that the command accepts is suggested.
 _FLAGS = {
     "seed": ("--seeds",),
     "seeds": ("--seed",),
@@ -73,17 +73,17 @@ _FLAGS = {
     "tensorboard": ("--track",),
 }
 
-# Flags of other tools that are not needed here.
+# Flags of other tools that `oelm` does not need -> the reason.
 _NOT_NEEDED = {
     "resume": "the same command resumes a run that was interrupted",
     "continue": "the same command resumes a run that was interrupted",
-    "scales": "--scale takes several",
+    "scales": "--scale takes several scales, such as --scale mini smoke",
 }
 MIN_SIMILARITY = 0.65
 
 
 def suggest(word: str, options: Collection[str]) -> str:
-    """A hint for the unknown flag `word` of a command with `options`; "" if no name is similar.
+    """Return a hint for the unknown flag `word` of a command that has `options`; "" if none is similar.
 
     >>> suggest("--lr", ["--all", "--set"]), suggest("--sed", ["--seed", "--set"])
     ("did you mean '--set optim.lr=1e-3'?", "did you mean '--seed'?")

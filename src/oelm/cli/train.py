@@ -1,4 +1,4 @@
-"""`oelm train ID`: train one run in this process; the same command resumes it."""
+"""`oelm train ID`: train one run in this process, or resume it if it was interrupted."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def train(
         try:
             _print_outcome(RunFolder(job.folder), json)
             sys.stdout.flush()
-        except OSError:  # the terminal was closed; the exit code still says how the run ended
+        except OSError:  # the terminal was closed, so only the exit code can say how the run ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 
 def _tuned_config(arm: ArmPlan, root: str, quiet: bool) -> RunConfig:
-    """The config of the arm's only run, with the tuned learning rate if the experiment is tuned."""
+    """Return the config of the only run of `arm`, with the tuned learning rate if the experiment is tuned."""
     (config,) = arm.runs
     if not arm.trials:
         return config
@@ -89,8 +89,8 @@ def _tuned_config(arm: ArmPlan, root: str, quiet: bool) -> RunConfig:
     except OelmError:
         raise OelmError(
             f"{config.id} uses a learning rate tuned on validation, and its trials have not been run: "
-            f"`oelm run {config.id} --scale {config.scale}` runs them and then the experiment. To train with "
-            f"a learning rate of your own, add --set optim.lr={config.optim.lr:g}"
+            f"`oelm run {config.id} --scale {config.scale}` runs the trials and then the experiment. To "
+            f"train with a learning rate of your own, add for example --set optim.lr={config.optim.lr:g}"
         ) from None
     if not quiet:
         print(f"tuned {choice}")
@@ -110,7 +110,7 @@ def _print_outcome(folder: RunFolder, as_json: bool) -> None:
         for line in _result_lines(results):
             print(line)
     elif state == "interrupted":
-        print("  the same command resumes from the last checkpoint")
+        print("  the same command resumes the run from its last checkpoint")
 
 
 def _result_lines(results: Results) -> list[str]:

@@ -1,6 +1,7 @@
-"""Values of options: lists such as `0 1 2`, `0,1,2` and `0-3`, and durations such as `90s` and `12h`.
+"""Parse the values of options: lists such as `0 1 2`, `0,1,2` or `0-3`, and durations such as `90s` or `12h`.
 
-The functions that end in `_option` are cyclopts converters: they get the words of every use of a flag.
+The functions whose names end in `_option` are cyclopts converters. Each gets all words that follow its flag,
+also if the flag is given more than once.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _RANGE = re.compile(r"(\d+)-(\d+)")
-MAX_RANGE = 10_000  # a longer range is a typing mistake
+MAX_RANGE = 10_000  # values; a range such as 0-99999 with more is a typing mistake
 
 
 def integers(words: Iterable[str], flag: str) -> tuple[int, ...]:
-    """The integers that `words` name, each once.
+    """Return the integers that `words` list, without duplicates; `flag` is the option, for the error message.
 
     >>> integers(["0-2", "7,9", "2"], "--seeds")
     (0, 1, 2, 7, 9)
@@ -35,14 +36,16 @@ def integers(words: Iterable[str], flag: str) -> tuple[int, ...]:
         elif _RANGE.fullmatch(part):
             found.extend(_expand_range(part, flag))
         else:
-            raise UsageError(f"{flag} takes integers from 0, such as 0 1 2, 0,1,2 or 0-3, not '{part}'")
+            raise UsageError(
+                f"{flag} takes integers that are 0 or more, such as 0 1 2, 0,1,2 or 0-3, not '{part}'"
+            )
     if not found:
         raise UsageError(f"{flag} needs at least one integer, such as 0 1 2 or 0-3")
     return _unique(found)
 
 
 def seconds(text: str) -> float:
-    """Seconds from `90`, `90s`, `45m`, `12h`, `2d` or SLURM's `D-HH:MM:SS` and `HH:MM:SS`.
+    """Return the seconds of a duration: `90`, `90s`, `45m`, `12h`, `2d`, or SLURM's `D-HH:MM:SS`, `HH:MM:SS`.
 
     >>> seconds("1h"), seconds("00:01:30"), seconds("1-00:00:00")
     (3600.0, 90.0, 86400.0)
@@ -52,7 +55,7 @@ def seconds(text: str) -> float:
     except ValueError:
         found = -1.0
     if not 0 <= found < float("inf"):
-        raise UsageError(f"'{text}' is not a duration; write 90s, 45m, 12h or HH:MM:SS")
+        raise UsageError(f"'{text}' is not a duration; write 90s, 45m, 12h, 2d or HH:MM:SS")
     return found
 
 
@@ -78,7 +81,7 @@ def _expand_range(part: str, flag: str) -> range:
     if last < first:
         raise UsageError(f"{flag}: the range {part} is reversed; write {last}-{first}")
     if last - first >= MAX_RANGE:
-        raise UsageError(f"{flag}: the range {part} has more than {MAX_RANGE:,} values")
+        raise UsageError(f"{flag}: the range {part} has more than {MAX_RANGE:,} values; write a shorter one")
     return range(first, last + 1)
 
 
@@ -112,14 +115,14 @@ def _seconds_option(_: Any, tokens: Sequence[Token]) -> float:
 
 
 def _integer_option(_: Any, tokens: Sequence[Token]) -> int:
-    """Convert to an integer; the converter of cyclopts accepts 1.5 and rounds it."""
+    """Return the value of an option as an integer. The converter of cyclopts would round 1.5 instead."""
     try:
         return int(tokens[0].value)
     except ValueError:
         raise UsageError(f"{tokens[0].keyword} takes an integer, not '{tokens[0].value}'") from None
 
 
-SEVERAL = Parameter(consume_multiple=(1, None))  # `--flag a b c`, and the flag given more than once
+SEVERAL = Parameter(consume_multiple=(1, None))  # accepts `--flag a b c` as well as `--flag a --flag b`
 Integer = Annotated[int, Parameter(converter=_integer_option, n_tokens=1)]
 Count = Annotated[Integer, Parameter(validator=Number(gte=0))]
 PositiveCount = Annotated[Integer, Parameter(validator=Number(gte=1))]
