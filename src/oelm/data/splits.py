@@ -1,7 +1,7 @@
 """Hold out validation and test rows, and find rows that appear in two splits.
 
-A row is held out by the hash of its text. The choice does not depend on file names or row order, equal texts
-are in the same split, and one pass over a stream is enough.
+The hash of a row's text decides whether the row is held out. So the choice does not depend on file names or
+row order, equal texts are in the same split, and one pass over a stream is enough.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def text_key(*texts: str) -> int:
 class Holdout:
     """The shares of the train rows that become validation and test.
 
-    first_rows: hold out only from the first rows of a long stream (0 = all rows)
+    first_rows: hold out only from this many first rows of a long stream (0 = from all rows)
     group:      rows with an equal text in this field stay in the same split
     """
 
@@ -41,7 +41,7 @@ class Holdout:
     group: str = "text"
 
     def split_of(self, row: Row, index: int) -> str:
-        """Return the split of the row at `index` of the source's train rows."""
+        """Return the split that gets `row`, which is number `index` of the source's train rows."""
         if self.first_rows and index >= self.first_rows:
             return "train"
         share = text_key(row[self.group]) / 2.0**64
@@ -50,7 +50,7 @@ class Holdout:
         return "test" if share < self.validation + self.test else "train"
 
     def is_complete(self, split: str, index: int) -> bool:
-        """Return whether no row at `index` or later belongs to `split`."""
+        """Return whether no train row at `index` or later is held out for `split`."""
         return bool(self.first_rows) and split != "train" and index >= self.first_rows
 
 

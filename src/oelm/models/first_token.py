@@ -1,8 +1,8 @@
 """Compute the last layer of an encoder classifier for the first token only.
 
 BERT and similar models classify from the first token's final hidden state, so the last layer's query, output
-projection and MLP are not needed for the other tokens. That is 10/12 of the layer's matrix products. Keys
-and values still come from all tokens. Logits and gradients do not change.
+projection and MLP are not needed for the other tokens. They are 10/12 of the work of the layer's matrix
+products. Keys and values are still computed for all tokens. Logits and gradients do not change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FAMILIES = ("bert", "roberta", "xlm-roberta", "electra", "camembert")
 def compute_only_first_token(model: nn.Module) -> bool:
     """Patch the last layer of a Hugging Face sequence classifier; return False for unsupported models.
 
-    Only `forward` of this one object changes; names, shapes and values of the weights stay.
+    Only `forward` of this one layer changes; names, shapes and values of its weights do not.
     """
     layer = _last_layer(model)
     if layer is None:

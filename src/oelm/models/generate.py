@@ -1,4 +1,4 @@
-"""Text generation: sampling with temperature, top-k and top-p."""
+"""Generate text by sampling with temperature, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def generate(
     """Return the prompt `ids` (T,) followed by up to `new_tokens` generated tokens.
 
     Temperature 0 takes the most likely token. The model sees the last `context` tokens. Generation ends
-    after `stop_id`.
+    when `stop_id` has been generated.
     """
     if not len(ids):
         raise UsageError("the prompt is empty: give at least one token")
@@ -57,7 +57,7 @@ def sample(
     if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
         raise UsageError(
             f"sampling needs temperature >= 0, top_k >= 0 and 0 < top_p <= 1, "
-            f"not {temperature}, {top_k}, {top_p}"
+            f"not temperature {temperature}, top_k {top_k} and top_p {top_p}"
         )
     if temperature == 0:
         return logits.argmax()

@@ -2,7 +2,7 @@
 
 Pre-LN blocks and a final LN, exact GELU, no biases in Q/K/V/O, biases in the MLP, weights from N(0, 0.02).
 Positions are learned, or rotary (RoFormer, Su et al. 2021).
-Shapes in comments: B = batch, T = tokens, d = width, nh = heads, hs = head size, V = vocabulary.
+Letters in shapes: B = batch, T = tokens, d = width, nh = heads, hs = head size, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Attention(nn.Module):
         self.register_parameter("relative_bias", None)
 
     def add_relative_bias(self, span: int) -> None:
-        """Add a trained bias per head and distance (T5, Raffel et al. 2020); `span` caps the distance."""
+        """Add a trained bias per head and distance (T5, Raffel et al. 2020); `span` limits the distance."""
         size = span + 1 if self.causal else 2 * span + 1
         self.relative_bias = nn.Parameter(self.q.weight.new_zeros(self.num_heads, size))
 
@@ -117,7 +117,7 @@ class GPT(nn.Module):
     """A GPT. `forward` returns hidden states; `loss`, `logits` and `classify` apply the head."""
 
     rotation: Tensor | None
-    entry_points = ("loss", "logits", "classify")  # FSDP must gather parameters for these as for `forward`
+    entry_points = ("loss", "logits", "classify")  # besides `forward`, FSDP must gather parameters for these
 
     def __init__(self, config: GPTConfig, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class GPT(nn.Module):
         """Token embeddings (B, T, d) -> hidden states (B, T, d)."""
         T = x.shape[1]
         if self.config.context < T:
-            raise UsageError(f"{T} tokens do not fit the context of {self.config.context}")
+            raise UsageError(f"{T} tokens do not fit the GPT's context of {self.config.context}")
         if self.positions is not None:
             x = x + self.positions.weight[:T]
         x = self.drop(x)
@@ -211,7 +211,7 @@ class GPT(nn.Module):
         if missing or unexpected:
             raise OelmError(
                 f"{folder}: the weights do not match the GPT of config.json (missing {missing[:3]}, "
-                f"unexpected {unexpected[:3]}). Load a model with a method applied with oelm.load."
+                f"unexpected {unexpected[:3]}). If a method was applied to the model, use oelm.load."
             )
         return model
 
@@ -229,9 +229,13 @@ class GPT(nn.Module):
             config = GPTConfig(**fields)
         except (TypeError, UsageError) as error:
             raise OelmError(f"{path} is not a valid GPT config: {error}") from None
-        # A damaged config.json must not allocate terabytes; a stored parameter takes at least one byte.
+        # A damaged config.json could ask for terabytes, so compare its shape with the size of the weight
+        # files before allocating. Each stored parameter takes at least one byte.
         stored = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
         least = config.vocab_size * config.width + config.layers * config.width**2
         if least > stored:
-            raise OelmError(f"{path}: a GPT of this shape has more parameters than the weights in {folder}")
+            raise OelmError(
+                f"{path} and the weight files (such as model.safetensors) do not match: a GPT of this shape "
+                "has more parameters than they have bytes. Restore the damaged file"
+            )
         return cls(config)

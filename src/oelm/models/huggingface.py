@@ -1,7 +1,7 @@
 """Export our GPT to the Hugging Face GPT-2 format, and import it.
 
 GPT-2 has the same architecture (pre-LN, learned positions, exact GELU as "gelu", tied head) plus attention
-biases, which are exported as zeros. Trainable extras of a method are folded into the matrices where
+biases, which are exported as zeros. Parameters that a method added are folded into the matrices where
 possible. Models that GPT-2 cannot represent (rotary positions, a convolution, a relative bias, a
 classification head) raise an error.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def gpt2_config(config: GPTConfig, *, eos_id: int | None = None) -> GPT2Config:
-    """Return the GPT2Config with the same shape."""
+    """Return the Hugging Face config of a GPT-2 with the shape of `config`."""
     from transformers import GPT2Config
 
     return GPT2Config(
@@ -44,7 +44,7 @@ def gpt2_config(config: GPTConfig, *, eos_id: int | None = None) -> GPT2Config:
 
 
 def to_gpt2(model: GPT, *, eos_id: int | None = None) -> GPT2LMHeadModel:
-    """Return a Hugging Face GPT-2 with the same logits."""
+    """Return a Hugging Face GPT-2 that computes the same logits as `model`."""
     from transformers import GPT2LMHeadModel
 
     model = _plain(model)
@@ -61,7 +61,7 @@ def export_hf(model: GPT, folder: Path | str, *, eos_id: int | None = None) -> N
 
 
 def import_hf(folder: Path | str) -> GPT:
-    """Return our GPT with the logits of a GPT-2 folder; raise an error if GPT cannot represent it."""
+    """Return our GPT with the weights of a GPT-2 folder; raise OelmError if our GPT cannot represent it."""
     from transformers import GPT2LMHeadModel
 
     c = _read_gpt2_config(Path(folder))
@@ -106,7 +106,7 @@ _SUPPORTED = {
 
 
 def _read_gpt2_config(folder: Path) -> GPT2Config:
-    """Return the folder's GPT-2 config; raise an error if our GPT would compute something else."""
+    """Return the folder's GPT-2 config; raise OelmError if our GPT cannot compute the same outputs."""
     from transformers import AutoConfig, GPT2Config
 
     if not (folder / "config.json").is_file():
@@ -116,7 +116,7 @@ def _read_gpt2_config(folder: Path) -> GPT2Config:
     except (OSError, ValueError) as error:
         raise OelmError(f"{folder}: cannot load config.json: {error}") from None
     if not isinstance(config, GPT2Config):
-        raise OelmError(f"{folder} is a {config.model_type} model, not GPT-2")
+        raise OelmError(f"{folder} is a {config.model_type} model; only GPT-2 can be imported")
     for field, ours in _SUPPORTED.items():
         if (value := getattr(config, field)) != ours:
             raise OelmError(f"{folder}: our GPT cannot represent {field}={value!r}, only {ours!r}")
@@ -153,7 +153,7 @@ def _gpt2_state(model: GPT) -> dict[str, Tensor]:
 
 
 def _plain(model: GPT) -> GPT:
-    """Return a plain GPT with the method's extras folded in; raise an error if GPT-2 cannot represent it."""
+    """Return the model with the method's parameters folded in; raise OelmError if it does not fit GPT-2."""
     reason = None
     if model.config.classes:
         reason = "it has a classification head, and GPT-2 pools tokens differently"

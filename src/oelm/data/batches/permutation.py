@@ -1,7 +1,7 @@
-"""Random permutations as pure functions: any element of a shuffle without computing the others.
+"""Random permutations as pure functions, which compute any element of a shuffle without the others.
 
 A resumed run must see the same batches on another machine and with another numpy version. So the permutation
-is a Feistel network over splitmix64 instead of a library's random generator. It needs no memory.
+is a Feistel network over splitmix64 instead of a library's random generator. It does not store the shuffle.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _splitmix(z: int) -> int:
 
 
 def _splitmix_array(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # uint64 arrays wrap around
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # uint64 products wrap around
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 

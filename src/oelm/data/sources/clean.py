@@ -1,4 +1,4 @@
-"""Turn a raw row of a file into one of our rows: our field names, checked texts, an integer label."""
+"""Convert a raw row of a file to a clean row: our column names, checked texts and an integer label."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from oelm.data.sources.readers import Row, is_utf8
 
 
 def clean_row(dataset: Dataset, raw: Row, file: str, number: int, bad: BadRows) -> Row | None:
-    """Return the clean row, or None after adding a bad row to `bad`."""
+    """Return the clean form of `raw`, or None if the row is invalid. Invalid rows are added to `bad`."""
     row: Row = {}
     for name in dataset.columns:
         key = next((key for key in (name, *dataset.aliases.get(name, ())) if key in raw), None)
@@ -39,7 +39,7 @@ def clean_row(dataset: Dataset, raw: Row, file: str, number: int, bad: BadRows) 
 
 
 def _text_problem(value: Any) -> tuple[str, str]:
-    """Return (kind, problem) of a text field; both are empty if the text is valid."""
+    """Return the kind and the description of what is wrong with a text, or two empty strings."""
     if value is None or (isinstance(value, str) and (not value or value.isspace())):
         return "empty", "empty"
     if not isinstance(value, str):
@@ -57,5 +57,5 @@ def _class_index(value: Any, names: tuple[str, ...]) -> int | None:
         value = int(folded) if folded.isdecimal() else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    valid = 0 <= value < len(names) and value == int(value)  # pandas writes 1.0
+    valid = 0 <= value < len(names) and value == int(value)  # pandas may write 1 as 1.0
     return int(value) if valid else None

@@ -68,9 +68,10 @@ def _find_plain(dataset: Dataset, variant: Variant, folder: Path) -> SplitFiles 
             content = f" ({dataset.default})" if dataset.default else ""
             found.notes.append(f"{split} comes from {path.name}{content}: no file for {variant.about}")
     missing = [split for split in variant.needs if split not in found.files]
-    if missing and set(SPLITS) & set(named):  # do not hold these splits out of another variant's train
+    # Without this error, the missing splits would be held out of another variant's train rows.
+    if missing and set(SPLITS) & set(named):
         names = ", ".join(variant.stems[split][0] + EXTENSIONS[0] for split in missing)
-        raise OelmError(f"{folder} lacks files of '{dataset.name}' for {variant.about}: {names}")
+        raise OelmError(f"{folder} lacks files of '{dataset.name}' for {variant.about}: add {names}")
     if not found.files:
         return None
     used = {path for paths in found.files.values() for path in paths}
@@ -102,7 +103,8 @@ def _require_all_shards(files: Mapping[str, list[Path]]) -> None:
         expected = int(paths[0].stem.split("-of-")[1][:5])
         if len(paths) != expected:
             raise OelmError(
-                f"{paths[0].parent} has only {len(paths)} of {expected} shards of {paths[0].name}"
+                f"{paths[0].parent} has only {len(paths)} of {expected} shards of {paths[0].name}; "
+                "copy the missing files"
             )
 
 
@@ -115,10 +117,10 @@ def read_info(folder: Path) -> dict[str, object]:
 
 
 def dataset_from_path(name: str) -> tuple[Dataset, SplitFiles]:
-    """Return a dataset for the user's own files; task and classes are read from the rows.
+    """Return a catalogue entry for the user's own files, and the files of each split.
 
-    `name` is a folder, or `file:` and up to three files. Rows with a label make a classification dataset, two
-    text columns a dataset of pairs.
+    `name` is a folder, or `file:` followed by up to three files, separated by commas. If the rows have a
+    label, the dataset is for classification; if they have two text columns, it is a dataset of pairs.
     """
     paths = [Path(part.strip()).expanduser() for part in name.removeprefix("file:").split(",")]
     missing = next((path for path in paths if not path.exists()), None)
@@ -136,7 +138,7 @@ def dataset_from_path(name: str) -> tuple[Dataset, SplitFiles]:
 def _assign_splits(paths: list[Path]) -> dict[str, list[Path]]:
     """Return the split of each file by its name, or by the order train, validation, test."""
     if len(paths) > len(SPLITS):
-        raise UsageError(f"at most three files (train, validation, test), not {len(paths)}")
+        raise UsageError(f"a dataset has at most three files (train, validation, test), not {len(paths)}")
     words = {"train": "train", "validation": "val", "test": "test"}
     named = {split: [path] for split in SPLITS for path in paths if words[split] in path.stem.lower()}
     if len(named) == len(paths):
@@ -165,7 +167,7 @@ def _describe(path: Path, found: SplitFiles) -> Dataset:
 
 
 def _class_names(found: SplitFiles, train: list[Path], column: str) -> tuple[str, ...]:
-    """Return the class names of dataset_info.json, or else the labels in the train files."""
+    """Return the class names in dataset_info.json or, if it has none, the labels in the train files."""
     names = read_info(found.folder).get("label_names")
     if isinstance(names, list) and len(names) > 1:
         return tuple(str(name) for name in names)
@@ -175,9 +177,10 @@ def _class_names(found: SplitFiles, train: list[Path], column: str) -> tuple[str
             seen.add(str(row.get(column)))
             if len(seen) > _MAX_CLASSES:
                 raise OelmError(
-                    f"{file}: '{column}' has over {_MAX_CLASSES} different values; is it a label?"
+                    f"{file}: '{column}' has over {_MAX_CLASSES} different values, too many for a label. "
+                    "Rename the column if it is not the label"
                 )
     numbers = [int(label) for label in seen if label.lstrip("-").isdecimal()]
-    if len(numbers) == len(seen):  # keep numeric labels, so that a -1 is reported as a bad row
+    if len(numbers) == len(seen):  # classes are 0..max, so that -1 is reported as a bad row
         return tuple(str(number) for number in range(max(2, max(numbers) + 1)))
     return tuple(sorted(seen))

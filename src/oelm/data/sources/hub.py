@@ -20,15 +20,15 @@ _PARQUET_BRANCH = "refs/convert/parquet"  # where the hub stores its parquet con
 
 
 def offline() -> bool:
-    """Return whether the environment says that there is no network."""
+    """Return whether HF_HUB_OFFLINE or HF_DATASETS_OFFLINE forbids the use of the network."""
     flags = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
     return any(flag.upper() in ("1", "TRUE", "YES", "ON") for flag in flags)
 
 
 def reachable() -> bool:
-    """Return whether the hub accepts connections. The hub's own client would retry for 30 seconds."""
+    """Return quickly whether the hub accepts connections. Its own client would retry for 30 seconds."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True  # a direct connection says nothing about the proxy
+        return True  # connections use the proxy, so a direct one cannot be tested
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     try:
         port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
@@ -82,7 +82,7 @@ class HubSource(Source):
                 yield where, number, row
         except OelmError:
             raise
-        except Exception as error:  # as in _load
+        except Exception as error:  # `datasets` raises many unrelated exception types
             reason = f"reading failed after row {number:,} of {self.splits[split]}: {_short(error)}"
             raise self._error(reason) from error
 
@@ -116,7 +116,7 @@ class HubSource(Source):
         return self._loaded[split]
 
     def _find_revision(self) -> str | None:
-        """Return the newest revision; for a repository with a script, that of the hub's parquet branch."""
+        """Return the newest revision, or that of the parquet branch if the repository has a script."""
         newest = self._info()
         files = [file.rfilename for file in newest.siblings or ()]
         if f"{self.dataset.hub.partition('/')[2]}.py" not in files:
@@ -125,7 +125,9 @@ class HubSource(Source):
         folders = sorted({file.rfilename.partition("/")[0] for file in converted.siblings or ()})
         configs = [name for name in folders if "." not in name]
         if not configs or (self.config and self.config not in configs):
-            raise self._error(f"the repository is a script, and its parquet branch has only {configs}")
+            raise self._error(
+                f"scripts are not executed, and the repository's parquet branch has only {configs}"
+            )
         self.folder = self.config or configs[0]
         return converted.sha
 

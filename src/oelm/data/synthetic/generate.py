@@ -1,4 +1,4 @@
-"""The rows of the built-in datasets. They need no network and are identical on every machine."""
+"""Generate the rows of the built-in datasets, without a network and identical on every machine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ SEED = 2026
 class BuiltinCorpus:
     """Sizes and seed of one built-in dataset.
 
-    number:   part of the seed of every row; never change it
+    number:   part of the seed of every row; changing it would change all rows
     version:  part of the fingerprint; raise it whenever the text changes
-    held_out: rows of validation, and also of test
+    train:    number of train rows
+    held_out: number of validation rows, and also of test rows
     """
 
     number: int

@@ -12,13 +12,13 @@ from oelm.data.sources.readers import Row
 from oelm.data.synthetic.rng import Rng
 
 PAIRS = 4
-ROUNDS = 4  # how often each key is asked for in a row
-LETTERS = 8  # different keys, and different values
-LENGTH = 16
+ROUNDS = 4  # how often each pair is repeated in a row
+LETTERS = 8  # number of letters that keys are drawn from, and also values
+LENGTH = 16  # letters that `copy` repeats
 
 
 def recall(rng: Rng) -> Row:
-    """Return key-value pairs, followed by the same pairs in other orders (induction)."""
+    """Return a row of key-value pairs, followed by the same pairs in other orders (induction)."""
     keys = rng.sample(ascii_lowercase[:LETTERS], PAIRS)
     pairs = [f"{key} {rng.pick(ascii_uppercase[:LETTERS])}" for key in keys]
     asked = [pair for _ in range(ROUNDS) for pair in rng.sample(pairs, PAIRS)]
@@ -26,7 +26,7 @@ def recall(rng: Rng) -> Row:
 
 
 def copy(rng: Rng) -> Row:
-    """Return random letters, a full stop, and the same letters again."""
+    """Return a row of random letters, a full stop, and the same letters again."""
     letters = " ".join(rng.pick(ascii_lowercase) for _ in range(LENGTH))
     return {"text": f"{letters} . {letters}"}
 

@@ -18,7 +18,7 @@ class Rng:
         self._count = 0
 
     def below(self, limit: int) -> int:
-        """Return an integer in 0..limit-1."""
+        """Return a random integer in 0..limit-1."""
         self._count += 1
         return mix(self._key, self._count) % limit
 

@@ -131,7 +131,7 @@ def _open_story(world: _Story) -> None:
 
 
 def _held(world: _Story) -> tuple[Thing, Person] | None:
-    """Return a thing and its holder. If nobody holds it, somebody fetches it and None is returned."""
+    """Pick a thing and return it and its holder. If it has none, let a person fetch it and return None."""
     thing = world.rng.pick(world.things)
     holder = world.holder[thing]
     if holder is None:
@@ -227,7 +227,7 @@ _EVENTS: tuple[Callable[[_Story], None], ...] = (
 
 
 def _close_story(world: _Story) -> None:
-    """Ask who holds each thing or where it is, ask the other questions, and say where a person is."""
+    """End the story: ask for each thing, ask the questions in `world.asks`, and say where one person is."""
     rng = world.rng
     for thing in world.things:
         asker, teller = world.two()

@@ -32,7 +32,7 @@ def _capital(sentence: str) -> str:
 
 
 def lost_or_found(rng: Rng) -> Row:
-    """Return a search for two lost things; the label says whether the first one is found."""
+    """Return a story of a search for two lost things; the label says whether the first one is found."""
     hero, friend = people(rng, 2)
     lost, other = things(rng, 2)
     label = rng.below(2)
@@ -61,9 +61,9 @@ def lost_or_found(rng: Rng) -> Row:
         )
     endings = [_fate(rng, hero, lost, label)]
     if not alone:
-        # Mostly the opposite ending, so that single words do not reveal the label.
+        # The friend's search mostly ends differently, so that single words do not reveal the label.
         fate = label if rng.chance(25) else 1 - label
-        # The decisive ending mostly comes first, which is easier to learn.
+        # The ending that decides the label mostly comes first, which is easier to learn.
         position = 0 if rng.chance(25) else 1
         endings.insert(position, _fate(rng, friend, other, fate))
     text += endings

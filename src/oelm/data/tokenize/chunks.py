@@ -13,12 +13,12 @@ import numpy as np
 from oelm.data.sources.readers import Row, pieces
 from oelm.data.tokenize.tokenizers import Tokenizer
 
-_CHARACTERS = 1 << 20  # text per chunk
+_CHARACTERS = 1 << 20  # size of the text in a chunk
 
 
 @dataclass
 class DocumentChunk:
-    """Texts for a language model. A long document consists of several texts.
+    """Texts for a language model, encoded together. A long document is split into several texts.
 
     ends:         for each text, whether it ends a document
     ends_at_row:  whether the last text ends a row, so that encoding can be resumed after this chunk
@@ -47,7 +47,7 @@ class DocumentChunk:
 
 
 def document_chunks(rows: Iterable[Row], fields: tuple[str, ...]) -> Iterator[DocumentChunk]:
-    """Yield the rows as chunks of about `_CHARACTERS`."""
+    """Yield the rows as documents in chunks of about `_CHARACTERS` characters."""
     chunk = DocumentChunk()
     for row in rows:
         for piece in pieces("\n".join(row[name] for name in fields)):
@@ -68,7 +68,7 @@ def document_chunks(rows: Iterable[Row], fields: tuple[str, ...]) -> Iterator[Do
 
 @dataclass
 class LabelledChunk:
-    """Texts, or pairs of texts, with their labels."""
+    """Texts, or pairs of texts, with their labels, encoded together."""
 
     max_length: int
     texts: list[tuple[str, ...]] = field(default_factory=list)
@@ -96,7 +96,7 @@ class LabelledChunk:
 
 
 def labelled_chunks(rows: Iterable[Row], fields: tuple[str, ...], max_length: int) -> Iterator[LabelledChunk]:
-    """Yield the rows as chunks of about `_CHARACTERS`."""
+    """Yield the labelled rows in chunks of about `_CHARACTERS` bytes."""
     chunk = LabelledChunk(max_length)
     for row in rows:
         chunk.texts.append(tuple(row[name] for name in fields))

@@ -1,4 +1,4 @@
-"""Encode a split of a corpus to a store on disk: parallel, in bounded memory, resumable."""
+"""Encode a split of a corpus to a store on disk, in parallel and in bounded memory. It can be resumed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EncodingProgress:
     total_bytes: int
     total_rows: int
     seconds: float
-    bytes_before: int = 0  # encoded before this process resumed
+    bytes_before: int = 0  # encoded by an earlier process that was killed
 
     @property
     def share(self) -> float | None:
@@ -63,7 +63,7 @@ class EncodeOptions(TypedDict, total=False):
     """Options of `prepare_tokens` and `encode_split`.
 
     cache_dir:     folder of the token cache; default OELM_CACHE_DIR or ~/.cache/oelm
-    workers:       processes; 0 = one per core
+    workers:       number of worker processes; 0 = one per core
     progress:      called after each chunk
     skip_bad_rows: leave bad rows out and count them, instead of raising an error
     """
@@ -85,7 +85,7 @@ def encode_to_store(
     facts: dict[str, Any],
     options: EncodeOptions,
 ) -> Store:
-    """Return the cached store for this content, tokenizer and `facts`; encode the split if there is none."""
+    """Return the cached store of this split, tokenizer and `facts`; encode the split if there is none."""
     identity = {"corpus": corpus.fingerprint(split), "tokenizer": tokenizer.hash, **facts}
     key = hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()
     folder = cache_root(options.get("cache_dir")) / kind / f"{corpus.dataset.name}-{split}-{key[:24]}"
@@ -96,17 +96,18 @@ def encode_to_store(
             if store is None:
                 store = _Encoder(corpus, split, tokenizer, options).run(folder, columns, make_chunks, facts)
     if store.meta["bad_rows"]:
-        if not options.get("skip_bad_rows"):  # the cached store was made with skip_bad_rows
+        if not options.get("skip_bad_rows"):  # an earlier call with skip_bad_rows left rows out
             summary = store.meta["bad_rows_summary"]
             raise OelmError(
-                f"{corpus.name}/{split}: {summary}", remedy="fix the rows, or pass --skip-bad-rows."
+                f"{corpus.name}/{split}: {summary}",
+                remedy="fix the rows, or pass --skip-bad-rows to leave them out.",
             )
         corpus.skipped[split] = store.meta["bad_rows"]
     return store
 
 
 class _Encoder:
-    """Encodes one split once."""
+    """Encodes one split to a store."""
 
     def __init__(self, corpus: Corpus, split: str, tokenizer: Tokenizer, options: EncodeOptions) -> None:
         self.corpus, self.split, self.tokenizer = corpus, split, tokenizer
@@ -146,7 +147,7 @@ class _Encoder:
         writer.commit({"rows": self.rows, "bytes": self.bytes})
 
     def _until_bad(self, rows: Iterator[Row]) -> Iterator[Row]:
-        """Yield rows. After a bad row that is an error, read the rest only to count more bad rows."""
+        """Yield rows until a bad row makes encoding fail; then read the rest only to report all bad rows."""
         for row in rows:
             if not self.bad_rows or self.skip:
                 yield row

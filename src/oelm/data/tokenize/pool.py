@@ -23,7 +23,7 @@ from oelm.data.tokenize.chunks import Chunk
 from oelm.data.tokenize.tokenizers import Tokenizer
 from oelm.errors import OelmError
 
-_CHUNKS_WITHOUT_WORKERS = 8  # small datasets are encoded faster than workers start
+_CHUNKS_WITHOUT_WORKERS = 8  # encoding this many takes less time than starting the workers
 
 Columns = dict[str, np.ndarray]
 
@@ -43,7 +43,7 @@ def encode_chunks(
         running: deque[tuple[Chunk, Future[Columns]]] = deque()
         for chunk in waiting:
             running.append((chunk, pool.submit(chunk)))
-            if len(running) > 2 * workers:  # limits memory
+            if len(running) > 2 * workers:  # limit how many chunks are in memory
                 done, columns = running.popleft()
                 yield done, columns.result()
         for done, columns in running:
@@ -82,7 +82,7 @@ class _Workers:
             answer = pickle.load(worker.stdout)
         except (OSError, EOFError) as error:
             raise OelmError(
-                f"a tokenizing process ended with code {worker.wait()}; it may be out of memory"
+                f"a tokenizing process ended with exit code {worker.wait()}, perhaps because memory was full"
             ) from error
         if isinstance(answer, BaseException):
             raise answer

@@ -1,8 +1,9 @@
 """Arrays on disk with checksums. Token files and encoded splits are stored this way.
 
 A store is a folder with one binary file per column and `meta.json`, which has the SHA-256 of each column and
-of itself. While it is written, the folder is named `<name>.part` and has a journal, from which another
-process resumes if the writer is killed. The finished folder is renamed in one step. A lock allows one writer.
+of itself. While it is written, the folder is named `<name>.part` and contains journal.json, the state at the
+last commit, from which another process resumes if the writer is killed. The finished folder is renamed in one
+step. A lock allows one writer.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def cache_root(cache_dir: Path | str | None = None) -> Path:
 
 
 class Store:
-    """A finished store; `store["ids"]` is a read-only memory map."""
+    """A finished store. `store["ids"]` returns the column "ids" as a read-only memory map."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,7 +51,7 @@ class Store:
 def open_store(folder: Path) -> Store | None:
     """Return the store, or None if it does not exist or is damaged. Damage is logged.
 
-    Each column is hashed once per process.
+    The SHA-256 of each column is checked once per process.
     """
     try:
         store = Store(folder)
@@ -60,13 +61,13 @@ def open_store(folder: Path) -> Store | None:
     except (OelmError, OSError, ValueError, KeyError, TypeError) as error:
         problem = str(error)
     if problem:
-        logging.getLogger(__name__).warning("%s is damaged: %s. It is made again.", folder, problem)
+        logging.getLogger(__name__).warning("%s is damaged: %s. It is encoded again.", folder, problem)
         return None
     return store
 
 
 def _find_damage(store: Store) -> str:
-    """Return what is wrong with the store, or an empty string."""
+    """Return what is wrong with the files of a store, or an empty string."""
     if not is_sealed(store.meta):
         return "meta.json has changed since it was written"
     for column, (dtype, count) in store.meta["columns"].items():
@@ -107,7 +108,7 @@ def locked(folder: Path) -> Iterator[None]:
 class StoreWriter:
     """Writes a store column by column. Use it inside `locked`.
 
-    state: what the caller passed to the last `commit`; after a restart, that of the killed process
+    state: what the caller passed to the last `commit`; after a restart, what the killed process passed
     """
 
     def __init__(self, folder: Path, columns: Mapping[str, str]) -> None:
@@ -124,11 +125,11 @@ class StoreWriter:
         return self._part / f"{column}.bin"
 
     def _recover(self) -> None:
-        """Continue from the journal of a killed process, or start with empty columns."""
+        """Continue from the last commit of a killed process, or start with empty columns."""
         try:
             journal = read_json_object(self._part / "journal.json")
             if not is_sealed(journal):
-                raise ValueError("the journal is damaged")
+                raise ValueError("journal.json has changed since it was written")
             for name in self._counts:
                 count = int(journal["counts"][name])
                 size = count * self._dtypes[name].itemsize
@@ -136,11 +137,11 @@ class StoreWriter:
                 with open(self._path(name), "rb") as file:
                     self._hashes[name] = hashlib.file_digest(file, "sha256")
                 if self._hashes[name].hexdigest() != journal["column_sha256"][name]:
-                    raise ValueError(f"the journal does not match {name}")
+                    raise ValueError(f"{name}.bin does not match journal.json")
                 self._counts[name] = count
             self.state = journal["state"]
             remove_leftovers(self._part)
-        except (OelmError, OSError, ValueError, KeyError, TypeError):  # there is no valid journal
+        except (OelmError, OSError, ValueError, KeyError, TypeError):  # no valid journal
             shutil.rmtree(self._part, ignore_errors=True)
             self._part.mkdir(parents=True)
             self._counts = dict.fromkeys(self._counts, 0)
@@ -159,7 +160,7 @@ class StoreWriter:
             self._counts[name] += len(array)
 
     def commit(self, state: dict[str, Any]) -> None:
-        """Write everything appended so far, together with `state`, to the disk and the journal."""
+        """Write everything appended so far to disk, and record it in the journal together with `state`."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -168,13 +169,13 @@ class StoreWriter:
         write_json(self._part / "journal.json", seal(journal))
 
     def finish(self, meta: Mapping[str, Any]) -> Store:
-        """Rename the folder to its final name and return the store. Call `commit` before."""
+        """Write meta.json, rename the folder to its final name and return the store. Call `commit` first."""
         columns = {name: [self._dtypes[name].str, count] for name, count in self._counts.items()}
         self.close()
         facts = {**meta, "columns": columns, "column_sha256": self._column_sha256()}
         write_json(self._part / "meta.json", seal(facts))
         (self._part / "journal.json").unlink(missing_ok=True)
-        shutil.rmtree(self._folder, ignore_errors=True)  # a damaged store
+        shutil.rmtree(self._folder, ignore_errors=True)  # remove a damaged store of this name
         os.rename(self._part, self._folder)
         return Store(self._folder)
 

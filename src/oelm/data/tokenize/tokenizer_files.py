@@ -82,7 +82,10 @@ def gpt2_files(data_dir: Path | str | None = None) -> tuple[Path, Path]:
 
 
 def find_tokenizer_folder(name: str, data_dir: Path | str | None = None) -> Path:
-    """Return the folder with the tokenizer's files: `name`, one in a tokenizers folder, or the hub's."""
+    """Return the folder with the files of a tokenizer.
+
+    `name` is a path, the name of a sub-folder of a tokenizers folder, or a hub repository to download.
+    """
     for place in _folders(name, data_dir):
         if any((place / file).is_file() for file in ("tokenizer.json", "vocab.txt", "merges.txt")):
             return place
@@ -92,7 +95,7 @@ def find_tokenizer_folder(name: str, data_dir: Path | str | None = None) -> Path
 
 
 def _download(repository: str, name: str, alternative: str) -> Path:
-    why = "HF_HUB_OFFLINE is set, and it is not in the hub's cache"
+    why = "HF_HUB_OFFLINE is set, and the tokenizer is not in the hub's local cache"
     if hub.offline() or hub.reachable():
         from huggingface_hub import snapshot_download
 

@@ -5,9 +5,9 @@
     load_tokenizer("bpe-1024", corpus=corpus)                trained on the train split, cached
     load_tokenizer("bert-base-uncased")                      from a tokenizers folder, or the hub
 
-Rows for a GPT are `text <eos>`, pairs `first <eos> second <eos>`. Rows for a pretrained encoder have its own
-special tokens, for example `[CLS] first [SEP] second [SEP]`. Truncation shortens the longer text first and
-never removes a special token.
+Rows for a GPT are `text <eos>`, or for pairs `first <eos> second <eos>`. Rows for a pretrained encoder have
+its own special tokens, for example `[CLS] first [SEP] second [SEP]`. Truncation shortens the longer text
+first and never removes a special token.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FILE, _FACTS = "tokenizer.json", "oelm_tokenizer.json"
 
 @dataclass(frozen=True)
 class SpecialTokenLayout:
-    """Special tokens of a single text (prefix, suffix) and of a pair (prefix, middle, end)."""
+    """The special tokens around a single text (prefix, suffix) and around a pair (prefix, middle, end)."""
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
@@ -97,7 +97,7 @@ class Tokenizer:
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], max_length: int
     ) -> tuple[list[np.ndarray], list[int]]:
-        """Return the ids of pairs with special tokens, and where the second text starts in each row."""
+        """Return the ids of pairs with special tokens, and where in its row each second text starts."""
         layout = self.layout
         room = _text_length(max_length, layout.prefix, layout.middle, layout.end)
         prefix, middle, end = map(self._ids, (layout.prefix, layout.middle, layout.end))
@@ -156,11 +156,13 @@ class Tokenizer:
         except Exception as error:  # the library raises plain Exception
             raise OelmError(f"{folder} has no valid tokenizer saved by oelm ({error})") from error
         if loaded.hash != facts["hash"]:
-            raise OelmError(f"the tokenizer in {folder} has changed since it was saved: its hash differs")
+            raise OelmError(
+                f"the tokenizer in {folder} has changed since it was saved: its hash differs; restore it"
+            )
         return loaded
 
     def to_json(self) -> tuple[str, dict[str, Any]]:
-        """Return the arguments of `from_json` that make an equal tokenizer."""
+        """Return the two arguments from which `from_json` makes an equal tokenizer."""
         return self._json, {"name": self.name, "eos_id": self.eos_id, "pad_id": self.pad_id}
 
     @classmethod
@@ -194,7 +196,7 @@ def _text_length(max_length: int, *special: tuple[int, ...]) -> int:
     """Return how many of `max_length` tokens remain for text besides the special tokens."""
     length = max_length - sum(map(len, special))
     if length < 2:
-        raise UsageError(f"max_length {max_length} is too small for text and special tokens")
+        raise UsageError(f"max_length {max_length} is too small for text and special tokens; increase it")
     return length
 
 
@@ -261,7 +263,7 @@ def _load_or_train(size: int, corpus: Corpus, cache_dir: Path | str | None) -> T
 
     folder = cache_root(cache_dir) / "tokenizers" / f"bpe-{size}-{corpus.fingerprint('train')[:24]}"
     with locked(folder):
-        if (folder / _FACTS).is_file():  # written last
+        if (folder / _FACTS).is_file():  # written last, so the tokenizer is complete
             try:
                 return Tokenizer.load(folder)
             except OelmError as error:
@@ -279,7 +281,7 @@ def _train(size: int, corpus: Corpus) -> Tokenizer:
         vocab_size=size - 1, initial_alphabet=alphabet, show_progress=False, special_tokens=[]
     )
     inner.train_from_iterator(_training_texts(corpus), trainer)
-    # Add EOS to the vocabulary by hand: as a special token, a text that contains it would produce EOS.
+    # Add EOS as a normal token: as a special token, a text that contains <|endoftext|> would produce EOS.
     model = json.loads(inner.to_str())["model"]
     vocabulary = {**model["vocab"], EOS: len(model["vocab"])}
     inner = _byte_level(vocabulary, [tuple(pair) for pair in model["merges"]])

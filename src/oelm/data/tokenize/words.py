@@ -2,11 +2,11 @@
 
 A byte-level BPE never merges across the words of its split pattern, and BERT's WordPiece never merges across
 white space. So a text is split with Python's `re`, and the ids of each word come from a dictionary. New words
-are encoded by the real tokenizer, so the ids are always its own.
+are encoded by the real tokenizer, so the ids are the same as without the cache.
 
-The BPE pattern is GPT-2's, for ASCII. Text with other characters goes to the tokenizer up to the next white
-space, because only the tokenizer knows which Unicode characters count as letters. For WordPiece, only the
-four characters that its normalizer always treats as white space split words.
+The BPE pattern is GPT-2's, for ASCII. Where other characters occur, the text up to the next white space is
+encoded by the tokenizer, because only the tokenizer knows which Unicode characters count as letters. For
+WordPiece, words are split only at the four characters that its normalizer always treats as white space.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _BYTE_LEVEL_WORD = re.compile(
     f"|[{_SPACE}]+"
 )
 _WORD_PIECE_WORD = re.compile("[^ \\t\\n\\r]+")
-_MAX_WORDS = 300_000  # about 60 MB
+_MAX_WORDS = 300_000  # this many words take about 60 MB
 _MAX_WORD_LENGTH = 48  # longer words rarely repeat
 
 
 class WordCache(dict[str, bytes]):
-    """A cache from a word to its token ids, as bytes."""
+    """Caches the token ids of words, as bytes."""
 
     def __init__(self, pattern: re.Pattern[str], encode: Callable[[str], list[int]], dtype: np.dtype) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class WordCache(dict[str, bytes]):
         return ids
 
     def encode(self, text: str) -> bytes:
-        """Return the token ids of the text, as bytes of the dtype."""
+        """Return the token ids of the text as the bytes of an array."""
         return b"".join(map(self.__getitem__, self._find(text)))
 
 
 def word_pattern(facts: dict[str, Any]) -> re.Pattern[str] | None:
-    """Return the pattern that splits words like this tokenizer.json, or None if it is not supported."""
+    """Return a pattern that splits text as the given tokenizer.json does, or None if it is not supported."""
     model, before = facts["model"].get("type"), facts.get("pre_tokenizer") or {}
     normalizer, added = facts.get("normalizer") or {}, facts.get("added_tokens") or []
     if model == "BPE" and before.get("type") == "ByteLevel":
