@@ -115,7 +115,7 @@ def test_nothing_is_merged_into_a_run_that_is_being_worked_on(tmp_path: Path) ->
     (job,) = make_jobs([experiment("GPT-01").at("smoke", 0)], tmp_path / "b")
     with RunLock(job.folder):
         merged = merge(tmp_path / "x.tar.gz", tmp_path / "b")
-    assert "another process works on it" in merged.conflicts[0]
+    assert "another process is working on this run" in merged.conflicts[0]
     assert merged.added == []
     assert not (job.folder / "results.json").exists()
     assert merge(tmp_path / "x.tar.gz", tmp_path / "b").conflicts == []
@@ -216,7 +216,7 @@ def listed(**changes: object) -> dict[str, object]:
         ({"format": 1, "files": [listed(bytes=True)]}, "has no valid"),
         ({"format": 1, "files": [listed(sha256="../x")]}, "has no valid"),
         ({"format": 1, "files": [listed(), listed()]}, "twice"),
-        ({"format": 1, "files": [listed(bytes=10**9)]}, "at most"),
+        ({"format": 1, "files": [listed(bytes=10**9)]}, "the limit is"),
         ({"format": 1, "files": []}, "does not list"),
     ],
 )
@@ -266,7 +266,7 @@ def test_archives_that_unpack_to_far_more_than_they_are_get_refused(
     with pytest.raises(OelmError, match="would unpack to"):
         merge(log, tmp_path / "runs")
     monkeypatch.setattr(archive, "_INDEX_BYTES", 1000)
-    with pytest.raises(OelmError, match="its index is larger"):
+    with pytest.raises(OelmError, match="the index is larger"):
         verify(forged(tmp_path / "index.tar.gz", index=b" " * 2000))
     # a header of a member may be as large as it likes, and tarfile reads it into memory
     long_name = forged(tmp_path / "name.tar.gz", pax_headers={"comment": "x" * 3 * MIB})

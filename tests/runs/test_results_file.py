@@ -77,7 +77,7 @@ def test_unfinished_runs_and_other_studies_are_left_out(tmp_path: Path) -> None:
     with pytest.raises(OelmError, match="of study gap"):
         keep(tmp_path / "runs", tmp_path / "results", study="gap")
     for target in (tmp_path / "runs", tmp_path / "runs" / "kept"):
-        with pytest.raises(OelmError, match="itself, or in it"):
+        with pytest.raises(OelmError, match="or lies inside it"):
             keep(tmp_path / "runs", target)
 
 
@@ -164,8 +164,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "not xz": (lambda: b"PK\x03\x04 something", "damaged or not an xz file"),
     "empty": (lambda: b"", "damaged or not an xz file"),
     "cut off": (lambda: one_line()[:-9], "damaged or not an xz file"),
-    "data after the end": (lambda: one_line() + b"more", "data after its last run"),
-    "no line end": (lambda: packed("{}"), "data after its last run"),
+    "data after the end": (lambda: one_line() + b"more", "data after the last run"),
+    "no line end": (lambda: packed("{}"), "data after the last run"),
     "not JSON": (lambda: packed("{ half\n"), "line 1: not JSON"),
     "a list": (lambda: packed("[]\n"), "expected an object"),
     "no files": (lambda: one_line(files=None), "expected an object"),
@@ -174,11 +174,11 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a file that is not text": (lambda: one_line(files={"config.yaml": 3}), "not a file of a run"),
     "a checkpoint": (lambda: one_line(files={"latest.pt": "x"}), "not a file of a run"),
     "a path": (lambda: one_line(files={"../config.yaml": "x"}), "not a file of a run"),
-    "a run outside": (lambda: one_line(run="../x/scale=smoke/seed=0"), "not the place of a run"),
-    "an unprintable run": (lambda: one_line(run=f"\x1b[2J{PLACE}"), "not the place of a run"),
-    "a huge seed": (lambda: one_line(run=PLACE + "0" * 30), "not the place of a run"),
-    "one huge line": (lambda: lzma.compress(b"x" * 3_000_000), "more than any study"),
-    "many lines": (lambda: packed("\n" * 6_000_000), "not JSON|more than any study"),
+    "a run outside": (lambda: one_line(run="../x/scale=smoke/seed=0"), "not the path of a run"),
+    "an unprintable run": (lambda: one_line(run=f"\x1b[2J{PLACE}"), "not the path of a run"),
+    "a huge seed": (lambda: one_line(run=PLACE + "0" * 30), "not the path of a run"),
+    "one huge line": (lambda: lzma.compress(b"x" * 3_000_000), "more than the results of any study"),
+    "many lines": (lambda: packed("\n" * 6_000_000), "not JSON|more than the results of any study"),
 }
 
 

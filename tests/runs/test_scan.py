@@ -149,7 +149,7 @@ def test_a_run_is_found_by_its_id_or_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="several runs match"):
         find_run(tmp_path, "GPT-01")
     assert find_run(tmp_path, "GPT-01", seed=1) == second
-    with pytest.raises(UsageError, match="no run of it matches"):
+    with pytest.raises(UsageError, match="no run of this experiment matches"):
         find_run(tmp_path, "GPT-01", scale="full")
     with pytest.raises(UsageError, match="GPT-01"):
         find_run(tmp_path, "GPT-02")

@@ -1,4 +1,4 @@
-"""Reading and writing files safely: atomic writes, checksums, locks, size limits on untrusted JSON and YAML.
+"""Read and write files safely: atomic writes, checksums, locks, size limits for untrusted JSON and YAML.
 
-Input: paths, and content from any source. Output: complete files, or one clear error for each problem.
+Input: paths, and content from any source. Output: complete files, or an error that names the file.
 """

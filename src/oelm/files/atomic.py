@@ -1,6 +1,6 @@
-"""Atomic writes: after a kill or on a full disk, a file has either its old or its new content.
+"""Write files atomically: after a kill or on a full disk, a file has either its old or its new content.
 
-The content is written to a temporary file in the same folder, flushed to disk, and renamed.
+The content is written to a temporary file in the same folder, which is flushed to disk and then renamed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")  # the number is the pid of the wri
 
 @contextlib.contextmanager
 def atomic_open(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
-    """Open a temporary file that replaces `path` when the block ends without an error."""
+    """Yield a temporary file that replaces `path` when the `with` block ends without an error."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     encoding = None if "b" in mode else "utf-8"
@@ -46,20 +46,20 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    """Write indented JSON atomically; NaN and infinity are an error, because they are not JSON."""
+    """Write indented JSON atomically. Raise ValueError for NaN and infinity, which JSON does not have."""
     write_text(path, json_text(value))
 
 
 def json_text(value: Any) -> str:
-    """Return the text that `write_json` writes."""
+    """Return `value` as indented JSON, the text that `write_json` writes."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def remove_leftovers(folder: Path | str, *, min_age: float = 0.0) -> int:
-    """Delete the temporary files that killed writers left in `folder`; returns how many.
+    """Delete the temporary files that killed processes left in `folder`, and return how many.
 
-    A file whose writer exists on this host is kept. If other hosts write to the folder too, pass as `min_age`
-    the age in seconds from which a file is considered abandoned.
+    A file is kept while the process that writes it exists on this host. If processes of other hosts write to
+    the folder too, pass `min_age`: only files older than this many seconds are deleted.
     """
     removed = 0
     with contextlib.suppress(OSError):
@@ -82,7 +82,10 @@ def _writer_is_gone(entry: os.DirEntry[str], pid: int, min_age: float) -> bool:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return whether no space or quota was left; some libraries only pass on the text of the error."""
+    """Return whether `error` says that no disk space or quota was left.
+
+    Some libraries replace the OSError by their own and keep only its text, so the text is checked too.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     cause = error.__cause__

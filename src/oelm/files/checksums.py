@@ -1,8 +1,8 @@
-"""checksums.json: the SHA-256 of each file in a folder, checked when the files are read.
+"""Write and check checksums.json, which lists the SHA-256 of each file in a folder.
 
-A finished run and its best model have one. The file also contains its own hash, so that damage to it is
-distinguished from damage to the listed files. It detects bad disks, incomplete copies and accidental edits,
-but does not protect against an attacker.
+The folders of a finished run and of its best model have this file. It also contains the hash of its own
+content, so that damage to it is distinguished from damage to the listed files. Checksums detect bad disks,
+incomplete copies and accidental edits, but do not protect against an attacker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def file_sha256(path: Path | str) -> str:
 
 
 def file_sha256_once(path: Path | str) -> str:
-    """Return the SHA-256 of a file; the result is cached until inode, size or modification time change."""
+    """Return the SHA-256 of a file, cached until the file's inode, size or modification time changes."""
     stat = Path(path).stat()
     key = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
     if key not in _hashed:
@@ -46,7 +46,7 @@ def seal(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_sealed(facts: Any) -> bool:
-    """Return whether the field "sha256" is the hash of the other fields."""
+    """Return whether the field "sha256" of `facts` is the hash of the other fields."""
     return isinstance(facts, dict) and facts.get("sha256") == _content_sha256(facts)
 
 
@@ -56,7 +56,7 @@ def _content_sha256(facts: Mapping[str, Any]) -> str:
 
 
 def write_checksums(folder: Path | str, names: Iterable[str] | None = None) -> None:
-    """Write checksums.json for the existing files among `names`; None means every file below `folder`."""
+    """Write checksums.json for those of `names` that exist in `folder`; None means every file below it."""
     folder = Path(folder)
     if names is None:
         files = (path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
@@ -66,7 +66,7 @@ def write_checksums(folder: Path | str, names: Iterable[str] | None = None) -> N
 
 
 def find_damage(folder: Path | str) -> list[str] | None:
-    """Return one text for each listed file that is missing or changed; None without a checksums.json."""
+    """Return a message for each file in checksums.json that is missing or changed; None without the file."""
     folder = Path(folder)
     try:
         with open(folder / CHECKSUMS, "rb") as file:

@@ -1,11 +1,13 @@
-"""A lock between processes that is released when its holder is killed.
+"""A lock between processes that is released when the process that holds it is killed.
 
-It uses flock, which the kernel releases when the process ends for any reason. It also works between hosts on
-network file systems with flock (NFSv4, Lustre mounted with -o flock, GPFS). On a file system without locks,
-the process that created `<file>.owner` (O_EXCL) holds the lock and touches that file regularly. The lock is
-abandoned when that process is gone (same host) or has not touched the file for STALE_SECONDS (another host).
+The lock uses flock, which the kernel releases when the process ends for any reason. This also works between
+hosts on network file systems with flock (NFSv4, Lustre mounted with -o flock, GPFS). On a file system without
+flock, the process that created the file `<lock>.owner` holds the lock, and touches that file regularly.
+Another process may take the lock if the holder does not exist any more (same host), or has not touched the
+file for STALE_SECONDS (other host).
 
-The lock file records its holder: host, pid and start time of the process, since a pid may be reused.
+The lock file records the host, pid and start time of its holder. The start time is needed because the system
+may give the same pid to a later process.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ from oelm.files.read import read_bytes
 STALE_SECONDS = 300.0
 _BEAT_SECONDS = 30.0
 _RETRY_SECONDS = 0.05
-_RECORD_BYTES = 4096  # of the holder's record, which takes about 100
-_ZOMBIE = -1.0  # "start time" of a process that has ended but was not yet waited for
+_RECORD_BYTES = 4096  # largest record of a holder that is read; a record takes about 100 bytes
+_ZOMBIE = -1.0  # in place of the start time, for a process that has ended but was not yet waited for
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 _held_files: set[int] = set()
 
 
 def _close_locks_in_child() -> None:
-    """Close lock files in a forked child, which would otherwise keep the lock after the holder was killed."""
+    """Close the lock files in a forked child, which would otherwise hold the locks of a killed parent."""
     for file in _held_files:
         with contextlib.suppress(OSError):
             os.close(file)
@@ -48,13 +50,16 @@ os.register_at_fork(after_in_child=_close_locks_in_child)
 
 
 class Busy(OelmError):
-    """Another process holds the lock."""
+    """Another process holds the lock that was requested."""
 
     exit_code = 77
 
 
 class Lock:
-    """`with Lock(path): ...`; raises Busy when another process has held it for `patience` seconds."""
+    """Context manager that holds the lock `path`.
+
+    It waits up to `patience` seconds for another process to release the lock, then raises Busy.
+    """
 
     def __init__(self, path: Path, patience: float = float("inf")) -> None:
         self.path = path
@@ -79,7 +84,9 @@ class Lock:
             self._beat = None
         if self.file is not None:
             _held_files.discard(self.file)
-            os.close(self.file)  # releases the flock; without the file, two processes could lock two files
+            # Closing the file releases the flock. The file is not deleted: a process could then lock a new
+            # file while another still holds the deleted one.
+            os.close(self.file)
             self.file = None
 
     def _busy(self) -> str:
@@ -96,7 +103,7 @@ class Lock:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return False
             raise
-        with contextlib.suppress(OSError):  # a full disk: the record is only informative
+        with contextlib.suppress(OSError):  # on a full disk, the record is missing; it is only informative
             os.ftruncate(file, 0)
             os.write(file, _my_record())
         self.file = file
@@ -111,7 +118,7 @@ class Lock:
             record = _read(owner)
             if _is_abandoned(owner, record):
                 _remove_abandoned(owner, record)
-            return False  # the process that creates the file next holds the lock
+            return False  # on the next attempt, this process may be the one to create the file
         record = _my_record()
         with contextlib.suppress(OSError):
             os.write(file, record)
@@ -137,13 +144,13 @@ class _Heartbeat:
     def stop(self) -> None:
         self._end.set()
         self._thread.join()
-        # After a suspend of this machine the file may belong to another process.
+        # If this machine was suspended for long, another process may have taken the lock and its file.
         if _read(self.owner) in (self.record, b""):
             self.owner.unlink(missing_ok=True)
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether some process holds the lock, without keeping it."""
+    """Return whether a process holds the lock `path`."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -161,24 +168,27 @@ def is_locked(path: Path) -> bool:
 
 
 def holder(path: Path) -> dict[str, Any]:
-    """Return the record of the process that holds, or last held, the lock; {} without a readable one."""
+    """Return host, pid and start time of the process that holds, or last held, the lock; {} if unknown."""
     return _fields(_read(_owner_file(path))) or _fields(_read(path))
 
 
 def holder_name(path: Path) -> str:
-    """Return "process <pid> on <host>" of the holder, for messages."""
+    """Return the holder of a lock as "process <pid> on <host>", for messages."""
     who = holder(path)
     return f"process {who.get('pid')} on {who.get('host')}" if who else "another process"
 
 
 def keep_inherited_lock(file: int) -> None:
-    """Keep a lock file inherited from the parent open, so that the lock lasts until this process ends."""
+    """Keep the lock file `file`, opened by the parent process, so the lock lasts until this process ends."""
     os.set_inheritable(file, False)
     _held_files.add(file)
 
 
 def process_alive(pid: int, start: float | None = None) -> bool:
-    """Return whether this host runs the process; `start` excludes a later process with the same pid."""
+    """Return whether the process `pid` exists on this host and, if `start` is given, has this start time.
+
+    The start time tells a process from a later one with the same pid.
+    """
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -224,7 +234,7 @@ def _read(path: Path) -> bytes:
 
 
 def _fields(record: bytes) -> dict[str, Any]:
-    """Return the record as a mapping; {} if it is damaged."""
+    """Return the fields of a holder's record; {} if the record is damaged."""
     with contextlib.suppress(ValueError, RecursionError):
         fields = json.loads(record)
         if isinstance(fields, dict):
@@ -251,7 +261,7 @@ def _remove_abandoned(owner: Path, record: bytes) -> None:
         os.rename(owner, moved)
     except FileNotFoundError:
         return
-    if _read(moved) != record:  # another process has taken the lock meanwhile: restore its file
+    if _read(moved) != record:  # another process has taken the lock meanwhile, so its file is restored
         with contextlib.suppress(FileExistsError):
             os.link(moved, owner)
     moved.unlink(missing_ok=True)

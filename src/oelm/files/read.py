@@ -1,8 +1,8 @@
-"""Read untrusted JSON: limited size and depth, one `OelmError` for each problem.
+"""Read untrusted JSON files with limits on their size and depth; every problem raises `OelmError`.
 
-Every JSON file of a run folder, an archive or a user is read by these functions (YAML: `files.yaml`). They
-refuse content that can exhaust memory or the stack (files over a limit, nesting deeper than `MAX_DEPTH`,
-named pipes) and content without a unique meaning (duplicate keys, NaN, invalid UTF-8).
+These functions read every JSON file of a run folder, an archive or a user (YAML files: `files.yaml`). They
+refuse content that can exhaust memory or the stack (files over a limit, nesting deeper than `MAX_DEPTH`),
+content without a unique meaning (duplicate keys, NaN, invalid UTF-8), and named pipes, which would block.
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ from oelm.errors import OelmError
 from oelm.units import bytes_text
 
 MIB = 1 << 20
-JSON_BYTES = 16 * MIB  # status, results, manifest, audit: some KB
-PREDICTIONS_BYTES = 256 * MIB  # one number per test example
-ROW_BYTES = 4 * MIB  # one line of metrics.jsonl; per-head statistics of a large model take some 10 KB
-LOG_BYTES = 4096 * MIB  # a file that is read line by line
-TOKENIZER_BYTES = 256 * MIB  # the largest public tokenizer.json have some 30 MB
+# The largest accepted size of each kind of file.
+JSON_BYTES = 16 * MIB  # status, results, manifest and audit files, which usually have a few KB
+PREDICTIONS_BYTES = 256 * MIB  # predictions.json, with two numbers per test example
+ROW_BYTES = 4 * MIB  # one line of metrics.jsonl; per-head statistics of a large model take about 10 KB
+LOG_BYTES = 4096 * MIB  # a file that is read line by line, so it may be larger than the memory
+TOKENIZER_BYTES = 256 * MIB  # tokenizer.json; the largest public ones have about 30 MB
 
-MAX_DEPTH = 50  # levels of lists and mappings; our own files have at most 6
-MAX_CONTAINERS = 2_000_000  # an empty list takes 2 bytes of JSON and 56 of memory
+MAX_DEPTH = 50  # levels of nested lists and objects; the files of a run have at most 6
+MAX_CONTAINERS = 2_000_000  # an empty list takes 2 bytes of JSON but 56 of memory: a small file could fill it
 
 
 def open_regular(path: Path | str) -> IO[bytes]:
-    """Open a file for reading; a pipe, a device or a folder is an error."""
-    # O_NONBLOCK: opening a named pipe would wait for a writer forever.
+    """Open a file for reading. Raise OelmError if it is a pipe, a device or a folder."""
+    # Without O_NONBLOCK, opening a named pipe would wait for a writer forever.
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OelmError(f"{path}: not a regular file")
+        raise OelmError(f"{path}: not a regular file, but a pipe, a device or a folder")
     return file
 
 
 def read_bytes(path: Path | str, *, max_bytes: int) -> bytes:
-    """Return the content of a regular file. A missing file raises FileNotFoundError."""
+    """Return the content of a regular file. Raise OelmError if it is larger than `max_bytes`."""
     with open_regular(path) as file:
         return read_limited(file, str(path), max_bytes)
 
 
 def read_limited(file: IO[bytes], where: str, max_bytes: int) -> bytes:
-    """Return the rest of an open file; an error if it is larger than `max_bytes`."""
+    """Return the rest of an open file. Raise OelmError if it is larger than `max_bytes`."""
     content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise OelmError(f"{where}: larger than {bytes_text(max_bytes)}, the limit for this kind of file")
@@ -60,12 +61,12 @@ def read_text(path: Path | str, *, max_bytes: int) -> str:
 
 
 def read_json(path: Path | str, *, max_bytes: int = JSON_BYTES) -> Any:
-    """Return the value in a JSON file."""
+    """Return the content of a JSON file, of any JSON type."""
     return parse_json(read_text(path, max_bytes=max_bytes), str(path))
 
 
 def read_json_object(path: Path | str, *, max_bytes: int = JSON_BYTES) -> dict[str, Any]:
-    """Return the object in a JSON file; any other JSON value is an error."""
+    """Return the JSON object in a file. Raise OelmError if the file contains another JSON type."""
     value = read_json(path, max_bytes=max_bytes)
     if not isinstance(value, dict):
         raise OelmError(f"{path}: expected a JSON object")
@@ -79,7 +80,7 @@ def read_json_lines(path: Path | str) -> Iterator[dict[str, Any]]:
 
 
 def parse_json_lines(file: IO[bytes], where: str) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of an open file with one object per line; a partial last line is skipped."""
+    """Yield the JSON objects of an open file with one object per line; skip an incomplete last line."""
     number = 0
     while line := file.readline(ROW_BYTES + 1):
         number += 1
@@ -108,9 +109,9 @@ def parse_json(text: str, where: str) -> Any:
             object_pairs_hook=_unique_keys,
             parse_constant=_refuse_constant,
             parse_float=_finite_float,
-            parse_int=_finite_int if _LONG_INTEGER.search(text) else None,  # a Python call per number is slow
+            parse_int=_finite_int if _LONG_INTEGER.search(text) else None,  # a hook for every number is slow
         )
-    except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
+    except (ValueError, RecursionError) as error:  # int() raises ValueError for thousands of digits
         raise OelmError(f"{where}: not JSON ({error})") from None
     if _HALF_SURROGATE.search(text):
         refuse_half_characters(value, where)
@@ -123,19 +124,19 @@ _HALF_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _check_json_depth(text: str, where: str) -> None:
-    """Raise an error for text on which the parser would run out of stack or memory."""
+    """Raise OelmError for JSON text on which the parser would run out of stack or memory."""
     containers = text.count("[") + text.count("{")
     if containers <= MAX_DEPTH:
         return
     if containers > MAX_CONTAINERS:
-        raise OelmError(f"{where}: more than {MAX_CONTAINERS:,} lists and objects")
+        raise OelmError(f"{where}: refused, it has more than {MAX_CONTAINERS:,} lists and objects")
     depth = 0
     for match in _BRACKETS.finditer(text):
         character = match[0]
         if character in "[{":
             depth += 1
             if depth > MAX_DEPTH:
-                raise OelmError(f"{where}: nested deeper than {MAX_DEPTH} levels")
+                raise OelmError(f"{where}: refused, it is nested deeper than {MAX_DEPTH} levels")
         elif character in "]}":
             depth -= 1
 
@@ -161,7 +162,7 @@ def _finite_float(text: str) -> float:
 
 
 def _finite_int(text: str) -> int:
-    """Return an integer; an error if it is too large to be converted to float."""
+    """Return an integer. Raise ValueError if it is too large to be converted to float."""
     value = int(text)
     if abs(value) >= 10**300:
         raise ValueError(f"{text[:20]}... is too large a number")
@@ -169,7 +170,7 @@ def _finite_int(text: str) -> int:
 
 
 def refuse_half_characters(value: Any, where: str) -> None:
-    r"""Raise an error for text with half a UTF-16 pair ("\ud800"), which cannot be printed or written."""
+    r"""Raise OelmError for a text with half a UTF-16 pair ("\ud800"), which cannot be printed or written."""
     if isinstance(value, dict):
         for name, inner in value.items():
             refuse_half_characters(name, where)
@@ -181,11 +182,11 @@ def refuse_half_characters(value: Any, where: str) -> None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise OelmError(f"{where}: a text with half a character ({value[:40]!a})") from None
+            raise OelmError(f"{where}: a text contains half of a UTF-16 pair ({value[:40]!a})") from None
 
 
 def decode(content: bytes, where: str) -> str:
-    """Return UTF-8 bytes as text; invalid UTF-8 is an error that says at which byte and line."""
+    """Return UTF-8 bytes as text. Raise OelmError, which names byte and line, for invalid UTF-8."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Read untrusted YAML: limited size and depth, no aliases, one `UsageError` for each problem."""
+"""Read untrusted YAML with limits on its size and depth, and without aliases; problems raise `UsageError`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from oelm.errors import UsageError
 from oelm.files.read import MAX_DEPTH, MIB, read_text, refuse_half_characters
 from oelm.units import bytes_text
 
-YAML_BYTES = MIB // 4  # a config.yaml has 2 KB
+YAML_BYTES = MIB // 4  # largest accepted file; a config.yaml has about 2 KB
 
 
 def read_yaml(path: Path | str) -> Any:
-    """Return the value in a YAML file."""
+    """Return the content of a YAML file."""
     return parse_yaml(read_text(path, max_bytes=YAML_BYTES), str(path))
 
 
@@ -37,7 +37,7 @@ def parse_yaml(text: str, where: str) -> Any:
         mark = error.problem_mark
         line = f"line {mark.line + 1}: " if mark is not None else ""
         raise UsageError(f"{where}: not valid YAML ({line}{error.problem or error.context})") from None
-    # SafeConstructor does not catch the errors of int() and datetime() (`!!int x`, `2026-13-45`).
+    # For invalid values such as `!!int x` or `2026-13-45`, PyYAML raises the errors of int() and datetime().
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, ArithmeticError, LookupError) as error:
         message = " ".join(str(error).split())
         raise UsageError(f"{where}: not valid YAML ({message})") from None
@@ -56,9 +56,9 @@ except ImportError:
 
 
 class _BoundedLoader(*_BASES):  # type: ignore[misc]
-    """SafeLoader with libyaml's parser, but composed in Python, where the depth can be limited.
+    """A yaml.SafeLoader that limits the depth, and parses with the fast libyaml where it is installed.
 
-    CSafeLoader recurses in C without a limit: 100,000 `[` cause a segmentation fault.
+    PyYAML's own CSafeLoader recurses in C without a limit, so 100,000 `[` cause a segmentation fault.
     """
 
     _depth = 0
@@ -72,7 +72,7 @@ class _BoundedLoader(*_BASES):  # type: ignore[misc]
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
-            raise _marked("an alias (*name) is not supported here; write the value out", event)
+            raise _marked("aliases (*name) are not supported; write the value out", event)
         if self._depth > MAX_DEPTH:
             raise _marked(f"nested deeper than {MAX_DEPTH} levels", event)
         self._depth += 1

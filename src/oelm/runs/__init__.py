@@ -1,4 +1,4 @@
-"""The run folder: one typed schema for its files, states, locks, scanning, archives, disk space.
+"""Run folders: the schema of their files, run states, locks, scanning, archives and disk space.
 
-Input: what training writes. Output: runs as typed objects, read from run folders or results files.
+Input: the files that training writes. Output: runs as typed objects, read from run folders or results files.
 """

@@ -1,9 +1,10 @@
 """Pack run folders into one verified tar.gz file, and merge such a file into a runs folder.
 
-The first member lists every file with its size and SHA-256. An archive may come from anyone: merging accepts
-only files of run folders (`RESULT_FILES`, and models as safetensors, json or txt) of the listed sizes, and
-checks every byte before it moves a file into place. A new run is moved as one folder. If any file of an
-existing run differs, no file of that run is merged, and the run is reported.
+The first member of the tar file is an index: every file with its size and SHA-256. An archive may come from
+an untrusted source, so `merge` accepts only files of run folders (`RESULT_FILES`, and models as safetensors,
+json or txt) and checks their sizes and hashes before it moves a file into the runs folder. A new run is moved
+as one folder. If a file of an existing run differs from the archive, no file of that run is merged, and the
+differing files are reported.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ FORMAT = 1
 
 _INDEX_BYTES = 32 * MIB  # enough for 15,000 runs at 180 bytes per file
 _MODEL_FILES = {".safetensors": 1 << 40, ".json": TOKENIZER_BYTES, ".txt": TOKENIZER_BYTES}
-_MAX_RATIO = 200  # of unpacked to packed size; results have about 10
-_ALWAYS_ALLOWED = 64 * MIB  # unpacked, at any ratio
+_MAX_RATIO = 200  # largest allowed ratio of unpacked to packed size; archives of results have about 10
+_ALWAYS_ALLOWED = 64 * MIB  # an archive that unpacks to less is accepted at any ratio
 _MEMBER_OVERHEAD = 8192  # bytes of tar headers and padding per file
 _STAGING = ".merge-"
 _CHUNK = 1 << 20
@@ -48,7 +49,7 @@ _CHUNK = 1 << 20
 
 @dataclass
 class Packed:
-    """What `pack` wrote."""
+    """The archive that `pack` has written: its path, its size, and how many runs and files it holds."""
 
     path: Path
     runs: int
@@ -58,12 +59,14 @@ class Packed:
 
 @dataclass
 class Merged:
-    """What `merge` did with each file, by its path below the runs folder."""
+    """The paths, relative to the runs folder, of the files that `merge` added or left alone."""
 
     added: list[str] = field(default_factory=list)
-    same: list[str] = field(default_factory=list)
-    conflicts: list[str] = field(default_factory=list)
-    withheld: list[str] = field(default_factory=list)  # new files of a run with a conflict
+    same: list[str] = field(default_factory=list)  # files that existed with the same content
+    conflicts: list[str] = field(default_factory=list)  # files that existed with other content
+    withheld: list[str] = field(
+        default_factory=list
+    )  # files that were not added, as their run has a conflict
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,12 @@ class Entry:
     path: str
     bytes: int
     sha256: str
-    run: str  # the run folder it belongs to
+    run: str  # the run folder of the file, relative to the runs folder
 
 
 @dataclass(frozen=True)
 class Index:
-    """The list of files at the start of an archive."""
+    """The first member of an archive: the list of all other members, with their sizes and hashes."""
 
     files: tuple[Entry, ...]
     study: str | None = None
@@ -100,7 +103,10 @@ class Index:
 
 
 def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool = False) -> Packed:
-    """Write the runs of `root` (of one study, if given) to `target`; with their best models if `weights`."""
+    """Write the run folders below `root` to the archive `target`.
+
+    `study` limits the archive to the runs of one study. `weights` adds the best model of each run.
+    """
     root, target = Path(root), Path(target)
     runs = [
         run for run in scan(root) if (not study or run.study == study) and isinstance(run.reader, RunFolder)
@@ -109,7 +115,7 @@ def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool
         raise OelmError(f"no run folders{f' of study {study}' if study else ''} in {root}")
     live = [run.name for run in runs if run.state in ("running", "stalled")]
     if live:
-        raise OelmError(f"these runs are still running, pack them later: {', '.join(live)}")
+        raise OelmError(f"these runs are still running; pack them when they have ended: {', '.join(live)}")
     entries = []
     for run in runs:
         for file in _files_to_pack(run, weights):
@@ -124,7 +130,7 @@ def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool
         "runs": len(runs),
         "files": entries,
     }
-    # mtime 0 and sorted members: the same results give the same archive, byte for byte.
+    # The time is set to 0 and the members are sorted, so that the same results give the same bytes.
     with (
         atomic_open(target) as out,
         gzip.GzipFile(filename="", fileobj=out, mode="wb", mtime=0) as zipped,
@@ -157,14 +163,17 @@ def _add(tar: tarfile.TarFile, name: str, file: Any, size: int) -> None:
 
 
 def verify(source: Path | str) -> Index:
-    """Check every member of an archive against its index; returns the index."""
+    """Check every member of an archive against the archive's index, and return the index."""
     with _opened(source) as (tar, index):
         _read_members(tar, index, None)
     return index
 
 
 class _BoundedStream:
-    """The unpacked tar. Reading more than `limit` bytes is an error: a small file may unpack to terabytes."""
+    """The unpacked bytes of an archive, up to `limit`.
+
+    Reading more raises OelmError, because a small compressed file could unpack to terabytes.
+    """
 
     def __init__(self, file: Any, limit: int) -> None:
         self.file, self.limit = file, limit
@@ -179,7 +188,7 @@ class _BoundedStream:
 
 @contextlib.contextmanager
 def _opened(source: Path | str) -> Iterator[tuple[tarfile.TarFile, Index]]:
-    """Open an archive as a stream and read its index, which must be the first member."""
+    """Open an archive as a stream, and yield it with its index, which must be the first member."""
     source = Path(source)
     if not source.is_file():
         raise UsageError(f"there is no archive {source}")
@@ -189,9 +198,11 @@ def _opened(source: Path | str) -> Iterator[tuple[tarfile.TarFile, Index]]:
             with tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
                 first = tar.next()
                 if first is None or first.name != INDEX or not _is_plain_file(first):
-                    raise OelmError(f"{source} is not an archive of `oelm archive`: it has no index")
+                    raise OelmError(
+                        f"{source} was not written by `oelm archive`: it does not start with an index"
+                    )
                 if first.size > _INDEX_BYTES:
-                    raise OelmError(f"{source}: its index is larger than {bytes_text(_INDEX_BYTES)}")
+                    raise OelmError(f"{source}: refused, the index is larger than {bytes_text(_INDEX_BYTES)}")
                 member = tar.extractfile(first)
                 assert member is not None
                 index = parse_index(member.read(), source)
@@ -205,14 +216,17 @@ def _opened(source: Path | str) -> Iterator[tuple[tarfile.TarFile, Index]]:
 
 
 def parse_index(content: bytes, source: Path | str) -> Index:
-    """Return the checked index: each entry is a file of a run, listed once, and not larger than allowed."""
+    """Return the index of an archive from its JSON text.
+
+    Raise OelmError if an entry is no file of a run folder, is listed twice, or is larger than allowed.
+    """
     where = f"{source}, {INDEX}"
     try:
         raw = parse_json(content.decode("utf-8"), where)
     except UnicodeDecodeError as error:
         raise OelmError(f"{where}: not UTF-8 text (byte {error.start})") from None
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-        raise OelmError(f"{where}: this version reads only format {FORMAT}")
+        raise OelmError(f"{where}: unknown archive format; this version of oelm reads only format {FORMAT}")
     listed = raw.get("files")
     if not isinstance(listed, list):
         raise OelmError(f"{where}: 'files' is missing or not a list")
@@ -241,7 +255,7 @@ def _entry(item: Any, where: str) -> Entry:
         raise OelmError(f"{where}: refused, not a file of a run folder: '{path}'")
     most = RESULT_FILES.get(path.removeprefix(run + "/"), _MODEL_FILES.get(PurePosixPath(path).suffix, 0))
     if size > most:
-        raise OelmError(f"{where}: refused, '{path}' has {bytes_text(size)}; at most {bytes_text(most)}")
+        raise OelmError(f"{where}: refused, '{path}' has {bytes_text(size)}; the limit is {bytes_text(most)}")
     return Entry(path, size, digest, run)
 
 
@@ -249,7 +263,7 @@ _RUN_PATH = rf"(?P<run>[^/]+/{RUN_PLACE})/(?:(?P<file>[^/]+)|best/(?P<model>[A-Z
 
 
 def entry_run(path: str) -> str | None:
-    """Return the run folder of a path in an archive; None if an archive may not contain this file.
+    """Return the run folder that a path in an archive lies in; None if an archive may not contain the path.
 
     >>> entry_run("paper/GPT-01/scale=mini/seed=0/best/config.json")
     'paper/GPT-01/scale=mini/seed=0'
@@ -267,7 +281,9 @@ def entry_run(path: str) -> str | None:
 def _check_ratio(index: Index, source: Path) -> None:
     packed = source.stat().st_size
     if index.bytes > max(_ALWAYS_ALLOWED, _MAX_RATIO * packed):
-        raise OelmError(f"{source}: refused, {bytes_text(packed)} would unpack to {bytes_text(index.bytes)}")
+        raise OelmError(
+            f"{source}: refused, its {bytes_text(packed)} would unpack to {bytes_text(index.bytes)}"
+        )
 
 
 def _is_plain_file(info: tarfile.TarInfo) -> bool:
@@ -275,7 +291,7 @@ def _is_plain_file(info: tarfile.TarInfo) -> bool:
 
 
 def _read_members(tar: tarfile.TarFile, index: Index, into: Path | None) -> None:
-    """Check every member against the index, and write it below `into` if given."""
+    """Check every member of an archive against its index; write the members below `into` if it is given."""
     expected = {entry.path: entry for entry in index.files}
     while (info := tar.next()) is not None:  # a for loop would start at the index again
         entry = expected.pop(info.name, None)
@@ -308,7 +324,7 @@ def _read_members(tar: tarfile.TarFile, index: Index, into: Path | None) -> None
 
 
 def merge(source: Path | str, root: Path | str) -> Merged:
-    """Add the runs of an archive to `root`. Nothing is added unless every hash in the archive is right."""
+    """Add the runs of an archive to `root`. If one hash in the archive is wrong, nothing is added."""
     root = Path(root)
     result = Merged()
     with contextlib.ExitStack() as stack:
@@ -320,11 +336,12 @@ def merge(source: Path | str, root: Path | str) -> Merged:
         free = shutil.disk_usage(root).free
         if index.bytes > free:
             raise OelmError(
-                f"{root}: the archive needs {bytes_text(index.bytes)}, only {bytes_text(free)} are free"
+                f"{root}: the archive needs {bytes_text(index.bytes)} of disk space, but only "
+                f"{bytes_text(free)} are free"
             )
         staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=root))
         stack.callback(shutil.rmtree, staging, ignore_errors=True)
-        stack.enter_context(RunLock(staging))  # so that another merge does not delete it as a leftover
+        stack.enter_context(RunLock(staging))  # another merge deletes staging folders without a lock
         _read_members(tar, index, staging)
         for run, entries in index.runs.items():
             _refuse_links(root, root / run)
@@ -333,7 +350,7 @@ def merge(source: Path | str, root: Path | str) -> Merged:
 
 
 def _remove_leftovers(root: Path) -> None:
-    """Delete the staging folders of merges that were killed."""
+    """Delete the staging folders that killed merges have left in `root`."""
     for folder in root.glob(f"{_STAGING}*"):
         if folder.is_dir() and not folder.is_symlink() and not is_held(folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -345,10 +362,13 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _merge_run(root: Path, run: str, entries: list[Entry], staging: Path, result: Merged) -> None:
-    """Add a new run as one folder, or the missing files of an existing run if no other file differs."""
+    """Move one run from `staging` to `root`: a new run as one folder, else only its missing files.
+
+    If a file of the existing run differs from the archive, no file of the run is moved.
+    """
     if not os.path.lexists(root / run):
         (root / run).parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):  # another process has created it meanwhile
+        with contextlib.suppress(OSError):  # another process may have created the folder meanwhile
             os.rename(staging / run, root / run)
             result.added += [e.path for e in entries]
             return
@@ -370,7 +390,7 @@ def _merge_run(root: Path, run: str, entries: list[Entry], staging: Path, result
                     result.added.append(name)
         except Busy:
             result.withheld += new
-            result.conflicts.append(f"{run} (another process works on it)")
+            result.conflicts.append(f"{run} (another process is working on this run)")
 
 
 def _is_same(place: Path, entry: Entry) -> bool:
@@ -379,8 +399,10 @@ def _is_same(place: Path, entry: Entry) -> bool:
 
 
 def _refuse_links(root: Path, folder: Path) -> None:
-    """Raise an error if a symbolic link in the runs folder would make a merge write outside of it."""
+    """Raise OelmError if a symbolic link below `root` could make a merge write outside of `root`."""
     inside = folder.relative_to(root)
     for part in (inside, *inside.parents):
         if (root / part).is_symlink() and part != PurePosixPath("."):
-            raise OelmError(f"refused: {root / part} is a symbolic link; a merge does not write through it")
+            raise OelmError(
+                f"refused: {root / part} is a symbolic link; replace it by a folder, then merge again"
+            )

@@ -1,4 +1,4 @@
-"""Free the disk space of the checkpoints of finished runs. Best models and results are never deleted."""
+"""Delete the checkpoints of finished runs to free disk space. Best models and results are never deleted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oelm.runs.scan import RunInfo, scan, state_of
 
 @dataclass(frozen=True)
 class Freeable:
-    """The checkpoints of a finished run, which no resume needs any more."""
+    """The checkpoints of a finished run. They can be deleted, because a finished run is never resumed."""
 
     run: RunInfo
     files: tuple[Path, ...]
@@ -21,11 +21,11 @@ class Freeable:
 
 
 def freeable(root: Path | str) -> list[Freeable]:
-    """Return the finished runs below `root` that still have checkpoints."""
+    """Return the finished, undamaged runs below `root` that still have checkpoints."""
     found = []
     for run in scan(root):
         if run.state != "finished" or RunFolder(run.path).damage():
-            continue  # damaged results can be restored from the checkpoint
+            continue  # a run with damaged results needs its checkpoint to restore them
         files = RunFolder(run.path).checkpoints
         if files:
             found.append(Freeable(run, files, sum(file.stat().st_size for file in files)))
@@ -33,7 +33,10 @@ def freeable(root: Path | str) -> list[Freeable]:
 
 
 def free(items: Iterable[Freeable]) -> int:
-    """Delete these checkpoints; returns the bytes freed. Skips a run that is locked or no longer finished."""
+    """Delete the checkpoints of `items`, and return the bytes freed.
+
+    A run is skipped if another process has locked it, or if it is not finished any more.
+    """
     freed = 0
     for item in items:
         try:

@@ -1,4 +1,4 @@
-"""A run folder on disk: claiming it for a config, writing its files, checking them."""
+"""A run folder on disk: `RunFolder` reserves it for one config, writes its files and checks them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from oelm.runs.reader import RunReader
 from oelm.runs.schema import FreezeAudit, Manifest, Predictions, Results, Status, TimingStats, to_json
 from oelm.runs.states import EXIT_INTERRUPTED, is_terminal
 
-_REASON_CHARACTERS = 500  # kept of a reason when status.json is overwritten in place
+_REASON_CHARACTERS = 500  # a longer reason is cut when status.json is overwritten in place
 
 
 class DiskFull(OelmError):
-    """There is not enough disk space; the same command continues the run once there is."""
+    """There is not enough disk space. Once space is free, the same command continues the run."""
 
     exit_code = EXIT_INTERRUPTED
 
 
 class RunFolder(RunReader):
-    """Names, reads and writes the files of a run. One process at a time writes; see `runs.lock`."""
+    """The files of one run on disk. Only the process that holds the lock of the run may write them."""
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
@@ -50,7 +50,7 @@ class RunFolder(RunReader):
         self.best = self.path / "best"
         self.latest = self.path / "latest.pt"
         self.previous = self.path / "previous.pt"
-        self._descriptor: int | None = None  # of the open folder, see `_hold`
+        self._descriptor: int | None = None  # file descriptor of the folder, which `_hold` opens
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -68,9 +68,9 @@ class RunFolder(RunReader):
         return (f"{CHECKSUMS} is missing",) if problems is None else tuple(problems)
 
     def ended(self) -> Status | None:
-        """Return the status of a run with nothing left to do; None when there is, or it cannot be read.
+        """Return the status of a run that has ended; None if the run must continue or has no readable status.
 
-        A finished run whose files are missing or damaged still has something to do.
+        A finished run whose files are missing or damaged must continue, to write them again.
         """
         try:
             status = self.status()
@@ -83,9 +83,9 @@ class RunFolder(RunReader):
     # -- claiming -----------------------------------------------------------------------------
 
     def claim(self, config: RunConfig) -> None:
-        """Write config.yaml; an error that lists the differences if the folder holds another config.
+        """Write config.yaml. Raise UsageError, which lists the differences, if it exists with another config.
 
-        A folder whose run failed before its first step is taken over.
+        The folder of a run that failed before its first step is used again.
         """
         if self.exists():
             held = self.config()
@@ -94,7 +94,7 @@ class RunFolder(RunReader):
             if not self._failed_before_first_step():
                 lines = "\n".join(diff_lines(held, config))
                 raise UsageError(
-                    f"{self.path} holds a run with another config (folder -> asked):\n{lines}\n"
+                    f"{self.path} holds a run with another config (in the folder -> requested):\n{lines}\n"
                     "Use another folder, or remove this one to start over."
                 )
         try:
@@ -102,7 +102,7 @@ class RunFolder(RunReader):
             write_text(self.config_file, config_to_yaml(config))
         except OSError as error:
             kind = DiskFull if is_disk_full(error) else OelmError
-            raise kind(f"{self.path} cannot be made a run folder: {error.strerror or error}") from None
+            raise kind(f"the run folder {self.path} cannot be written: {error.strerror or error}") from None
 
     def _failed_before_first_step(self) -> bool:
         try:
@@ -124,7 +124,7 @@ class RunFolder(RunReader):
         return tuple(file for file in (self.latest, self.previous) if file.exists())
 
     def drop_checkpoints(self) -> int:
-        """Delete the checkpoints that a resume needs; returns the bytes freed."""
+        """Delete the checkpoints, and return the bytes freed. The run cannot be resumed afterwards."""
         freed = 0
         for file in self.checkpoints:
             freed += file.stat().st_size
@@ -149,13 +149,13 @@ class RunFolder(RunReader):
         write_json(self.results_file, to_json(results))
 
     def write_checksums(self) -> None:
-        """Write checksums.json for the files a verdict rests on. A finished run writes it last."""
+        """Write checksums.json, the last file of a finished run, for the files that verdicts depend on."""
         write_checksums(self.path, VERDICT_FILES)
 
     def write_status(self, status: Status) -> Status:
-        """Write status.json with the current time as its heartbeat.
+        """Write status.json with the current time as its heartbeat, and return the status as written.
 
-        On a full disk, or in a folder that was moved, the existing file is overwritten in place.
+        If the disk is full or the run folder was moved, the existing file is overwritten in place.
         """
         status = replace(status, heartbeat=time.time())
         try:
@@ -168,20 +168,20 @@ class RunFolder(RunReader):
         return status
 
     def _hold(self) -> None:
-        """Keep the folder open until `close`, so that its files are found even after it was moved."""
+        """Keep the folder open until `close`, so that status.json is found even if the folder is moved."""
         if self._descriptor is None:
             with contextlib.suppress(OSError):
                 self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
                 self._release = weakref.finalize(self, os.close, self._descriptor)
 
     def close(self) -> None:
-        """Close the folder, after the last `write_status`."""
+        """Release the open folder; call this after the last `write_status`."""
         if self._descriptor is not None:
             self._descriptor = None
             self._release()
 
     def _overwrite_status(self, status: Status) -> bool:
-        """Overwrite status.json in place, which needs no disk space; returns whether that worked."""
+        """Overwrite status.json in place, which needs no disk space. Return whether that worked."""
         short = replace(status, reason=status.reason[:_REASON_CHARACTERS])
         content = json_text(to_json(short)).encode()
         self._hold()
@@ -200,7 +200,7 @@ class RunFolder(RunReader):
     # -- out of memory in one of several processes ---------------------------------------------
 
     def wanted_split(self) -> int:
-        """Return into how many parts to cut each micro-batch, as a process that ran out of memory asked."""
+        """Return into how many parts each micro-batch is cut; a process that ran out of memory has set it."""
         with contextlib.suppress(OelmError, OSError, TypeError, ValueError):
             return int(read_json_object(self.split_file).get("split", 1))
         return 1

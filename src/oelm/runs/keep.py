@@ -1,7 +1,7 @@
-"""`oelm archive keep results`: the results of ended runs in one file per study, to commit to a repository.
+"""Write the results of ended runs to one small file per study, which can be committed to a repository.
 
-`oelm analyze --runs results` and `oelm report --runs results` read these files like run folders. Weights,
-checkpoints and logs are left out.
+The command is `oelm archive keep results`. `oelm analyze --runs results` and `oelm report --runs results`
+read these files like run folders. The files contain no weights, checkpoints or logs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from oelm.runs.reader import RunReader
 from oelm.runs.results_file import SUFFIX, read_results_file, write_results_file
 from oelm.runs.scan import RunInfo, scan
 
-#: A failed run is kept too: leaving out the failed seeds of an arm would make the arm look better.
+#: Failed runs are kept too: without its failed seeds, an arm (a method in a comparison) would look better.
 KEPT_STATES = ("finished", "diverged", "failed", "oom")
 KEPT_FILES = (
     "config.yaml",
@@ -35,26 +35,30 @@ TRIAL_FILES = ("config.yaml", "status.json", "results.json", "timing_stats.json"
 
 @dataclass
 class Kept:
+    """How much `keep` has written."""
+
     runs: int = 0
     files: int = 0  # results files written, one per study
     bytes: int = 0
 
 
 def keep(root: Path | str, target: Path | str, *, study: str = "") -> Kept:
-    """Write the ended runs of `root` (of one study, if given) to <target>/<study>.jsonl.xz.
+    """Write the ended runs below `root` to one file per study, <target>/<study>.jsonl.xz.
 
-    Other runs that such a file already has stay in it.
+    `study` limits this to the runs of one study. Other runs in an existing file stay in it.
     """
     root, target = Path(root), Path(target)
     if target.resolve().is_relative_to(root.resolve()):
-        raise OelmError(f"{target} is the runs folder itself, or in it")
+        raise OelmError(f"{target} is the runs folder or lies inside it; choose a target outside of {root}")
     runs = [run for run in scan(root) if not study or run.study == study]
     ended = [run for run in runs if run.state in KEPT_STATES]
     if not any(run.state == "finished" for run in ended):
         raise OelmError(f"no finished runs{f' of study {study}' if study else ''} in {root}")
     for run in ended:
         if run.state == "finished" and (damage := run.reader.damage()):
-            raise OelmError(f"{run.path} is damaged: {'; '.join(damage)}. Run the same command again.")
+            raise OelmError(
+                f"{run.path} is damaged: {'; '.join(damage)}. Train it again with the same command."
+            )
     target.mkdir(parents=True, exist_ok=True)
     kept = Kept(runs=len(ended))
     for name in dict.fromkeys(run.study for run in ended):
@@ -73,7 +77,7 @@ def _kept_files(run: RunInfo) -> tuple[str, dict[str, str]]:
 
 
 def _shareable(reader: RunReader, name: str) -> str:
-    """Return the text of a file without host names and without notes of a private data folder."""
+    """Return the text of a run's file without host names and without the note of a private data folder."""
     where = str(reader.path / name)
     with reader.open(name) as file:
         text = decode(read_limited(file, where, RESULT_FILES[name]), where)
@@ -82,7 +86,7 @@ def _shareable(reader: RunReader, name: str) -> str:
     try:
         content: Any = parse_json(text, where)
     except OelmError:
-        return text  # a damaged file is kept as it is; the analysis will report it
+        return text  # a damaged file is stored unchanged; the analysis will report it
     if not isinstance(content, dict):
         return text
     content.pop("host", None)

@@ -1,4 +1,4 @@
-"""Where a run is stored and which files it consists of.
+"""The path of a run below the runs folder, and the files that a run consists of.
 
 runs/<study>/<ID>/scale=<s>/seed=<n>/
   config.yaml manifest.json status.json metrics.jsonl training.log freeze_audit.json
@@ -16,8 +16,8 @@ from oelm.files.read import JSON_BYTES, LOG_BYTES, PREDICTIONS_BYTES
 from oelm.files.yaml import YAML_BYTES
 from oelm.printable import printable
 
-#: The files that a verdict is computed from; checksums.json lists them when a run has finished. status.json
-#: is not one of them: it is written again afterwards, and no number is computed from it.
+#: The files that a verdict is computed from; checksums.json of a finished run lists them. status.json is not
+#: among them: it is written again after checksums.json, and no number is computed from it.
 VERDICT_FILES = (
     "config.yaml",
     "manifest.json",
@@ -28,8 +28,8 @@ VERDICT_FILES = (
     "results.json",
 )
 
-#: The files of a run that an archive contains, with the largest size accepted from an archive. Checkpoints,
-#: locks, job numbers and tracker files are not included: they are only useful on one machine.
+#: The files of a run that an archive contains, with the largest accepted size of each in bytes. Checkpoints,
+#: locks, job numbers and tracker files are left out, because they are only useful on one machine.
 RESULT_FILES: dict[str, int] = {
     "config.yaml": YAML_BYTES,
     "manifest.json": JSON_BYTES,
@@ -47,14 +47,17 @@ RESULT_FILES: dict[str, int] = {
 }
 
 
-#: The place of a run below its study.
+#: The path of a run below the folder of its study, as a regular expression.
 RUN_PLACE = (
     r"(?P<id>[^/]+)/scale=(?P<scale>[a-z]+)/(?:tune/lr=(?P<trial>[0-9.e+-]+)/)?seed=(?P<seed>[0-9]{1,19})"
 )
 
 
 def match_run_place(pattern: str, path: str) -> re.Match[str] | None:
-    """Match a path read from an untrusted file; None if a part is hidden, unprintable or very long."""
+    """Return the match of `pattern` with a path from an untrusted file; None if there is no match.
+
+    A path that is unprintable, very long, or has a hidden part never matches.
+    """
     if printable(path) != path or "\\" in path or len(path) > 1000:
         return None
     if any(part.startswith((".", " ")) for part in path.split("/")):
@@ -63,7 +66,7 @@ def match_run_place(pattern: str, path: str) -> re.Match[str] | None:
 
 
 def run_path(root: Path | str, config: RunConfig) -> Path:
-    """Return the folder of a run below the runs folder; a tuning trial has its own folder below tune/."""
+    """Return the folder of a run below the runs folder `root`; a tuning trial has a folder below tune/."""
     study, id = _folder_name("study", config.study), _folder_name("id", config.id)
     place = Path(root) / study / id / f"scale={config.scale}"
     if config.tune.trial:
@@ -72,7 +75,7 @@ def run_path(root: Path | str, config: RunConfig) -> Path:
 
 
 def _folder_name(field: str, name: str) -> str:
-    """Return `name`; an error if it is empty, hidden, unprintable or contains a path separator."""
+    """Return `name`. Raise UsageError if it is empty, hidden, unprintable or contains a path separator."""
     if not name or name.startswith(".") or {"/", "\\"} & set(name) or printable(name) != name:
         raise UsageError(f"{field}: {name!a} cannot be the name of a folder; use letters, digits, - and _")
     return name

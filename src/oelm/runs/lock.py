@@ -1,4 +1,4 @@
-"""The lock of a run folder: only one process works on a run at a time."""
+"""The lock of a run folder. It ensures that only one process at a time works on a run."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ __all__ = ["Busy", "RunLock", "is_held", "keep_inherited_lock", "process_alive",
 
 
 class RunLock(Lock):
-    """`with RunLock(folder): ...`; raises Busy, which names the holder, when another process has the lock.
+    """Context manager that holds the lock of a run folder; raises Busy if another process holds it.
 
-    `patience`: seconds to keep trying, because `oelm status` holds the lock for an instant to test it.
+    `patience` is how many seconds to keep trying: `oelm status` takes the lock for an instant to test it.
     """
 
     def __init__(self, folder: Path | str, patience: float = 1.0) -> None:
         super().__init__(_lock_file(folder), patience)
 
     def _busy(self) -> str:
-        return f"{self.path.parent} is being worked on by {holder_name(self.path)}"
+        return f"{self.path.parent} is in use by {holder_name(self.path)}"
 
 
 def is_held(folder: Path | str) -> bool:
-    """Return whether some process holds the lock of this run."""
+    """Return whether a process holds the lock of the run in `folder`."""
     return is_locked(_lock_file(folder))
 
 
 def read_holder(folder: Path | str) -> dict[str, Any]:
-    """Return the record of the process that holds, or last held, the lock; {} when there is none."""
+    """Return host and pid of the process that holds, or last held, the lock of a run; {} if unknown."""
     return holder(_lock_file(folder))
 
 

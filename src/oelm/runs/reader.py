@@ -1,4 +1,4 @@
-"""Typed reading of the files of one run. Needs no torch and never changes a file."""
+"""Read the files of one run as typed objects. This module does not import torch and never changes a file."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ T = TypeVar("T")
 
 
 class RunReader:
-    """Reads the files of a run: `RunFolder` from a folder, `StoredRun` from a results file.
+    """Base class that reads the files of a run: `RunFolder` reads a folder, `StoredRun` a results file.
 
-    A method returns None when its file does not exist, and raises OelmError when the file is damaged.
+    A reading function returns None if its file does not exist, and raises OelmError if the file is damaged.
     """
 
     def __init__(self, path: Path | str, file: Path | None = None) -> None:
         self.path = Path(path)
-        self.file = file or self.path  # what exists on disk: the run folder, or the results file
+        self.file = file or self.path  # the path that exists on disk: the run folder, or the results file
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a file of the run; a missing file raises FileNotFoundError."""
+        """Open a file of the run. Raise FileNotFoundError if the run does not have it."""
         raise NotImplementedError
 
     def exists(self, name: str = "config.yaml") -> bool:
-        """Return whether the run has this file; without a name, whether there is a run at all."""
+        """Return whether the run has the file `name`. Every run has config.yaml, the default."""
         raise NotImplementedError
 
     def damage(self) -> tuple[str, ...]:
-        """Return one text for each file of a finished run that does not match its checksum."""
+        """Return a message for each file of a finished run that does not match its checksum."""
         raise NotImplementedError
 
     def size(self) -> int:
@@ -79,9 +79,9 @@ class RunReader:
         return self._json("predictions.json", Predictions, PREDICTIONS_BYTES)
 
     def status(self) -> Status | None:
-        """Return the status; None before the run was started.
+        """Return the status of the run; None if it has not been started.
 
-        A run without results.json has not finished, even if status.json says so.
+        A run without results.json counts as interrupted, even if status.json says that it has finished.
         """
         status = self.recorded_status()
         if status is not None and status.state == "finished" and not self.exists("results.json"):
@@ -90,11 +90,11 @@ class RunReader:
         return status
 
     def recorded_status(self) -> Status | None:
-        """Return the content of status.json."""
+        """Return the content of status.json; None if the file does not exist."""
         return self._json("status.json", Status)
 
     def metrics(self, kind: str = "") -> Iterator[MetricsRow]:
-        """Yield the rows of metrics.jsonl, of one kind if given. A partial last line is skipped."""
+        """Yield the rows of metrics.jsonl, or those of one `kind`. An incomplete last line is skipped."""
         where = str(self.path / "metrics.jsonl")
         try:
             file = self.open("metrics.jsonl")
@@ -106,14 +106,14 @@ class RunReader:
                     yield MetricsRow.from_json(row, f"{where}, line {number}")
 
     def finished_results(self) -> Results | None:
-        """Return the verified results of a finished run; None when the run has not finished."""
+        """Return the results of a finished run after checking its checksums; None if it has not finished."""
         status = self.status()
         if status is None or status.state != "finished":
             return None
         if damage := self.damage():
             raise OelmError(
                 f"{self.path} is damaged: {'; '.join(damage)}. "
-                "Run it again, or restore the files from a copy."
+                "Train it again with the same command, or restore the files from a copy."
             )
         return self.results()
 

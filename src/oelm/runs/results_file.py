@@ -1,8 +1,9 @@
-"""The results of a study in one small file, results/<study>.jsonl.xz, made to be committed to a repository.
+"""Results files (results/<study>.jsonl.xz): the results of a study in one small file.
 
 Each line is a JSON object about one run: {"run": "<ID>/scale=<s>/seed=<n>", "files": {name: text},
-"sha256": {name: hash of the text}}. The texts are the files of the run folder, byte for byte. Reading checks
-every hash. The file may come from anyone: reading also limits its size and accepts only names of run files.
+"sha256": {name: hash of the text}}. The texts are the files of the run folder. `read_results_file` checks
+every hash. The file may come from an untrusted source, so its size is limited and only names of run files are
+accepted.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from oelm.runs.layout import RESULT_FILES, RUN_PLACE, match_run_place
 from oelm.runs.reader import RunReader
 
 SUFFIX = ".jsonl.xz"
-MAX_BYTES = 512 * MIB  # unpacked; a run takes about 20 KiB
+MAX_BYTES = 512 * MIB  # of the unpacked file; a run takes about 20 KiB
 MAX_LINE_BYTES = 64 * MIB
-_MEMORY_BYTES = 128 * MIB  # that the decompressor may use
+_MEMORY_BYTES = 128 * MIB  # memory that the decompressor may use
 _CHUNK = 1 << 20
 
 
 class StoredRun(RunReader):
-    """One run of a results file. `path` is the folder it was copied from, below the folder of the file."""
+    """One run of a results file. No folder exists at its `path`, which is <file's folder>/<study>/<place>."""
 
     def __init__(self, file: Path, place: re.Match[str], files: Mapping[str, str]) -> None:
         super().__init__(file.parent / file.name.removesuffix(SUFFIX) / place[0], file)
@@ -53,9 +54,9 @@ class StoredRun(RunReader):
 
 
 def write_results_file(path: Path, runs: Mapping[str, Mapping[str, str]]) -> None:
-    """Write {place of the run below its study: {file name: text}}.
+    """Write a results file from {path of a run below its study: {file name: text}}.
 
-    The same runs always give the same bytes: the format has no times, and the runs are sorted.
+    The same runs always give the same bytes, because the format has no times and the runs are sorted.
     """
     lines = []
     for place, files in sorted(runs.items(), key=lambda run: run[0].split("/")):
@@ -67,7 +68,7 @@ def write_results_file(path: Path, runs: Mapping[str, Mapping[str, str]]) -> Non
 
 
 def read_results_file(path: Path) -> list[StoredRun]:
-    """Return all runs of a results file; one OelmError when anything in it is damaged or not allowed."""
+    """Return all runs of a results file. Raise OelmError if any part of it is damaged or not allowed."""
     try:
         return [_stored_run(path, line, number) for number, line in enumerate(_lines(path), 1)]
     except (lzma.LZMAError, EOFError) as error:
@@ -75,22 +76,22 @@ def read_results_file(path: Path) -> list[StoredRun]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Decompress the file and yield its lines; stop with an error at the size limits."""
+    """Decompress a results file and yield its lines. Raise OelmError if it is larger than the limits."""
     unpacker = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_MEMORY_BYTES)
     rest, total = b"", 0
     with open_regular(path) as file:
         while not unpacker.eof:
             packed = file.read(_CHUNK) if unpacker.needs_input else b""
             if unpacker.needs_input and not packed:
-                raise EOFError("its end is missing")
+                raise EOFError("the end of the file is missing")
             unpacked = unpacker.decompress(packed, max_length=_CHUNK)
             total += len(unpacked)
             *lines, rest = (rest + unpacked).split(b"\n")
             if total > MAX_BYTES or len(rest) > MAX_LINE_BYTES:
-                raise OelmError(f"{path}: refused, it unpacks to more than any study has")
+                raise OelmError(f"{path}: refused, it unpacks to more than the results of any study take")
             yield from lines
         if rest or unpacker.unused_data or file.read(1):
-            raise EOFError("there is data after its last run")
+            raise EOFError("there is data after the last run")
 
 
 def _stored_run(path: Path, line: bytes, number: int) -> StoredRun:
@@ -102,12 +103,15 @@ def _stored_run(path: Path, line: bytes, number: int) -> StoredRun:
         raise OelmError(f"{where}: expected an object with run, files and sha256")
     match = match_run_place(RUN_PLACE, place)
     if match is None:
-        raise OelmError(f"{where}: refused, not the place of a run: {place!a:.200}")
+        raise OelmError(f"{where}: refused, not the path of a run: {place!a:.200}")
     for name, text in files.items():
         if name not in RESULT_FILES or not isinstance(text, str):
             raise OelmError(f"{where}: refused, not a file of a run: {name!a:.200}")
         if hashes.get(name) != _sha256(text):
-            raise OelmError(f"{where}: {place}/{name} has changed since it was written; restore the file")
+            raise OelmError(
+                f"{where}: {place}/{name} has changed since it was written; restore the results file from "
+                "a copy"
+            )
     return StoredRun(path, match, files)
 
 

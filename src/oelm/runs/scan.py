@@ -1,4 +1,4 @@
-"""Find all runs below a folder and the state of each. Only status.json is read of a run folder."""
+"""Find all runs below a runs folder, with the state of each. No file of a run is read except status.json."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAY_BE_QUEUED = ("running", "interrupted", "pending", "stalled", "dead")
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run below a runs folder, not read yet."""
+    """A run that was found below a runs folder. None of its files has been read yet."""
 
     reader: RunReader
     study: str
@@ -36,7 +36,7 @@ class FoundRun:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """One run with its state."""
+    """A run with its state, as `oelm status` shows it."""
 
     reader: RunReader
     study: str
@@ -87,12 +87,18 @@ class RunInfo:
 
 
 def scan(root: Path | str, *, trials: bool = True) -> list[RunInfo]:
-    """Return every run below `root` with its state. Calls `squeue` once if a run may be waiting in SLURM."""
+    """Return every run below `root` with its state; without tuning trials if not `trials`.
+
+    This calls `squeue` once if a run may be waiting in SLURM's queue.
+    """
     return _with_queue([_with_state(run) for run in find_runs(root) if trials or not run.trial])
 
 
 def find_runs(root: Path | str) -> Iterator[FoundRun]:
-    """Yield every run folder <study>/<ID>/scale=<s>/[tune/lr=<lr>/]seed=<n> and each run of results files."""
+    """Yield each run below `root`, from run folders and from results files.
+
+    The path of a run folder is <study>/<ID>/scale=<s>/[tune/lr=<lr>/]seed=<n>.
+    """
     for study in study_names(root):
         for experiment in _folders(os.path.join(root, study)):
             for scale in _folders(experiment.path, "scale="):
@@ -117,14 +123,14 @@ def study_names(root: Path | str) -> list[str]:
 
 def _with_state(run: FoundRun) -> RunInfo:
     if not run.seed.isdecimal():
-        note = f"'{run.seed}' is not a seed: {run.reader.path}"
+        note = f"{run.reader.path}: '{run.seed}' is not a seed; rename the folder to seed=<number>"
         return RunInfo(run.reader, run.study, run.id, run.scale, -1, "broken", None, run.trial, note)
     state, status, note = state_of(run.reader)
     return RunInfo(run.reader, run.study, run.id, run.scale, int(run.seed), state, status, run.trial, note)
 
 
 def _with_queue(runs: list[RunInfo]) -> list[RunInfo]:
-    """Change the state of runs whose job waits in SLURM's queue to "queued"."""
+    """Return the runs, with the state "queued" for each whose job waits in SLURM's queue."""
     jobs = {run.path: job_of(run.path) for run in runs if run.state in _MAY_BE_QUEUED}
     if not any(jobs.values()):
         return runs
@@ -138,9 +144,10 @@ def _with_queue(runs: list[RunInfo]) -> list[RunInfo]:
 
 
 def state_of(run: Path | RunReader, *, verify: bool = False) -> tuple[str, Status | None, str]:
-    """Return (state, status, note) of a run. A running run is "stalled" or "dead" if its process is.
+    """Return (state, status, note) of a run.
 
-    verify: a finished run whose files do not match their checksums is "broken".
+    A running run is "stalled" if its process has not reported for long, and "dead" if the process has gone.
+    With `verify`, a finished run whose files do not match their checksums is "broken".
     """
     reader = run if isinstance(run, RunReader) else RunFolder(run)
     path = reader.path
@@ -149,17 +156,17 @@ def state_of(run: Path | RunReader, *, verify: bool = False) -> tuple[str, Statu
     except (OelmError, OSError, ValueError) as error:
         return "broken", None, str(error)
     if isinstance(reader, StoredRun):
-        return (status.state, status, "") if status else ("broken", None, "it has no status.json")
+        return (status.state, status, "") if status else ("broken", None, "status.json is missing")
     if status is None:
         if is_held(path):
             return "running", None, "starting"
-        return ("pending", None, "") if reader.exists() else ("broken", None, "no config.yaml")
+        return ("pending", None, "") if reader.exists() else ("broken", None, "config.yaml is missing")
     if verify and status.state == "finished" and (damage := reader.damage()):
         return "broken", status, f"{'; '.join(damage)}; run the same command again to complete the run"
     if status.state != "running":
         return status.state, status, ""
     if not _lives(path, status):
-        if status.alive() is None and job_of(path):  # a cluster may restart it by itself
+        if status.alive() is None and job_of(path):  # SLURM may restart the job by itself
             note = f"no heartbeat for {status.age / 60:.0f} min: its SLURM job hangs, or was requeued"
             return "stalled", status, note
         return "dead", status, "its process is gone; run the same command to continue"
@@ -169,7 +176,10 @@ def state_of(run: Path | RunReader, *, verify: bool = False) -> tuple[str, Statu
 
 
 def _lives(path: Path, status: Status) -> bool:
-    """Return whether the run's process exists, by its pid on this host, else by its lock or its heartbeat."""
+    """Return whether the process of a run exists.
+
+    On the host of the process its pid decides, on other hosts the lock of the run or a recent heartbeat.
+    """
     alive = status.alive()
     if alive is False:
         return False
@@ -191,7 +201,10 @@ def _folders(path: str | Path, prefix: str = "") -> Iterator[os.DirEntry[str]]:
 
 
 def find_run(root: Path | str, name: str, *, scale: str = "", seed: int | None = None) -> Path:
-    """Return the run folder with this path, or the only run of the experiment with this ID."""
+    """Return the run folder `name`, which is a path or the ID of an experiment.
+
+    Raise UsageError if `scale` and `seed` do not select exactly one run of the experiment.
+    """
     path = Path(name)
     if path.is_dir():
         if not RunFolder(path).exists():
@@ -206,15 +219,17 @@ def find_run(root: Path | str, name: str, *, scale: str = "", seed: int | None =
     fitting = [r for r in same if (not scale or r.scale == scale) and (seed is None or r.seed == seed)]
     if len(fitting) != 1:
         listed = "\n".join(f"  {r.path}" for r in (fitting or same))
-        wrong = "several runs match" if fitting else "no run of it matches"
+        wrong = "several runs match" if fitting else "no run of this experiment matches"
         raise UsageError(f"'{name}': {wrong}; name one with --scale and --seed, or by its folder:\n{listed}")
     if isinstance(fitting[0].reader, StoredRun):
-        raise UsageError(f"'{name}': {fitting[0].reader.file} has its results only, no weights")
+        raise UsageError(
+            f"'{name}': {fitting[0].reader.file} has only the results of this run, not its weights"
+        )
     return fitting[0].path
 
 
 def tail(path: Path, lines: int = 20, most: int = 64 * 1024) -> list[str]:
-    """Return the last lines of a file; reads at most its last `most` bytes."""
+    """Return the last lines of a file, read from its last `most` bytes; [] if it cannot be read."""
     try:
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)

@@ -1,7 +1,7 @@
-"""The content of each JSON file of a run folder as a dataclass: training writes it, all other code reads it.
+"""One dataclass for each JSON file of a run folder: training writes the files, all other code reads them.
 
-`from_json` builds one from parsed JSON: unknown fields are ignored, and a value of the wrong type is an error
-that names the file and the field. `to_json` returns the object to write.
+`from_json` builds a dataclass from parsed JSON. It ignores unknown fields, and raises an error that names the
+file and the field for a value of the wrong type. `to_json` returns the JSON object to write.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oelm.files.locks import process_alive
 from oelm.runs.states import State
 
 T = TypeVar("T")
-_OMIT_NONE = {"omit_none": True}  # metadata of a field that is not written while it is None
+_OMIT_NONE = {"omit_none": True}  # marks a field that `to_json` leaves out if it is None
 
 
 def from_json(cls: type[T], value: Any, where: str) -> T:
@@ -31,7 +31,7 @@ def from_json(cls: type[T], value: Any, where: str) -> T:
 
 
 def to_json(value: Any) -> Any:
-    """Return a dataclass of this module as JSON objects and lists."""
+    """Convert a dataclass of this module to dictionaries and lists, ready to write as JSON."""
     if dataclasses.is_dataclass(value):
         held = {f.name: (getattr(value, f.name), f.metadata) for f in dataclasses.fields(value)}
         return {
@@ -49,7 +49,7 @@ def to_json(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class BestMetric:
-    """The best validation score so far."""
+    """The best validation score that a run has reached so far."""
 
     name: str
     value: float
@@ -57,7 +57,7 @@ class BestMetric:
 
 @dataclass(frozen=True)
 class Status:
-    """status.json: what `oelm status` shows. It is rewritten while the run trains."""
+    """The content of status.json, which `oelm status` shows. The file is rewritten while the run trains."""
 
     state: State = "running"
     step: int = 0
@@ -71,7 +71,7 @@ class Status:
     pid: int = 0
     host: str = ""
     attempt: int = 1  # number of processes that have worked on the run
-    resumes: int = 0  # how many of them resumed from a checkpoint
+    resumes: int = 0  # how many of these processes resumed from a checkpoint
     reason: str = ""
 
     @property
@@ -80,7 +80,7 @@ class Status:
         return time.time() - self.heartbeat
 
     def alive(self) -> bool | None:
-        """Return whether the process of the run exists; None when it ran on another host."""
+        """Return whether the process of the run exists; None (unknown) if it runs on another host."""
         if self.host != socket.gethostname() or self.pid <= 0:
             return None
         return process_alive(self.pid)
@@ -93,7 +93,7 @@ Metric = Literal["ppl", "accuracy"]
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of one split. `loss` is a mean over `n` tokens (language model) or rows (classification)."""
+    """The scores on one split. `loss` is the mean over `n` tokens, or over `n` rows in classification."""
 
     loss: float
     n: int = 0
@@ -102,7 +102,7 @@ class Scores:
     step: int | None = field(default=None, metadata=_OMIT_NONE)  # validation only: the step of the best model
 
     def problem(self, metric: Metric) -> str:
-        """Return why these numbers are impossible; "" when they are not."""
+        """Return why these scores are impossible (for example an accuracy above 1), else ""."""
         value = self.ppl if metric == "ppl" else self.accuracy
         if value is None:
             return f"{metric} is missing"
@@ -127,10 +127,10 @@ class ParameterCounts:
 
 @dataclass(frozen=True)
 class Fairness:
-    """What must be equal between two runs that are compared."""
+    """The data and settings that must be equal in two runs for their comparison to be fair."""
 
     data: str = ""  # fingerprint of the training rows
-    tokenizer: str = ""  # hash
+    tokenizer: str = ""  # hash of the tokenizer
     eval_set: str = ""  # fingerprint of the test rows, or of the validation rows of a tuning trial
     batch_rows: int = 0
     steps: int = 0
@@ -139,7 +139,7 @@ class Fairness:
 
 @dataclass(frozen=True)
 class Results:
-    """results.json. It has no times and no machine names: a resumed run must write the same bytes."""
+    """The content of results.json, without times and machine names, so a resumed run writes the same."""
 
     id: str
     study: str
@@ -161,12 +161,12 @@ class Results:
     fairness: Fairness
 
     def score(self, split: Literal["test", "validation"]) -> float | None:
-        """Return the perplexity or accuracy on a split; None when the split was not evaluated."""
+        """Return the perplexity or accuracy on a split; None if the split was not evaluated."""
         scores: Scores | None = getattr(self, split)
         return None if scores is None else getattr(scores, self.metric)
 
     def problem(self) -> str:
-        """Return why these results are impossible; "" when they are not."""
+        """Return why these results are impossible (for example a perplexity below 1), else ""."""
         for split in ("test", "validation"):
             scores: Scores | None = getattr(self, split)
             if scores is not None and (problem := scores.problem(self.metric)):
@@ -176,7 +176,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Predictions:
-    """predictions.json of a classification run: one label and one prediction per test example."""
+    """The content of predictions.json (classification only): a label and a prediction per test example."""
 
     labels: tuple[int, ...]
     predicted: tuple[int, ...]
@@ -187,7 +187,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class PrecisionFacts:
-    """The number format that was used, and why."""
+    """The number format (dtype) that a run trained in, and the reason for this choice."""
 
     dtype: str = ""
     reason: str = ""
@@ -195,20 +195,20 @@ class PrecisionFacts:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Where the data came from. `fingerprints`, `rows` and `tokens` have one entry per split."""
+    """The origin and size of a run's data. `fingerprints`, `rows` and `tokens` have one entry per split."""
 
     origin: str = ""
     dataset: str = ""
     fingerprints: dict[str, str] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
-    folder_note: str = ""  # what the data folder's own info file says; not published by `archive keep`
+    folder_note: str = ""  # text of the data folder's own info file; `oelm archive keep` leaves it out
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """Which tokenizer was used."""
+    """The tokenizer that a run used."""
 
     name: str = ""
     hash: str = ""
@@ -217,7 +217,7 @@ class TokenizerFacts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """manifest.json: what a reader needs to trust or repeat a run."""
+    """The content of manifest.json: the software, machine and data that are needed to repeat a run."""
 
     config_hash: str = ""
     command: str = ""
@@ -236,7 +236,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class AuditRecord:
-    """One audit of the frozen tensors, as `oelm.audit` reports it."""
+    """The report of one call of `oelm.audit`, which checks that the frozen tensors are unchanged."""
 
     method: str = ""
     seed: int = 0
@@ -250,20 +250,23 @@ class AuditRecord:
 
 @dataclass(frozen=True)
 class FreezeAudit:
-    """freeze_audit.json: the audits at the start and at the end of the run."""
+    """The content of freeze_audit.json: the audits at the start and at the end of a run."""
 
     start: AuditRecord | None = field(default=None, metadata=_OMIT_NONE)
     end: AuditRecord | None = field(default=None, metadata=_OMIT_NONE)
 
     @property
     def ok(self) -> bool:
-        """Whether no audit found a fault."""
+        """Whether all audits passed."""
         return all(record.ok for record in (self.start, self.end) if record is not None)
 
 
 @dataclass(frozen=True)
 class TimingStats:
-    """timing_stats.json. A time is None when no step was measured. Warm-up steps are not measured."""
+    """The content of timing_stats.json; times are in seconds.
+
+    A time is None if no step was measured. Warm-up steps are not measured.
+    """
 
     total_wall_time: float | None = None
     num_steps_measured: int = 0
@@ -281,7 +284,7 @@ class TimingStats:
     peak_memory_bytes: int | None = None
     flops_per_step: float | None = None
     flops_per_second: float | None = None
-    predicted_saving: float | None = None  # share of the FLOPs that freezing saves, by calculation
+    predicted_saving: float | None = None  # share of the FLOPs that freezing saves; calculated, not measured
 
 
 @dataclass(frozen=True)
@@ -294,12 +297,12 @@ class MetricsRow:
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str) -> MetricsRow:
-        """Build a row from a parsed line; an error names `where` when step or kind is missing."""
+        """Build a row from a parsed line. Raise OelmError (naming `where`) if step or kind is missing."""
         step, kind = row.pop("step", None), row.pop("kind", None)
         if type(step) is not int or not isinstance(kind, str):
             raise OelmError(f"{where}: expected a step and a kind, got {step!r} and {kind!r}")
         return cls(step, kind, row)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row as one JSON object."""
+        """Return the row as a JSON object."""
         return {"step": self.step, "kind": self.kind, **self.values}

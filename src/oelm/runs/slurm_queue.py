@@ -1,4 +1,4 @@
-"""The state of SLURM jobs that were submitted for runs, by `squeue`."""
+"""Ask `squeue` for the states of the SLURM jobs that were submitted for runs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import shutil
 import subprocess
 from pathlib import Path
 
-JOB_ID = "slurm_job"  # file in the run folder: the job last submitted for it
+JOB_ID = "slurm_job"  # file in the run folder with the number of the last job submitted for the run
 _SQUEUE_SECONDS = 20.0
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 
-# States of a job without a process: it waits for its first start, or for a restart after a requeue.
+# States of a SLURM job that has no process, because it waits for its first start or for a restart.
 WAITING = frozenset(
     {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "CONFIGURING"}
 )
 
 
 def job_of(folder: Path) -> str:
-    """Return the job last submitted for a run; "" without one, or if the file has no valid number."""
+    """Return the number of the SLURM job last submitted for a run; "" if there is no valid number."""
     try:
         with open(folder / JOB_ID, encoding="ascii", errors="replace") as file:
             name = file.read(64).strip()
@@ -28,9 +28,9 @@ def job_of(folder: Path) -> str:
 
 
 def queue_states() -> dict[str, str] | None:
-    """Return {job: state} of all pending and running jobs; None if there is no SLURM or no answer.
+    """Return {job number: state} of all pending and running SLURM jobs; None if `squeue` does not answer.
 
-    A task of an array is listed twice: as 12_3 and by its own job number.
+    A task of a job array is listed twice: as 12_3 and by its own job number.
     """
     if shutil.which("squeue") is None:
         return None

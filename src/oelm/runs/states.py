@@ -6,14 +6,14 @@ from typing import Literal
 
 from oelm.errors import OelmError, TransientError
 
-#: States that a run writes to its status.json.
+#: The states that a training process writes to status.json.
 State = Literal["running", "interrupted", "finished", "diverged", "failed", "oom"]
 
-# Exit codes of one run; a launcher decides from them whether to start the run again.
+# Exit codes of the process that trains a run. From them, a launcher decides whether to start the run again.
 EXIT_FINISHED = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 75  # "continue me": run the same command again (EX_TEMPFAIL of sysexits.h)
+EXIT_INTERRUPTED = 75  # the same command continues the run (EX_TEMPFAIL of sysexits.h)
 EXIT_DIVERGED = 76
 EXIT_PERMANENT = 78  # the same command fails again until the user changes something (EX_CONFIG)
 
@@ -43,14 +43,14 @@ TROUBLE = frozenset({"dead", "stalled", "diverged", "oom", "failed", "broken"})
 
 
 def exit_code_of(error: OelmError) -> int:
-    """Return the exit code of a run that ended with `error`; 78 for an error that a retry would repeat."""
+    """Return the exit code of a run that ended with `error`; 78 if the same command would fail again."""
     permanent = error.exit_code == EXIT_FAILED and not isinstance(error, TransientError)
     return EXIT_PERMANENT if permanent else error.exit_code
 
 
 def is_terminal(state: str) -> bool:
-    """Return whether running the same command again would change nothing: finished or diverged.
+    """Return whether a run in this state (finished or diverged) has nothing left to do.
 
-    A diverged run is terminal because the same steps would diverge again.
+    A diverged run is not started again, because the same steps would diverge again.
     """
     return state in ("finished", "diverged")

@@ -130,6 +130,6 @@ def test_a_torchrun_is_refused_while_another_process_has_the_run(
     words += ["--set", "budget.steps=4", "--set", "budget.eval_every=2", "--device", "cpu"]
     with RunLock(folder.path):
         assert main(words) == 77
-    assert f"is being worked on by process {os.getpid()} on" in capsys.readouterr().err
+    assert f"is in use by process {os.getpid()} on" in capsys.readouterr().err
     assert folder.status() is None
     assert not folder.metrics_file.exists()
