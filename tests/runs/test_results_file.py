@@ -54,7 +54,7 @@ def test_kept_results_read_like_the_runs_and_have_no_weights(tmp_path: Path) -> 
     loaded = load_runs(tmp_path / "results")
     assert loaded.warnings == []
     assert [r.result for r in loaded.runs] == [r.result for r in load_runs(tmp_path / "runs").runs]
-    with pytest.raises(UsageError, match="no weights"):
+    with pytest.raises(UsageError, match="not its weights"):
         find_run(tmp_path / "results", "GPT-01")
 
 

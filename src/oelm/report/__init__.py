@@ -1,5 +1,5 @@
-"""The report of an analysis, for people.
+"""Write the results of an analysis for readers, in English or Chinese.
 
-In: an `Analysis`. Out: one HTML file with everything, a short Markdown page, the page of claims, and the
-sections that `oelm analyze` prints; in English or Chinese.
+Input: an `Analysis`. Output: the full report as one HTML file, a short report in Markdown, the page of
+claims, and the sections that `oelm analyze` prints.
 """

@@ -1,4 +1,4 @@
-"""What the figures of the original study imply by arithmetic, without a run."""
+"""Compute what the figures of the original study imply by arithmetic alone, without training a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BERT_FROZEN = 12 * 2 * (768 * 768 + 768)  # twelve layers, Q and K, weights and 
 
 @dataclass(frozen=True)
 class GPTShape:
-    """The model Medium-512 of the original study.
+    """The sizes of the original study's GPT model, Medium-512.
 
     >>> GPTShape().parameters, GPTShape().qk
     (44896768, 3145728)
@@ -26,8 +26,10 @@ class GPTShape:
 
     @property
     def parameters(self) -> int:
-        """Tied embedding, learned positions, blocks and a final LayerNorm. A block has two LayerNorms, four
-        projections without bias and an MLP with biases."""
+        """Number of parameters: tied embedding, learned positions, blocks and a final LayerNorm.
+
+        A block has two LayerNorms, four projections without bias, and an MLP with biases.
+        """
         d, ff = self.width, self.feed_forward
         block = 4 * d * d + 2 * d * ff + ff + d + 4 * d
         return self.vocabulary * d + self.context * d + self.layers * block + 2 * d
@@ -38,20 +40,21 @@ class GPTShape:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """fp32 weights and Adam's two moments."""
+        """Size of a checkpoint with fp32 weights and Adam's two moments."""
         return 12 * self.parameters
 
     @property
     def frozen_checkpoint_bytes(self) -> int:
-        """The same without moments for Q/K."""
+        """Size of a checkpoint with frozen Q/K, for which Adam keeps no moments."""
         return self.checkpoint_bytes - 8 * self.qk
 
 
 def weight_gradient_bound(expansion: int = 4) -> float:
-    """The share of a block's matmul FLOPs in the weight gradients of Q and K: 4/72 for a 4x MLP.
+    """Return the share of a block's matmul FLOPs for the weight gradients of Q and K: 4/72 for a 4x MLP.
 
-    In units of d^2 per token, a block has 4 projections and an MLP of 2 x expansion: 12 units. Each takes
-    2 FLOPs in the forward pass, the input gradient and the weight gradient: 72. Freezing saves 2 x 2.
+    Count in units of d^2 per token. A block has 4 projections of 1 unit and an MLP of 2 x expansion units: 12
+    units with a 4x MLP. Each unit takes 2 FLOPs in the forward pass, 2 for the input gradient and 2 for the
+    weight gradient: 72 FLOPs. Freezing Q and K saves the weight gradients of 2 units: 4 FLOPs.
 
     >>> round(100 * weight_gradient_bound(), 2)
     5.56
@@ -61,7 +64,7 @@ def weight_gradient_bound(expansion: int = 4) -> float:
 
 
 def row_norm(sd: float, width: int) -> float:
-    """The expected norm of a row of N(0, sd) entries; an orthonormal row has norm 1.
+    """Return the expected norm of a row of N(0, sd) entries. (An orthonormal row has norm 1.)
 
     >>> round(row_norm(0.02, 512), 2)
     0.45
@@ -70,19 +73,20 @@ def row_norm(sd: float, width: int) -> float:
 
 
 def logit_ratio(sd: float, width: int) -> float:
-    """How many times larger attention logits are with orthonormal rows in Q and K than with N(0, sd) rows."""
+    """Return how many times larger attention logits are with orthonormal Q/K rows than with N(0, sd) rows."""
     return 1 / row_norm(sd, width) ** 2
 
 
 def epochs(steps: int, batch: int, context: int, tokens: float) -> float:
-    """The number of passes over a corpus of `tokens` tokens."""
+    """Return how many passes over a corpus of `tokens` tokens a training run makes."""
     return steps * batch * context / tokens
 
 
 def accuracy_noise(accuracy: float, reference: float, examples: int) -> float:
-    """The standard error, in points, of the difference of two accuracies in per cent on `examples` test rows.
+    """Return the standard error, in percentage points, of the difference of two accuracies in per cent.
 
-    It assumes independent answers. Pairing usually makes the error smaller, seeds make it larger.
+    Both accuracies are measured on `examples` test rows, and the answers of the two models are assumed to be
+    independent. The same test rows for both models usually make the error smaller, the seeds make it larger.
     """
     a, b = accuracy / 100, reference / 100
     return 100 * math.sqrt((a * (1 - a) + b * (1 - b)) / examples)

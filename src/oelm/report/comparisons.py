@@ -1,4 +1,8 @@
-"""Tables of comparisons: against baselines, controls, Gaussian rows, averages, and the 1 % goal."""
+"""The report's tables of comparisons.
+
+Each arm (a method in a comparison) is compared with its baseline, its control, and Gaussian rows;
+further tables show averages over datasets and the 1 % goal.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ GOALS = {MET: Message("reached"), MISSED: Message("missed"), UNDECIDED: Message(
 
 
 def effect_cells(effect: Estimate, metric: str, arm: Arm, _: Translator) -> tuple[Text, Text, Text]:
-    """The cells of a change, its interval and n."""
+    """Return three table cells: the change, its confidence interval and the number of seeds."""
     value = numbers.effect(effect, metric)
     return (
         linked(value if metric == "ppl" else _("{value} points", value=value), arm),
@@ -31,7 +35,7 @@ def effect_cells(effect: Estimate, metric: str, arm: Arm, _: Translator) -> tupl
 
 
 def baseline_tables(analysis: Analysis, _: Translator) -> list[Block]:
-    """Every comparison against a baseline, one table per group."""
+    """Return all comparisons with a baseline, as one table for each group of experiments."""
     blocks: list[Block] = []
     for comparisons in by_group(analysis.comparisons.of("baseline")).values():
         blocks.append(_baseline_table(comparisons, _))
@@ -40,7 +44,7 @@ def baseline_tables(analysis: Analysis, _: Translator) -> list[Block]:
 
 
 def _baseline_table(comparisons: Sequence[Comparison], _: Translator) -> Table:
-    """One group. The columns Scenario and Relative are left out where they would be empty or redundant."""
+    """Return the table of one group, without the columns Scenario and Relative where they would be empty."""
     accuracy = comparisons[0].metric == "accuracy"
     scenarios = any(c.scenario for c in comparisons)
     head = [_("Arm"), _("Verdict")]
@@ -68,7 +72,10 @@ def _baseline_table(comparisons: Sequence[Comparison], _: Translator) -> Table:
 
 
 def _relative(ratio: Estimate, _: Translator) -> str:
-    """A change of accuracy as a share of the baseline's, with its interval: the 5 % target is relative."""
+    """Return a change of accuracy relative to the baseline's, with its interval.
+
+    The 5 % target is relative, so the change in percentage points does not show whether it is met.
+    """
     return _(
         "{change} ({interval})", change=numbers.change(ratio.value), interval=numbers.interval(ratio, "ppl")
     )
@@ -79,7 +86,7 @@ def _mean(arm: Arm) -> Text:
 
 
 def notes(comparisons: Sequence[Comparison], _: Translator) -> list[Block]:
-    """What a reader of the table must know: refusals, then caveats and flags with the arms they concern."""
+    """Return the notes below a table: refused comparisons, then caveats and flags with the arms concerned."""
     several = len({c.arm.place for c in comparisons}) > 1
     items: list[Text] = []
     concerned: dict[str, list[str]] = {}
@@ -95,7 +102,7 @@ def notes(comparisons: Sequence[Comparison], _: Translator) -> list[Block]:
 
 
 def control_table(analysis: Analysis, _: Translator) -> list[Block]:
-    """Each frozen arm against the same architecture with trained Q/K."""
+    """Return the table that compares each frozen arm with its control: the same architecture, trained Q/K."""
     comparisons = analysis.comparisons.of("control")
     if not comparisons:
         return [Paragraph(_("No arm has a control of the same architecture with finished runs."))]
@@ -108,7 +115,7 @@ def control_table(analysis: Analysis, _: Translator) -> list[Block]:
 
 
 def orthogonality_table(analysis: Analysis, _: Translator) -> list[Block]:
-    """Frozen orthonormal rows against frozen Gaussian rows of the same scale."""
+    """Return the table that compares frozen orthonormal rows with frozen Gaussian rows of the same scale."""
     comparisons = analysis.comparisons.of("orthogonality")
     if not comparisons:
         return [
@@ -144,7 +151,7 @@ def pair_table(comparisons: Sequence[Comparison], _: Translator) -> Table:
 
 
 def mean_table(analysis: Analysis, _: Translator) -> list[Block]:
-    """The average of the same two arms over all datasets of a study; empty if no study has several."""
+    """Return the table of changes averaged over the datasets of a study; [] if no study has several."""
     rows = []
     for mean in analysis.means:
         c = mean.first
@@ -166,7 +173,7 @@ def mean_table(analysis: Analysis, _: Translator) -> list[Block]:
 
 
 def goal_table(analysis: Analysis, _: Translator) -> list[Block]:
-    """Language models: which frozen arms lose nothing, and how much of Q/K they train."""
+    """Return the table of language models that shows which frozen arms reach the 1 % goal; [] without any."""
     columns = {
         "control": _("Against control"),
         "init": _("Against trained orthonormal init"),

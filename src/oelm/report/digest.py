@@ -1,4 +1,4 @@
-"""The short report for a Markdown page: a figure and a table for each of four questions."""
+"""Build the short report, a Markdown page with a figure and a table for each of four questions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ from oelm.report.translate import Translator
 
 
 def build_digest(analysis: Analysis, *, lang: str = "en", command: str = "oelm report") -> Document:
-    """Language modelling with frozen Q/K alone and with extras, classification, step time and memory."""
+    """Return the short report.
+
+    Its sections are language modelling with frozen Q/K alone and with extras, classification, step time and
+    memory.
+    """
     _ = Translator(lang)
     frozen = [c for c in frozen_against_baseline(analysis) if c.effect is not None]
     classifiers = [c for c in frozen if c.metric == "accuracy"]
@@ -65,14 +69,14 @@ def build_digest(analysis: Analysis, *, lang: str = "en", command: str = "oelm r
 
 
 def write_markdown(analysis: Analysis, path: Path, *, lang: str = "en", command: str = "oelm report") -> Path:
-    """Write the short report, and its figures in `<name>_figures/` beside it."""
+    """Write the short report to `path`, and its figures to the folder `<name>_figures/` beside it."""
     document = build_digest(analysis, lang=lang, command=command)
     folder = path.parent / f"{path.stem}_figures"
     folder.mkdir(parents=True, exist_ok=True)
     files = {folder / f"{figure.name}.svg": standalone(figure.svg) for figure in document.figures}
     for file, svg in files.items():
         write_text(file, svg)
-    for stale in {*folder.glob("*.svg")} - files.keys():  # of an earlier report
+    for stale in {*folder.glob("*.svg")} - files.keys():  # figures of an earlier report
         stale.unlink()
     write_text(path, to_markdown(document, folder.name))
     return path
@@ -86,7 +90,7 @@ def _question(
     *,
     name: str,
 ) -> tuple[Block, ...]:
-    """Verdicts in words, the figure, and the table with intervals; empty without comparisons."""
+    """Return the verdicts in words, the figure, and the table with intervals; () without comparisons."""
     if not comparisons:
         return ()
     return (
@@ -120,6 +124,6 @@ def _change(ratio: float) -> str:
 
 
 def _without_links(table: Table) -> Table:
-    """The table with plain cells: the short report has no list of runs to link to."""
+    """Return the table without links, because the short report has no list of runs to link to."""
     rows = (replace(row, cells=tuple(plain(cell) for cell in row.cells)) for row in table.rows)
     return replace(table, rows=tuple(rows))

@@ -1,6 +1,6 @@
-"""A document as data, with a renderer each for HTML, Markdown and the terminal.
+"""The content of a report as data, which other modules render as HTML, as Markdown and in the terminal.
 
-Texts are plain until a renderer escapes them, so nothing from a run's config can become markup.
+Texts hold no markup, and the renderers escape them, so a text from a run's config can never become markup.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Link:
 
     @property
     def safe(self) -> bool:
-        """Whether it leads to this page or a relative path, so that no text can bring its own scheme."""
+        """Whether the link leads to this page or a relative path, and not to a URL from a run's config."""
         return self.href.startswith(("#", "./", "../"))
 
 
@@ -56,7 +56,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Card:
-    """The findings on one dataset in sentences; the badge is the verdict of the first."""
+    """The findings on one dataset, in sentences. The badge is the verdict of the first sentence."""
 
     title: str
     lines: tuple[Text, ...]
@@ -83,14 +83,14 @@ class Table:
     head: tuple[str, ...]
     rows: tuple[Row, ...]
     caption: str = ""
-    words: int = 1  # number of leading columns with words; the others are numbers and align right
+    words: int = 1  # number of leading columns that hold words; the other columns hold numbers, aligned right
     verdict: int = -1  # index of the column that takes the colour of the row's tone; -1 for none
 
 
 @dataclass(frozen=True)
 class Figure:
     kind: ClassVar = "figure"
-    name: str  # name of its file in a Markdown report
+    name: str  # file name of the figure beside a Markdown report, without .svg
     svg: str
     caption: str
 

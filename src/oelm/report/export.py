@@ -1,4 +1,4 @@
-"""Comparisons as CSV, and the tables of the report as LaTeX files for a paper."""
+"""Write the comparisons to a CSV file, and the tables of the report to LaTeX files for a paper."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LATEX = {
 
 
 def write_csv(analysis: Analysis, path: Path) -> Path:
-    """Write one row per comparison: change with its interval (per cent or points), n and verdict."""
+    """Write one row per comparison: the change with its interval (in % or points), n and the verdict."""
     rows = [_csv_row(c) for c in analysis.comparisons.made]
     out = io.StringIO()
     if rows:
@@ -69,13 +69,13 @@ def _csv_row(c: Comparison) -> dict[str, str | int | float]:
 
 
 def _no_formula(text: str) -> str:
-    """Text that no spreadsheet evaluates."""
+    """Return the text in a form that no spreadsheet program evaluates as a formula."""
     text = printable(text)
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def write_latex(analysis: Analysis, folder: Path, *, lang: str = "en") -> list[Path]:
-    """Write each table of the report to its own file, for \\input; needs the LaTeX package booktabs."""
+    """Write each table of the report to a file for LaTeX's \\input. The paper needs the package booktabs."""
     _ = Translator(lang)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -88,7 +88,7 @@ def write_latex(analysis: Analysis, folder: Path, *, lang: str = "en") -> list[P
 
 
 def to_latex(table: Table) -> str:
-    """A table as a LaTeX tabular.
+    """Return a table as a LaTeX tabular.
 
     >>> from oelm.report.document import Row
     >>> print(to_latex(Table(("Arm", "Change"), (Row(("a_b", "−1.5 %")),))))

@@ -1,4 +1,7 @@
-"""A document as one HTML file: no script, no network access, readable on a phone, in the dark and printed."""
+"""Render a document as one HTML file without scripts and network access.
+
+The page is readable on a phone, in dark mode, and in print.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ def _without_control_characters(value: Any) -> Any:
 
 
 def _keep_units(text: str) -> str:
-    """No line break between a number and its unit."""
+    """Return the text with non-breaking spaces between numbers and their units."""
     return text.replace(" %", "\u00a0%").replace("n = ", "n\u00a0=\u00a0")
 
 
 _ENVIRONMENT = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
-    finalize=_without_control_characters,  # called before the escaping of each value
+    finalize=_without_control_characters,  # Jinja calls this before it escapes a value
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

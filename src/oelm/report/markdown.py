@@ -1,4 +1,4 @@
-"""A document as Markdown, with its figures as SVG files beside it."""
+"""Render a document as Markdown, which shows its figures from SVG files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from oelm.report.document import (
 
 
 def to_markdown(document: Document, figures: str = "") -> str:
-    """The document as Markdown; `figures` is the folder of its SVG files, relative to the Markdown file."""
+    """Return the document as Markdown; `figures` is the folder of its SVG files, relative to that file."""
     parts = [
         f"# {_escape(document.title)}",
         f"**{_text(document.headline)}**",
@@ -86,7 +86,7 @@ def _inline(part: Inline) -> str:
         case Code():
             if re.fullmatch(r"[^`<>&|\n]+", part.text):
                 return f"`{printable(part.text)}`"
-            return f"<code>{_escape(part.text)}</code>"  # backticks cannot hold these characters in a table
+            return f"<code>{_escape(part.text)}</code>"  # in backticks, they would break a table
         case Strong():
             return f"**{_escape(part.text)}**"
         case _:
@@ -94,7 +94,7 @@ def _inline(part: Inline) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape HTML, Markdown, the bars of tables and line breaks."""
+    """Return the text with HTML, Markdown, the bars of tables and line breaks escaped."""
     text = printable(text, lines=True)
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")
     return re.sub(r"([\\`*_\[\]|#!])", r"\\\1", text)

@@ -1,4 +1,4 @@
-"""Numbers as text: a change always with its sign, an interval only if it is informative."""
+"""Format numbers as text: a change always has its sign, an interval is shown only if it is informative."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ MINUS = "−"
 
 
 def signed(value: float, digits: int = 1) -> str:
-    """
+    """Return a number with its sign, and zero without one.
+
     >>> signed(-1.84, 2), signed(0.04), signed(-0.01)
     ('−1.84', '0.0', '0.0')
     """
@@ -23,7 +24,7 @@ def signed(value: float, digits: int = 1) -> str:
 
 
 def change(log_ratio: float) -> str:
-    """A log ratio as a change in per cent.
+    """Return a log ratio as a change in per cent.
 
     >>> change(math.log(1.08)), change(math.log(0.998))
     ('+8.0 %', '−0.20 %')
@@ -32,24 +33,24 @@ def change(log_ratio: float) -> str:
 
 
 def points(value: float) -> str:
-    """A difference in percentage points, with two digits if it is below 1."""
+    """Return a difference in percentage points, with two decimals if it is below 1, else one."""
     return signed(value, 2 if abs(value) < 1 else 1)
 
 
 def score(value: float, metric: str) -> str:
-    """A test score: an accuracy in per cent, or a perplexity."""
+    """Return a test score as text: an accuracy in per cent, or a perplexity."""
     if metric == "accuracy":
         return f"{100 * value:.2f} %"
     return f"{value:.3f}" if value < 100 else f"{value:.1f}"
 
 
 def effect(estimate: Estimate, metric: str) -> str:
-    """The change of perplexity in per cent, or of accuracy in points."""
+    """Return the change of perplexity in per cent, or of accuracy in percentage points."""
     return change(estimate.value) if metric == "ppl" else points(estimate.value)
 
 
 def interval(estimate: Estimate, metric: str) -> Message:
-    """The confidence interval, or why there is none that a reader could use."""
+    """Return the confidence interval as text, or the reason why none is shown."""
     if estimate.interval is None:
         return Message("none")
     low, high = estimate.interval
@@ -62,7 +63,7 @@ def interval(estimate: Estimate, metric: str) -> Message:
 
 
 def seeds(estimate: Estimate) -> str:
-    """The number of seeds; of both arms if they are not paired."""
+    """Return the number of seeds; the numbers of both arms if their seeds are not paired."""
     return f"{estimate.n} / {estimate.n_reference}" if estimate.interval_kind == "Welch" else str(estimate.n)
 
 

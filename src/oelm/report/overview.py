@@ -1,4 +1,8 @@
-"""Tables over all arms: where freezing works, costs, trend over datasets, the original study's figures."""
+"""The report's tables over all arms (the methods that were compared).
+
+They show where freezing works, what each arm costs, the trend over datasets, and the original
+study's figures.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,10 @@ WEIGHTS = {True: Message("pretrained"), False: Message("from scratch")}
 
 
 def where_freezing_works(analysis: Analysis, _: Translator) -> list[Block]:
-    """Per architecture, task, initial weights and frozen arm: where the 5 % target is met, missed or open."""
+    """Return the table of where each frozen arm meets the 5 % target, misses it, or is not decided.
+
+    It has one row for each combination of architecture, task, initial weights and arm.
+    """
     cells: dict[tuple[str, str, bool, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for c in frozen_against_baseline(analysis):
         key = (c.arm.architecture, c.arm.task, c.arm.config.model.pretrained, c.arm.name)
@@ -49,7 +56,7 @@ def where_freezing_works(analysis: Analysis, _: Translator) -> list[Block]:
 
 
 def cost_table(analysis: Analysis, _: Translator) -> list[Block]:
-    """What each arm trains, stores and takes, beside what it costs in quality."""
+    """Return the table of each arm's quality, parameters, checkpoint size, memory and step time."""
     quality = {c.arm.key: c for c in analysis.comparisons.of("baseline")}
     head: tuple[str, ...] = (_("Data"), _("Arm"), _("Quality"), _("Trained"), _("Frozen"))
     head += (
@@ -102,7 +109,7 @@ def _quality(arm: Arm, c: Comparison | None, _: Translator) -> Text:
         return _("not comparable")
     values = {
         "change": numbers.change(c.ratio.value),
-        "interval": numbers.interval(c.ratio, "ppl"),  # both metrics as a ratio
+        "interval": numbers.interval(c.ratio, "ppl"),  # shown as a ratio for accuracy too
         "n": numbers.seeds(c.ratio),
     }
     if c.metric == "ppl":
@@ -118,7 +125,10 @@ def _step_time(cost: Cost, _: Translator) -> str:
 
 
 def trend_table(analysis: Analysis, _: Translator) -> list[Block]:
-    """The gap of each frozen arm, ordered by the number of training tokens, with a test for a trend."""
+    """Return the table of each frozen arm's gap to the baseline on several datasets, with a test for a trend.
+
+    The datasets are ordered by their number of training tokens.
+    """
     found: dict[tuple[str, str, str, bool], list[tuple[int, Comparison]]] = defaultdict(list)
     for c in frozen_against_baseline(analysis):
         if c.effect is not None:
@@ -168,12 +178,12 @@ def _trend(arm: str, points: list[tuple[float, float]], _: Translator) -> str:
 
 
 def _training_tokens(arm: Arm) -> int:
-    """The size of the training split; 0 if the manifest does not record it."""
+    """Return the number of tokens in the training split; 0 if the run's manifest does not record it."""
     return arm.finished[0].manifest.data.tokens.get("train", 0)
 
 
 def reported_tables(analysis: Analysis, _: Translator) -> list[Block]:
-    """The original study's figures beside ours, each in its own column, at the scale we ran."""
+    """Return the tables with the figures of the original study and of our runs in separate columns."""
     rows = []
     for arm in analysis.arms:
         theirs = _reported(arm)

@@ -1,4 +1,4 @@
-"""The figures of the report, drawn from comparisons, benchmarks and run folders."""
+"""Draw the figures of the report from comparisons, benchmarks and run folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from oelm.report.svg import COLOURS, INK, ArmStyles, canvas, legend_below, plot_
 from oelm.report.translate import Translator
 from oelm.runs.schema import MetricsRow
 
-# Panel -> fields of a layer's entry in metrics.jsonl. Frozen Q/K have no distance field: it cannot change.
+# For each panel of the attention figure, the fields of a layer in metrics.jsonl that it averages. The fields
+# of orthogonality are missing for frozen Q/K, because the value cannot change.
 ATTENTION = {
     "entropy": ("entropy",),
     "logit_scale": ("logit_scale",),
@@ -37,15 +38,15 @@ PANEL_TITLES = {
     "logit_scale": Message("scale of logits"),
     "orthogonality": Message("distance from orthogonal"),
 }
-MAX_NAME = 30  # characters of a name in a figure
-MAX_ROWS = 40  # rows of one forest plot
-MAX_ARMS = len(COLOURS)  # arms in one plot of curves, so that each has its own colour
+MAX_NAME = 30  # characters; a longer name is cut in a figure
+MAX_ROWS = 40  # rows of one forest plot; more rows go to a further plot
+MAX_ARMS = len(COLOURS)  # most arms in one plot of curves, so that each arm has its own colour
 
 _Row = tuple[str, dict[str, Any], float, tuple[float, float] | None]  # label, styles, value, interval
 
 
 def all_figures(analysis: Analysis, _: Translator) -> dict[str, list[Figure]]:
-    """Section anchor -> its figures, in reading order."""
+    """Return the figures of each section, by the anchor of the section and in reading order."""
     with plot_style():
         return _all_figures(analysis, _)
 
@@ -72,8 +73,11 @@ def _all_figures(analysis: Analysis, _: Translator) -> dict[str, list[Figure]]:
 
 
 def _parts(group: Sequence[Comparison]) -> Iterator[list[Arm]]:
-    """The arms of a group in parts of at most MAX_ARMS: each part has one reference, its arms, and the
-    control of an arm beside it."""
+    """Yield the arms of a group in parts of at most MAX_ARMS, one plot each.
+
+    Each part starts with a reference, followed by the arms that are compared with it. An arm and its control
+    are in the same part.
+    """
     references = {c.reference.id: c.reference for c in group}
     for reference in references.values():
         left = {c.arm.id: c.arm for c in group if c.reference.id == reference.id}
@@ -94,7 +98,7 @@ def _control(arm: Arm) -> str:
 
 
 def _forests(comparisons: Sequence[Comparison]) -> Iterator[Sequence[Comparison]]:
-    """The rows of each forest plot: one study and metric, at most MAX_ROWS."""
+    """Yield the comparisons of each forest plot: at most MAX_ROWS of the same study and metric."""
     for _key, found in groupby(comparisons, key=lambda c: (c.arm.config.study, c.metric)):
         rows = list(found)
         for start in range(0, len(rows), MAX_ROWS):
@@ -102,7 +106,7 @@ def _forests(comparisons: Sequence[Comparison]) -> Iterator[Sequence[Comparison]
 
 
 def changes(comparisons: Sequence[Comparison], styles: ArmStyles, _: Translator, *, name: str) -> Figure:
-    """A forest plot of changes against the baseline: perplexity in per cent, or accuracy in points."""
+    """Draw a forest plot of changes against the baseline: perplexity in per cent, or accuracy in points."""
     perplexity = comparisons[0].metric == "ppl"
     rows: list[_Row] = []
     for c in comparisons:
@@ -151,7 +155,7 @@ def changes(comparisons: Sequence[Comparison], styles: ArmStyles, _: Translator,
 
 
 def step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translator) -> Figure:
-    """Step time and peak memory against the baseline, from interleaved benchmarks."""
+    """Draw step time and peak memory against the baseline, from interleaved benchmarks."""
     figure, (left, right) = canvas("step-time", 1.1 + 0.3 * len(benchmarks), 2, sharey=True)
     times: list[_Row] = []
     memory: list[_Row] = []
@@ -173,7 +177,7 @@ def step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translator
 
 
 def _draw_forest(axes: Any, rows: Sequence[_Row]) -> None:
-    """One line per row; a dot without an interval is hollow."""
+    """Draw each row as a dot with its interval as a bar; the dot is hollow if there is no interval."""
     for y, (_label, style, value, interval) in enumerate(rows):
         colour, face = style["color"], "none"
         if interval is not None:
@@ -193,7 +197,7 @@ def _draw_margin(axes: Any, x: float, text: str) -> None:
 
 
 def curves(arms: Iterable[Arm], styles: ArmStyles, _: Translator, title: str, *, name: str) -> Figure | None:
-    """Validation loss over steps, mean and range over seeds."""
+    """Draw the validation loss over steps, as mean and range over seeds; None if there is nothing to draw."""
     figure, axes = canvas(name, 3.0)
     drawn = False
     for arm in arms:
@@ -219,7 +223,10 @@ def curves(arms: Iterable[Arm], styles: ArmStyles, _: Translator, title: str, *,
 def attention(
     arms: Iterable[Arm], styles: ArmStyles, _: Translator, title: str, *, name: str
 ) -> Figure | None:
-    """Entropy, logit scale and distance from orthogonality over training, averaged over heads and layers."""
+    """Draw attention entropy, logit scale and distance from orthogonality over steps; None without data.
+
+    Each value is the mean over heads, layers and seeds.
+    """
     found: dict[str, list[tuple[str, Any, Any]]] = defaultdict(list)
     for arm in arms:
         for panel in ATTENTION:
@@ -244,7 +251,7 @@ def attention(
 
 
 def heads(arms: Iterable[Arm], _: Translator, title: str, *, name: str) -> Figure | None:
-    """The entropy of each attention head at the end of training, as a map of layers and heads."""
+    """Draw the entropy of each attention head at the end of training, as a map of layers and heads."""
     found = ((a.name, _last_entropy(a.finished[0])) for a in arms if a.finished)
     maps = [(arm, grid) for arm, grid in found if grid is not None]
     if not maps:
@@ -283,12 +290,12 @@ def _percent(log_ratio: float) -> float:
 
 
 def _short(name: str) -> str:
-    """The start of a long name, so that it leaves room for the plot."""
+    """Return the name, cut to MAX_NAME characters so that it leaves room for the plot."""
     return name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
 
 
 def _two_lines(name: str) -> str:
-    """A long arm name with a line break at the hyphen nearest to its middle."""
+    """Return a name; a long one has a line break at the hyphen nearest to its middle."""
     name = _short(name)
     hyphens = [i for i, c in enumerate(name) if c == "-"]
     if len(name) <= 12 or not hyphens:
@@ -298,7 +305,7 @@ def _two_lines(name: str) -> str:
 
 
 def _column(run: LoadedRun, kind: str, name: str) -> dict[int, float]:
-    """Step -> value of one metric; values that are not finite numbers are left out."""
+    """Return the values of one metric by step, without those that are not finite numbers."""
     rows = ((r.step, r.values.get(name)) for r in run.metrics(kind))
     return {s: float(v) for s, v in rows if isinstance(v, int | float) and math.isfinite(v)}
 
@@ -313,7 +320,7 @@ def _finite(values: Iterable[Any]) -> list[float]:
 
 
 def _attention_mean(run: LoadedRun, panel: str) -> dict[int, float]:
-    """Step -> mean over layers, and over Q and K where both are logged."""
+    """Return the values of a panel by step: the mean over layers, and over Q and K where both are logged."""
     found = {}
     for row in run.metrics("attention"):
         values = _finite(entry.get(name) for entry in _layers(row) for name in ATTENTION[panel])
@@ -323,7 +330,7 @@ def _attention_mean(run: LoadedRun, panel: str) -> dict[int, float]:
 
 
 def _last_entropy(run: LoadedRun) -> np.ndarray | None:
-    """(layers, heads) at the last logged step; None if it was not logged for all heads."""
+    """Return the entropies at the last logged step as (layers, heads); None if heads are missing."""
     rows = run.metrics("attention")
     heads = [entry.get("entropy_heads") for entry in _layers(rows[-1])] if rows else []
     grid = [_finite(h) for h in heads if isinstance(h, list)]
@@ -331,7 +338,7 @@ def _last_entropy(run: LoadedRun) -> np.ndarray | None:
 
 
 def _series(runs: Sequence[dict[int, float]]) -> tuple[np.ndarray, np.ndarray]:
-    """The steps that all seeds have in common, and their values as (seeds, steps)."""
+    """Return the steps that all runs (one per seed) have in common, and the values as (seeds, steps)."""
     runs = [r for r in runs if r]
     if not runs:
         return np.array([]), np.empty((0, 0))

@@ -1,4 +1,4 @@
-"""The full report of an analysis."""
+"""Build the full report of an analysis, and write it as HTML."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oelm.report.translate import Translator
 
 
 def build(analysis: Analysis, folder: Path, *, lang: str = "en", command: str = "oelm report") -> Document:
-    """The full report; its links to run folders are relative to `folder`, where it will be written."""
+    """Return the full report. Its links to run folders are relative to `folder`, where it will be written."""
     _ = Translator(lang)
     figures = all_figures(analysis, _)
     sections = []
@@ -37,7 +37,7 @@ def build(analysis: Analysis, folder: Path, *, lang: str = "en", command: str = 
 
 
 def about(analysis: Analysis, command: str, _: Translator) -> tuple[Text, ...]:
-    """Where the report came from: run folders, numbers of runs, and the command."""
+    """Return the lines below the headline: the runs folder, the numbers of runs, and the command."""
     return (
         _(
             "From the run folders in {root}, by oelm {version}",
@@ -61,7 +61,7 @@ def write_html(analysis: Analysis, path: Path, *, lang: str = "en", command: str
 
 
 def _shown_root(root: Path) -> str:
-    """The runs folder, relative to the working folder if it lies below it."""
+    """Return the path of the runs folder, relative to the working folder if it lies inside it."""
     try:
         return str(root.resolve().relative_to(Path.cwd()))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The report's last part: limitations, pending runs, and every run with its folder and command."""
+"""Build the last sections of the report: limitations, pending runs, and the list of all runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oelm.report.summary import anchor
 from oelm.report.translate import Translator
 from oelm.units import duration_text
 
-LONG_COMMAND = 80  # characters; a longer command is listed once and referred to by number
+LONG_COMMAND = 80  # characters; a longer command is printed once, and the runs refer to it by a number
 
 
 def limitations(analysis: Analysis, _: Translator) -> list[Block]:
@@ -26,7 +26,7 @@ def limitations(analysis: Analysis, _: Translator) -> list[Block]:
 
 
 def limitation_texts(analysis: Analysis, _: Translator) -> list[str]:
-    """What the intervals and comparisons of this analysis do not cover."""
+    """Return sentences on what the intervals and comparisons of this analysis do not cover."""
     made = [c for c in analysis.comparisons.made if c.effect is not None]
     texts = [
         _("Perplexity intervals cover the seeds, not the choice of test text. Accuracy intervals cover both.")
@@ -86,7 +86,7 @@ def limitation_texts(analysis: Analysis, _: Translator) -> list[str]:
 
 
 def _origins(arms: Sequence[Arm]) -> tuple[Message, ...]:
-    """Where the text of each dataset came from, since a stand-in must not be taken for the real dataset."""
+    """Return where the text of each dataset came from, because a synthetic stand-in may have its name."""
     found: dict[str, str] = {}
     for arm in arms:
         if arm.finished and (origin := arm.finished[0].manifest.data.origin):
@@ -97,7 +97,7 @@ def _origins(arms: Sequence[Arm]) -> tuple[Message, ...]:
 
 
 def totals(analysis: Analysis, _: Translator) -> list[Block]:
-    """Numbers of runs, compute time and disk, then the runs that are not finished."""
+    """Return the table with the number of runs, compute time and disk space, then the unfinished runs."""
     states = tuple(
         Message("{n} {state}", n=n, state=state_name(s)) for s, n in sorted(analysis.states.items())
     )
@@ -142,7 +142,7 @@ def warnings(analysis: Analysis, _: Translator) -> list[Block]:
 
 
 def run_list(analysis: Analysis, _: Translator, folder: Path) -> list[Block]:
-    """Every run with its score, command and a link from `folder` to its own folder."""
+    """Return the list of all runs: score, command, and a link from `folder` to the folder of each run."""
     blocks: list[Block] = [
         Paragraph(
             _(
@@ -182,7 +182,7 @@ def _arm_table(arm: Arm, numbered: dict[str, str], folder: Path, _: Translator) 
 
 
 def _rows_text(arm: Arm, _: Translator) -> str:
-    """Where the arm's text came from and how much of it there was; "" if the manifest does not record it."""
+    """Return the origin and size of an arm's training data; "" if the run's manifest does not record them."""
     data = arm.runs[0].manifest.data
     rows = data.rows.get("train")
     if not rows:
@@ -196,7 +196,7 @@ def _rows_text(arm: Arm, _: Translator) -> str:
 
 
 def relative_link(path: Path, folder: Path) -> str:
-    """The link from a file in `folder` to `path`; it starts with a dot, so it cannot be an absolute URL."""
+    """Return the link from a file in `folder` to `path`. It starts with a dot, so it cannot be a full URL."""
     relative = os.path.relpath(path.resolve(), folder.resolve())
     quoted = quote(Path(relative).as_posix(), safe="/=")
     return quoted if quoted.startswith("../") else "./" + quoted

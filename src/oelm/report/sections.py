@@ -1,4 +1,4 @@
-"""The sections of the report in reading order: the only list of them."""
+"""The list of the report's sections in reading order, which all outputs share."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ class Shown(IntEnum):
 
 @dataclass(frozen=True)
 class SectionPlan:
-    anchor: str  # figures with this section name are put at its start
+    """A section of the report: its name, and the function that builds its content."""
+
+    anchor: str  # `plots.all_figures` gives the figures of each section under this name
     title: Message
-    blocks: Callable[[Analysis, Translator], list[Block]]  # no blocks: the section is left out
+    blocks: Callable[[Analysis, Translator], list[Block]]  # a section without blocks is left out
     shown: Shown
 
 
-MAX_CURVE_GROUPS = 12  # more training curves would take minutes to draw
+MAX_CURVE_GROUPS = 12  # groups with training curves; more would take minutes to draw
 
 
 def missing_curves(analysis: Analysis, _: Translator) -> list[Block]:
-    """A remark if the training curves of some groups are not drawn."""
+    """Return a remark if there are too many groups to draw the training curves of all; else []."""
     groups = len(summary.by_group(analysis.comparisons.of("baseline")))
     if groups <= MAX_CURVE_GROUPS:
         return []

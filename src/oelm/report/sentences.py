@@ -1,4 +1,4 @@
-"""Comparisons and verdicts in sentences: the same in the terminal, the report and the claims page."""
+"""Write comparisons and verdicts as sentences, which the terminal, the report and the claims page share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OUTCOMES = {
     "B": Message("scenario B"),
     "C": Message("scenario C"),
 }
-REASONS = {  # why the interval does not decide
+REASONS = {  # reasons why a confidence interval decides nothing
     "diverged": Message("a diverged seed is a result too, so there is no verdict"),
     "chance": Message(
         "the reference model did not learn the task (accuracy at chance), so no comparison is possible"
@@ -51,7 +51,7 @@ REASONS = {  # why the interval does not decide
     "identical": Message("both arms gave the same result for every seed, so the seed variation is unknown"),
     "no variation": Message("every seed gave exactly the same difference, so the seed variation is unknown"),
 }
-NOT_PLANNED = {  # why no number of seeds is named that would decide
+NOT_PLANNED = {  # what an undecided verdict says if no number of seeds can be named that would decide it
     "spread": Message("run at least 3 seeds"),
     "test set": Message("the test set is too small to decide, with any number of seeds"),
     "too close": Message("too close to the margin to decide with a realistic number of seeds"),
@@ -71,7 +71,7 @@ ORTHOGONALITY = {
 
 
 def place(arm: Arm, _: Translator) -> str:
-    """The group and scale of an arm, for a table cell."""
+    """Return the group and scale of an arm, for a table cell."""
     return _("{name} ({scale})", name=arm.group, scale=SCALES[arm.config.scale])
 
 
@@ -91,18 +91,18 @@ def tone(verdict: Verdict) -> Tone:
 
 
 def outcome(verdict: Verdict) -> Message:
-    """A verdict in a few words, for a table cell."""
+    """Return a verdict in a few words, for a table cell."""
     return OUTCOMES[verdict.outcome]
 
 
 def shown_verdict(c: Comparison) -> Verdict:
-    """The verdict that matters for this kind of comparison: the 5 % target, or which side is better."""
+    """Return the verdict to show for a comparison: on the 5 % target, or on which of the two is better."""
     return c.target if c.kind in ("baseline", "control") else c.sign
 
 
 def why_undecided(verdict: Verdict) -> Message | None:
-    """Why a verdict is undecided, or how many seeds would decide it; None for a decided one."""
-    if verdict.outcome == WITHHELD:  # the caveats of its comparison say why
+    """Return why a verdict is undecided, or how many seeds would decide it; None if it is decided."""
+    if verdict.outcome == WITHHELD:  # the caveats of the comparison say why
         return None
     if verdict.reason:
         return REASONS[verdict.reason]
@@ -123,11 +123,11 @@ def no_verdict(comparison: Comparison) -> Message:
 
 
 def conclusion(c: Comparison) -> Message | None:
-    """The result of a comparison in one sentence without its interval; None if there is no result."""
+    """Return the result of a comparison in one sentence, without its interval; None if there is no result."""
     if c.caveats:
         return no_verdict(c)
     if c.kind == "orthogonality":
-        return Message("Orthogonality or scale?")  # the last sentence answers it
+        return Message("Orthogonality or scale?")  # the last of `sentences` answers this
     if c.effect is None or c.sign.outcome not in (BETTER, WORSE, EQUIVALENT, UNDECIDED):
         return None
     names = {"arm": c.arm.name, "reference": c.reference.name}
@@ -176,7 +176,7 @@ def _cost_of_freezing(sign: str, size: Message, reference: str) -> Message:
 
 
 def sentences(c: Comparison) -> tuple[Message, ...]:
-    """A comparison in sentences: the difference with its interval and n, then the verdicts."""
+    """Return a comparison in sentences: the difference with its interval and n, then the verdicts."""
     if c.effect is None:
         return (
             Message(

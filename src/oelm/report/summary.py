@@ -1,4 +1,4 @@
-"""The report's first page: a headline, then a card per dataset with the verdicts in words."""
+"""Build the first page of the report: a headline, then one card per dataset with the verdicts in words."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MAIN_METHOD = "oelm-freeze"  # the method of the original study; its verdict com
 
 
 def anchor(arm: Arm) -> str:
-    """The id of an arm's rows in the list of runs; it holds only characters that are safe in any document."""
+    """Return the anchor of an arm's rows in the list of runs; its characters are safe in any document."""
     return "runs-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(arm.key))
 
 
 def linked(text: str, arm: Arm) -> Text:
-    """A text that links to the arm's runs."""
+    """Return a text that links to the arm's runs in the list of runs."""
     return (Link(text, "#" + anchor(arm)),)
 
 
 def by_group(comparisons: Iterable[Comparison]) -> dict[tuple[str, str, str], list[Comparison]]:
-    """(study, scale, group) -> its comparisons, in their order."""
+    """Return the comparisons by (study, scale, group), in their given order."""
     found: dict[tuple[str, str, str], list[Comparison]] = {}
     for c in comparisons:
         found.setdefault((c.arm.config.study, c.arm.config.scale, c.group), []).append(c)
@@ -36,7 +36,7 @@ def by_group(comparisons: Iterable[Comparison]) -> dict[tuple[str, str, str], li
 
 
 def frozen_against_baseline(analysis: Analysis) -> list[Comparison]:
-    """The comparisons that the headline counts: frozen arms on real data against their baselines."""
+    """Return the comparisons that the headline counts: frozen arms on real data with their baselines."""
     return [c for c in analysis.comparisons.of("baseline") if c.arm.freezes and not c.arm.probes]
 
 
@@ -45,7 +45,7 @@ def headline(analysis: Analysis, _: Translator) -> str:
 
 
 def count_verdicts(frozen: Sequence[Comparison], _: Translator) -> str:
-    """How many frozen arms stay within 5 % of their baselines, in one or two sentences."""
+    """Return one or two sentences on how many frozen arms stay within 5 % of their baselines."""
     if not frozen:
         return _("There is no finished comparison of a frozen arm with its baseline yet.")
     held, failed, withheld = (sum(c.target.outcome == o for c in frozen) for o in (MET, MISSED, WITHHELD))
@@ -70,7 +70,7 @@ def count_verdicts(frozen: Sequence[Comparison], _: Translator) -> str:
 
 
 def cards(analysis: Analysis, _: Translator) -> list[Block]:
-    """A card per dataset with the comparisons that matter, in sentences."""
+    """Return one card per group of experiments, with sentences on its `main_comparisons`."""
     made: list[Card] = []
     for comparisons in by_group(analysis.comparisons.made).values():
         chosen = main_comparisons(comparisons)
@@ -92,8 +92,11 @@ def _line(c: Comparison, group: Sequence[Comparison], _: Translator) -> Text:
 
 
 def main_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The comparisons of a group that get a sentence: the original study's method, the best other frozen arm
-    if it does better, each also against its control, and orthogonality against scale."""
+    """Return the comparisons of a group that get a sentence.
+
+    They are the original study's method, the best other frozen arm if it does better, the control of each,
+    and orthonormal against Gaussian rows.
+    """
     controls = {c.arm.key: c for c in comparisons if c.kind == "control"}
     chosen = [
         c
@@ -110,10 +113,10 @@ def _main(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def best_other(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The other frozen arm with the smallest loss on validation, if it beats the main one; at most one.
+    """Return the best frozen arm besides the main one, if it does better than the main one; else [].
 
-    It is chosen on validation, not on test. It is still flattered by lucky seeds, so its sentence says that
-    it is the best of several.
+    The arm is chosen by its validation score, not its test score. The best of several arms has often had
+    lucky seeds, so the report says that it was chosen from several.
     """
     main = _main(comparisons)
     others = [c for c in comparisons if c.kind == "baseline" and c.arm.freezes and c.ratio and c not in main]
@@ -122,7 +125,10 @@ def best_other(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _validation_loss(c: Comparison) -> float:
-    """The log ratio to the reference on validation; infinite if it is unknown, so that the arm comes last."""
+    """Return the log ratio of an arm's validation score to its reference's; lower is better.
+
+    An unknown score gives infinity, so that the arm is sorted last.
+    """
     own, other = c.arm.validation, c.reference.validation
     if c.ratio is None or not own or not other:
         return math.inf

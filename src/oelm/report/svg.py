@@ -1,7 +1,8 @@
-"""Style of the figures, and their SVG: text stays text, and axes take the colour of the page.
+"""The style of the report's figures, and their conversion to SVG.
 
-Arms differ in colour (Okabe and Ito's palette for colour-blind readers), marker and line style, so that a
-grey print can be read too.
+In the SVG, labels stay text, and axes take the text colour of the page. Arms (the compared methods) differ in
+colour (Okabe and Ito's palette for colour-blind readers), marker and line style, so that they can be told
+apart in a grey print too.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from matplotlib.figure import Figure as Canvas
 
 from oelm.printable import printable
 
-INK = "#010203"  # replaced by the text colour of the page
-STANDALONE_INK = "#7a7f87"  # readable on white and on black, for an SVG file
+INK = "#010203"  # stands for the text colour of the page, which replaces it in the SVG
+STANDALONE_INK = "#7a7f87"  # text colour in an SVG file without a page: readable on white and on black
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D46", "#7F7F7F")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (5, 5)))
 WIDTH = 7.2  # inches
-LETTER, LINE = 0.09, 0.21  # inches of a letter and of a line in the legend
+LETTER, LINE = 0.09, 0.21  # width of a letter and height of a line in the legend, in inches
 
-_STYLE: dict[Any, Any] = {  # matplotlib types its keys as a list of literals
+_STYLE: dict[Any, Any] = {  # Any, because matplotlib declares the allowed keys as literals
     "svg.fonttype": "none",
-    "text.parse_math": False,  # a "$" in an arm's name is a dollar
+    "text.parse_math": False,  # a "$" in an arm's name does not start a formula
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -49,12 +50,12 @@ _STYLE: dict[Any, Any] = {  # matplotlib types its keys as a list of literals
 
 
 def plot_style() -> AbstractContextManager[None]:
-    """The context in which figures must be drawn."""
+    """Return the context manager with the report's style, in which all figures must be drawn."""
     return mpl.rc_context(_STYLE)
 
 
 class ArmStyles:
-    """Colour, marker and line style of each arm: unique, and the same in all figures with these styles."""
+    """The colour, marker and line style of each arm: unique, and equal in all figures that share them."""
 
     def __init__(self, arms: Sequence[str]) -> None:
         self.order = {name: i for i, name in enumerate(dict.fromkeys(arms))}
@@ -72,7 +73,7 @@ class ArmStyles:
 def canvas(
     name: str, height: float, columns: int = 1, *, rows: int = 1, **options: Any
 ) -> tuple[Canvas, Any]:
-    """A figure with its axes; without pyplot, which needs a display and has global state."""
+    """Return a new figure and its axes. It does not use pyplot, which keeps global state."""
     figure = Canvas(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots(rows, columns, **options)
     figure.set_label(name)
@@ -80,10 +81,10 @@ def canvas(
 
 
 def to_svg(figure: Canvas, title: str) -> str:
-    """Inline SVG that scales with its container and takes its text colour from the page."""
+    """Return the figure as inline SVG, which scales with its container and takes the page's text colour."""
     out = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": str(figure.get_label())}), warnings.catch_warnings():
-        # Chinese labels are text in the SVG; the browser has the glyphs that matplotlib's font lacks.
+        # matplotlib's font lacks Chinese glyphs. Labels stay text in the SVG, so the browser draws them.
         warnings.filterwarnings("ignore", message=".*Glyph .* missing from")
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = printable(out.getvalue(), lines=True)  # XML allows no control characters
@@ -92,7 +93,7 @@ def to_svg(figure: Canvas, title: str) -> str:
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    # A page holds many figures, and ids are unique within one figure only.
+    # Matplotlib's ids are unique only within a figure, but a page holds many figures.
     prefix = re.sub(r"[^a-z0-9]+", "-", str(figure.get_label()).lower())
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     svg = re.sub(r"url\(#", f"url(#{prefix}-", svg)
@@ -102,13 +103,13 @@ def to_svg(figure: Canvas, title: str) -> str:
 
 
 def standalone(svg: str) -> str:
-    """The SVG as a file, where there is no page to take a colour from."""
+    """Return the SVG as the content of a file, with a fixed colour instead of the page's text colour."""
     svg = svg.replace("currentColor", STANDALONE_INK).replace("<svg", '<svg font-family="sans-serif"', 1)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{svg}\n'
 
 
 def legend_below(figure: Canvas, axes: Any) -> None:
-    """Add a legend with as many columns as fit, and make the figure higher by its height."""
+    """Add a legend below the axes, with as many columns as fit, and enlarge the figure by its height."""
     handles, labels = axes.get_legend_handles_labels()
     longest = max((len(label) for label in labels), default=0)
     columns = max(1, min(len(labels), int(WIDTH / (0.7 + LETTER * longest))))

@@ -1,4 +1,4 @@
-"""Translation of the report: English is in the source, Chinese in locale/zh/LC_MESSAGES/oelm.po."""
+"""Translate the report. The English texts are in the source, the Chinese in locale/zh/LC_MESSAGES/oelm.po."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ LOCALE = Path(__file__).parent / "locale"
 
 
 class Translator:
-    """A function that returns a text in one language.
+    """A callable that returns a text in one language.
 
-    By gettext's convention it is named `_`, so that `make translations` finds the texts to translate.
+    By gettext's convention, an instance is named `_`, so that `make translations` finds the texts.
 
     >>> _ = Translator("en")
     >>> _("{n} runs", n=3)
@@ -35,5 +35,5 @@ class Translator:
         return message.text(self._translations.gettext)
 
     def join(self, sentences: Sequence[str]) -> str:
-        """Sentences as one paragraph; Chinese has no space between them."""
+        """Return the sentences as one paragraph; in Chinese there is no space between sentences."""
         return ("" if self.lang == "zh" else " ").join(sentences)
