@@ -1,4 +1,4 @@
-"""Help, typos, JSON output and exit codes."""
+"""Help, hints for wrong command lines, JSON output and exit codes of all commands."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_the_completion_script_knows_commands_options_and_choices() -> None:
         (["--verion"], "did you mean '--version'"),
     ],
 )
-def test_a_typo_gets_the_nearest_name_and_exit_code_2(
+def test_a_wrong_command_line_is_one_line_with_a_hint_and_exit_code_2(
     words: list[str],
     hint: str,
     capsys: pytest.CaptureFixture[str],
@@ -132,9 +132,9 @@ def test_a_typo_gets_the_nearest_name_and_exit_code_2(
     error = capsys.readouterr().err
     assert code == 2, error
     assert hint in error
-    assert error.count("\n") == 1  # one clear line
+    assert error.count("\n") == 1
     assert "Traceback" not in error
-    assert list(tmp_path.iterdir()) == []  # a mistake leaves nothing behind
+    assert list(tmp_path.iterdir()) == []  # a wrong command line creates no files
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,9 @@ def test_diff_shows_learning_rate_and_method(capsys: pytest.CaptureFixture[str])
     assert "budget.steps" not in found
 
 
-def test_show_prints_counts_disk_and_time(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_show_prints_parameter_counts_disk_and_time(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     words = ("GPT-02", "--runs", str(tmp_path / "runs"))
     shown = facts(capsys, "show", *words)
     assert isinstance(shown, dict)
@@ -226,7 +228,8 @@ def test_show_prints_counts_disk_and_time(capsys: pytest.CaptureFixture[str], tm
     assert plan["parameters"]["total"] == 44_896_768
     assert plan["parameters"]["frozen"] == plan["parameters"]["qk_total"] == 3_145_728
     assert (plan["steps"], plan["tokens"]) == (100_000, 100_000 * 8 * 512)
-    # Two checkpoints and one being written, 12 bytes for what trains and 4 for what is frozen; best twice.
+    # Two checkpoints and a third while it is written, each with 12 bytes per trainable and 4 bytes per frozen
+    # parameter; and the best model twice, because the new one is written before the old one is deleted.
     assert plan["disk_bytes"] == 3 * (4 * 44_896_768 + 8 * 41_751_040) + 2 * 4 * 44_896_768
     assert plan["seconds"] > 0
     (unequal,) = shown["unequal"]
@@ -278,9 +281,7 @@ def test_dry_run_shows_which_runs_are_finished(tmp_path: Path, capsys: pytest.Ca
     assert "2 runs (1 finished) in" in text
 
 
-def test_show_applies_changes_to_the_arms_it_is_compared_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_applies_changes_to_the_baseline_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("show", "GPT-02", "--scale", "smoke", "--as", "mine", "--runs", str(tmp_path))
     shown = facts(capsys, *words)
     assert isinstance(shown, dict)

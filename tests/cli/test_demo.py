@@ -1,4 +1,4 @@
-"""The short result of `oelm demo`; a demo from start to report is in tests/report."""
+"""The short result that `oelm demo` prints; a test in tests/report runs a whole demo."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lines(*comparisons: Any) -> list[str]:
         ([1.02], "Not decided: more than one seed is needed."),
     ],
 )
-def test_cost_interval_and_decision_are_one_line(ratios: list[float], decision: str) -> None:
+def test_one_line_has_the_cost_its_interval_and_the_decision(ratios: list[float], decision: str) -> None:
     compared, result = lines(language_model(ratios), language_model([2.0, 2.1, 2.2], "oelm-plus"))
     assert compared.startswith("Compared: ")
     assert result.startswith("Language model: freezing changes perplexity by +")
@@ -44,7 +44,7 @@ def test_cost_interval_and_decision_are_one_line(ratios: list[float], decision: 
     assert decision in result
 
 
-def test_accuracy_is_in_points() -> None:
+def test_a_difference_of_accuracy_is_in_points() -> None:
     effect = difference({0: 80.0, 1: 81.0, 2: 80.5}, {0: 80.5, 1: 81.4, 2: 81.1})
     arm = SimpleNamespace(
         method=SimpleNamespace(name="oelm-freeze"), config=SimpleNamespace(task="classification")

@@ -1,6 +1,6 @@
-"""`oelm doctor --resume` and `--preempt`: what is printed and returned.
+"""The output and the exit code of `oelm doctor --resume` and `--preempt`.
 
-The check itself is tried in tests/torture/doctor.py.
+The check is replaced by fixed results here; tests/torture/doctor.py runs the real one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from oelm.experiments.resume.compare_runs import FileDifference
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, Case]:
-    """Replace the check by fixed results; a test can set another result for a signal."""
+    """Replace the check by one that always passes; a test can set the result for a signal by its name."""
     results: dict[str, Case] = {}
 
     def case(self: ResumeCheck, interruption: Interruption) -> Case:
@@ -29,7 +29,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, Case]:
     return results
 
 
-def test_equal_runs_are_a_table_and_exit_code_0(
+def test_a_passed_check_is_a_table_and_exit_code_0(
     fake: dict[str, Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", "GPT-01", "--scale", "smoke", "--resume", "--runs", str(tmp_path / "runs")]) == 0
@@ -38,10 +38,10 @@ def test_equal_runs_are_a_table_and_exit_code_0(
     assert "SIGKILL in checkpoint 1" in text
     assert "the beginning" in text
     assert "proven: after each of 4 interruptions" in text
-    assert list(tmp_path.iterdir()) == []  # nothing is left, and no runs folder was made
+    assert list(tmp_path.iterdir()) == []  # temporary files are deleted, and no runs folder was created
 
 
-def test_without_an_experiment_a_small_one_is_checked(
+def test_without_a_named_experiment_a_small_one_is_checked(
     fake: dict[str, Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", "--preempt", "--runs", str(tmp_path), "--json"]) == 0
@@ -51,7 +51,7 @@ def test_without_an_experiment_a_small_one_is_checked(
     assert not [case for case in check["cases"] if case["signal"] == "SIGKILL"]
 
 
-def test_a_difference_is_shown_and_is_exit_code_1(
+def test_a_run_that_differs_is_shown_and_is_exit_code_1(
     fake: dict[str, Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from oelm.experiments.resume.check import KILLS

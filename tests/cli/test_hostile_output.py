@@ -29,7 +29,7 @@ from oelm.runs.schema import Status
 from oelm.training.logs.journal import Journal
 
 HOSTILE = "[/b][bold]\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\x00\r"
-COMMANDS_A_TERMINAL = {"\x1b", "\x07", "\x9b", "\x00", "\r", "\u202e"}
+TERMINAL_CONTROLS = {"\x1b", "\x07", "\x9b", "\x00", "\r", "\u202e"}
 
 
 @given(st.text(alphabet=st.characters(codec=None)))
@@ -50,7 +50,7 @@ def test_ordinary_text_is_not_changed() -> None:
 
 @pytest.fixture
 def hostile_runs(tmp_path: Path) -> Path:
-    """A run whose study, ID, status and log are hostile, and one whose name is not UTF-8."""
+    """Return a runs folder with two runs: one has hostile texts everywhere, one a name not in UTF-8."""
     for id in (HOSTILE.replace("\x00", ""), os.fsdecode(b"caf\xe9")):
         place = tmp_path / "runs" / "stu[b]dy\x1b[1m" / id.replace("/", "") / "scale=mini" / "seed=0"
         place.mkdir(parents=True)
@@ -69,10 +69,10 @@ def test_commands_escape_a_hostile_runs_folder(
     captured = capsys.readouterr()
     shown = captured.out + captured.err
     assert "Traceback" not in shown
-    assert not COMMANDS_A_TERMINAL & set(shown)
+    assert not TERMINAL_CONTROLS & set(shown)
     shown.encode()
     if words != ["analyze"]:
-        assert "[/b][bold]" in shown  # it is shown, not lost
+        assert "[/b][bold]" in shown  # rich markup is shown as text, not interpreted
 
 
 def test_monitor_on_a_terminal_draws_markup_as_text(hostile_runs: Path) -> None:
@@ -104,18 +104,18 @@ def test_progress_of_a_launch_draws_markup_as_text(
     assert "\x1b[2J" not in screen.getvalue()
 
 
-def test_the_journal_shows_and_writes_plain_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_training_log_escapes_hostile_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = Journal(tmp_path / "training.log", title="[/b]\x1b[2J", show=True)
     journal.line(HOSTILE)
     journal.progress(1, 2, "[/c]\x1b[2J")
     journal.close()
     written = (tmp_path / "training.log").read_text(encoding="utf-8")
     assert "[/b][bold]" in written
-    assert not COMMANDS_A_TERMINAL & set(written)
+    assert not TERMINAL_CONTROLS & set(written)
     assert not {"\x07", "\x9b", "\x1b]0;"} & set(capsys.readouterr().err)
 
 
-def test_an_error_names_a_hostile_file_in_plain_text(
+def test_an_error_escapes_the_name_of_a_hostile_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OELM_RUNS", str(tmp_path / "\x1b[2J"))
@@ -124,7 +124,7 @@ def test_an_error_names_a_hostile_file_in_plain_text(
     assert "\x1b" not in capsys.readouterr().err
 
 
-def test_every_command_prints_through_the_safe_print() -> None:
+def test_every_command_uses_the_print_that_escapes() -> None:
     """Every module that calls print() imports oelm.cli.output.print, or calls printable() on its text."""
     for path in Path(oelm.cli.__path__[0]).glob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""`oelm monitor`: what fits on the screen, keys, and a real pseudo-terminal."""
+"""`oelm monitor`: the columns that fit on the screen, the keys, and a session in a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def diverged_runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
-def test_monitor_drops_columns_and_never_cuts_a_name(width: int, diverged_runs: list[RunInfo]) -> None:
+def test_monitor_leaves_out_columns_and_never_truncates_a_name(
+    width: int, diverged_runs: list[RunInfo]
+) -> None:
     view = View()
     view.update(diverged_runs)
     screen = io.StringIO()
@@ -46,7 +48,7 @@ def test_monitor_drops_columns_and_never_cuts_a_name(width: int, diverged_runs: 
     assert "DIVERGED" in lines[2]
     assert "123456/200000" in lines[2]
     assert "loss is nan" in lines[2]
-    assert "GAP-TS-oelm-freeze full seed 0 " in lines[2]  # cut, it would be ambiguous
+    assert "GAP-TS-oelm-freeze full seed 0 " in lines[2]  # a truncated name would be ambiguous
     assert ("steps/s" in lines[1]) == (width == 200)
 
 
@@ -64,12 +66,12 @@ def test_monitor_keys_move_by_lines_by_pages_and_to_the_ends(tmp_path: Path) -> 
         places.append(view.selected)
     assert places == [1, 11, 29, 29, 19, 18, 0]
     view.key("a")
-    assert view.current is None  # finished ones are not active
+    assert view.current is None  # only active runs are listed now, and all runs are finished
     assert not view.key("q")
 
 
-def test_monitor_on_a_terminal_follows_keys_and_restores_it(tmp_path: Path) -> None:
-    """A pseudo-terminal, as over ssh: 60 runs, arrow keys, then q."""
+def test_monitor_on_a_terminal_reacts_to_keys(tmp_path: Path) -> None:
+    """In a pseudo-terminal, as over ssh, list 60 runs, press an arrow key, and quit with q."""
     for seed in range(60):
         place = tmp_path / "runs" / "s" / "X-1" / "scale=full" / f"seed={seed}"
         place.mkdir(parents=True)
@@ -104,12 +106,12 @@ def test_monitor_on_a_terminal_follows_keys_and_restores_it(tmp_path: Path) -> N
             if select.select([main_end], [], [], 0.2)[0]:
                 seen += read(main_end, 65536).decode(errors="replace")
 
-    until("the log of seed 59")  # trouble comes first, and is selected
+    until("the log of seed 59")  # the diverged run is listed first, and the first run is selected
     assert "DIVERGED" in seen
     write(main_end, b"\x1b[B")
     until("the log of seed 0")
     write(main_end, b"q")
-    with contextlib.suppress(OSError):  # Linux's word for a terminal whose other end has gone
+    with contextlib.suppress(OSError):  # on Linux, reading fails once the process has closed the terminal
         while process.poll() is None:
             if select.select([main_end], [], [], 0.2)[0]:
                 read(main_end, 65536)

@@ -1,4 +1,4 @@
-"""Commands on a real run: one experiment is trained at smoke scale and used by all tests."""
+"""Commands that need a real run: one experiment is trained at smoke scale, and all tests use it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_another_config_in_the_same_folder_is_refused(root: Path, capsys: pytest
     assert "optim.lr" in capsys.readouterr().err
 
 
-def test_train_of_an_untuned_experiment_says_how_to_tune_it(
+def test_train_before_the_tuning_trials_says_how_to_run_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "TS-FREEZE-TUNED", "--scale", "smoke", "--runs", str(tmp_path / "runs")]) == 1
@@ -118,7 +118,7 @@ def test_export_loads_in_transformers_with_the_same_logits(
     assert AutoTokenizer.from_pretrained(target)(text).input_ids == ids[0].tolist()
     with torch.inference_mode():
         torch.testing.assert_close(ours.logits(ids), theirs(ids).logits, atol=1e-4, rtol=1e-4)
-    assert main(words) == 2  # a folder with something in it is never written over
+    assert main(words) == 2  # a folder that is not empty is never overwritten
     assert "already exists" in capsys.readouterr().err
 
 
@@ -141,13 +141,13 @@ def test_export_of_a_transformers_model_includes_the_extras(tmp_path: Path) -> N
         torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, atol=1e-5, rtol=1e-4)
     for layer, frozen in zip(theirs.bert.encoder.layer, ours.bert.encoder.layer, strict=True):
         plain, extended = layer.attention.self.query.weight, frozen.attention.self.query.weight
-        assert (plain - extended).abs().max() > 1e-3  # the core moved, and went along
+        assert (plain - extended).abs().max() > 1e-3  # the core was trained, and the export includes it
 
 
 def test_clean_deletes_only_after_confirmation(
     root: Path, folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["clean", "--runs", str(root)]) == 0  # no terminal to ask, so nothing happens
+    assert main(["clean", "--runs", str(root)]) == 0  # without a terminal nothing is deleted
     said = capsys.readouterr().out
     assert "add --yes to delete the checkpoints" in said
     assert "nothing was deleted" in said
@@ -213,7 +213,7 @@ def test_shard_needs_several_gpus_per_run(capsys: pytest.CaptureFixture[str], tm
 
 @pytest.mark.slow
 def test_train_under_torchrun_shards_the_model(tmp_path: Path, cache: None) -> None:
-    """The second call in the same two processes finds a finished run."""
+    """Two processes train a run; a second call in the same processes finds it finished."""
     words = ["train", "GPT-02", "--scale", "smoke", "--runs", str(tmp_path), "--shard", "--device", "cpu"]
     words += ["--set", "budget.steps=4"]
     program = tmp_path / "twice.py"

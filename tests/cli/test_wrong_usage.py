@@ -1,6 +1,6 @@
 """Wrong command lines of every command: one line on stderr, exit code 2, no traceback, no files written.
 
-The suggested names are checked in test_commands.
+The names that an error suggests are tested in test_commands.py.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ archive nonsense
 
 
 @pytest.mark.parametrize("line", WRONG)
-def test_one_line_and_exit_code_2(
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(
     line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

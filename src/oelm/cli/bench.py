@@ -44,7 +44,7 @@ def bench(
     position
         Position encoding.
     device
-        cpu, cuda or cuda:0.
+        Device to measure on: cpu, cuda or cuda:0.
     processes
         New processes started for each method; the confidence intervals are over processes.
     rounds

@@ -158,7 +158,7 @@ class TokenizeOptions:
     """Options that say how the text is tokenized, and where the tokens are stored."""
 
     tokenizer: str = "gpt2"
-    """gpt2, bpe-<vocabulary size>, or the name or folder of a tokenizer."""
+    """Tokenizer: gpt2, bpe-<vocabulary size> (trained on the dataset), or another one by name or folder."""
     max_length: PositiveCount = 512
     """Maximum length of classification rows, in tokens."""
     cache_dir: CacheDir = ""

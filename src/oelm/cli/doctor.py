@@ -15,9 +15,7 @@ from oelm.experiments.study import Request
 if TYPE_CHECKING:
     from oelm.experiments.resume.check import Case, Interruption, Reference
 
-_RESUME_CHECK_ID = (
-    "GPT-02"  # the experiment that --resume uses if none is named; at smoke scale it needs no data
-)
+_RESUME_CHECK_ID = "GPT-02"  # used by --resume if no experiment is named; needs no data at smoke scale
 
 
 def doctor(

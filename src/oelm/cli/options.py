@@ -27,9 +27,12 @@ Json = Annotated[bool, Parameter(name="--json", help="Print the result as JSON."
 Study = Annotated[str, Parameter(name="--study", help="Only this study, e.g. gap.")]
 Phases = Annotated[
     PhaseNames,
-    Parameter(name="--phase", help="Only these phases of the original study: 1, 1 4, 1-4, paper or extra."),
+    Parameter(
+        name="--phase",
+        help="Experiments of these phases of the original study: 1, 1 4, 1-4, paper or extra.",
+    ),
 ]
-Seeds = Annotated[Integers, Parameter(name="--seeds", help="Seeds: 0 1 2, 0,1,2 or 0-3.")]
+Seeds = Annotated[Integers, Parameter(name="--seeds", help="Seeds of the runs: 0 1 2, 0,1,2 or 0-3.")]
 Catalogue = Annotated[
     tuple[str, ...],
     Parameter(

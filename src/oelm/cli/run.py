@@ -52,7 +52,7 @@ class TuningOptions:
     """Options for tuning the learning rate."""
 
     tune: Annotated[bool | None, Parameter(negative="--no-tune")] = None
-    """Choose the learning rate of each experiment from a grid by validation loss (default: as catalogued)."""
+    """Choose each learning rate from a grid by validation loss (default: as `oelm show ID` says)."""
     grid: Numbers = ()
     """Learning rates to try (default: the grid of the experiment)."""
     trial_seeds: Integers = TRIAL_SEEDS
@@ -204,7 +204,7 @@ def run(
     ids
         IDs of experiments (`oelm list`).
     scale
-        One scale or several.
+        Sizes of the runs. full: as in the original study; mini: minutes on a CPU; smoke: seconds.
     on
         Where to train: on this machine, or through SLURM.
     dry_run
