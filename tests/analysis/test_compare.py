@@ -77,7 +77,7 @@ def test_a_sequential_study_uses_a_stricter_level(tmp_path):
 def test_one_seed_gives_numbers_but_no_verdict(tmp_path):
     c = pair(tmp_path, arm=(9.9,), base=(8.0,))
     assert c.target.outcome == NO_INTERVAL
-    assert "n = 1" in texts(c.flags)
+    assert "only one seed" in texts(c.flags)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_unequal_learning_rates_get_no_verdict(tmp_path):
     (card,) = cards(analysis, Translator())[0].cards
     assert (card.tone, card.badge) == ("open", "no verdict")
     assert plain(card.lines[0]).startswith(
-        "No verdict: not a fair comparison (learning rates 0.01 and 0.004, neither tuned)."
+        "No verdict: not a fair comparison (the learning rates are 0.01 and 0.004, and neither was tuned)."
     )
     assert headline(analysis, Translator()).startswith("1 without a verdict")
 
@@ -154,7 +154,7 @@ def test_tuning_only_one_arm_gets_no_verdict(tmp_path):
         (lambda c: replace(c, data=replace(c.data, train_rows=9)), "data.train_rows 9, not 0"),
         (
             lambda c: replace(c, data=replace(c.data, source="builtin")),
-            "generated text instead of tinystories",
+            "generated text was used instead of tinystories",
         ),
     ],
 )
@@ -173,7 +173,7 @@ def test_datasets_with_the_same_test_rows_get_no_verdict_and_no_mean(tmp_path):
         write_arm(tmp_path, name, "oelm-freeze", A, rows=rows)
     analysis = analyze(tmp_path)
     outcomes = {c.dataset: (c.target.outcome, texts(c.caveats)) for c in analysis.comparisons.of("baseline")}
-    assert outcomes["wikitext2"] == (WITHHELD, "the same test rows as wikitext103")
+    assert outcomes["wikitext2"] == (WITHHELD, "the test rows are the same as those of wikitext103")
     assert outcomes["wikitext103"][0] == WITHHELD
     assert outcomes["tinystories"] == (UNDECIDED, "")
     assert analysis.means == []
@@ -332,7 +332,7 @@ def test_missing_predictions_widen_the_interval_and_are_flagged(tmp_path):
     lost = classifiers(tmp_path / "lost", predictions=False)
     assert lost.test_error == "binomial"
     assert lost.effect.test_se > kept.effect.test_se
-    assert "without predictions" in texts(lost.flags)
+    assert "predictions are missing" in texts(lost.flags)
 
 
 @pytest.mark.parametrize(

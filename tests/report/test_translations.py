@@ -60,10 +60,11 @@ def test_the_chinese_text_is_chinese_with_full_width_punctuation(chinese):
 
 def test_messages_are_translated_when_they_are_shown():
     runs = (Message("{id} seed {seed}", id="A", seed=1), Message("{id} seed {seed}", id="{B}", seed=2))
-    message = Message("the freeze audit failed: {runs}", runs=runs)
-    assert str(message) == Translator("en")(message) == "the freeze audit failed: A seed 1, {B} seed 2"
-    assert Translator("zh")(message) == "冻结审计未通过：A 种子 1、{B} 种子 2"
-    assert message == Message("the freeze audit failed: {runs}", runs=runs)
+    message = Message("frozen parameters changed (the freeze audit failed): {runs}", runs=runs)
+    english = "frozen parameters changed (the freeze audit failed): A seed 1, {B} seed 2"
+    assert str(message) == Translator("en")(message) == english
+    assert Translator("zh")(message) == "冻结参数发生了变化（冻结审计未通过）：A 种子 1、{B} 种子 2"
+    assert message == Message("frozen parameters changed (the freeze audit failed): {runs}", runs=runs)
 
 
 def test_an_unknown_language_is_an_error():

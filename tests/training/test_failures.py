@@ -126,7 +126,7 @@ def test_out_of_memory_in_the_update_does_not_repeat_the_step(tmp_path, machine,
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     outcome = fit(make("lm"), tmp_path, machine)
     assert outcome.state == "oom"
-    assert "in the optimizer's update" in outcome.reason
+    assert "the optimizer's update does not fit" in outcome.reason
     assert len(calls) == 6
     assert load_checkpoint(tmp_path / "latest.pt")["progress"]["step"] == 4
     monkeypatch.undo()

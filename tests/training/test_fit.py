@@ -185,7 +185,7 @@ def test_a_finished_trial_keeps_its_results_and_no_checkpoints(tmp_path, machine
     assert not folder.resumable
     assert folder.best.is_dir()
     assert folder.results().validation.ppl > 1
-    assert fit(trial, tmp_path, machine).reason == "was finished before"
+    assert fit(trial, tmp_path, machine).reason == "this run had already finished"
 
 
 def test_early_stopping(tmp_path, machine, make):

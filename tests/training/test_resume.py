@@ -262,4 +262,4 @@ def test_changed_data_is_an_error(tmp_path, machine, make):
     (data / "test.jsonl").write_text("".join(lines[1:]), encoding="utf-8")
     outcome = fit(config, tmp_path / "run", local)
     assert outcome.state == "failed"
-    assert "the test data has changed since this run began" in outcome.reason
+    assert "the test data of this run" in outcome.reason

@@ -1,5 +1,5 @@
-"""From run folders to comparisons, statistics and verdicts.
+"""Compare the runs of a runs folder, with statistics and verdicts.
 
-Input: run folders and the catalogued configs. Output: an `Analysis` object that `oelm.report` shows. Every
-statement is a field or a `Message`; nothing here formats a document.
+The input is run folders and the catalogued configs. The output is an `Analysis`, whose statements are fields
+or `Message` objects. `oelm.report` makes documents from it; nothing here formats a document.
 """

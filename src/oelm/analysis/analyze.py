@@ -22,10 +22,12 @@ from oelm.analysis.statistics import LEVEL, Estimate
 
 @dataclass(frozen=True)
 class Analysis:
+    """The runs of a runs folder, their comparisons and their costs."""
+
     loaded: Loaded
     comparisons: Comparisons
     benchmarks: list[StepRatio]
-    never_started: tuple[str, ...]  # catalogued experiments without a run, of the studies that have runs
+    never_started: tuple[str, ...]  # IDs of experiments without a run, in studies that have other runs
 
     @property
     def warnings(self) -> list[LoadWarning]:
@@ -63,7 +65,7 @@ class Analysis:
         return sum(r.disk_bytes() for r in (*self.loaded.runs, *self.loaded.trials))
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of `oelm analyze --json`."""
+        """Return the content of `oelm analyze --json`."""
         return {
             "runs_folder": str(self.loaded.root),
             "states": dict(self.states),
@@ -93,13 +95,14 @@ def analyze(
     ids: Collection[str] | None = None,
     level: float = LEVEL,
 ) -> Analysis:
-    """Load the runs below `root`, compare them, and add costs and benchmarks.
+    """Load the runs in the runs folder `root`, compare them, and add costs and benchmarks.
 
-    studies: only these (default: all)
-    benchmarks: folder of interleaved step-time measurements
-    planned: the catalogued experiments, to recognise runs with another budget and experiments without runs
-    ids: only these experiments (default: all)
-    level: confidence level of the intervals (`level_per_look` when runs are added until a verdict is reached)
+    studies: analyse only these studies (default: all)
+    benchmarks: folder of step-time benchmarks that measured the methods in alternation
+    planned: the catalogued experiments, to recognise runs whose budget differs from the catalogue, and
+        experiments without runs
+    ids: analyse only these experiments (default: all)
+    level: confidence level of the intervals; use `level_per_look` if seeds are added until there is a verdict
     """
     loaded = load_runs(root, studies)
     if ids is not None:
@@ -110,7 +113,7 @@ def analyze(
 
 
 def _never_started(loaded: Loaded, planned: Planned, ids: Collection[str] | None) -> tuple[str, ...]:
-    """Catalogued experiments without a run, of the studies that have at least one."""
+    """Return the IDs of catalogued experiments without a run, in studies that have at least one run."""
     studies = {r.config.study for r in loaded.runs}
     present = {r.id for r in loaded.runs}
     return tuple(

@@ -1,4 +1,4 @@
-"""An arm: all runs of one experiment at one scale, with its scores per seed."""
+"""`Arm`: one side of a comparison, which is all runs of one experiment at one scale, one run per seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oelm.methods.method import Method
 
 Planned = Mapping[str, Mapping[str, RunConfig]]  # experiment ID -> scale -> config as catalogued
 
-# Parts of the names of transformers models.
+# Parts of the names of transformers models, from which `Arm.architecture` recognises the architecture.
 _ENCODER_DECODERS = ("t5", "bart")
 _ENCODERS = ("bert", "minilm", "electra", "albert", "deberta")
 _DECODERS = ("gpt", "opt", "llama", "qwen", "neox")
@@ -24,10 +24,10 @@ _DECODERS = ("gpt", "opt", "llama", "qwen", "neox")
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """All runs of one experiment at one scale, one per seed."""
+    """One side of a comparison: all runs of one experiment at one scale, one run per seed."""
 
     runs: tuple[LoadedRun, ...]
-    planned: Mapping[str, RunConfig]  # scale -> config as catalogued; empty if the experiment is not
+    planned: Mapping[str, RunConfig]  # scale -> config as catalogued; empty if the ID is not in the catalogue
 
     @property
     def config(self) -> RunConfig:
@@ -51,12 +51,12 @@ class Arm:
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """Study, scale and group: only arms of the same place are compared with each other."""
+        """The study, the scale and the comparison group of this arm."""
         return self.config.study, self.config.scale, self.config.compare.group
 
     @property
     def group(self) -> str:
-        """The name of its comparison group, with the dataset, for display."""
+        """The name of the arm's comparison group, with the dataset, for display."""
         dataset = self.config.data.dataset
         group = self.config.compare.group or f"{self.config.study}/{dataset}"
         names_dataset = dataset in group or group.rpartition("/")[2] in dataset
@@ -64,7 +64,7 @@ class Arm:
 
     @cached_property
     def finished(self) -> tuple[LoadedRun, ...]:
-        """The runs with a test score, sorted by seed."""
+        """The finished runs with a test score, sorted by seed."""
         done = [r for r in self.runs if r.state == FINISHED and r.result and r.result.test is not None]
         return tuple(sorted(done, key=lambda r: r.seed))
 
@@ -89,7 +89,10 @@ class Arm:
 
     @property
     def mean(self) -> float:
-        """The mean test score over seeds: geometric for perplexity, so that it agrees with the ratios."""
+        """The mean test score over seeds.
+
+        For perplexity it is the geometric mean, because comparisons use ratios of perplexity.
+        """
         return self._mean_of(list(self.scores.values()))
 
     @property
@@ -104,22 +107,22 @@ class Arm:
 
     @property
     def freezes(self) -> bool:
-        """Whether its finished runs have frozen parameters."""
+        """Whether a finished run of this arm has frozen parameters."""
         return any(r.parameters.frozen > 0 for r in self.results)
 
     @property
     def probes(self) -> bool:
-        """Whether its data is a generated recall task instead of a corpus or a labelled dataset."""
+        """Whether the dataset is a generated recall task instead of a corpus or a labelled dataset."""
         return self.config.data.dataset in RECALL_TASKS
 
     @property
     def test_rows(self) -> str:
-        """Fingerprint of its test rows; "" if its manifest has none."""
+        """The fingerprint of the test rows; "" if no manifest.json records it."""
         return self.finished[0].manifest.data.fingerprints.get("test", "") if self.finished else ""
 
     @property
     def dataset_name(self) -> str:
-        """The dataset of its full-scale experiment; a smaller scale may use another one in its place."""
+        """The dataset that the experiment uses at full scale; a smaller scale may use a substitute."""
         return self.planned.get("full", self.config).data.dataset
 
     @property
@@ -141,7 +144,7 @@ class Arm:
 
 
 def gather_arms(runs: Iterable[LoadedRun], planned: Planned) -> tuple[Arm, ...]:
-    """Group runs into arms, sorted for display."""
+    """Group runs into arms (one per study, scale and experiment) and sort the arms for display."""
     groups: dict[tuple[str, str, str], list[LoadedRun]] = {}
     for run in runs:
         groups.setdefault((run.config.study, run.config.scale, run.id), []).append(run)
@@ -153,7 +156,10 @@ def gather_arms(runs: Iterable[LoadedRun], planned: Planned) -> tuple[Arm, ...]:
 
 
 def _display_order(arm: Arm) -> tuple[Any, ...]:
-    """Language models before classifiers, groups together, a baseline before the arms compared with it."""
+    """Return the sort key of an arm.
+
+    Language models come before classifiers, and a baseline before the arms that are compared with it.
+    """
     config, compare = arm.config, arm.config.compare
     classifies = config.task == "classification"
     return config.study, config.scale, classifies, compare.group, bool(compare.baseline), arm.id

@@ -1,4 +1,4 @@
-"""Comparisons of arms: the measured difference, its verdicts, and what a reader must know about it."""
+"""Compare arms: measure their difference, apply the verdict rules, and collect notes for the reader."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from oelm.analysis.verdict import (
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """One arm against one reference."""
+    """One arm compared with one reference arm, for example with its baseline."""
 
     kind: Kind
     arm: Arm
     reference: Arm
     effect: Estimate | None  # log perplexity ratio, or points of accuracy; None if refused
     ratio: Estimate | None  # log ratio of perplexity or accuracy; None if refused
-    target: Verdict  # at most 5 % worse than the reference?
-    sign: Verdict  # better, worse or equivalent?
-    scenario: Verdict | None  # the original study's rule for GPT classifiers against their baseline
+    target: Verdict  # whether the arm is at most 5 % worse than the reference
+    sign: Verdict  # whether the arm is better than, worse than or equivalent to the reference
+    scenario: Verdict | None  # the original study's scenario (A, B or C) of a frozen GPT classifier
     refused: tuple[Message, ...]  # why the arms must not be compared
     caveats: tuple[Message, ...]  # why the difference is shown but gets no verdict
-    flags: tuple[Message, ...]  # what a reader must know
+    flags: tuple[Message, ...]  # what else a reader must know about the comparison
     test_error: TestError = "none"
     mcnemar_p: float | None = None
 
@@ -62,6 +62,8 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Comparisons:
+    """All comparisons of an analysis, and those that still wait for finished runs."""
+
     made: tuple[Comparison, ...]
     arms: tuple[Arm, ...]
     waiting: tuple[Message, ...]  # comparisons named in a config that lack finished runs
@@ -71,7 +73,7 @@ class Comparisons:
 
 
 def compare_all(loaded: Loaded, planned: Planned, level: float = LEVEL) -> Comparisons:
-    """Make every comparison that the runs allow."""
+    """Make every comparison for which both arms have finished runs."""
     arms = gather_arms(loaded.runs, planned)
     names = _datasets_by_test_rows(arms)
     made: list[Comparison] = []
@@ -102,10 +104,10 @@ def compare(
     same_rows: Sequence[str] = (),
     level: float = LEVEL,
 ) -> Comparison:
-    """Compare two arms with finished runs.
+    """Compare an arm with a reference arm; both must have finished runs.
 
     trials: the tuning trials of the runs folder
-    same_rows: other datasets in this analysis that have the same test rows
+    same_rows: names of other datasets in this analysis that have the same test rows
     """
     flags = run_flags(arm, reference, trials)
     refused = guards.refusals(arm, reference)
@@ -137,7 +139,7 @@ def compare(
 
 
 def _datasets_by_test_rows(arms: Iterable[Arm]) -> Mapping[str, Iterable[str]]:
-    """Fingerprint of test rows -> the names of the datasets that have them."""
+    """Return a mapping from the fingerprint of test rows to the names of the datasets that have them."""
     names: dict[str, dict[str, None]] = {}
     for arm in arms:
         if arm.test_rows and not arm.probes:

@@ -1,7 +1,7 @@
 """The cost of an arm: parameters, checkpoint size, memory and step time.
 
-Ratios of step times come only from interleaved benchmarks. The wall times of two runs also depend on the
-other load of the machine at the time.
+Ratios of step times come only from interleaved benchmarks, which measure the methods in alternation on one
+machine. The wall times of two runs are not compared, because they also depend on the machine's other load.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from oelm.runs.schema import ParameterCounts
 
 @dataclass(frozen=True)
 class StepRatio:
-    """Step time of a method divided by that of the baseline, from an interleaved benchmark."""
+    """The step time of a method divided by that of the baseline, from an interleaved benchmark."""
 
     method: str
     model: str
@@ -38,7 +38,7 @@ class StepRatio:
     rounds: int = 0  # number of interleaved measurements of each method
 
     def fits(self, arm: Arm) -> bool:
-        """Whether it was measured with the model and the method of this arm."""
+        """Return whether the ratio was measured with the model and the method of this arm."""
         config = arm.config
         return (
             self.method == arm.method.name
@@ -49,7 +49,7 @@ class StepRatio:
         )
 
     def _measured(self) -> Method | None:
-        """The measured method; None if this version does not know its fields."""
+        """Return the measured method; None if this version of oelm does not know its fields."""
         try:
             return Method.from_dict(self.fields or {})
         except UsageError:
@@ -58,16 +58,18 @@ class StepRatio:
 
 @dataclass(frozen=True)
 class Cost:
+    """What an arm costs: memory is the median over its seeds, `compute_seconds` the sum."""
+
     parameters: ParameterCounts
     checkpoint_bytes: int | None
     peak_memory_bytes: int | None
     compute_seconds: float
-    bound: float | None  # share of the FLOPs per step that is saved, from `step` if there is one
-    step: StepRatio | None
+    bound: float | None  # share of the FLOPs per step that the method saves
+    step: StepRatio | None  # the benchmark of this method and model, if there is one
 
 
 def cost(arm: Arm, benchmarks: list[StepRatio]) -> Cost | None:
-    """The cost of an arm, with medians over its seeds; None without finished runs."""
+    """Return the cost of an arm; None if it has no finished runs."""
     results = arm.results
     if not results:
         return None
@@ -86,7 +88,7 @@ def cost(arm: Arm, benchmarks: list[StepRatio]) -> Cost | None:
 
 
 def read_benchmarks(folder: Path, warnings: list[LoadWarning]) -> list[StepRatio]:
-    """The step ratios of every interleaved benchmark in `folder`, usually benchmarks/results."""
+    """Return the step-time ratios of all interleaved benchmarks in `folder`; warn of unreadable ones."""
     found: list[StepRatio] = []
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         try:
@@ -95,14 +97,17 @@ def read_benchmarks(folder: Path, warnings: list[LoadWarning]) -> list[StepRatio
             warnings.append(
                 LoadWarning(
                     path,
-                    Message("not a readable benchmark: {error}", error=f"{type(error).__name__}: {error}"),
+                    Message(
+                        "this benchmark cannot be read, so its step times are not shown: {error}",
+                        error=f"{type(error).__name__}: {error}",
+                    ),
                 )
             )
     return found
 
 
 def _step_ratios(raw: Any, path: Path) -> list[StepRatio]:
-    """The step ratios of one benchmark file; none unless it is interleaved and starts with the baseline."""
+    """Return the ratios of one benchmark; [] unless it is interleaved and its first arm is the baseline."""
     if not isinstance(raw, dict) or raw.get("kind") != "step" or not raw.get("interleaved", False):
         return []
     arms, settings = raw["arms"], raw.get("settings", {})

@@ -1,4 +1,4 @@
-"""The measured difference between two arms: perplexity ratio, or points of accuracy."""
+"""Measure the difference between two arms: a ratio of perplexity, or points of accuracy."""
 
 from __future__ import annotations
 
@@ -25,30 +25,34 @@ TestError = Literal["predictions", "binomial", "none"]
 
 @dataclass(frozen=True)
 class Effects:
-    """A difference on the scale that is shown and on the log scale that the rules use."""
+    """The difference between two arms: `effect` is shown, and the verdict rules use `ratio`."""
 
     effect: Estimate  # log ratio of perplexity, or points of accuracy
     ratio: Estimate  # log ratio of perplexity or accuracy
-    test_error: TestError = "none"  # the source of the test-set error
-    mcnemar_p: float | None = None  # p-value of equal accuracy on the test set, with one seed per arm
+    test_error: TestError = "none"  # how the test-set error was estimated
+    # p-value of the null hypothesis that both models are equally accurate; only with one seed per arm
+    mcnemar_p: float | None = None
 
 
 def measure(arm: Arm, reference: Arm, level: float = LEVEL) -> Effects:
-    """The difference between two arms with the same metric and finished runs."""
+    """Return the difference between two arms, which must have finished runs and the same metric."""
     if arm.metric == "ppl":
         return _measure_perplexity(arm, reference, level)
     return _measure_accuracy(arm, reference, level)
 
 
 def _measure_perplexity(arm: Arm, reference: Arm, level: float) -> Effects:
-    """Without a test-set error: run folders have no loss per document."""
+    """Return the difference in log perplexity, without a test-set error.
+
+    The test-set error would need the loss of every document, which run folders do not have.
+    """
     logs = [{seed: math.log(ppl) for seed, ppl in a.scores.items()} for a in (arm, reference)]
     ratio = difference(*logs, level=level)
     return Effects(ratio, ratio)
 
 
 def _measure_accuracy(arm: Arm, reference: Arm, level: float) -> Effects:
-    # Half an example: the logarithm of accuracy 0 is infinite.
+    # Accuracy is at least that of half a correct example, because the logarithm of 0 is infinite.
     floor = 0.5 / max(1, *(r.test_n for r in arm.results))
     points = [{seed: 100 * x for seed, x in a.scores.items()} for a in (arm, reference)]
     logs = [{seed: math.log(max(x, floor)) for seed, x in a.scores.items()} for a in (arm, reference)]
@@ -75,19 +79,19 @@ def _measure_accuracy(arm: Arm, reference: Arm, level: float) -> Effects:
 
 
 def _log_scales(accuracy: float, reference: float, floor: float) -> tuple[float, float]:
-    """Factors from accuracy to log accuracy: d log(x) = dx / x."""
+    """Return the factors that convert errors of accuracy into errors of log accuracy: d log(x) = dx / x."""
     return 1 / max(float(accuracy), floor), 1 / max(float(reference), floor)
 
 
 def _errors(a: np.ndarray, b: np.ndarray, scales: tuple[float, float], paired: bool) -> tuple[float, float]:
-    """The test_se and interaction_se of the difference between two (seeds, examples) arrays of hits."""
+    """Return `example_se` and `interaction_se` of the difference between two (seeds, examples) arrays."""
     a, b = scales[0] * a, scales[1] * b
     blocks = (a - b,) if paired else (a, -b)
     return example_se(*blocks), interaction_se(*blocks)
 
 
 def _used_seeds(arm: Arm, reference: Arm, estimate: Estimate) -> tuple[list[int], list[int]]:
-    """The seeds of each arm that `difference` used."""
+    """Return the seeds of the arm and of the reference that `difference` used for `estimate`."""
     shared = sorted(arm.scores.keys() & reference.scores.keys())
     if estimate.interval_kind == "Welch" or not shared:
         return sorted(arm.scores), sorted(reference.scores)
@@ -95,7 +99,7 @@ def _used_seeds(arm: Arm, reference: Arm, estimate: Estimate) -> tuple[list[int]
 
 
 def _hits(arm: Arm, seeds: Iterable[int]) -> np.ndarray | None:
-    """(seeds, examples) array, 1 for a correct prediction; None if predictions are missing or incomplete."""
+    """Return a (seeds, examples) array with 1 for a correct prediction; None if predictions are missing."""
     chosen = set(seeds)
     rows = [r.hits for r in arm.finished if r.seed in chosen]
     if any(h is None for h in rows) or len({len(h) for h in rows if h is not None}) != 1:

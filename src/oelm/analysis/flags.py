@@ -1,4 +1,7 @@
-"""What a reader must know about a comparison that is not refused: each function returns one kind of flag."""
+"""Flags: what a reader must know about a comparison, for example that runs are missing.
+
+Each function returns the flags of one kind, or an empty list.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from oelm.analysis.messages import Message, state_name
 
 
 def run_flags(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> tuple[Message, ...]:
-    """Flags about the runs, their settings and their tuning trials."""
+    """Return flags about the runs of a comparison, their settings and their tuning trials."""
     found = [
         *missing_runs(arm, reference),
         *selected_on_test(arm, reference, trials),
@@ -27,7 +30,7 @@ def run_flags(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> tuple[Me
 
 
 def result_flags(measured: Effects, reference: Arm) -> list[Message]:
-    """Flags about the measured difference."""
+    """Return flags about the measured difference between two arms."""
     found, effect = [], measured.effect
     if at_chance(reference):
         found.append(
@@ -49,19 +52,19 @@ def result_flags(measured: Effects, reference: Arm) -> list[Message]:
     elif effect.unpaired:
         found.append(Message("seeds that were run in one arm only are left out: {seeds}", seeds=seeds))
     if effect.interval_kind == "none":
-        found.append(Message("n = 1: no confidence interval, so no verdict"))
+        found.append(Message("an arm has only one seed, so there is no confidence interval and no verdict"))
     if measured.test_error == "binomial":
         found.append(
             Message(
-                "without predictions, the test-set error is estimated from unpaired binomial distributions, "
-                "which is too wide"
+                "predictions are missing, so the test-set error is estimated from unpaired binomial "
+                "distributions, and the interval is too wide"
             )
         )
     return found
 
 
 def missing_runs(arm: Arm, reference: Arm) -> list[Message]:
-    """Runs that diverged or have not finished."""
+    """Flag runs that diverged or have not finished."""
     found = []
     runs = (*arm.runs, *reference.runs)
     if diverged := [r for r in runs if r.state == DIVERGED]:
@@ -82,7 +85,7 @@ def missing_runs(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def selected_on_test(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> list[Message]:
-    """Runs whose learning rate or checkpoint may have been selected on the test split."""
+    """Flag runs whose learning rate or checkpoint may have been selected on the test split."""
     found = []
     ids = {arm.id, reference.id}
     if tested := [t for t in trials if t.id in ids and t.result and t.result.test is not None]:
@@ -110,13 +113,15 @@ def _validated_on_test(run: LoadedRun) -> bool:
 
 
 def failed_audits(arm: Arm) -> list[Message]:
-    """Runs whose frozen parameters changed."""
+    """Flag runs whose freeze audit found that frozen parameters changed."""
     failed = [r for r in arm.finished if not r.audited]
-    return [Message("the freeze audit failed: {runs}", runs=_names(failed))] if failed else []
+    if not failed:
+        return []
+    return [Message("frozen parameters changed (the freeze audit failed): {runs}", runs=_names(failed))]
 
 
 def weak_tuning(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> list[Message]:
-    """No tuning, a learning rate at the edge of its grid, or missing tuning trials."""
+    """Flag learning rates that were not tuned or are at the edge of their grid, and missing tuning trials."""
     a, b = arm.finished[0].config, reference.finished[0].config
     found = []
     if not a.tune.grid and not b.tune.grid and a.optim.lr == b.optim.lr:
@@ -136,7 +141,7 @@ def weak_tuning(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> list[M
             )
         place = (config.study, config.id, config.scale)
         own = [t for t in trials if (t.config.study, t.id, t.config.scale) == place]
-        have = sum(1 for t in own if t.result or t.state == DIVERGED)  # a diverged trial is complete
+        have = sum(1 for t in own if t.result or t.state == DIVERGED)  # a diverged trial counts as complete
         promised = len(grid) * max(1, len(config.tune.seeds))
         if have < promised:
             found.append(
@@ -151,7 +156,7 @@ def weak_tuning(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> list[M
 
 
 def other_settings(arm: Arm, reference: Arm) -> list[Message]:
-    """Differences in the model or in other settings that do not make the comparison invalid."""
+    """Flag differences in the model or in other settings that do not make the comparison invalid."""
     found = []
     for name, (mine, theirs) in setting_differences(arm, reference).items():
         if name in EQUAL_SETTINGS:
@@ -171,7 +176,7 @@ def other_settings(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def unrecorded(arm: Arm, reference: Arm) -> list[Message]:
-    """Facts that neither arm recorded, so they could not be compared."""
+    """Flag facts that neither arm recorded, so that it is unknown whether they are equal."""
     fields = tuple(
         what
         for name, what in RECORDED.items()
@@ -183,7 +188,7 @@ def unrecorded(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def identical_seeds(arm: Arm) -> list[Message]:
-    """Seeds with bit-equal perplexity: a copied run, or a seed without effect."""
+    """Flag an arm whose seeds all have the same perplexity: runs were copied, or the seed has no effect."""
     if arm.metric != "ppl" or len(arm.scores) < 2 or len(set(arm.scores.values())) > 1:
         return []
     return [

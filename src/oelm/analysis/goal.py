@@ -1,8 +1,9 @@
-"""The goal that freezing a language model loses nothing, decided from several comparisons.
+"""Decide from several comparisons whether freezing a language model loses nothing.
 
-It asks for more than the 5 % target: at most 1 % above the same architecture with trained Q/K (the
-control), and better than every trained model that a user could choose instead. The goal is met if every
-interval says so, missed if one interval says the opposite, and otherwise undecided.
+This goal is stricter than the 5 % target. The perplexity must be at most 1 % above that of the same
+architecture with trained Q/K (the control), and lower than that of every trained model that a user could
+choose instead. The goal is met if every confidence interval shows this, missed if one interval shows the
+opposite, and otherwise undecided.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ REFERENCES: tuple[Kind, ...] = ("control", "init", "baseline", "plain")
 
 @dataclass(frozen=True, eq=False)
 class Goal:
+    """Whether one frozen language model loses nothing, and the comparisons that decide it."""
+
     arm: Arm
     against: dict[Kind, Comparison]
-    missing: tuple[Kind, ...]  # comparisons that the goal needs and that lack runs
+    missing: tuple[Kind, ...]  # kinds of comparison that the goal needs but that lack finished runs
 
     @property
     def outcome(self) -> str:
@@ -38,7 +41,7 @@ class Goal:
 
 
 def goals(comparisons: Comparisons) -> list[Goal]:
-    """The goal of every frozen language model that was compared with its control."""
+    """Return one `Goal` for every frozen language model that was compared with its control."""
     by_arm: dict[tuple[str, str, str], dict[Kind, Comparison]] = {}
     for c in comparisons.made:
         if c.arm.freezes and c.metric == "ppl" and c.kind in REFERENCES:
@@ -53,9 +56,9 @@ def goals(comparisons: Comparisons) -> list[Goal]:
 
 
 def _required(arm: Arm, arms: Sequence[Arm]) -> list[Kind]:
-    """The comparisons that the goal of this arm needs."""
+    """Return the kinds of comparison that the goal of this arm needs."""
     required: list[Kind] = ["control", "baseline"]
-    if arm.method.control != TRAINED_INIT:  # else the control is that comparison
+    if arm.method.control != TRAINED_INIT:  # otherwise the control is the same comparison
         required.append("init")
     baseline = find_arm(arms, arm, arm.config.compare.baseline)
     if baseline is not None and baseline.config.compare.baseline:
@@ -64,7 +67,7 @@ def _required(arm: Arm, arms: Sequence[Arm]) -> list[Kind]:
 
 
 def _outcome(c: Comparison) -> str:
-    """What one comparison says about the goal: met, missed or undecided."""
+    """Return whether one comparison meets or misses its part of the goal, or leaves it undecided."""
     if c.ratio is None or c.caveats:
         return UNDECIDED
     if c.kind == "control":

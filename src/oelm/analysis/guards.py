@@ -1,7 +1,8 @@
-"""When a comparison is refused, and when it gets no verdict.
+"""Decide when a comparison is refused, and when it gets no verdict.
 
-Refused: the arms differ in data, tokenizer, budget or evaluation set, so their scores are not comparable.
-Caveat: the scores are comparable and the difference is shown, but a verdict would mislead.
+A comparison is refused if the arms differ in data, tokenizer, budget or evaluation set, because their scores
+are not comparable. It has a caveat if the scores are comparable but a verdict would mislead; then only the
+difference is shown.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from oelm.config.diff import config_diff
 from oelm.config.run_config import RunConfig
 from oelm.data.catalogue import datasets
 
-# Facts of a run that must be equal in both arms: the metric, and the fields of `fairness` in results.json.
+# What the runs recorded and must be equal in both arms: the metric, and `fairness` of results.json.
 RECORDED = {
     "metric": Message("the metric"),
     "data": Message("the training data"),
@@ -27,13 +28,13 @@ RECORDED = {
     "steps": Message("the number of steps"),
     "schedule": Message("the learning-rate schedule"),
 }
-# Settings that must be equal in both arms.
+# Settings of the config that must be equal in both arms.
 EQUAL_SETTINGS = {
     "task", "scale", "data.dataset", "data.variant", "data.tokenizer", "data.max_length", "data.train_rows",
     "data.eval_rows", "budget.steps", "budget.epochs", "optim.schedule", "optim.warmup_steps",
     "optim.warmup_share", "optim.final_lr_share",
 }  # fmt: skip
-# Settings in which arms may differ, or that another check covers.
+# Settings of the config in which arms may differ, or that another check covers.
 FREE_SETTINGS = (
     "id", "study", "seed", "method", "compare", "tune", "optim.lr", "data.source",
     "budget.batch_size", "budget.accumulation", "budget.log_every", "budget.checkpoint_every",
@@ -45,7 +46,7 @@ BUDGET_SETTINGS = (
 
 
 def refusals(arm: Arm, reference: Arm) -> tuple[Message, ...]:
-    """Why the finished runs of two arms must not be compared; empty if they may."""
+    """Return why the finished runs of two arms must not be compared; () if they may be compared."""
     return (
         *mixed_settings(arm),
         *mixed_settings(reference),
@@ -100,9 +101,9 @@ def different_settings(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def caveats(arm: Arm, reference: Arm, same_rows: Sequence[str] = ()) -> tuple[Message, ...]:
-    """Why a comparison gets no verdict although its difference is shown; empty if it gets one.
+    """Return why a comparison gets no verdict although its difference is shown; () if it gets a verdict.
 
-    same_rows: other datasets in this analysis that have the same test rows
+    same_rows: names of other datasets in this analysis that have the same test rows
     """
     found = [
         *unequal_tuning(arm, reference),
@@ -111,12 +112,12 @@ def caveats(arm: Arm, reference: Arm, same_rows: Sequence[str] = ()) -> tuple[Me
         *builtin_text(arm, reference),
     ]
     if same_rows:
-        found.append(Message("the same test rows as {others}", others=tuple(same_rows)))
+        found.append(Message("the test rows are the same as those of {others}", others=tuple(same_rows)))
     return tuple(dict.fromkeys(found))
 
 
 def unequal_tuning(arm: Arm, reference: Arm) -> list[Message]:
-    """No verdict if the learning rates were tuned differently, or differ without tuning."""
+    """Give no verdict if the learning rates were tuned differently, or differ without tuning."""
     a, b = arm.finished[0].config, reference.finished[0].config
     if a.tune.grid != b.tune.grid or a.tune.seeds != b.tune.seeds:
         return [
@@ -129,7 +130,7 @@ def unequal_tuning(arm: Arm, reference: Arm) -> list[Message]:
     if not a.tune.grid and a.optim.lr != b.optim.lr:
         return [
             Message(
-                "not a fair comparison (learning rates {arm} and {reference}, neither tuned)",
+                "not a fair comparison (the learning rates are {arm} and {reference}, and neither was tuned)",
                 arm=f"{a.optim.lr:g}",
                 reference=f"{b.optim.lr:g}",
             )
@@ -138,7 +139,7 @@ def unequal_tuning(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def other_budget(arm: Arm) -> list[Message]:
-    """No verdict if a catalogued experiment was run with another budget than the catalogue's."""
+    """Give no verdict if an experiment was run with another budget than its catalogue entry has."""
     config = arm.finished[0].config
     planned = arm.planned.get(config.scale)
     differing = config_diff(config, planned) if planned else {}
@@ -153,19 +154,21 @@ def other_budget(arm: Arm) -> list[Message]:
 
 
 def builtin_text(arm: Arm, reference: Arm) -> list[Message]:
-    """No verdict if built-in text was used in place of a real dataset."""
+    """Give no verdict if built-in generated text was used in place of a real dataset."""
     for config in (arm.finished[0].config, reference.finished[0].config):
         entry = datasets().get(config.data.dataset)
         if config.data.source == "builtin" and entry is not None and not entry.builtin:
-            return [Message("built-in generated text instead of {dataset}", dataset=config.data.dataset)]
+            return [
+                Message("built-in generated text was used instead of {dataset}", dataset=config.data.dataset)
+            ]
     return []
 
 
 def undecidable(arm: Arm, reference: Arm) -> str:
-    """Why the interval must not decide: "chance" or "diverged"; "" if it may.
+    """Return why the confidence interval must not decide: "chance" or "diverged"; "" if it may decide.
 
-    At chance the reference learned nothing that freezing could lose. A diverged seed is a bad result that the
-    estimate leaves out.
+    "chance": the accuracy of the reference is at chance, so it learned nothing that freezing could lose.
+    "diverged": a seed diverged, which is a bad result that the estimate leaves out.
     """
     if at_chance(reference):
         return "chance"
@@ -173,7 +176,10 @@ def undecidable(arm: Arm, reference: Arm) -> str:
 
 
 def at_chance(arm: Arm) -> bool:
-    """Whether a classifier is within two standard errors of always predicting the most frequent class."""
+    """Return whether a classifier is no better than always predicting the most frequent class.
+
+    It counts as better if its mean accuracy is more than two standard errors above that of the guess.
+    """
     shares = [r.most_frequent for r in arm.finished if r.most_frequent is not None]
     if not shares:
         return False
@@ -182,12 +188,15 @@ def at_chance(arm: Arm) -> bool:
 
 
 def recorded(arm: Arm, name: str) -> set[str]:
-    """The values that the finished runs recorded for a field of `RECORDED`."""
+    """Return the distinct values that the arm's finished runs recorded for `name`, a key of `RECORDED`."""
     return {str(r.metric if name == "metric" else getattr(r.fairness, name)) for r in arm.results}
 
 
 def setting_differences(arm: Arm, reference: Arm) -> dict[str, tuple[Any, Any]]:
-    """Dotted settings in which the configs differ, without those in which arms may differ."""
+    """Return the settings in which the configs of two arms differ, as name -> (arm, reference).
+
+    Settings in which arms may differ (`FREE_SETTINGS`) are left out.
+    """
     return {
         name: values
         for name, values in config_diff(arm.finished[0].config, reference.finished[0].config).items()
@@ -207,5 +216,5 @@ def _tuning_text(config: RunConfig) -> Message:
 
 
 def _shortened(values: set[str]) -> str:
-    """Recorded values for display; hashes are cut to 12 characters."""
+    """Return recorded values as text for display; hashes are cut to 12 characters."""
     return " | ".join(v if len(v) <= 24 else v[:12] + "…" for v in sorted(values)) or "-"

@@ -1,6 +1,6 @@
-"""Run folders as typed records. A folder that cannot be read gives a warning, never an error.
+"""Load run folders as typed objects. A folder that cannot be read gives a warning, never an error.
 
-Loading reads only config.yaml, status.json and results.json, so that a thousand runs load in seconds. The
+Only config.yaml, status.json and results.json are read at once, so that a thousand runs load in seconds. The
 other files are read when they are first used, and their problems become warnings too. All files of a
 finished run are compared with their checksums; a run with a damaged file is not counted.
 """
@@ -42,8 +42,8 @@ class RunResult:
     """The content of results.json that comparisons use."""
 
     metric: str  # "ppl" or "accuracy"
-    test: float | None  # None for a tuning trial
-    test_n: int
+    test: float | None  # test score; None for a tuning trial
+    test_n: int  # number of test examples or tokens; 0 for a tuning trial
     validation: float | None
     parameters: ParameterCounts
     checkpoint_bytes: int | None
@@ -52,7 +52,7 @@ class RunResult:
 
 @dataclass(frozen=True, eq=False)
 class LoadedRun:
-    """One run; `result` is None unless it has finished with valid results."""
+    """One run, read from its folder; `result` is None unless the run has finished with valid results."""
 
     reader: RunReader
     config: RunConfig
@@ -89,7 +89,7 @@ class LoadedRun:
 
     @cached_property
     def audited(self) -> bool:
-        """False if its freeze audit failed; True if it passed or is missing."""
+        """False if the run's freeze audit failed; True if the audit passed or is missing."""
         audit = self._read("freeze_audit.json", self.reader.freeze_audit)
         return audit is None or audit.ok
 
@@ -101,7 +101,7 @@ class LoadedRun:
 
     @cached_property
     def most_frequent(self) -> float | None:
-        """The share of the most frequent class in the test split; None without predictions."""
+        """The share of the most frequent class in the test split; None if the run saved no predictions."""
         if self._predictions is None:
             return None
         labels, _ = self._predictions
@@ -109,7 +109,7 @@ class LoadedRun:
 
     @cached_property
     def hits(self) -> np.ndarray | None:
-        """For each test example, 1 if the prediction is correct, else 0; None without predictions."""
+        """1 for each test example that is predicted correctly, else 0; None if there are no predictions."""
         if self._predictions is None:
             return None
         labels, predicted = self._predictions
@@ -129,7 +129,7 @@ class LoadedRun:
 
     @cached_property
     def _predictions(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The labels and predicted classes of the test split."""
+        """The labels and the predicted classes of the test split; None if they cannot be used."""
         stored = self._read("predictions.json", self.reader.predictions)
         if stored is None:
             return None
@@ -144,7 +144,7 @@ class LoadedRun:
         return None
 
     def metrics(self, kind: str) -> list[MetricsRow]:
-        """The rows of metrics.jsonl of one kind, up to the first line that cannot be read."""
+        """Return the rows of metrics.jsonl of one kind, up to the first line that cannot be read."""
         rows: list[MetricsRow] = []
         try:
             rows.extend(self.reader.metrics(kind))
@@ -168,20 +168,21 @@ class LoadedRun:
 
 @dataclass(frozen=True)
 class Loaded:
-    """All runs below a runs folder."""
+    """All runs of a runs folder, and the problems that were found in their files."""
 
     root: Path
     runs: tuple[LoadedRun, ...]
-    trials: tuple[LoadedRun, ...]  # tuning trials, which have no test score
+    trials: tuple[LoadedRun, ...]  # tuning trials of the learning rate, which have no test score
     warnings: list[LoadWarning]
 
 
 def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
-    """Load the runs below `root` of the given studies, or of all."""
+    """Load the runs in the runs folder `root`, of the given studies or else of all studies."""
     root = Path(root)
     if not root.is_dir():
         raise OelmError(
-            f"there is no runs folder {root}; run something first (`oelm demo`) or name it with --runs"
+            f"there is no runs folder {root}; run something first (`oelm demo`), or name another folder with "
+            "--runs"
         )
     wanted, known = set(studies), study_names(root)
     if missing := wanted - set(known):
@@ -201,7 +202,7 @@ def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
 
 
 def read_run(reader: RunReader, warnings: list[LoadWarning]) -> LoadedRun | None:
-    """Load one run; None with a warning if its config is unreadable or damaged."""
+    """Load one run; if its config is unreadable or damaged, add a warning and return None."""
 
     def warn(what: Message) -> None:
         warnings.append(LoadWarning(reader.path, what))
@@ -209,7 +210,7 @@ def read_run(reader: RunReader, warnings: list[LoadWarning]) -> LoadedRun | None
     try:
         config = reader.config()
     except (OelmError, OSError) as error:
-        warn(Message("not counted: config.yaml cannot be read ({error})", error=str(error)))
+        warn(Message("the run is not counted: config.yaml cannot be read ({error})", error=str(error)))
         return None
     state, status, note = state_of(reader)
     if state == BROKEN:
@@ -221,7 +222,12 @@ def read_run(reader: RunReader, warnings: list[LoadWarning]) -> LoadedRun | None
             result = _result(results, config)
             state = FINISHED if state in (BROKEN, PENDING) else state
         elif state != BROKEN and status is not None and _recorded_as_finished(reader):
-            warn(Message("status.json says that the run finished, but results.json is missing"))
+            warn(
+                Message(
+                    "the run is not counted: status.json says that it finished, but results.json is missing. "
+                    "Run it again"
+                )
+            )
             state = BROKEN
     except (OelmError, OSError) as error:
         warn(_unusable("results.json", error))
@@ -230,8 +236,8 @@ def read_run(reader: RunReader, warnings: list[LoadWarning]) -> LoadedRun | None
     if damage:
         warn(
             Message(
-                "not counted: files differ from their checksums ({files}). Run it again, or restore the files"
-                " from a backup",
+                "the run is not counted: files differ from their checksums ({files}). Run it again, or "
+                "restore the files from a backup",
                 files="; ".join(damage),
             )
         )
@@ -280,13 +286,13 @@ def _result(results: Results, config: RunConfig) -> RunResult:
 
 
 def _missing_in_path(path: Path, config: RunConfig) -> list[str]:
-    """The parts that the path of this config should have and does not have."""
+    """Return the folder names (scale, seed, ID) that the config requires in `path` but `path` lacks."""
     expected = (f"scale={config.scale}", f"seed={config.seed}", config.id)
     return [part for part in expected if part not in path.parts]
 
 
 def _drop_copies(runs: Sequence[LoadedRun], warnings: list[LoadWarning]) -> list[LoadedRun]:
-    """The runs without further copies of the same run; each copy gives a warning."""
+    """Return the runs, each only once; every further copy of a run adds a warning."""
     first: dict[tuple[object, ...], LoadedRun] = {}
     for run in runs:
         c = run.config

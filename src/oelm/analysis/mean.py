@@ -1,9 +1,10 @@
-"""The mean difference between two arms over several datasets of a study.
+"""Compute the mean difference between two arms over several datasets of a study.
 
 The same seed draws the same frozen matrices on every dataset, so the results of one seed may be correlated
-between datasets. Therefore the mean over datasets is taken for each seed, and the confidence interval over
-the seeds. The test sets are independent. With few seeds the spread can be small by chance, so the interval
-is never narrower than if the seeds of different datasets were independent.
+between datasets. Therefore the mean over datasets is computed for each seed, and the confidence interval
+from these means. The errors of the test sets are independent. With few seeds the spread between seeds can be
+small by chance, so the interval is never narrower than it would be if the seeds of different datasets were
+independent.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ KINDS = ("baseline", "control", "orthogonality")
 
 @dataclass(frozen=True, eq=False)
 class Mean:
-    """The same two arms on several datasets of a study."""
+    """The mean difference between the same two methods over several datasets of a study."""
 
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[Comparison, ...]  # one per dataset
     effect: Estimate
-    verdict: Verdict  # on the 5 % target; for orthogonality, on whether there is a difference
+    verdict: Verdict  # of the 5 % target; for kind "orthogonality", whether there is a difference at all
 
     @property
     def first(self) -> Comparison:
@@ -33,10 +34,10 @@ class Mean:
 
 
 def means(comparisons: Comparisons) -> list[Mean]:
-    """The means of all frozen arms that were compared on at least two datasets.
+    """Return the means over datasets of all frozen arms that were compared on at least two datasets.
 
-    There is no mean if one of the comparisons is refused, has no verdict or has unpaired seeds: a mean over
-    the remaining datasets would answer another question.
+    There is no mean if the comparison on one dataset is refused, has no verdict or has unpaired seeds: a mean
+    over the remaining datasets would answer another question.
     """
     groups: dict[tuple[str, ...], list[Comparison]] = {}
     for c in comparisons.made:
@@ -71,10 +72,14 @@ def _has_paired_verdict(c: Comparison) -> bool:
 def _estimate(
     group: Sequence[Comparison], seeds: set[int], single: Sequence[Estimate], *, logarithm: bool
 ) -> Estimate:
-    """The difference of the per-seed means over datasets; `single` holds the estimate of each dataset."""
+    """Return the difference between the per-seed means over datasets.
+
+    single: the estimate of each dataset
+    logarithm: whether the scores are compared on the log scale instead of in points
+    """
 
     def scale(score: float) -> float:
-        return math.log(max(score, 1e-6)) if logarithm else 100 * score  # accuracy can be 0
+        return math.log(max(score, 1e-6)) if logarithm else 100 * score  # log(0) is infinite
 
     def over_datasets(side: str) -> dict[int, float]:
         arms = [getattr(c, side) for c in group]
@@ -83,7 +88,7 @@ def _estimate(
     def pooled(errors: Sequence[float]) -> float:
         return math.hypot(*errors) / len(errors)
 
-    # `difference` multiplies its interaction_se by z; the ratio t / z makes it a t interval.
+    # `difference` multiplies `interaction_se` by z; the factor t / z makes it an interval of Student's t.
     df = sum(e.n - 1 for e in single)
     independent_se = pooled([(e.seed_sd or 0.0) / math.sqrt(e.n) for e in single])
     level = single[0].level

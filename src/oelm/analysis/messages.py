@@ -1,4 +1,4 @@
-"""A sentence as data: an English template with named values, translated when it is shown."""
+"""`Message`: a sentence as data, an English template with named values that is translated when shown."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, init=False)
 class Message:
-    """An English template and the values of its fields.
+    """A sentence as data: an English template and the values of its fields.
 
-    The template must be a literal in the source: translators extract it from there, and the printed
-    sentence can be found with grep.
+    The template must be a string literal in the source, because translations are extracted from there, and
+    because the printed sentence can then be found with grep.
 
     >>> print(Message("{n} runs diverged: {runs}", n=2, runs=("GPT-01", "GPT-02")))
     2 runs diverged: GPT-01, GPT-02
@@ -26,7 +26,7 @@ class Message:
         object.__setattr__(self, "values", tuple(values.items()))
 
     def text(self, translate: Callable[[str], str] = str) -> str:
-        """The sentence in the language of `translate`, which maps a template to its translation.
+        """Return the sentence in the language of `translate`, which maps a template to its translation.
 
         A value may be a message itself, or a tuple, which is shown as a list.
         """
@@ -52,7 +52,7 @@ STATES = {
 
 
 def state_name(state: str) -> Message:
-    """The state of a run in words; a state that this version does not know is shown unchanged."""
+    """Return the state of a run in words; a state that this version does not know is shown unchanged."""
     return STATES.get(state) or Message("{state}", state=state)
 
 

@@ -1,10 +1,10 @@
-"""Which arm is compared with which.
+"""Find the pairs of arms to compare. The kind of a comparison says which reference the arm has.
 
-baseline        the cost or gain of the method, against the baseline named in its config
-control         the cost of freezing alone, against the same architecture and init with trained Q/K
-orthogonality   frozen orthonormal rows against frozen Gaussian rows of the same norm
-init            against the same model without extras, with orthonormal init and trained Q/K
-plain           against the simpler architecture that is the baseline of its baseline
+baseline        the baseline named in the arm's config: shows the total cost or gain of the method
+control         the same architecture and init with trained Q/K: shows the cost of freezing alone
+orthogonality   frozen Gaussian rows of the same norm: shows the effect of frozen orthonormal rows
+init            the same model without extras, with orthonormal init and trained Q/K
+plain           the baseline of the arm's baseline, which is a simpler architecture
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRAINED_INIT = "orthogonal-init"  # the method with orthonormal init and trained
 
 @dataclass(frozen=True)
 class Pair:
-    """An arm and its reference; `reference` is None if that experiment has no runs at the arm's scale."""
+    """An arm and its reference; `reference` is None if the reference has no runs at the arm's scale."""
 
     kind: Kind
     arm: Arm
@@ -32,12 +32,12 @@ class Pair:
 
 
 def find_pairs(arms: Sequence[Arm]) -> list[Pair]:
-    """All pairs of arms to compare. Only the pairs named in a config may lack finished runs."""
+    """Return all pairs of arms to compare. Only the pairs named in a config may lack finished runs."""
     return [*_named_in_configs(arms), *_orthogonality_pairs(arms), *_no_loss_pairs(arms)]
 
 
 def find_arm(arms: Sequence[Arm], arm: Arm, id: str) -> Arm | None:
-    """The experiment `id` at the scale of `arm`: from the same study if possible, else from any study."""
+    """Return the arm of experiment `id` at the scale of `arm`, from the same study if possible; else None."""
     found = [a for a in arms if a.id == id and a.config.scale == arm.config.scale]
     same_study = [a for a in found if a.config.study == arm.config.study]
     return next(iter([*same_study, *found]), None)
@@ -61,7 +61,7 @@ def _orthogonality_pairs(arms: Sequence[Arm]) -> Iterator[Pair]:
 
 
 def _no_loss_pairs(arms: Sequence[Arm]) -> Iterator[Pair]:
-    """The further references of a frozen language model, for the goal that nothing is lost (`goal.py`)."""
+    """Yield the "init" and "plain" pairs of frozen language models, which `goal.py` needs."""
     for arm in arms:
         if not arm.freezes or arm.metric != "ppl" or not arm.config.compare.control:
             continue
@@ -80,9 +80,9 @@ def _same_model(arm: Arm, other: Arm) -> bool:
 
 
 def _only_rows_differ(orthogonal: Method, gaussian: Method) -> bool:
-    """Whether the methods are equal except for Gaussian instead of orthonormal rows of the same norm.
+    """Return whether the methods are equal except for Gaussian instead of orthonormal rows of the same norm.
 
-    With gain "match" every Gaussian init is rescaled to the same norm, otherwise only N(0, 1/d) has it.
+    With gain "match" every Gaussian init is rescaled to that norm; otherwise only N(0, 1/d) has it.
     """
     inits = ("normal", "normal-matched") if orthogonal.gain == "match" else ("normal-matched",)
     return gaussian.init in inits and replace(gaussian, init="headwise", name=orthogonal.name) == orthogonal

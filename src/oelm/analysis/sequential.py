@@ -1,23 +1,25 @@
-"""Confidence levels for looking at the results after every seed.
+"""Confidence levels for a study that checks its results after every seed and stops at a verdict.
 
 A 95 % confidence interval that is checked after each of the seeds 3, 4, ..., 20 excludes the true difference
 at some check in about 23 % of studies. Group-sequential designs (Pocock 1977) use the same stricter level at
-every check, chosen so that all checks together keep the 5 %. The intervals at that level are repeated
-confidence intervals (Jennison and Turnbull 1989): with probability 95 % all of them contain the true
-difference. They stay valid whenever and for whatever reason the study stops, and for any number of margins.
+every check, chosen so that the probability of an error at any check is 5 %. The intervals at that level are
+repeated confidence intervals (Jennison and Turnbull 1989): with probability 95 % all of them contain the
+true difference. They stay valid whenever and for whatever reason the study stops, and for any number of
+margins.
 
-The level depends only on the maximum number of seeds: the t statistics of the errors have the same joint
-distribution for every mean and spread. The table assumes normal differences. In simulations the error over
-all checks is 3 % for heavy tails (t with 3 degrees of freedom) and 8 % for uniform differences.
+The level depends only on the maximum number of seeds, because the t statistics have the same joint
+distribution for every mean and spread. The table assumes normally distributed differences. In simulations
+with other distributions, the probability of an error at any check is 3 % for heavy tails (t with 3 degrees
+of freedom) and 8 % for uniform differences.
 """
 
 from __future__ import annotations
 
 MIN_SEEDS = 3  # seeds at the first check
 
-# LEVELS[i] is the two-sided error per check when the last check is at MIN_SEEDS + i seeds. The values are
-# simulated and about 1 % too small, on the safe side; tests/analysis/test_sequential.py repeats the
-# simulation.
+# LEVELS[i] is the two-sided error probability of each check if the last check is at MIN_SEEDS + i seeds. The
+# values are simulated; they are about 1 % (relative) too small, so that the intervals are slightly too wide.
+# tests/analysis/test_sequential.py repeats the simulation.
 LEVELS = (
     0.05000, 0.03030, 0.02268, 0.01860, 0.01600, 0.01419, 0.01290, 0.01192, 0.01112, 0.01048,
     0.00993, 0.00947, 0.00907, 0.00872, 0.00840, 0.00813, 0.00789, 0.00768, 0.00748, 0.00730,
@@ -29,7 +31,7 @@ MAX_SEEDS = MIN_SEEDS + len(LEVELS) - 1
 
 
 def level_per_look(max_seeds: int) -> float:
-    """The confidence level for each check at 3, 4, ..., `max_seeds` seeds that gives 95 % over all checks.
+    """Return the level for each check at 3, 4, ..., `max_seeds` seeds that gives 95 % over all checks.
 
     >>> from oelm.analysis.statistics import difference
     >>> scores, reference = {0: 2.10, 1: 2.14, 2: 2.09}, {0: 2.00, 1: 2.02, 2: 2.01}

@@ -1,9 +1,9 @@
-"""Estimates of the difference between two arms over seeds, with confidence intervals.
+"""Estimate the difference between two arms over seeds, with a confidence interval.
 
 Differences are computed on an additive scale: log perplexity, points of accuracy or log accuracy. The
 confidence interval is Student's t over paired seeds. For accuracy, all seeds are evaluated on the same
-finite test set, so its sampling error does not shrink with more seeds. It is estimated from the predictions
-and added:
+finite test set, so the sampling error of the test set does not shrink with more seeds. This error is
+estimated from the predictions and added to the half width of the interval:
 
     half_width^2 = (t(n-1) * seed_se)^2 + (z * test_se)^2
 
@@ -26,7 +26,7 @@ from scipy import stats
 LEVEL = 0.95
 MIN_BOOTSTRAP = 5  # a bootstrap over 3 seeds has only 27 resamples: its interval is far too narrow
 MIN_SHARED = 3  # shared seeds needed to drop the unpaired seeds instead of using Welch's test
-MAX_WIDTH_POINTS, MAX_WIDTH_LOG = 100.0, math.log(4)  # wider intervals carry no information
+MAX_WIDTH_POINTS, MAX_WIDTH_LOG = 100.0, math.log(4)  # a wider confidence interval carries no information
 
 IntervalKind = Literal["paired t", "Welch", "none"]
 Interval = tuple[float, float]
@@ -34,35 +34,35 @@ Interval = tuple[float, float]
 
 @cache
 def t_quantile(level: float, df: float) -> float:
-    """Half width of a two-sided interval of Student's t, in standard errors."""
+    """Return the half width of a two-sided interval of Student's t, in standard errors."""
     return float(stats.t.ppf(0.5 + level / 2, df))
 
 
 @cache
 def z_quantile(level: float) -> float:
-    """Half width of a two-sided interval of the normal distribution, in standard errors."""
+    """Return the half width of a two-sided interval of the normal distribution, in standard errors."""
     return float(stats.norm.ppf(0.5 + level / 2))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The difference arm minus reference, with its confidence interval (None with one seed)."""
+    """The estimated difference arm minus reference, with its confidence interval (None with one seed)."""
 
     value: float
     interval: Interval | None
     interval_kind: IntervalKind
-    n: int  # number of seeds used of the arm
-    n_reference: int
+    n: int  # number of seeds of the arm that were used
+    n_reference: int  # number of seeds of the reference that were used
     seed_sd: float | None  # standard deviation of the paired differences; for Welch the pooled equivalent
     test_se: float = 0.0  # standard error from the finite test set; 0 if unknown
     bootstrap: Interval | None = None  # BCa interval over the paired differences, without the test-set error
-    p_value: float | None = None  # of "no difference", without the test-set error
-    unpaired: tuple[int, ...] = ()  # seeds of one arm only: dropped (paired t) or the reason for Welch
-    interaction_se: float = 0.0  # lower bound of the seed error, see `interaction_se`
+    p_value: float | None = None  # of the null hypothesis of no difference, without the test-set error
+    unpaired: tuple[int, ...] = ()  # seeds that only one arm has: dropped (paired t) or used (Welch)
+    interaction_se: float = 0.0  # lower bound of the seeds' standard error; see the function of this name
     level: float = LEVEL  # confidence level of the interval
 
     def exp(self) -> Estimate:
-        """The same estimate as a ratio; standard deviations and errors stay on the log scale."""
+        """Return this log-scale estimate as a ratio; standard deviations and errors stay on the log scale."""
         return replace(
             self,
             value=math.exp(self.value),
@@ -72,7 +72,7 @@ class Estimate:
 
 
 def is_wide(estimate: Estimate, *, points: bool) -> bool:
-    """Whether the interval is too wide to be informative: over 100 points, or a factor over 4."""
+    """Return whether the interval is too wide to be informative: over 100 points, or a factor over 4."""
     if estimate.interval is None:
         return False
     low, high = estimate.interval
@@ -89,10 +89,11 @@ def difference(
 ) -> Estimate:
     """Estimate the mean of arm minus reference from their scores per seed.
 
-    Same seeds in both arms: paired t. Otherwise: paired t over the shared seeds if there are at least three,
-    else Welch's t over all seeds. One seed in an arm: the difference without an interval.
+    If both arms have the same seeds, the interval is a paired t interval. Otherwise it is a paired t interval
+    over the shared seeds if there are at least three, or else Welch's t interval over all seeds. If an arm
+    has only one seed, there is no interval.
 
-    test_se, interaction_se: errors estimated from predictions, by `example_se` and `interaction_se`
+    test_se, interaction_se: standard errors from predictions, by `example_se` and `interaction_se`
 
     >>> e = difference({0: 2.10, 1: 2.14, 2: 2.09}, {0: 2.00, 1: 2.02, 2: 2.01})
     >>> round(e.value, 3), e.interval_kind, e.n
@@ -163,7 +164,10 @@ def _welch_t(
 
 
 def _student(value: float, se: float, df: float, interaction_se: float, level: float) -> tuple[float, float]:
-    """Half width and p-value of a t test, with `interaction_se` as the lower bound of the seed error."""
+    """Return the half width and the p-value of a t test over seeds.
+
+    `interaction_se` is a lower bound of the standard error `se`, which can be small by chance.
+    """
     if se > 0:
         half = t_quantile(level, df) * se
         p = 2 * float(stats.t.sf(abs(value) / se, df))
@@ -176,13 +180,13 @@ def _student(value: float, se: float, df: float, interaction_se: float, level: f
 
 
 def _add_test_error(value: float, half: float, test_se: float, level: float) -> Interval:
-    """The interval value ± half, widened by the sampling error of the test set."""
+    """Return the interval value ± half, widened by the sampling error of the test set."""
     half = math.hypot(half, z_quantile(level) * test_se)
     return value - half, value + half
 
 
 def bootstrap(d: Sequence[float], level: float = LEVEL) -> Interval | None:
-    """BCa bootstrap interval of the mean; None with fewer than five values or without variation."""
+    """Return the BCa bootstrap interval of the mean; None with fewer than five values or equal values."""
     if len(d) < MIN_BOOTSTRAP or np.ptp(d) == 0:
         return None
     result = stats.bootstrap(
@@ -191,23 +195,24 @@ def bootstrap(d: Sequence[float], level: float = LEVEL) -> Interval | None:
         confidence_level=level,
         method="BCa",
         n_resamples=4999,
-        rng=np.random.default_rng(0),  # the same runs give the same report
+        rng=np.random.default_rng(0),  # fixed, so that the same runs give the same report
     ).confidence_interval
     low, high = float(result.low), float(result.high)
     return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
 
 def example_se(*blocks: np.ndarray) -> float:
-    """Standard error of a difference from the choice of test examples, for fixed seeds.
+    """Return the standard error of a difference that comes from the choice of test examples.
 
-    Each block is a (seeds, examples) array; the difference is the sum of the blocks' means. Paired seeds: one
-    block, arm minus reference. Unpaired seeds: two blocks, the arm and the negated reference.
+    Each block is a (seeds, examples) array, and the difference is the sum of the means of the blocks. With
+    paired seeds there is one block, arm minus reference. With unpaired seeds there are two blocks, the arm
+    and the negated reference.
 
-    In the crossed model x[s, i] = mean + seed[s] + example[i] + rest[s, i], this is sd(example) divided by
-    the square root of the number of examples: the part of the error that more seeds do not reduce. The part
-    of rest[s, i] is subtracted, because the spread between seeds already contains it. With one seed the two
-    parts cannot be separated and nothing is subtracted: one paired seed gives the standard error of
-    McNemar's test.
+    In the crossed model x[s, i] = mean + seed[s] + example[i] + rest[s, i], the result is sd(example) divided
+    by the square root of the number of examples, the part of the error that more seeds do not reduce. The
+    part of rest[s, i] is subtracted, because the spread between seeds already contains it. With one seed the
+    two parts cannot be separated and nothing is subtracted, so that one paired seed gives the standard error
+    of McNemar's test.
     """
     examples = blocks[0].shape[1]
     if examples < 2:
@@ -218,12 +223,15 @@ def example_se(*blocks: np.ndarray) -> float:
 
 
 def interaction_se(*blocks: np.ndarray) -> float:
-    """Standard error of the mean over seeds from rest[s, i] alone, in the model of `example_se`."""
+    """Return the part of the mean's standard error that comes from rest[s, i] in the model of `example_se`.
+
+    It is a lower bound of the standard error over seeds: which examples are correct varies between seeds.
+    """
     return math.sqrt(sum(_interaction_variance(b) / b.size for b in blocks))
 
 
 def _interaction_variance(block: np.ndarray) -> float:
-    """Mean square of the seed x example interaction of a (seeds, examples) array."""
+    """Return the mean square of the seed x example interaction of a (seeds, examples) array."""
     n, m = block.shape
     if n < 2 or m < 2:
         return 0.0
@@ -234,16 +242,20 @@ def _interaction_variance(block: np.ndarray) -> float:
 def binomial_se(
     accuracy: float, reference: float, examples: int, scales: tuple[float, float] = (1.0, 1.0)
 ) -> float:
-    """Test-set standard error of the difference of two scaled accuracies, without predictions.
+    """Return the test-set standard error of the difference of two accuracies, each times its scale.
 
-    It ignores that both arms were tested on the same examples, so it is too large rather than too small.
+    It needs no predictions. It ignores that both arms were tested on the same examples, so it is too large
+    rather than too small.
     """
     variances = [x * (1 - x) / max(1, examples) for x in (accuracy, reference)]
     return math.hypot(*(scale * math.sqrt(v) for scale, v in zip(scales, variances, strict=True)))
 
 
 def mcnemar(arm: np.ndarray, reference: np.ndarray) -> float:
-    """Exact two-sided p-value of "equal accuracy", from the per-example hits (0/1) of two models."""
+    """Return the exact two-sided p-value of the null hypothesis that two models are equally accurate.
+
+    arm, reference: for each test example, 1 if the model predicts it correctly, else 0
+    """
     gained = int(np.sum((arm == 1) & (reference == 0)))
     lost = int(np.sum((arm == 0) & (reference == 1)))
     if gained + lost == 0:
@@ -252,7 +264,7 @@ def mcnemar(arm: np.ndarray, reference: np.ndarray) -> float:
 
 
 def trend(x: Sequence[float], y: Sequence[float]) -> tuple[float, float] | None:
-    """Kendall's tau and its exact p-value; None below five points, where no order can be significant."""
+    """Return Kendall's tau and its p-value; None below five points, where no order can be significant."""
     if len(x) < 5 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
     result = stats.kendalltau(x, y)

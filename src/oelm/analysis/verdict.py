@@ -1,7 +1,7 @@
-"""Verdicts: a rule applied to a confidence interval.
+"""Reach a verdict by applying a rule, such as "at most 5 % worse", to a confidence interval.
 
-A rule divides the possible differences into regions at its margins. If the whole interval lies in one
-region, that region is the outcome. If the interval contains a margin, the verdict is undecided, with the
+A rule divides the possible differences into regions, separated by its margins. If the whole interval lies in
+one region, that region is the outcome. If the interval contains a margin, the verdict is undecided, with the
 number of seeds that would probably decide it. With a 95 % interval each one-sided claim is wrong in at most
 2.5 % of studies.
 """
@@ -15,17 +15,18 @@ from scipy import stats
 
 from oelm.analysis.statistics import Estimate, is_wide, t_quantile, z_quantile
 
-TARGET = 0.05  # of the original study: at most 5 % worse than the baseline
-GOAL = 0.01  # of frozen language models: at most 1 % above the same architecture with trained Q/K
+TARGET = 0.05  # target of the original study: at most 5 % worse than the baseline
+GOAL = 0.01  # goal of frozen language models: at most 1 % above the same architecture with trained Q/K
 EQUIVALENCE = 0.01  # arms that differ by less than 1 % either way are equivalent
-SCENARIO_A, SCENARIO_B = -2.0, -5.0  # points of accuracy, of the original study
+SCENARIO_A, SCENARIO_B = -2.0, -5.0  # margins of the original study's scenarios, in points of accuracy
 POWER = 0.8
-MAX_PLANNED_SEEDS = 50
+MAX_PLANNED_SEEDS = 50  # more seeds than this are not realistic
 
 MET, MISSED = "met", "missed"
 BETTER, WORSE, EQUIVALENT = "better", "worse", "equivalent"
 UNDECIDED = "undecided"
-# No verdict: one seed has no interval; the arms are not comparable; a caveat applies (see `guards`).
+# Outcomes without a verdict: one seed gives no interval; the arms are not comparable; or the comparison has a
+# caveat (see guards.py).
 NO_INTERVAL, REFUSED, WITHHELD = "no interval", "refused", "withheld"
 
 
@@ -42,14 +43,14 @@ class Rule:
     equivalence: float = 0.0
 
 
-# On the log ratio of perplexity (lower is better):
+# Rules for the log ratio of perplexity (lower is better):
 PPL_TARGET = Rule("target", (math.log1p(TARGET),), (MET, MISSED))
 PPL_GOAL = Rule("goal", (math.log1p(GOAL),), (MET, MISSED))
 PPL_SIGN = Rule("sign", (0.0,), (BETTER, WORSE), math.log1p(EQUIVALENCE))
-# On the log ratio of accuracy (higher is better):
+# Rules for the log ratio of accuracy (higher is better):
 ACCURACY_TARGET = Rule("target", (math.log1p(-TARGET),), (MISSED, MET))
 ACCURACY_SIGN = Rule("sign", (0.0,), (WORSE, BETTER), math.log1p(EQUIVALENCE))
-# On points of accuracy:
+# The original study's scenario rule, for the difference in points of accuracy:
 SCENARIO = Rule("scenario", (SCENARIO_B, SCENARIO_A), ("B", "C", "A"))
 
 
@@ -58,17 +59,22 @@ class SeedsNeeded:
     """The total number of seeds that would decide a rule with 80 % power, if the estimates are right."""
 
     seeds: int | None
-    limit: str = ""  # why there is no number: "spread" (unknown), "wide", "test set" (too small), "too close"
-    have: int = 0  # the current number of seeds, for "wide"
+    # Why `seeds` is None: "spread" (the spread between seeds is unknown), "wide" (the interval is too wide),
+    # "test set" (it is too small), or "too close" (the difference is too close to a margin).
+    limit: str = ""
+    have: int = 0  # the current number of seeds; set only if `limit` is "wide"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    rule: str
+    """The outcome of a rule for one comparison."""
+
+    rule: str  # name of the rule: "target", "goal", "sign" or "scenario"
     outcome: str  # a region, EQUIVALENT, UNDECIDED, NO_INTERVAL, REFUSED or WITHHELD
     possible: tuple[str, ...] = ()  # the regions that the interval touches
     needed: SeedsNeeded | None = None
-    reason: str = ""  # why the interval does not decide: "diverged", "chance", "caveat", "identical", ...
+    # Why the interval does not decide: "diverged", "chance", "caveat", "no variation" or "identical"
+    reason: str = ""
 
     @property
     def decided(self) -> bool:
@@ -76,9 +82,9 @@ class Verdict:
 
 
 def decide(rule: Rule, estimate: Estimate, *, withhold: str = "") -> Verdict:
-    """Apply a rule to an estimate.
+    """Return the verdict of a rule for an estimated difference.
 
-    withhold: why the interval must not decide: "caveat", or a result of `guards.undecidable`
+    withhold: why the interval must not decide ("caveat", or a result of `guards.undecidable`); "" if it may
 
     >>> from oelm.analysis.statistics import difference
     >>> decide(SCENARIO, difference({0: 81.0, 1: 80.8, 2: 81.1}, {0: 81.2, 1: 81.1, 2: 81.0})).outcome
@@ -90,9 +96,9 @@ def decide(rule: Rule, estimate: Estimate, *, withhold: str = "") -> Verdict:
         return Verdict(rule.name, NO_INTERVAL, needed=SeedsNeeded(None, "spread"))
     low, high = estimate.interval
     possible = rule.regions[_region(rule, low) : _region(rule, high) + 1]
-    if withhold:  # more seeds would not decide it
+    if withhold:  # no number of seeds is suggested, because more seeds would not help
         return Verdict(rule.name, UNDECIDED, possible, reason=withhold)
-    if low == high:  # no variation between seeds: the runs are copies of each other
+    if low == high:  # without variation between seeds, the runs are probably copies of each other
         reason = "no variation" if estimate.value else "identical"
         return Verdict(rule.name, UNDECIDED, possible, reason=reason)
     if len(possible) == 1:
@@ -105,14 +111,14 @@ def decide(rule: Rule, estimate: Estimate, *, withhold: str = "") -> Verdict:
 
 
 def _region(rule: Rule, value: float) -> int:
-    """The index of the region of a value; a value at a margin belongs to the region above it."""
+    """Return the index of the region of a value; a value equal to a margin is in the region above it."""
     return sum(value >= margin for margin in rule.margins)
 
 
 def seeds_needed(rule: Rule, estimate: Estimate) -> SeedsNeeded:
-    """The smallest number of paired seeds whose interval excludes the nearest margin with 80 % power.
+    """Return the smallest number of paired seeds whose interval excludes the nearest margin with 80 % power.
 
-    The estimated difference and spread are taken as the true ones, so this is only a planning figure.
+    The calculation takes the estimated difference and spread as the true ones, so it is only for planning.
     """
     if estimate.seed_sd is None:
         return SeedsNeeded(None, "spread")
@@ -125,10 +131,10 @@ def seeds_needed(rule: Rule, estimate: Estimate) -> SeedsNeeded:
 
 
 def _power(n: int, distance: float, estimate: Estimate) -> float:
-    """The probability that the interval of n seeds excludes a margin at this distance."""
+    """Return the probability that the interval of `n` seeds excludes a margin at this distance."""
     t = t_quantile(estimate.level, n - 1)
     seed_se = (estimate.seed_sd or 0.0) / math.sqrt(n)
-    if estimate.test_se == 0:  # exact: the one-sample t test
+    if estimate.test_se == 0:  # without a test-set error, the power of the one-sample t test is exact
         return 1.0 if seed_se == 0 else float(stats.nct.sf(t, n - 1, distance / seed_se))
     half = math.hypot(t * seed_se, z_quantile(estimate.level) * estimate.test_se)
     return float(stats.norm.cdf((distance - half) / math.hypot(seed_se, estimate.test_se)))

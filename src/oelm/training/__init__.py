@@ -1,5 +1,5 @@
-"""Train one run: one loop for every task, with exact resume and timing.
+"""Train one run, with one loop for every task; an interrupted run resumes exactly.
 
-In: a `RunConfig`, a `Machine` and a run folder. Out: the files of the run folder, and an `Outcome`.
-Start reading at fit.py (entry point, failures), then loop.py (steps, validation) and setup.py.
+The input is a `RunConfig`, a `Machine` and a run folder. The output is the files of the run folder, and an
+`Outcome`. Start reading at fit.py (entry point, failures), then loop.py (steps, validation) and setup.py.
 """

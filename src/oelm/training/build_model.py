@@ -1,7 +1,7 @@
-"""Build the model of a run from its config: our GPT, or a transformers model.
+"""Build the model of a run from its config: our GPT, or a model of the transformers library.
 
-A transformers model is named by a folder, a hub id, "minilm" (a pip package), or a tiny random model of
-`models.sizes`. All models are fp32, whatever the dtype of their files.
+The config names a transformers model by its folder, its hub id, "minilm" (a pip package), or the name of a
+tiny random model in `models.sizes`. All models are loaded in fp32, whatever the dtype of their files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DROPOUTS = (
 
 
 def model_folder(config: RunConfig) -> str | None:
-    """Return the folder or hub id of a transformers model; None for our GPT and the tiny models."""
+    """Return the folder or hub id of the config's transformers model; None for our GPT and tiny models."""
     name = config.model.name
     if config.model.family == "gpt" or name in TINY:
         return None
@@ -41,7 +41,7 @@ def model_folder(config: RunConfig) -> str | None:
 
 
 def build_model(config: RunConfig, *, vocab_size: int, classes: int, pad_id: int, eos_id: int) -> nn.Module:
-    """Return the model before the method is applied; its random weights depend only on the seed."""
+    """Return the config's model before its method is applied; random weights depend only on the seed."""
     check_model(config)
     if config.model.family == "gpt":
         return _build_gpt(config, vocab_size, classes)
@@ -66,7 +66,7 @@ def _build_transformers(
 ) -> nn.Module:
     import transformers as hf
 
-    hf.utils.logging.disable_progress_bar()  # the run shows its own
+    hf.utils.logging.disable_progress_bar()  # the run shows its own progress bar
     classify = config.task == "classification"
     kind: Any = hf.AutoModelForSequenceClassification if classify else hf.AutoModelForSeq2SeqLM
     labels = {"num_labels": classes} if classify else {}
@@ -75,11 +75,14 @@ def _build_transformers(
     else:
         shape = _known_shape(config, labels)
     if not classify and not shape.is_encoder_decoder:
-        raise UsageError(f"'{config.model.name}' is not an encoder-decoder, which the task denoising needs")
+        raise UsageError(
+            f"the task denoising needs an encoder-decoder, but model.name='{config.model.name}' is not one; "
+            "choose a T5 or BART model"
+        )
     for name in _DROPOUTS:
         if isinstance(getattr(shape, name, None), float):
             setattr(shape, name, config.model.dropout)
-    torch.manual_seed(config.seed)  # transformers uses the global generator, which `fit` restores
+    torch.manual_seed(config.seed)  # transformers draws weights from the global generator; `fit` restores it
     if config.model.pretrained:
         model = _pretrained(config, kind, shape)
     else:
@@ -97,8 +100,8 @@ def _pretrained(config: RunConfig, kind: Any, shape: Any) -> nn.Module:
         )
     except (OSError, RuntimeError) as error:
         raise TransientError(
-            f"model '{config.model.name}': its weights cannot be loaded ({_first_line(error)}). If it has a "
-            "classification head for another number of classes, use the model without that head"
+            f"the weights of the model '{config.model.name}' cannot be loaded ({_first_line(error)}). If the "
+            "model has a classification head for another number of classes, use a version without that head"
         ) from None
 
 
@@ -123,7 +126,8 @@ def _known_shape(config: RunConfig, labels: dict[str, int]) -> Any:
     except (OSError, ValueError) as error:
         name = config.model.name
         raise TransientError(
-            f"model '{name}': no such folder or hub repository ({_first_line(error)})"
+            f"the model '{name}' is neither a readable folder nor a hub repository that can be reached "
+            f"({_first_line(error)}); check model.name and the network"
         ) from None
 
 

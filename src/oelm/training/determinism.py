@@ -16,7 +16,7 @@ RandomState = dict[str, torch.Tensor]
 
 @contextlib.contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """Context with deterministic CUDA kernels; restores the caller's random state afterwards."""
+    """Return a context with deterministic CUDA kernels; its end restores the caller's random state."""
     cuda = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if cuda else []):
         if not cuda:
@@ -41,7 +41,7 @@ def random_state(device: torch.device) -> RandomState:
 
 
 def set_random_state(state: RandomState, device: torch.device) -> None:
-    """Restore the result of `random_state`."""
+    """Set the generators that dropout draws from to a `state` returned by `random_state`."""
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,4 +1,4 @@
-"""`fit` trains one run, from its config to its results, and handles everything that can end it.
+"""`fit` trains one run, from its config to its results, and handles every way in which the run can end.
 
     outcome = fit(config, "runs/paper/GPT-01/scale=mini/seed=42")
 
@@ -34,11 +34,11 @@ from oelm.training.state import Diverged, Interrupted, Training, TrainingJob
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call of `fit` ended."""
+    """The state in which a call of `fit` left the run, and why."""
 
     state: State
     reason: str = ""
-    permanent: bool = False  # the same command fails again until the user changes something
+    permanent: bool = False  # whether the same command would fail again until the user changes something
 
     @property
     def exit_code(self) -> int:
@@ -64,7 +64,7 @@ def fit(config: RunConfig, folder: Path | str, machine: Machine = Machine()) -> 
         world.barrier()
         ended = run_folder.ended()
         if ended is not None:
-            return Outcome(ended.state, ended.reason or f"was {ended.state} before")
+            return Outcome(ended.state, ended.reason or f"this run had already {ended.state}")
         return _fit(TrainingJob(config, machine, run_folder, world, stop))
 
 
@@ -80,7 +80,8 @@ def _fit(job: TrainingJob) -> Outcome:
         job.world.wait_before_exit()
         return outcome
     except KeyboardInterrupt:  # a second Ctrl-C: exit now, without a new checkpoint
-        _record_failure(job, training, Outcome("interrupted", "Ctrl-C pressed twice; run it again to resume"))
+        reason = "Ctrl-C was pressed twice; run the same command again to resume from the last checkpoint"
+        _record_failure(job, training, Outcome("interrupted", reason))
         raise
     except Exception as error:
         outcome = _failure_outcome(error, job, training)
@@ -96,10 +97,12 @@ def _train_and_finish(training: Training) -> Outcome:
         train(training)
         finish(training)
     except Interrupted as stopped:
-        if not training.is_saved:  # it is saved while the test split is scored, with the best weights loaded
+        # While the test split is scored, the last step is already saved. Saving again would be wrong, because
+        # the model then holds the best weights instead of the last ones.
+        if not training.is_saved:
             save_training(training)
         step = training.progress.step
-        return Outcome("interrupted", f"stopped by {stopped} at step {step}; run it again to resume")
+        return Outcome("interrupted", f"stopped by {stopped} at step {step}; run the same command to resume")
     except Diverged as error:
         training.event(f"diverged: {error}")
         return Outcome("diverged", str(error))
@@ -111,10 +114,11 @@ def _failure_outcome(error: Exception, job: TrainingJob, training: Training | No
         return Outcome(
             "interrupted",
             f"out of memory with micro-batches of {training.micro_rows} rows on {job.world.size} processes; "
-            "run it again to resume with smaller ones",
+            "run the same command again to resume with smaller micro-batches",
         )
     if isinstance(error, Interrupted):
-        return Outcome("interrupted", f"stopped by {error} while preparing; run it again to resume")
+        reason = f"stopped by {error} while preparing the data; run the same command again to continue"
+        return Outcome("interrupted", reason)
     if reason := storage_failure(error, job.folder):
         return Outcome("interrupted", reason)
     if is_out_of_memory(error):
@@ -130,7 +134,7 @@ def _close(training: Training, outcome: Outcome) -> None:
 
 
 def _record_failure(job: TrainingJob, training: Training | None, outcome: Outcome, trace: str = "") -> None:
-    """Write the failure to status.json and the log, also if set-up failed or the disk is full."""
+    """Write the failure to status.json and the log; this also works if set-up failed or the disk is full."""
     job.world.report_failure(outcome.state, outcome.reason)
     if not job.world.is_main:
         return

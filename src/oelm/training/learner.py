@@ -14,7 +14,7 @@ from oelm.training.tasks.task import Batch, Objective
 
 
 class Learner:
-    """Applies the method to the model, and holds its optimizer, precision and gradient averaging."""
+    """Applies the method to the model, and holds the optimizer, the precision and the gradient averaging."""
 
     def __init__(self, config: RunConfig, prepared: Prepared, world: World, precision: Precision) -> None:
         self.model = prepared.model
@@ -26,13 +26,13 @@ class Learner:
         self.applied = apply(self.model.train(), config.method, seed=config.seed)
         world.place_model(self.model)
         self.optimizer = build_optimizer(self.model, config.optim)
-        self.schedule_changed = False  # set by a step until it is completed
-        self.in_update = False  # inside optimizer.step: some weights are new, others old
+        self.schedule_changed = False  # whether the current step has frozen or unfrozen parameters
+        self.in_update = False  # whether optimizer.step is running: some weights are new, others old
         self._max_qk_trainable = 0
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Build what depends on which parameters are trainable; call it after that has changed."""
+        """Build the objective and the FLOP count again; call this after parameters are frozen or unfrozen."""
         objective = Objective(self.model, self.task)
         if self.compile:
             objective.compile()
@@ -42,13 +42,13 @@ class Learner:
         self._max_qk_trainable = max(self._max_qk_trainable, self.applied.qk_trainable)
 
     def follow_schedule(self, step: int, total_steps: int) -> None:
-        """Freeze and unfreeze as the method says for `step`."""
+        """Freeze and unfreeze the parameters that the method's schedule names for `step`."""
         if self.applied.step(step, total_steps, self.optimizer):
             self.schedule_changed = True
             self.rebuild()
 
     def step_flops(self, batches: list[Batch]) -> tuple[float, float]:
-        """Return the FLOPs of a step as it is, and with nothing frozen."""
+        """Return the FLOPs of a step over `batches`: with the current freezing, and with nothing frozen."""
         shapes = [(b.rows, b.length, b.target_length) for b in batches]
         return (
             sum(self._flops.step(*shape).total for shape in shapes),
@@ -56,7 +56,7 @@ class Learner:
         )
 
     def parameter_counts(self) -> ParameterCounts:
-        """Return parameter counts; a parameter that trained at any time of the run counts as trainable."""
+        """Return the parameter counts; a parameter that trained in any step counts as trainable."""
         trained = sum(p.numel() for group in self.optimizer.param_groups for p in group["params"])
         return ParameterCounts(
             total=self.applied.total,

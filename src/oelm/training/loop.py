@@ -47,14 +47,17 @@ def checkpoint_is_due(training: Training) -> bool:
 
 
 def eval_interval(training: Training) -> int:
-    """Return the optimizer steps between validations; eval_every=0 means once per epoch, or at the end."""
+    """Return the number of optimizer steps between two validations.
+
+    eval_every=0 means one validation per epoch, or one at the end if the budget has no epochs.
+    """
     budget = training.config.budget
     once = training.prepared.task.steps_per_epoch if budget.epochs else training.total_steps
     return budget.eval_every or once
 
 
 def take_step(training: Training) -> None:
-    """Take one optimizer step: schedules, gradients over all micro-batches, clipping, update."""
+    """Take one optimizer step: apply the schedules, sum the gradients of all micro-batches, clip, update."""
     p, optim, learner = training.progress, training.config.optim, training.learner
     with training.recorder.timer.step(p.step) as facts:
         learner.follow_schedule(p.step, training.total_steps)
@@ -78,16 +81,16 @@ def take_step(training: Training) -> None:
     p.window_loss += loss
     p.window_steps += 1
     p.grad_norm = norm if math.isfinite(norm) else None  # fp16 may overflow; the scaler skips that update
-    if learner.schedule_changed:  # reported after the step, so that a repeated step reports it once
-        training.event(f"the method's schedule: {learner.applied.trainable:,} parameters train now")
+    if learner.schedule_changed:  # reported after the step, so that a repeated step does not report it twice
+        training.event(f"the method's schedule changed: {learner.applied.trainable:,} parameters train now")
         learner.schedule_changed = False
 
 
 def backward(training: Training, batches: list[Batch]) -> float:
     """Compute the gradients of the mean loss over all rows of the step; return that loss.
 
-    Each micro-batch's summed loss is divided by the weight of the full step. So 2 x 8 rows give the same
-    gradients as 1 x 16, for any padding, partial batch and number of ranks.
+    The summed loss of each micro-batch is divided by the weight of the full step. So two micro-batches of 8
+    rows give the same gradients as one of 16, for any padding, partial batch and number of ranks.
     """
     learner, world = training.learner, training.world
     weight = sum(batch.weight for batch in batches)
@@ -99,7 +102,8 @@ def backward(training: Training, batches: list[Batch]) -> float:
                 loss = learner.objective(rows) / weight
             if not world.has_rows(batch.rows):
                 loss = loss * 0.0
-            learner.scaler.scale(loss * world.size).backward()  # averaging divides by the number of ranks
+            # Averaging divides the gradients by the number of ranks, but here they must be summed.
+            learner.scaler.scale(loss * world.size).backward()
         total += loss.detach()
         training.check_stop()
     summed, stops = world.sum([float(total), float(bool(training.stop_reason))])
@@ -111,8 +115,8 @@ def backward(training: Training, batches: list[Batch]) -> float:
 def check_divergence(training: Training, loss: float, norm: float) -> float:
     """Return the moving average of the loss including this step; raise Diverged if training has failed.
 
-    The first loss is that of an untrained model. Training does not recover from an average above twice that
-    plus 4 nats.
+    The first loss of a run is that of the untrained model. Training has failed if a value is not finite, or
+    if the moving average exceeds twice the first loss plus 4 nats, from which training does not recover.
     """
     p = training.progress
     last = "none" if p.last_loss is None else f"{p.last_loss:.4g}"
@@ -129,7 +133,7 @@ def check_divergence(training: Training, loss: float, norm: float) -> float:
 
 
 def log_step(training: Training) -> None:
-    """Show the progress; every log_every steps, write the mean loss to metrics.jsonl and the log."""
+    """Show the progress; every `log_every` steps, also write the mean loss to metrics.jsonl and the log."""
     p, recorder, total = training.progress, training.recorder, training.total_steps
     if p.step % training.config.budget.log_every == 0 or p.step == total:
         optim = training.config.optim
@@ -151,7 +155,8 @@ def validate(training: Training) -> None:
     if not math.isfinite(found.loss):
         raise Diverged(f"the validation loss became {found.loss} at step {p.step}")
     metrics = found.metrics()
-    # No stop is checked from here on: the rows, the best model and the counters must agree.
+    # Stop requests are not checked from here on, because a stop in between would leave metrics.jsonl, the
+    # best model and the counters in disagreement.
     p.validated = p.step
     training.row("validation", **metrics)
     if layers:
@@ -175,7 +180,7 @@ def validate(training: Training) -> None:
 
 
 def score(training: Training, split: str) -> Evaluation:
-    """Score a split with the current weights."""
+    """Return the scores of a split with the current weights."""
     return evaluate(
         training.prepared.task,
         training.learner.model,
@@ -199,8 +204,10 @@ def finish(training: Training) -> None:
 
 
 def audit_freezing(training: Training, when: str) -> None:
-    """Check that frozen parameters have not changed; write freeze_audit.json, and raise if they have."""
+    """Write to freeze_audit.json whether the frozen parameters are unchanged; raise OelmError if not."""
     report = audit(training.learner.model, training.learner.optimizer)
     training.recorder.write_audit(when, report.to_dict())
     if not report.ok:
-        raise OelmError(f"the audit at the {when} of the run failed: {report}")
+        raise OelmError(
+            f"the freeze audit at the {when} of the run failed, so its results would not be valid: {report}"
+        )

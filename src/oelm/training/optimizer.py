@@ -17,7 +17,7 @@ from oelm.errors import OelmError
 from oelm.methods.param_groups import param_groups
 from oelm.methods.reading.projection import full_tensor
 
-OptimizerState = dict[str, dict[str, Tensor]]  # by parameter name
+OptimizerState = dict[str, dict[str, Tensor]]  # parameter name -> name of the state -> tensor
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
@@ -33,19 +33,19 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
         qk_lr=optim.qk_lr or None,
     )
     if not groups:
-        raise OelmError("this method freezes every parameter of the model; there is nothing to train")
+        raise OelmError("the method freezes every parameter of the model, so there is nothing to train")
     for group in groups:
         group["full_lr"] = group["lr"]
     return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True)
 
 
 def warmup_steps(optim: OptimConfig, total_steps: int) -> int:
-    """Return the number of warm-up steps: `warmup_steps`, or else `warmup_share` of all steps."""
+    """Return the number of warm-up steps: optim.warmup_steps, or if that is 0 optim.warmup_share of all."""
     return optim.warmup_steps or round(optim.warmup_share * total_steps)
 
 
 def lr_factor(optim: OptimConfig, step: int, total_steps: int) -> float:
-    """Return the factor on the learning rate for the optimizer step number `step`, counted from 0.
+    """Return the factor by which the peak learning rate is multiplied in optimizer step `step` (from 0).
 
     The factor rises linearly to 1 during the warm-up, then falls to `final_lr_share` along the schedule.
 
@@ -64,13 +64,13 @@ def lr_factor(optim: OptimConfig, step: int, total_steps: int) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Set every group's learning rate to `factor` times its peak."""
+    """Set the learning rate of every parameter group to `factor` times its peak learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = group["full_lr"] * factor
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scale the gradients to a global norm of at most `max_norm` (0 = no limit); return the norm before."""
+    """Scale the gradients to a global norm of at most `max_norm` (0 = no limit); return the unscaled norm."""
     held = [p for p in parameters if p.grad is not None]
     norm = full_tensor(nn.utils.get_total_norm([p.grad for p in held if p.grad is not None]))
     if max_norm > 0:
@@ -85,11 +85,14 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Optim
 
 
 def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
-    """Load the result of `optimizer_state`; a name that the model lacks is an error."""
+    """Load a state returned by `optimizer_state`; raise OelmError if the model lacks one of its names."""
     parameters = dict(model.named_parameters())
     for name, values in state.items():
         if name not in parameters:
-            raise OelmError(f"the checkpoint has optimizer state for '{name}', which this model lacks")
+            raise OelmError(
+                f"the checkpoint has optimizer state for the parameter '{name}', which this model lacks; was "
+                "the checkpoint written with another model or method?"
+            )
         parameter = parameters[name]
         optimizer.state[parameter] = {
             key: value.to(parameter.device).clone() for key, value in values.items()

@@ -1,6 +1,6 @@
-"""Running out of memory: recognise it, and repeat the work with smaller micro-batches.
+"""Recognise that memory ran out, and repeat the work with smaller micro-batches.
 
-A step always has the same rows; only the number of rows that go through the model at once changes.
+An optimizer step keeps its rows; only the number of rows that go through the model at once changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from oelm.training.state import Interrupted, Training
 
 T = TypeVar("T")
 
-# Messages of torch's CPU allocator, which has no exception class of its own.
+# Out-of-memory messages of torch's CPU allocator, which raises a plain RuntimeError.
 _CPU_MESSAGES = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "bad_alloc")
 
 
@@ -32,24 +32,27 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def retry_with_less_memory(training: Training, action: Callable[[], T]) -> T:
-    """Return `action()`; when memory runs out, halve the micro-batches and call it again."""
+    """Return `action()`; when memory runs out, halve the micro-batches and call `action` again."""
     learner, world = training.learner, training.world
     while True:
         before = random_state(world.device)
         try:
             return action()
         except (Interrupted, MemoryError, RuntimeError) as error:
-            # Undo the unfinished step: the weights are still those of the last completed one.
+            # Undo the unfinished step. The weights are unchanged unless the error came from the update.
             learner.optimizer.zero_grad(set_to_none=True)
             set_random_state(before, world.device)
             if not is_out_of_memory(error):
                 raise
             if learner.in_update:
                 raise OutOfMemory(
-                    f"in the optimizer's update, where smaller micro-batches do not help: {error}"
+                    f"the optimizer's update does not fit, and smaller micro-batches do not help: {error}"
                 ) from error
             if training.micro_rows <= world.size:
-                raise OutOfMemory(f"even with one row at a time: {error}") from error
+                raise OutOfMemory(
+                    "a step does not fit even with one row at a time; use a smaller model or a smaller "
+                    f"data.max_length: {error}"
+                ) from error
             if world.size > 1:  # the other ranks are blocked in all-reduce, so the run must restart
                 training.folder.want_split(2 * training.progress.split)
                 raise OutOfMemory(str(error)) from error
@@ -57,7 +60,7 @@ def retry_with_less_memory(training: Training, action: Callable[[], T]) -> T:
 
 
 def split_micro_batches(training: Training, parts: int) -> None:
-    """Cut every micro-batch of batch_size rows into `parts`."""
+    """Cut every micro-batch of `budget.batch_size` rows into this number of parts."""
     training.progress.split = parts
     if training.world.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -67,5 +70,5 @@ def split_micro_batches(training: Training, parts: int) -> None:
 
 
 def restart_with_smaller_batches(training: Training) -> bool:
-    """Return whether a rank ran out of memory and asked for smaller micro-batches after a restart."""
+    """Return whether a rank that ran out of memory has asked to restart with smaller micro-batches."""
     return training.world.size > 1 and training.folder.wanted_split() > training.progress.split

@@ -16,7 +16,7 @@ Requested = Literal["auto", "fp32", "bf16", "fp16"]
 
 @dataclass(frozen=True)
 class Precision:
-    """The chosen format, and why; written to the log and to manifest.json."""
+    """The floating-point format chosen for a run, and the reason; both are written to manifest.json."""
 
     dtype: Literal["fp32", "bf16", "fp16"]
     reason: str
@@ -33,7 +33,7 @@ class Precision:
         return torch.autocast(self.device, dtype=self.torch_dtype)
 
     def scaler(self) -> torch.amp.GradScaler:
-        """Return a scaler that keeps small fp16 gradients from underflowing; disabled for other formats."""
+        """Return a scaler that keeps small fp16 gradients from underflowing; other formats need none."""
         return torch.amp.GradScaler(self.device, enabled=self.dtype == "fp16")
 
     def to_dict(self) -> dict[str, str]:
@@ -41,12 +41,12 @@ class Precision:
 
 
 def choose_precision(requested: Requested, device: torch.device) -> Precision:
-    """Return the format for `requested` on `device`; raise UsageError if the device cannot do it."""
+    """Return the precision of a run; raise UsageError if `device` does not support the requested format."""
     kind = device.type
     if kind == "cuda":
         return _on_cuda(requested)
     if requested == "fp16":
-        raise UsageError(f"precision fp16 needs a CUDA device, this run is on {kind}; use fp32 or auto")
+        raise UsageError(f"precision fp16 needs a CUDA device, but this run is on {kind}; use fp32 or auto")
     if requested == "bf16":
         reason = "requested"
         if kind == "cpu":

@@ -50,7 +50,7 @@ class Prepared:
 
 
 def prepare(config: RunConfig, machine: Machine, report: Report | None = None) -> Prepared:
-    """Open the data, encode it or load the cached encoding, build the model and the task.
+    """Open and encode the data (or load the cached encoding), and build the model and the task.
 
     `report` is called repeatedly while the data is encoded.
     """
@@ -82,7 +82,7 @@ def splits_of(config: RunConfig) -> tuple[str, ...]:
 
 
 def rows_per_step(config: RunConfig) -> int:
-    """Return the rows of one optimizer step over all ranks."""
+    """Return the number of rows of one optimizer step, over all micro-batches and ranks."""
     return config.budget.batch_size * config.budget.accumulation
 
 
@@ -93,7 +93,7 @@ def _language(
     for split, file in splits.items():
         if len(file) < 2:
             raise UsageError(
-                f"{corpus.name}/{split} has {len(file)} tokens; at least 2 are needed to predict one"
+                f"the {split} split of {corpus.name} has {len(file)} tokens; predicting one needs at least 2"
             )
     shape = {"context": config.data.max_length, "rows_per_step": rows_per_step(config), "seed": config.seed}
     if config.task == "lm":
@@ -132,7 +132,7 @@ def _model(config: RunConfig, tokenizer: Tokenizer, vocabulary: int, classes: in
 
 
 def _noise(config: RunConfig, tokenizer: Tokenizer) -> tuple[int, Noise]:
-    """Return (vocabulary size with mask tokens, noise) for a T5 or BART model."""
+    """Return the vocabulary size including mask tokens, and the noise, of a T5 or BART model."""
     style: Literal["t5", "bart"] = "bart" if "bart" in config.model.name.lower() else "t5"
     names = ["<mask>"] if style == "bart" else [f"<extra_id_{i}>" for i in range(SENTINELS)]
     known = {entry["content"]: entry["id"] for entry in json.loads(tokenizer.to_json()[0])["added_tokens"]}
@@ -147,7 +147,7 @@ def _check_embedding_size(model: nn.Module, vocabulary: int) -> None:
     size = getattr(getattr(model, "config", None), "vocab_size", vocabulary)
     if size < vocabulary:
         raise UsageError(
-            f"the tokenizer has {vocabulary} tokens, but the model's embedding only {size}; "
+            f"the tokenizer has {vocabulary} tokens, but the model's embedding has only {size}; "
             "use the model's own tokenizer (data.tokenizer=model)"
         )
 

@@ -1,4 +1,4 @@
-"""Everything before the first step: data, model, method, optimizer, and the checkpoint to resume from."""
+"""Set up a run before its first step: data, model, method, optimizer, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from oelm.training.state import Interrupted, Training, TrainingJob
 
 
 def set_up(job: TrainingJob) -> Training:
-    """Return a run that is ready for its next step: the first one, or the one after its checkpoint."""
+    """Return a run that is ready for its next step: the first step, or the step after its checkpoint."""
     config, folder, world = job.config, job.folder, job.world
     _check_machine(job.machine, config)
     if job.machine.threads:
@@ -55,10 +55,10 @@ def set_up(job: TrainingJob) -> Training:
     _write_manifest(training, resumed=snapshot is not None)
     _warn_if_warmup_is_too_long(training)
 
-    torch.manual_seed(config.seed + world.rank)  # for dropout, which differs between ranks
+    torch.manual_seed(config.seed + world.rank)  # so that dropout differs between ranks
     audit_freezing(training, "start")
     _resume_or_start(training, snapshot)
-    if checkpoint.rejected:  # do not rotate the unusable file into previous.pt
+    if checkpoint.rejected:  # replace the unusable latest.pt, or the next save would rename it to previous.pt
         world.barrier()
         if world.is_main:
             folder.previous.replace(folder.latest)
@@ -74,14 +74,14 @@ def _check_machine(machine: Machine, config: RunConfig) -> None:
 
 
 def _open_recorder(job: TrainingJob) -> Recorder:
-    """Open the log and write the first status.json of this attempt."""
+    """Open the log of the run and write status.json for the first time in this attempt."""
     config, folder, world = job.config, job.folder, job.world
     recorder = Recorder(folder, world, title=config.id)
     journal = recorder.journal
     before: Status = _read_or_none(folder.status, journal) or Status(attempt=0)
     if before.state == "finished":
         damage = "; ".join(folder.damage())
-        journal.line(f"this run had finished, but {damage}; completing it again")
+        journal.line(f"this run had finished, but its files are damaged ({damage}); completing it again")
     recorder.status = Status(
         started=time.time(),
         pid=os.getpid(),
@@ -141,7 +141,7 @@ def _prepare_on_rank0_first(job: TrainingJob, recorder: Recorder) -> Prepared:
 
 
 def _write_manifest(training: Training, *, resumed: bool) -> None:
-    """Check the free disk space and write manifest.json; a resumed run keeps an intact one."""
+    """Check the free disk space and write manifest.json; a resumed run keeps an intact manifest.json."""
     folder, prepared, recorder = training.folder, training.prepared, training.recorder
     plan = disk_plan(training.learner.model, training.learner.optimizer)
     recorder.journal.line(str(training.learner.applied))
@@ -174,8 +174,8 @@ def _warn_if_warmup_is_too_long(training: Training) -> None:
     warm = warmup_steps(training.config.optim, total)
     if warm > total:
         training.recorder.journal.line(
-            f"the warm-up takes {warm} steps but the run has only {total}: "
-            f"the learning rate never rises above {total / warm:.0%} of optim.lr"
+            f"warning: the warm-up takes {warm} steps, but the run has only {total}, so the learning rate "
+            f"never rises above {total / warm:.0%} of optim.lr"
         )
 
 
@@ -201,7 +201,7 @@ def _resume_or_start(training: Training, snapshot: Snapshot | None) -> None:
 
 
 def _read_or_none(read: Callable[[], Any], journal: Journal) -> Any:
-    """Return `read()`; None for a damaged file, which this run writes again."""
+    """Return `read()`; if the file is damaged, log it and return None, so that the run writes it again."""
     try:
         return read()
     except OelmError as error:

@@ -1,4 +1,4 @@
-"""Requests to stop: signals from a cluster or a user, and a time limit."""
+"""Requests to stop a run: signals from a cluster or a user, and a time limit."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from typing import Any
 # SLURM sends SIGTERM or, with --signal, SIGUSR1/2. Ctrl-C sends SIGINT, a closed ssh session SIGHUP.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 
-# Environment variable of a rank: a private folder of its launcher, for the store and for failure reports.
+# Environment variable that the launcher sets for each rank: a private folder through which the ranks find
+# each other (torch's FileStore) and report failures.
 RANK_DIR = "OELM_RANK_DIR"
 
 
 def signals_to_handle() -> list[signal.Signals]:
-    """Return STOP_SIGNALS, without SIGHUP if it is ignored: under `nohup` a run outlives its session."""
+    """Return STOP_SIGNALS, without SIGHUP if `nohup` made the process ignore it."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [number for number in STOP_SIGNALS if not (number == signal.SIGHUP and ignored)]
 
 
-# Environment variable of our SLURM jobs: a signal after this unix time means that the time limit is near.
+# Environment variable that our SLURM scripts set: a signal after this unix time is due to the time limit.
 TIME_LIMIT_NEAR = "OELM_TIME_LIMIT_NEAR"
-_DEFAULT_NOTICE = 240.0  # seconds before SLURM_JOB_END_TIME, for job scripts not written by us
+# In other SLURM scripts, a signal in the last seconds before SLURM_JOB_END_TIME is due to the time limit.
+_DEFAULT_NOTICE = 240.0
 
 
 def describe_signal(number: int) -> str:
-    """Return why the process was asked to stop: the signal, and under SLURM the likely cause."""
+    """Return why the process was asked to stop: the name of the signal, and under SLURM the likely cause."""
     name = signal.Signals(number).name
     if number == signal.SIGINT or "SLURM_JOB_ID" not in os.environ:
         return name
@@ -51,9 +53,9 @@ def _number(variable: str) -> float | None:
 
 
 class StopRequest:
-    """Context in which stop signals only set `reason`, which the loop checks between micro-batches.
+    """Context in which a stop signal only sets `reason`, which the loop checks between micro-batches.
 
-    A second Ctrl-C raises KeyboardInterrupt at once; the last checkpoint remains.
+    A second Ctrl-C raises KeyboardInterrupt at once, so the run resumes from its last checkpoint.
 
     >>> with StopRequest() as stop:
     ...     signal.raise_signal(signal.SIGTERM)
@@ -69,12 +71,12 @@ class StopRequest:
 
     @property
     def signalled(self) -> bool:
-        """Whether a signal arrived; a passed time limit does not count."""
+        """Whether a stop signal arrived; a time limit that has passed does not count."""
         return bool(self._signal)
 
     @property
     def reason(self) -> str:
-        """Why to stop, or "" to continue."""
+        """Why the run must stop, or "" if it may continue."""
         if not self._signal and self.deadline is not None and time.monotonic() >= self.deadline:
             return f"time limit of {self.time_limit:g} s"
         return self._signal
@@ -85,7 +87,7 @@ class StopRequest:
         self._signal = describe_signal(number)
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
+        if threading.current_thread() is threading.main_thread():  # Python allows signal handlers only there
             self._before = {number: signal.signal(number, self._note) for number in signals_to_handle()}
         return self
 

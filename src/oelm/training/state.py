@@ -1,7 +1,7 @@
-"""`Training`: one run on one process, in five parts.
+"""`Training`: the complete state of one run on one process, in five parts.
 
-`TrainingProgress` holds every plain number that later steps depend on. Together with the weights, the
-optimizer state and the random generators it is everything that an exact resume needs.
+`TrainingProgress` holds every counter and loss that later steps depend on. An exact resume needs only these
+numbers, the weights, the optimizer state and the state of the random generators.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Interrupted(Exception):
 
 
 class Diverged(Exception):
-    """The loss is not finite, or far above the loss of the untrained model."""
+    """The loss or the gradient is not finite, or the loss is far above that of the untrained model."""
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What to train and where: the inputs of `fit`, and the processes it runs on."""
+    """What to train and where: the inputs of `fit`, and the processes that train."""
 
     config: RunConfig
     machine: Machine
@@ -41,24 +41,24 @@ class TrainingJob:
 
 @dataclass
 class TrainingProgress:
-    """How far a run is, in plain numbers; saved with every checkpoint."""
+    """How far a run has come: counters and losses, which are saved with every checkpoint."""
 
     step: int = 0  # optimizer steps done
     tokens: int = 0  # training tokens seen, without padding
     split: int = 1  # parts that each micro-batch is cut into (1, 2, 4, ...) after running out of memory
     window_loss: float = 0.0  # sum of the losses since the last "train" row of metrics.jsonl
     window_steps: int = 0  # number of steps in `window_loss`
-    first_loss: float | None = None
-    running_loss: float = 0.0  # exponential moving average, to detect divergence
+    first_loss: float | None = None  # loss of the untrained model
+    running_loss: float = 0.0  # exponential moving average of the loss, to detect divergence
     last_loss: float | None = None
-    grad_norm: float | None = None  # of the last step
+    grad_norm: float | None = None  # gradient norm of the last step
     validated: int = 0  # step of the last validation
     best: dict[str, Any] | None = None  # metrics of the best validation, with its step
-    worse: int = 0  # validations since the best one
+    worse: int = 0  # number of validations since the best one
     stopped_early: bool = False
 
     def best_evaluation(self) -> Evaluation | None:
-        """Return the best validation so far."""
+        """Return the scores of the best validation so far; None before the first validation."""
         if self.best is None:
             return None
         return Evaluation(self.best["loss"], self.best["n"], self.best.get("accuracy"))
@@ -66,7 +66,7 @@ class TrainingProgress:
 
 @dataclass
 class Training:
-    """One run on one process: everything the loop works with."""
+    """The complete state of one run on one process, which the training loop changes."""
 
     job: TrainingJob  # what to train, where, and on which processes
     prepared: Prepared  # data, task, tokenizer and model
@@ -89,13 +89,13 @@ class Training:
 
     @property
     def total_steps(self) -> int:
-        """The length of the run in optimizer steps: the smaller one of budget.steps and budget.epochs."""
+        """The length of the run in optimizer steps: budget.steps or budget.epochs, whichever is shorter."""
         by_epochs = self.config.budget.epochs * self.prepared.task.steps_per_epoch
         return min(filter(None, (self.config.budget.steps, by_epochs)))
 
     @property
     def micro_rows(self) -> int:
-        """Rows per micro-batch over all ranks, after any halving for lack of memory."""
+        """The number of rows per micro-batch over all ranks, after any halving for lack of memory."""
         return max(1, self.config.budget.batch_size // self.progress.split)
 
     @property
@@ -104,32 +104,38 @@ class Training:
 
     @property
     def is_saved(self) -> bool:
-        """Whether latest.pt holds exactly the current state."""
+        """Whether the newest checkpoint, latest.pt, holds exactly the current state."""
         return self.saved_at == (self.progress.step, self.progress.validated)
 
     @property
     def stop_reason(self) -> str:
-        """Why to stop now, or ""; a time limit counts after one step, so every attempt makes progress."""
+        """Why the run must stop now, or "" if it may continue.
+
+        A time limit counts only after the first step of this process, so that every attempt makes progress.
+        """
         stop = self.job.stop
         return stop.reason if stop.signalled or self.recorder.timer.steps_here else ""
 
     def check_stop(self) -> None:
-        """Raise Interrupted if asked to stop. With several ranks, `backward` does this for all of them."""
+        """Raise Interrupted if the run was asked to stop.
+
+        With several ranks this does not raise, because `backward` stops all ranks at the same step.
+        """
         self.report_status()
         if self.world.size == 1 and self.stop_reason:
             raise Interrupted(self.stop_reason)
 
     def row(self, kind: str, **values: Any) -> None:
-        """Write a row of metrics.jsonl."""
+        """Append a row for the current step to metrics.jsonl."""
         self.recorder.row(self.progress.step, kind, **values)
 
     def event(self, text: str) -> None:
-        """Write something that happened to metrics.jsonl and to the log."""
+        """Write `text`, which describes an event of the run, to metrics.jsonl and to the log."""
         self.row("event", text=text)
         self.recorder.journal.line(f"step {self.progress.step}: {text}")
 
     def report_status(self, *, force: bool = False, **changes: Any) -> None:
-        """Write status.json, at most every two seconds unless `force`."""
+        """Write status.json with `changes`; unless `force` is set, at most once every two seconds."""
         if not force and not self.recorder.status_is_due:
             return
         p, metric, speed = self.progress, self.prepared.task.metric, self.recorder.timer.steps_per_second

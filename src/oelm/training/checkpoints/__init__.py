@@ -1,5 +1,4 @@
 """Checkpoints for exact resume (file.py, resume.py), and the best model (best.py).
 
-In: a `Training` after some step. Out: latest.pt, previous.pt and best/; and the same `Training` again
-from them.
+A `Training` is saved as latest.pt, previous.pt and best/, and restored from these files.
 """

@@ -1,4 +1,4 @@
-"""best/: the model with the best validation, in a folder that `oelm.load` opens without the run."""
+"""The folder best/: the model with the best validation score, which `oelm.load` opens without the run."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from oelm.training.state import Training
 
 
 def save_best(training: Training) -> None:
-    """Replace best/ by the current model and tokenizer; a kill leaves the old or the new one."""
+    """Replace best/ by the current model and tokenizer; after a kill, the old or the new best/ exists."""
     with training.world.full_params_on_rank0(training.prepared.model):
         if training.world.is_main:
             _replace_best(training)
 
 
 def load_best(training: Training) -> None:
-    """Load the weights of best/ into the model on every rank; raise if a checksum does not match."""
+    """Load the weights of best/ into the model on every rank; raise OelmError if a checksum is wrong."""
     with training.world.write_params_on_rank0(training.prepared.model):
         if training.world.is_main:
             load_weights(training.prepared.model, training.folder.best)
 
 
 def repair_best(training: Training) -> None:
-    """Write a damaged best/ again if the current weights are the best ones."""
+    """Write best/ again if it is damaged and the current weights are those of the best validation."""
     p = training.progress
     if p.best is None or p.best["step"] != p.step:
         return
@@ -50,7 +50,7 @@ def best_problem(folder: RunFolder) -> str:
 
 
 def recover_best(folder: RunFolder) -> None:
-    """Clean up after a kill inside `save_best`: restore the old best/ if the new one is not in place."""
+    """Clean up if the process was killed inside `save_best`; restore the old best/ if there is no new one."""
     fresh, old = _temporary_folders(folder)
     if old.exists() and not folder.best.exists():
         old.rename(folder.best)
@@ -63,12 +63,12 @@ def _replace_best(training: Training) -> None:
     fresh, old = _temporary_folders(folder)
     shutil.rmtree(fresh, ignore_errors=True)
     try:
-        fresh.mkdir()  # without parents: a run folder that was moved away must not be created again
+        fresh.mkdir()  # no parents=True: a run folder that was moved away must not be created again
         save(training.prepared.model, fresh)
         training.prepared.tokenizer.save(fresh)
         write_checksums(fresh)
         _flush_to_disk(fresh)
-    except BaseException:  # on a full disk, half a model would keep the space
+    except BaseException:  # an incomplete model must not occupy space, especially if the disk is full
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)

@@ -26,7 +26,7 @@ _COMMENT_LENGTH = _DIGEST_BYTES.to_bytes(2, "little")
 
 
 class UnusableCheckpoint(OelmError):
-    """A checkpoint file that cannot be used, and why."""
+    """A checkpoint file cannot be used; the message names the file and the reason."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"{path} {problem}")
@@ -35,16 +35,16 @@ class UnusableCheckpoint(OelmError):
 
 @dataclass(frozen=True)
 class NewestCheckpoint:
-    """The newest usable checkpoint, and the newer ones that were rejected."""
+    """The content of the newest usable checkpoint (None if there is no file), and rejected newer files."""
 
     state: dict[str, Any] | None
     rejected: tuple[UnusableCheckpoint, ...] = ()
 
 
 def save_checkpoint(state: dict[str, Any], latest: Path, previous: Path) -> int:
-    """Write `state` to `latest` and rename the older file to `previous`; return the bytes written.
+    """Write `state` to `latest`, keep the older file as `previous`, and return the number of bytes written.
 
-    A kill, or a full disk (which raises OSError), leaves the older `latest` in place.
+    If the process is killed or the disk is full (OSError), the older `latest` stays in place.
     """
     with atomic_open(latest) as file:
         writer = _HashingWriter(file)
@@ -71,8 +71,8 @@ def load_newest(
 ) -> NewestCheckpoint:
     """Load `latest`, or `previous` if `latest` is unusable.
 
-    `check` returns why an intact checkpoint cannot be used, or "". If files exist but none is usable, raise:
-    starting over would overwrite them.
+    `check` returns why an intact checkpoint cannot be used, or "". If files exist but none is usable, raise
+    OelmError, because a run that started over would overwrite them.
     """
     rejected: list[UnusableCheckpoint] = []
     for path in (path for path in (latest, previous) if path.exists()):
@@ -95,8 +95,8 @@ def load_newest(
 class _HashingWriter:
     """A file object for torch.save that hashes the bytes it writes.
 
-    An OSError is kept and raised by `finish`: inside `write` it would pass through C++ code that replaces
-    "no space left on device" by an unrelated error.
+    `write` keeps an OSError for `finish` to raise. Raised at once, it would pass through C++ code that
+    replaces "no space left on device" by an unrelated error.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -127,7 +127,10 @@ class _HashingWriter:
         if self.error is not None:
             raise self.error
         if self.last != _NO_COMMENT:
-            raise OelmError("torch.save did not write a zip archive without a comment; cannot add a checksum")
+            raise OelmError(
+                "cannot add a checksum to the checkpoint: torch.save did not write a zip archive without a "
+                "comment, as the supported versions of torch do"
+            )
         self.file.seek(-len(_NO_COMMENT), os.SEEK_CUR)
         self.file.write(_COMMENT_LENGTH + self.hash.hexdigest().encode())
 
@@ -136,7 +139,7 @@ def _verify(path: Path) -> None:
     trailer = len(_COMMENT_LENGTH) + _DIGEST_BYTES
     left = path.stat().st_size - trailer
     if left <= 0:
-        raise UnusableCheckpoint(path, f"is truncated to {left + trailer} bytes")
+        raise UnusableCheckpoint(path, f"is damaged: it has only {left + trailer} bytes")
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while left > 0 and (block := file.read(min(left, 1 << 22))):
@@ -149,10 +152,10 @@ def _verify(path: Path) -> None:
 
 
 def _intern_strings(value: Any) -> Any:
-    """Return the same value with one object per distinct string.
+    """Return `value` with equal strings replaced by the same object, so that equal states give equal bytes.
 
-    Pickle writes a repeated object as a reference, and equal states must give equal bytes no matter whether
-    their keys were created in this process or read from a file.
+    Pickle writes the second use of the same object as a reference, but an equal string in another object as
+    a full string. Without this, the bytes would depend on whether keys were created here or read from a file.
     """
     if isinstance(value, str):
         return sys.intern(value)
@@ -164,7 +167,7 @@ def _intern_strings(value: Any) -> Any:
 
 
 def _keep_as_previous(latest: Path, previous: Path) -> None:
-    """Hard-link `latest` as `previous`; a rename would leave a moment without `latest`."""
+    """Hard-link `latest` as `previous`. A rename would leave the run without `latest` for a moment."""
     link = previous.with_name(f".{previous.name}.{os.getpid()}.tmp")
     link.unlink(missing_ok=True)
     try:
@@ -172,7 +175,7 @@ def _keep_as_previous(latest: Path, previous: Path) -> None:
     except OSError as error:
         if is_disk_full(error):
             raise
-        os.replace(latest, previous)  # this file system has no hard links
+        os.replace(latest, previous)  # for file systems without hard links
         return
     try:
         os.replace(link, previous)

@@ -1,4 +1,4 @@
-"""Exact resume: what a checkpoint contains, when it is usable, and how a run continues from it."""
+"""What a checkpoint contains, when it is usable, and how a run continues exactly from it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Snapshot:
 
     config_hash: str
     progress: dict[str, Any]  # the fields of TrainingProgress
-    metrics_bytes: int  # length of metrics.jsonl at this point
-    metrics_sha256: str  # hash of those bytes
+    metrics_bytes: int  # length of metrics.jsonl when the checkpoint was written
+    metrics_sha256: str  # hash of the first `metrics_bytes` bytes of metrics.jsonl
     data: dict[str, Any]  # hashes of the data and the tokenizer
     model: dict[str, Any]
     optimizer: OptimizerState
     scaler: dict[str, Any]
-    rng: list[RandomState]  # one per rank
+    rng: list[RandomState]  # state of the random generators, one per rank
     precision: str
 
     @classmethod
@@ -37,11 +37,14 @@ class Snapshot:
         try:
             return cls(**state)
         except TypeError:
-            raise OelmError("the checkpoint was written by another version of oelm") from None
+            raise OelmError(
+                "the run cannot be resumed, because its checkpoint was written by another version of oelm; "
+                "use that version, or start over in another folder"
+            ) from None
 
 
 def save_training(training: Training) -> None:
-    """Write latest.pt. Every rank must call this."""
+    """Write the state of the run to the checkpoint latest.pt. Every rank must call this."""
     learner, world, p = training.learner, training.world, training.progress
     rng = world.gather(random_state(world.device))
     moments = world.gather_full_state(optimizer_state(learner.model, learner.optimizer))
@@ -67,44 +70,51 @@ def save_training(training: Training) -> None:
 
 
 def find_checkpoint(job: TrainingJob) -> NewestCheckpoint:
-    """Load the newest checkpoint from which `job` can continue exactly."""
+    """Load the newest checkpoint from which the run can continue exactly."""
     return load_newest(job.folder.latest, job.folder.previous, lambda state: _problem(state, job))
 
 
 def _problem(state: dict[str, Any], job: TrainingJob) -> str:
-    """Return why the run cannot continue exactly from this intact checkpoint, or ""."""
+    """Return why the run cannot continue exactly from this intact checkpoint, or "" if it can."""
     snapshot = Snapshot.from_dict(state)
-    if snapshot.config_hash != config_hash(job.config):  # and so does previous.pt
-        raise OelmError(f"{job.folder.latest} belongs to another config than {job.folder.config_file}")
+    if snapshot.config_hash != config_hash(job.config):  # previous.pt cannot help: it has the same config
+        raise OelmError(
+            f"the checkpoint {job.folder.latest} belongs to another config than {job.folder.config_file}; "
+            "restore the config, or start over in another folder"
+        )
     if problem := metrics_problem(job.folder.metrics_file, snapshot.metrics_bytes, snapshot.metrics_sha256):
         return problem
     best = snapshot.progress["best"]
     if best is not None and best["step"] != snapshot.progress["step"]:
-        return best_problem(job.folder)  # for equal steps, `repair_best` can write best/ again
+        # Only from a checkpoint of the best step could `repair_best` write a damaged best/ again.
+        return best_problem(job.folder)
     return ""
 
 
 def check_same_data(snapshot: Snapshot, prepared: Prepared) -> None:
-    """Raise if the data or the tokenizer has changed since the checkpoint was written."""
+    """Raise OelmError if the data or the tokenizer has changed since the checkpoint was written."""
     before, now = snapshot.data, prepared.identity
     for split, fingerprint in before["fingerprints"].items():
         if now["fingerprints"].get(split) != fingerprint:
             raise OelmError(
-                f"the {split} data has changed since this run began ({prepared.data_facts.origin}): "
-                "restore it, or start over in another folder"
+                f"the {split} data of this run ({prepared.data_facts.origin}) has changed since the run "
+                "began: restore the data, or start over in another folder"
             )
     if before["tokenizer"] != now["tokenizer"]:
-        raise OelmError("the tokenizer has changed since this run began: restore it, or start over")
+        raise OelmError(
+            f"the tokenizer of this run ({prepared.tokenizer.name}) has changed since the run began: restore "
+            "the tokenizer, or start over in another folder"
+        )
 
 
 def restore_training(training: Training, snapshot: Snapshot) -> None:
-    """Restore what `save_training` saved, except metrics.jsonl."""
+    """Restore the state that `save_training` saved, except metrics.jsonl, which `MetricsLog` cuts back."""
     learner, world, journal = training.learner, training.world, training.recorder.journal
     training.progress = p = TrainingProgress(**snapshot.progress)
     with world.write_params_on_rank0(learner.model):
         if world.is_main:
             learner.model.load_state_dict(snapshot.model)
-    # Freeze as in the last completed step; the next step applies and reports its own changes.
+    # Freeze as in the last completed step. The next step applies and reports its own changes of the schedule.
     learner.applied.step(max(0, p.step - 1), training.total_steps)
     moments = world.shard_state(snapshot.optimizer, dict(learner.model.named_parameters()))
     load_optimizer_state(learner.model, learner.optimizer, moments)
@@ -118,7 +128,8 @@ def restore_training(training: Training, snapshot: Snapshot) -> None:
         )
     if snapshot.precision != learner.precision.dtype:
         journal.line(
-            f"precision was {snapshot.precision} and is now {learner.precision.dtype}: not an exact resume"
+            f"the precision was {snapshot.precision} and is now {learner.precision.dtype}: the result will "
+            "differ from that of an uninterrupted run"
         )
     training.saved_at = (p.step, p.validated)
     learner.rebuild()

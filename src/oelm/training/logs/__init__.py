@@ -1,4 +1,5 @@
-"""What a run writes while it trains: log, metrics, status, manifest, results, and external trackers.
+"""What a run writes while it trains: log, metrics, status, manifest and results.
 
-In: numbers and messages from the loop. Out: files of the run folder. metrics.jsonl is the source of truth.
+The loop passes numbers and messages; they are written to files of the run folder and, if the user asks for
+it, to dashboards such as TensorBoard. The authoritative record of the metrics is metrics.jsonl.
 """

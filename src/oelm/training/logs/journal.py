@@ -1,4 +1,4 @@
-"""`Journal`: training.log, and on a terminal the same lines with a live progress bar."""
+"""`Journal` writes training.log; on a terminal it also shows the same lines and a progress bar."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ class Journal:
 
     @contextlib.contextmanager
     def _terminal_may_vanish(self) -> Iterator[None]:
-        """Stop showing when the terminal is gone, as after an ssh session; the run must continue."""
+        """Return a context that turns off the display if the terminal is gone, so that the run continues.
+
+        A terminal disappears, for example, when an ssh session ends.
+        """
         try:
             yield
         except OSError:

@@ -1,4 +1,4 @@
-"""manifest.json: the command, versions and machine of a run, for those who check or repeat it."""
+"""Collect manifest.json: the command, package versions and machine of a run, to check or repeat the run."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def base_manifest(config_hash: str, command: str = "") -> Manifest:
 
 
 def _command(typed: str) -> str:
-    """Return the user's command ("" = of this process) without the program's folder.
+    """Return the command that repeats the run: `typed`, or if that is "" the command of this process.
 
-    OELM_DATA_DIR is put in front if no option names the data folder.
+    The program is named without its folder. OELM_DATA_DIR is put in front if no option names the data folder.
     """
     program, *rest = shlex.split(typed) or sys.argv
     data = os.environ.get("OELM_DATA_DIR", "")

@@ -1,7 +1,8 @@
-"""metrics.jsonl: one JSON row per fact, bit-identical however often a run was interrupted.
+"""Write metrics.jsonl, one JSON row per measurement or event.
 
-Rows contain no times and no host names. A checkpoint records the file's length and hash. A resumed run checks
-the hash and cuts the file back to that length, so repeated steps write their rows once.
+The file is bit-identical however often a run was interrupted: rows contain no times and no host names. A
+checkpoint stores the length and the hash of the file. A resumed run checks the hash and cuts the file back
+to the stored length, so that repeated steps do not write their rows twice.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ class MetricsLog:
         self.trackers = list(trackers)
         prefix = _hash_prefix(path, offset)
         if prefix is None:
-            raise OelmError(f"{path} is shorter than the {offset} bytes that the checkpoint recorded")
+            raise OelmError(
+                f"the run cannot be resumed, because {path} has lost rows: it is shorter than the {offset} "
+                "bytes that the checkpoint recorded. Restore the file from a copy, or start over in another "
+                "folder."
+            )
         self._hash = prefix
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by `close`
         self._file.truncate(offset)
@@ -48,7 +53,7 @@ class MetricsLog:
         return os.fstat(self._file.fileno()).st_size, self._hash.hexdigest()
 
     def check(self) -> None:
-        """Raise if the file on disk differs from what this run wrote."""
+        """Raise TransientError if metrics.jsonl on disk differs from what this run wrote."""
         length, sha256 = self.sync()
         if problem := metrics_problem(self.path, length, sha256):
             raise TransientError(f"{problem}. Run the same command again to resume from the last checkpoint.")
@@ -60,7 +65,7 @@ class MetricsLog:
 
 
 def metrics_problem(path: Path, length: int, sha256: str) -> str:
-    """Return why the first `length` bytes of metrics.jsonl do not have this hash, or "" if they do."""
+    """Return why the first `length` bytes of metrics.jsonl do not match `sha256`, or "" if they do."""
     prefix = _hash_prefix(path, length)
     if prefix is None:
         return f"rows of {path} are missing"
@@ -68,7 +73,7 @@ def metrics_problem(path: Path, length: int, sha256: str) -> str:
 
 
 def _hash_prefix(path: Path, length: int) -> hashlib._Hash | None:
-    """Return the hash of the first `length` bytes, or None if the file is shorter."""
+    """Return the SHA-256 of the first `length` bytes of the file, or None if the file is shorter."""
     digest = hashlib.sha256()
     if length:
         try:

@@ -14,11 +14,11 @@ from oelm.training.logs.metrics import MetricsLog
 from oelm.training.measure.timing import Timer
 from oelm.training.parallel.world import World
 
-_STATUS_SECONDS = 2.0  # between two versions of status.json
+_STATUS_SECONDS = 2.0  # minimum time between two writes of status.json
 
 
 class Recorder:
-    """Writes training.log, metrics.jsonl, status.json, freeze_audit.json and step times; rank 0 only."""
+    """Writes training.log, metrics.jsonl, status.json, freeze_audit.json and step times, on rank 0 only."""
 
     def __init__(self, folder: RunFolder, world: World, *, title: str) -> None:
         self.folder = folder
@@ -39,12 +39,12 @@ class Recorder:
         return self.is_writer and time.time() - self.status.heartbeat >= _STATUS_SECONDS
 
     def write_status(self, **changes: Any) -> None:
-        """Update status.json with `changes`."""
+        """Write status.json with `changes` to its last content."""
         if self.is_writer:
             self.status = self.folder.write_status(dataclasses.replace(self.status, **changes))
 
     def write_audit(self, when: str, report: dict[str, Any]) -> None:
-        """Add the audit of the "start" or "end" of the run to freeze_audit.json."""
+        """Add the freeze audit at the "start" or "end" of the run to freeze_audit.json."""
         self._audits = dataclasses.replace(self._audits, **{when: AuditRecord(**report)})
         if self.is_writer:
             self.folder.write_audit(self._audits)
@@ -58,8 +58,11 @@ class Recorder:
         if self.metrics is not None:
             try:
                 self.metrics.close()
-            except Exception as error:  # a tracker's service may fail; the run is complete without it
-                self.journal.line(f"a tracker could not be closed: {type(error).__name__}: {error}")
+            except Exception as error:  # a dashboard may fail, but the run is complete without it
+                self.journal.line(
+                    "a tracker could not be closed, so it may lack the last rows: "
+                    f"{type(error).__name__}: {error}"
+                )
             self.metrics = None
         self.journal.line(f"{state}: {reason}" if reason else state)
         self.journal.close()

@@ -16,7 +16,7 @@ from oelm.training.tasks.task import Evaluation
 
 
 def write_results(training: Training, test: Evaluation | None) -> None:
-    """Write the results, and last the checksums, which mark the run as complete."""
+    """Write the results of a finished run; the checksums come last, because they mark it as complete."""
     folder, step = training.folder, training.progress.step
     _restore_changed_files(training)
     if test is not None and test.accuracy is not None:
@@ -27,7 +27,10 @@ def write_results(training: Training, test: Evaluation | None) -> None:
 
 
 def _restore_changed_files(training: Training) -> None:
-    """Check the files written earlier, because the checksums must not cover files damaged since then."""
+    """Write config.yaml and manifest.json again if they changed during the run; also check metrics.jsonl.
+
+    Otherwise the checksums, which are written next, would declare the changed files intact.
+    """
     folder, recorder = training.folder, training.recorder
     if recorder.metrics is not None:
         recorder.metrics.check()
@@ -47,7 +50,10 @@ def _holds(read: Callable[[], Any], expected: Any) -> bool:
 
 
 def _results(training: Training, test: Evaluation | None) -> Results:
-    """Return results.json; without times and host names, so that it is bit-identical after a resume."""
+    """Return the content of results.json.
+
+    It has no times and no host names, so that a resumed run writes the same bytes as an uninterrupted one.
+    """
     config, p = training.config, training.progress
     return Results(
         id=config.id,
@@ -72,7 +78,7 @@ def _results(training: Training, test: Evaluation | None) -> Results:
 
 
 def _fairness(training: Training) -> Fairness:
-    """Return the facts that must be equal between arms that are compared."""
+    """Return the facts that must be equal in two runs for a fair comparison of their methods."""
     config = training.config
     fingerprints = training.prepared.data_facts.fingerprints
     return Fairness(

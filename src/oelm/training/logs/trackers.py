@@ -17,7 +17,10 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
 class TensorBoard:
-    """Event files in the run folder; `purge_step` hides rows written after the checkpoint that is resumed."""
+    """Writes event files for TensorBoard to the run folder.
+
+    `purge_step` hides rows that were written after the checkpoint from which the run resumes.
+    """
 
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -33,10 +36,10 @@ class TensorBoard:
 
 
 class Service:
-    """Weights & Biases or trackio, which have the same calls.
+    """Sends metrics to Weights & Biases or trackio, which have the same functions.
 
-    The name and id come from the config, so a resumed run continues in the same place. The last step sent is
-    kept in a file, so no step is sent twice.
+    The run's name and id come from its config, so that a resumed run continues the same curves. The last step
+    sent is kept in a file, so that no step is sent twice.
     """
 
     def __init__(self, module: ModuleType, config: RunConfig, folder: Path) -> None:
@@ -77,7 +80,7 @@ Tracker = TensorBoard | Service
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Raise UsageError for a tracker that is unknown or not installed."""
+    """Raise UsageError if a tracker (a dashboard such as TensorBoard) is unknown or not installed."""
     for name in names:
         if name not in TRACKERS:
             raise unknown_name("tracker", name, TRACKERS)
@@ -86,7 +89,7 @@ def check_trackers(names: Iterable[str]) -> None:
 
 
 def open_trackers(names: tuple[str, ...], config: RunConfig, folder: Path, step: int) -> list[Tracker]:
-    """Open the named trackers for a run that continues after `step`."""
+    """Open the named trackers (dashboards such as TensorBoard) for a run that continues after `step`."""
     check_trackers(names)
     opened: list[Tracker] = []
     for name in names:

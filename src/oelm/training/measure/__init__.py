@@ -1,4 +1,4 @@
-"""Measurements of a run: step times, FLOPs, disk space, attention statistics.
+"""Measurements of a run: step times, FLOPs, disk space and attention statistics.
 
-In: a model, or the events of the loop. Out: plain numbers for the log and the run folder.
+They are taken from the model and from the steps of the loop, and written to the log and the run folder.
 """

@@ -1,6 +1,7 @@
 """Attention statistics of our GPT during training: entropy, logit scale, distance from orthogonality.
 
-They use a few sequences and are deterministic, so metrics.jsonl may contain them.
+They are computed from a few sequences. They are deterministic, so a resumed run writes the same
+metrics.jsonl as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ MAX_TOKENS = 256
 def attention_statistics(
     model: nn.Module, tensors: dict[str, Tensor], device: torch.device
 ) -> list[dict[str, Any]]:
-    """Return one entry per layer for the first rows of a batch; nothing for models other than our GPT.
+    """Return attention statistics per layer for the first rows of a batch; [] for models other than our GPT.
 
-    entropy: mean entropy in nats of the attention weights of a query, over all heads
-    entropy_heads: the same for each head
+    entropy: entropy in nats of the attention weights of a query, averaged over queries and heads
+    entropy_heads: the entropy of each head, averaged over queries
     logit_scale: standard deviation of the attention logits
     off_orthogonal_q, off_orthogonal_k: see `off_orthogonal`; only for projections that train
     """
@@ -65,7 +66,10 @@ def attention_statistics(
 
 
 def off_orthogonal(heads: Tensor) -> float:
-    """Return the RMS cosine between different rows of a head, over all heads; `heads` is (nh, hs, d)."""
+    """Return the root mean square of the cosines between different rows of a head, over all heads.
+
+    It is 0 for orthogonal rows. `heads` is a Q or K projection of shape (heads, head size, width).
+    """
     unit = heads.double() / heads.double().norm(dim=-1, keepdim=True).clamp(min=1e-30)
     cosines = unit @ unit.mT  # (nh, hs, hs)
     size = cosines.shape[-1]
@@ -129,5 +133,5 @@ def _orthogonality(model: GPT) -> dict[int, dict[str, float]]:
 
 
 def _rounded(value: Tensor | float) -> float:
-    """Round to six significant digits."""
+    """Return `value` rounded to six significant digits."""
     return float(f"{float(value):.6g}")

@@ -1,4 +1,4 @@
-"""How much disk space a run needs, and whether an error means that the run folder cannot be written."""
+"""Compute how much disk space a run needs, and recognise errors of a disk that cannot be written."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _UNWRITABLE = (errno.EIO, errno.EROFS, errno.ESTALE, errno.ENFILE, errno.EMFILE)
 
 @dataclass(frozen=True)
 class DiskPlan:
-    """The most bytes that a run has on disk, while a checkpoint or the best model is being written."""
+    """The disk space that a run needs at most, which is while a checkpoint or the best model is written."""
 
-    checkpoint: int
-    best: int
+    checkpoint: int  # bytes of one checkpoint
+    best: int  # bytes of one saved model
 
     @property
     def total(self) -> int:
@@ -37,32 +37,32 @@ class DiskPlan:
 
 
 def disk_plan(model: nn.Module, optimizer: torch.optim.Optimizer) -> DiskPlan:
-    """Return the disk space for the weights, and for Adam's two moments of each trainable parameter."""
+    """Return the disk space that the run needs for weights and for Adam's two moments per trained weight."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     trained = sum(
         p.numel() * p.element_size() for g in optimizer.param_groups for p in g["params"] if p.requires_grad
     )
-    slack = 256 * 1024  # random states, counters, names
+    slack = 256 * 1024  # for random states, counters and names
     return DiskPlan(checkpoint=weights + 2 * trained + slack, best=weights + slack)
 
 
 def require_disk(plan: DiskPlan, folder: RunFolder) -> None:
-    """Raise DiskFull if the disk cannot hold the run."""
+    """Raise DiskFull if the disk has less free space than the run still needs."""
     held = sum(path.stat().st_size for path in folder.checkpoints)
     if folder.best.exists():
         held += sum(path.stat().st_size for path in folder.best.iterdir() if path.is_file())
     needed, free = max(0, plan.total - held), shutil.disk_usage(folder.path).free
     if free < needed:
         raise DiskFull(
-            f"disk full: this run needs {bytes_text(needed)} more in {folder.path}, {bytes_text(free)} are "
-            "free. Free some space (oelm clean) or choose another runs folder."
+            f"disk full: this run needs {bytes_text(needed)} more in {folder.path}, but only "
+            f"{bytes_text(free)} are free. Free some space (oelm clean) or choose another runs folder."
         )
 
 
 def storage_failure(error: BaseException, folder: RunFolder) -> str:
-    """Return why the run folder cannot be written if `error` comes from that, otherwise "".
+    """Return why the run folder cannot be written if that is the cause of `error`, otherwise "".
 
-    Such a run is not at fault: it can resume from its last checkpoint once the cause is gone.
+    Nothing is wrong with such a run: it can resume from its last checkpoint once the cause is gone.
     """
     again = "run the same command again to resume from the last checkpoint"
     if isinstance(error, DiskFull):
@@ -72,12 +72,12 @@ def storage_failure(error: BaseException, folder: RunFolder) -> str:
     if not os.path.isdir(folder.path):
         return f"{folder.path} was moved or removed during the run: put it back, then {again}"
     if any(_is_system_error(error, number) for number in _UNWRITABLE):
-        return f"{folder.path} cannot be written ({error}): repair that, then {again}"
+        return f"{folder.path} cannot be written ({error}): make the folder writable again, then {again}"
     return ""
 
 
 def _is_system_error(error: BaseException, number: int) -> bool:
-    """Return whether `error` has this errno; libraries in C++ only pass on the system's message."""
+    """Return whether `error` has the errno `number`, or its text, which is all that C++ libraries pass on."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno == number
     return os.strerror(number) in str(error)

@@ -1,6 +1,6 @@
 """FLOPs of a training step, and how many of them a method saves.
 
-For a weight matrix W and n tokens that pass through it (a multiply-add counts as two):
+For a weight matrix W with |W| elements and n tokens that pass through it (a multiply-add counts as two):
 
     forward          y = x W^T        2 n |W|
     input gradient   dx = dy W        2 n |W|    always, because layers below train
@@ -8,11 +8,11 @@ For a weight matrix W and n tokens that pass through it (a multiply-add counts a
 
 Attention of T queries over S keys with width d: 4 T S d forward and twice that backward, halved if causal.
 A low-rank adapter is merged into its matrix once per batch, so its factors A and B cost only their
-gradients, 4 n (|A| + |B|); an adapter that computes the full weight gradient instead costs as much as
-that of W. An output head that is tied to the embedding counts as a matrix of its own; an embedding lookup
-counts nothing. Every matrix counts once per token: too little for layers that are used several times
-(ALBERT), too much for mixtures of experts. Norms, activations, softmax and the optimizer are limited by
-memory bandwidth and are not counted.
+gradients, 4 n (|A| + |B|). An adapter that computes the full weight gradient costs 2 n |W| instead. An
+output head that is tied to the embedding counts as a matrix of its own; an embedding lookup counts nothing.
+Every matrix counts once per token, which is too little for layers that are used several times (ALBERT), and
+too much for mixtures of experts. Norms, activations, softmax and the optimizer are limited by memory
+bandwidth and are not counted.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _KEYS_VALUES = ("k", "v", "k_proj", "v_proj", "key", "value")
 
 @dataclass(frozen=True)
 class Product:
-    """A weight matrix with `size` elements, and which tokens pass through it."""
+    """A weight matrix with `size` elements, and the tokens that are multiplied with it."""
 
     name: str
     size: int
     trains: bool  # whether its weight gradient is computed
     stream: Stream = "source"
-    merged: bool = False  # a factor of a low-rank adapter
+    merged: bool = False  # whether it is a factor of a low-rank adapter, merged into another matrix
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,18 @@ class Flops:
 
 @dataclass(frozen=True)
 class FlopModel:
-    """The FLOPs of a step of one model, as a function of the batch's shape."""
+    """Computes the FLOPs of a training step of one model from the shape of the batch."""
 
     products: tuple[Product, ...]
-    # One (kind, width, causal) per attention layer. Kinds: self, decoder, cross, and first, which has one
-    # query per row (models.first_token).
+    # One (kind, width, causal) per attention layer. The kind is "self", "decoder", "cross", or "first", which
+    # has one query per row (models.first_token).
     attention: tuple[tuple[str, int, bool], ...]
 
     def step(self, rows: int, length: int, target_length: int = 0) -> Flops:
-        """Return the FLOPs of forward and backward for `rows` rows of `length` tokens including padding."""
+        """Return the FLOPs of one forward and backward pass of `rows` rows with `length` tokens each.
+
+        `length` includes padding. `target_length` is the length of the decoder's rows (0 without a decoder).
+        """
         tokens = {"source": rows * length, "target": rows * target_length, "row": rows}
         forward = sum(2.0 * p.size * tokens[p.stream] for p in self.products if not p.merged)
         weights = sum((2.0 + 2.0 * p.merged) * p.size * tokens[p.stream] for p in self.products if p.trains)
@@ -93,13 +96,13 @@ class FlopModel:
         return replace(self, products=tuple(replace(p, trains=True) for p in self.products))
 
     def saving(self, rows: int, length: int, target_length: int = 0) -> float:
-        """Return the share of a step's FLOPs that freezing saves."""
+        """Return the share of the FLOPs of a step that freezing saves, for rows of this shape."""
         full = self.all_trained().step(rows, length, target_length).total
         return 1.0 - self.step(rows, length, target_length).total / full
 
 
 def flop_model(model: nn.Module) -> FlopModel:
-    """Return the FLOP model of our GPT or a transformers model, with what is frozen at the moment."""
+    """Return the FLOP model of our GPT or a transformers model with its currently frozen parameters."""
     embeddings = {id(m.weight): m for m in model.modules() if isinstance(m, nn.Embedding)}
     read = _first_token_layer(model)
     two_stacks = bool(getattr(_config(model), "is_encoder_decoder", False))
@@ -130,7 +133,7 @@ def flop_model(model: nn.Module) -> FlopModel:
 
 
 def gemm_peak(device: torch.device, dtype: torch.dtype = torch.float32, seconds: float = 0.3) -> float:
-    """Return the FLOP/s of a large matrix product on this machine, measured for about `seconds`."""
+    """Return the FLOP/s of a large matrix product on `device`, measured for about `seconds` seconds."""
     size = 4096 if device.type == "cuda" else 1024
     a = torch.ones(size, size, device=device, dtype=dtype)
     best, deadline = float("inf"), time.perf_counter() + seconds
@@ -177,7 +180,7 @@ def _config(model: nn.Module) -> Any:
 def _tied_head(model: nn.Module, embeddings: dict[int, nn.Embedding]) -> torch.Tensor | None:
     """Return the embedding that is also the output matrix, if there is one."""
     tokens = getattr(model, "tokens", None)
-    if isinstance(tokens, nn.Embedding):  # our GPT: tied unless it classifies
+    if isinstance(tokens, nn.Embedding):  # our GPT, whose head is tied unless it classifies
         return tokens.weight if getattr(model, "head", None) is None else None
     output = getattr(model, "get_output_embeddings", lambda: None)()
     weight = getattr(output, "weight", None)
@@ -207,14 +210,14 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
 
 
 def _is_causal(model: nn.Module) -> bool:
-    """Return whether attention is causal: by the attention modules, or else by the model's class name."""
+    """Return whether attention is causal, as the attention modules or else the model's class name say."""
     said = [m.is_causal for m in model.modules() if isinstance(getattr(m, "is_causal", None), bool)]
     named = any(part in type(model).__name__ for part in ("CausalLM", "LMHead", "GPT", "Bloom"))
     return any(said) if said else named or bool(getattr(_config(model), "is_decoder", False))
 
 
 def _query_width(model: nn.Module) -> int:
-    """Return the rows of a query projection (heads x head size); 0 if the attention is not recognised."""
+    """Return the output size of a query projection (heads x head size); 0 if no attention is recognised."""
     try:
         return next((p.num_heads * p.head_dim for p in qk_projections(model) if p.role == "q"), 0)
     except OelmError:

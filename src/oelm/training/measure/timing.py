@@ -1,7 +1,9 @@
-"""Step times and timing_stats.json: complete optimizer steps, synchronised, without warm-up and validation.
+"""Measure step times, and summarise them in timing_stats.json.
 
-step_times.bin holds one record per step at the position of the step's number, so a resumed run continues it
-and overwrites the records of repeated steps. Files that must be bit-identical after a resume hold no times.
+Complete optimizer steps are timed, and the GPU is synchronised before and after each. Warm-up steps and
+validations are not in the statistics. step_times.bin holds the times of step n at position n, so that a
+resumed run continues the file and overwrites the times of repeated steps. Files that must be bit-identical
+after a resume, such as results.json, contain no times.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ import torch
 
 from oelm.runs.schema import TimingStats
 
-WARMUP_STEPS = 3  # in each process, while allocators, caches and kernels warm up
+WARMUP_STEPS = 3  # steps of each process that are not measured, while allocators, caches and kernels warm up
 _COLUMNS = ("seconds", "tokens", "flops", "full_flops")  # seconds < 0 marks a warm-up step
 _TOTALS = ("total_wall_time", "total_validation_time", "num_validations", "peak_memory_bytes")
-_LARGEST = 1e30  # larger values are damage; sums of smaller ones stay finite
+_LARGEST = 1e30  # a larger value can only come from a damaged file; sums of smaller ones stay finite
 
 
 class Timer:
-    """Times the steps and validations of this process, and adds up those of all attempts of a run."""
+    """Measures the steps and validations of this process, and adds the totals of earlier attempts."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         self.path = path
@@ -40,7 +42,7 @@ class Timer:
         self._pending: dict[int, tuple[float, float, float, float]] = {}
 
     def start(self, earlier: TimingStats) -> None:
-        """Start the clock; `earlier` is the timing_stats.json of earlier attempts, or empty."""
+        """Start the clock; `earlier` holds the totals of the run's earlier attempts."""
         self.earlier = {name: _positive(getattr(earlier, name)) for name in _TOTALS}
         self.began = time.perf_counter()
 
@@ -52,7 +54,10 @@ class Timer:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[dict[str, float]]:
-        """Time the optimizer step `number` (from 0); the caller fills in tokens, flops and full_flops."""
+        """Return a context that times the optimizer step `number` (from 0).
+
+        It yields a mapping in which the caller sets tokens, flops and full_flops of the step.
+        """
         facts = {"tokens": 0.0, "flops": 0.0, "full_flops": 0.0}
         start = self.synchronise()
         yield facts
@@ -69,7 +74,7 @@ class Timer:
 
     @contextlib.contextmanager
     def validating(self) -> Iterator[None]:
-        """Time one validation."""
+        """Return a context that times one validation."""
         start = self.synchronise()
         yield
         self.validation += self.synchronise() - start
@@ -77,11 +82,11 @@ class Timer:
 
     @property
     def steps_per_second(self) -> float | None:
-        """The speed by the median of recent steps, which a single slow step does not affect."""
+        """The speed by the median time of recent steps, which a single slow step does not affect."""
         return 1 / float(np.median(self.recent)) if self.recent else None
 
     def flush(self) -> None:
-        """Write the records of the steps since the last flush."""
+        """Write the times of the steps since the last flush to step_times.bin."""
         if not self._pending:
             return
         self.path.touch()
@@ -92,7 +97,7 @@ class Timer:
         self._pending = {}
 
     def _table(self, steps: int) -> np.ndarray:
-        """Return the records of step_times.bin as (steps, columns), without damaged ones."""
+        """Return the content of step_times.bin as a (steps, columns) array, without damaged rows."""
         if not self.path.exists():
             return np.zeros((0, len(_COLUMNS)))
         numbers = np.fromfile(self.path, dtype="<f8", count=steps * len(_COLUMNS))
@@ -133,12 +138,12 @@ class Timer:
 
 
 def _positive(value: float | None) -> float:
-    """Return `value`, or 0 if it is not a positive number, as in a damaged file."""
+    """Return `value`, or 0 if it is not a positive finite number, which a damaged file may contain."""
     return float(value) if value is not None and math.isfinite(value) and value > 0 else 0.0
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes: allocated on the device for CUDA, of the process for the CPU."""
+    """Return the peak memory in bytes: allocated memory of a CUDA device, or all memory of the process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

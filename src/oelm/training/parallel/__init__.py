@@ -1,4 +1,5 @@
-"""One run on several processes: data parallel (world.py) or sharded (sharding.py).
+"""Train one run on several processes (ranks): data parallel (world.py) or sharded (sharding.py).
 
-In: the environment variables of a rank. Out: a `World`, whose calls do nothing special for one process.
+A `World` is made from the environment variables of a rank. With a single process its calls do nothing
+special.
 """

@@ -1,4 +1,4 @@
-"""FSDP2: the model is sharded over the ranks, for models that do not fit on one device.
+"""Shard a model that does not fit on one device over the ranks, with FSDP2.
 
 Each rank holds its rows of every parameter, gradient and optimizer state as a DTensor. FSDP gathers a layer
 just before it computes and frees it afterwards. Frozen parameters are sharded too, but have no gradients to
@@ -26,7 +26,7 @@ from oelm.training.parallel.world import World
 
 
 class ShardedWorld(World):
-    """Ranks that share one sharded model."""
+    """The ranks of a run, each of which holds a part (shard) of one model."""
 
     def __init__(self, device: str = "auto") -> None:
         super().__init__(device)
@@ -42,7 +42,8 @@ class ShardedWorld(World):
         layers = dict.fromkeys(p.place.module for p in qk_projections(model) if p.place.stack)
         for part in (*map(model.get_submodule, layers), model):
             fully_shard(part, mesh=mesh, reshard_after_forward=True)
-        for name in getattr(model, "entry_points", ()):  # FSDP only knows `forward` by itself
+        # Without registration, FSDP gathers the parameters only for `forward`.
+        for name in getattr(model, "entry_points", ()):
             register_fsdp_forward_method(model, name)
 
     def average_gradients(self, module: nn.Module) -> nn.Module:
@@ -54,7 +55,7 @@ class ShardedWorld(World):
 
     @contextlib.contextmanager
     def full_params_on_rank0(self, model: nn.Module) -> Iterator[None]:
-        """Context in which rank 0 sees a plain model: full CPU tensors and its original classes.
+        """Return a context in which rank 0 sees a plain model: full CPU tensors and the original classes.
 
         The other ranks take part in the gathering and keep their shards.
         """
@@ -89,7 +90,8 @@ class ShardedWorld(World):
             yield
             written = [p.detach() if self.is_main else None for p in model.parameters()]
         for p, tensor in zip(model.parameters(), written, strict=True):
-            full = torch.empty(p.shape, dtype=p.dtype, device=self.device)  # one at a time to save memory
+            # Only one full parameter exists at a time, to save memory.
+            full = torch.empty(p.shape, dtype=p.dtype, device=self.device)
             if tensor is not None:
                 full.copy_(tensor)
             dist.broadcast(full, 0)
@@ -115,7 +117,7 @@ class ShardedWorld(World):
         return full.to("cpu", copy=True) if self.is_main else None
 
     def _shard_like(self, full: Tensor, parameter: Tensor | None) -> Tensor:
-        """Shard `full` as `parameter` is sharded; state of another shape (the step count) stays full."""
+        """Return this rank's shard of `full`; state of another shape, like a step count, is not sharded."""
         if parameter is None or parameter.shape != full.shape:
             return full
         part = torch.empty_like(parameter.detach())
@@ -124,7 +126,8 @@ class ShardedWorld(World):
 
     def _shard(self, full: Tensor) -> Tensor:
         pieces = full.chunk(self.size)
-        return pieces[self.rank] if self.rank < len(pieces) else full[:0]  # fewer rows than ranks
+        # With fewer rows than ranks, the last ranks get an empty shard.
+        return pieces[self.rank] if self.rank < len(pieces) else full[:0]
 
     def __str__(self) -> str:
         return f"{self.size} processes, model sharded"

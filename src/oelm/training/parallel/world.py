@@ -1,7 +1,7 @@
 """The processes (ranks) of one run, and what they exchange. Rank 0 writes all files.
 
 Every rank builds the same global batch and takes its rows of it, so no data is sent. With `World` every rank
-holds the full model (DistributedDataParallel); with `ShardedWorld` a part of it. Frozen parameters have no
+holds the full model (DistributedDataParallel), with `ShardedWorld` only a part. Frozen parameters have no
 gradients, so nothing is sent for them. Ranks are started by `oelm.experiments.launch.ranks` or by torchrun.
 """
 
@@ -34,7 +34,8 @@ from oelm.training.signals import RANK_DIR
 T = TypeVar("T")
 COLLECTIVE_TIMEOUT = datetime.timedelta(hours=12)  # rank 0 may tokenize a large corpus while the others wait
 
-# DDP need not copy buffers before each forward pass: ours never change. torch 2.13 renamed the option.
+# DDP need not copy buffers before each forward pass, because the buffers of our models never change. The
+# option that says so was renamed in torch 2.13.
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 _NO_BUFFER_SYNC: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers": False
@@ -42,7 +43,7 @@ _NO_BUFFER_SYNC: dict[str, Any] = {
 
 
 class World:
-    """The ranks of this run; with one process, every call returns its input unchanged."""
+    """The ranks of a run and their communication; with a single process, no call communicates."""
 
     def __init__(self, device: str = "auto") -> None:
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -70,7 +71,7 @@ class World:
         if RANK_DIR not in os.environ:  # torchrun sets MASTER_ADDR and MASTER_PORT, which torch reads
             dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
             return
-        # A store in a private file, because a TCPStore listens on every network interface.
+        # The ranks meet through a private file, because torch's TCPStore listens on every network interface.
         store = dist.FileStore(str(Path(os.environ[RANK_DIR]) / "store"), self.size)
         store.set_timeout(COLLECTIVE_TIMEOUT)
         dist.init_process_group(
@@ -84,18 +85,18 @@ class World:
             self._joined = False
 
     def _release_reducers(self) -> None:
-        """Drop DDP's references to the process group before the group is destroyed.
+        """Drop DDP's references to the process group before the group is destroyed, to avoid a deadlock.
 
         DDP's C++ Reducer is freed with the GIL held. If it were the last owner of the process group, it would
-        join gloo's thread, which may itself wait for the GIL: a deadlock. A traceback can keep the DDP module
-        alive, so the references are dropped here instead of by the garbage collector.
+        join gloo's thread, which may itself wait for the GIL. A traceback can keep the DDP module alive, so
+        the references are dropped here instead of by the garbage collector.
         """
         for module in self._wrapped:
             module.reducer = module.logger = module.process_group = None  # type: ignore[assignment]
         self._wrapped.clear()
 
     def report_failure(self, state: str, reason: str) -> None:
-        """Tell the launcher why this rank ends. Rank 0 does nothing here: it writes status.json."""
+        """Tell the launcher why this rank ends. Rank 0 does nothing here, because it writes status.json."""
         if self.is_main:
             return
         print(f"oelm: rank {self.rank}: {reason}", file=sys.stderr, flush=True)
@@ -112,7 +113,7 @@ class World:
             dist.barrier()
 
     def wait_before_exit(self) -> None:
-        """Wait until every rank is done, ignoring ranks that died.
+        """Wait until every rank is done; do not wait for ranks that died.
 
         torchrun kills all ranks soon after one exits with a nonzero code, and rank 0 may still be writing.
         """
@@ -120,7 +121,7 @@ class World:
             self.barrier()
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sum each value over all ranks, in double precision."""
+        """Return the sum of each value over all ranks, in double precision."""
         if self.size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -132,7 +133,7 @@ class World:
         return self.sum([float(flag)])[0] > 0
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in rank order."""
+        """Return the values that all ranks passed, in rank order."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -144,19 +145,19 @@ class World:
     def own_rows(self, rows: int) -> list[int]:
         """Return the row indices of a batch that this rank computes.
 
-        Never empty, because every rank must take part in the gradient averaging; see `has_rows`.
+        The list is never empty, because every rank must take part in the gradient averaging; see `has_rows`.
         """
         return list(range(self.rank, rows, self.size)) or [0]
 
     def has_rows(self, rows: int) -> bool:
-        """Return whether the result of `own_rows` counts, or is only the placeholder row 0."""
+        """Return whether this rank has rows of its own; if not, `own_rows` returned the placeholder row 0."""
         return self.rank < rows
 
     def own_batches(self, batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
-        """Yield (batch, counts) for this rank: every `size`-th batch.
+        """Yield every `size`-th batch, for this rank, with whether its result counts.
 
-        When the last round has too few batches, the remaining ranks get its first one with counts=False,
-        because the ranks of a sharded model can only compute together.
+        If the number of batches is not a multiple of `size`, some ranks have no batch at the end. They get
+        the batch of rank 0 and counts=False, because the ranks of a sharded model can only compute together.
         """
         batches = iter(batches)
         while group := list(islice(batches, self.size)):
@@ -170,9 +171,9 @@ class World:
         model.to(self.device)
 
     def average_gradients(self, module: nn.Module) -> nn.Module:
-        """Return the module whose backward pass averages gradients over ranks.
+        """Return `module`, wrapped so that its backward pass averages the gradients over the ranks.
 
-        Build it again whenever parameters are frozen or unfrozen.
+        Call this again whenever parameters are frozen or unfrozen.
         """
         if self.size == 1:
             return module
@@ -182,18 +183,18 @@ class World:
         return wrapped
 
     def sync_gradients(self, module: nn.Module, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Context for one micro-batch: gradients are sent in the backward pass of the last one only."""
+        """Return a context for one micro-batch; gradients are sent only in that of a step's last one."""
         if isinstance(module, DistributedDataParallel) and not last:
             return module.no_sync()
         return contextlib.nullcontext()
 
     def full_params_on_rank0(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Context in which rank 0 sees the full parameters, for example to save them."""
+        """Return a context in which rank 0 sees the full parameters, for example to save them."""
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def write_params_on_rank0(self, model: nn.Module) -> Iterator[None]:
-        """Context in which rank 0 changes the full parameters; afterwards every rank receives them."""
+        """Return a context in which rank 0 changes the full parameters; at its end every rank gets them."""
         yield
         if self.size > 1:
             for tensor in (*model.parameters(), *model.buffers()):
@@ -212,7 +213,7 @@ class World:
 
 
 def make_world(machine: Machine) -> World:
-    """Return the `World` for this process: sharded with --shard, data parallel otherwise."""
+    """Return the `World` of this process: a `ShardedWorld` with --shard, otherwise data parallel."""
     if not machine.shard:
         return World(machine.device)
     from oelm.training.parallel.sharding import ShardedWorld  # importing FSDP takes a second
@@ -221,7 +222,7 @@ def make_world(machine: Machine) -> World:
 
 
 def _bind_to_loopback() -> None:
-    """Let the sockets of single-machine ranks listen on loopback only, unless the user chose an interface."""
+    """Let ranks that are all on this machine listen on loopback only, unless the user chose an interface."""
     names = {name for _, name in socket.if_nameindex()}
     for loopback in ("lo", "lo0"):  # Linux, macOS
         if loopback in names:

@@ -1,4 +1,5 @@
-"""The three tasks: language modelling, classification, denoising.
+"""The three training tasks: language modelling, classification and denoising.
 
-In: encoded splits. Out: batches for any step, the loss of a batch, and the scores of a split.
+A task takes encoded splits, and returns the batches of any step, the loss of a batch, and the scores of a
+split.
 """

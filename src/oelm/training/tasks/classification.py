@@ -1,4 +1,4 @@
-"""Classification of texts and pairs, with our GPT or a transformers model."""
+"""Classification of texts and of pairs of texts, with our GPT or a transformers model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from oelm.training.tasks.task import Batch, Metric, Tensors
 
 
 class Classification:
-    """Batches of rows with similar lengths, padded to the longest row of each batch (or to `pad_to`)."""
+    """The classification task, scored by accuracy.
+
+    A batch has rows of similar length, padded to the longest of them, or to `pad_to` if that is not 0.
+    """
 
     metric: Metric = "accuracy"
 

@@ -1,9 +1,10 @@
 """Denoising for encoder-decoders: spans of the text are masked, and the decoder predicts them.
 
-T5 (Raffel et al. 2020): 15 % of the tokens, in spans of 3 on average. Each span is replaced by its own
-sentinel, and the target lists each sentinel with its tokens. BART (Lewis et al. 2020), text infilling: 30
-% of the tokens, in spans of 3 on average. Each span is replaced by one mask token, and the target is the
-full text. In training the spans depend only on (seed, step), in evaluation only on the window.
+T5 (Raffel et al. 2020) masks 15 % of the tokens, in spans of 3 on average. Each span is replaced by its own
+sentinel token, and the target lists each sentinel with the tokens of its span. BART (Lewis et al. 2020, text
+infilling) masks 30 % of the tokens, in spans of 3 on average. Each span is replaced by one mask token, and
+the target is the full text. The masked spans depend only on the seed and the step in training, and only on
+the number of the window in evaluation.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from oelm.data.batches.language_model import LMBatches, eval_windows
 from oelm.data.tokenize.tokens import TokenFile
 from oelm.training.tasks.task import Batch, Metric, Tensors
 
-SENTINELS = 100  # as in T5; for tokenizers without sentinels, ids after the vocabulary are used
-_MEAN_SPAN = 3.0
-_EVAL_SEED = 0  # the same masked spans for every arm and seed
+SENTINELS = 100  # as in T5; a tokenizer without sentinel tokens gets new ids after its vocabulary
+_MEAN_SPAN = 3.0  # tokens
+_EVAL_SEED = 0  # one seed for all runs, so that the scores of different arms and seeds are comparable
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Noise:
         return 0.15 if self.style == "t5" else 0.3
 
     def apply(self, row: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return (source, target) of a window of tokens; their lengths depend only on the window's length."""
+        """Return the source and the target of a window of tokens; their lengths depend only on its length."""
         keep, drop = self._spans(len(row), generator)
         source: list[Any] = []
         target: list[Any] = []
@@ -57,20 +58,20 @@ class Noise:
         return np.concatenate(source).astype(np.int64), np.concatenate(target).astype(np.int64)
 
     def _spans(self, length: int, generator: np.random.Generator) -> tuple[list[int], list[int]]:
-        """Return the lengths of the kept and of the masked spans, which alternate."""
+        """Return the lengths of the kept and masked spans, which alternate; a kept span comes first."""
         masked = min(max(round(length * self.masked_share), 1), length - 1)
         count = min(max(round(masked / _MEAN_SPAN), 1), length - masked, SENTINELS)
         return _cut(length - masked, count, generator), _cut(masked, count, generator)
 
 
 def _cut(total: int, parts: int, generator: np.random.Generator) -> list[int]:
-    """Return `parts` positive integers with the sum `total`, uniformly at random."""
+    """Return `parts` random positive integers with the sum `total`; every such list is equally likely."""
     borders = np.sort(generator.choice(total - 1, parts - 1, replace=False)) + 1
     return np.diff(np.concatenate(([0], borders, [total]))).tolist()
 
 
 class Denoising:
-    """Prediction of masked spans, scored by perplexity per target token."""
+    """The denoising task: prediction of masked spans, scored by perplexity per target token."""
 
     metric: Metric = "ppl"
 
@@ -86,7 +87,7 @@ class Denoising:
         self.splits = splits
         self.noise = noise
         self.seed = seed
-        # Two tokens less than max_length, so that a row with its mask and end token still fits.
+        # A window is two tokens shorter than max_length, so that it still fits with a mask and an end token.
         self.window = context - 2
         self.batches = LMBatches(splits["train"], self.window, rows_per_step, seed)
         self.steps_per_epoch = -(-self.batches.windows // rows_per_step)
@@ -111,7 +112,7 @@ class Denoising:
         number = 0
         for windows in eval_windows(self.splits[split], self.window, rows):
             plain = windows[:, :-1].numpy()
-            if plain.shape[1] < MIN_DENOISING_WINDOW:  # the end of the split, too short to mask
+            if plain.shape[1] < MIN_DENOISING_WINDOW:  # the rest at the end of the split is too short to mask
                 continue
             corrupted = []
             for row in plain:

@@ -1,4 +1,4 @@
-"""Language modelling with our GPT on a packed stream of tokens."""
+"""Language modelling with our GPT, on a split whose documents are joined into one stream of tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oelm.training.tasks.task import Batch, Metric, Tensors
 
 
 class LanguageModelling:
-    """Next-token prediction, scored by perplexity; every token of a split is a target once."""
+    """The task of predicting the next token, scored by perplexity; each token of a split is scored once."""
 
     metric: Metric = "ppl"
 
@@ -42,6 +42,6 @@ class LanguageModelling:
 
 
 def _batch(windows: Tensor) -> Batch:
-    """Return the inputs and the shifted targets of (b, t + 1) tokens."""
+    """Return the batch of (B, T + 1) tokens: the first T are the inputs, the last T the targets."""
     ids, targets = windows[:, :-1], windows[:, 1:]
     return Batch({"ids": ids, "targets": targets}, weight=targets.numel(), tokens=targets.numel())

@@ -1,4 +1,4 @@
-"""`Task`: what the loop needs from a task; and `evaluate`, which scores a split."""
+"""`Task`, the interface between the training loop and a task, and `evaluate`, which scores a split."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Batch:
     """Rows that go through the model together; the first dimension of every tensor is the row."""
 
     tensors: dict[str, Tensor]
-    weight: int  # number of terms in the summed loss: target tokens, or rows
-    tokens: int  # without padding
+    weight: int  # number of terms in the summed loss: target tokens, or rows for classification
+    tokens: int  # number of tokens without padding
     row_numbers: tuple[int, ...] = ()  # positions in the split, for classification
 
     @property
@@ -34,12 +34,12 @@ class Batch:
 
     @property
     def target_length(self) -> int:
-        """Length of the decoder's sequences; 0 for models without a decoder input."""
+        """The length of the target sequences; 0 for classification."""
         labels = self.tensors.get("targets")
         return labels.shape[1] if labels is not None and labels.dim() == 2 else 0
 
     def take(self, rows: list[int]) -> dict[str, Tensor]:
-        """Return the tensors of the given rows, without a copy if these are all rows."""
+        """Return the tensors of the given rows; if these are all rows, the tensors are not copied."""
         if len(rows) == self.rows:
             return self.tensors
         index = torch.tensor(rows)
@@ -51,25 +51,25 @@ Tensors = dict[str, Tensor]
 
 
 class Task(Protocol):
-    """Data and loss of a run. Batches are pure functions of the step, so a resume is exact."""
+    """The data and the loss of a run. A batch depends only on the step, so that a resume is exact."""
 
     metric: Metric
     steps_per_epoch: int
 
     def micro_batches(self, step: int, rows: int) -> list[Batch]:
-        """Return the rows of an optimizer step, which depend only on `step`, in parts of at most `rows`."""
+        """Return the rows of an optimizer step in micro-batches of at most `rows` rows."""
         ...
 
     def loss(self, model: nn.Module, tensors: Tensors) -> Tensor:
-        """Return the loss summed over the `Batch.weight` terms."""
+        """Return the loss, summed over the target tokens (or rows) that `Batch.weight` counts."""
         ...
 
     def eval_batches(self, split: str, rows: int) -> Iterator[Batch]:
-        """Yield all rows of a split, in batches of at most `rows`."""
+        """Yield all rows of a split, in batches of at most `rows` rows."""
         ...
 
     def score(self, model: nn.Module, tensors: Tensors) -> tuple[Tensor, Tensor | None]:
-        """Return (summed loss, predicted classes or None)."""
+        """Return the summed loss and the predicted classes (None for tasks without classes)."""
         ...
 
 
@@ -102,7 +102,7 @@ class Evaluation:
         return {"loss": self.loss, "ppl": math.exp(min(self.loss, 700.0)), "n": self.n}
 
     def better_than(self, other: Evaluation | None) -> bool:
-        """Return whether the accuracy is higher, or with equal or no accuracy the loss is lower."""
+        """Return whether the accuracy is higher than that of `other`; a tie is decided by the lower loss."""
         if other is None:
             return True
         mine, theirs = (e.accuracy if e.accuracy is not None else 0.0 for e in (self, other))
@@ -120,7 +120,10 @@ def evaluate(
     precision: Precision,
     after_batch: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """Score a split, with its batches distributed over the ranks; calls `after_batch` after each."""
+    """Return the scores of a split, computed in batches of at most `rows` rows that the ranks share.
+
+    `after_batch` is called after each batch.
+    """
     loss, weight, correct = 0.0, 0, 0
     found: dict[int, tuple[int, int]] = {}  # row -> (label, predicted)
     was_training = model.training
@@ -145,7 +148,9 @@ def evaluate(
     loss, total_weight, total_correct = world.sum([loss, float(weight), float(correct)])
     n = round(total_weight)
     if n == 0:
-        raise OelmError(f"the {split} split is too short to be scored; use more or longer rows")
+        raise OelmError(
+            f"the {split} split is too short to be scored; use a dataset with more or longer rows"
+        )
     if task.metric != "accuracy":
         return Evaluation(loss / n, n)
     of_all_ranks = {number: pair for part in world.gather(found) for number, pair in part.items()}
