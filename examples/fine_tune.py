@@ -1,4 +1,4 @@
-"""Fine-tune a classifier with frozen Q/K in the Hugging Face Trainer.
+"""Fine-tune a classifier with frozen query and key projections (Q/K) in the Hugging Face Trainer.
 
 python examples/fine_tune.py                       # a tiny random BERT, takes seconds
 python examples/fine_tune.py path/or/hub-id        # your own pretrained encoder
@@ -19,7 +19,7 @@ def main(pretrained: str | None = None, output: str = "out") -> oelm.AuditReport
         model = AutoModelForSequenceClassification.from_pretrained(
             pretrained,
             num_labels=2,
-            dtype="float32",  # otherwise transformers keeps the file's dtype, and few CPUs train in bf16
+            dtype="float32",  # by default transformers keeps the file's dtype, and few CPUs train in bf16
         )
     else:
         model = AutoModelForSequenceClassification.from_config(BertConfig(vocab_size=200, **TINY))
@@ -36,7 +36,7 @@ def main(pretrained: str | None = None, output: str = "out") -> oelm.AuditReport
 
 
 def toy_data() -> list[dict[str, torch.Tensor]]:
-    """Return random rows; the label says whether the first token id is above 100."""
+    """Return rows of random token ids; the label says whether the first id is above 100."""
     ids = torch.randint(5, 200, (160, 8), generator=torch.Generator().manual_seed(0))
     return [{"input_ids": row, "labels": (row[0] > 100).long()} for row in ids]
 

@@ -1,4 +1,4 @@
-"""Use a method in your own training loop: thaw Q/K layer by layer, audit, save and load.
+"""Use a method in your own training loop: unfreeze Q/K layer by layer, audit the model, save and load it.
 
 python examples/own_loop.py
 """
@@ -21,7 +21,8 @@ def main() -> oelm.AuditReport:
 
     x = torch.randn(8, 6, 32)
     for step in range(STEPS):
-        if applied.step(step, STEPS, optimizer):  # depends on the step alone, so a resumed run just goes on
+        # Which layers are unfrozen depends only on the step number, so a resumed run needs no extra state.
+        if applied.step(step, STEPS, optimizer):
             print(f"step {step:2}: {applied.qk_trainable:,} of {applied.qk_total:,} Q/K parameters train")
         loss = (model(x) - x.roll(1, dims=1)).square().mean()
         optimizer.zero_grad()
@@ -32,9 +33,8 @@ def main() -> oelm.AuditReport:
     print(report)
     with tempfile.TemporaryDirectory() as folder:
         oelm.save(model, folder)
-        oelm.load(
-            folder, model=torch.nn.TransformerEncoder(layer, 3)
-        )  # with its method, and frozen as before
+        # The loaded model has the method applied, and the same parameters are frozen.
+        oelm.load(folder, model=torch.nn.TransformerEncoder(layer, 3))
     return report
 
 

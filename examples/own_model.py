@@ -1,4 +1,4 @@
-"""Use oelm with your own attention class and your own method, and save the model compactly.
+"""Use oelm with your own attention class and your own method, and save the model without its frozen tensors.
 
 python examples/own_model.py
 """
@@ -15,7 +15,7 @@ import oelm
 
 
 class TinyAttention(nn.Module):
-    """An attention with one matrix for q, k and v, ordered by head: [q1; k1; v1; q2; ...]."""
+    """Attention with one weight matrix for q, k and v; its rows are in the order [q1; k1; v1; q2; ...]."""
 
     def __init__(self, width: int = 32, n: int = 4) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""The machine as every test sees it: one thread per process, no hub, no GPU, none of the user's settings."""
+"""Fixtures and environment of all tests.
+
+Every test sees the same machine: one thread per process, no hub, no GPU, none of the user's settings.
+"""
 
 import atexit
 import os
@@ -13,8 +16,9 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-FOR_TESTS = ("OELM_GOLDEN", "OELM_SHARED", "OELM_SCREENSHOTS")
-# Settings of the user, of a SLURM job or a torchrun that the tests run in, and of the terminal.
+FOR_TESTS = ("OELM_GOLDEN", "OELM_SHARED", "OELM_SCREENSHOTS")  # settings of the tests, which are kept
+# Environment variables that are removed: settings of the user, of the terminal, and of a SLURM job or
+# torchrun in which the tests may run. FOREIGN has the first letters of names, FOREIGN_NAMES has whole names.
 FOREIGN = (
     "OELM_",
     "SLURM_",
@@ -34,10 +38,10 @@ FOREIGN_NAMES = {
 for name in list(os.environ):
     if name in FOREIGN_NAMES or (name.startswith(FOREIGN) and name not in FOR_TESTS):
         del os.environ[name]
-PRIVATE = tempfile.mkdtemp(prefix="oelm-tests-")  # not the user's caches, which may be full or read-only
+PRIVATE = tempfile.mkdtemp(prefix="oelm-tests-")  # replaces the user's caches, which may be full or read-only
 atexit.register(shutil.rmtree, PRIVATE, ignore_errors=True)
 os.environ |= {
-    "OMP_NUM_THREADS": "1",  # tests run side by side, and busy threads of two processes slow each other
+    "OMP_NUM_THREADS": "1",  # tests run in several processes, whose threads would slow each other down
     "OMP_WAIT_POLICY": "passive",
     "HF_HUB_OFFLINE": "1",
     "HF_HOME": str(Path(PRIVATE) / "huggingface"),
@@ -45,11 +49,11 @@ os.environ |= {
     "CUDA_VISIBLE_DEVICES": "-1",
 }
 os.umask(0o022)
-# A busy machine must not fail a test for being slow.
+# Hypothesis must not fail a test because a busy machine is slow.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-GUARD = str(Path(__file__).parent / "guard")  # its sitecustomize guards the processes that tests start
+GUARD = str(Path(__file__).parent / "guard")  # sitecustomize.py there guards the processes that tests start
 sys.path.append(GUARD)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [GUARD, os.environ.get("PYTHONPATH")]))
 
@@ -60,7 +64,10 @@ low_precision_guard.install_with_torch()
 
 @pytest.fixture(autouse=True)
 def no_low_precision_matmul(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that runs a bf16 or fp16 matmul on the CPU; @pytest.mark.bf16 allows it where it works."""
+    """Fail a test that runs a bf16 or fp16 matmul on the CPU.
+
+    A test marked with @pytest.mark.bf16 may run them; it is skipped on CPUs that do not support them.
+    """
     if request.node.get_closest_marker("bf16"):
         from oelm.low_precision import probe_cpu_matmul
 
@@ -72,7 +79,7 @@ def no_low_precision_matmul(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     yield
     found, low_precision_guard.violations[:] = list(low_precision_guard.violations), []
-    assert not found, f"matmuls in low precision on the CPU: {found}; see tests/guard/low_precision_guard.py"
+    assert not found, f"bf16 or fp16 matmuls on the CPU: {found}; see tests/guard/low_precision_guard.py"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -87,7 +94,7 @@ FAILED = pytest.StashKey[bool]()
 
 @pytest.fixture(autouse=True)
 def end_what_a_failed_test_started(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Kills the processes that a test which failed or timed out left behind, with their children."""
+    """Kill the processes that a failed test has started and not ended, and their children."""
     begin = time.time()
     yield
     if not request.node.stash.get(FAILED, False):
@@ -100,9 +107,9 @@ def end_what_a_failed_test_started(request: pytest.FixtureRequest) -> Iterator[N
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`oelm run` and `oelm demo` train in this process, one run after the other.
+    """Make `oelm run` and `oelm demo` train in this process, one run after the other.
 
-    A worker process would spend ten times as long on loading torch as on a smoke run.
+    A worker process would spend ten times as long on importing torch as on a run at scale `smoke`.
     """
     from oelm.cli import demo, run
     from oelm.experiments.launch.jobs import Job, skip_if_ended

@@ -81,5 +81,5 @@ def test_a_session_cleans_its_environment_kills_leftovers_and_guards_matmuls(tmp
         "test_would_die": "SKIPPED",
     }.items():
         assert f"{name} {outcome}" in words, words
-    assert "matmuls in low precision on the CPU: ['aten::mm']" in words
+    assert "bf16 or fp16 matmuls on the CPU: ['aten::mm']" in words
     assert "no bf16 matmuls on this CPU: the probe was killed by SIGILL" in words

@@ -54,7 +54,7 @@ def test_a_learning_rate_that_diverges_once_loses_and_an_edge_is_reported(tmp_pa
 
 
 def test_it_is_an_error_if_all_trials_diverge(tmp_path: Path) -> None:
-    with pytest.raises(OelmError, match="finite loss"):
+    with pytest.raises(OelmError, match="finite validation loss"):
         choose_lr(trials_with(tmp_path, {1e-3: [math.inf], 2e-3: [math.inf]}), tmp_path)
 
 

@@ -1,9 +1,10 @@
-"""Raise an error at every bf16 or fp16 matmul on the CPU, also on machines that support them.
+"""A guard that raises an error at every bf16 or fp16 matmul on the CPU, even if the CPU supports it.
 
-On some CPUs such a matmul kills the process with SIGILL (see oelm.low_precision), so code that runs one
-outside the probe must fail its tests on every machine. The guard replaces torch's CPU matmul kernels by ones
-that check the dtypes first. It covers all threads, backward passes and autocast, and costs about 10 us per
-matmul. A TorchDispatchMode would cost several times as much and cover one thread only.
+On some CPUs such a matmul kills the process with SIGILL, so `oelm.low_precision` first probes it in a child
+process. Code that runs such a matmul without the probe must fail its tests on every machine, not only on
+these CPUs. The guard replaces torch's CPU matmul kernels by ones that check the dtypes first. It covers all
+threads, backward passes and autocast, and costs about 10 us per matmul. A TorchDispatchMode would cost
+several times as much and cover only one thread.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-SWITCH = "FORBID_LOW_PRECISION_MATMUL"  # environment variable: child processes install the guard, too
+SWITCH = "FORBID_LOW_PRECISION_MATMUL"  # environment variable that makes child processes install the guard
 OPERATORS = {
     *("mm", "addmm", "addmm_", "_addmm_activation", "bmm", "baddbmm", "baddbmm_", "addbmm", "addbmm_"),
     *("mv", "addmv", "addmv_", "dot", "vdot", "_scaled_mm", "_grouped_mm"),
@@ -27,19 +28,23 @@ OPERATORS = {
     *("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"),
     *("_linear_pointwise", "_convolution_pointwise", "_convolution_pointwise_", "_mkl_linear"),
 }
+# Operators without a kernel of their own for the CPU: they use a kernel that all devices share.
 COMPOSITE = {"mv", "convolution", "convolution_backward", "mkldnn_convolution", "_grouped_mm"}
 
-violations: list[str] = []
+violations: list[str] = []  # names of the operators that were called with bf16 or fp16 tensors
 _enabled = True
-_libraries: list[Any] = []  # the replaced kernels live as long as these objects
+_libraries: list[Any] = []  # kept here because torch drops the replaced kernels when a library is deleted
 
 
 class LowPrecisionMatmul(AssertionError):
-    """A bf16 or fp16 matmul ran on the CPU."""
+    """A test tried to run a bf16 or fp16 matmul on the CPU."""
 
 
 def install_with_torch() -> None:
-    """Install the guard now, or when torch is imported, so that tests without torch stay fast."""
+    """Install the guard if torch is imported, otherwise as soon as it is.
+
+    The guard itself does not import torch, so that tests without torch stay fast.
+    """
     os.environ[SWITCH] = "1"
     if "torch" in sys.modules:
         install()
@@ -49,7 +54,10 @@ def install_with_torch() -> None:
 
 @contextmanager
 def allowed() -> Iterator[None]:
-    """Disable the guard here and in processes started here: for the probe, and for tests that passed it."""
+    """Disable the guard inside the `with` block and in processes started there.
+
+    This is for the probe, and for tests that run bf16 matmuls after the probe has passed.
+    """
     global _enabled
     _enabled = False
     before = os.environ.pop(SWITCH, None)
@@ -62,7 +70,7 @@ def allowed() -> Iterator[None]:
 
 
 def install() -> None:
-    """Replace the CPU kernels of all matmul operators."""
+    """Replace the CPU kernels of all operators in OPERATORS by guarded ones."""
     import torch
 
     if _libraries:
@@ -94,8 +102,8 @@ def _guard(library: Any, name: str) -> None:
                 if isinstance(value, tensor) and value.dtype in low:
                     violations.append(name)
                     raise LowPrecisionMatmul(
-                        f"{name} on {value.dtype} tensors on the CPU kills the process on some CPUs. Use "
-                        f"fp32, or mark the test with @pytest.mark.bf16, which runs the probe first"
+                        f"{name} with {value.dtype} tensors kills the process on some CPUs. Use fp32, or "
+                        f"mark the test with @pytest.mark.bf16, which first probes what this CPU supports"
                     )
         return kernel.call_boxed(keyset, *args, **kwargs)
 
@@ -103,7 +111,7 @@ def _guard(library: Any, name: str) -> None:
 
 
 class _InstallAfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """An import hook: import torch as usual, then install the guard."""
+    """An import hook that imports torch as usual and then installs the guard."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name != "torch":

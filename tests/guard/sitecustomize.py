@@ -1,4 +1,7 @@
-"""Python imports this module at startup, which installs the guard in every process that a test starts."""
+"""Install the low-precision guard in every Python process that a test starts.
+
+Python imports a module of this name at startup; tests/conftest.py puts this folder on PYTHONPATH.
+"""
 
 import os
 import sys
@@ -12,7 +15,7 @@ if "FORBID_LOW_PRECISION_MATMUL" in os.environ:
 
     low_precision_guard.install_with_torch()
 
-# Python imports only the first sitecustomize on the path, so run the one that this file hides.
+# Python imports only the first module `sitecustomize` on the path, so run the one that this file hides.
 hidden = PathFinder.find_spec(
     "sitecustomize", [path for path in sys.path if Path(path or ".").resolve() != HERE]
 )

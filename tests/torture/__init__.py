@@ -1,9 +1,11 @@
-"""Fault injection: every promise about crashes, damaged files and full disks, tried many times.
+"""Fault injection: test many times that oelm survives crashes, damaged files, full disks and hostile input.
 
-`python -m tests.torture` (or `make torture`) runs the long form and prints tried / survived / wrong for each
-kind of fault; test_short.py runs a sample of each kind as part of the tests.
+`python -m tests.torture` (or `make torture`) tries all faults and prints for each kind of fault how many
+cases were tried, how many oelm survived and how many went wrong. test_short.py tries a sample of most kinds
+as part of the test suite.
 
-Survived: the command ended with a message and the right exit code, and the run then finished with the same
-bytes, or the message names the file and what to do. Wrong: a traceback, a hang, another number without a
-warning, a finished result lost, a run shown as running without a process.
+A case is survived if the command ended with a message and the right exit code, and the run then finished with
+the same bytes as an undisturbed run; or if the message names the damaged file. A case is wrong if there is a
+traceback or a hang, if a number changes without a warning, if a finished result is lost, or if a run is shown
+as running although no process works on it.
 """

@@ -1,4 +1,7 @@
-"""Inject faults of all kinds and print tried / survived / wrong; exit code 1 if any case is wrong."""
+"""Inject faults into oelm and print how many cases of each kind were tried, survived and wrong.
+
+The exit code is 1 if any case is wrong.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from .arena import Arena
 from .driver import Case, Tally, run_cases, scratch
 
 KINDS = ("kills", "disk", "signals", "flips", "hostile", "archives", "ranks", "doctor")
-SHORT = {
+SHORT = {  # kind -> `count` of its function `cases` with --short; each module says what 0 and more mean
     "kills": 8,
     "disk": 2,
     "signals": 1,
@@ -27,15 +30,15 @@ SHORT = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
-    parser.add_argument("--only", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
-    parser.add_argument("--short", action="store_true", help="the sample of the test suite")
+    parser.add_argument("--only", default=",".join(KINDS), help="kinds of faults (default: %(default)s)")
+    parser.add_argument("--short", action="store_true", help="try only the sample that the test suite tries")
     parser.add_argument(
-        "--minutes", type=float, default=0.0, help="stop after this long, shared between the kinds"
+        "--minutes", type=float, default=0.0, help="stop after this time, which the kinds of faults share"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the random choices")
-    parser.add_argument("--case", default="", metavar="KIND:NAME", help="one case, as a failure prints it")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("-v", "--verbose", action="store_true", help="a line per case")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random choices")
+    parser.add_argument("--case", default="", metavar="KIND:NAME", help="try the case that a failure printed")
+    parser.add_argument("--json", type=Path, help="also write the counts to this file")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print a line for each case")
     args = parser.parse_args()
     kinds = [args.case.partition(":")[0]] if args.case else args.only.split(",")
     tally = Tally()
@@ -54,12 +57,12 @@ def main() -> int:
 
 def _cases(arena: Arena, kind: str, args: argparse.Namespace) -> list[Case]:
     if kind not in KINDS:
-        raise SystemExit(f"unknown kind '{kind}'; there are {', '.join(KINDS)}")
+        raise SystemExit(f"unknown kind of fault '{kind}'; valid are {', '.join(KINDS)}")
     module = importlib.import_module(f".{kind}", __package__)
     if args.case:
         return [module.case(arena, args.case.partition(":")[2])]
     cases = list(module.cases(arena, SHORT[kind] if args.short else 0))
-    if args.minutes:  # a sample of everything, not everything about the beginning
+    if args.minutes:  # in random order, so that the cases tried in the given time cover all parts of a run
         random.Random(args.seed).shuffle(cases)
     return cases
 

@@ -1,4 +1,4 @@
-"""Hostile and damaged archives: `oelm archive verify` and `merge` refuse them, and nothing is written."""
+"""Hostile and damaged archives: `oelm archive verify` and `merge` must refuse them and write nothing."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ Member = tuple[tarfile.TarInfo, bytes]
 
 
 def cases(arena: Arena, count: int) -> Iterator[Case]:
+    """Yield a case per hostile archive and 300 damaged archives (12 in the short form); ignores `count`."""
     for name in HOSTILE:
         yield case(arena, f"hostile:{name}")
     rng = arena.rng("archives")
@@ -28,7 +29,10 @@ def cases(arena: Arena, count: int) -> Iterator[Case]:
 
 
 def case(arena: Arena, name: str) -> Case:
-    """By name: hostile:WHAT or damaged:DAMAGE:PERMILLE:BIT."""
+    """Return the case with this name: hostile:WHAT or damaged:DAMAGE:PERMILLE:BIT.
+
+    PERMILLE is the place of the damage as a share of the archive's length.
+    """
     how, _, rest = name.partition(":")
     if how == "hostile":
         return Case("archives", name, lambda place: _hostile(rest, place))
@@ -36,7 +40,7 @@ def case(arena: Arena, name: str) -> Case:
 
 
 def _hostile(what: str, place: Path) -> str:
-    """Must be refused, and neither the runs folder nor anything around it may change."""
+    """Check that a hostile archive is refused and that no file inside or next to the runs folder changes."""
     archive, runs = place / "in" / "hostile.tar.gz", place / "home" / "runs"
     archive.parent.mkdir()
     runs.mkdir(parents=True)
@@ -45,12 +49,12 @@ def _hostile(what: str, place: Path) -> str:
     for words in (["archive", "verify", archive], ["archive", "merge", archive, "--runs", runs]):
         oelm(words, place / "log").must_fail("hostile.tar.gz", "archive")
     if _tree(place / "home") != before:
-        raise Wrong(f"the refused archive left {sorted(_tree(place / 'home') - before)}")
+        raise Wrong(f"the refused archive left files: {sorted(_tree(place / 'home') - before)}")
     return "refused"
 
 
 def _damaged(arena: Arena, rest: str, place: Path) -> str:
-    """Refused, or every file that is merged has its own content."""
+    """Check that a damaged archive is refused, or that every merged file has its original content."""
     from .flips import hurt
 
     damage, permille, bit = rest.split(":")
@@ -63,12 +67,12 @@ def _damaged(arena: Arena, rest: str, place: Path) -> str:
     if ending.code != 0:
         ending.must_fail("study.tar.gz", "archive")
         if runs.exists() and _tree(runs):
-            raise Wrong("the refused archive left files")
+            raise Wrong(f"the refused archive left files: {sorted(_tree(runs))}")
         return "refused"
     for file in runs.rglob("*"):
         if file.is_file() and file.read_bytes() != (source / file.relative_to(runs)).read_bytes():
-            raise Wrong(f"merged {file} has other content than was packed")
-    return "merged, the same content"
+            raise Wrong(f"the merged file {file} differs from the file that was packed")
+    return "merged with the original content"
 
 
 def _packed(source: Path, place: Path) -> bytes:
@@ -109,18 +113,18 @@ def _pack(index: bytes, *members: Member) -> bytes:
 
 
 def _one_file(name: str, content: bytes = b"{}") -> bytes:
-    """An archive whose only fault is the name of its file."""
+    """Return an archive whose only fault is the name of its file."""
     return _pack(_index(_entry(name, content)), _file(name, content))
 
 
 def _special(kind: bytes, target: str) -> bytes:
-    """A member that is not a regular file where the index lists one."""
+    """Return an archive with a link, device or folder where the index lists a regular file."""
     name = f"{RUN}/results.json"
     return _pack(_index(_entry(name, b"")), _file(name, b"", type=kind, linkname=target))
 
 
 def _zeros(size: int) -> bytes:
-    """A member of many zeros that compress to nothing, in an index that says it is small."""
+    """Return a small archive whose only file expands to `size` zeros, although the index says 1 byte."""
     name = f"{RUN}/metrics.jsonl"
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as tar:

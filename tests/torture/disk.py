@@ -1,4 +1,8 @@
-"""A write that fails: the disk is full, over quota or broken, or no file can be opened."""
+"""File operations that fail because the disk is full, over quota or broken, or no file can be opened.
+
+The command must stop with a message, or go on if the operation was not essential. The same command must then
+finish the run with the same bytes as an undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,16 @@ from .arena import Arena
 from .driver import Case, oelm, sample
 from .faults import FileFaults
 
-ERRORS = ("ENOSPC", "ENOSPC+", "EDQUOT", "EIO", "ENFILE")  # "+": every later write fails, too
+ERRORS = ("ENOSPC", "ENOSPC+", "EDQUOT", "EIO", "ENFILE")  # "+": every later operation fails, too
 _NO_ROOM = ("open", "write", "fsync", "mkdir", "replace", "rename", "link")
 _FAILS = {"ENOSPC": _NO_ROOM, "EDQUOT": _NO_ROOM, "EIO": (*_NO_ROOM, "truncate"), "ENFILE": ("open",)}
 
 
 def cases(arena: Arena, count: int) -> Iterator[Case]:
-    """`count` of each error, spread over the run's operations; 0 = at every operation it can happen to."""
+    """Yield `count` cases per error, spread over the file operations of the run.
+
+    With count=0, each error happens once at every operation at which it is possible.
+    """
     for shape in ("cls",) if count else ("cls", "fresh"):
         operations = arena.operations("cls", shape == "fresh")
         for error in ERRORS:
@@ -29,7 +36,10 @@ def cases(arena: Arena, count: int) -> Iterator[Case]:
 
 
 def case(arena: Arena, name: str) -> Case:
-    """By name: SHAPE:ERROR:OPERATION."""
+    """Return the case with this name: SHAPE:ERROR:NUMBER, with the number of the file operation that fails.
+
+    The shape "fresh" is "cls" with an empty token cache.
+    """
     shape, error, number = name.split(":")
     return Case("disk", name, lambda place: _failed_write(arena, shape, error, int(number), place))
 
@@ -42,7 +52,7 @@ def _failed_write(arena: Arena, shape: str, error: str, number: int, place: Path
     arena.must_not_seem_alive("cls", runs)
     if ending.code == 0:
         arena.must_be_equal("cls", runs)
-        how = "went on in spite of the error, equal"
+        how = "went on in spite of the error, then equal"
     else:
         ending.must_fail(os.strerror(getattr(errno, error.rstrip("+"))), "full", "space")
         how = "stopped with a message, then equal"

@@ -1,4 +1,7 @@
-"""`oelm doctor --resume` itself: it proves a sound product, and finds a broken one and an unsteady device."""
+"""Faults that `oelm doctor --resume` must find: a resume that is broken on purpose, an unsteady device.
+
+It must also report no fault if nothing is broken.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import Any
 from .arena import Arena
 from .driver import Case, Wrong, _in_child
 
-BREAKAGES: dict[str, str] = {  # what is broken in the worker processes -> the verdict that must come of it
+BREAKAGES: dict[str, str] = {  # what is broken in the worker processes -> the result that doctor must report
     "nothing": "equal",
     "random state not restored": "differs",
     "checkpoint ignored": "failed",
@@ -23,11 +26,13 @@ BREAKAGES: dict[str, str] = {  # what is broken in the worker processes -> the v
 
 
 def cases(arena: Arena, count: int) -> Iterator[Case]:
+    """Yield one case per fault; ignores `count`."""
     for name in BREAKAGES:
         yield case(arena, name)
 
 
 def case(arena: Arena, name: str) -> Case:
+    """Return the case with this name, which is a key of BREAKAGES."""
     return Case("doctor", name, lambda place: _checked(arena, name, place))
 
 
@@ -48,17 +53,17 @@ def _checked(arena: Arena, name: str, place: Path) -> str:
     check = Forked(config, place, machine)
     reference = check.reference()
     if reference.deterministic != (name != "device not deterministic"):
-        raise Wrong(f"deterministic={reference.deterministic}: {reference.spread}")
+        raise Wrong(f"doctor reports deterministic={reference.deterministic}: {reference.spread}")
     if not reference.deterministic and reference.spread[0].step != 2:
-        raise Wrong(f"the first loss that differs is that of step 2: {reference.spread}")
+        raise Wrong(f"doctor does not report step 2 as the first that differs: {reference.spread}")
     interruptions = KILLS[:1] if arena.short else (KILLS[0], KILLS[3])
     if name == "nothing":
         interruptions = KILLS if arena.short else KILLS + PREEMPTIONS
     for interruption in dict.fromkeys(interruptions):
         found = check.case(interruption)
         if found.result != BREAKAGES[name]:
-            raise Wrong(f"{interruption}: {found}")
-    return "as it should be"
+            raise Wrong(f"{interruption}: doctor reports {found}, not '{BREAKAGES[name]}'")
+    return "reported correctly"
 
 
 def _worker(name: str, folder: Path, machine: Any, moment: tuple[str, ...]) -> int:
@@ -90,7 +95,10 @@ def _worker(name: str, folder: Path, machine: Any, moment: tuple[str, ...]) -> i
 
 
 class _Process:
-    """As much of subprocess.Popen as the check uses, without loading torch again."""
+    """A forked process with those methods of subprocess.Popen that the check uses.
+
+    A fork does not have to import torch again.
+    """
 
     def __init__(self, action: Callable[[], int], log: Path) -> None:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Cases, forked commands, and the table at the end."""
+"""Run fault-injection cases, each `oelm` command in a forked process, and count how they end."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TIMEOUT_SECONDS = 120.0  # of one command that takes about a second; generous for busy machines
-MEMORY_BYTES = 16 * 2**30  # of address space: a decompression bomb ends as an error, not with the machine
+TIMEOUT_SECONDS = 120.0  # limit for one command, which takes about a second on an idle machine
+MEMORY_BYTES = 16 * 2**30  # limit of address space, so that a decompression bomb cannot fill the memory
 
 
 class Wrong(Exception):
-    """The product broke a promise; the message says which."""
+    """oelm did not survive a fault; the message says what it did wrong."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One fault. `name` alone decides everything about it, so that it can be repeated."""
+    """One fault to inject. Its `name` determines the fault completely, so that it can be repeated."""
 
     kind: str
     name: str
-    run: Callable[[Path], str]  # in an empty folder; returns how it survived, raises Wrong
+    run: Callable[[Path], str]  # injects the fault in an empty folder; returns how oelm survived, or raises
 
     @property
     def id(self) -> str:
@@ -44,11 +44,11 @@ class Case:
 
 @dataclass
 class Tally:
-    """What became of the cases of each kind."""
+    """How many cases of each kind were tried, survived and wrong."""
 
     tried: Counter[str] = field(default_factory=Counter)
     survived: Counter[str] = field(default_factory=Counter)
-    how: dict[str, Counter[str]] = field(default_factory=dict)
+    how: dict[str, Counter[str]] = field(default_factory=dict)  # kind -> how oelm survived -> cases
     wrong: list[dict[str, str]] = field(default_factory=list)
 
     def add(self, case: Case, how: str) -> None:
@@ -78,20 +78,24 @@ class Tally:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a forked command ended. `code` is negative for a signal, as subprocess has it."""
+    """How a forked command ended. `code` is negative if a signal killed it, as in `subprocess`."""
 
     code: int
     output: str
 
     def must_be_clean(self) -> None:
-        """No traceback, and no death by a signal of its own making."""
+        """Raise Wrong if the command printed a traceback or was killed by a signal."""
         if "Traceback (most recent call last)" in self.output:
-            raise Wrong(f"traceback:\n{self.output[-3000:]}")
+            raise Wrong(f"the command printed a traceback:\n{self.output[-3000:]}")
         if self.code < 0:
-            raise Wrong(f"died of {signal.Signals(-self.code).name}\n{self.output[-1500:]}")
+            name = signal.Signals(-self.code).name
+            raise Wrong(f"the command was killed by {name}\n{self.output[-1500:]}")
 
     def must_fail(self, *words: str) -> None:
-        """An error in words: exit code not 0, and a message that holds one of `words` (any, if none)."""
+        """Raise Wrong unless the command failed with a message that contains one of `words`.
+
+        Without `words`, any message will do.
+        """
         self.must_be_clean()
         if self.code == 0:
             raise Wrong(f"exit code 0 in spite of the fault\n{self.output[-1500:]}")
@@ -100,7 +104,10 @@ class Ending:
 
 
 def forked(action: Callable[[], int], log: Path, watch: Callable[[int], None] | None = None) -> Ending:
-    """Run `action` in a forked process, its output in `log`; `watch` may do things to its pid meanwhile."""
+    """Run `action` in a forked process that writes its output to `log`; return how it ended.
+
+    watch: called with the pid of the process while it runs, for example to send it a signal
+    """
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
@@ -111,9 +118,9 @@ def forked(action: Callable[[], int], log: Path, watch: Callable[[int], None] | 
         code = _wait(pid)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # whatever it left behind
+            os.killpg(pid, signal.SIGKILL)  # kill the processes that it left behind
     if code is None:
-        raise Wrong(f"hangs: no end within {TIMEOUT_SECONDS:g} s\n{_text(log)[-3000:]}")
+        raise Wrong(f"the command hangs: no end within {TIMEOUT_SECONDS:g} s\n{_text(log)[-3000:]}")
     return Ending(code, _text(log))
 
 
@@ -160,7 +167,10 @@ def _text(log: Path) -> str:
 
 
 def oelm(words: Iterable[str], log: Path, prepare: Callable[[], None] | None = None) -> Ending:
-    """An `oelm` command in a forked process; `prepare` runs in that process before it."""
+    """Run an `oelm` command in a forked process and return how it ended.
+
+    prepare: called in the forked process before the command, for example to install a fault
+    """
 
     def command() -> int:
         if prepare is not None:
@@ -173,8 +183,11 @@ def oelm(words: Iterable[str], log: Path, prepare: Callable[[], None] | None = N
 
 
 def warm_up(actions: Iterable[Callable[[], int]], place: Path) -> None:
-    """Import here what `actions` import, so that no forked command has to. They run in processes of their
-    own: threads that a training step starts would not survive a fork."""
+    """Import all modules that `actions` import, so that forked commands do not have to.
+
+    The actions run in forked processes, because threads that a training step starts here would not survive
+    later forks.
+    """
     names = place / "modules"
     for number, action in enumerate(actions):
 
@@ -185,18 +198,18 @@ def warm_up(actions: Iterable[Callable[[], int]], place: Path) -> None:
 
         ending = forked(listed, place / f"warm-{number}.log")
         if ending.code != 0:
-            raise RuntimeError(f"warming up failed with {ending.code}:\n{ending.output}")
+            raise RuntimeError(f"a command without a fault ended with {ending.code}:\n{ending.output}")
         for name in names.read_text().split("\n"):
             if name not in sys.modules and name != "__main__":
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # a collection in a forked process would copy every page of what was imported here
+    gc.freeze()  # otherwise a garbage collection in a forked process would copy the memory of all modules
 
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A temporary folder, in memory where there is one: thousands of fsyncs to a disk take minutes."""
+    """Make a temporary folder, in memory if possible, because thousands of fsyncs to a disk take minutes."""
     shared = Path("/dev/shm")
     in_memory = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 2**30
     with tempfile.TemporaryDirectory(prefix="oelm-torture-", dir=shared if in_memory else None) as place:
@@ -204,7 +217,7 @@ def scratch() -> Iterator[Path]:
 
 
 def run_cases(cases: Iterable[Case], place: Path, tally: Tally, *, until: float, verbose: bool) -> None:
-    """Each case in a folder of its own, removed after it; stops between cases when the time is up."""
+    """Run each case in an empty folder, count how it ended, and stop when the time `until` is reached."""
     for case in cases:
         if time.monotonic() > until:
             return
@@ -219,13 +232,16 @@ def run_cases(cases: Iterable[Case], place: Path, tally: Tally, *, until: float,
             tally.add_wrong(case, str(error))
             shown = str(error) if verbose else "\n".join(str(error).splitlines()[-6:])
             print(f"WRONG     {case.id}: {shown}", flush=True)
-            print(f"          repeat it: python -m tests.torture --case '{case.id}'", flush=True)
+            print(f"          to repeat it: python -m tests.torture --case '{case.id}'", flush=True)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def sample(rng: random.Random, items: list[str], count: int) -> list[str]:
-    """`count` of them spread over the whole list, a random one of each part; all when there are fewer."""
+    """Return `count` items spread over the list: one at random from each of `count` equal parts.
+
+    Returns all items if `count` is 0 or larger than their number.
+    """
     if count <= 0 or count >= len(items):
         return items
     edges = [len(items) * i // count for i in range(count + 1)]

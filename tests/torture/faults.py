@@ -1,7 +1,7 @@
-"""A fault at the n-th file operation of a process: killed, an error of the disk, or a signal.
+"""Inject a fault at the n-th file operation of a process: kill it, raise a disk error, or send a signal.
 
-Every way in which Python code of this package changes files below `roots` is counted: open for writing, each
-write, fsync, rename, link, unlink, mkdir, rmdir, truncate, and safetensors' own writer.
+All operations with which oelm changes files below given folders are counted: open for writing, each write,
+fsync, rename, link, unlink, mkdir, rmdir, truncate, and the writer of safetensors.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 @dataclass
 class FileFaults:
-    """Counts file operations below `roots` and lets `fault` happen at number `at` (0 = never).
+    """Counts file operations below the folders `roots` and injects `fault` at number `at` (0 = never).
 
-    `fault`: "kill" before the operation, "half" after half the bytes of a write, an errno name ("ENOSPC"), an
-    errno name with "+" (this and every later operation that needs room fail) or a signal name.
+    fault: one of
+        "kill" (SIGKILL before the operation),
+        "half" (SIGKILL after half the bytes of a write),
+        an errno name such as "ENOSPC" (the operation fails),
+        an errno name with "+" (the operation and every later one fail, except those that free space),
+        a signal name such as "SIGTERM" (the process gets this signal before the operation)
     """
 
     roots: Sequence[Path]
     at: int = 0
     fault: str = "kill"
-    operations: list[str] = field(default_factory=list)  # as they came: "write status.json"
+    operations: list[str] = field(default_factory=list)  # in order, such as "write status.json"
     _quiet: bool = False
 
     def install(self) -> None:
-        """For the rest of this process' life."""
+        """Replace the file functions of Python in this process, until it ends, by ones that count."""
         self._open, self._fd_names = io.open, {}
         builtins.open = io.open = self._open_file  # type: ignore[assignment]
         for name in ("replace", "rename", "link", "unlink", "remove", "mkdir", "rmdir", "truncate"):
@@ -52,7 +56,7 @@ class FileFaults:
             module.serialize_file = self._serialize_file
 
     def happen(self, operation: str, path: Any, write_half: Callable[[], None] | None = None) -> None:
-        """Count one operation, and do what is due at it."""
+        """Count one file operation, and inject the fault if it is due."""
         if self._quiet or not self._below(path):
             return
         self.operations.append(f"{operation} {Path(os.fsdecode(path)).name}")
@@ -73,7 +77,7 @@ class FileFaults:
         if frees and sticky:
             return
         code = getattr(errno, self.fault.rstrip("+"))
-        named = operation not in ("write", "fsync", "ftruncate")  # the system names no file for those
+        named = operation not in ("write", "fsync", "ftruncate")  # real errors of these do not name a file
         raise OSError(code, os.strerror(code), os.fsdecode(path) if named else None)
 
     def _die(self) -> None:
@@ -139,7 +143,7 @@ class FileFaults:
 
         try:
             self.happen("write", filename, half)
-        except OSError as error:  # as safetensors passes the system's error on
+        except OSError as error:  # imitate how safetensors reports an error of the operating system
             from safetensors import SafetensorError
 
             system = f'Os {{ code: {error.errno}, kind: Other, message: "{error.strerror}" }}'
@@ -150,7 +154,7 @@ class FileFaults:
 class _CountedFile(io.FileIO):
     def __init__(self, file: Any, mode: str, faults: FileFaults, opener: Any) -> None:
         self.faults, self.path = faults, file
-        faults._quiet, before = True, faults._quiet  # FileIO's own open is the one counted already
+        faults._quiet, before = True, faults._quiet  # `_open_file` has already counted this open
         try:
             super().__init__(file, mode, opener=opener)
         finally:

@@ -1,7 +1,7 @@
-"""Damaged files: bits flipped, bytes zeroed, ends cut off, whole files emptied.
+"""Damaged files: bits are flipped, bytes are set to zero, ends are cut off, or whole files are emptied.
 
-In every file of finished and half-finished runs, of a saved model and of the token cache. Either nothing that
-is shown changes, or the file is named.
+Every file of finished and half-finished runs, of a saved model and of the token cache is damaged. Commands
+must then show the same results as before, or name the damaged file in an error or warning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROMPT = ("--prompt", "Once upon a time", "--tokens", "12", "--temperature", "0"
 
 
 def cases(arena: Arena, count: int) -> Iterator[Case]:
-    """`count` cases of each place, each with another file; 0 = many damages to every file."""
+    """Yield `count` cases per place, each in another file; with count=0, 24 cases for every file."""
     for where in PLACES:
         files = _files(arena, where)
         for file in sample(arena.rng("flips", where), files, count):
@@ -31,7 +31,10 @@ def cases(arena: Arena, count: int) -> Iterator[Case]:
 
 
 def case(arena: Arena, name: str) -> Case:
-    """By name: PLACE:DAMAGE:PERMILLE of the file's length:BIT:FILE."""
+    """Return the case with this name: PLACE:DAMAGE:PERMILLE:BIT:FILE.
+
+    PERMILLE is the place of the damage as a share of the file's length, BIT the number of the flipped bit.
+    """
     where, damage, permille, bit, file = name.split(":", 4)
     act = {"finished": _finished, "half": _half, "cache": _cache, "model": _model}[where]
 
@@ -39,14 +42,14 @@ def case(arena: Arena, name: str) -> Case:
         source = _source(arena, where)
         damaged = copy(source, place / "copy")
         if not hurt(damaged / file, damage, int(permille), int(bit)):
-            return "nothing to damage"
+            return "the damage changes nothing"
         return act(arena, damaged, file, place)
 
     return Case("flips", name, run)
 
 
 def hurt(path: Path, damage: str, permille: int, bit: int) -> bool:
-    """Whether the file now has other content."""
+    """Damage a file; return whether its content has changed."""
     before = path.read_bytes()
     at = min(len(before) - 1, len(before) * permille // 1000)
     content = bytearray(before)
@@ -58,7 +61,7 @@ def hurt(path: Path, damage: str, permille: int, bit: int) -> bool:
         content[at : at + 8] = bytes(len(content[at : at + 8]))
     else:
         content[at] ^= 1 << bit
-    path.unlink()  # latest.pt and previous.pt may be one file
+    path.unlink()  # damage only this name: latest.pt and previous.pt may be hard links to one file
     path.write_bytes(content)
     return bytes(content) != before
 
@@ -90,13 +93,13 @@ def _finished(arena: Arena, runs: Path, file: str, place: Path) -> str:
 
 
 def _half(arena: Arena, runs: Path, file: str, place: Path) -> str:
-    """Resume: the same bytes in the end, or an error that names the file or its folder."""
+    """Resume a half-finished run; it must end equal to the reference, or name the damaged file."""
     ending = oelm(arena.train("cls", runs), place / "log")
     return _equal_or_named(arena, runs, file, ending, runs / file)
 
 
 def _cache(arena: Arena, cache: Path, file: str, place: Path) -> str:
-    """A new run from the damaged cache."""
+    """Start a new run with a damaged token cache; it must end equal, or name the damaged file."""
     ending = oelm(arena.train("cls", place / "runs", cache=cache), place / "log")
     return _equal_or_named(arena, place / "runs", file, ending, cache / file)
 
@@ -112,7 +115,7 @@ def _equal_or_named(arena: Arena, runs: Path, file: str, ending: Ending, path: P
 
 
 def _model(arena: Arena, runs: Path, file: str, place: Path) -> str:
-    """`generate` from a damaged best model: the same text, or the file is named."""
+    """Generate text with a damaged model; it must be the same text, or an error must name the file."""
     ending = oelm(["generate", arena.folder("lm", runs), *PROMPT], place / "log")
     ending.must_be_clean()
     if ending.code != 0:
@@ -122,7 +125,7 @@ def _model(arena: Arena, runs: Path, file: str, place: Path) -> str:
         "text", lambda: _text(oelm(["generate", arena.reference("lm"), *PROMPT], place / "log"))
     )
     if _text(ending) != text:
-        raise Wrong("generate writes another text without an error")
+        raise Wrong("`oelm generate` writes a different text without an error")
     return "the same text"
 
 

@@ -1,4 +1,4 @@
-"""Files with hostile content: valid JSON or YAML that is not what the program wrote."""
+"""Run folders with hostile files: JSON or YAML with content that oelm never writes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CONFIGS = {
 }
 
 
-FOUND = (  # cases that once were wrong, always tried
+FOUND = (  # cases in which oelm once was wrong; they are always tried
     "changed:results.json:value:huge:test/accuracy",
     "sealed:timing_stats.json:value:huge:predicted_saving",
     "sealed:results.json:value:long:test/loss",
@@ -57,7 +57,7 @@ FOUND = (  # cases that once were wrong, always tried
 
 
 def cases(arena: Arena, count: int) -> Iterator[Case]:
-    """Six of each way for a `count`; 0 = all."""
+    """Yield 6 * `count` random cases each with old and with new checksums; all cases if `count` is 0."""
     names = [f"{file}:whole:{what}:" for file in JSON_FILES for what in WHOLE]
     names += [f"config.yaml:config:{what}:" for what in CONFIGS]
     for file in JSON_FILES:
@@ -72,10 +72,11 @@ def cases(arena: Arena, count: int) -> Iterator[Case]:
 
 
 def case(arena: Arena, name: str) -> Case:
-    """By name: changed|sealed:FILE:whole|config:WHAT: or changed|sealed:FILE:value:WHAT:FIELD.
+    """Return the case with this name: WAY:FILE:whole|config:WHAT: or WAY:FILE:value:WHAT:FIELD.
 
-    "sealed" has new checksums over the hostile content, as its author would write them: then another number
-    is no fault of the reader, but a traceback is."""
+    WAY is "changed" or "sealed". A sealed folder has new checksums that match the hostile content, as an
+    attacker would write them. oelm cannot notice that, so it may show other numbers, but no traceback.
+    """
     way, file, how, what, field = name.split(":", 4)
 
     def run(place: Path) -> str:
@@ -96,7 +97,7 @@ def case(arena: Arena, name: str) -> Case:
         if what in ("markup", "control", "long") or (way == "sealed" and not arena.short):
             _must_report(runs, place)
         if Path("hostile-was-here").exists():
-            raise Wrong("a file of a run folder ran code")
+            raise Wrong(f"oelm ran code from {path}")
         return survived
 
     return Case("hostile", name, run)
@@ -116,7 +117,7 @@ def _must_report(runs: Path, place: Path) -> None:
 
 
 def _fields(value: Any, prefix: str = "") -> list[str]:
-    """Paths of all fields of nested objects."""
+    """Return the paths of all fields of nested objects, such as "test/accuracy"."""
     found = []
     for name, inner in value.items() if isinstance(value, dict) else ():
         found.append(f"{prefix}{name}")

@@ -1,4 +1,4 @@
-"""SIGKILL at every file operation of a run, and chains of kills; then the same command again."""
+"""Kill a run with SIGKILL at any file operation, once or several times; the same command must finish it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ MOST_KILLS = 10
 
 
 def cases(arena: Arena, count: int) -> Iterator[Case]:
-    """`count` of them, spread over the run's operations; 0 = every one."""
+    """Yield `count` single kills spread over the file operations of the run, and one run killed repeatedly.
+
+    With count=0, yield a kill at every operation, more repeated kills, and kills at random times.
+    """
     shapes = ("cls",) if count else ("cls", "lm", "fresh")
     for shape in shapes:
         operations = _operations(arena, shape)
@@ -32,8 +35,12 @@ def cases(arena: Arena, count: int) -> Iterator[Case]:
 
 
 def case(arena: Arena, name: str) -> Case:
-    """By name: SHAPE:kill|half:OPERATION, SHAPE:chain:SEED or SHAPE:clock:PERMILLE of the time a run takes;
-    "fresh" is cls with an empty cache."""
+    """Return the case with this name: SHAPE:kill|half:NUMBER, SHAPE:chain:SEED or SHAPE:clock:PERMILLE.
+
+    NUMBER is the file operation at which the run is killed, PERMILLE the moment as a share of the time that
+    an undisturbed run takes. "half" kills after half of a write, "chain" kills repeatedly. The shape "fresh"
+    is "cls" with an empty token cache.
+    """
     shape, how, number = name.split(":")
     if how == "clock":
         return Case("kills", name, lambda place: _by_the_clock(arena, shape, int(number), place))
@@ -61,7 +68,7 @@ def _killed_once(arena: Arena, shape: str, how: str, number: int, place: Path) -
 
 
 def _chain(arena: Arena, shape: str, seed: int, place: Path) -> str:
-    """Killed again and again at random operations until it finishes."""
+    """Kill a run at a random operation and start it again, up to MOST_KILLS times."""
     real, cache = ("cls", place / "cache") if shape == "fresh" else (shape, None)
     runs, rng = place / "runs", arena.rng("chain", shape, seed)
     most = len(_operations(arena, shape))
@@ -72,14 +79,14 @@ def _chain(arena: Arena, shape: str, seed: int, place: Path) -> str:
             break
         if ending.code != -9:
             ending.must_be_clean()
-            raise Wrong(f"exit code {ending.code}:\n{ending.output[-2000:]}")
+            raise Wrong(f"the resumed run ended with exit code {ending.code}:\n{ending.output[-2000:]}")
         arena.must_not_seem_alive(real, runs)
     arena.must_end_equal(real, runs, place / "log", cache)
     return "equal after many kills"
 
 
 def _by_the_clock(arena: Arena, shape: str, permille: int, place: Path) -> str:
-    """Killed from outside at a moment that is no file operation, as a rule."""
+    """Kill a run at a given time, which is usually not in a file operation."""
     ending = arena.signalled(shape, place, signal.SIGKILL, permille)
     if ending.code == 0:
         arena.must_be_equal(shape, place / "runs")

@@ -1,7 +1,7 @@
-"""One run over two processes, killed in parts: no process stays behind, the same command finishes the run.
+"""Kill one process of a run that uses two ranks: all must end, and the same command must finish the run.
 
-Real processes that load torch each, about ten seconds a run, so these are part of the long form only;
-tests/experiments/launch/test_two_processes.py is the part of it in the test suite.
+Each of these processes imports torch, which takes about ten seconds per run, so the short form leaves these
+cases out. The test suite has tests/experiments/launch/test_two_processes.py instead.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .arena import Arena
 from .driver import Case, Wrong, _in_child
 
 TARGETS = ("rank 0", "rank 1", "worker", "launcher")
-_SECONDS = 300.0  # that anything here may take on a busy machine
+_SECONDS = 300.0  # limit for everything that is waited for here, generous for a busy machine
 
 
 def cases(arena: Arena, count: int) -> Iterator[Case]:
-    """None for a short form."""
+    """Yield all cases if `count` is 0, none otherwise."""
     names = [f"{target}:SIGKILL:{number}" for number in range(4) for target in TARGETS]
     names += [f"{target}:SIGTERM:{number}" for number in range(2) for target in TARGETS]
     for name in () if count else names:
@@ -36,7 +36,10 @@ def cases(arena: Arena, count: int) -> Iterator[Case]:
 
 
 def case(arena: Arena, name: str) -> Case:
-    """By name: TARGET:SIGNAL:NUMBER; the number decides at which checkpoint."""
+    """Return the case with this name: TARGET:SIGNAL:NUMBER.
+
+    The signal is sent to the process TARGET after the first checkpoint and NUMBER more.
+    """
     target, signal_name, number = name.split(":")
     act = functools.partial(_killed, arena, target, signal.Signals[signal_name], int(number))
     return Case("ranks", name, act)
@@ -68,15 +71,15 @@ def _killed(arena: Arena, target: str, number: signal.Signals, times: int, place
         left = _living([top, *_children(top)])
         for process in left:
             process.kill()
-    # A process counts as ended a moment before its last thread has closed the lock.
+    # A process counts as ended a moment before its last thread has closed the file of the run's lock.
     _until(lambda: state_of(folder.path)[0] not in ("running", "stalled"), "a state other than running")
     state, status, _ = state_of(folder.path)
     if number == signal.SIGTERM and state not in ("interrupted", "finished"):
         raise Wrong(f"SIGTERM to {target} led to {state}: {status.reason if status else ''}")
     if (code := _wait(_start_worker(arena, folder.path))) != 0:
-        raise Wrong(f"resuming ended with {code}: {_console(folder.path)}")
+        raise Wrong(f"the resumed run ended with exit code {code}: {_console(folder.path)}")
     if differences := compare_runs(reference, folder.path):
-        raise Wrong("the result differs: " + "; ".join(map(str, differences)))
+        raise Wrong("the result differs from an undisturbed run: " + "; ".join(map(str, differences)))
     return f"{state}, then equal"
 
 
@@ -84,7 +87,7 @@ def _killed(arena: Arena, target: str, number: signal.Signals, times: int, place
 def _reference(arena: Arena) -> Path:
     folder = _claim(arena, arena.place / "reference-ranks")
     if (code := _wait(_start_worker(arena, folder))) != 0:
-        raise RuntimeError(f"an undisturbed run over two processes ended with {code}: {_console(folder)}")
+        raise RuntimeError(f"an undisturbed run with two ranks ended with {code}: {_console(folder)}")
     return folder
 
 
@@ -119,7 +122,7 @@ def _start_worker(arena: Arena, folder: Path) -> psutil.Popen:
 
 
 def _start_launcher(arena: Arena, folder: Path) -> psutil.Process:
-    """A process with a LocalLauncher whose one slot has two processes."""
+    """Start a process with a LocalLauncher that has one slot with two ranks."""
 
     def launch() -> int:
         from oelm.experiments.launch.jobs import Job, exit_code
@@ -161,7 +164,7 @@ def _children(top: psutil.Process) -> list[psutil.Process]:
 
 
 def _living(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that run; a zombie of ours is collected."""
+    """Return those processes that still run; collect those of our child processes that have ended."""
     living = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
@@ -176,7 +179,7 @@ def _until(condition: Callable[[], bool], what: str, top: psutil.Process | None 
     end = time.monotonic() + _SECONDS
     while not condition():
         if time.monotonic() > end:
-            raise Wrong(f"waited {_SECONDS:g} s in vain for {what}")
+            raise Wrong(f"{_SECONDS:g} s passed without {what}")
         if top is not None and not _living([top]):
             raise psutil.NoSuchProcess(top.pid)
         time.sleep(0.01)
@@ -188,7 +191,7 @@ def _wait(process: psutil.Popen) -> int:
     except psutil.TimeoutExpired:
         for child in [process, *_children(process)]:
             child.kill()
-        raise Wrong("hangs: a run over two processes has no end") from None
+        raise Wrong(f"a run with two ranks hangs: no end within {_SECONDS:g} s") from None
 
 
 def _console(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""What commands show of a study must not change without a warning when one of its files does."""
+"""Check that commands show the same results of a study after one of its files was changed, or warn."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ RUN = "paper/GPT-CLS-02/scale=smoke/seed=0"  # the run of the finished study tha
 
 
 def must_show_the_same(arena: Arena, runs: Path, path: Path, place: Path) -> str:
-    """`analyze`, `status` and a second `train` of a finished study in which the file `path` was changed: the
-    same numbers, or a message that names the file or its folder. Returns which."""
+    """Run `analyze`, `status` and `train` on a finished study whose file `path` was changed.
+
+    They must show the same numbers as before, or a message that names the file or its folder; otherwise raise
+    Wrong. Returns which of the two happened.
+    """
     names = (path.name, str(path.parent), str(runs / RUN))
     ending, found = _analyze(runs, place / "log")
     how = "the same numbers"
@@ -24,19 +27,19 @@ def must_show_the_same(arena: Arena, runs: Path, path: Path, place: Path) -> str
     elif any(RUN in text for text in found["warnings"]):
         how = "warned, file named"
     elif differing := _difference(_sound_analysis(arena, place), found):
-        raise Wrong(f"analyze shows other numbers without a warning: {differing}")
+        raise Wrong(f"`oelm analyze` shows other numbers without a warning: {differing}")
     oelm(["status", "--runs", runs], place / "log").must_be_clean()
     again = oelm(arena.train("cls", runs), place / "log")
     again.must_be_clean()
     if again.code != 0:
         again.must_fail(*names)
     elif _results(again) != _sound_results(arena, place):
-        raise Wrong(f"train shows another result without an error:\n{again.output[-800:]}")
+        raise Wrong(f"`oelm train` shows another result without an error:\n{again.output[-800:]}")
     return how
 
 
 def must_end_cleanly(arena: Arena, runs: Path, place: Path) -> str:
-    """`analyze`, `status` and `train` end with a message or a result, whatever it is."""
+    """Raise Wrong unless `analyze`, `status` and `train` end with any message or result."""
     for words in (["analyze", "--all", "--runs", runs], ["status", "--runs", runs], arena.train("cls", runs)):
         ending = oelm(words, place / "log")
         if ending.code:
@@ -51,7 +54,8 @@ def _analyze(runs: Path, log: Path) -> tuple[Ending, dict[str, Any]]:
     if ending.code != 0:
         return ending, {}
     text = ending.output[ending.output.index("{") :]
-    return ending, json.loads(text.replace(str(runs), "RUNS"))  # so that a copy of a study shows the same
+    # Paths are replaced, so that the analyses of a study and of its copy are equal.
+    return ending, json.loads(text.replace(str(runs), "RUNS"))
 
 
 def _sound_analysis(arena: Arena, place: Path) -> dict[str, Any]:
@@ -64,7 +68,7 @@ def _sound_results(arena: Arena, place: Path) -> list[str]:
 
 
 def _results(ending: Ending) -> list[str]:
-    """The lines of `oelm train` that show a result."""
+    """Return the lines of the output of `oelm train` that show a result."""
     return [line for line in ending.output.splitlines() if line.startswith(("  validation", "  test"))]
 
 

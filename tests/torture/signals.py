@@ -1,4 +1,4 @@
-"""Signals at any moment: a run stops with a checkpoint and exit code 75; the same command finishes it."""
+"""Send a signal at any moment: a run must stop with a checkpoint and exit code 75, and resume exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
 
 
 def cases(arena: Arena, count: int) -> Iterator[Case]:
-    """`count` moments for each signal; 0 = at every fourth file operation, and 10 moments by the clock."""
+    """Yield `count` cases per signal, spread over the file operations of the run.
+
+    With count=0, yield a case per signal at every fourth file operation, and 10 more at random times.
+    """
     operations = arena.operations("cls")
     for name in SIGNALS:
         rng = arena.rng("signals", name)
@@ -26,7 +29,11 @@ def cases(arena: Arena, count: int) -> Iterator[Case]:
 
 
 def case(arena: Arena, name: str) -> Case:
-    """By name: SIGNAL:operation:NUMBER or SIGNAL:clock:PERMILLE of the time a run takes."""
+    """Return the case with this name: SIGNAL:operation:NUMBER or SIGNAL:clock:PERMILLE.
+
+    NUMBER is the file operation at which the signal arrives, PERMILLE the moment as a share of the time that
+    an undisturbed run takes.
+    """
     number, how, at = name.split(":")
     return Case("signals", name, lambda place: _signalled(arena, number, how, int(at), place))
 
@@ -53,19 +60,21 @@ def _ended_by_itself(arena: Arena, runs: Path, ending: Ending) -> str:
     state = arena.must_not_seem_alive("cls", runs)
     if ending.code == 0:
         arena.must_be_equal("cls", runs)
-        return "had finished"
+        return "finished before the signal"
     if ending.code != 75 or state != "interrupted":
         raise Wrong(
-            f"exit code {ending.code} and state {state}, not 75 and interrupted:\n{ending.output[-1500:]}"
+            f"exit code {ending.code} and state '{state}' instead of 75 and 'interrupted':\n"
+            f"{ending.output[-1500:]}"
         )
     return "interrupted, then equal"
 
 
 def _ended_outside_training(arena: Arena, runs: Path, ending: Ending) -> str:
-    """The signal's default action, before a run began or after it ended: nothing can be lost there."""
+    """Check a run that the signal killed by default: it must not have been training, so nothing is lost."""
     state = arena.must_not_seem_alive("cls", runs)
     if state not in ("absent", "pending", "broken", "finished", "interrupted"):
         raise Wrong(
-            f"ended with {ending.code} in the middle of training, state {state}:\n{ending.output[-1500:]}"
+            f"the signal killed the run in the middle of training: exit code {ending.code}, state '{state}'\n"
+            f"{ending.output[-1500:]}"
         )
     return "ended outside training, then equal"

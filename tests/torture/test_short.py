@@ -1,4 +1,4 @@
-"""A sample of every kind of fault; `make torture` tries many more."""
+"""Inject a sample of the faults of tests/torture; `make torture` tries many more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Counts of one process that tries all kinds: it loads torch once and forks for every case."""
+    """Return the counts of one process that tries all kinds of faults.
+
+    One process for all kinds is fast: it imports torch once and forks for every case.
+    """
     written = tmp_path_factory.mktemp("torture") / "figures.json"
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
@@ -33,7 +36,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3300)  # a minute on an idle core; the first test waits for all cases
+@pytest.mark.timeout(3300)  # the first test waits for all cases, which take a minute on an idle core
 @pytest.mark.parametrize(
     ("kind", "least"),
     list(

@@ -1,5 +1,5 @@
-"""Experiments: the catalogue, tuning, planning and the launchers.
+"""Experiments: the catalogue, learning-rate tuning, planning and the launchers.
 
-In: experiment IDs, seeds and changed settings. Out: run folders that have ended, one for each run.
-`catalogue` finds experiments, `study` turns them into runs, `launch` starts the runs.
+The user names experiment IDs, seeds and changed settings. Module `catalogue` finds the experiments, `study`
+turns them into runs, and `launch` starts the runs. The result is one folder per run.
 """

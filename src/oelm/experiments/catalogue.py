@@ -1,7 +1,7 @@
-"""The catalogue: every experiment by its ID. `register_experiment(Experiment(...))` adds one.
+"""The catalogue of all experiments, by ID. `register_experiment(Experiment(...))` adds one.
 
-Users keep their own experiments in Python files, given by `--catalogue FILE.py` or OELM_CATALOGUE (several
-files are separated as in PATH).
+Users keep their own experiments in Python files. They name these files with `--catalogue FILE.py` or with the
+environment variable OELM_CATALOGUE, where several files are separated as in PATH.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.scales import SCALES
 
-# Phases of the original study; "extra" holds our additions.
+# The phases into which the original study divides its experiments; "extra" holds our additions.
 PHASES: dict[int | str, str] = {
     1: "BERT fine-tuning on XNLI",
     2: "GPT language modelling on TinyStories",
@@ -28,7 +28,8 @@ PHASES: dict[int | str, str] = {
     "paper": "BERT fine-tuning on SST-2 and MNLI",
     "extra": "controls and next steps that the original study does not have",
 }
-# Phases that the report of a phase covers: in the original study, phase 3 compares all seven GPT runs.
+# Phase of a report -> phases whose experiments it shows. The original study's report of phase 3 compares all
+# seven GPT runs, two of which belong to phase 2. A phase that is not listed shows only its own experiments.
 REPORT_COVERS: dict[int | str, tuple[int | str, ...]] = {3: (2, 3)}
 
 STUDIES = {
@@ -42,27 +43,30 @@ STUDIES = {
 
 _MODULES = ("paper", "controls", "gap", "finetune", "gpt_cls", "probes", "demo")
 
-CATALOGUE = "OELM_CATALOGUE"  # environment variable with the user's catalogue files
+CATALOGUE = "OELM_CATALOGUE"  # environment variable that names the user's catalogue files
 
 _registered: dict[str, Experiment] = {}
 _loaded: list[str] = []
 
 
 def register_experiment(experiment: Experiment) -> Experiment:
-    """Add an experiment to the catalogue; its ID must be new."""
+    """Add an experiment to the catalogue and return it; raise UsageError if its ID is already taken."""
     _load_catalogue()
     _add(experiment)
     return experiment
 
 
 def experiments() -> dict[str, Experiment]:
-    """All experiments by ID, in the order of the catalogue."""
+    """Return all experiments by ID, in the order of the catalogue."""
     _load_catalogue()
     return dict(_registered)
 
 
 def experiment(name: str) -> Experiment:
-    """The experiment with this ID, in upper or lower case; the error for an unknown ID names the nearest."""
+    """Return the experiment whose ID is `name`, in upper or lower case.
+
+    Raises UsageError for an unknown ID; the message suggests the most similar known ID.
+    """
     known = experiments()
     if name in known:
         return known[name]
@@ -75,28 +79,33 @@ def experiment(name: str) -> Experiment:
 def select(
     ids: Sequence[str] = (), *, phases: Sequence[int | str] = (), study: str = "", everything: bool = False
 ) -> list[Experiment]:
-    """The experiments that a command names: by IDs, phases, a study, or all of the study `paper`."""
+    """Return the experiments that a command names by their IDs, by phases or by a study.
+
+    everything: return all experiments of the study `paper` (the option --all)
+    """
     known = experiments()
     if study and study not in (studies := _studies_of(known.values())):
         raise unknown_name("study", study, studies)
     wanted = [find_phase(phase) for phase in phases]
     if ids:
         if wanted or study or everything:
-            raise UsageError("name experiments by their IDs, or by --phase, --study or --all, not both")
+            raise UsageError("name experiments either by their IDs or by --phase, --study or --all")
         return list({(e := experiment(name)).id: e for name in ids}.values())  # without repetitions
     if everything and (study or wanted):
         raise UsageError("--all selects the study `paper`: leave out --phase and --study, or leave out --all")
     if study and wanted and not any(e.phase in wanted for e in known.values() if e.study == study):
         named = ", ".join(map(str, wanted))
-        raise UsageError(f"the study {study} has no phase {named}: only the study paper has phases")
+        raise UsageError(
+            f"the study {study} has no phase {named}: only the study `paper` has phases; leave out --phase"
+        )
     if wanted or study or everything:
         of_study = [e for e in known.values() if e.study == (study or "paper")]
         return [e for e in of_study if not wanted or e.phase in wanted]
-    raise UsageError("name experiments: IDs, --phase N, --study NAME or --all (see `oelm list`)")
+    raise UsageError("name experiments by their IDs, --phase N, --study NAME or --all (see `oelm list`)")
 
 
 def find_phase(name: int | str) -> int | str:
-    """The phase with this number or name: 3, "3" or "paper"."""
+    """Return the phase of the original study with this number or name: 3, "3" or "paper"."""
     for phase in PHASES:
         if str(phase) == str(name).lower():
             return phase
@@ -104,46 +113,54 @@ def find_phase(name: int | str) -> int | str:
 
 
 def planned_configs() -> dict[str, dict[str, RunConfig]]:
-    """Experiment ID -> scale -> the config as catalogued, for `oelm.analysis.analyze`."""
+    """Return experiment ID -> scale -> the config in the catalogue.
+
+    `oelm.analysis.analyze` compares these configs with those of the runs.
+    """
     return {id: {scale: e.planned(scale) for scale in SCALES} for id, e in experiments().items()}
 
 
 def reported_with(phases: Sequence[int | str]) -> list[str]:
-    """IDs of the experiments that the report of these phases covers."""
+    """Return the IDs of the experiments that the report of these phases covers."""
     wanted = [find_phase(phase) for phase in phases]
     covered = {p for phase in wanted for p in REPORT_COVERS.get(phase, (phase,))}
     return [e.id for e in experiments().values() if e.phase in covered]
 
 
 def load_catalogue_files(paths: Iterable[str]) -> None:
-    """Run each of the user's catalogue files, unless it was run before."""
+    """Run the user's catalogue files, so that they register their experiments; each file runs only once."""
     for path in paths:
         if path:
             _run_file(str(Path(path).expanduser().resolve()))
 
 
 def loaded_catalogue_files() -> tuple[str, ...]:
-    """Catalogue files that were run in this process; workers run them too, for the datasets they register."""
+    """Return the catalogue files that this process has run.
+
+    Worker processes must run the same files, because a catalogue file can also register datasets.
+    """
     return tuple(_loaded)
 
 
 def catalogue_files() -> list[str]:
-    """The files that the environment variable OELM_CATALOGUE names."""
+    """Return the files that the environment variable OELM_CATALOGUE names."""
     return [path for path in os.environ.get(CATALOGUE, "").split(os.pathsep) if path]
 
 
 @functools.cache
 def _run_file(path: str) -> None:
     if not Path(path).is_file():
-        raise UsageError(f"catalogue file {path} does not exist")
+        raise UsageError(
+            f"the catalogue file {path} does not exist; correct --catalogue or the variable {CATALOGUE}"
+        )
     try:
         runpy.run_path(path)
         _loaded.append(path)
-    except Exception as error:  # show the user the line of the file, not our stack
+    except Exception as error:  # show the line of the user's file instead of a traceback through this package
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         where = f"{path}, line {lines[-1]}" if lines else path
         message = str(error) if isinstance(error, OelmError) else f"{type(error).__name__}: {error}"
-        raise UsageError(f"{where}: {message}") from None
+        raise UsageError(f"the catalogue file {where}: {message}") from None
 
 
 def _studies_of(known: Iterable[Experiment]) -> list[str]:

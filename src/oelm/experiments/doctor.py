@@ -1,7 +1,7 @@
-"""Preflight checks: find in minutes what would stop a run after hours.
+"""The checks of `oelm doctor`, which find in minutes the problems that would stop a run after hours.
 
-Checks software, hardware, precision and disk. Then, for each planned experiment, checks its data and runs one
-real training step and one evaluation in a temporary folder.
+`examine` checks software, hardware, precision and disk. For each planned experiment it then checks the data
+and runs one real training step and one evaluation in a temporary folder.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from oelm.experiments.plan import estimate
 from oelm.runs.folder import RunFolder
 from oelm.units import bytes_text
 
-TRAIN_ROWS, EVAL_ROWS = 200, 20  # rows of a short run; enough for a batch of any experiment
+TRAIN_ROWS, EVAL_ROWS = 200, 20  # rows of a short test run; enough for one batch of any experiment
 
-_SPARE_BYTES = 2 * 2**30  # for token files, logs and the system
+_SPARE_BYTES = 2 * 2**30  # disk space that must stay free for token files, logs and the system
 _DATA_REMEDY = "name the folder of your datasets with --data-dir, or use --scale smoke, which needs no data"
 _MEMORY_REMEDY = (
     "lower --set budget.batch_size and raise budget.accumulation: the effective batch stays the same"
@@ -34,10 +34,10 @@ _OTHER_REMEDY = "correct the setting that the message names; `oelm show` prints 
 class Finding:
     """The result of one check."""
 
-    subject: str
+    subject: str  # what was checked: "disk", "data xnli" or an experiment ID
     ok: bool
     text: str
-    remedy: str = ""  # what to do about a problem
+    remedy: str = ""  # what the user should do if `ok` is False
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -47,9 +47,9 @@ class Finding:
 def examine(
     planned: Sequence[tuple[RunConfig, int]], root: Path | str, machine: Machine
 ) -> Iterator[Finding]:
-    """Yield each finding as soon as it is known.
+    """Run all checks and yield each finding as soon as it is known.
 
-    planned: one config of each experiment, and its number of runs including tuning trials
+    planned: for each experiment, one of its configs and its number of runs including tuning trials
     """
     yield _software()
     yield from _hardware(machine)
@@ -67,12 +67,13 @@ def examine(
         if checked[data]:
             yield _one_step(config, machine)
         else:
-            remedy = "solve the problem of its data first"
-            yield Finding(config.id, False, "not tried, because its data has a problem", remedy)
+            remedy = f"first solve the problem of the data {config.data.dataset}"
+            text = "no training step was tried, because the check of its data failed"
+            yield Finding(config.id, False, text, remedy)
 
 
 def existing_parent(path: Path) -> Path:
-    """The path itself, or the nearest folder above it that exists."""
+    """Return `path` if it exists, otherwise the nearest folder above it that exists."""
     path = path.resolve()
     while not path.exists():
         path = path.parent
@@ -80,7 +81,7 @@ def existing_parent(path: Path) -> Path:
 
 
 def with_few_rows(config: RunConfig) -> RunConfig:
-    """`config` on at most 200 training rows and 20 evaluation rows, for a short run."""
+    """Return `config` limited to 200 training rows and 20 evaluation rows, for a short test run."""
     rows, eval_rows = config.data.train_rows or TRAIN_ROWS, config.data.eval_rows or EVAL_ROWS
     few = replace(config.data, train_rows=min(rows, TRAIN_ROWS), eval_rows=min(eval_rows, EVAL_ROWS))
     return replace(config, data=few)
@@ -93,7 +94,7 @@ def _software() -> Finding:
     required = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
     missing = [name for name in required if name not in found]
     if missing:
-        text, remedy = f"missing: {', '.join(missing)}", "pip install -c constraints.txt -e ."
+        text, remedy = f"not installed: {', '.join(missing)}", "pip install -c constraints.txt -e ."
         return Finding("software", False, text, remedy)
     return Finding("software", True, ", ".join(f"{name} {version}" for name, version in found.items()))
 
@@ -119,7 +120,8 @@ def _writable(root: Path) -> Finding:
     parent = existing_parent(root)
     if os.access(parent, os.W_OK):
         return Finding("runs folder", True, str(root.resolve()))
-    return Finding("runs folder", False, f"no permission to write in {parent}", "choose another with --runs")
+    remedy = "choose another runs folder with --runs"
+    return Finding("runs folder", False, f"no permission to write in {parent}", remedy)
 
 
 def _disk(root: Path, needed: int, runs: int) -> Finding:
@@ -127,12 +129,13 @@ def _disk(root: Path, needed: int, runs: int) -> Finding:
     free = shutil.disk_usage(place).free
     text = f"{runs} runs need at most {bytes_text(needed)}; {bytes_text(free)} are free on {place}"
     if needed + _SPARE_BYTES > free:
-        return Finding("disk", False, text, "free space (`oelm clean`), or choose another disk with --runs")
+        remedy = "make room (`oelm clean`), or choose a runs folder on another disk with --runs"
+        return Finding("disk", False, text, remedy)
     return Finding("disk", True, text)
 
 
 def _data(config: RunConfig, machine: Machine) -> Finding:
-    """Check every row of every split, so that a wrong label is found before training."""
+    """Check the data of one experiment: every row of every split, so that a wrong label is found early."""
     from oelm.data.checks import check_corpus
     from oelm.data.sources.open import open_corpus
 
@@ -164,13 +167,13 @@ def _data(config: RunConfig, machine: Machine) -> Finding:
 
 
 def _one_step(config: RunConfig, machine: Machine) -> Finding:
-    """Run one step and one evaluation of the experiment on a few of its rows."""
+    """Run one training step and one evaluation of the experiment on a few of its rows."""
     from oelm.training.fit import fit
 
     short = replace(
         with_few_rows(config),
         budget=replace(config.budget, steps=1, epochs=0, eval_every=1, log_every=1, checkpoint_every=0),
-        tune=replace(config.tune, trial=True),  # a trial does not use the test split
+        tune=replace(config.tune, trial=True),  # a tuning trial never uses the test split
     )
     with tempfile.TemporaryDirectory(prefix="oelm-doctor-") as place:
         folder = RunFolder(Path(place) / "run")

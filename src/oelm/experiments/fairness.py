@@ -1,4 +1,4 @@
-"""Check before a comparison: which settings other than the method differ between arms."""
+"""Find the settings besides the method in which the arms (methods) of a comparison differ."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from oelm.config.run_config import RunConfig
 from oelm.experiments.catalogue import experiments
 from oelm.experiments.experiment import Experiment
 
-# Fields that may differ: what identifies the arm, and the method, which is the question of the comparison.
+# Config fields that may differ: those that identify a run, and the method, which is what is compared.
 _ALLOWED = ("id", "seed", "compare.", "method.")
 
 
 @dataclass(frozen=True)
 class UnequalSetting:
-    """A config field in which an arm differs from its baseline or control."""
+    """A config field in which an arm (a method in a comparison) differs from its baseline or control."""
 
-    arm: str
-    other: str
+    arm: str  # experiment ID
+    other: str  # experiment ID of the baseline or control
     field: str
-    values: tuple[Any, Any]  # (of the arm, of the other)
-    why: str = ""
+    values: tuple[Any, Any]  # (value of the arm, value of the other)
+    why: str = ""  # why they differ, if it is known
 
     def __str__(self) -> str:
         value, other = (f"{v:g}" if isinstance(v, float) else str(v) for v in self.values)
@@ -35,9 +35,9 @@ class UnequalSetting:
 
 
 def compare_settings(arm: RunConfig, other: RunConfig) -> list[UnequalSetting]:
-    """Differing fields that could explain a result besides the method.
+    """Return the fields besides the method that differ, any of which could also explain a result.
 
-    Learning rates that were chosen from the same grid count as equal.
+    Two learning rates that were tuned on the same grid count as equal.
     """
     tuned_alike = bool(arm.tune.grid) and arm.tune == other.tune
     found = []
@@ -50,9 +50,11 @@ def compare_settings(arm: RunConfig, other: RunConfig) -> list[UnequalSetting]:
 
 
 def check_arms(configs: Sequence[RunConfig], published: Iterable[str] = ()) -> list[UnequalSetting]:
-    """Compare each arm with its baseline and its control, if they are among `configs` at the same scale.
+    """Compare the settings of each arm with those of its baseline and control at the same scale.
 
-    published: IDs that run with the original study's own settings, equal or not
+    A baseline or control that is not among `configs` is left out.
+
+    published: IDs of experiments that keep the original study's settings even where they are unequal
     """
     as_published = set(published)
     arms = {(c.study, c.id, c.scale): c for c in configs}
@@ -70,7 +72,10 @@ def check_arms(configs: Sequence[RunConfig], published: Iterable[str] = ()) -> l
 
 
 def check_experiment(e: Experiment, config_of: Callable[[Experiment], RunConfig]) -> list[UnequalSetting]:
-    """Compare one catalogued experiment with its baseline and control; `config_of` makes the configs."""
+    """Compare the settings of one experiment with those of its baseline and control in the catalogue.
+
+    config_of: returns the config of an experiment
+    """
     known = experiments()
     partners = [known[name] for name in dict.fromkeys((e.baseline, e.control)) if name in known]
     configs = [config_of(arm) for arm in (e, *partners)]

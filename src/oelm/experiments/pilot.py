@@ -1,4 +1,4 @@
-"""The pilot of a study: one arm and its baseline run first, and decide whether the other runs start."""
+"""The pilot of a study: a baseline and one method run first, and the other runs start only if both pass."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from oelm.runs.folder import RunFolder
 if TYPE_CHECKING:
     from oelm.experiments.study import ArmPlan
 
-# The largest ratio in the original study is 1.16. A pilot should find broken runs, not decide the question.
+# A method may be at most this many times worse than its baseline in the pilot. The largest such ratio in the
+# original study is 1.16. The limit is higher, because a pilot should find only broken runs.
 PILOT_FACTOR = 1.5
 
 
 def pilot_pair(arms: Sequence[ArmPlan]) -> list[ArmPlan]:
-    """A baseline and the first arm compared with it; only the first arm if no baseline is planned."""
+    """Return a baseline and the first arm that is compared with it.
+
+    If no arm's baseline is among `arms`, return only the first arm.
+    """
     planned = {(arm.id, arm.scale): arm for arm in arms}
     for arm in arms:
         baseline = planned.get((arm.experiment.baseline, arm.scale))
@@ -29,10 +33,10 @@ def pilot_pair(arms: Sequence[ArmPlan]) -> list[ArmPlan]:
 def pilot_problems(
     pair: Sequence[ArmPlan], jobs: Sequence[Job], factor: float, say: Callable[[str], None]
 ) -> list[str]:
-    """Why the other runs should not start; [] if the pilot passed.
+    """Return the reasons why the other runs should not start; [] if the pilot passed.
 
-    A pilot fails if a run did not finish, its freeze audit failed, or the arm is worse than the baseline by
-    more than `factor`.
+    The pilot fails if one of its runs did not finish, if a freeze audit failed, or if the arm is more than
+    `factor` times worse than the baseline.
     """
     order = [arm.id for arm in pair]
     runs = sorted(
@@ -41,11 +45,11 @@ def pilot_problems(
     found = [f"{job.name}: {problem}" for job in runs if (problem := _run_problem(job))]
     if len(runs) < len(pair):
         unfinished = [f"{job.name}: {job.state} {job.reason}".strip() for job in jobs if not job.ended]
-        found += unfinished or ["not all of its tuning trials have ended"]
+        found += unfinished or ["not all tuning trials of the pilot have ended"]
     if found:
         return found
     if len(pair) < 2:
-        say("pilot passed; its quality was not checked, because its baseline is not among the runs")
+        say(f"pilot passed; {pair[0].id} was not compared, because its baseline is not among the runs")
         return []
     comparison, ratio = _compare(*runs)
     limit = f"(the limit is {factor:g}, --pilot-factor)"
@@ -56,7 +60,10 @@ def pilot_problems(
 
 
 def _compare(baseline: Job, arm: Job) -> tuple[str, float]:
-    """A sentence, and how many times worse the arm is on validation: ratio of perplexities or accuracies."""
+    """Return a sentence for the user, and how many times worse the arm is on the validation split.
+
+    This is the ratio of the two perplexities or accuracies.
+    """
     found = [RunFolder(job.folder).results() for job in (baseline, arm)]
     metric = found[0].metric if found[0] else ""
     reference, value = ((results.score("validation") if results else None) or 0.0 for results in found)
@@ -67,13 +74,13 @@ def _compare(baseline: Job, arm: Job) -> tuple[str, float]:
 
 
 def _run_problem(job: Job) -> str:
-    """Why this pilot run stops the others; "" if it does not."""
+    """Return what is wrong with this pilot run; "" if nothing is."""
     if job.state != "finished":
         return f"{job.state} {job.reason}".strip()
     folder = RunFolder(job.folder)
     results, audit = folder.results(), folder.freeze_audit()
     if results is None or results.validation is None:
-        return "no finite validation loss"
+        return "the run has no finite validation loss"
     if audit is not None and not audit.ok:
         return f"the freeze audit failed (see {folder.audit_file})"
     return ""

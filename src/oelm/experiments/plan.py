@@ -1,7 +1,7 @@
-"""Estimate what a run needs before it starts: parameters, steps, tokens, disk and time.
+"""Estimate before a run starts how many parameters, steps, tokens, bytes on disk and seconds it needs.
 
-Parameters are counted on the real network with the method applied, without files of a pretrained model.
-Disk is an upper bound. Time comes from earlier runs of the same experiment, or else from FLOPs.
+Parameters are counted on the real network with the method applied; no pretrained weights are loaded. The disk
+space is an upper bound. The time comes from earlier runs of the same experiment, or else from FLOPs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 GPT2_VOCABULARY = 50257
-# Training is assumed to reach this share of the FLOPS of large matrix products, if no run was timed.
+# If no earlier run was timed, training is assumed to reach this share of the speed of large matrix products.
 ASSUMED_PEAK_SHARE = 0.5
 
-# Shapes of the original study's pretrained models, so that they can be counted without a download.
+# Pretrained model -> its architecture and sizes, so that its parameters can be counted without a download.
 KNOWN_SHAPES: dict[str, tuple[str, dict[str, int]]] = {
     "bert-base-uncased": ("bert", {}),
     "google-t5/t5-small": ("t5", {}),
@@ -40,16 +40,16 @@ KNOWN_SHAPES: dict[str, tuple[str, dict[str, int]]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What one run needs; None for what cannot be known yet, with the reason in a note."""
+    """What one run needs. None means that a number cannot be known yet; a text field says why."""
 
     folder: Path
     steps: int | None
-    tokens: int | None  # seen in training; an upper bound for classification
+    tokens: int | None  # tokens seen in training; an upper bound if rows are shorter than max_length
     parameters: dict[str, int] | None
-    parameters_note: str
+    parameters_note: str  # why `parameters` is None
     disk_bytes: int | None
     seconds: float | None
-    time_basis: str
+    time_basis: str  # where `seconds` comes from, or why it is None
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "folder": str(self.folder)}
@@ -64,7 +64,7 @@ class Plan:
 
 
 def estimate(config: RunConfig, root: Path | str) -> Plan:
-    """The plan of one run. It builds the network, which takes seconds, but never downloads anything."""
+    """Return the plan of one run. This builds the network, which takes seconds, but downloads nothing."""
     steps = planned_steps(config)
     rows = config.budget.batch_size * config.budget.accumulation
     tokens = steps * rows * config.data.max_length if steps else None
@@ -75,7 +75,7 @@ def estimate(config: RunConfig, root: Path | str) -> Plan:
 
 
 def planned_steps(config: RunConfig) -> int | None:
-    """The number of optimizer steps; None if it depends on data whose size is not known."""
+    """Return the number of optimizer steps; None if it depends on a dataset whose size is not known."""
     if config.budget.steps:
         return config.budget.steps
     rows = dataset(config.data.dataset).sizes.get("train", 0)
@@ -87,13 +87,13 @@ def planned_steps(config: RunConfig) -> int | None:
 
 
 def _count(config: RunConfig, rows: int) -> tuple[dict[str, int] | None, float | None, str]:
-    """(parameter counts, FLOPs of one step, ""), or (None, None, the reason)."""
+    """Return (parameter counts, FLOPs of one step, ""), or (None, None, why they cannot be counted)."""
     from oelm.methods.apply import apply
     from oelm.training.measure.flops import flop_model
 
     try:
         network = _network(config)
-        # The init does not change any count, and "keep" is the fastest one.
+        # The init of Q/K does not change any count, and "keep" is the fastest init.
         applied = apply(network, replace(config.method, init="keep", gain=1.0), seed=0)
     except OelmError as error:
         return None, None, str(error)
@@ -132,7 +132,10 @@ def _vocabulary(config: RunConfig) -> int:
 
 
 def _disk(counts: dict[str, int]) -> int:
-    """Bytes on disk at most: fp32 weights, and two Adam moments for each trainable parameter."""
+    """Return the largest number of bytes that the run needs on disk.
+
+    A checkpoint holds fp32 weights and two Adam moments for each trainable parameter.
+    """
     from oelm.training.measure.disk import DiskPlan
 
     weights, moments = 4 * counts["total"], 8 * counts["trainable"]
@@ -148,7 +151,7 @@ def _time(
     if measured is not None:
         return steps * measured, "from earlier runs of this experiment here"
     if flops is None:
-        return None, "unknown"
+        return None, "unknown, because the parameters cannot be counted"
     import torch
 
     from oelm.training.measure.flops import gemm_peak
@@ -160,7 +163,7 @@ def _time(
 
 
 def _median_step_time(config: RunConfig, root: Path | str) -> float | None:
-    """Seconds per step in earlier runs of the experiment at this scale; None if there is none."""
+    """Return the median seconds per step of earlier runs of this experiment at this scale, or None."""
     place = run_path(root, replace(config, tune=replace(config.tune, trial=False))).parent
     found = []
     for file in place.glob("seed=*/timing_stats.json"):

@@ -1,7 +1,8 @@
-"""How experiments shrink to the scales `mini` and `smoke`: less text, a smaller network, fewer steps.
+"""How experiments shrink from full scale to `mini` and `smoke`: less text, a smaller network, fewer steps.
 
-These are tables with one row per kind of experiment. `mini` takes minutes on a laptop CPU with real text;
-`smoke` takes seconds on built-in text, for tests. Neither downloads anything.
+The tables have one entry per kind of experiment (`Experiment.kind`). A run at scale `mini` takes minutes on a
+laptop CPU with real text; a run at scale `smoke`, for tests, takes seconds with built-in text. Neither scale
+downloads anything.
 """
 
 from __future__ import annotations
@@ -84,19 +85,22 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
-# Small random models that replace encoder-decoders.
+# Encoder-decoder family -> small random model that replaces it at both small scales.
 SMALL_MODELS = {"t5": "tiny-t5", "bart": "tiny-bart"}
 
-# Steps at the scale / steps at full scale. Proportions stay: 200K steps remain twice as many as 100K.
+# Scale -> kind -> steps at that scale / steps at full scale. One factor for all experiments of a kind keeps
+# their proportions: an experiment with 200K steps still has twice as many steps as one with 100K.
 STEP_SHARE: dict[str, dict[str, float]] = {
     "mini": {"lm": 0.012, "denoising": 0.006, "gpt-cls": 0.06, "finetune": 1.0},
     "smoke": {"lm": 8e-5, "denoising": 8e-5, "gpt-cls": 8e-4, "finetune": 1.0},
 }
 
-# Learning rate at a small scale / at full scale: small networks with few steps need larger learning rates.
+# Kind -> learning rate at a small scale / learning rate at full scale. Small networks that train for few
+# steps need larger learning rates.
 LR_FACTOR = {"lm": 4.0, "denoising": 4.0, "gpt-cls": 1.0, "finetune": 5.0}
 
-# Learning rates that tuning tries. All arms of a kind share one grid, which makes them comparable.
+# Scale -> kind -> learning rates that tuning tries. All experiments of a kind share one grid, so that none of
+# them is tuned better than another.
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
     "full": {
         "lm": (1e-4, 3e-4, 1e-3, 3e-3),
@@ -120,7 +124,10 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 
 
 def shrink(config: RunConfig, scale: str, kind: str) -> RunConfig:
-    """The full-scale `config` at a smaller scale, by the recipe of its kind."""
+    """Return the full-scale `config` at the scale `mini` or `smoke`.
+
+    kind: the kind of experiment (`Experiment.kind`), which selects the recipe
+    """
     recipe = RECIPES[scale][kind]
     small = override(config, recipe)
     for family, name in SMALL_MODELS.items():

@@ -1,4 +1,6 @@
-"""A study: arms in, ended jobs out. Plan the arms, check that they are comparable, tune, run.
+"""Run a study: plan its arms, check that their settings are comparable, tune learning rates, run the arms.
+
+An arm is one experiment (a method on a dataset) at one scale, with a run for each seed.
 
 arms = Request(select(study="gap"), scales=("mini",), seeds=(0, 1, 2)).arms()
 outcome = run_study(arms, "runs", launcher)
@@ -26,11 +28,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ArmPlan:
-    """One experiment at one scale: a config for each seed, and the tuning trials that come first."""
+    """The plan of one arm: one experiment at one scale, with a config per seed and its tuning trials."""
 
     experiment: Experiment
     runs: tuple[RunConfig, ...]
-    trials: tuple[RunConfig, ...] = ()  # () = the learning rate is not tuned
+    trials: tuple[RunConfig, ...] = ()  # tuning trials, which run first; () = the learning rate is not tuned
 
     @property
     def id(self) -> str:
@@ -54,7 +56,7 @@ class Request:
     seeds: Sequence[int] = (DEFAULT_SEED,)
     changes: Mapping[str, Any] = field(default_factory=dict)  # dotted field -> value
     study: str = ""  # name of the study folder; "" = the experiment's study
-    tune: bool | None = None  # None = as the catalogue says
+    tune: bool | None = None  # whether to tune the learning rate; None = if the catalogue says so
     grid: Sequence[float] = ()  # learning rates to try; () = the experiment's grid
     trial_seeds: Sequence[int] = TRIAL_SEEDS
     data_dir: str = ""
@@ -68,7 +70,7 @@ class Request:
             )
 
     def arms(self) -> list[ArmPlan]:
-        """One plan per experiment and scale, with every config checked."""
+        """Return one plan per experiment and scale; raise UsageError if a config is invalid."""
         return [self._arm(e, scale) for scale in dict.fromkeys(self.scales) for e in self.experiments]
 
     def _arm(self, e: Experiment, scale: Scale) -> ArmPlan:
@@ -85,7 +87,7 @@ class Request:
         return ArmPlan(e, runs, tuple(trial_configs(runs[0], grid, seeds, e.trial_share)))
 
     def config(self, e: Experiment, scale: Scale, seed: int) -> RunConfig:
-        """The checked config of one run; UsageError if the run could never work."""
+        """Return the checked config of one run; raise UsageError if the run could never work."""
         try:
             config = e.at(scale, seed, self.data_dir, self.changes)
             check_config(config, self.data_dir)
@@ -97,7 +99,11 @@ class Request:
         return e.tuned if self.tune is None else self.tune
 
     def _study(self, e: Experiment) -> str:
-        """Tuned and untuned runs of one experiment are different runs and need different folders."""
+        """Return the name of the study folder.
+
+        If the user tunes an experiment that the catalogue does not tune, or the reverse, its runs get another
+        folder, because they are not the runs that the catalogue describes.
+        """
         if self._tunes(e) == e.tuned:
             return e.study
         return f"{e.study}-{'tuned' if self.tune else 'untuned'}"
@@ -109,7 +115,7 @@ class StudyOutcome:
 
     jobs: list[Job] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)  # learning rates that tuning chose
-    unequal: list[UnequalSetting] = field(default_factory=list)
+    unequal: list[UnequalSetting] = field(default_factory=list)  # settings that are not comparable
     problems: list[str] = field(default_factory=list)  # why planned runs were not started
 
 
@@ -122,7 +128,13 @@ def run_study(
     retry_diverged: bool = False,
     say: Say = print,
 ) -> StudyOutcome:
-    """Run all arms; with `pilot_factor`, one arm and its baseline first, and the rest only if both pass."""
+    """Run all arms of a study and return how their runs ended.
+
+    pilot_factor: if it is not 0, a pilot runs first: one arm and its baseline, one seed each. The other runs
+        start only if the arm is at most this many times worse than its baseline.
+    retry_diverged: run diverged runs again from their last checkpoint
+    say: receives each message for the user
+    """
     unequal = unequal_settings(arms)
     for setting in unequal:
         say(f"unequal: {setting}")
@@ -154,9 +166,9 @@ def run_arms(
     retry_diverged: bool = False,
     say: Say = print,
 ) -> StudyOutcome:
-    """Run tuning trials and untuned arms together, choose learning rates, then run the tuned arms.
+    """Run the tuning trials together with the untuned arms, choose learning rates, then run the tuned arms.
 
-    Runs that have ended are skipped, so a second call with more seeds runs only the new seeds.
+    Runs that ended earlier are skipped, so a second call with more seeds runs only the new seeds.
     """
 
     def launch(configs: Sequence[RunConfig]) -> list[Job]:
@@ -169,7 +181,7 @@ def run_arms(
         if not arm.trials:
             continue
         if (arm.id, arm.scale) in not_ended:
-            say(f"{arm.id}: not all of its tuning trials have ended; run the same command to continue")
+            say(f"{arm.id}: not all tuning trials have ended; run the same command again to continue")
             continue
         try:
             choice = choose_lr(arm.trials, root)
@@ -186,7 +198,7 @@ def run_arms(
 
 
 def unequal_settings(arms: Sequence[ArmPlan]) -> list[UnequalSetting]:
-    """Settings other than the method in which arms differ from their baseline or control.
+    """Return the settings besides the method in which arms differ from their baseline or control.
 
     Learning rates that will be tuned on the same grid count as equal.
     """

@@ -1,7 +1,7 @@
-"""Learning-rate tuning: every arm gets the same grid, and validation loss over trial seeds decides.
+"""Learning-rate tuning: all arms of a comparison try the same grid, and the validation loss decides.
 
-A trial never uses the test split. Loss decides rather than accuracy: on a few hundred validation examples,
-differences in accuracy are mostly noise.
+A trial is a run that is used only to choose the learning rate; it never uses the test split. The loss decides
+rather than the accuracy, because on a few hundred validation examples accuracy differences are mostly noise.
 """
 
 from __future__ import annotations
@@ -21,31 +21,34 @@ TRIAL_SEEDS = (0, 1)
 
 @dataclass(frozen=True)
 class Choice:
-    """The learning rate chosen for one experiment, and the losses it was chosen by."""
+    """The learning rate chosen for one experiment, and the losses that decided the choice."""
 
     id: str
     lr: float
-    losses: dict[float, float]  # lr -> mean over seeds of the best validation loss; inf if a trial diverged
+    losses: dict[float, float]  # lr -> best validation loss, averaged over seeds; inf if a trial diverged
 
     @property
     def at_edge(self) -> bool:
-        """Whether the choice is the smallest or largest value of the grid: a better one may lie outside."""
+        """Whether the choice is the smallest or largest value of the grid; a better one may lie outside."""
         return len(self.losses) > 2 and self.lr in (min(self.losses), max(self.losses))
 
     def __str__(self) -> str:
         tried = ", ".join(f"{lr:g}: {loss:.4f}" for lr, loss in self.losses.items())
-        edge = " (at the edge of the grid: a better one may lie outside)" if self.at_edge else ""
+        edge = " (at the edge of the grid, so a better one may lie outside)" if self.at_edge else ""
         return f"{self.id}: learning rate {self.lr:g}; validation losses {tried}{edge}"
 
 
 def trial_configs(
     config: RunConfig, grid: Sequence[float], seeds: Sequence[int] = TRIAL_SEEDS, share: float = 1.0
 ) -> list[RunConfig]:
-    """One trial per learning rate and seed, on `share` of the run's steps or epochs."""
+    """Return the config of one trial per learning rate and seed.
+
+    share: length of a trial as a share of the run's steps or epochs
+    """
     if not grid or any(lr <= 0 for lr in grid):
-        raise UsageError(f"a grid of learning rates needs numbers above 0, not {list(grid)}")
+        raise UsageError(f"the grid of learning rates (--grid) needs numbers above 0, not {list(grid)}")
     if not seeds:
-        raise UsageError("tuning needs at least one trial seed")
+        raise UsageError("tuning needs at least one seed for its trials (--trial-seeds)")
     steps, epochs = (
         amount and max(1, round(amount * share)) for amount in (config.budget.steps, config.budget.epochs)
     )
@@ -63,19 +66,25 @@ def trial_configs(
 
 
 def choose_lr(trials: Sequence[RunConfig], root: Path | str) -> Choice:
-    """The learning rate with the lowest mean validation loss; OelmError if a trial has not ended."""
+    """Return the learning rate with the lowest mean validation loss.
+
+    Raises OelmError if a trial has not ended, or if no learning rate gave a finite loss.
+    """
     losses: dict[float, list[float]] = {}
     for trial in trials:
         losses.setdefault(trial.optim.lr, []).append(_validation_loss(RunFolder(run_path(root, trial))))
     means = {lr: sum(values) / len(values) for lr, values in losses.items()}
     best = min(means, key=lambda lr: means[lr])
     if math.isinf(means[best]):
-        raise OelmError(f"{trials[0].id}: no learning rate of the grid {list(means)} gave a finite loss")
+        raise OelmError(
+            f"{trials[0].id}: no learning rate of the grid {list(means)} gave a finite validation loss; "
+            "try smaller learning rates with --grid"
+        )
     return Choice(trials[0].id, best, means)
 
 
 def with_chosen_lr(config: RunConfig, choice: Choice, trials: Sequence[RunConfig]) -> RunConfig:
-    """`config` with the chosen learning rate and a record of the grid it was chosen from."""
+    """Return `config` with the chosen learning rate and with the grid it was chosen from."""
     return replace(
         config,
         optim=replace(config.optim, lr=choice.lr),
@@ -90,4 +99,6 @@ def _validation_loss(folder: RunFolder) -> float:
     if status is not None and status.state == "diverged":
         return math.inf
     state = status.state if status else "not started"
-    raise OelmError(f"the trial {folder.path} is {state}; all trials must end before one is chosen")
+    raise OelmError(
+        f"the tuning trial {folder.path} is {state}; all trials must end before a learning rate is chosen"
+    )

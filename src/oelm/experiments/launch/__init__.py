@@ -1,4 +1,4 @@
-"""Launchers: start the runs of a study on this machine or through SLURM.
+"""Launchers start the runs of a study on this machine or through SLURM and watch them until they end.
 
-In: configs of runs. Out: run folders that have ended, and one `Job` per run that says how.
+Each run is described by its config and writes its own folder. One `Job` per run says how the run ended.
 """

@@ -1,4 +1,7 @@
-"""attempts.jsonl of a run folder: one line for each process that worked on the run, never rewritten."""
+"""The file attempts.jsonl of a run folder: one line for each process that worked on the run.
+
+Lines are only appended, so the file keeps the history of a run that was interrupted or failed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ ATTEMPTS = "attempts.jsonl"
 class Attempt:
     """How one process that worked on a run ended."""
 
-    exit_code: int
+    exit_code: int  # negative if a signal killed the process: -9 for SIGKILL
     reason: str = ""
     time: float = field(default_factory=time.time)
     host: str = field(default_factory=socket.gethostname)
@@ -29,20 +32,23 @@ class Attempt:
 
 
 def append_attempt(folder: Path, attempt: Attempt) -> None:
-    """Add a line. Does nothing on a full disk or in a folder that was moved: status.json has the reason."""
+    """Append one attempt to attempts.jsonl of the run folder.
+
+    Does nothing if the disk is full or the folder was moved: status.json also has the reason of the ending.
+    """
     line = (json.dumps(asdict(attempt)) + "\n").encode()
     with contextlib.suppress(OSError):
         file = os.open(folder / ATTEMPTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             size = os.fstat(file).st_size
-            if os.write(file, line) != len(line):  # the disk is full: leave no partial line
+            if os.write(file, line) != len(line):  # the disk is full, so remove the incomplete line
                 os.ftruncate(file, size)
         finally:
             os.close(file)
 
 
 def read_attempts(folder: Path) -> list[Attempt]:
-    """All attempts at the run, oldest first; [] when there was none."""
+    """Return all attempts at the run, oldest first; [] if no process has worked on the run."""
     try:
         rows = list(read_json_lines(folder / ATTEMPTS))
     except FileNotFoundError:
@@ -51,7 +57,7 @@ def read_attempts(folder: Path) -> list[Attempt]:
 
 
 def last_exit_code(folder: Path) -> int | None:
-    """The exit code of the last attempt; None when there is none or the file is damaged."""
+    """Return the exit code of the last attempt at the run; None if attempts.jsonl is missing or damaged."""
     try:
         return read_attempts(folder)[-1].exit_code
     except (OelmError, OSError, IndexError):

@@ -1,4 +1,4 @@
-"""Jobs and the launcher protocol: a launcher takes jobs and returns them when they have ended."""
+"""Jobs and the launcher protocol: a launcher takes jobs and returns them when their runs have ended."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from oelm.runs.lock import Busy, RunLock
 from oelm.runs.scan import state_of
 from oelm.runs.states import EXIT_INTERRUPTED, EXIT_PERMANENT, EXIT_USAGE, is_terminal
 
-RETRIES = 2
-# Exit codes of a worker whose run fails the same way each time until the user changes something.
+RETRIES = 2  # how often a launcher starts a failed run again
+# Exit codes of workers whose run would fail in the same way again until the user changes something.
 NO_RETRY = frozenset({EXIT_USAGE, EXIT_PERMANENT})
 
 
 @dataclass
 class Job:
-    """One run in the hands of a launcher."""
+    """One run that a launcher starts and watches."""
 
     config: RunConfig
     folder: Path
     state: str = "pending"
     reason: str = ""
     failures: int = 0
-    slot: str = ""
+    slot: str = ""  # name of the slot that the run occupies
     ended_before: bool = False  # the run had ended before this launch
 
     @property
@@ -45,23 +45,25 @@ class Job:
 
 @dataclass
 class Events:
-    """Callbacks of a launcher: `changed` on each new state of a job, `tick` several times a second."""
+    """Callbacks of a launcher: it calls `changed` when a job changes its state, and `tick` at each poll."""
 
     changed: Callable[[Job], None] = lambda job: None
     tick: Callable[[Sequence[Job]], None] = lambda jobs: None
 
 
 class Launcher(Protocol):
-    """Runs jobs until each has ended or the user stops the launcher."""
+    """A launcher: its method `launch` runs jobs until each has ended or the user stops the launcher."""
 
     def launch(self, jobs: Sequence[Job]) -> Sequence[Job]: ...
 
 
 def make_jobs(configs: Iterable[RunConfig], root: Path | str, *, retry_diverged: bool = False) -> list[Job]:
-    """One job per config, each with its run folder below `root`.
+    """Return one job per config, and create its run folder below `root`.
 
-    Raises UsageError when a folder already holds another config. A tuning trial that diverged is never
-    retried: divergence is the result of that trial.
+    Raises UsageError if a run folder already holds another config.
+
+    retry_diverged: let diverged runs continue from their last checkpoint. This excludes tuning trials: that a
+        trial diverged is its result.
     """
     jobs = []
     for config in configs:
@@ -85,7 +87,10 @@ def _reopen_diverged(folder: RunFolder) -> None:
 
 
 def skip_if_ended(job: Job, events: Events) -> bool:
-    """Whether the run had ended before this launch; its files are verified against their checksums."""
+    """Return whether the run ended before this launch, and if so, set the job's state.
+
+    The files of the run are verified against their checksums.
+    """
     state, status, _ = state_of(job.folder, verify=True)
     job.ended_before = is_terminal(state)
     if job.ended_before:
@@ -95,8 +100,9 @@ def skip_if_ended(job: Job, events: Events) -> bool:
 
 
 def exit_code(jobs: Sequence[Job]) -> int:
-    """0 when all jobs finished, 1 when one failed or diverged, 75 when some can be continued.
+    """Return the exit code of a command that ran these jobs.
 
+    It is 0 if all jobs finished, 1 if one failed or diverged, and 75 if the same command can continue some.
     A tuning trial that diverged does not count as a failure.
     """
     states = {job.state for job in jobs if not (job.state == "diverged" and job.config.tune.trial)}

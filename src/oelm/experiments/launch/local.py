@@ -1,8 +1,8 @@
-"""Run many jobs on this machine: one process per run, one slot per process, until every run has ended.
+"""Run many jobs on this machine until every run has ended: one worker process per run, one run per slot.
 
-A launch can be repeated. It skips finished runs, continues interrupted ones, retries failed ones a bounded
-number of times, and waits for runs that another launcher works on (and takes them over if that launcher
-dies). All state is in the run folders, so the same command replaces a launcher that was killed.
+A launch can be repeated. It skips finished runs, continues interrupted runs, and retries failed runs a
+limited number of times. It waits for runs that another launcher works on, and takes them over if that
+launcher dies. All state is in the run folders, so after a launcher was killed, the same command continues.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from oelm.runs.states import EXIT_DIVERGED, EXIT_FINISHED, EXIT_INTERRUPTED, is_
 from oelm.training.signals import signals_to_handle
 
 _POLL_SECONDS = 0.2
-_ELSEWHERE_SECONDS = 2.0  # between two looks at a run that another launcher works on
+_ELSEWHERE_SECONDS = 2.0  # time between two checks of a run that another launcher works on
 
 
 @dataclass
@@ -41,7 +41,10 @@ class _Active:
 
 
 class LocalLauncher:
-    """Runs jobs in the slots of this machine; `launch` returns when all have ended or the user stopped it."""
+    """Runs jobs in the slots of this machine.
+
+    `launch` returns when all runs have ended or the user has stopped the launcher.
+    """
 
     def __init__(
         self,
@@ -80,7 +83,7 @@ class LocalLauncher:
         return jobs
 
     def _ended_meanwhile(self, job: Job) -> bool:
-        """Whether another launcher has ended the run since this launch began."""
+        """Return whether the run has ended since this launch began, because another launcher ran it."""
         state, status, note = state_of(job.folder)
         if is_terminal(state):
             job.reason = note or (status.reason if status else "")
@@ -100,7 +103,7 @@ class LocalLauncher:
                 self._start(job, free.pop(0))
 
     def _check_elsewhere(self, elsewhere: deque[tuple[float, Job]], waiting: deque[Job]) -> None:
-        """Take back the runs that other launchers have left without ending them."""
+        """Move runs that other launchers no longer work on, and did not end, back to `waiting`."""
         while elsewhere and time.monotonic() - elsewhere[0][0] > _ELSEWHERE_SECONDS:
             _, job = elsewhere.popleft()
             if self._ended_meanwhile(job):
@@ -114,7 +117,7 @@ class LocalLauncher:
         machine = replace(self.machine, threads=self.machine.threads or slot.threads)
         try:
             console = open(job.folder / CONSOLE, "ab")  # noqa: SIM115
-        except OSError:  # a full disk: the run itself reports it and can be continued later
+        except OSError:  # the disk is full; the worker notices and reports it, too
             console = open(os.devnull, "ab")  # noqa: SIM115
         with console:
             process = subprocess.Popen(
@@ -123,14 +126,15 @@ class LocalLauncher:
                 stdout=console,
                 stderr=console,
                 env={**os.environ, **slot.environment},
-                start_new_session=True,  # Ctrl-C reaches only the launcher, which asks workers to checkpoint
+                # In a new session, Ctrl-C reaches only the launcher, which asks the workers to checkpoint.
+                start_new_session=True,
             )
         self._active.append(_Active(job, slot, process))
-        job.slot, job.reason = slot.name, ""  # the reason of the last attempt was already reported
+        job.slot, job.reason = slot.name, ""  # why the previous attempt ended was already reported
         self._change(job, "running")
 
     def _collect(self) -> Iterator[Job]:
-        """Jobs whose process has ended, with their new state."""
+        """Yield the jobs whose worker process has ended, with their new state."""
         for active in list(self._active):
             code = active.process.poll()
             if code is None:
@@ -142,7 +146,8 @@ class LocalLauncher:
 
     def _judge(self, job: Job, code: int) -> None:
         """Set the state of a job from the exit code of its worker."""
-        state, status, note = state_of(job.folder)  # does not raise: a broken folder must not stop the others
+        # `state_of` never raises, so a broken run folder does not stop the other runs.
+        state, status, note = state_of(job.folder)
         job.reason = status.reason if status else note
         if code < 0:
             append_attempt(job.folder, Attempt(code, killed_by(code)))
@@ -154,19 +159,22 @@ class LocalLauncher:
             return self._change(job, "elsewhere")
         if code < 0:
             job.reason = killed_by(code)
-            if self.stopped:  # killed by this launcher
+            if self.stopped:  # this launcher killed the worker, because the user stopped it twice
                 return self._change(job, "interrupted")
         progressed = self._progressed(job, status)
         if code == EXIT_INTERRUPTED and (self.stopped or progressed):
             return self._change(job, "interrupted")
         job.failures += 1
         if code in NO_RETRY or job.failures > self.retries:
-            job.reason = job.reason or f"exit code {code}; see {job.folder / CONSOLE}"
+            job.reason = job.reason or f"the worker ended with exit code {code}; see {job.folder / CONSOLE}"
             return self._change(job, "failed")
         return self._change(job, "interrupted" if self.stopped else "again")
 
     def _progressed(self, job: Job, status: Status | None) -> bool:
-        """Whether the run got further than after its last attempt: more steps or smaller micro-batches."""
+        """Return whether this attempt got further than the previous one.
+
+        It did if it reached a later step, or if it split batches further after it ran out of memory.
+        """
         reached = (status.step if status else 0, RunFolder(job.folder).wanted_split())
         before = self._progress.get(job.folder, (-1, 0))
         self._progress[job.folder] = reached

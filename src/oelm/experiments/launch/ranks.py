@@ -1,10 +1,11 @@
 """Start and watch the processes ("ranks") of one run that uses several GPUs of this machine.
 
 torchrun is not used: its store listens on every network interface, its exit code is 1 for every kind of
-failure, and its ranks can outlive it and continue to write (docs/decisions/0001-own-ranks.md). Here, ranks
+failure, and its ranks can outlive it and continue to write (docs/decisions/0001-own-ranks.md). The ranks that
+this module starts
 
-- find each other through a file in a private folder and communicate over loopback only,
-- end when the worker that started them ends, even if it is killed,
+- find each other through a file in a private folder and communicate only over the loopback interface,
+- end when the worker that started them ends, even if that worker is killed,
 - share the run's lock with the worker, so no second worker can start while a rank is alive.
 """
 
@@ -36,20 +37,20 @@ from oelm.runs.schema import Status
 from oelm.runs.states import EXIT_CODES, EXIT_FAILED, State
 from oelm.training.signals import RANK_DIR, signals_to_handle
 
-# After one rank has ended, the others have this long to notice it and exit.
+# After one rank has ended, the other ranks have this long to notice it and exit.
 _GRACE_SECONDS = 30.0
-# After status.json has a final state, the ranks have this long to exit: trackers may still upload.
+# After status.json has a final state, the ranks have this long to exit: experiment trackers may still upload.
 _FINAL_STATE_SECONDS = 300.0
 _POLL_SECONDS = 0.1
 _STATUS_SECONDS = 1.0
 
-# Environment variables of a rank: numbers of the open files that it inherits.
+# Environment variables that tell a rank the file descriptors it inherits from the worker.
 _PARENT_PIPE = "OELM_PARENT_PIPE"
 _LOCK_FILE = "OELM_LOCK_FILE"
 
 
 def run_ranks(command: list[str], count: int, folder: RunFolder, lock: Lock) -> int:
-    """Start `count` processes of `command`, wait for all of them, return the exit code of the run."""
+    """Start `count` ranks with `command`, wait until all have ended, and return the exit code of the run."""
     return _Ranks(command, count, folder, lock).run()
 
 
@@ -60,13 +61,14 @@ class _Ranks:
     folder: RunFolder
     lock: Lock
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    asked_to_stop: str = ""  # name of the signal
-    killed: set[int] = field(default_factory=set)  # ranks that this worker killed
+    asked_to_stop: str = ""  # name of the signal that asked this worker to stop; "" = none
+    killed: set[int] = field(default_factory=set)  # ranks that this worker itself killed
 
     def run(self) -> int:
         before = self.folder.status()
         self.attempt = before.attempt if before else 0
-        # Nothing is written to this pipe. A rank reads its end when this process, the only writer, ends.
+        # Nothing is ever written to this pipe. Only this process can write to it, so when this process ends,
+        # the ranks read the end of the file and know that they must end, too.
         reader, writer = os.pipe()
         with tempfile.TemporaryDirectory(prefix="oelm-ranks-", ignore_cleanup_errors=True) as private:
             self.private = Path(private)
@@ -98,10 +100,10 @@ class _Ranks:
             env=environment,
             stdin=subprocess.DEVNULL,
             pass_fds=inherited,
-            start_new_session=True,  # Ctrl-C reaches only this process, which asks the ranks to stop
+            start_new_session=True,  # so that Ctrl-C reaches only this process, which asks the ranks to stop
         )
         self.processes.append(process)
-        if self.asked_to_stop:  # the signal arrived before this rank was in the list
+        if self.asked_to_stop:  # `_stop` ran before this rank was in the list, so it did not signal this rank
             process.send_signal(signal.SIGTERM)
 
     def _stop(self, number: int, frame: object) -> None:
@@ -111,7 +113,7 @@ class _Ranks:
                 process.send_signal(signal.SIGTERM)
 
     def _wait(self) -> None:
-        """Wait until every rank has ended; kill those that hang after the end of the run."""
+        """Wait until every rank has ended; kill ranks that still live some time after the run has ended."""
         deadline, look_at_status = math.inf, 0.0
         while self._living():
             now = time.monotonic()
@@ -129,11 +131,14 @@ class _Ranks:
         return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
 
     def _one_has_ended(self) -> bool:
-        """Whether a rank has exited, or has reported a failure (and may hang while it cleans up)."""
+        """Return whether a rank has exited or has reported a failure; it may hang while it cleans up."""
         return len(self._living()) < self.count or bool(self._reports())
 
     def _stopped_before_training(self) -> bool:
-        """Whether SIGTERM ended a rank that had no handler yet; the others cannot train without it."""
+        """Return whether SIGTERM killed a rank before it could handle the signal.
+
+        The other ranks cannot train without this rank.
+        """
         codes = [process.returncode for process in self.processes]
         return bool(self.asked_to_stop) and -signal.SIGTERM in codes
 
@@ -144,12 +149,12 @@ class _Ranks:
             self.processes[rank].wait()
 
     def _reports(self) -> list[dict[str, Any]]:
-        """Failures reported by ranks other than 0, earliest first."""
+        """Return the failures that ranks other than rank 0 have reported, earliest first."""
         found = [read_json_object(path) for path in self.private.glob("rank-*.json")]
         return sorted(found, key=lambda report: report["time"])
 
     def _final_status(self) -> Status | None:
-        """The status that this attempt wrote, if it is a final one."""
+        """Return the status that this attempt wrote if its state is final; None otherwise."""
         with contextlib.suppress(OelmError):
             status = self.folder.status()
             if status is not None and status.attempt > self.attempt and status.state != "running":
@@ -157,7 +162,10 @@ class _Ranks:
         return None
 
     def _conclude(self) -> int:
-        """The exit code of the run: that of rank 0, unless another rank failed first."""
+        """Return the exit code of the run, which is that of rank 0 unless another rank failed first.
+
+        If rank 0 could not write the reason of a failure to status.json, write it here.
+        """
         status, code = self._final_status(), self.processes[0].returncode
         cause = self._cause(status)
         if cause is None:
@@ -172,14 +180,15 @@ class _Ranks:
         return EXIT_CODES[state]
 
     def _cause(self, status: Status | None) -> tuple[State, str] | None:
-        """State and reason if a rank was killed or a rank other than 0 failed first, else None.
+        """Return the state and reason of the run if a rank was killed or a rank other than 0 failed first.
 
-        The other ranks then only report that their connections were closed."""
+        In these cases rank 0 can only report that its connections were closed. Otherwise return None.
+        """
         if status is not None and status.state != "failed":
             return None
         for rank, process in enumerate(self.processes):
             code = process.returncode
-            if rank == 0 and status is not None:  # killed after it wrote the final status
+            if rank == 0 and status is not None:  # rank 0 was killed after it wrote the final status
                 continue
             if code < 0 and rank not in self.killed and not self._stopped_before_training():
                 return "failed", f"rank {rank} was {killed_by(code)}"
@@ -189,41 +198,45 @@ class _Ranks:
         return None
 
     def _without_final_status(self, code: int) -> tuple[State, str]:
-        """State and reason if rank 0 was killed before it wrote them."""
+        """Return the state and reason of the run if rank 0 was killed before it wrote them."""
         if self.asked_to_stop:
             return (
                 "interrupted",
-                f"stopped by {self.asked_to_stop} before training; run the same command to continue",
+                f"stopped by {self.asked_to_stop} before training; run the same command again to continue",
             )
         for rank, process in enumerate(self.processes[1:], 1):
             if process.returncode > 0 and rank not in self.killed:
-                return "failed", f"rank {rank} ended with exit code {process.returncode}; see its output"
+                reason = f"rank {rank} ended with exit code {process.returncode}"
+                return "failed", f"{reason}; see console.log or slurm.err"
         return "failed", f"rank 0 was {killed_by(code)}"
 
 
 def follow_parent() -> None:
-    """Called in a rank: keep the run's lock, and end this rank when its worker ends."""
+    """Keep the run's lock, and end this process when the worker that started it ends.
+
+    Every rank calls this when it starts; in other processes it does nothing.
+    """
     if _PARENT_PIPE not in os.environ:
         return
     pipe, lock = int(os.environ.pop(_PARENT_PIPE)), os.environ.pop(_LOCK_FILE)
     os.set_inheritable(pipe, False)
     if lock:
         keep_inherited_lock(int(lock))
-    if sys.platform == "linux":  # works even if a deadlock stops the thread below
+    if sys.platform == "linux":  # the kernel ends this rank even if a deadlock stops the thread below
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
 
 
 def _end_with_parent(pipe: int) -> None:
-    os.read(pipe, 1)  # returns when the worker has ended
+    os.read(pipe, 1)  # blocks until the worker, the only writer, has ended
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def exit_rank(main: Callable[[], int]) -> NoReturn:
-    """Run `main`, then exit at once with its exit code, after flushing logs and streams.
+    """Run `main`, flush logs and streams, then exit at once with the exit code of `main`.
 
-    C++ destructors do not run: those of communication libraries can wait for a process that has ended.
+    C++ destructors do not run, because those of communication libraries can wait for a rank that has ended.
     """
     code = EXIT_FAILED
     try:

@@ -1,4 +1,4 @@
-"""Signals that a launcher or a worker receives, and those that end its child processes."""
+"""Handle the signals that a launcher or worker receives, and name the signal that killed a child process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 @contextlib.contextmanager
 def handle_signals(numbers: Iterable[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Call `handler` for these signals inside the block; has no effect outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
+    """Call `handler` for these signals inside the `with` block; has no effect outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():  # Python forbids to set a handler here
         yield
         return
     previous = {number: signal.signal(number, handler) for number in numbers}
@@ -24,7 +24,7 @@ def handle_signals(numbers: Iterable[int], handler: Callable[[int, Any], None]) 
 
 
 def killed_by(code: int) -> str:
-    """ "killed by SIGKILL" for the exit code -9 that `subprocess` reports."""
+    """Return a text such as "killed by SIGKILL" for a negative exit code of `subprocess` such as -9."""
     with contextlib.suppress(ValueError):
         return f"killed by {signal.Signals(-code).name}"
     return f"killed by signal {-code}"

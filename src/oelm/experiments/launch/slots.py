@@ -1,4 +1,7 @@
-"""Slots of this machine for runs: one for each GPU (or group of GPUs), or CPU slots that share the cores."""
+"""Divide this machine into slots, each of which runs one run at a time.
+
+A slot is a GPU or a group of GPUs; without GPUs, it is a share of the CPU cores.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +17,40 @@ from oelm.errors import UsageError
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for one run at a time."""
+    """The GPUs or CPU threads of this machine that one run at a time may use."""
 
     name: str
-    environment: dict[str, str] = field(default_factory=dict)
-    threads: int = 0  # threads of each process
+    environment: dict[str, str] = field(default_factory=dict)  # variables for the run's processes
+    threads: int = 0  # CPU threads of each process
     processes: int = 1  # processes of one run
 
 
 def make_slots(
     runs: int, *, gpus: str = "auto", gpus_per_run: int = 1, slots: int = 0, threads: int = 0
 ) -> list[Slot]:
-    """Slots for at most `runs` runs; `gpus` is "auto", "none" or device numbers such as "0,1"."""
+    """Return the slots of this machine; on a CPU at most `runs` slots, so that none stays empty.
+
+    gpus: "auto" (all GPUs), "none" (run on the CPU), or device numbers such as "0,1"
+    slots, threads: number of slots, and of CPU threads per process; 0 = automatic
+    """
     if slots < 0 or threads < 0 or gpus_per_run < 1:
-        raise UsageError("--slots and --threads are 0 (automatic) or more, --gpus-per-run is 1 or more")
+        raise UsageError("--slots and --threads must be 0 (automatic) or more, --gpus-per-run 1 or more")
     devices = _devices(gpus)
     if devices:
         return _gpu_slots(devices, gpus_per_run, slots, threads)
     if gpus_per_run > 1:
-        raise UsageError(f"--gpus-per-run {gpus_per_run} needs GPUs, but torch finds none on this machine")
+        raise UsageError(
+            f"--gpus-per-run {gpus_per_run} needs GPUs, but this machine has none that torch can use, "
+            "or --gpus excludes them"
+        )
     return _cpu_slots(runs, slots, threads)
 
 
 def _devices(gpus: str) -> list[str]:
-    """The GPUs to use, as CUDA names them; an error if a GPU that the user named does not exist."""
+    """Return the names of the GPUs to use, as in CUDA_VISIBLE_DEVICES.
+
+    Raises UsageError if the user names a GPU that does not exist.
+    """
     if gpus == "none":
         return []
     if gpus == "auto":
@@ -46,7 +59,10 @@ def _devices(gpus: str) -> list[str]:
     devices = [part.strip() for part in gpus.split(",") if part.strip()]
     valid = all(d.isdecimal() or d.startswith(("GPU-", "MIG-")) for d in devices)
     if not devices or not valid or len(set(devices)) != len(devices):
-        raise UsageError(f"--gpus takes different device numbers such as 0,1, or auto, or none, not '{gpus}'")
+        raise UsageError(
+            f"--gpus must be auto, none, or a list of device numbers such as 0,1 without repetitions, "
+            f"not '{gpus}'"
+        )
     _require_gpus(gpus, devices)
     return devices
 
@@ -61,19 +77,20 @@ def _require_gpus(gpus: str, devices: Sequence[str]) -> None:
     if missing:
         source = " (CUDA_VISIBLE_DEVICES)" if visible is not None else ""
         raise UsageError(
-            f"--gpus {gpus}: no GPU {', '.join(missing)}; available are {', '.join(available)}{source}"
+            f"--gpus {gpus}: there is no GPU {', '.join(missing)}; "
+            f"available are {', '.join(available)}{source}"
         )
 
 
 def cuda_count() -> int:
-    """How many GPUs torch can use; 0 for a torch without CUDA."""
-    import torch  # takes a second or two, so it is imported only if there may be GPUs
+    """Return how many GPUs torch can use; 0 if torch was built without CUDA."""
+    import torch  # the import takes a second or two, so it is done only if there may be GPUs
 
     return torch.cuda.device_count()
 
 
 def _listed_gpus() -> list[str]:
-    """The GPUs that CUDA would list, found without loading torch."""
+    """Return the GPUs that CUDA would list, without importing torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return _split(visible)
@@ -92,7 +109,7 @@ def _split(visible: str) -> list[str]:
 
 def _gpu_slots(devices: Sequence[str], per_run: int, slots: int, threads: int) -> list[Slot]:
     if len(devices) < per_run:
-        raise UsageError(f"--gpus-per-run {per_run} needs more GPUs than there are: {', '.join(devices)}")
+        raise UsageError(f"--gpus-per-run {per_run} needs more GPUs than are available: {', '.join(devices)}")
     groups = [devices[i : i + per_run] for i in range(0, len(devices) - per_run + 1, per_run)]
     groups = groups[: slots or len(groups)]
     share = threads or max(1, usable_cores() // (len(groups) * per_run))
@@ -108,7 +125,10 @@ def _gpu_slots(devices: Sequence[str], per_run: int, slots: int, threads: int) -
 
 
 def _cpu_slots(runs: int, slots: int, threads: int) -> list[Slot]:
-    """Small models gain more from two runs side by side than from two threads in one."""
+    """Return at most `runs` CPU slots; by default about one for every four cores, but at least two.
+
+    Small models gain more from two runs side by side than from two threads in one run.
+    """
     count = slots or min(usable_cores(), max(2, usable_cores() // 4))
     count = max(1, min(count, runs))
     share = threads or max(1, usable_cores() // count)
@@ -116,5 +136,5 @@ def _cpu_slots(runs: int, slots: int, threads: int) -> list[Slot]:
 
 
 def _thread_environment(threads: int) -> dict[str, str]:
-    # OpenMP threads that wait in a busy loop slow down other processes several times.
+    # "passive": OpenMP threads that wait in a busy loop make other processes several times slower.
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}

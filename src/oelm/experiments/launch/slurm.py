@@ -1,8 +1,9 @@
 """Run many jobs through SLURM with submitit: one array task per run, requeued until the run has ended.
 
-The run folder decides what a task does: skip a finished run, continue an interrupted one, exit when another
-process holds the lock. Before the time limit or a preemption SLURM signals the task; the worker then writes a
-checkpoint, the task is requeued, and the run resumes exactly. Each run folder has links to its job's logs.
+A task reads the state of its run from the run folder: it skips a finished run, continues an interrupted run,
+and exits if another process holds the run's lock. SLURM signals the task before the time limit or a
+preemption; the worker then writes a checkpoint, the task is requeued, and the run resumes exactly. Each run
+folder has links to the logs of its SLURM job.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from oelm.runs.slurm_queue import JOB_ID, WAITING, job_of, queue_states
 from oelm.runs.states import EXIT_DIVERGED, EXIT_FINISHED, is_terminal
 from oelm.training.signals import TIME_LIMIT_NEAR
 
-JOBS_FOLDER = ".slurm"  # below the runs folder: submitit's scripts, pickles and logs
-_GRACE_SECONDS = 120
-_SIGNAL_SLACK = 60  # SLURM sends its signal up to a minute early
-_REQUEUES = 1000  # a long run may need many time limits, so submitit's own bound must not end it
+JOBS_FOLDER = ".slurm"  # folder below the runs folder with submitit's scripts, pickles and logs
+_GRACE_SECONDS = 120  # longest default time from SLURM's signal to its kill
+_SIGNAL_SLACK = 60  # SLURM may send its signal up to a minute early
+_REQUEUES = 1000  # a long run is requeued at each time limit, so submitit's own bound must not end it
 
-# Characters allowed in the values of sbatch options besides letters and digits, in regular-expression syntax.
+# sbatch option -> characters allowed in its value, as the inside of a regular-expression set.
 _ALLOWED = {
     "partition": r"\w.,+-",
     "account": r"\w.,+@-",
@@ -52,7 +53,7 @@ _ALLOWED = {
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """Options for sbatch; one array task is one run."""
+    """Options for sbatch. They apply to each task of the job array, and each task is one run."""
 
     partition: str = ""
     account: str = ""
@@ -61,13 +62,13 @@ class SlurmOptions:
     constraint: str = ""
     time_limit: float = 24 * 3600.0  # seconds
     cpus: int = 4
-    memory_gb: float = 0.0
+    memory_gb: float = 0.0  # 0 = the cluster's default
     gpus_per_run: int = 1
-    parallel: int = 64
+    parallel: int = 64  # tasks that run at the same time
     grace: int = 0  # seconds from SLURM's signal to its kill; 0 = time_limit / 5, at most 120
 
     def __post_init__(self) -> None:
-        """Refuse values that could add lines or commands to the sbatch script."""
+        """Raise UsageError for a value that could add lines or commands to the sbatch script."""
         for name, allowed in _ALLOWED.items():
             value = getattr(self, name)
             if value and re.fullmatch(f"[{allowed}]+", value, re.ASCII) is None:
@@ -77,14 +78,14 @@ class SlurmOptions:
         for name, low in least.items():
             if not low <= getattr(self, name) < 1e6:
                 flag = name.removesuffix("_gb").replace("_", "-")
-                raise UsageError(f"--{flag} is a number from {low} on, not {getattr(self, name):g}")
+                raise UsageError(f"--{flag} must be {low} or more, not {getattr(self, name):g}")
 
     @property
     def grace_seconds(self) -> int:
         return self.grace or int(min(_GRACE_SECONDS, max(10, self.time_limit / 5)))
 
     def parameters(self) -> dict[str, Any]:
-        """The options under submitit's names, which are those of sbatch."""
+        """Return the options under the names that submitit expects, most of which are those of sbatch."""
         grace = self.grace_seconds
         gres = self.gres or (f"gpu:{self.gpus_per_run}" if self.gpus_per_run else "")
         optional = {
@@ -111,7 +112,7 @@ class SlurmOptions:
 
 
 class SlurmTask:
-    """The function that a SLURM job runs: start the worker as a child process. Pickled by submitit."""
+    """The callable that submitit pickles and a SLURM task runs: it starts the worker as a child process."""
 
     def __init__(
         self, folder: str, machine: Machine, processes: int, time_limit: float, grace: float
@@ -125,30 +126,34 @@ class SlurmTask:
 
     def __call__(self) -> int:
         command = worker_command(self.folder, self.machine, "--processes", str(max(1, self.processes)))
-        # Older versions of SLURM do not set SLURM_JOB_END_TIME; the job starts about now.
+        # Older versions of SLURM do not set SLURM_JOB_END_TIME; there, the end is computed from now, because
+        # the job has just started.
         end = float(os.environ.get("SLURM_JOB_END_TIME") or time.time() + self.time_limit)
         near = f"{end - self.grace - _SIGNAL_SLACK:.0f}"
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive", TIME_LIMIT_NEAR: near}
         if self.machine.threads:
             environment["OMP_NUM_THREADS"] = str(self.machine.threads)
         self._child = subprocess.Popen(command, env=environment, start_new_session=True)
-        # `checkpoint` runs as a signal handler on top of this frame and also waits for the child. Waiting in
-        # a thread avoids that both need the same lock of the Popen object.
+        # `checkpoint` runs as a signal handler on top of this frame and also waits for the child. If both
+        # called `wait`, the handler could block forever on the lock of the Popen object, so a thread waits.
         threading.Thread(target=self._wait_for_child, daemon=True).start()
         code = self._exit_code()
         if code not in (EXIT_FINISHED, EXIT_DIVERGED, Busy.exit_code):
-            raise OelmError(f"the run in {self.folder} ended with exit code {code}; see its logs")
+            raise OelmError(f"the run in {self.folder} ended with exit code {code}; see slurm.err there")
         return code
 
     def checkpoint(self) -> Any:
-        """Called by submitit on SLURM's signal: let the worker write a checkpoint, then requeue the task."""
+        """Let the worker write a checkpoint, then return a new task for submitit to requeue.
+
+        submitit calls this when SLURM signals the task.
+        """
         from submitit.helpers import DelayedSubmission
 
         if self._child is not None:
             if self._code is None:
                 os.kill(self._child.pid, signal.SIGTERM)
             if self._exit_code() in (EXIT_FINISHED, EXIT_DIVERGED):
-                return None  # the run ended before the time limit
+                return None  # the run has just ended, so there is nothing to requeue
         return DelayedSubmission(
             SlurmTask(self.folder, self.machine, self.processes, self.time_limit, self.grace)
         )
@@ -158,14 +163,14 @@ class SlurmTask:
         self._code = self._child.wait()
 
     def _exit_code(self) -> int:
-        """Wait for the child; returns its exit code."""
+        """Wait until the child has ended and return its exit code."""
         while self._code is None:
             time.sleep(0.1)
         return self._code
 
 
 class SlurmLauncher:
-    """Submits jobs as one array; with `wait`, watches their run folders until all have ended."""
+    """Submits jobs as one SLURM array; with `wait`, watches their run folders until all runs have ended."""
 
     poll_seconds = 5.0
 
@@ -181,20 +186,22 @@ class SlurmLauncher:
     ) -> None:
         self.root = Path(root).resolve()
         if printable(self.root) != str(self.root):  # the path is written into the sbatch script
-            raise UsageError(f"--runs {str(self.root)!a}: a path for SLURM must not have control characters")
+            raise UsageError(
+                f"--runs {str(self.root)!a}: with SLURM, this path must not contain control characters"
+            )
         self.options = options
         self.machine = replace(machine, threads=machine.threads or options.cpus)
         self.wait = wait
         self.retries = retries
         self.events = events or Events()
-        self._states: dict[str, str] | None = None  # SLURM job -> state, from the last call of squeue
-        self._asked = -math.inf  # time of that call
+        self._states: dict[str, str] | None = None  # SLURM job -> state, from the last call of `squeue`
+        self._asked = -math.inf  # time of the last call of `squeue`
 
     def launch(self, jobs: Sequence[Job]) -> Sequence[Job]:
         waiting = [job for job in jobs if not skip_if_ended(job, self.events) and not self._update(job)]
         self._submit([job for job in waiting if not self._active(job)])
         if self.wait:
-            with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C stops the watching, not the SLURM jobs
+            with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends only the watching; the jobs go on
                 self._watch(jobs, waiting)
         return jobs
 
@@ -208,7 +215,7 @@ class SlurmLauncher:
             self.events.tick(jobs)
 
     def script(self, count: int) -> str:
-        """The sbatch script of an array of `count` runs; submits nothing and needs no SLURM."""
+        """Return the sbatch script of an array of `count` runs; works without SLURM and submits nothing."""
         from submitit.slurm import slurm
 
         folder = self.root / JOBS_FOLDER / "%j"
@@ -216,7 +223,7 @@ class SlurmLauncher:
         return str(slurm._make_sbatch_string(command, folder, map_count=count, **self.options.parameters()))
 
     def _update(self, job: Job) -> bool:
-        """Read the state of the run from its folder; returns True if the run has ended."""
+        """Read the state of the run from its folder; return whether the run has ended."""
         state, status, _ = state_of(job.folder)
         job.reason = status.reason if status else ""
         if is_terminal(state):
@@ -229,11 +236,11 @@ class SlurmLauncher:
         return job.ended
 
     def _waits_in_queue(self, job: Job) -> bool:
-        """Whether SLURM has not started the job of the run yet, or has requeued it."""
+        """Return whether the SLURM job of the run waits to be started, for the first time or again."""
         return (self._queue() or {}).get(job_of(job.folder), "") in WAITING and not is_held(job.folder)
 
     def _active(self, job: Job) -> bool:
-        """Whether a process works on the run or SLURM still has its job in the queue."""
+        """Return whether a process works on the run or SLURM still has the run's job in its queue."""
         if is_held(job.folder):
             return True
         name = job_of(job.folder)
@@ -243,7 +250,7 @@ class SlurmLauncher:
         return queue is None or name in queue
 
     def _may_retry(self, job: Job) -> bool:
-        """Count a failure of a SLURM job that is gone; returns False if the run must not be retried."""
+        """Count a failure of a run whose SLURM job has disappeared; return whether to submit it again."""
         job.failures += 1
         if job.failures <= self.retries and last_exit_code(job.folder) not in NO_RETRY:
             return True
@@ -252,12 +259,13 @@ class SlurmLauncher:
         return False
 
     def _queue(self) -> dict[str, str] | None:
-        """SLURM jobs that are pending, running or being requeued, from at most one `squeue` per poll.
+        """Return the states of the SLURM jobs in the queue; calls `squeue` at most once per poll.
 
-        None as long as SLURM has never answered; no job may be considered lost then."""
+        Returns None if SLURM has never answered; then no job may be considered lost.
+        """
         if time.monotonic() - self._asked > self.poll_seconds / 2:
             states = queue_states()
-            if states is not None:  # otherwise SLURM is busy: keep the last answer
+            if states is not None:  # if SLURM does not answer, keep its last answer
                 self._states = states
                 self._asked = time.monotonic()
         return self._states
@@ -277,7 +285,9 @@ class SlurmLauncher:
                     for job in jobs
                 ]
         except (FailedJobError, subprocess.CalledProcessError) as error:
-            raise OelmError(f"sbatch refused the jobs: {_last_line(error)}") from None
+            raise OelmError(
+                f"sbatch refused the jobs: {_last_line(error)}. Check the SLURM options of this command"
+            ) from None
         for job, handle in zip(jobs, submitted, strict=True):
             (job.folder / JOB_ID).write_text(f"{handle.job_id}\n", encoding="utf-8")
             for name, log in (("slurm.out", handle.paths.stdout), ("slurm.err", handle.paths.stderr)):
@@ -292,7 +302,7 @@ class SlurmLauncher:
 
         if shutil.which("sbatch") is None:
             raise OelmError(
-                "`sbatch` is not on this machine: run this command on a login node of the cluster"
+                "the command `sbatch` was not found: run this on a login node of your SLURM cluster"
             )
         folder = self.root / JOBS_FOLDER
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Train one run in this process: lock its folder, train, record how the attempt ended.
+"""The worker process of one run: it locks the run folder, trains, and records how the attempt ended.
 
-Every launcher starts `python -m oelm.experiments.launch.worker FOLDER`; config.yaml in the folder decides the
-run. The exit codes are those of `oelm.runs.folder`, and 77 when another process works on the run.
+Every launcher starts `python -m oelm.experiments.launch.worker FOLDER`; FOLDER/config.yaml has the settings
+of the run. The exit codes are those of `oelm.runs.states`, and 77 if another process works on the run.
 """
 
 from __future__ import annotations
@@ -34,22 +34,24 @@ CONSOLE = "console.log"
 
 
 def worker_command(folder: Path | str, machine: Machine, *options: str) -> list[str]:
-    """The command line of a worker process for the run in `folder`."""
+    """Return the command line of a worker process for the run in `folder`."""
     module = "oelm.experiments.launch.worker"
     return [sys.executable, "-m", module, str(folder), "--machine", machine_to_json(machine), *options]
 
 
 def train_folder(path: Path | str, machine: Machine, processes: int = 1) -> int:
-    """Train the run in `path` until it ends or is interrupted; returns the exit code."""
+    """Train the run in the folder `path` until it ends or is interrupted; return the exit code."""
     folder = RunFolder(path)
     try:
-        # Below a torchrun that the user started, rank 0 holds the lock for all ranks.
+        # If the user started this process with torchrun, rank 0 holds the lock for all ranks.
         with RunLock(folder.path) if is_rank_zero() else contextlib.nullcontext() as lock:
             return _train_locked(folder, machine, processes, lock)
-    except OSError as error:  # raised by the lock
+    except OSError as error:  # raised by RunLock
         if not is_disk_full(error):
             raise
-        raise DiskFull(f"disk full: {folder.path} cannot be locked ({error})") from None
+        raise DiskFull(
+            f"disk full: {folder.path} cannot be locked ({error}); make room, then run the same command again"
+        ) from None
 
 
 def _train_locked(folder: RunFolder, machine: Machine, processes: int, lock: Lock | None) -> int:
@@ -84,13 +86,13 @@ def _fit(folder: RunFolder, machine: Machine) -> int:
 
 
 def is_rank_zero() -> bool:
-    """Whether this process writes the run folder: it is rank 0, or the run has only this process."""
+    """Return whether this process is rank 0 or the run's only process; only it writes the run folder."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def _record_failure(folder: RunFolder, reason: str, code: int) -> None:
-    """Write status.json and attempts.jsonl for a failure outside the training loop."""
-    if not is_rank_zero():  # only rank 0 writes; it notices that the connection is closed
+    """Write a failure outside the training loop to status.json and attempts.jsonl."""
+    if not is_rank_zero():  # only rank 0 writes; it fails too, because its connection to this rank is closed
         return
     status = Status(started=time.time(), pid=os.getpid(), host=socket.gethostname())
     with contextlib.suppress(OelmError, OSError):
@@ -109,12 +111,12 @@ def machine_to_json(machine: Machine) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m oelm.experiments.launch.worker", description=__doc__)
     parser.add_argument("folder")
-    parser.add_argument("--machine", default="{}", help="fields of Machine as JSON")
-    parser.add_argument("--processes", type=int, default=1, help="processes of the run, one for each GPU")
+    parser.add_argument("--machine", default="{}", help="fields of oelm.config.run_config.Machine as JSON")
+    parser.add_argument("--processes", type=int, default=1, help="number of processes, one for each GPU")
     parser.add_argument("--rank", action="store_true", help="this process is one rank of the run")
     args = parser.parse_args(argv)
     machine = from_mapping(Machine, json.loads(args.machine), "machine")
-    load_catalogue_files(machine.catalogue_files)  # they may register datasets
+    load_catalogue_files(machine.catalogue_files)  # the run may need a dataset that they register
     if args.rank:
         follow_parent()
         return _fit(RunFolder(args.folder), machine)
@@ -125,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
     status = RunFolder(args.folder).status()
     if code != EXIT_FINISHED and status is not None:
-        print(f"oelm: {status.state}: {status.reason}", file=sys.stderr)  # goes to console.log
+        print(f"oelm: {status.state}: {status.reason}", file=sys.stderr)
     return code
 
 

@@ -1,9 +1,9 @@
-"""Prove on this machine that an interrupted run continues and ends with the same bytes.
+"""Check on this machine that an interrupted run, started again, ends with the same bytes.
 
-A short version of an experiment runs twice without interruption, on the device, precision and file system of
-the real runs. These two runs tell whether the device is deterministic. Then the run is interrupted in a step,
-in a checkpoint and by the signals of schedulers, started again, and compared with the first run. Every run is
-a separate worker process, as a launcher would start it.
+A short version of an experiment runs twice without interruption, with the device, precision and file system
+of the real runs. These two runs show whether the device is deterministic. In each case of the check, the same
+short run is interrupted in a training step or while it writes a checkpoint, started again, and compared with
+the first run. Every run is a separate worker process, as a launcher would start it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from oelm.runs.folder import RunFolder
 from oelm.runs.states import EXIT_FINISHED, EXIT_INTERRUPTED
 from oelm.training.signals import STOP_SIGNALS
 
-STEPS, EVAL_EVERY = 6, 2  # validations and checkpoints after steps 2, 4 and 6
-# Allowed difference on a device that is not deterministic, as a multiple of the difference between
-# uninterrupted runs. Four runs are a small sample; a resume that loses state differs by orders of magnitude.
+STEPS, EVAL_EVERY = 6, 2  # the short run validates and writes a checkpoint after steps 2, 4 and 6
+# Allowed difference on a device that is not deterministic, as a multiple of the largest difference between
+# uninterrupted runs. The limit is generous, because only four runs are compared, and because a resumed run
+# that lost state differs by orders of magnitude.
 SPREAD_FACTOR = 10.0
-_RUN_SECONDS = 3600.0  # a limit against hanging; loading a model from a slow disk takes minutes
+_RUN_SECONDS = 3600.0  # a run that takes longer hangs; loading a model from a slow disk takes only minutes
 
 CaseResult = Literal["equal", "within spread", "differs", "failed"]
 
@@ -42,13 +43,13 @@ class Interruption:
     """When a run is interrupted, and by which signal."""
 
     moment: Literal["step", "checkpoint"]
-    number: int  # the n-th step or checkpoint
+    number: int  # number of the step or checkpoint, from 1
     signal: signal.Signals
     resumes_after: int  # step of the checkpoint that the run must continue from; 0 = the beginning
 
     @property
     def graceful(self) -> bool:
-        """Whether the run can write a checkpoint before it stops."""
+        """Whether the signal lets the run write a checkpoint before it stops."""
         return self.signal != signal.SIGKILL
 
     def __str__(self) -> str:
@@ -61,7 +62,7 @@ KILLS = (
     Interruption("checkpoint", 2, signal.SIGKILL, resumes_after=2),
     Interruption("step", 3, signal.SIGTERM, resumes_after=3),
 )
-# The signals of schedulers: all stop signals except that of Ctrl-C.
+# Schedulers stop a run with one of these signals: all stop signals except SIGINT, which is Ctrl-C.
 PREEMPTIONS = tuple(
     Interruption("step", 3, number, resumes_after=3) for number in STOP_SIGNALS if number != signal.SIGINT
 )
@@ -69,12 +70,12 @@ PREEMPTIONS = tuple(
 
 @dataclass(frozen=True)
 class Reference:
-    """The uninterrupted runs: how long one takes, and how much they differ on this device."""
+    """The uninterrupted runs: how long one takes, and how much they differ from each other on this device."""
 
     seconds: float
     device: str
     precision: str
-    spread: tuple[FileDifference, ...]  # between the first run and the others; () if deterministic
+    spread: tuple[FileDifference, ...]  # how the other runs differ from the first; () if deterministic
 
     @property
     def deterministic(self) -> bool:
@@ -86,13 +87,13 @@ class Reference:
 
 @dataclass(frozen=True)
 class Case:
-    """One interruption, and how the interrupted run compares with the uninterrupted one."""
+    """One interruption, and how the interrupted run compares with the first uninterrupted run."""
 
     interruption: Interruption
     result: CaseResult
-    problem: str = ""  # what went wrong, for the result "failed"
-    stop_seconds: float | None = None  # from the signal to the end of the process
-    resumed_after: int | None = None  # step it continued from; 0 = the beginning
+    problem: str = ""  # what went wrong if the result is "failed"
+    stop_seconds: float | None = None  # time from the signal to the end of the process
+    resumed_after: int | None = None  # step of the checkpoint that the run continued from; 0 = the beginning
     differences: tuple[FileDifference, ...] = field(default=())
 
     @property
@@ -118,7 +119,7 @@ class _Failed(Exception):
 
 
 def short_run(config: RunConfig) -> RunConfig:
-    """The experiment with its own model, method, precision and batch, for a few steps on a few rows."""
+    """Return `config` limited to a few steps and rows; model, method, precision and batch stay the same."""
     budget = replace(
         config.budget,
         steps=STEPS,
@@ -128,19 +129,19 @@ def short_run(config: RunConfig) -> RunConfig:
         checkpoint_every=0,
         patience=0,
     )
-    # A finished tuning trial deletes its checkpoints, which are compared here.
+    # trial=False, because a finished tuning trial deletes its checkpoints, and the check compares them.
     return replace(with_few_rows(config), budget=budget, tune=replace(config.tune, trial=False))
 
 
 @contextlib.contextmanager
 def resume_check(config: RunConfig, root: Path | str, machine: Machine) -> Iterator[ResumeCheck]:
-    """A check of `config` in a temporary folder on the same file system as the runs folder `root`."""
+    """Make a resume check of `config` in a temporary folder on the file system of the runs folder `root`."""
     with tempfile.TemporaryDirectory(prefix=".oelm-doctor-", dir=existing_parent(Path(root))) as folder:
         yield ResumeCheck(short_run(config), Path(folder), replace(machine, trackers=()))
 
 
 class ResumeCheck:
-    """Call `reference` first, then `case` for each interruption."""
+    """A resume check of one config: call `reference` first, then `case` for each interruption."""
 
     def __init__(self, config: RunConfig, place: Path, machine: Machine) -> None:
         self.config, self.place, self.machine = config, place, machine
@@ -148,7 +149,10 @@ class ResumeCheck:
         self.cases = 0
 
     def reference(self) -> Reference:
-        """Run twice without interruption, and twice more if the two differ; OelmError if a run fails."""
+        """Run twice without interruption, and twice more if these two runs differ.
+
+        Raises OelmError if a run fails.
+        """
         first, _ = self._uninterrupted(1)
         second, seconds = self._uninterrupted(2)
         spread = compare_runs(first.path, second.path)
@@ -166,13 +170,13 @@ class ResumeCheck:
         return Reference(seconds, device, manifest.precision.dtype if manifest else "", self.spread)
 
     def _uninterrupted(self, number: int) -> tuple[RunFolder, float]:
-        """Run without interruption; returns the folder and the seconds it took."""
+        """Run once without interruption; return the run folder and how many seconds the run took."""
         folder = self._claim(f"uninterrupted-{number}")
         begin = time.monotonic()
         code = _exit_code(self._start(folder))
         if code != EXIT_FINISHED:
             raise OelmError(
-                f"{self.config.id}: the uninterrupted run failed, so there is nothing to compare with. "
+                f"{self.config.id}: the uninterrupted run failed, so the resume check cannot start. "
                 f"{self._reason(folder, code)}"
             )
         return folder, time.monotonic() - begin
@@ -203,7 +207,7 @@ class ResumeCheck:
         return folder
 
     def _interrupt(self, folder: RunFolder, interruption: Interruption) -> float:
-        """Start the run and interrupt it; returns the seconds from the signal to its end."""
+        """Start the run and interrupt it; return the seconds from the signal to the end of its process."""
         marker = folder.path.with_suffix(".reached")
         moment = (interruption.moment, str(interruption.number), str(marker))
         process = self._start(folder, *moment)
@@ -219,19 +223,25 @@ class ResumeCheck:
         seconds = time.monotonic() - begin
         expected = EXIT_INTERRUPTED if interruption.graceful else -int(interruption.signal)
         if code != expected:
-            raise _Failed(f"exit code {code} instead of {expected}. {self._reason(folder, code)}")
+            raise _Failed(
+                f"the interrupted run ended with exit code {code} instead of {expected}. "
+                f"{self._reason(folder, code)}"
+            )
         status = folder.status()
         if interruption.graceful and (status is None or status.state != "interrupted"):
-            raise _Failed(f"the state is '{status.state if status else 'missing'}', not 'interrupted'")
+            state = f"is '{status.state}'" if status else "is missing"
+            raise _Failed(f"after the interruption, the state in status.json {state}, not 'interrupted'")
         return seconds
 
     def _resume(self, folder: RunFolder, interruption: Interruption) -> int:
-        """Start the run again; returns the step of the checkpoint that it continued from."""
+        """Start the run again; return the step of the checkpoint that it continued from."""
         from oelm.training.checkpoints.file import load_checkpoint
 
         step = load_checkpoint(folder.latest)["progress"]["step"] if folder.latest.exists() else 0
         if step != interruption.resumes_after:
-            raise _Failed(f"latest.pt has step {step}, not step {interruption.resumes_after}")
+            raise _Failed(
+                f"after the interruption, latest.pt holds step {step}, not step {interruption.resumes_after}"
+            )
         code = _exit_code(self._start(folder))
         if code != EXIT_FINISHED:
             raise _Failed(f"the restarted run did not finish. {self._reason(folder, code)}")
@@ -262,10 +272,15 @@ class ResumeCheck:
 
 
 def judge(differences: Sequence[FileDifference], spread: Sequence[FileDifference]) -> CaseResult:
-    """Compare the differences of an interrupted run with those between uninterrupted runs (`spread`)."""
+    """Return how an interrupted run compares with the first uninterrupted run.
+
+    differences: between these two runs
+    spread: between uninterrupted runs, which shows how much this device varies by itself
+    """
     if not differences:
         return "equal"
-    # A few runs are a small sample, so all losses share one limit, and all weights and optimizer states too.
+    # A few runs are too small a sample for one limit per file. So all files with numbers (losses) share one
+    # limit, and all files with tensors (weights and optimizer states) share another.
     limits = dict.fromkeys(("numbers", "tensors"), 0.0)
     for difference in spread:
         kind = _kind(difference)
@@ -288,7 +303,7 @@ def _console(folder: RunFolder) -> Path:
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the process to end; kill it if the check itself is interrupted."""
+    """Wait until the process ends and return its exit code; kill it if the check itself is interrupted."""
     try:
         return process.wait(_RUN_SECONDS)
     finally:
@@ -306,7 +321,8 @@ def _wait_for(marker: Path, process: subprocess.Popen[bytes]) -> None:
     while not marker.exists():
         code = process.poll()
         if code is not None:
-            raise _Failed(f"the run ended with exit code {code} before it could be interrupted")
+            raise _Failed(f"the run ended with exit code {code} before the planned interruption")
         if time.monotonic() > end:
-            raise _Failed(f"after {_RUN_SECONDS / 3600:g} hours, the run had not reached the interruption")
+            hours = _RUN_SECONDS / 3600
+            raise _Failed(f"the run did not reach the planned interruption within {hours:g} hours")
         time.sleep(0.01)

@@ -1,7 +1,7 @@
-"""Compare two finished run folders of the same config, which should be equal byte by byte.
+"""Compare the folders of two finished runs with the same config, which should be equal byte by byte.
 
-Metrics, results, predictions, freeze audit, best model and last checkpoint are compared. Times, host names
-and logs differ between any two runs and are not compared.
+The comparison covers metrics, results, predictions, freeze audit, best model and last checkpoint. It leaves
+out times, host names and logs, because they differ between any two runs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from oelm.training.checkpoints.file import load_checkpoint
 
 @dataclass(frozen=True)
 class FileDifference:
-    """How one file differs between two runs: the first place, and the size of the largest difference."""
+    """How one file differs between two runs: the first differing value and the largest difference."""
 
     file: str
-    where: str  # e.g. "step 3, train, loss" or "model.blocks.0.attn.v.weight"
-    largest: float | None = None  # largest absolute difference of a float or tensor; None if there is none
-    others: int = 0  # number of other values that differ: counts, names, missing fields
+    where: str  # the first value that differs: "step 3, train, loss" or "model.blocks.0.attn.v.weight"
+    largest: float | None = None  # largest absolute difference of a float or tensor; None if no such differs
+    others: int = 0  # number of differing values that are no floats or tensors: counts, names, missing fields
     step: int | None = None  # step of the first row that differs, for metrics.jsonl
 
     def __str__(self) -> str:
@@ -38,12 +38,13 @@ class FileDifference:
 
 
 def compare_runs(one: Path, other: Path) -> list[FileDifference]:
-    """Differences between two finished runs, at most one for each file; [] if the runs are equal."""
+    """Return the differences between two finished runs, at most one per file; [] if the runs are equal."""
     a, b = RunFolder(one), RunFolder(other)
     found = [_metrics(a, b)]
     for name in ("results.json", "predictions.json", "freeze_audit.json"):
         found.append(_file(one, other, name, read_json))
-    for name in sorted((_names(a.best) | _names(b.best)) - {CHECKSUMS}):  # checksums follow from the files
+    # The file of checksums is left out, because it follows from the other files.
+    for name in sorted((_names(a.best) | _names(b.best)) - {CHECKSUMS}):
         found.append(_file(one, other, f"best/{name}", _read_tensors))
     found.append(_file(one, other, a.latest.name, _read_checkpoint))
     return [difference for difference in found if difference is not None]
@@ -61,7 +62,7 @@ def _metrics(one: RunFolder, other: RunFolder) -> FileDifference | None:
             first = (row["step"], f"step {row['step']}, {row['kind']}, {here[0][0]}")
         found += here
     if first is None:
-        return FileDifference(name, f"{len(a)} rows against {len(b)}", others=1)
+        return FileDifference(name, f"{len(a)} rows in one run, {len(b)} in the other", others=1)
     return replace(_summary(name, found), where=first[1], step=first[0])
 
 
@@ -74,7 +75,7 @@ def _file(one: Path, other: Path, name: str, read: Any) -> FileDifference | None
     if a.read_bytes() == b.read_bytes():
         return None
     found = list(_differences(read(a), read(b)))
-    return _summary(name, found) if found else FileDifference(name, "same values, different bytes")
+    return _summary(name, found) if found else FileDifference(name, "the values are equal, but not the bytes")
 
 
 def _summary(name: str, found: list[tuple[str, float | None]]) -> FileDifference:
@@ -84,7 +85,10 @@ def _summary(name: str, found: list[tuple[str, float | None]]) -> FileDifference
 
 
 def _differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, float | None]]:
-    """Yield (place, absolute difference or None) for every value that differs; a tensor is one value."""
+    """Yield (name, absolute difference) for every value that differs; a tensor counts as one value.
+
+    The absolute difference is None for values that are not floats or tensors of the same shape.
+    """
     if isinstance(a, dict) and isinstance(b, dict):
         for key in [*a, *(key for key in b if key not in a)]:
             yield from _differences(a.get(key), b.get(key), f"{where}.{key}" if where else str(key))
@@ -105,7 +109,8 @@ def _names(folder: Path) -> set[str]:
 
 
 def _read_checkpoint(path: Path) -> Any:
-    state = load_checkpoint(path)  # without its hash of metrics.jsonl, which is compared itself
+    # Leave out the checkpoint's hash of metrics.jsonl, because `compare_runs` compares that file itself.
+    state = load_checkpoint(path)
     return {name: value for name, value in state.items() if not name.startswith("metrics_")}
 
 

@@ -1,8 +1,9 @@
-"""A worker that stops at a chosen moment and waits for a signal, to test interruptions.
+"""A worker process that waits at a chosen moment, so that a test can interrupt it exactly there.
 
 `python -m oelm.experiments.resume.interrupt_at MOMENT NUMBER MARKER FOLDER [options of the worker]` runs the
-worker. At the NUMBER-th step or checkpoint it creates the file MARKER and waits until the file is deleted.
-The caller sends a signal and then deletes the file, so the signal always arrives at that moment.
+worker. MOMENT is "step" or "checkpoint". At the NUMBER-th step or checkpoint the worker creates the file
+MARKER and waits until that file is deleted. The caller first sends a signal and then deletes the file, so the
+signal always arrives at the chosen moment.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
 
-_PATIENCE_SECONDS = 120.0
+_PATIENCE_SECONDS = 120.0  # the worker goes on if the caller does not delete the file within this time
 
 
 def wait_at(moment: str, number: int, marker: Path) -> None:
-    """Make the training wait: in a "step" before the update, in a "checkpoint" after its first bytes."""
+    """Make training in this process wait at the `number`-th "step" or "checkpoint" until `marker` is deleted.
+
+    In a step it waits before the parameters are updated, in a checkpoint after the first bytes are written.
+    """
     import torch
 
     from oelm.training import loop
@@ -52,7 +56,7 @@ def wait_at(moment: str, number: int, marker: Path) -> None:
 
 
 class _AfterFirstBytes:
-    """A file that calls `then` once, after the first write."""
+    """A wrapper around a file that calls `then` once, after the first write."""
 
     def __init__(self, file: Any, then: Callable[[], None]) -> None:
         self.file, self.then, self.called = file, then, False

@@ -1,1 +1,1 @@
-"""The experiments of the catalogue, one module per study; each module has a list EXPERIMENTS."""
+"""The experiments of the catalogue. Each module defines a list EXPERIMENTS of one study or a part of it."""

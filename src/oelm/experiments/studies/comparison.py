@@ -1,4 +1,4 @@
-"""Build the experiments of a comparison: arms that differ only in their method."""
+"""Build the experiments of a comparison, whose arms differ only in their method."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oelm.methods.presets import find_method
 
 
 class ArmSpec(NamedTuple):
-    """One arm of a comparison; `title` is what `oelm list` shows."""
+    """One arm (a method in a comparison); `oelm list` shows its `title`."""
 
     name: str
     method: str | Method
@@ -19,7 +19,10 @@ class ArmSpec(NamedTuple):
 
 
 def arms_of(methods: Iterable[str | Method], note: str = "") -> list[ArmSpec]:
-    """One arm for each method, with the method's name and purpose."""
+    """Return one arm per method, with the method's name and its purpose as title.
+
+    note: text that is appended to each title
+    """
     found = [(find_method(method), method) for method in methods]
     return [ArmSpec(m.name, method, m.purpose + note) for m, method in found]
 
@@ -34,13 +37,14 @@ def comparison(
     baseline_of_first: str = "",
     **settings: Any,
 ) -> list[Experiment]:
-    """One experiment for each arm, with the ID <stem>-<arm><suffix>, all tuned on the same grid.
+    """Return one experiment per arm, with the ID <stem>-<arm><suffix>; all are tuned on the same grid.
 
-    The first arm is the baseline of the others. The control of an arm is the arm whose method is named as
-    control by its own method.
+    The first arm is the baseline of the others. The control of an arm is the arm with the method that the
+    field `control` of its own method names.
 
-    make: gives the settings shared by all arms (`paper.language_model`, ...)
-    baseline_of_first: ID of the baseline of the first arm, if it has one
+    make: builds an experiment with the settings that all arms share (`paper.language_model`, ...)
+    baseline_of_first: ID of the baseline of the first arm; "" = it has none
+    settings: further fields of `Experiment` for all arms
     """
     ids = {arm.name: f"{stem}-{arm.name}{suffix}" for arm in arms}
     by_method = {find_method(arm.method).name: ids[arm.name] for arm in arms}
@@ -72,9 +76,9 @@ def with_rotary_arms(
     rotary_model: Any,
     **settings: Any,
 ) -> list[Experiment]:
-    """Two comparisons: `arms` with learned positions, and `rotary_arms` with rotary position embeddings.
+    """Return two comparisons: `arms` with learned and `rotary_arms` with rotary position embeddings.
 
-    The baseline with rotary positions is itself compared with the one with learned positions.
+    The first arm with rotary position embeddings is compared with the first arm with learned ones.
     """
     learned = comparison(make, dataset, arms, **settings)
     rotary = {"suffix": "-rope", "baseline_of_first": learned[0].id, "model": rotary_model}

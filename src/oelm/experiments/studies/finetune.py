@@ -1,7 +1,8 @@
-"""Study `finetune`: the Q/K of a pretrained encoder are kept, orthonormalised or replaced; trained or frozen.
+"""Study `finetune`: what happens if the Q/K of a pretrained encoder are frozen, orthonormalised or replaced?
 
-The encoder is bert-base-uncased at full scale and all-MiniLM-L6-v2 from pip at mini scale. All arms share one
-grid of learning rates. The mini scale is sized for two cores; MNLI, the hardest task, gets the most examples.
+The encoder is bert-base-uncased at full scale and all-MiniLM-L6-v2, installed with pip, at scale `mini`. All
+arms share one grid of learning rates. Scale `mini` is sized for two CPU cores; MNLI, the hardest task, gets
+the most training examples there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from oelm.methods.presets import find_method
 
 SETS = (("SST2", "sst2"), ("MNLI", "mnli"), ("AGNEWS", "agnews"))
 
-# In a pretrained model, random rows get the norms of the pretrained rows, which the later layers expect.
+# The frozen random rows get the norms of the pretrained rows that they replace, because the pretrained layers
+# after them expect these norms.
 RANDOM_AT_NORM = replace(find_method("oelm-random"), name="oelm-random-at-norm", gain="match")
 
 ARMS = (
@@ -34,8 +36,8 @@ ARMS = (
 )
 BUDGET = BudgetConfig(batch_size=32, epochs=3, eval_every=0)
 
-MINI_ROWS = {"sst2": 640, "mnli": 960, "agnews": 320}  # training rows
-TRIAL_SHARE = 0.5  # a tuning trial has one of two epochs at mini scale, two of three at full scale
+MINI_ROWS = {"sst2": 640, "mnli": 960, "agnews": 320}  # training rows at scale `mini`
+TRIAL_SHARE = 0.5  # a tuning trial trains for one of two epochs at scale `mini`, two of three at full scale
 
 
 def _mini(dataset: str) -> dict[str, Any]:

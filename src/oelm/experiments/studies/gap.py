@@ -1,8 +1,9 @@
 """Study `gap`: what freezing Q/K costs in language modelling, and which trainable extras reduce the cost.
 
-The control of an arm with trainable extras is the same architecture with trained Q/K, so that a gain of the
-architecture is not attributed to freezing. (The control of a low-rank adapter is the plain architecture.) All
-arms share one grid of learning rates.
+An extra is a trainable part that is added to frozen Q/K, such as a convolution or a low-rank adapter. The
+control of an arm with extras is the same architecture with trained Q/K, so that a gain of the architecture is
+not attributed to freezing. (The control of a low-rank adapter is the plain architecture.) All arms share one
+grid of learning rates.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from oelm.methods.presets import find_method
 
 SETS = (("TS", "tinystories"), ("WT2", "wikitext2"), ("OWT", "openwebtext"))
 
-# Learned positions are those of the original study; rotary ones are the stronger architecture, so the extras
-# are tried there. At mini scale the study takes about 3.5 hours on two idle cores with
+# The original study uses learned position embeddings. Rotary ones make the stronger architecture, so the
+# extras are tried with these. At scale `mini` the study takes about 3.5 hours on two idle cores with
 # --seeds 1 2 3 --trial-seeds 0 --slots 2 --threads 1.
 LEARNED_ARMS = ("baseline", "orthogonal-init", "oelm-freeze")
 ROPE_ARMS = (
@@ -32,7 +33,7 @@ ROPE_ARMS = (
     "oelm-plus",
     "trained-plus",
 )
-# Single extras and variations of oelm-plus run on one corpus only.
+# These arms (single extras, and variations of the method oelm-plus) run on one corpus only, to save time.
 VARIED = "tinystories"
 VARIATIONS: tuple[str | Method, ...] = (
     "oelm-core",
@@ -73,7 +74,7 @@ VARIATIONS: tuple[str | Method, ...] = (
     ),
 )
 
-# Sizes at mini scale for two cores, in addition to the recipe for language models.
+# Overrides at scale `mini`, so that a run suits two CPU cores; `scales.RECIPES` has the other settings.
 MINI: dict[str, Any] = {
     "data.tokenizer": "bpe-1024",
     "budget.batch_size": 8,
@@ -81,7 +82,8 @@ MINI: dict[str, Any] = {
     "budget.eval_every": 300,
     "optim.warmup_steps": 60,
 }
-# Evaluation rows: 55,000 to 125,000 tokens per split. With more, evaluation would take as long as training.
+# Evaluation rows per split at scale `mini`, which are 55,000 to 125,000 tokens. With more rows, evaluation
+# would take as long as training.
 EVAL_ROWS = {"tinystories": 200, "wikitext2": 15, "openwebtext": 60}
 GRIDS: dict[str, tuple[float, ...]] = {"mini": (1.5e-3, 3e-3, 6e-3)}
 TRIAL_SHARE = 0.5  # steps of a tuning trial / steps of a run

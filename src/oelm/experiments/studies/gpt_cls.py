@@ -1,6 +1,7 @@
 """Study `gpt-cls`: GPT classification from scratch with tuned learning rates.
 
-It repeats phase 4 of the original study: does the cost of freezing depend on the task or on the architecture?
+It repeats phase 4 of the original study, which asks whether the cost of freezing Q/K depends on the task or
+on the architecture.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ SETS = (("IMDB", "imdb"), ("AGNEWS", "agnews"), ("XNLI", "xnli"), ("MNLI", "mnli
 
 ARMS = arms_of(("baseline", "orthogonal-init", "oelm-freeze", "oelm-random-matched"))
 
-# Sized for two cores: 300 steps of 16 rows, so 4,800 examples per run.
+# Overrides at scale `mini`, so that a run suits two CPU cores: 300 steps of 16 rows, or 4,800 examples.
 MINI: dict[str, Any] = {
     "budget.accumulation": 1,
     "budget.steps": 300,
@@ -22,7 +23,7 @@ MINI: dict[str, Any] = {
     "optim.warmup_steps": 50,
     "data.eval_rows": 1000,
 }
-TRIAL_SHARE = 0.5
+TRIAL_SHARE = 0.5  # steps of a tuning trial / steps of a run
 
 EXPERIMENTS = [
     e

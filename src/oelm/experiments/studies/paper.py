@@ -1,4 +1,4 @@
-"""The experiments of the original study with exactly its settings, and the results it reported."""
+"""The experiments of the original study with exactly its settings, and the results that it reported."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from typing import Any
 from oelm.config.run_config import BudgetConfig, DataConfig, ModelConfig, OptimConfig
 from oelm.experiments.experiment import Experiment, Reported
 
-# GPT language modelling: Medium-512, GPT-2 BPE, batch 8 x 512 tokens, warm-up 1000 then cosine.
+# Settings of GPT language modelling: model Medium-512, GPT-2's BPE tokenizer, batches of 8 x 512 tokens, 1000
+# warm-up steps and then a cosine schedule.
 LM_OPTIM = OptimConfig(lr=3e-4, schedule="cosine", warmup_steps=1000, clip=1.0)
 LM_BUDGET = BudgetConfig(batch_size=8, steps=100_000, eval_every=1000)
 LM_MODEL = ModelConfig(family="gpt", name="medium-512", dropout=0.1)
 FROZEN_LM_LR = 1e-3  # the original study gave frozen arms 3.3 times the baseline's learning rate
 
-# OpenWebText as in the original study's public scripts: 88,000 of 8 million pages, about 99M tokens.
+# The original study's public scripts train on 88,000 of OpenWebText's 8 million pages, about 99M tokens.
 OWT_PAGES = 88_000
 
-# WikiText at mini scale: a smaller sample of the same source. A row is an article, so few rows suffice.
+# At scale `mini`, WikiText-2 replaces WikiText-103; it is a smaller sample of the same source. A row is a
+# whole article, so few evaluation rows suffice.
 WIKITEXT_MINI: dict[str, object] = {"data.dataset": "wikitext2", "data.eval_rows": 15}
 
-# BERT fine-tuning: bert-base-uncased, 3 epochs, linear decay after 10 % warm-up.
+# Settings of BERT fine-tuning: bert-base-uncased, 3 epochs, linear decay after 10 % of the steps as warm-up.
 BERT_MODEL = ModelConfig(family="hf", name="bert-base-uncased", pretrained=True)
 BERT_OPTIM = OptimConfig(lr=2e-5, schedule="linear", warmup_share=0.1, clip=1.0)
-FROZEN_BERT_LR = 1e-4  # 5 times the baseline's learning rate
+FROZEN_BERT_LR = 1e-4  # the original study gave frozen arms 5 times the baseline's learning rate
 
-# GPT classification: the same trunk without causal mask, batch 16 x 2, at most 10,000 steps.
+# Settings of GPT classification: the same network without causal mask, a batch of 16 rows accumulated twice,
+# at most 10,000 steps.
 CLS_MODEL = ModelConfig(family="gpt", name="medium-512", causal=False)
 CLS_OPTIM = OptimConfig(lr=3e-4, schedule="cosine", warmup_steps=500, clip=1.0)
 CLS_BUDGET = BudgetConfig(batch_size=16, accumulation=2, steps=10_000, eval_every=500)
@@ -35,14 +38,17 @@ NOTE_UNEQUAL_LR = (
     "the original study gave the frozen arm a higher learning rate and did not tune the baseline"
 )
 NOTE_PRETRAINED_ROWS = (
-    "the original study's code orthonormalised the pretrained rows instead of random ones, and also those of "
-    "the baseline: the reported result belongs to neither arm as described"
+    "the original study's code orthonormalised the pretrained rows instead of random ones, and did so in the "
+    "baseline, too; so the reported result belongs to neither arm as the study describes it"
 )
 NOTE_BATCH_32 = "batch 32 comes from the original study's public scripts; its reports do not state it"
 
 
 def language_model(dataset: str, **own: Any) -> Experiment:
-    """An experiment with the original study's GPT; `own` are the fields in which this one differs."""
+    """Return a language-modelling experiment with the original study's GPT and its settings.
+
+    own: fields of `Experiment` that replace or complete these settings
+    """
     rows = OWT_PAGES if dataset == "openwebtext" else 0
     data = DataConfig(dataset=dataset, tokenizer="gpt2", max_length=512, train_rows=rows)
     mini = WIKITEXT_MINI if dataset == "wikitext103" else {}
@@ -50,7 +56,7 @@ def language_model(dataset: str, **own: Any) -> Experiment:
 
 
 def fine_tuned(dataset: str, **own: Any) -> Experiment:
-    """An experiment with the original study's BERT on a classification task."""
+    """Return a fine-tuning experiment with the original study's BERT; for `own` see `language_model`."""
     data = DataConfig(dataset=dataset, variant=_variant(dataset), tokenizer="model", max_length=128)
     budget = BudgetConfig(batch_size=16 if dataset == "xnli" else 32, epochs=3, eval_every=0)
     return _experiment(
@@ -59,7 +65,10 @@ def fine_tuned(dataset: str, **own: Any) -> Experiment:
 
 
 def classifier(dataset: str, **own: Any) -> Experiment:
-    """An experiment with the original study's GPT classifier, trained from scratch."""
+    """Return an experiment with the original study's GPT classifier, which is trained from scratch.
+
+    own: as in `language_model`
+    """
     data = DataConfig(dataset=dataset, variant=_variant(dataset), tokenizer="gpt2", max_length=512)
     return _experiment(
         own, task="classification", data=data, model=CLS_MODEL, optim=CLS_OPTIM, budget=CLS_BUDGET
@@ -77,7 +86,7 @@ def _variant(dataset: str) -> str:
 def _published(
     make: Callable[..., Experiment], id: str, dataset: str, method: str, baseline: str, **own: Any
 ) -> Experiment:
-    """An experiment as the original study ran it: frozen arms have a higher learning rate."""
+    """Return an experiment as the original study ran it: frozen arms have a higher learning rate."""
     settings = {"id": id, "study": "paper", "method": method, "baseline": baseline, "published": True}
     plain = make(dataset, **{**settings, **own})
     if method == "baseline":
@@ -91,10 +100,11 @@ def _lm(
 ) -> Experiment:
     notes = {
         "openwebtext": (
-            "the report says 100K steps, its scripts ran 150K",
-            "the report says 40M tokens, the files of its scripts have about 99M; this experiment uses those",
+            "the original study's report says 100K steps, but its scripts ran 150K",
+            "the original study's report says 40M tokens, but the files of its scripts have about 99M; this "
+            "experiment uses those files",
         ),
-        "wikitext103": ("mini scale trains on WikiText-2, a smaller sample of the same source",),
+        "wikitext103": ("scale mini trains on WikiText-2, a smaller sample of the same source",),
     }
     return _published(
         language_model,
@@ -139,7 +149,7 @@ def _cls(number: int, dataset: str, method: str, baseline: str) -> Experiment:
         phase=4,
         title=f"GPT classifier from scratch on {dataset}",
         group=f"GPT-CLS/{dataset}",
-        notes=("planned by the original study, never reported",),
+        notes=("the original study planned this experiment but reported no result",),
     )
 
 

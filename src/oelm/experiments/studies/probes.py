@@ -1,8 +1,9 @@
-"""Study `probes`: generated tasks that only attention can solve, to explain why an arm is worse.
+"""Study `probes`: generated tasks that only attention can solve. They help to explain why a method is worse.
 
-`recall`: key-value pairs, then keys whose values must be predicted (induction). `copy`: a random string, a
-separator, and the string again. Their perplexity depends mostly on the tokens that need the right position.
-All arms use rotary positions, as most arms of the study `gap`; the baseline also runs with learned ones.
+A row of the task `recall` has key-value pairs, then keys whose values must be predicted (induction). A row of
+the task `copy` has a random string, a separator, and the same string again. The perplexity depends mostly on
+tokens that a model can predict only if it attends to the right position. All arms use rotary position
+embeddings, as most arms of the study `gap`; the baseline also runs with learned ones.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ ROPE_ARMS = (
     "trained-plus",
 )
 TOKENIZER = "bpe-512"  # the rows consist of letters and digits
-# Tuning trials have the full number of steps: a task may be learned only towards the end of a run.
+# Overrides at scale `mini`. Tuning trials have as many steps as a run, because a model may learn the task
+# only towards the end.
 MINI: dict[str, Any] = {
     "data.tokenizer": TOKENIZER,
     "budget.batch_size": 8,
