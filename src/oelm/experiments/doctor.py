@@ -25,7 +25,8 @@ TRAIN_ROWS, EVAL_ROWS = 200, 20  # rows of a short test run; enough for one batc
 _SPARE_BYTES = 2 * 2**30  # disk space that must stay free for token files, logs and the system
 _DATA_REMEDY = "name the folder of your datasets with --data-dir, or use --scale smoke, which needs no data"
 _MEMORY_REMEDY = (
-    "lower --set budget.batch_size and raise budget.accumulation: the effective batch stays the same"
+    "lower budget.batch_size and raise budget.accumulation by the same factor (--set budget.batch_size=...), "
+    "so that the effective batch stays the same"
 )
 _OTHER_REMEDY = "correct the setting that the message names; `oelm show` prints the complete config"
 

@@ -206,5 +206,5 @@ def model_stand_ins(config: RunConfig) -> list[str]:
     if config.scale != "full" and config.model.name == MINILM:
         return ["all-MiniLM-L6-v2 (pretrained, from pip) replaces the full-size pretrained model"]
     if config.model.name in TINY:
-        return [f"a random '{config.model.name}' replaces the pretrained model: its scores mean nothing"]
+        return [f"a random '{config.model.name}' replaces the pretrained model, so scores are meaningless"]
     return []

@@ -149,7 +149,7 @@ def _time(
         return None, "the number of steps depends on the data"
     measured = _median_step_time(config, root)
     if measured is not None:
-        return steps * measured, "from earlier runs of this experiment here"
+        return steps * measured, "from earlier runs of this experiment in the runs folder"
     if flops is None:
         return None, "unknown, because the parameters cannot be counted"
     import torch
@@ -159,7 +159,10 @@ def _time(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     speed = gemm_peak(device) * ASSUMED_PEAK_SHARE
     share = f"{ASSUMED_PEAK_SHARE:.0%}"
-    return steps * flops / speed, f"if this {device.type} reaches {share} of its matrix-product speed"
+    return (
+        steps * flops / speed,
+        f"if this {device.type} trains at {share} of its speed in large matrix products",
+    )
 
 
 def _median_step_time(config: RunConfig, root: Path | str) -> float | None:

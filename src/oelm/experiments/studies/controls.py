@@ -36,17 +36,17 @@ _CLS_SETS = (("IMDB", "imdb"), ("AGNEWS", "agnews"), ("XNLI", "xnli"), ("MNLI", 
 
 _LM_ARMS = (
     ArmSpec("BASELINE-TUNED", "baseline", "the original study's baseline, tuned"),
-    ArmSpec("FREEZE-TUNED", "oelm-freeze", "the method, tuned"),
-    ArmSpec("ORTHOGONAL-INIT", "orthogonal-init", "the method's init, trained: the control"),
-    ArmSpec("RANDOM-MATCHED", "oelm-random-matched", "frozen Gaussian rows of the same norm"),
+    ArmSpec("FREEZE-TUNED", "oelm-freeze", "the original study's method, tuned"),
+    ArmSpec("ORTHOGONAL-INIT", "orthogonal-init", "the init of FREEZE-TUNED, but trained (control)"),
+    ArmSpec("RANDOM-MATCHED", "oelm-random-matched", "Gaussian rows with the norms of FREEZE-TUNED, frozen"),
 )
 _BERT_ARMS = (
     ArmSpec("BASELINE-TUNED", "baseline", "the original study's baseline, tuned"),
-    ArmSpec("FREEZE-TUNED", "oelm-freeze", "the method, tuned"),
+    ArmSpec("FREEZE-TUNED", "oelm-freeze", "the original study's method, tuned"),
     ArmSpec("FREEZE-PRETRAINED", "freeze-pretrained", "pretrained Q/K, frozen"),
     ArmSpec("OELM-PRETRAINED", "oelm-pretrained", "pretrained rows orthonormalised, norms kept, frozen"),
-    ArmSpec("RANDOM-MATCHED", "oelm-random-matched", "frozen Gaussian rows of the same norm"),
-    ArmSpec("ORTHOGONAL-INIT", "orthogonal-init", "random orthonormal Q/K, trained: the control"),
+    ArmSpec("RANDOM-MATCHED", "oelm-random-matched", "Gaussian rows with the norms of FREEZE-TUNED, frozen"),
+    ArmSpec("ORTHOGONAL-INIT", "orthogonal-init", "random orthonormal Q/K, trained (control)"),
 )
 
 CONTROLS: dict[str, Any] = {"study": "paper", "phase": PHASE}

@@ -27,7 +27,7 @@ ARMS = (
     ArmSpec("oelm-pretrained", "oelm-pretrained", "pretrained rows orthonormalised, norms kept, frozen"),
     ArmSpec("oelm-freeze", "oelm-freeze", "random orthonormal rows of norm 1, frozen"),
     ArmSpec("oelm-freeze-matched", "oelm-freeze-matched", "random orthonormal rows, norms kept, frozen"),
-    ArmSpec("oelm-random", "oelm-random", "the original study's N(0, 0.02), frozen"),
+    ArmSpec("oelm-random", "oelm-random", "random rows from N(0, 0.02) as in the original study, frozen"),
     ArmSpec("oelm-random-matched", RANDOM_AT_NORM, "random Gaussian rows, norms kept, frozen"),
     ArmSpec("orthogonal-init", "orthogonal-init", "random orthonormal rows of norm 1, trained"),
     ArmSpec(
