@@ -129,7 +129,7 @@ def export(
     folder = which.folder(run)
     target = Path(output or Path("exports") / folder.config().id)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} already exists and is not empty; name a new or empty folder with -o")
+        raise UsageError(f"{target} already exists and is not an empty folder; name another folder with -o")
     from oelm.data.tokenize.tokenizers import Tokenizer
     from oelm.methods.saving.fold import folded_state
     from oelm.methods.saving.load import load

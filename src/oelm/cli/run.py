@@ -66,7 +66,7 @@ class RetryOptions:
 
     pilot: Annotated[bool, Parameter(help=_PILOT)] = False
     pilot_factor: Annotated[float, Parameter(validator=Number(gt=0))] = PILOT_FACTOR
-    """Limit of --pilot: F times the perplexity, or 1/F of the accuracy, of the baseline; inf = no limit."""
+    """Limit F of --pilot: F times the perplexity, or 1/F of the accuracy, of the baseline; inf = no limit."""
     retries: Count = RETRIES
     """How often a failed run is started again."""
     retry_diverged: Annotated[bool, Parameter(help=_RETRY_DIVERGED)] = False

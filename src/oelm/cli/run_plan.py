@@ -69,7 +69,7 @@ def _planned_run(root: str, config: RunConfig, tuned: bool) -> dict[str, Any]:
 
 def _data_sources(configs: Sequence[RunConfig], data_dir: str) -> dict[str, str]:
     """Return {dataset name: where its text comes from}, with several sources if scales use different ones."""
-    from oelm.data.sources.open import describe_source  # numpy
+    from oelm.data.sources.open import describe_source  # imports numpy, which is slow
 
     found: dict[str, list[str]] = {}
     for data in dict.fromkeys(config.data for config in configs):

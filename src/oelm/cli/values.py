@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _RANGE = re.compile(r"(\d+)-(\d+)")
-MAX_RANGE = 10_000  # values; a range such as 0-99999 with more is a typing mistake
+MAX_RANGE = 10_000  # a range with more values, such as 0-99999, is a typing mistake
 
 
 def integers(words: Iterable[str], flag: str) -> tuple[int, ...]:

@@ -94,7 +94,7 @@ def check_model(config: RunConfig) -> None:
                 "model.pretrained is for transformers models; our GPT has no pretrained weights: leave it out"
             )
         if config.task == "denoising":
-            raise UsageError("denoising trains an encoder-decoder (model.family = hf), and our GPT is none")
+            raise UsageError("denoising trains an encoder-decoder (model.family = hf); our GPT is not one")
         return
     if config.task == "lm":
         raise UsageError(

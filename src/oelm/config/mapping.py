@@ -123,7 +123,7 @@ _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 
 def _plain_value(kind: Any, text: Any) -> Any:
-    """Return the bool, number or None that is written as `text`, or `text` itself if it is neither."""
+    """Return the bool, number or None that is written as `text`, or `text` itself if it is none of these."""
     if not isinstance(text, str):
         return text
     if kind is bool:

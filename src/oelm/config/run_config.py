@@ -83,7 +83,7 @@ class CompareConfig:
     group: str = ""  # runs of the same group are compared with each other, e.g. "GPT/tinystories"
     arm: str = ""  # name of the arm (a method in a comparison), usually the name of the method
     baseline: str = ""  # experiment ID of the baseline of this arm; "" if the arm is the baseline
-    control: str = ""  # experiment ID of the arm with the same architecture and trained Q/K; "" = baseline
+    control: str = ""  # ID of the experiment with the same architecture and trained Q/K; "" = the baseline
     phase: int | str = 0  # phase of the original study: 1 to 4, "paper", or "extra" (our controls); 0 = none
 
 
@@ -118,7 +118,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Machine:
-    """Settings that differ between machines and do not affect the numbers of a run."""
+    """Settings that differ between machines and do not affect the results of a run."""
 
     device: str = "auto"
     threads: int = 0  # CPU threads; 0 = torch's default
