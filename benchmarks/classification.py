@@ -201,7 +201,7 @@ def _trainer(
     pad = inner.id_to_token(prepared.tokenizer.pad_id)
     collate = DataCollatorWithPadding(PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=pad))
     ours: Any = prepared.model
-    theirs = type(ours)(ours.config)  # transformers' own forward pass, from the same weights
+    theirs = type(ours)(ours.config)  # a copy whose forward pass is that of transformers, not patched
     theirs.load_state_dict(ours.state_dict())
     split: EncodedSplit = prepared.task.splits["train"]  # type: ignore[attr-defined]
     rows = [_features(split, int(number)) for batch in batches for number in batch]

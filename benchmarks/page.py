@@ -111,7 +111,7 @@ def classification(result: Result) -> list[str]:
         for comparison in result["comparisons"]
         for arm in comparison["arms"]
     ]
-    head = ("dataset", "arm", "samples/s", "ours is faster by [95 %]", "tokens/sample", "padding", "peak MiB")
+    head = ("dataset", "arm", "samples/s", "time / ours [95 %]", "tokens/sample", "padding", "peak MiB")
     s = result["settings"]
     note = (
         f"{s['model']}, {s['rows']} rows per step, dropout {s['dropout']:g}, at most 512 tokens; "
@@ -132,7 +132,7 @@ def tokenisation(result: Result) -> list[str]:
         for c in result["comparisons"]
         for name, speed in c["megabytes_per_cpu_second"].items()
     ]
-    return table(("dataset", "tokenizer", "arm", "MB/s per core", "ours is faster by [95 %]"), rows)
+    return table(("dataset", "tokenizer", "arm", "MB/s per core", "time / ours [95 %]"), rows)
 
 
 def folders(result: Result) -> list[str]:

@@ -115,7 +115,7 @@ def test_importing_another_model_type_or_damaged_files_is_an_error(tmp_path):
     from transformers import BertConfig
 
     BertConfig().save_pretrained(tmp_path / "bert")
-    with pytest.raises(OelmError, match="is a bert model, not GPT-2"):
+    with pytest.raises(OelmError, match="is a bert model; only GPT-2"):
         import_hf(tmp_path / "bert")
     for name, content in (("model.safetensors", b"nonsense"), ("config.json", b"{")):
         folder = tmp_path / name

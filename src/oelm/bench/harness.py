@@ -54,7 +54,9 @@ class Plan:
                 f"a confidence interval needs at least 3 processes per arm, not {self.processes}"
             )
         if self.rounds < 1 or self.steps < 1:
-            raise UsageError("a benchmark needs at least one round of one counted step")
+            raise UsageError(
+                f"a benchmark needs at least 1 round and 1 step, not {self.rounds} and {self.steps}"
+            )
 
     @property
     def thread_count(self) -> int:

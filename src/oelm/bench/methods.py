@@ -46,7 +46,9 @@ class MethodsBench:
     def __post_init__(self) -> None:
         names = [find_method(name).name for name in self.methods]  # raises UsageError for an unknown name
         if not names or len(set(names)) != len(names):
-            raise UsageError(f"a benchmark needs different methods, not {list(self.methods)}")
+            raise UsageError(
+                f"a benchmark needs at least one method and no method twice, not {list(self.methods)}"
+            )
         if names[0] != "baseline":
             raise UsageError("the first method must be 'baseline': the others are measured against it")
 

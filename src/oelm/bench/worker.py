@@ -52,7 +52,7 @@ class Turns:
         print(json.dumps(value), file=self._answers, flush=True)
 
     def wait(self) -> bool:
-        """Wait for the next command to run steps. Return False when the benchmark is over."""
+        """Wait for the next command that asks for steps. Return False when the benchmark is over."""
         for line in sys.stdin:
             command = json.loads(line)
             if "steps" in command:

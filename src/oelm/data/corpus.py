@@ -31,7 +31,7 @@ class Source(ABC):
     """Reads the raw rows of a dataset from one place."""
 
     splits: dict[str, str]  # our name of each split that this source has -> the source's own name
-    streamed: bool = False  # whether rows come over a network, so that reading all can take hours
+    streamed: bool = False  # whether rows come over a network; reading all can take hours
     take_first: bool = False  # whether a row limit takes the first rows instead of a random sample
     notes: tuple[str, ...] = ()
     folder_note: str = ""  # text by the owner of a data folder; left out when results are shared

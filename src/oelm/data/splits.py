@@ -29,7 +29,7 @@ def text_key(*texts: str) -> int:
 
 @dataclass(frozen=True)
 class Holdout:
-    """The shares of the train rows that become validation and test.
+    """The shares of the train rows that are held out for validation and test.
 
     first_rows: hold out only from this many first rows of a long stream (0 = from all rows)
     group:      rows with an equal text in this field stay in the same split

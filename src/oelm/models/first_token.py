@@ -47,7 +47,7 @@ def _last_layer(model: nn.Module) -> nn.Module | None:
 def _first_token_forward(
     layer: Any, hidden: Tensor, mask: Tensor | None = None, *_: Any, **__: Any
 ) -> Tensor:
-    """hidden (B, T, d) -> (B, 1, d), with the layer's own modules in their usual order."""
+    """Return the layer's output (B, 1, d) for the first token of hidden (B, T, d), with its own modules."""
     attention = layer.attention.self
     first = hidden[:, :1]
     q, k, v = (

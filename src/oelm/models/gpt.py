@@ -141,14 +141,17 @@ class GPT(nn.Module):
                 module.bias.zero_()
 
     def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """ids (B, T) -> hidden states (B, T, d). `lengths` (B,) are the valid tokens of right-padded rows."""
+        """Return the hidden states (B, T, d) of ids (B, T).
+
+        `lengths` (B,) is the number of valid tokens in each row if rows are padded on the right.
+        """
         return self._hidden(ids, lengths)
 
     def _hidden(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
         return self._trunk(self.tokens(ids), lengths)
 
     def _trunk(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Token embeddings (B, T, d) -> hidden states (B, T, d)."""
+        """Return the hidden states (B, T, d) of token embeddings (B, T, d)."""
         T = x.shape[1]
         if self.config.context < T:
             raise UsageError(f"{T} tokens do not fit the GPT's context of {self.config.context}")
@@ -164,7 +167,7 @@ class GPT(nn.Module):
         return self.norm(x)
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
-        """Next-token cross-entropy of ids (B, T) and targets (B, T); a target of -100 is ignored."""
+        """Return the cross-entropy of the next tokens `targets` (B, T) of ids (B, T); -100 is ignored."""
         self._require_head("a language model", classifier=False)
         weight = self.tokens.weight
         tied = TiedGradient() if weight.requires_grad and saves_memory(weight) else None
@@ -174,12 +177,15 @@ class GPT(nn.Module):
         return total if reduction == "sum" else total / (targets >= 0).sum().clamp(min=1)
 
     def logits(self, ids: Tensor) -> Tensor:
-        """ids (B, T) -> next-token logits (B, T, V)."""
+        """Return the next-token logits (B, T, V) of ids (B, T)."""
         self._require_head("a language model", classifier=False)
         return F.linear(self._hidden(ids), self.tokens.weight)
 
     def classify(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """ids (B, T) right-padded, lengths (B,) -> class logits (B, classes) from the last valid tokens."""
+        """Return the class logits (B, classes) of ids (B, T), read at the last valid token of each row.
+
+        Rows are padded on the right; `lengths` (B,) is the number of valid tokens in each row.
+        """
         self._require_head("a classifier", classifier=True)
         assert self.head is not None
         hidden = self._hidden(ids, lengths)

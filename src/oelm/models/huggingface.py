@@ -1,4 +1,4 @@
-"""Export our GPT to the Hugging Face GPT-2 format, and import it.
+"""Export our GPT to the Hugging Face GPT-2 format, and import models from it.
 
 GPT-2 has the same architecture (pre-LN, learned positions, exact GELU as "gelu", tied head) plus attention
 biases, which are exported as zeros. Parameters that a method added are folded into the matrices where
@@ -85,7 +85,9 @@ def import_hf(folder: Path | str) -> GPT:
         theirs_tensor = source[name]
         if name.endswith(("attn.c_attn.bias", "attn.c_proj.bias")):
             if theirs_tensor.abs().max() > 0:
-                raise OelmError(f"{folder}: {name} is not zero, but our GPT has no bias in Q/K/V/O")
+                raise OelmError(
+                    f"cannot import {folder}: {name} is not zero, but our GPT has no bias in Q/K/V/O"
+                )
         elif name.endswith("attn.c_attn.weight"):
             block = cast(Block, ours.blocks[int(name.split(".")[2])])
             for part, weight in zip("qkv", theirs_tensor.chunk(3, dim=1), strict=True):
@@ -95,7 +97,7 @@ def import_hf(folder: Path | str) -> GPT:
     return ours
 
 
-# GPT-2 settings that change its output and that our GPT fixes: field -> the only supported value.
+# GPT-2 settings that change its output and are fixed in our GPT: field -> the only supported value.
 _SUPPORTED = {
     "activation_function": "gelu",
     "tie_word_embeddings": True,

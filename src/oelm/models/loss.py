@@ -17,7 +17,8 @@ from oelm.models.memory_saving import TiedGradient
 
 IGNORE = -100  # this target is ignored, as in torch.nn.functional.cross_entropy
 
-# 512 x 50257 logits are 98 MB in fp32: large enough for fast matrix products, small next to the weights.
+# Logits per chunk. 512 x 50257 logits are 98 MB in fp32, which is large enough for fast matrix products and
+# small compared with the weights.
 CHUNK_ELEMENTS = 512 * 50_304
 
 

@@ -28,7 +28,7 @@ class LMBatches:
         self.context, self.batch_size, self.seed = context, batch_size, seed
         if context < 1 or batch_size < 1:
             raise UsageError(f"context ({context}) and batch size ({batch_size}) must be at least 1")
-        self.windows = len(self.ids) // context  # per epoch
+        self.windows = len(self.ids) // context  # number of windows per epoch
         if not self.windows:
             raise UsageError(
                 f"{len(self.ids):,} tokens do not fill one window of {context}; use more text "

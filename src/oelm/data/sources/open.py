@@ -35,7 +35,7 @@ from oelm.errors import OelmError, UsageError, unknown_name
 
 SourceName = Literal["auto", "local", "hub", "builtin"]
 SOURCES: tuple[SourceName, ...] = ("auto", "local", "hub", "builtin")
-_MAX_LISTED = 12  # folders listed in an error
+_MAX_LISTED = 12  # an error lists at most this many folders
 
 
 def open_corpus(

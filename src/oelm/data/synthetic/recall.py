@@ -1,4 +1,4 @@
-"""Generated tasks for language models that need attention and no knowledge of English.
+"""Generated language-modelling tasks that require attention but no knowledge of English.
 
 The second half of each row can be predicted from the first half by looking back.
 """

@@ -49,8 +49,8 @@ _NUMBERS = _words("no one two three four five six seven eight nine ten eleven tw
 class Person:
     name: str
     she: str
-    her: str  # possessive
-    whom: str  # object
+    her: str  # possessive: her or his
+    whom: str  # object: her or him
 
 
 @dataclass(frozen=True)

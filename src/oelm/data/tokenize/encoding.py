@@ -1,4 +1,4 @@
-"""Encode a split of a corpus to a store on disk, in parallel and in bounded memory. It can be resumed."""
+"""Encode a split of a corpus to a store on disk, in parallel, in bounded memory and resumable."""
 
 from __future__ import annotations
 

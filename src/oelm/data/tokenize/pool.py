@@ -1,4 +1,4 @@
-"""Encode chunks in several worker processes, in order.
+"""Encode chunks of text in several worker processes, and return the results in order.
 
 `multiprocessing` is not used: its workers import the caller's main module again, or inherit its threads by
 fork. These workers import only the tokenizer code.
@@ -106,7 +106,7 @@ class _Workers:
 
 def _run_worker() -> None:
     """Encode chunks from stdin to stdout until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the parent closes stdin
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which closes stdin
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     tokenizer = Tokenizer.from_json(*pickle.load(source))
     while True:
@@ -116,7 +116,7 @@ def _run_worker() -> None:
             return
         try:
             answer: Any = chunk.encode(tokenizer)
-        except Exception as error:  # raised again in the parent
+        except Exception as error:  # the parent raises it again
             answer = error
         pickle.dump(answer, sink, protocol=5)
         sink.flush()

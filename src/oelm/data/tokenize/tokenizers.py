@@ -153,7 +153,7 @@ class Tokenizer:
             facts = read_json_object(folder / _FACTS)
             text = read_text(folder / _FILE, max_bytes=TOKENIZER_BYTES)
             loaded = cls.from_json(text, facts)
-        except Exception as error:  # the library raises plain Exception
+        except Exception as error:  # `tokenizers` raises plain Exception
             raise OelmError(f"{folder} has no valid tokenizer saved by oelm ({error})") from error
         if loaded.hash != facts["hash"]:
             raise OelmError(
@@ -214,10 +214,10 @@ def load_tokenizer(
     if spec.startswith("bpe-"):
         size = bpe_size(spec)
         if corpus is None:
-            raise UsageError(f"tokenizer '{spec}' is trained on a corpus; pass corpus=")
+            raise UsageError(f"tokenizer '{spec}' is trained on a corpus; pass one as corpus=")
         return _load_or_train(size, corpus, cache_dir)
     if spec == "model" and not model_folder:
-        raise UsageError("tokenizer 'model' needs a pretrained model (model_folder=)")
+        raise UsageError("tokenizer 'model' needs a pretrained model; pass its folder as model_folder=")
     wanted = str(model_folder) if spec == "model" else spec
     if (Path(wanted) / _FACTS).is_file():
         return Tokenizer.load(wanted)
@@ -252,7 +252,7 @@ def _name_damaged_folder(folder: Path) -> Iterator[None]:
         yield
     except OelmError:
         raise
-    except Exception as error:  # the library raises plain Exception
+    except Exception as error:  # `tokenizers` raises plain Exception
         raise OelmError(
             f"the tokenizer files in {folder} are damaged ({error}); restore them from their source"
         ) from error
@@ -326,7 +326,7 @@ def _special_id(
     known = (inner.token_to_id(token) for token in (EOS, "</s>", "[SEP]"))
     number = next((number for number in known if number is not None), None)
     if number is None:
-        raise OelmError(f"{folder}: special_tokens_map.json has no {' or '.join(roles)} token")
+        raise OelmError(f"{folder}: special_tokens_map.json has no {' or '.join(roles)} token; add one")
     return number
 
 

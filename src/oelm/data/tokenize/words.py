@@ -1,4 +1,4 @@
-"""Fast tokenization by caching the ids of words.
+"""Tokenize fast by caching the ids of words.
 
 A byte-level BPE never merges across the words of its split pattern, and BERT's WordPiece never merges across
 white space. So a text is split with Python's `re`, and the ids of each word come from a dictionary. New words
