@@ -25,7 +25,7 @@ TestError = Literal["predictions", "binomial", "none"]
 
 @dataclass(frozen=True)
 class Effects:
-    """The difference between two arms: `effect` is shown, and the verdict rules use `ratio`."""
+    """The difference between two arms: `effect` is shown, `ratio` is for rules with margins in percent."""
 
     effect: Estimate  # log ratio of perplexity, or points of accuracy
     ratio: Estimate  # log ratio of perplexity or accuracy

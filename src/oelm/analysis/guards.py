@@ -56,7 +56,7 @@ def refusals(arm: Arm, reference: Arm) -> tuple[Message, ...]:
 
 
 def mixed_settings(arm: Arm) -> list[Message]:
-    """Refuse an arm whose seeds were run with different settings."""
+    """Return a refusal if the seeds of an arm were run with different settings."""
     first = arm.finished[0]
     for run in arm.finished[1:]:
         differing = config_diff(replace(first.config, seed=0), replace(run.config, seed=0))
@@ -75,7 +75,7 @@ def mixed_settings(arm: Arm) -> list[Message]:
 
 
 def different_records(arm: Arm, reference: Arm) -> list[Message]:
-    """Refuse arms that recorded different data, tokenizers, evaluation sets or budgets."""
+    """Return a refusal for each difference in the data, tokenizer, evaluation set or budget of the runs."""
     found = []
     for name, what in RECORDED.items():
         mine, theirs = recorded(arm, name), recorded(reference, name)
@@ -92,7 +92,7 @@ def different_records(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def different_settings(arm: Arm, reference: Arm) -> list[Message]:
-    """Refuse arms whose configs ask for different data, context lengths, budgets or schedules."""
+    """Return a refusal for each difference in the configs' data, context length, budget or schedule."""
     return [
         Message("{what} differs: {arm} against {reference}", what=name, arm=mine, reference=theirs)
         for name, (mine, theirs) in setting_differences(arm, reference).items()
@@ -117,7 +117,7 @@ def caveats(arm: Arm, reference: Arm, same_rows: Sequence[str] = ()) -> tuple[Me
 
 
 def unequal_tuning(arm: Arm, reference: Arm) -> list[Message]:
-    """Give no verdict if the learning rates were tuned differently, or differ without tuning."""
+    """Return a caveat if the learning rates were tuned differently, or differ without tuning."""
     a, b = arm.finished[0].config, reference.finished[0].config
     if a.tune.grid != b.tune.grid or a.tune.seeds != b.tune.seeds:
         return [
@@ -139,7 +139,7 @@ def unequal_tuning(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def other_budget(arm: Arm) -> list[Message]:
-    """Give no verdict if an experiment was run with another budget than its catalogue entry has."""
+    """Return a caveat if an experiment was run with another budget than its catalogue entry has."""
     config = arm.finished[0].config
     planned = arm.planned.get(config.scale)
     differing = config_diff(config, planned) if planned else {}
@@ -154,7 +154,7 @@ def other_budget(arm: Arm) -> list[Message]:
 
 
 def builtin_text(arm: Arm, reference: Arm) -> list[Message]:
-    """Give no verdict if built-in generated text was used in place of a real dataset."""
+    """Return a caveat if built-in generated text was used in place of a real dataset."""
     for config in (arm.finished[0].config, reference.finished[0].config):
         entry = datasets().get(config.data.dataset)
         if config.data.source == "builtin" and entry is not None and not entry.builtin:

@@ -32,8 +32,9 @@ NO_INTERVAL, REFUSED, WITHHELD = "no interval", "refused", "withheld"
 
 @dataclass(frozen=True)
 class Rule:
-    """Regions of the possible differences: `regions[i]` lies below `margins[i]`, the last one above all.
+    """A division of the possible differences into regions, which are the possible outcomes.
 
+    `regions[i]` lies below `margins[i]`, and the last region lies above all margins.
     An interval that contains a margin but lies within ± `equivalence` gives the outcome "equivalent".
     """
 

@@ -40,7 +40,10 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
 
 
 def warmup_steps(optim: OptimConfig, total_steps: int) -> int:
-    """Return the number of warm-up steps: optim.warmup_steps, or if that is 0 optim.warmup_share of all."""
+    """Return the number of warm-up steps.
+
+    It is `optim.warmup_steps`, or if that is 0 the share `optim.warmup_share` of all steps.
+    """
     return optim.warmup_steps or round(optim.warmup_share * total_steps)
 
 

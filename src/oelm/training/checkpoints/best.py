@@ -14,7 +14,10 @@ from oelm.training.state import Training
 
 
 def save_best(training: Training) -> None:
-    """Replace best/ by the current model and tokenizer; after a kill, the old or the new best/ exists."""
+    """Replace the best model in best/ by the current model and tokenizer.
+
+    If the process is killed meanwhile, either the old or the new best/ exists (see `recover_best`).
+    """
     with training.world.full_params_on_rank0(training.prepared.model):
         if training.world.is_main:
             _replace_best(training)
@@ -40,7 +43,7 @@ def repair_best(training: Training) -> None:
 
 
 def best_problem(folder: RunFolder) -> str:
-    """Return why best/ cannot be used, or "" if it is intact."""
+    """Return why the best model in best/ cannot be used, or "" if it is intact."""
     if not folder.best.is_dir():
         return f"{folder.best} is missing"
     damage = find_damage(folder.best)

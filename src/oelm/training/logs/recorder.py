@@ -39,7 +39,7 @@ class Recorder:
         return self.is_writer and time.time() - self.status.heartbeat >= _STATUS_SECONDS
 
     def write_status(self, **changes: Any) -> None:
-        """Write status.json with `changes` to its last content."""
+        """Write status.json: its last content, with these changes."""
         if self.is_writer:
             self.status = self.folder.write_status(dataclasses.replace(self.status, **changes))
 

@@ -34,7 +34,7 @@ class ShardedWorld(World):
             raise UsageError("--shard needs several processes, but this run has one; leave out --shard")
 
     def place_model(self, model: nn.Module) -> None:
-        """Shard each layer as its own FSDP group, and everything outside the layers as one more."""
+        """Shard each layer as its own FSDP group, and everything outside the layers as one more group."""
         scalars = [name for name, p in model.named_parameters() if p.dim() == 0]
         if scalars:
             raise OelmError(f"{scalars[0]} is a scalar, which FSDP cannot shard; train without --shard")

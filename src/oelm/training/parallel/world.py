@@ -154,7 +154,7 @@ class World:
         return self.rank < rows
 
     def own_batches(self, batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
-        """Yield every `size`-th batch, for this rank, with whether its result counts.
+        """Yield the batches of this rank, which are every `size`-th one, each with whether its result counts.
 
         If the number of batches is not a multiple of `size`, some ranks have no batch at the end. They get
         the batch of rank 0 and counts=False, because the ranks of a sharded model can only compute together.
@@ -183,7 +183,10 @@ class World:
         return wrapped
 
     def sync_gradients(self, module: nn.Module, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Return a context for one micro-batch; gradients are sent only in that of a step's last one."""
+        """Return a context for the backward pass of one micro-batch.
+
+        Gradients are sent to the other ranks only if this is the last micro-batch of the step.
+        """
         if isinstance(module, DistributedDataParallel) and not last:
             return module.no_sync()
         return contextlib.nullcontext()

@@ -120,7 +120,7 @@ def evaluate(
     precision: Precision,
     after_batch: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """Return the scores of a split, computed in batches of at most `rows` rows that the ranks share.
+    """Return the scores of a split, computed in batches of at most `rows` rows, which the ranks divide.
 
     `after_batch` is called after each batch.
     """
