@@ -368,7 +368,7 @@ def test_early_trains_then_freezes_and_drops_the_optimizer_state():
 @pytest.mark.parametrize("position", [(-1, 10), (11, 10), (0, 0)])
 def test_a_position_outside_the_run_is_refused(position):
     applied = oelm.apply(build("bert"), "oelm-gradual")
-    with pytest.raises(UsageError, match="not a position in a run"):
+    with pytest.raises(UsageError, match="must lie between 0 and total_steps"):
         applied.step(*position)
 
 

@@ -1,9 +1,9 @@
 """Methods: initialise and freeze the query and key projections of any transformer, in pure torch.
 
-In: a model and a method (a name or an `oelm.Method`). Out: the same model, changed in place, with a record of
-what is frozen. To read it top to bottom, start at `apply.py`, which says what each module does.
+Input: a model and a method (a name or an `oelm.Method`). Output: the same model, changed in place, with a
+record of what is frozen. Start reading at `apply.py`, which says what each module does.
 
-The package is callable, because `oelm.methods()` lists the named methods.
+The package itself can be called: `oelm.methods()` returns the named methods.
 """
 
 from __future__ import annotations

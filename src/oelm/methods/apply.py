@@ -4,10 +4,10 @@ The steps, and the modules that do them:
 
     1. find the method by name                                  presets.py, method.py
     2. find the projections and FFN matrices of the model       reading/find.py
-    3. refuse what cannot work, before anything changes         checks.py
+    3. raise an error if the method does not fit the model      checks.py
     4. verify numerically that the projections are Q and K      reading/verify.py
     5. split fused weights, initialise, add extras              install.py, extras/, orthogonal.py
-    6. freeze what the schedule says at step 0                  record.py
+    6. freeze the tensors that the schedule freezes at step 0   record.py
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Applied:
 
     @property
     def progress(self) -> float:
-        """The position of the last call of `step`, as a fraction of the run."""
+        """The position in the run at the last call of `step`, from 0 to 1."""
         return self._record.progress
 
     @property
@@ -107,7 +107,7 @@ class Applied:
 
     @property
     def qk_total(self) -> int:
-        """Parameters of the query and key projections and of all extras (including a convolution on v)."""
+        """Number of parameters in the query and key projections and in all extras (also those on v)."""
         return sum(size for size, _ in self._qk_sizes())
 
     @property
@@ -124,16 +124,16 @@ class Applied:
             yield parameter.numel(), parameter.requires_grad
 
     def step(self, step: int, total_steps: int, optimizer: torch.optim.Optimizer | None = None) -> bool:
-        """Freeze and thaw what the schedule says at this step; return whether anything changed.
+        """Freeze and thaw tensors as the schedule says at this step; return whether anything changed.
 
-        The result depends on (step, total_steps) alone. Call it before every optimizer step; after a resume,
-        load the weights first. `oelm.param_groups` contains tensors that thaw later from the first step on:
-        torch's optimizers ignore parameters without a gradient, so the groups never change.
+        The result depends on `step` and `total_steps` alone. Call this before every optimizer step; after a
+        resume, load the weights first. Tensors that thaw later are in `oelm.param_groups` from the first step
+        on: torch's optimizers ignore parameters without a gradient, so the groups never have to change.
 
-        optimizer: If given, its state of the tensors that freeze now is dropped.
+        optimizer: If given, the optimizer state of each tensor that freezes now is deleted.
         """
         if total_steps < 1 or not 0 <= step <= total_steps:
-            raise UsageError(f"step {step} of {total_steps} is not a position in a run")
+            raise UsageError(f"step must lie between 0 and total_steps, got step {step} of {total_steps}")
         changed = follow_schedule(self.model, self._record, step / total_steps)
         for parameter in changed:
             if optimizer is not None and not parameter.requires_grad:

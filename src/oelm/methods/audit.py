@@ -1,4 +1,4 @@
-"""`oelm.audit`: check for each tensor that what the method says of it is true."""
+"""`oelm.audit`: check that each tensor of a model is frozen, or trains, as the method says."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from oelm.methods.orthogonal import orthonormality_error
 from oelm.methods.reading.wrappers import plain_name, plain_parameters, trainable_adapters, unwrap, uses_peft
 from oelm.methods.record import Record, TensorRecord, find_parameter, require_record, sha256
 
-_MAX_PRINTED = 20  # tensors with faults in a printed report
+_MAX_PRINTED = 20  # a printed report lists at most this many tensors with faults
 
 
 @dataclass(frozen=True)
 class AuditRow:
-    """One tensor: what should be true of it, and every way in which it is not."""
+    """The audit of one tensor: what the method expects of it, and each fault that was found."""
 
     tensor: str
     expected: str
@@ -34,7 +34,7 @@ class AuditRow:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """The result of an audit: `ok` if no row has a fault. Printing it shows the first faults."""
+    """The result of an audit. `ok` is True if no tensor has a fault; printing the report lists the faults."""
 
     method: str
     seed: int
@@ -42,7 +42,7 @@ class AuditReport:
     frozen: int
     trainable: int
     rows: tuple[AuditRow, ...]
-    verified: bool = True  # whether apply verified numerically what is Q and K
+    verified: bool = True  # whether oelm.apply verified numerically that the projections are Q and K
 
     @property
     def ok(self) -> bool:
@@ -89,7 +89,7 @@ def audit(
     record = require_record(model, "audit")
     parameters = plain_parameters(model)
     if meta := next((name for name, p in parameters.items() if p.is_meta), None):
-        raise OelmError(f"audit: {meta} is on the meta device and has no values: audit before .to('meta')")
+        raise OelmError(f"audit: {meta} is on the meta device and has no values; audit before .to('meta')")
     held = _Optimizers(optimizer)
     trainable = sum(p.numel() for p in parameters.values() if p.requires_grad)
     # PEFT freezes the model under its adapters; after merging an adapter, nothing trains at all.
@@ -99,12 +99,12 @@ def audit(
     for tensor in record.tensors.values():
         parameter = find_parameter(model, tensor.name)
         if parameter is None:
-            rows.append(AuditRow(tensor.name, "in the model", ("it is gone: another module replaced it",)))
+            rows.append(AuditRow(tensor.name, "in the model", ("it is not: another module replaced it",)))
         else:
             rows.append(_check(tensor, parameter, context))
     for name in record.extras:
         found = find_parameter(model, name)
-        faults = ["it is gone"] if found is None else _training_faults(found, held)
+        faults = ["it is not in the model any more"] if found is None else _training_faults(found, held)
         if faults and uses_peft(model):
             faults.append("PEFT froze it: call get_peft_model first, then oelm.apply")
         if trainable or held.given or found is None:
@@ -128,13 +128,13 @@ def audit(
 
 @dataclass(frozen=True)
 class _Context:
-    """What the check of one tensor needs to know about the model."""
+    """The facts about the model and its optimizers that the check of each tensor needs."""
 
     record: Record
     optimizers: _Optimizers
-    tied: dict[int, list[str]]  # names by id of a parameter; several if it is tied
-    adapters: dict[int, list[str]]  # PEFT parameters that train on top of a parameter, by its id
-    others_may_be_frozen: bool  # parameters that the method does not freeze may be frozen, too
+    tied: dict[int, list[str]]  # id of a parameter -> its names; a tied parameter has several
+    adapters: dict[int, list[str]]  # id of a parameter -> names of the PEFT parameters that adapt it
+    others_may_be_frozen: bool  # whether parameters that the method does not freeze may be frozen, too
 
 
 def _tied_names(model: nn.Module) -> dict[int, list[str]]:
@@ -168,15 +168,18 @@ class _Optimizers:
         }
 
     def not_in_model(self, parameters: dict[str, nn.Parameter]) -> list[AuditRow]:
-        """Return a row for each parameter that is not in the model, e.g. a fused one that apply replaced."""
+        """Return a row for each parameter of the optimizers that the model does not have.
+
+        Such a parameter can be a fused Q/K/V that `oelm.apply` has replaced.
+        """
         known = {id(p) for p in parameters.values()}
         return [
             AuditRow(
                 f"optimizer group {g}, parameter {i} of shape {tuple(p.shape)}",
                 "in the model",
                 (
-                    "it is not: the model changed after the optimizer was built (build it after oelm.apply), "
-                    "or it belongs to another model",
+                    "it is not: the model changed after the optimizer was built (build the optimizer after "
+                    "oelm.apply), or the parameter belongs to another model",
                 ),
             )
             for g, group in enumerate(self._groups)
@@ -206,7 +209,7 @@ def _check(tensor: TensorRecord, parameter: nn.Parameter, context: _Context) -> 
         if tensor.name in record.frozen_before:
             return AuditRow(tensor.name, "frozen by the user before oelm.apply", ())
         if context.others_may_be_frozen:
-            return AuditRow(tensor.name, "may train; frozen with the rest of the model", ())
+            return AuditRow(tensor.name, "may train, but is frozen with the rest of the model", ())
     if not frozen:
         return AuditRow(tensor.name, expected, tuple(_training_faults(parameter, optimizer)))
     faults = _frozen_faults(tensor, parameter, optimizer)
@@ -257,7 +260,7 @@ def _should_be_orthonormal(tensor: TensorRecord, record: Record, parameter: nn.P
     method = record.method
     if tensor.kind != "weight" or tensor.part not in method.parts or method.init not in ORTHONORMAL_INITS:
         return False
-    if tensor.freezes_at != 0.0:  # it trained before it froze, so only bit-equality is checked
+    if tensor.freezes_at != 0.0:  # the tensor trained before it froze, so it need not be orthonormal
         return False
     # With more rows than columns, init "global" has orthonormal columns, so single heads are not orthonormal.
     _, head_dim, d_in = tensor.heads(parameter).shape

@@ -1,4 +1,4 @@
-"""`oelm.OELMCallback`: follow the schedule, audit, and save metadata in the Hugging Face Trainer."""
+"""`oelm.OELMCallback` for the Hugging Face Trainer: it follows the schedule, audits and saves metadata."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from oelm.methods.saving.pretrained import SavePretrained
 from oelm.methods.saving.save import save_metadata
 
 _RESUME_HINT = (
-    "the checkpoint to resume from does not fit this model: was it made with another seed or method? See its "
-    "oelm.json.\n"
+    "the checkpoint to resume from does not fit this model. Compare the method and seed in the checkpoint's "
+    "oelm.json with those of this run.\n"
 )
 
 
 class OELMCallback(TrainerCallback):
-    """Follows a method's schedule in the Trainer and audits the model. Pass it after `oelm.apply`:
+    """Trainer callback that follows a method's schedule and audits the model. Use it after `oelm.apply`:
 
         oelm.apply(model, "oelm-gradual", seed=42)
         trainer = Trainer(model, args, train_dataset=..., callbacks=[oelm.OELMCallback()])
         trainer.train()                              # or trainer.train(resume_from_checkpoint=True)
 
-    It freezes and thaws by the position in the run, also after a resume. It writes oelm.json into every
-    checkpoint and into the folder of `trainer.save_model`, so that `oelm.load` can read them. It audits at
-    the start and at the end: `report` is the last result, and a fault raises an error unless `strict` is
-    False. The audit at the start finds an optimizer that was built before `oelm.apply`, and a checkpoint that
-    was made with another seed.
+    It freezes and thaws tensors by the position in the run, also after a resume. It writes oelm.json into
+    every checkpoint and into the folder of `trainer.save_model`, so that `oelm.load` can read them. It audits
+    the model at the start and at the end of training: `report` is the last result, and a fault raises an
+    error unless `strict` is False. The audit at the start detects an optimizer that was built before
+    `oelm.apply`, and a checkpoint that was written with another seed.
 
-    The Trainer builds its optimizer from the parameters that are trainable at that moment. So tensors that
-    thaw later are trainable from the Trainer's construction until training starts.
+    The Trainer builds its optimizer from the parameters that are trainable at that moment. So the callback
+    makes tensors that thaw later trainable from the Trainer's construction until training starts.
     """
 
     def __init__(self, *, strict: bool = True) -> None:
@@ -57,7 +57,7 @@ class OELMCallback(TrainerCallback):
         for parameter in thawing:
             parameter.requires_grad_(True)
         if thawing and args.ddp_find_unused_parameters is None:
-            args.ddp_find_unused_parameters = True  # DDP would wait for the gradients of frozen tensors
+            args.ddp_find_unused_parameters = True  # else DDP would wait for the gradients of frozen tensors
         _let_trainer_save(model)
 
     def on_train_begin(
@@ -66,7 +66,7 @@ class OELMCallback(TrainerCallback):
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         record = require_record(model, "OELMCallback")
         _check_cpu_precision(args, model)
-        _let_trainer_save(model)  # again, for model_init and add_callback
+        _let_trainer_save(model)  # again, because model_init and add_callback skip on_init_end for this model
         groups = [] if optimizer is None else optimizer.param_groups
         held = {id(p) for group in groups for p in group["params"]}
         if optimizer is not None and any(id(p) not in held for p in _thawing(model, record)):
@@ -93,7 +93,7 @@ class OELMCallback(TrainerCallback):
         folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
         self._follow_schedule(
             state, kwargs["model"], kwargs["optimizer"]
-        )  # the position of a run that resumes here
+        )  # oelm.json must hold the position at which a run resumes from this checkpoint
         if state.is_world_process_zero and folder.is_dir():
             save_metadata(kwargs["model"], folder)
 
@@ -120,7 +120,7 @@ class OELMCallback(TrainerCallback):
 
 
 def _check_cpu_precision(args: TrainingArguments, model: nn.Module) -> None:
-    """Raise an error if this Trainer would run bf16 or fp16 matmuls on a CPU that cannot do them."""
+    """Raise an error if the Trainer would run bf16 or fp16 matmuls on a CPU that does not support them."""
     if args.device.type != "cpu":
         return
     in_model = {p.dtype for p in model.parameters()}
@@ -143,7 +143,7 @@ def _thawing(model: nn.Module, record: Record) -> list[nn.Parameter]:
 
 
 def _let_trainer_save(model: nn.Module) -> None:
-    """Make save_pretrained write folders that the Trainer can resume from and oelm.load can read."""
+    """Make `save_pretrained` write folders that the Trainer can resume from and `oelm.load` can read."""
     for module in unwrap(model).modules():
         if isinstance(saving := module.__dict__.get("save_pretrained"), SavePretrained):
             saving.in_trainer = True

@@ -1,6 +1,6 @@
-"""What `oelm.apply` refuses, or warns of, before it changes anything in a model.
+"""Check that a method can be applied to a model, before `oelm.apply` changes anything.
 
-Every check runs first, so that an error at the last layer never leaves the first ones changed.
+All checks run before the first change, so an error at the last layer never leaves earlier layers changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check_no_method_yet(model: nn.Module) -> None:
             f"weights. Build or load the model again"
         )
     if inside := modules_with_record(model):
-        raise OelmError(f"its submodule '{inside[0]}' already has a method. Build or load the model again")
+        raise OelmError(f"the submodule '{inside[0]}' already has a method. Build or load the model again")
 
 
 def check_before_apply(
@@ -56,7 +56,10 @@ def check_before_apply(
 def _check_adapters(
     model: nn.Module, method: Method, projections: list[Projection], matrices: list[FeedForward]
 ) -> None:
-    """Refuse PEFT adapters that would train a frozen layer, or be lost when their layer is replaced."""
+    """Raise OelmError for a PEFT adapter on a layer that the method freezes or replaces.
+
+    The adapter would train a frozen layer, or be lost with the replaced one.
+    """
     adapters = {id(base_layer(m)): name for name, m in model.named_modules() if is_adapter(m)}
     if not adapters:
         return
@@ -105,9 +108,9 @@ def _check_weight(method: Method, target: Projection | FeedForward) -> None:
             f"norm), so it can be neither initialised nor frozen. Remove the parametrization first"
         )
     if weight.is_meta:
-        raise UsageError(f"{target.name} is on the meta device: load or initialise the weights, then apply")
+        raise UsageError(f"{target.name} is on the meta device; load or initialise its weights first")
     if method.init != "keep" and not weight.is_floating_point():
-        raise UsageError(f"{target.name} holds {weight.dtype}, which is quantised: apply, then quantise")
+        raise UsageError(f"{target.name} is quantised ({weight.dtype}); call oelm.apply before quantising")
     if method.init in ("qr", "polar"):
         try:
             initial_weight(method, 0, target)
@@ -116,7 +119,7 @@ def _check_weight(method: Method, target: Projection | FeedForward) -> None:
 
 
 def _check_not_tied(model: nn.Module, method: Method, targets: list[Projection | FeedForward]) -> None:
-    """Refuse tied weights: the module that shares the tensor would be changed by accident."""
+    """Raise UsageError for tied weights, because the other module that uses the tensor would change, too."""
     shared = names_by_parameter(model)
     for target in targets:
         names = shared[id(target.weight.parameter)]
@@ -128,7 +131,7 @@ def _check_not_tied(model: nn.Module, method: Method, targets: list[Projection |
 
 
 def names_by_parameter(model: nn.Module) -> dict[int, list[str]]:
-    """Return all names of each parameter, by its id; a tied parameter has several."""
+    """Return all names of each parameter, by the parameter's id; a tied parameter has several names."""
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         for attribute, parameter in module._parameters.items():
@@ -160,7 +163,7 @@ def _check_extras(method: Method, p: Projection) -> None:
     if method.temperature and norms:
         raise UsageError(
             f"method '{method.name}' scales the queries of a head, but {where} ({kind}) "
-            f"normalises them ({', '.join(sorted(norms))}), which would undo it. "
+            f"normalises the queries ({', '.join(sorted(norms))}), which would undo the scaling. "
             f"Use dataclasses.replace(method, temperature=False)"
         )
     if method.relative_bias and not hasattr(p.attention, "add_relative_bias"):
@@ -171,26 +174,29 @@ def _check_extras(method: Method, p: Projection) -> None:
 
 
 def _is_causal(attention: nn.Module) -> bool:
-    """Return the module's `is_causal` or `causal`; without either, False only for transformers' classes."""
+    """Return whether an attention module is causal, by its attribute `is_causal` or `causal`.
+
+    Without these attributes, classes of transformers count as not causal, and all others as causal.
+    """
     default = not type(attention).__module__.startswith("transformers.")
     return getattr(attention, "is_causal", getattr(attention, "causal", default)) is True
 
 
 def _is_per_head(norm: nn.Module, p: Projection) -> bool:
-    """Return whether a norm acts on each head alone; a norm over all heads keeps their proportions."""
+    """Return whether a norm acts on each head alone, so that it would undo a factor on one head."""
     sizes = {t.numel() for t in norm.parameters()}
     return not isinstance(norm, nn.Identity) and (not sizes or p.head_dim in sizes)
 
 
 def _check_value_projection(method: Method, p: Projection) -> None:
-    """Refuse an attention without exactly one value projection; a fused Q/K/V counts as having one."""
+    """Raise UsageError unless the attention has exactly one value projection; a fused Q/K/V counts as one."""
     advice = "use dataclasses.replace(method, conv_value=0)"
     found = value_projections(p.attention)
     if len(found) + p.fused != 1:
         raise UsageError(
             f"method '{method.name}' adds a convolution to v, but {p.attention_name} "
-            f"({type(p.attention).__name__}) has no single projection with the name of one (v, v_proj, "
-            f"value, ...); {advice}"
+            f"({type(p.attention).__name__}) does not have exactly one projection with a usual name for "
+            f"values (v, v_proj, value, ...); {advice}"
         )
     for name in found:
         weight = p.attention.get_submodule(name).weight

@@ -1,4 +1,4 @@
-"""Change a model as a method says: split fused weights, initialise, add extras, write the record."""
+"""Change a model as a method says: split fused weights, initialise, add extras, and attach a record of it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from oelm.methods.saving.pretrained import replace_save_pretrained
 
 @torch.no_grad()
 def install(model: nn.Module, method: Method, seed: int, *, init: bool) -> Record:
-    """Give the model the architecture and the record of a method; `follow_schedule` then freezes.
+    """Change the model's architecture as the method says; return the record, attached to the model.
 
-    init: Also initialise the weights. False when the weights come from a file.
+    Nothing is frozen yet; `follow_schedule` does that.
+
+    init: Whether to initialise the weights, too; False if the weights will be loaded from a file.
     """
     projections = qk_projections(model)
     if not method.trains_qk or method.has_extras:
@@ -50,13 +52,13 @@ def targets_of(
 
 
 def initial_weight(method: Method, seed: int, target: Projection | FeedForward) -> torch.Tensor:
-    """Return the initial weights that the method gives to a target; nothing is changed."""
+    """Return the weights that the method's init gives to a projection or FFN matrix, without writing them."""
     generator = orthogonal.generator_for(seed, target.name) if method.has_random_init else None
     init = method.init
     if isinstance(target, Projection):
         old = target.heads()
     else:
-        old = target.weight.view()  # (1, rows, d_in): one head
+        old = target.weight.view()  # (1, rows, d_in): an FFN matrix counts as one head
         init = "global" if init == "headwise" else init
     if init in ("qr", "polar") and old.shape[-2] > old.shape[-1]:
         return orthogonal.init_weight(init, method.gain, old.mT, generator).mT
@@ -78,7 +80,7 @@ def _split_fused(model: nn.Module, projections: list[Projection]) -> None:
 
 
 def _replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
-    """Put `new` in the place of the module `name`, under every name that the model has for it."""
+    """Replace the module `name` by `new`, under every name by which the model refers to it."""
     old = model.get_submodule(name)
     for module in list(model.modules()):
         for child, value in list(module._modules.items()):
@@ -107,7 +109,10 @@ def _make_record(
 def _tensor_records(
     method: Method, names: dict[int, str], target: Projection | FeedForward
 ) -> list[TensorRecord]:
-    """Return the records of a target's weight and bias; `names` maps the id of a parameter to its name."""
+    """Return the records of the weight and the bias of a projection or FFN matrix.
+
+    `names` maps the id of a parameter to its name.
+    """
     if isinstance(target, Projection):
         part, heads, head_dim = target.role, target.num_heads, target.head_dim
     else:
@@ -147,7 +152,7 @@ def _add_extras(
         for p in projections:
             extend(p.name, p.weight.owner, p.role, p.num_heads, p.head_dim, method)
     if method.conv_value:
-        on_v = Method(f"{method.name} on v", conv=method.conv_value)  # v trains, so it gets nothing else
+        on_v = Method(f"{method.name} on v", conv=method.conv_value)  # v trains anyway: no other extra
         for name, attention in attentions.items():
             (own,) = value_projections(attention)
             extend(f"{name}.{own}" if name else own, attention.get_submodule(own), "v", 1, 1, on_v)
@@ -162,7 +167,10 @@ def _add_extras(
 
 
 def _disable_cache(model: nn.Module, attentions: dict[str, nn.Module]) -> None:
-    """Turn off the key/value cache, which hides the earlier tokens that a convolution needs."""
+    """Turn off the key/value cache: with it, a projection gets only the new token, without earlier ones.
+
+    A convolution over time needs the earlier tokens.
+    """
     for config in (getattr(model, "config", None), getattr(model, "generation_config", None)):
         if hasattr(config, "use_cache"):
             config.use_cache = False  # type: ignore[union-attr]
@@ -175,6 +183,6 @@ def _refuse_cache(_module: nn.Module, _args: Any, kwargs: dict[str, Any]) -> Non
         cache = kwargs.get(name)
         if cache is not None and getattr(cache, "get_seq_length", lambda: 1)() > 0:
             raise OelmError(
-                "the convolution of this method needs the earlier tokens, which a key/value cache hides: "
-                "call with use_cache=False"
+                "the convolution of this method needs the earlier tokens, which a key/value cache hides; "
+                "call the model with use_cache=False"
             )

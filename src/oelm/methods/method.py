@@ -1,7 +1,7 @@
-"""`oelm.Method`: how Q/K are initialised, what is frozen when, and which small trainable extras they get.
+"""`oelm.Method`: how Q/K are initialised, when they are frozen, and which small trainable extras they get.
 
-Nothing here needs torch, so that the catalogue, the command line and the config of a run load quickly. The
-inits are implemented in `orthogonal.py`, applying a method to a model in `apply.py`.
+This module does not import torch, so that the catalogue, the command line and configs load quickly. The inits
+are implemented in `orthogonal.py`; `apply.py` applies a method to a model.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Freeze = Literal["none", "all", "first", "all-but-last"]
 Schedule = Literal["constant", "gradual", "early"]
 Part = Literal["q", "k", "ffn"]
 
-#: Inits that discard the present weights and draw random ones. The result is a pure function of seed and
-#: name, so a compact save can leave it out. In a pretrained model such an init gives a warning.
+#: Inits that discard the present weights and draw random ones. The random weights depend only on the seed and
+#: the tensor's name, so a compact save can leave them out. `oelm.apply` warns if they replace trained ones.
 RANDOM_INITS: frozenset[str] = frozenset({"headwise", "global", "normal", "normal-matched"})
 
 #: Inits with orthonormal rows within each head, which the audit checks.
@@ -150,7 +150,7 @@ class Method:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether applying it leaves the model exactly as it is."""
+        """Whether applying the method leaves the model exactly as it is."""
         return not (self.init != "keep" or self.freeze != "none" or self.has_extras or self.relative_bias)
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class Method:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Method:
-        """Return the method that `to_dict` wrote; an error about an unknown field names the nearest one."""
+        """Return the method with the fields that `to_dict` wrote. Raise UsageError for an unknown field."""
         if not isinstance(fields, dict) or "name" not in fields:
             raise UsageError(f"a method is a mapping of fields with a name, got {fields!r}")
         valid = [f.name for f in dataclasses.fields(cls)]
@@ -213,7 +213,7 @@ def _is_positive(value: object) -> bool:
 
 
 def _check_combinations(m: Method) -> None:
-    """Raise an error for a field that would have no effect, because the user expects one."""
+    """Raise UsageError for a field that would have no effect with the other fields."""
 
     def conflict(text: str) -> UsageError:
         return UsageError(f"method '{m.name}': {text}")

@@ -1,7 +1,7 @@
 """The initialisations of a query or key matrix, as pure functions on tensors of shape (H, hs, d).
 
 H is the number of heads, hs the head size, d the input width. Everything is computed on the CPU in float64
-from an explicit generator; the caller casts. So the result depends neither on the device nor on the dtype.
+from an explicit generator, and the caller casts the result. So the weights do not depend on the device.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from oelm.methods.method import Init
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:
-    """Return the random generator of one tensor, a function of the run's seed and the tensor's name.
+    """Return the random generator of one tensor, which depends only on the seed and the tensor's name.
 
-    Any tensor can be drawn alone: the order of the model's modules does not matter, and a compact save can
-    rebuild the tensors that it left out.
+    So the order of the model's modules does not matter, and `oelm.load` can rebuild single tensors that a
+    compact save left out.
     """
     digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -57,7 +57,7 @@ def nearest_orthonormal(w: Tensor) -> Tensor:
 
 
 def headwise(H: int, hs: int, d: int, generator: torch.Generator) -> Tensor:
-    """Draw orthonormal rows within each head, W_h W_h^T = 1, the heads independent of each other."""
+    """Draw random weights with orthonormal rows in each head, W_h W_h^T = 1; the heads are independent."""
     if hs > d:
         raise OelmError(
             f"a head of {hs} rows cannot have orthonormal rows in {d} dimensions; "
@@ -67,7 +67,7 @@ def headwise(H: int, hs: int, d: int, generator: torch.Generator) -> Tensor:
 
 
 def across_heads(H: int, hs: int, d: int, generator: torch.Generator) -> Tensor:
-    """Draw an (H hs, d) matrix with orthonormal rows, or orthonormal columns if H hs > d."""
+    """Draw a random (H hs, d) matrix with orthonormal rows over all heads, or columns if H hs > d."""
     if H * hs <= d:
         return orthonormal_rows(gaussian((H * hs, d), generator)).reshape(H, hs, d)
     return orthonormal_rows(gaussian((d, H * hs), generator)).mT.reshape(H, hs, d)
@@ -76,7 +76,7 @@ def across_heads(H: int, hs: int, d: int, generator: torch.Generator) -> Tensor:
 def init_weight(
     init: Init, gain: float | Literal["match"], old: Tensor, generator: torch.Generator | None
 ) -> Tensor:
-    """Return the initial weights of a projection with weights `old` (H, hs, d), in float64 on the CPU."""
+    """Return the initial weights of a projection whose present weights are `old` (H, hs, d), in float64."""
     old = old.detach().to("cpu", torch.float64)
     if init == "keep":
         return old
@@ -105,10 +105,10 @@ def _head_norms(w: Tensor) -> Tensor:
 
 
 def orthonormality_error(w: Tensor) -> float:
-    """Return the largest entry of |W_h W_h^T / s - 1| over all heads, s the mean squared row norm.
+    """Return the largest entry of |W_h W_h^T / s - 1| over all heads; s is the mean squared row norm.
 
-    Dividing by s makes it independent of the gain. For heads with more rows than columns it is computed on
-    the columns.
+    Dividing by s makes the error independent of the gain. For heads with more rows than columns, the error is
+    that of the columns.
     """
     w = w.detach().to("cpu", torch.float64)
     w = w.mT if w.shape[-2] > w.shape[-1] else w  # (H, n, m) with n <= m

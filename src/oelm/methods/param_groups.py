@@ -1,9 +1,9 @@
 """Parameter groups for any optimizer: weight decay, layer-wise learning rates, a learning rate for Q/K.
 
-Tensors that stay frozen are left out. Tensors that thaw later are included from the first step on: torch's
-optimizers skip parameters without a gradient, and the groups are the same at every step, so that the
-optimizer state of any checkpoint fits. If an optimizer decays parameters without a gradient, `oelm.audit`
-reports it.
+Tensors that stay frozen are left out. Tensors that thaw later are included from the first step on. This is
+safe because torch's optimizers skip parameters without a gradient. The groups are then the same at every
+step, so that the optimizer state of any checkpoint fits. If an optimizer decays parameters without a
+gradient, `oelm.audit` reports it.
 """
 
 from __future__ import annotations
@@ -74,14 +74,15 @@ def _qk_names(model: nn.Module) -> set[str]:
         if projection.fused:
             raise OelmError(
                 f"{projection.name} shares one tensor with V, so it cannot have its own learning rate "
-                f"(qk_lr). A method that freezes Q/K or adds extras to them separates the two"
+                f"(qk_lr). Leave qk_lr out, or use a method that freezes Q/K or adds extras to them, which "
+                f"splits the tensor"
             )
         found |= {names[id(part.parameter)] for part in projection.slices}
     return found
 
 
 def _layers_below_top(model: nn.Module) -> dict[str, int]:
-    """Return how far below the output each parameter is: 1 for the top layer, most for embeddings."""
+    """Return how many layers below the output each parameter is: 1 for the top layer, most for embeddings."""
     layers = {p.place.module: p.place for p in qk_projections(model) if p.place.stack}
     if not layers:
         raise OelmError(f"layer_decay needs a list of attention layers; {type(model).__name__} has none")

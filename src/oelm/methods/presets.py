@@ -1,7 +1,7 @@
-"""The named methods: those of the original study, the controls it lacked, and extras that may close the gap.
+"""The named methods: those of the original study, controls that it lacked, and methods with trainable extras.
 
-A new method is one entry here, or one call of `oelm.register_method`; `docs/howto/own-method.md` describes
-both, and how to add an init. Nothing here needs torch, so that `oelm list` loads quickly.
+To add a method, add an entry here or call `oelm.register_method`; `docs/howto/own-method.md` describes both,
+and how to add an init. This module does not import torch, so that `oelm list` loads quickly.
 """
 
 from __future__ import annotations
@@ -229,9 +229,9 @@ _WITH_EXTRAS = [
 
 
 def _control_of(frozen: Method) -> Method:
-    """Return the same architecture and init with trained Q/K, as the control of a method with extras.
+    """Return the control of a method with extras: the same architecture and init, but with trained Q/K.
 
-    It has no low-rank adapter: with a trained W, W + s B A is just another trained W.
+    The control has no low-rank adapter: with a trained W, W + s B A is just another trained W.
     """
     return replace(
         frozen,
@@ -249,7 +249,7 @@ def _control_of(frozen: Method) -> Method:
 _METHODS: dict[str, Method] = {m.name: m for m in [*_WITHOUT_EXTRAS, *_WITH_EXTRAS]}
 _METHODS |= {m.control: _control_of(m) for m in _WITH_EXTRAS if m.control not in _METHODS}
 
-#: Names that users of the original study know. There, "oelm" alone was the first version.
+#: Other names of methods, which the original study uses. There, "oelm" is the study's first version.
 ALIASES: dict[str, str] = {
     "oelm_freeze": "oelm-freeze",
     "oelm_v2": "oelm-freeze",
@@ -263,7 +263,7 @@ PRETRAINED_DEFAULT = "freeze-pretrained"
 
 
 def methods() -> dict[str, Method]:
-    """Return all methods by name: those of this file, and those of `register_method`.
+    """Return all methods by name: those defined in oelm, and those added by `register_method`.
 
     >>> "oelm-freeze" in methods()
     True
@@ -272,7 +272,7 @@ def methods() -> dict[str, Method]:
 
 
 def find_method(method: str | Method) -> Method:
-    """Return the method of a name or an alias; a `Method` is returned as it is.
+    """Return the method with this name or alias; a `Method` is returned unchanged.
 
     >>> find_method("oelm_v2").name
     'oelm-freeze'

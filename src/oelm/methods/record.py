@@ -1,6 +1,6 @@
-"""The record of a method on a model: its tensors, when each is frozen, and the hash of each frozen one.
+"""The record of the method on a model: which tensors it acts on, when each is frozen, and their hashes.
 
-It is stored on the model, where the schedule, the audit, saving and loading find it.
+The record is an attribute of the model, where the schedule, the audit, saving and loading find it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _ATTRIBUTE = "_oelm"
 class TensorRecord:
     """One parameter that a method initialises or freezes."""
 
-    name: str  # of the parameter
+    name: str  # name of the parameter in the plain model
     part: str  # "q", "k" or "ffn"
     kind: str  # "weight" or "bias"
     num_heads: int
     head_dim: int
     transposed: bool
-    rebuildable: bool  # a pure function of seed, name and method: a compact save leaves it out
-    freezes_at: float | None  # fraction of the run; None = trains throughout
-    thaws_at: float | None  # fraction of the run; None = never
-    sha256: str = ""  # of its bytes while it is frozen; "" while it trains
+    rebuildable: bool  # whether seed, name and method determine it, so that a compact save leaves it out
+    freezes_at: float | None  # fraction of the run at which it freezes; None if it always trains
+    thaws_at: float | None  # fraction of the run at which it thaws; None if it never does
+    sha256: str = ""  # hash of its bytes while it is frozen; "" while it trains
 
     def frozen_at(self, progress: float) -> bool:
-        """Whether it is frozen at this fraction of the run."""
+        """Return whether the parameter is frozen at this fraction of the run."""
         if self.freezes_at is None or progress < self.freezes_at:
             return False
         return self.thaws_at is None or progress < self.thaws_at
@@ -57,7 +57,7 @@ class TensorRecord:
 
 @dataclass
 class Record:
-    """The method of a model, its seed, its tensors, and the current position in the run."""
+    """What `oelm.apply` did to a model: method, seed and tensors; and the current position in the run."""
 
     method: Method
     seed: int
@@ -77,7 +77,7 @@ def record_of(model: nn.Module) -> Record | None:
 
 
 def require_record(model: nn.Module, caller: str) -> Record:
-    """Return the model's record; `caller` begins the error message if there is none."""
+    """Return the model's record. Raise OelmError, whose text starts with `caller`, if there is none."""
     record = record_of(model)
     if record is None:
         inside = modules_with_record(model)
@@ -87,13 +87,13 @@ def require_record(model: nn.Module, caller: str) -> Record:
 
 
 def modules_with_record(model: nn.Module) -> list[str]:
-    """Return the names of the submodules to which a method was applied on their own."""
+    """Return the names of the submodules that were passed to `oelm.apply` on their own."""
     modules = unwrap(model).named_modules()
     return [name for name, module in modules if name and _ATTRIBUTE in module.__dict__]
 
 
 def find_parameter(model: nn.Module, name: str) -> nn.Parameter | None:
-    """Return a recorded parameter, also from inside a PEFT adapter; None if the model no longer has it."""
+    """Return the parameter `name`, also from inside a PEFT adapter; None if the model does not have it."""
     try:
         return unwrap(model).get_parameter(name)  # an adapter layer passes on the weight of its base layer
     except AttributeError:
@@ -101,11 +101,11 @@ def find_parameter(model: nn.Module, name: str) -> nn.Parameter | None:
 
 
 def require_parameter(model: nn.Module, name: str) -> nn.Parameter:
-    """Return a recorded parameter, or raise an error that says why it is gone."""
+    """Return the parameter `name`. Raise OelmError if another module has replaced it since `oelm.apply`."""
     parameter = find_parameter(model, name)
     if parameter is None:
         raise OelmError(
-            f"{name} is gone since oelm.apply: another module replaced it (a parametrization, or PEFT's "
+            f"{name} is not in the model any more: another module replaced it (a parametrization, or PEFT's "
             f"modules_to_save, which trains a copy). Change the model before oelm.apply. PEFT adapters such "
             f"as LoRA may be added afterwards, on layers that are not frozen"
         )
@@ -113,7 +113,7 @@ def require_parameter(model: nn.Module, name: str) -> nn.Parameter:
 
 
 def freeze_and_thaw_times(method: Method, place: Place) -> tuple[float | None, float | None]:
-    """Return when a layer freezes and thaws, as fractions of the run; (None, None) = it trains throughout."""
+    """Return when a layer freezes and thaws, as fractions of the run; (None, None) if it always trains."""
     frozen_layers = {
         "none": 0,
         "all": place.depth,
@@ -132,9 +132,9 @@ def freeze_and_thaw_times(method: Method, place: Place) -> tuple[float | None, f
 
 
 def follow_schedule(model: nn.Module, record: Record, progress: float) -> list[nn.Parameter]:
-    """Freeze and thaw what the schedule says at `progress`; return the parameters whose state changed.
+    """Freeze and thaw the model's tensors as the schedule says at `progress`; return those that changed.
 
-    The state depends on `progress` alone, so a resumed run only has to call this once.
+    The result depends on `progress` alone, so a resumed run only has to call this once.
     """
     changed: list[nn.Parameter] = []
     for tensor in record.tensors.values():

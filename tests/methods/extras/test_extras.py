@@ -160,7 +160,7 @@ def test_a_mask_passed_by_position_is_found():
 
 def test_a_temperature_on_normalised_queries_is_refused():
     model = build("qwen3")
-    with pytest.raises(OelmError, match=r"normalises them \(q_norm\), which would undo it"):
+    with pytest.raises(OelmError, match=r"normalises the queries \(q_norm\), which would undo the scaling"):
         oelm.apply(model, "oelm-temperature")
     for layer in model.model.layers:
         layer.self_attn.q_norm = torch.nn.Identity()
@@ -260,7 +260,7 @@ def test_a_missing_or_parametrized_value_projection_is_refused():
     model = build("own-gpt")
     attn = model.blocks[0].attn
     attn.mixed, attn.v = attn.v, None
-    with pytest.raises(OelmError, match="no single projection with the name of one"):
+    with pytest.raises(OelmError, match="does not have exactly one projection with a usual name"):
         oelm.apply(model, on_v)
     assert type(attn.q) is torch.nn.Linear
 

@@ -147,5 +147,5 @@ def test_a_method_on_a_submodule_is_reported():
     oelm.apply(model.model, "oelm-freeze")
     with pytest.raises(OelmError, match="pass its submodule 'model'"):
         oelm.audit(model)
-    with pytest.raises(OelmError, match="its submodule 'model' already has a method"):
+    with pytest.raises(OelmError, match="the submodule 'model' already has a method"):
         oelm.apply(model, "oelm-freeze")

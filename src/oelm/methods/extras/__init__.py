@@ -1,1 +1,1 @@
-"""Replacements for projection modules: with trainable extras, or a fused Q/K/V split into its parts."""
+"""Modules that replace projections: one adds trainable extras, one splits a fused Q/K/V into its parts."""

@@ -1,7 +1,7 @@
 """A projection with the trainable extras of a method: low-rank adapter, core, temperature, convolution.
 
-They act in this order on y = W x and are initialised to the identity, so a new one computes exactly what the
-plain projection does. Weight and bias keep their names, and so their keys in a state dict.
+The extras act in this order on y = W x. They are initialised to the identity, so at first the projection
+computes exactly what the plain one does. Weight and bias keep their names, and so their keys in a state dict.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from oelm.methods.extras.kernels import causal_conv, lowrank_linear, rank_is_sma
 from oelm.methods.method import Method
 from oelm.methods.orthogonal import gaussian, generator_for
 
-#: Extras whose identity is not zero: weight decay would pull them away from it.
+#: Extras that are the identity at 1, not at 0. They get no weight decay, which would pull them towards 0.
 IDENTITY_INIT = ("conv", "core", "temperature")
 EXTRAS = ("lowrank_a", "lowrank_b", *IDENTITY_INIT)
 _MASK = "attention_mask"
 
 
 class ExtendedProjection(nn.Module):
-    """Replaces a query, key or value projection and adds the extras of a method to it.
+    """A query, key or value projection with the trainable extras of a method; it replaces the plain module.
 
-    Core and temperature act on the queries alone: in q' C k a second matrix would be redundant.
+    Core and temperature act on the queries alone: in the score q' C k, a second matrix would be redundant.
     """
 
     bias: nn.Parameter | None
@@ -56,7 +56,7 @@ class ExtendedProjection(nn.Module):
         self._add("core", (num_heads, head_dim, head_dim) if method.core and query else None)
         self._add("temperature", (num_heads,) if method.temperature and query else None)
         self._add("conv", (method.conv, rows) if method.conv else None)
-        self.real_tokens: Tensor | None = None  # (B, T), False = padding; set during the attention's forward
+        self.real_tokens: Tensor | None = None  # (B, T), False for padding; set during a forward pass
         self.train(base.training)
 
     def _add(self, name: str, shape: tuple[int, ...] | None) -> None:
@@ -64,7 +64,7 @@ class ExtendedProjection(nn.Module):
 
     @torch.no_grad()
     def init_extras(self, seed: int, name: str) -> None:
-        """Set every extra to the identity: A random and B = 0, core = 1, temperature = 1, tap 0 = 1."""
+        """Initialise each extra to the identity: B = 0 (A is random); core, temperature and tap 0 = 1."""
         if self.lowrank_a is not None:
             generator = generator_for(seed, f"{name}.lowrank_a")
             self.lowrank_a.copy_(gaussian(self.lowrank_a.shape, generator, self.in_features**-0.5))
@@ -106,8 +106,9 @@ class ExtendedProjection(nn.Module):
 def mask_padding_in_conv(attention: nn.Module) -> None:
     """Keep padding tokens out of the convolutions of an attention module that accepts an attention mask.
 
-    The projections inside it get no mask. Hooks give them one during each forward pass of the attention, so
-    that no mask remains for the next batch, and activation checkpointing sees the right one again.
+    The projections inside the attention module do not get the mask as an argument. Hooks set it before each
+    forward pass of the attention and clear it afterwards, so that no mask remains for the next batch, and
+    activation checkpointing uses the right one.
     """
     if _MASK in _argument_names(type(attention).forward):
         attention.register_forward_pre_hook(_set_mask, with_kwargs=True)
@@ -135,9 +136,10 @@ def _argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def real_tokens(mask: Any) -> Tensor | None:
-    """Return (B, T), True for real tokens, from an attention mask (B, T) or (B, 1, T, T); None if unknown.
+    """Return which tokens are real and not padding, as (B, T), from an attention mask; None if unknown.
 
-    In a mask over pairs the diagonal decides: a real token attends to itself, padding is masked everywhere.
+    The mask has the shape (B, T) or (B, 1, T, T). In the second, the diagonal decides: a real token attends
+    to itself, and padding is masked everywhere.
     """
     if not isinstance(mask, Tensor):
         return None

@@ -1,4 +1,4 @@
-"""Fast low-rank linear layer and causal convolution, the two costly operations of the trainable extras."""
+"""Fast implementations of the low-rank linear layer and the causal convolution, the two costly extras."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from torch.autograd.function import once_differentiable
 
 from oelm.errors import OelmError
 
-_CHUNK = 2**20  # elements of x per partial sum in the convolution's backward pass: 4 MB in fp32
+_CHUNK = 2**20  # elements per partial sum in the convolution's backward pass, 4 MB in fp32
 
 
 def lowrank_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
 ) -> Tensor:
-    """Return (W + scale B A) x + bias at about the cost of W x: the weights are merged once per call.
+    """Return (W + scale B A) x + bias at about the cost of W x, by adding scale B A to W once per call.
 
-    The gradients of A and B need no full weight gradient if the rank is small (see `rank_is_small`), and W
-    gets none while it is frozen. With few tokens, as in decoding, merging costs more than two products.
+    If the rank is small (see `rank_is_small`), the gradients of A and B are computed without a full weight
+    gradient. A frozen W gets no gradient. With few tokens, as in decoding, adding B A to W would cost more
+    than two products, so W x and B A x are computed separately.
     """
     few_tokens = x.numel() // x.shape[-1] * sum(weight.shape) < weight.numel()
     if few_tokens or not is_autocast_available(x.device.type):
@@ -38,9 +39,10 @@ def lowrank_linear(
 
 
 def rank_is_small(a: Tensor, b: Tensor) -> bool:
-    """Return whether four products with `rank` rows are faster than one full weight gradient.
+    """Return whether four thin products give the gradients of A and B faster than a full weight gradient.
 
-    A full product reaches about eight times their FLOP rate on a CPU, hence the factor 4 x 8 = 32.
+    A thin product has `rank` rows. On a CPU, a full product reaches about eight times the FLOP rate of a thin
+    one, hence the factor 4 x 8 = 32.
     """
     return 32 * len(a) <= min(a.shape[1], b.shape[0])
 
@@ -69,13 +71,13 @@ class _LowRankLinear(torch.autograd.Function):
         x, weight, a, b = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         flat, grad_flat = x.flatten(0, -2), grad.flatten(0, -2)  # (N, d_in), (N, rows)
-        # The rank comes first in each product: the transposed order is up to ten times slower on a CPU.
-        # Padding the rank to a multiple of 8 makes the first product faster still.
+        # In each product, the rank is the first dimension: transposed, it is up to ten times slower on a CPU.
+        # Padding the rank to a multiple of 8 makes the first product even faster.
         padded = F.pad(b * ctx.scale, (0, -len(a) % 8)).to(x.dtype).mT  # (rank', rows)
         grad_a = (padded @ grad_flat.mT @ flat)[: len(a)]
         grad_b = ((a * ctx.scale).to(x.dtype) @ flat.mT @ grad_flat).mT
         grad_x = None
-        if needs_x:  # merge again: cheaper than keeping one merged matrix per projection in memory
+        if needs_x:  # adding B A again is cheaper than keeping the sum of each projection in memory
             grad_x = grad @ torch.addmm(weight, b, a, alpha=ctx.scale).to(x.dtype)
         return (
             grad_x,
@@ -91,7 +93,7 @@ class _LowRankLinear(torch.autograd.Function):
 def causal_conv(x: Tensor, taps: Tensor) -> Tensor:
     """Return the causal depthwise convolution y[b, t, c] = sum_i taps[i, c] x[b, t - i, c].
 
-    Shift and add on the (B, T, rows) layout of the projection: no transposes and no padded copy.
+    It adds shifted copies of x in the (B, T, rows) layout of the projection, without transposes and padding.
     F.conv1d(groups=rows) is several times slower on a CPU, forward and backward.
     """
     if x.dim() != 3:

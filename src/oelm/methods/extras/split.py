@@ -16,7 +16,7 @@ from oelm.methods.reading.projection import RowLayout
 
 
 class SplitProjection(nn.Module):
-    """Replaces a fused Linear (or transformers' Conv1D) by one Linear per part; the output is the same."""
+    """A fused Linear (or transformers' Conv1D) split into one Linear per part, with the same output."""
 
     def __init__(self, fused: nn.Module, layout: RowLayout, transposed: bool) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def _linear(weight: nn.Parameter) -> nn.Linear:
 
 
 def _own_parameter(part: Tensor, *, like: Tensor) -> nn.Parameter:
-    """Return a parameter with its own memory; it is frozen if the fused tensor `like` was."""
+    """Return a copy of `part` as a parameter; it is frozen if the fused tensor `like` is."""
     own = part.detach().clone(memory_format=torch.contiguous_format)
     return nn.Parameter(own, requires_grad=like.requires_grad)
 
@@ -87,10 +87,10 @@ def _split_keys(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: An
 
 
 class SplitMultiheadAttention(nn.MultiheadAttention):
-    """torch's attention with one weight and one bias for each of q, k and v instead of packed ones.
+    """torch's MultiheadAttention with separate weights and biases for q, k and v instead of packed ones.
 
-    With gradients it uses the code path that torch has for different key and value widths. Without gradients
-    it returns the packed tensors, so that torch's fused inference kernels keep working.
+    With gradients, it uses the code path that torch has for different key and value widths. Without
+    gradients, it offers the packed tensors, so that torch's fused inference kernels keep working.
     """
 
     @property
@@ -113,7 +113,7 @@ _PARTS = ("q", "k", "v")
 
 
 def split_multihead(attention: nn.MultiheadAttention) -> None:
-    """Split the packed weights of a torch attention, in place, because other objects refer to it."""
+    """Split the packed weights of a torch attention in place; other objects may refer to the module."""
     packed = attention._qkv_same_embed_dim
     if packed:
         fused = attention.in_proj_weight
