@@ -14,13 +14,13 @@ from oelm.methods.reading.wrappers import base_layer
 
 
 class _Found(NamedTuple):
-    """One projection, before the number of its heads is known."""
+    """A projection whose number of heads is not known yet."""
 
     role: str
     path: str
     weight: ParameterSlice
     bias: ParameterSlice | None
-    head_dim: int | None  # None = the head size that most projections of the module share
+    head_dim: int | None  # None if it is the head size that most projections of the module have
 
 
 def build_projections(model: nn.Module, name: str, spec: AttentionSpec, place: Place) -> list[Projection]:
@@ -74,7 +74,7 @@ def _fused(model: nn.Module, name: str, module: nn.Module, spec: AttentionSpec) 
 
 
 def _child(name: str, module: nn.Module, path: str) -> Any:
-    """Return the module, or the parameter of three dimensions, at a path that a spec names."""
+    """Return the module, or the three-dimensional parameter, at a path that the `AttentionSpec` names."""
     found: Any = module
     for step in path.split("."):
         found = getattr(found, step, None)
@@ -97,7 +97,7 @@ def _unfused_slices(name: str, module: nn.Module, path: str) -> tuple[ParameterS
 
 
 def _multihead_projections(name: str, module: nn.MultiheadAttention, place: Place) -> list[Projection]:
-    """Return the projections of torch's own attention, whose weights are packed, separate, or split by us."""
+    """Return the projections of torch's own attention; its weights are packed, separate, or split by oelm."""
     width, split = module.embed_dim, isinstance(module, SplitMultiheadAttention)
     packed = RowLayout(("q", "k", "v"), (width, width, width))
     projections = []
@@ -122,7 +122,7 @@ def _row_layout(
     weight = fused.weight
     assert isinstance(weight, Tensor)
     rows = weight.shape[1] if is_transposed(fused) else weight.shape[0]
-    if "q" not in spec.roles:  # keys and values of a cross attention
+    if "q" not in spec.roles:  # the fused matrix of a cross attention holds keys and values only
         return RowLayout(spec.roles, (rows // 2, rows // 2))
     heads = find_number(model, module, spec.num_heads, NUM_HEADS)
     if heads is None:
@@ -148,9 +148,10 @@ def _head_dim(model: nn.Module, name: str, module: nn.Module, spec: AttentionSpe
         if used is not None:
             raise OelmError(
                 f"{name} ({type(module).__name__}): {q_rows} query rows are not {heads} heads of {used}, so "
-                f"they hold more than the queries, such as a gate, which must not be frozen with them"
+                f"the matrix holds more than the queries, such as a gate, which must not be frozen. Register "
+                f"the class with oelm.register_attention, or leave it out with ignore=True"
             )
-        # Some configs name a head size that the module does not use, so the number of heads decides.
+        # Some configs have a head size that the module does not use, so compute it from the number of heads.
         return _divide(name, q_rows, heads)
     if head_dim is None:
         raise _unknown_heads(name, module, f"q={spec.q!r}, k={spec.k!r}")
@@ -170,14 +171,18 @@ def _unknown_heads(name: str, module: nn.Module, arguments: str) -> OelmError:
 
 def _divide(name: str, rows: int, by: int) -> int:
     if by < 1 or rows % by:
-        raise OelmError(f"{name}: {rows} rows do not divide by {by}, so it cannot be divided into heads")
+        raise OelmError(f"{name}: {rows} rows do not divide by {by}, so they cannot be split into heads")
     return rows // by
 
 
 def find_number(
     model: nn.Module, module: nn.Module, given: str | int | None, usual: tuple[str, ...]
 ) -> int | None:
-    """Return a number that a spec gives or names; else the one under its usual names on module or config."""
+    """Return a number, such as the number of heads; None if it is not found.
+
+    `given` is the number itself or the name of an attribute. If it is None, the names in `usual` are tried.
+    The attribute is looked up on the module, then on its config, then on the model's config.
+    """
     if isinstance(given, int):
         return given
     for source in (module, getattr(module, "config", None), getattr(model, "config", None)):

@@ -1,4 +1,4 @@
-"""Find arguments to call an attention module with: guessed from its signature, or observed in the model."""
+"""Find arguments for a call of an attention module: guessed from its signature, or observed in the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 TOKENS = 6
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-# Names of arguments, by what they take: inputs of the keys, inputs of the queries, and positions.
+# Usual names of the arguments that take the inputs of the keys, the inputs of the queries, and positions.
 _KEY_INPUTS = {
     *("key", "value", "k", "v", "keys", "values", "key_states", "value_states", "context", "memory", "kv"),
     *("encoder_hidden_states", "key_value_states", "current_states", "key_value", "latents"),
@@ -29,7 +29,7 @@ _ROTARY = {
 _ROTARY_SIZES = ("qk_rope_head_dim", "rotary_ndims", "rotary_dim", "rope_head_dim")
 _POSITIONS = {"relative_position_embeddings", "pos_emb", "r", "position_embeds", "pos_embeds"}
 
-#: Shapes of the input without its width, which comes last or in the place of -1.
+#: Shapes of the input to try. The width of the input is added as the last dimension, or replaces -1.
 _SHAPES = ((1, TOKENS), (TOKENS,), (1, 4, 4), (1, -1, TOKENS), (1, -1, 4, 4), (TOKENS, 1))
 _POSITION_FORMS = ("cos and sin", "relative", "absolute", "complex")
 
@@ -37,9 +37,9 @@ _POSITION_FORMS = ("cos and sin", "relative", "absolute", "complex")
 def guess_calls(
     module: nn.Module, config: Any, width: int, key_width: int, head_dim: int, generator: torch.Generator
 ) -> Iterator[Call]:
-    """Yield calls of `module.forward` that its signature suggests, the most common shapes first.
+    """Yield arguments for `module.forward` that fit its signature, with the most common shapes first.
 
-    width, key_width: d_in of the queries and of the keys.
+    width, key_width: The input widths (d_in) of the query and of the key projections.
     """
     parameters = [
         p
@@ -95,7 +95,7 @@ def _positions(form: str, shape: tuple[int, ...], rotary: int, width: int, draw:
 
 
 def guess_inputs(model: nn.Module) -> list[Any]:
-    """Return small inputs that a Hugging Face model may accept, by its config; none for other models."""
+    """Return small inputs that a Hugging Face model may accept, made from its config; [] for other models."""
     config = getattr(model, "config", None)
     name = getattr(model, "main_input_name", None)
     if config is None or not isinstance(name, str):
@@ -120,9 +120,9 @@ def guess_inputs(model: nn.Module) -> list[Any]:
 
 @torch.no_grad()
 def observe_calls(model: nn.Module, attentions: Mapping[str, nn.Module], inputs: Any) -> dict[str, Call]:
-    """Run the model once on `inputs`; return how each named attention was called, on the CPU in float32.
+    """Run the model once on `inputs`, and return the arguments with which each attention module was called.
 
-    The model is left as it was.
+    Tensors among the arguments are copied to the CPU in float32. The model is not changed.
     """
     seen: dict[str, Call] = {}
     handles = []
@@ -153,7 +153,10 @@ def observe_calls(model: nn.Module, attentions: Mapping[str, nn.Module], inputs:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value with tensors on the CPU in float32, and None for a cache, which calls would fill."""
+    """Return an argument with its tensors copied to the CPU in float32.
+
+    A key/value cache becomes None, because each further call would add to it.
+    """
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         return value.float() if value.is_floating_point() else value.clone()

@@ -1,13 +1,13 @@
-"""What we know of attention classes: the names of their projections, and how fused weights are ordered.
+"""Tables of known attention classes: the names of their projections, and the row order of fused weights.
 
 A weight counts as Q/K if it acts on the output of its attention only through the attention scores. So
 projections of relative positions (`linear_pos` of a Conformer, `r_kernel` of Funnel, `r` of XLNet) are keys.
-In multi-head latent attention (DeepSeek-V2 and later) Q/K are both factors of the queries (`q_a_proj`,
-`q_b_proj`), the key rows of `kv_b_proj`, and the rotary key rows of `kv_a_proj_with_mqa`; its latent rows
-also feed the values, so they train. Embeddings, relative position biases, norms and vectors that are added to
-the queries are not projections, so they train.
+In multi-head latent attention (DeepSeek-V2 and later), Q/K consist of both factors of the queries
+(`q_a_proj`, `q_b_proj`), the key rows of `kv_b_proj`, and the rotary key rows of `kv_a_proj_with_mqa`. The
+latent rows of `kv_a_proj_with_mqa` also feed the values, so they are not Q/K, and train. Embeddings, relative
+position biases, norms and vectors that are added to the queries are not projections, so they train, too.
 
-These tables only make a guess: `verify.py` checks it numerically before anything is changed.
+What these tables say is only a guess, which `verify.py` checks numerically before anything is changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LayoutName = Literal["block", "per-head", "grouped"]
 
 @dataclass(frozen=True)
 class FusedPart:
-    """A fused matrix with an explicit row layout; `head_dims` gives the head size of q and k."""
+    """A fused matrix with an explicit row layout; `head_dims` holds the head sizes of q and k in it."""
 
     name: str
     layout: RowLayout
@@ -40,7 +40,7 @@ class AttentionSpec:
     q, k: Separate projections.
     fused, layout, roles: One fused matrix, the order of its rows, and what they hold.
     parts: Fused matrices with an explicit layout, instead of `fused`.
-    num_heads, num_kv_heads, head_dim: Attribute names or numbers; None = look for the usual names.
+    num_heads, num_kv_heads, head_dim: Attribute names or numbers; if None, the usual names are tried.
     single: Names in q and k that have one head (a low-rank factor), whatever the number of heads is.
     per_head: Names in q and k that have the module's number of heads, but another head size.
     q_bias: A parameter that is added to the queries but is not the bias of their projection.
@@ -69,28 +69,28 @@ _PATTERNS = (
 )
 
 #: Names of separate projections, in lower case. They include the position projections of DeBERTa and the
-#: global ones of Longformer, which are queries and keys, too.
+#: projections of Longformer's global attention, which are queries and keys, too.
 QUERY_NAMES = frozenset(p.format(word) for p in _PATTERNS for word in ("q", "query", "queries"))
 KEY_NAMES = frozenset(p.format(word) for p in _PATTERNS for word in ("k", "key", "keys"))
 VALUE_NAMES = frozenset(p.format(word) for p in _PATTERNS for word in ("v", "value", "values"))
 
-#: Projections of relative positions to keys, as paths within an attention that has queries and keys.
+#: Paths, inside an attention module, of projections that turn relative positions into keys.
 POSITION_KEYS = (
     *("linear_pos", "pos_proj", "relative_k_proj", "r_kernel", "r", "linear_k_pos"),
     "relative_position_embedding.pos_proj",
 )
 
-#: Names of one matrix that holds queries, keys and values; names with a word of FUSED_WORDS count as well.
+#: Names of a matrix that holds queries, keys and values. Names that contain a word of FUSED_WORDS count, too.
 FUSED_NAMES = frozenset({"c_attn", "query_key_value", "in_proj", "att_proj", "queries_keys_values"})
 
-#: Words in the name of a matrix that mean it holds several of q, k and v, in any module. They also find the
-#: linear attention of hybrid models (in_proj_qkv, in_proj_qkvz).
+#: A matrix in any module whose name contains one of these words holds several of q, k and v. The words also
+#: match the linear attention of hybrid models (in_proj_qkv, in_proj_qkvz).
 FUSED_WORDS = frozenset({"qk", "kv", "qkv", "qkvz", "wqkv", "wkv"})
 
-#: Words in the name of a matrix inside an attention module that suggest it holds Q or K.
+#: A matrix inside an attention module whose name contains one of these words probably holds Q or K.
 QK_WORDS = frozenset({"q", "k", "qk", "kv", "qkv", "query", "key", "wq", "wk", "wqkv", "keys", "queries"})
 
-#: The usual attribute names, on a module or its config.
+#: The usual names of these attributes of an attention module or its config.
 NUM_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_query_heads")
 NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 HEAD_DIM = (
@@ -141,7 +141,7 @@ def _falcon(attention: nn.Module) -> AttentionSpec:
 def _codegen(attention: nn.Module) -> AttentionSpec:
     sizes: Any = attention
     width, heads = int(sizes.embed_dim), int(sizes.num_attention_heads)
-    layout = RowLayout(("q", "v", "k"), (width, width, width), groups=4)  # always 4: one per TPU core
+    layout = RowLayout(("q", "v", "k"), (width, width, width), groups=4)  # CodeGen has one per TPU core
     part = FusedPart("qkv_proj", layout, {"q": width // heads, "k": width // heads})
     return AttentionSpec(parts=(part,), num_heads="num_attention_heads")
 
@@ -205,7 +205,10 @@ _registered: dict[type | str, AttentionSpec] = {}
 
 
 def known_spec(attention: nn.Module) -> AttentionSpec | None:
-    """Return the spec registered for this class or a base class, else ours for classes of transformers."""
+    """Return the spec that was registered for the module's class or a base class, or is known to oelm.
+
+    None if there is neither.
+    """
     for cls in type(attention).__mro__:
         spec = _registered.get(cls) or _registered.get(f"{cls.__module__}.{cls.__qualname__}")
         if spec is not None:

@@ -45,9 +45,9 @@ from oelm.methods.reading.wrappers import base_layer, unwrap
 
 _QUERY_WORDS = {"q", "query", "queries", "wq"}
 _KEY_WORDS = {"k", "key", "keys", "wk"}
-_MAX_CANDIDATES = 8  # modules that an error message lists
+_MAX_CANDIDATES = 8  # an error message lists at most this many modules
 
-#: Specs found by trying layouts, by class and shapes: each kind of module is tried once.
+#: Cache of the specs that `_detect_layout` found by trying layouts, by class and shapes of the module.
 _detected: dict[Any, AttentionSpec | None] = {}
 
 
@@ -78,7 +78,7 @@ def qk_projections(model: nn.Module) -> list[Projection]:
 
 
 def ffn_matrices(model: nn.Module) -> list[FeedForward]:
-    """Return the up, gate and down matrices of every layer with attention; an error if a layer has none."""
+    """Return the up, gate and down matrices of every layer. Raise OelmError if a layer has none."""
     model = unwrap(model)
     found: dict[str, tuple[str, ...]] = {}
     for name, module in model.named_modules():
@@ -116,7 +116,10 @@ def _get(module: nn.Module, path: str) -> nn.Module | None:
 
 
 def value_projections(attention: nn.Module) -> list[str]:
-    """Return the names of an attention's matrices that are named like values; usually one, none if fused."""
+    """Return the paths of the matrices in an attention module that have a usual name for values.
+
+    There is usually one; a fused Q/K/V has none.
+    """
     return [
         name
         for name, module in attention.named_modules()
@@ -125,17 +128,17 @@ def value_projections(attention: nn.Module) -> list[str]:
 
 
 def _find_spec(model: nn.Module, name: str, module: nn.Module) -> AttentionSpec | None:
-    """Return where this module stores Q and K; None if it is not recognised as an attention."""
+    """Return where a module stores Q and K; None if it is not recognised as an attention module."""
     if isinstance(module, nn.MultiheadAttention):
         return AttentionSpec(num_heads="num_heads")
     if isinstance(module, SplitProjection):
-        return None  # the attention around it reads its parts q and k
+        return None  # the spec of the attention module around it covers its parts q and k
     if (spec := known_spec(module) or multi_latent(module)) is not None:
         return spec
     found = _projection_names(module)
     if {"sampling_offsets", "attention_weights"} <= set(found):
         return AttentionSpec(ignore=True)  # deformable attention has no keys
-    parameters = {n for n in module._parameters if n in found}  # one named "..._query" is a learned token
+    parameters = {n for n in module._parameters if n in found}  # such a "..._query" is a learned token
     queries = [
         p
         for p, own in found.items()
@@ -157,7 +160,7 @@ def _separate_spec(module: nn.Module, queries: list[str], keys: list[str]) -> At
     own_size = frozenset(
         p for p in (*queries, *keys) if p.endswith(("_query", "_key")) and p not in QUERY_NAMES | KEY_NAMES
     )
-    # Attention between pixels by 1x1 convolutions has one head and no attribute that says so.
+    # An attention between pixels, with 1x1 convolutions, has one head but no attribute with this number.
     pixels = isinstance(getattr(module, queries[0], None), nn.Conv2d)
     one_head = pixels and not any(hasattr(module, n) for n in NUM_HEADS)
     return AttentionSpec(
@@ -166,10 +169,10 @@ def _separate_spec(module: nn.Module, queries: list[str], keys: list[str]) -> At
 
 
 def _projection_names(module: nn.Module) -> dict[str, str]:
-    """Return the names in lower case of a module's own projections, by path.
+    """Return {path: name in lower case} of the projections that a module directly holds.
 
     A projection inside a wrapper (`q_proj.linear`) gets the name of the wrapper. A parameter of three
-    dimensions (d_in, heads, head_dim) counts as a projection.
+    dimensions (d_in, heads, head_dim) counts as a projection, too.
     """
     found = {}
     for child, inner in module.named_children():
@@ -195,7 +198,7 @@ def _words(name: str) -> set[str]:
 def _detect_layout(
     model: nn.Module, name: str, module: nn.Module, queries: tuple[str, ...], fused: str
 ) -> AttentionSpec | None:
-    """Return the first row layout of a fused matrix that the numeric check accepts; None if there is none."""
+    """Return a spec with the first row layout of a fused matrix that the numeric check accepts, else None."""
     roles = ("k", "v") if queries else ("q", "k", "v")
     if isinstance(module.get_submodule(fused), SplitProjection):
         return AttentionSpec(q=queries, fused=fused, roles=roles)
@@ -217,7 +220,7 @@ def _detect_layout(
 
 
 def check_all_attention_recognized(model: nn.Module, specs: dict[str, AttentionSpec]) -> None:
-    """Raise an error that names every module that looks like Q or K but is in no spec."""
+    """Raise OelmError, which names the modules, if some modules look like Q or K but are in no spec."""
     covered = _covered_modules(model, specs)
     unrecognised = []
     for name, module in model.named_modules():
@@ -240,7 +243,7 @@ def check_all_attention_recognized(model: nn.Module, specs: dict[str, AttentionS
 
 
 def _covered_modules(model: nn.Module, specs: dict[str, AttentionSpec]) -> set[str]:
-    """Return the names of all modules that a spec mentions."""
+    """Return the names of all modules that the specs mention."""
     names = set()
     for name, spec in specs.items():
         module = model.get_submodule(name)
@@ -254,7 +257,7 @@ def _covered_modules(model: nn.Module, specs: dict[str, AttentionSpec]) -> set[s
 
 
 def _attention_around(model: nn.Module, name: str) -> str | None:
-    """Return the name of the innermost module around `name` whose class name says attention."""
+    """Return the innermost module around `name` whose class name contains "attention" or the like."""
     steps = name.split(".")
     for depth in range(len(steps) - 1, -1, -1):
         around = ".".join(steps[:depth])
@@ -264,13 +267,13 @@ def _attention_around(model: nn.Module, name: str) -> str | None:
 
 
 def _overlaps(name: str, others: set[str]) -> bool:
-    """Return whether one of the other modules is this one, contains it, or is inside it."""
+    """Return whether the module `name` is one of `others`, contains one of them, or is inside one."""
     inside = f"{name}." if name else ""
     return any(other == name or other.startswith(inside) or name.startswith(f"{other}.") for other in others)
 
 
 def _candidates(model: nn.Module, modules: list[tuple[str, nn.Module]]) -> str:
-    """Return the end of an error message: candidate modules, and the lines that register them."""
+    """Return the end of an error message: modules that may hold Q or K, and the code that registers them."""
     if not modules:
         return " It has no linear layers at all."
     shown = "\n".join(f"    {name}: {type(module).__name__}" for name, module in modules[:_MAX_CANDIDATES])
@@ -280,7 +283,7 @@ def _candidates(model: nn.Module, modules: list[tuple[str, nn.Module]]) -> str:
 
 
 def _how_to_register(model: nn.Module, names: list[str]) -> str:
-    """Return lines to type that register the first candidate's class, with its real attribute names."""
+    """Return the code that registers the class around the first module, with its real attribute names."""
     around, _, own = names[0].rpartition(".")
     holder = model.get_submodule(around)
     children = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == around]

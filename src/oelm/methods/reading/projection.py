@@ -1,4 +1,4 @@
-"""What reading a model returns: its projections, their layers, and where their weights are stored."""
+"""Data classes for the projections of a model: their layers, and where their weights are stored."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def is_matrix(module: object) -> bool:
-    """Return whether a module is a Linear, a Conv1D of transformers, or our replacement of one."""
+    """Return whether a module is a Linear, a Conv1D of transformers, or oelm's ExtendedProjection."""
     if isinstance(module, nn.Module):
         module = base_layer(module)
     return isinstance(module, nn.Linear) or type(module).__name__ in ("Conv1D", "ExtendedProjection")
 
 
 def is_transposed(module: object) -> bool:
-    """Return whether the weight is stored as (in, out), as in transformers' Conv1D and its replacements."""
+    """Return whether a module stores its weight as (in, out), as transformers' Conv1D does."""
     return type(module).__name__ == "Conv1D" or bool(getattr(module, "transposed", False))
 
 
@@ -38,7 +38,10 @@ def is_projection(module: object) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """Layer `layer` (0 = nearest the input) of `depth` in `stack`; `module` is the layer's name."""
+    """The position of a layer: index `layer` (0 is nearest the input) of `depth` layers in `stack`.
+
+    `module` is the name of the layer.
+    """
 
     stack: str
     layer: int
@@ -49,9 +52,9 @@ class Place:
 def layer_places(model: nn.Module, names: Iterable[str]) -> dict[str, Place]:
     """Return the layer position of each named module.
 
-    A stack is a ModuleList or Sequential whose members have one type, such as "encoder.layers"; the layer is
-    the index in it. Lists of mixed types (a T5 block holds attention and MLP) are not stacks. Nested lists
-    (stages of blocks) are numbered consecutively. A module outside any list counts as one layer.
+    A stack is a ModuleList or Sequential whose members have one type, such as "encoder.layers". The index of
+    a member is its layer. Lists of mixed types (a T5 block holds attention and MLP) are not stacks. Layers of
+    nested lists (stages of blocks) are numbered consecutively. A module outside any list counts as a layer.
     """
     paths = {name: _path(model, name) for name in names}
     stacks: dict[str, list[tuple[int, ...]]] = {}
@@ -84,10 +87,10 @@ def _path(model: nn.Module, name: str) -> tuple[str, tuple[int, ...], str]:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The row order of a fused weight: `groups` repeats of one block per role; `sizes` counts a role's rows.
+    """The row order of a fused weight: `groups` times one block of rows for each role (q, k and v).
 
-    groups = 1 is [q; k; v] (GPT-2, ModernBERT, Phi-3); one group per head is [q1; k1; v1; q2; ...]
-    (GPT-NeoX); one group per key head is [several q; k; v; ...] (Falcon).
+    One group is [q; k; v] (GPT-2, ModernBERT, Phi-3); one group per head is [q1; k1; v1; q2; ...] (GPT-NeoX);
+    one group per key head is [several q; k; v; ...] (Falcon). `sizes` holds the number of rows of each role.
     """
 
     roles: tuple[str, ...]
@@ -95,13 +98,13 @@ class RowLayout:
     groups: int = 1
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Fuse one tensor (..., size_i) per role into (..., sum of sizes), in the model's row order."""
+        """Return the fused tensor (..., sum of sizes), in row order, from one tensor (..., size) per role."""
         if self.groups == 1:
             return torch.cat(list(parts), dim=-1)
         return torch.cat([p.unflatten(-1, (self.groups, -1)) for p in parts], dim=-1).flatten(-2)
 
     def split(self, fused: Tensor) -> list[Tensor]:
-        """Return one tensor per role; the inverse of `join`."""
+        """Return the part of each role in a fused tensor; this is the inverse of `join`."""
         sizes = [size // self.groups for size in self.sizes]
         parts = fused.unflatten(-1, (self.groups, -1)).split(sizes, dim=-1)
         return [p.flatten(-2) for p in parts]
@@ -115,7 +118,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class ParameterSlice:
-    """One projection's part of a parameter: all of it, or the rows that a `RowLayout` gives to its role."""
+    """The part of a parameter that belongs to one projection: all rows, or those of `role` in `layout`."""
 
     owner: nn.Module
     attribute: str
@@ -129,7 +132,7 @@ class ParameterSlice:
 
     @property
     def rows(self) -> int:
-        """The number of output features, from shapes alone, so that it works on the meta device."""
+        """The number of output features; it is computed from shapes, so it works on the meta device."""
         if self.layout is None:
             return self._all_rows
         return self.layout.sizes[self.layout.roles.index(self.role)]
@@ -144,15 +147,15 @@ class ParameterSlice:
         return math.prod(shape[1:]) if self.transposed else shape[0]
 
     def view(self) -> Tensor:
-        """Return a writable view (groups, rows per group, ...) of the parameter."""
+        """Return a writable view of this part of the parameter, as (groups, rows per group, ...)."""
         return self.cut(self.parameter.detach())
 
     def values(self) -> Tensor:
-        """Return the rows of this slice read-only, gathered from all ranks if the parameter is sharded."""
+        """Return the values of this part, gathered from all ranks if the parameter is sharded."""
         return self.cut(full_tensor(self.parameter.detach()))
 
     def cut(self, tensor: Tensor) -> Tensor:
-        """Return the rows of this slice from any tensor of the parameter's shape, such as its gradient."""
+        """Return this part of any tensor with the parameter's shape, such as its gradient."""
         tensor = tensor.flatten(1).t() if self.transposed else tensor
         if self.layout is None:
             return tensor[None]
@@ -184,7 +187,7 @@ class Projection:
 
     @property
     def fused(self) -> bool:
-        """Whether it shares a parameter with another projection, so that it must be split before freezing."""
+        """Whether the projection shares a parameter with another, so it must be split before freezing."""
         return self.weight.layout is not None or (self.bias is not None and self.bias.layout is not None)
 
     @property

@@ -1,10 +1,11 @@
-"""One numeric trial of an attention module: run a random copy and test four properties of Q and K.
+"""Test numerically whether certain projections are the Q and K of an attention module.
 
-The copy has random float32 weights and gets random tokens. `ScoreRecorder` records its attention scores and
-detaches them from the output, so that gradients separate two paths: through the scores, and past them.
+A `Trial` runs a copy of the module with random float32 weights on random tokens. `ScoreRecorder` records the
+attention scores and detaches them from the output, so that gradients separate two paths: through the scores,
+and past them. Four properties are tested; a claimed projection is one that was found to be Q or K:
 
 1. Every row of a claimed projection changes the scores and nothing else; so it is no value, gate or output.
-2. No other projection acts only through the scores; it would be left training by mistake.
+2. No other projection acts only through the scores; such a projection would train by mistake.
 3. A query row acts on score (i, j) through token i, a key row through token j.
 4. The rows of one claimed head change the scores of one head, and different heads change different ones.
 """
@@ -30,7 +31,7 @@ from oelm.methods.reading.wrappers import is_adapter
 
 ROLE_NAMES = {"q": "queries", "k": "keys"}
 
-#: logsumexp as well: some attention sinks rescale the output by it (Granite).
+#: logsumexp is included because models with attention sinks rescale the output by it (Granite).
 _SOFTMAX = {
     *(F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax),
     *(torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp),
@@ -38,10 +39,10 @@ _SOFTMAX = {
 
 
 class ScoreRecorder(TorchFunctionMode):
-    """Collects the input of every softmax in `scores` and detaches it from the softmax.
+    """Record the input of every softmax, the attention scores, and detach it from the softmax.
 
-    Then a gradient of the output reaches only what acts on it past the scores, and a gradient of the scores
-    only what acts through them. torch's fused attention functions are replaced by plain ones for this.
+    Then a gradient of the output reaches only parameters that act past the scores, and a gradient of the
+    scores only parameters that act through them. torch's fused attention functions become plain ones.
     """
 
     def __init__(self) -> None:
@@ -129,7 +130,7 @@ class Trial:
         self.config = getattr(attention, "config", None) or getattr(model, "config", None)
 
     def _randomize(self, module: nn.Module) -> None:
-        """Draw new parameters, and move buffers to the CPU in float32."""
+        """Replace the parameters of a module by random ones, and move its buffers to the CPU in float32."""
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
         for name, parameter in module._parameters.items():
@@ -146,20 +147,23 @@ class Trial:
                 module._buffers[name] = plain.float() if plain.is_floating_point() else plain
 
     def guess_calls(self) -> Iterator[Call]:
-        """Yield calls that the module may accept; keys get the width of the key or the query projection."""
+        """Yield arguments that the module may accept; the keys' input has the key or the query width."""
         first, last = self.claims[0], next(c for c in reversed(self.claims) if c.role == "k")
         width, key_width = first.heads().shape[-1], last.heads().shape[-1]
         for size in dict.fromkeys((key_width, width)):
             yield from guess_calls(self.module, self.config, width, size, first.head_dim, self.generator)
 
     def run(self, args: Any, kwargs: Any) -> tuple[list[Tensor], Tensor]:
-        """Run the copy; return the scores that depend on its parameters, and the output."""
+        """Run the copy, and return the attention scores that depend on its parameters, and its output."""
         with torch.enable_grad(), ScoreRecorder() as recorder:
             output = self.module(*args, **kwargs)
         return [s for s in recorder.scores if s.requires_grad], next(_tensors(output))
 
     def contradiction(self, args: Any, kwargs: Any, scores: list[Tensor], output: Tensor) -> str:
-        """Return how the result of this call contradicts the claims; "" if all four properties hold."""
+        """Return how this call contradicts that the claimed projections are Q and K.
+
+        Return "" if all four properties (see the top of this file) hold.
+        """
         names, parameters = zip(*self.module.named_parameters(), strict=True)
         through_scores = dict(zip(names, _gradients(scores, parameters), strict=True))
         past_scores = dict(zip(names, _gradients([output], parameters), strict=True))
@@ -175,7 +179,7 @@ class Trial:
         used = [claim for claim in self.claims if claim not in unused]
         if unused_role := {c.role for c in unused} - {c.role for c in used}:
             return f"nothing that is read as {ROLE_NAMES[min(unused_role)]} acts on the attention scores"
-        # Roles before heads: testing heads swaps rows in place, after which the recorded graph is invalid.
+        # Roles are tested before heads: testing heads swaps rows in place, which makes the graph invalid.
         roles = (self._wrong_role(claim, scores) for claim in used)
         heads = (self._wrong_heads(claim, args, kwargs, scores) for claim in used)
         return next(filter(None, itertools.chain(roles, heads)), "")
@@ -197,7 +201,7 @@ class Trial:
         name = self._name(claim.weight)
         idle = ~claim.weight.cut(through_scores[name]).flatten(2).any(-1)
         if idle.all() and _is_named_like_its_role(claim):
-            return "", True  # like global attention without global tokens (Longformer)
+            return "", True  # for example Longformer's global attention, without global tokens
         if idle.any():
             return (
                 f"{int(idle.sum())} rows of {name} that are read as {ROLE_NAMES[claim.role]} do "
@@ -225,7 +229,7 @@ class Trial:
         """Return whether a parameter is a matrix that projects tokens or positions, or a bias of q or k."""
         owner, own = self.module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
         if isinstance(owner, nn.Embedding | nn.MultiheadAttention) or self._is_in_adapter(name):
-            return False  # torch's attention is read on its own
+            return False  # torch's attention has its own specs
         if parameter.dim() < 2:
             rows = {c.num_heads * c.head_dim for c in self.claims}
             return own in ("q_bias", "k_bias") and parameter.numel() in rows
@@ -235,7 +239,7 @@ class Trial:
         return width in parameter.shape and parameter.numel() >= width * self.claims[0].head_dim
 
     def _is_in_adapter(self, name: str) -> bool:
-        """Return whether PEFT added this parameter; the checks of `oelm.apply` handle those."""
+        """Return whether PEFT added this parameter. `checks.py` handles such parameters."""
         steps = name.split(".")
         around = (self.module.get_submodule(".".join(steps[:n])) for n in range(len(steps)))
         return any(is_adapter(module) for module in around) and "base_layer" not in steps
@@ -298,7 +302,7 @@ class Trial:
     def _scores_after_reversing(
         self, claim: Projection, rows: Tensor, args: Any, kwargs: Any, before: list[Tensor]
     ) -> Tensor:
-        """Return which scores change if the order of these rows is reversed; the rows are put back."""
+        """Return which scores change if the order of `rows` is reversed; the order is restored afterwards."""
         kept = []
         for part in claim.slices:
             view = part.view()
@@ -315,7 +319,7 @@ class Trial:
 
 
 def _gradients(targets: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of a random combination of the targets; zeros where there is none."""
+    """Return the gradient of a random combination of the targets for each parameter; zeros if unused."""
     generator = torch.Generator().manual_seed(1)
     parts = [
         (torch.where(t.isfinite(), t, 0.0) * torch.randn(t.shape, generator=generator)).sum()
@@ -330,7 +334,7 @@ def _gradients(targets: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[
 
 
 def _is_named_like_its_role(claim: Projection) -> bool:
-    """Return whether its name says query or key, so that it may be unused in one call."""
+    """Return whether a projection is named like its role, so that it may be unused in one call."""
     words = {"q": {"q", "query"}, "k": {"k", "key"}}[claim.role]
     return bool(words & set(claim.name.rpartition(".")[2].split("_")))
 
@@ -342,13 +346,13 @@ def _rows_of_gradient(score: Tensor, claim: Projection) -> Tensor:
 
 
 def _parallel(a: Tensor, b: Tensor) -> Tensor:
-    """Return |cosine| of each row of a with the same row of b; 1 where either is zero (no evidence)."""
+    """Return |cosine| of each row of a with the same row of b; 1 where a row is zero and shows nothing."""
     norms = a.norm(dim=-1) * b.norm(dim=-1)
     return torch.where(norms > 1e-12, (a * b).sum(-1).abs() / norms.clamp_min(1e-12), 1.0)
 
 
 def _changed(before: Tensor, after: Tensor) -> Tensor:
-    scale = before[before.isfinite()].abs().median()  # a mean would include masks of -1e4
+    scale = before[before.isfinite()].abs().median()  # the median, because masks of -1e4 would distort a mean
     return (((after - before).abs() > 1e-5 * scale) & before.isfinite()).flatten()
 
 

@@ -1,7 +1,7 @@
 """Verify numerically that the projections found in a model are exactly its queries and keys.
 
-`trial.py` says what is tested. Each kind of attention module (class, shapes and claims) is verified once per
-process. Its `forward` is called as its signature suggests, or as the model itself calls it.
+`trial.py` describes the tests. Each kind of attention module (same class, shapes and projections) is verified
+once per process. Its `forward` is called as its signature suggests, or as the model itself calls it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from oelm.methods.reading.trial import ROLE_NAMES, Trial
 class Verification:
     """The result of verifying that the projections of one attention module are Q and K.
 
-    problem: What contradicts the claim that these are Q and K. not_run: Why the module could not be run.
-    Both are "" if it is verified.
+    problem: Why the projections are not Q and K. not_run: Why the module could not be run. Both are "" if the
+    projections are verified.
     """
 
     problem: str = ""
@@ -41,7 +41,9 @@ _results: dict[Any, Verification] = {}  # by kind of attention module
 def verify_projections(
     model: nn.Module, projections: Sequence[Projection], example_inputs: Any = None
 ) -> None:
-    """Raise an error unless every attention module is verified; torch's own needs no verification.
+    """Raise OelmError unless the projections of every attention module are verified as Q and K.
+
+    torch's own MultiheadAttention needs no verification.
 
     example_inputs: A batch that the model accepts (a dict, a tuple or a tensor), to see how the model calls
         its attention modules. Without it, calls are guessed from their signatures.
@@ -71,13 +73,13 @@ def verify_projections(
 def verify_attention(
     model: nn.Module, projections: Sequence[Projection], calls: Sequence[Call] = ()
 ) -> Verification:
-    """Verify one attention module, given all its projections.
+    """Verify that the projections of one attention module are exactly its Q and K, and return the result.
 
-    calls: (args, kwargs) with which its forward was seen to be called; guessed from its signature if empty.
+    calls: (args, kwargs) with which the model calls the module; guessed from the signature if empty.
     """
     result = _try_calls(model, projections, calls, eager=False)
     if not result.verified and _attention_kernel(projections[0].attention) not in (None, "eager"):
-        # Some kernels hide the scores. The eager one of transformers computes the same.
+        # Some attention kernels hide the scores. transformers' kernel "eager" shows them; results are equal.
         eager = _try_calls(model, projections, calls, eager=True)
         result = eager if eager.verified or result.not_run else result
     return result
@@ -86,7 +88,7 @@ def verify_attention(
 def _try_calls(
     model: nn.Module, projections: Sequence[Projection], calls: Sequence[Call], *, eager: bool
 ) -> Verification:
-    """Test the first call that works; a later one could fit the signature and mean something else."""
+    """Return the result of the first call that runs; later ones might fit the signature by chance only."""
     try:
         trial = Trial(model, projections)
         if eager:

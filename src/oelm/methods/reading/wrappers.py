@@ -1,7 +1,7 @@
 """Find the plain model and its parameter names inside DDP, torch.compile, AveragedModel and PEFT.
 
-PEFT wraps twice: a `PeftModel` around the model, and an adapter layer around each targeted layer, whose own
-weight is then named `<layer>.base_layer.weight`. Records always use the names of the plain model.
+PEFT wraps twice: it puts a `PeftModel` around the model, and an adapter around each targeted layer, whose
+weight is then named `<layer>.base_layer.weight`. oelm's records always use the names of the plain model.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import nn
 
 from oelm.errors import UsageError
 
-#: Parts of a parameter's name that wrappers of a single module add.
+#: Parts that wrappers around a single module add to the names of its parameters.
 _WRAPPER_STEPS = frozenset({"base_layer", "_orig_mod", "_checkpoint_wrapped_module"})
 
 
@@ -27,7 +27,7 @@ def _inner(model: nn.Module) -> nn.Module | None:
     if (compiled := model._modules.get("_orig_mod")) is not None:
         return compiled
     if _is_from_peft(model):
-        # Prompt learning: PeftModel.base_model is the model. Adapters: PeftModel.base_model.model is.
+        # With prompt learning, the model is PeftModel.base_model; with adapters, PeftModel.base_model.model.
         return model._modules.get("base_model") or model._modules.get("model")
     kind = type(model).__name__
     return model._modules.get("module") if kind.endswith("Parallel") or kind == "AveragedModel" else None
@@ -60,7 +60,7 @@ def plain_name(name: str) -> str:
 
 
 def plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return every parameter by its name in the plain model; the wrapper's own ones by their own names.
+    """Return every parameter by its name in the plain model; a wrapper's own parameters keep their names.
 
     >>> list(plain_parameters(nn.DataParallel(nn.Linear(2, 2))))
     ['weight', 'bias']
@@ -71,7 +71,7 @@ def plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def trainable_adapters(model: nn.Module) -> dict[int, list[str]]:
-    """Return the names of the trainable adapter parameters, by the id of the parameter they act on."""
+    """Return the names of trainable adapter parameters, by the id of the parameter that they adapt."""
     found: dict[int, list[str]] = {}
     for name, module in unwrap(model).named_modules():
         if is_adapter(module):

@@ -1,4 +1,4 @@
-"""Fold the extras of a method into the matrices they act on, for formats that hold plain models only.
+"""Fold the extras of a method into the matrices that they act on, so that a plain model can hold them.
 
 Low-rank adapter, core and temperature are linear: y = T C (W + s B A) x + bias is one matrix and one bias.
 A convolution over time and a relative bias are not linear in this sense and cannot be folded.
@@ -15,8 +15,8 @@ from oelm.errors import OelmError
 from oelm.methods.extras.extended import EXTRAS, ExtendedProjection
 from oelm.methods.reading.wrappers import unwrap
 
-#: Prefix of the keys of tensors as they were before folding. transformers lists such keys as unexpected when
-#: it loads the file, so the name says what to use instead.
+#: Prefix of the keys under which the tensors before folding are saved. transformers reports such keys as
+#: unexpected when it loads the file, so the prefix tells the user to load with oelm.
 UNFOLDED_PREFIX = "needs_oelm_load."
 
 
@@ -47,7 +47,7 @@ def folded_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def unfolded_tensors(model: nn.Module, folded: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return what a folded state lacks: the added parameters, and the tensors that folding changed."""
+    """Return the tensors that a folded state dict lacks: added parameters, and those that folding changed."""
     own = model.state_dict()
     added = {name: own[name] for name in added_parameters(model)}
     changed = {UNFOLDED_PREFIX + n: own[n] for n, t in folded.items() if not torch.equal(t, own[n])}
@@ -55,7 +55,7 @@ def unfolded_tensors(model: nn.Module, folded: dict[str, Tensor]) -> dict[str, T
 
 
 def prefer_unfolded(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-    """Return a saved state in which unfolded tensors replace the folded ones of the same name."""
+    """Return a saved state dict in which the unfolded tensors replace the folded ones of the same name."""
     mark = prefix + UNFOLDED_PREFIX
     unfolded = {prefix + k.removeprefix(mark): t for k, t in state.items() if k.startswith(mark)}
     return {k: t for k, t in state.items() if not k.startswith(mark)} | unfolded

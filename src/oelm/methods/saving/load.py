@@ -1,4 +1,4 @@
-"""`oelm.load`: build a saved model, load its weights, restore what is frozen, and check every hash."""
+"""`oelm.load`: build a saved model, load its weights, freeze the same tensors, and check their hashes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
 
 
 def load_weights(model: nn.Module, folder: Path | str) -> None:
-    """Load the weights of a full save into a model that has the same architecture and method."""
+    """Load the weights in `folder`, a full save, into a model with the same architecture and method."""
     record = require_record(model, "load_weights")
     model, folder = unwrap(model), Path(folder)
     _check_files(folder)
@@ -72,7 +72,7 @@ def load_weights(model: nn.Module, folder: Path | str) -> None:
 
 
 def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> None:
-    """Restore the position in the schedule and what is frozen; check the hash of each frozen tensor."""
+    """Restore the position in the schedule, freeze the same tensors as before, and check their hashes."""
     record = require_record(model, "load")
     saved = {tensor.name: tensor for tensor in metadata.tensors}
     if odd := sorted(set(saved) ^ set(record.tensors)):
@@ -96,7 +96,10 @@ def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> 
                     f"{folder}: {name}, rebuilt from the seed, is not the tensor that was saved (its hash "
                     f"differs). Save the model in full on the machine that trained it"
                 )
-            raise OelmError(f"{folder}: {name} is not the tensor that was frozen (its hash differs)")
+            raise OelmError(
+                f"{folder}: the frozen tensor {name} has changed since it was saved (its hash differs). "
+                f"Restore the folder from a copy"
+            )
         parameters[name].requires_grad_(not frozen)
     for name in record.frozen_before:
         if name not in record.tensors or not record.tensors[name].ever_frozen:
@@ -112,13 +115,13 @@ def _check_heads(folder: Path | str, num_heads: int, head_dim: int, tensor: Any)
 
 
 def _check_files(folder: Path) -> None:
-    """Check the files against checksums.json, which the best model of a run has."""
+    """Raise OelmError if a file does not match checksums.json, which the best model of a run has."""
     if damage := find_damage(folder):
         raise OelmError(f"{folder} is damaged: {'; '.join(damage)}. Restore the folder from a copy.")
 
 
 def _build(folder: Path, metadata: Metadata) -> nn.Module:
-    """Return a plain model of the saved class; from_pretrained also loads the weights of a full save."""
+    """Return a plain model of the saved class; for a full save of transformers, with its weights."""
     cls, dtype = _model_class(folder, metadata), DTYPES[metadata.dtype]
     if metadata.kind == "oelm":
         return cls.from_config(folder).to(dtype)
@@ -129,7 +132,7 @@ def _build(folder: Path, metadata: Metadata) -> nn.Module:
                 model.generation_config = model.generation_config.from_pretrained(folder)
             return model.eval()  # like from_pretrained
         with _quiet_transformers():
-            return cls.from_pretrained(folder, use_safetensors=True)  # never a pickle
+            return cls.from_pretrained(folder, use_safetensors=True)  # a pickle could run code
     except Exception as error:  # transformers, safetensors, torch and huggingface_hub raise many types
         raise OelmError(f"{folder}: transformers cannot load it: {error}") from error
 
@@ -145,7 +148,7 @@ def _model_class(folder: Path, metadata: Metadata) -> Any:
         cls = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
         raise OelmError(
-            f"{folder} holds a {module}.{name}, which the installed version does not have"
+            f"{folder} holds a {module}.{name}, which the installed version of the library does not have"
         ) from None
     constructor = "from_config" if metadata.kind == "oelm" else "from_pretrained"
     if not (isinstance(cls, type) and issubclass(cls, nn.Module) and hasattr(cls, constructor)):
@@ -214,14 +217,14 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise OelmError(f"{path} is missing: the folder is incomplete") from None
+        raise OelmError(f"{path} is missing: the folder is incomplete; copy or save it again") from None
     except Exception as error:  # safetensors raises several types for damaged files
-        raise OelmError(f"{path} is damaged: {error}") from None
+        raise OelmError(f"{path} is damaged ({error}); restore it from a copy") from None
 
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Silence transformers' warning about keys that it does not know: `load` handles them itself."""
+    """Silence transformers' warning about unknown keys in a weight file; `load` handles these keys."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()

@@ -1,4 +1,4 @@
-"""oelm.json, the file beside the weights: the model class, the method, and what is frozen."""
+"""Read and write oelm.json, the file beside the weights with the model class, method and frozen tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oelm.methods.method import Method
 from oelm.methods.record import TensorRecord, require_record
 
 METADATA = "oelm.json"
-KINDS = ("transformers", "oelm", "module")  # whose class it is: transformers', ours, or the user's
+KINDS = ("transformers", "oelm", "module")  # who defines the model class; "module" is the user's code
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -33,12 +33,12 @@ class Metadata:
 
     model_class: str  # "module:qualified name"
     kind: str  # one of KINDS
-    compact: bool  # frozen random tensors are left out of the weights
+    compact: bool  # whether frozen random tensors are left out of the weights
     dtype: str
     method: Method
     seed: int
-    progress: float  # fraction of the run
-    verified: bool  # whether apply verified numerically what is Q and K
+    progress: float  # position in the run, from 0 to 1
+    verified: bool  # whether oelm.apply verified numerically that the projections are Q and K
     extras: list[str]  # names of the parameters that the method added
     frozen_before: list[str]  # names of the parameters that the user froze before apply
     tensors: list[TensorRecord]
@@ -66,7 +66,7 @@ class Metadata:
 
     @classmethod
     def read(cls, folder: Path | str) -> Metadata:
-        """Read oelm.json and check every field, since anyone may have written the file."""
+        """Read oelm.json, and check every field, because the file may come from an untrusted source."""
         path = Path(folder) / METADATA
         if not Path(folder).is_dir():
             raise OelmError(f"{folder} is not a folder")
@@ -109,7 +109,7 @@ class Metadata:
 
 
 def kind_of(model: nn.Module) -> str:
-    """Return whose class the model is, one of KINDS."""
+    """Return which library defines the model's class, as one of KINDS."""
     if type(model).__module__.startswith("transformers."):
         return "transformers"
     ours = type(model).__module__.startswith("oelm.")

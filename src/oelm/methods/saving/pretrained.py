@@ -1,9 +1,9 @@
-"""`model.save_pretrained` of a transformers model that has a method.
+"""Replace `model.save_pretrained` of a transformers model to which a method was applied.
 
-transformers saves the state dict as it is, and on loading drops what the architecture does not know. So a
-low-rank adapter or a convolution would be lost, and the loaded model would compute something else. Therefore
-`oelm.apply` replaces `save_pretrained` on the instance: it folds extras into the plain matrices, refuses
-those that cannot be folded, and writes what `oelm.load` needs beside the weights.
+When transformers loads a model, it drops tensors that the architecture does not have. So a low-rank adapter
+or a convolution would be lost, and the loaded model would compute something else. Therefore `oelm.apply`
+replaces `save_pretrained` of the model: the replacement folds extras into the plain matrices, raises an error
+for extras that cannot be folded, and writes the files that `oelm.load` needs beside the weights.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ from oelm.methods.saving.save import changed_since_frozen, remove_files_of_earli
 
 
 class SavePretrained:
-    """Replaces `save_pretrained` on one model; not a closure, so that a copied model saves itself."""
+    """A callable that replaces `save_pretrained` of one model.
+
+    It is an object and not a closure, so that a deep copy of the model saves the copy.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.in_trainer = False  # set by OELMCallback: the Trainer must be able to save and resume
+        self.in_trainer = False  # OELMCallback sets this, as the Trainer must be able to save and resume
 
     def __call__(
         self,
@@ -47,13 +50,13 @@ class SavePretrained:
         folder = Path(save_directory)
         if not is_main_process:
             rest["is_main_process"] = False
-        if uses_peft(self.model):  # transformers then writes the adapter alone
+        if uses_peft(self.model):  # with PEFT, transformers writes only the adapter
             return write(self.model, folder, state_dict=state_dict, **rest)
         if state_dict is None and unfoldable_parameters(self.model) and not self._is_checkpoint(folder):
             return self._save_for_oelm_only(folder)
         state = self._state_to_write(folder, state_dict)
         if is_blocked(state):
-            rest["save_original_format"] = False  # oelm.load needs the keys as they are
+            rest["save_original_format"] = False  # oelm.load needs the keys of the state dict
         result = write(self.model, folder, state_dict=state, **rest)
         if is_main_process:
             self._write_metadata(folder, own_state=state_dict is None or self.in_trainer)
@@ -93,7 +96,7 @@ class SavePretrained:
         save(self.model, folder)
 
     def _write_metadata(self, folder: Path, *, own_state: bool) -> None:
-        remove_files_of_earlier_save(folder)  # they do not belong to the weights just written
+        remove_files_of_earlier_save(folder)  # those files do not fit the weights just written
         record = record_of(self.model)
         if record is None or not own_state:
             return
@@ -118,10 +121,10 @@ def replace_save_pretrained(model: nn.Module) -> None:
 
 
 def block_plain_loading(state: dict[str, Tensor], added: list[str]) -> dict[str, Tensor]:
-    """Return the state with one tensor moved to another key and an empty tensor in its place.
+    """Return the state dict with one tensor moved to another key, and an empty tensor in its place.
 
-    The Trainer needs the weight file under its usual name. Plain transformers would load it and drop what the
-    method added; the empty tensor makes it fail with a shape error instead.
+    The Trainer needs the weight file under its usual name. Plain transformers would load this file and drop
+    the parameters that the method added; the empty tensor makes the loading fail with a shape error instead.
     """
     owner = next(name for name in added if name in state).rpartition(".")[0]
     while not (keys := [k for k in state if k.startswith(owner and f"{owner}.") and k not in added]):
@@ -131,7 +134,7 @@ def block_plain_loading(state: dict[str, Tensor], added: list[str]) -> dict[str,
 
 
 def is_blocked(state: dict[str, Tensor]) -> bool:
-    """Return whether `block_plain_loading` made this state."""
+    """Return whether a state dict was returned by `block_plain_loading`."""
     moved = [key for key in state if key.startswith(UNFOLDED_PREFIX)]
     return any(state[key.removeprefix(UNFOLDED_PREFIX)].numel() == 0 for key in moved)
 

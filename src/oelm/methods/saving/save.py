@@ -2,10 +2,10 @@
 
 oelm.json, beside the weights, holds the method, the seed, the position in the schedule and the hash of
 each frozen tensor. A full save of a transformers model consists of that library's own files with low-rank
-adapters, cores and temperatures folded into the matrices, so that plain transformers loads the same function;
-oelm_extras.safetensors holds the unfolded tensors. A model with a convolution, which no plain model can hold,
-gets a weight file that transformers does not look for. A compact save leaves out the frozen random tensors:
-`oelm.load` rebuilds them from the seed and checks their hashes.
+adapters, cores and temperatures folded into the matrices, so that plain transformers loads a model that
+computes the same; oelm_extras.safetensors holds the unfolded tensors. A plain model cannot hold a
+convolution, so a model with one gets a weight file that transformers does not look for. A compact save
+leaves out the frozen random tensors: `oelm.load` rebuilds them from the seed and checks their hashes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
 
 
 def save_metadata(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None:
-    """Write oelm.json, and the unfolded tensors in their own file, into a folder that has the weights."""
+    """Write oelm.json, and a file with the unfolded tensors, into a folder that already has the weights."""
     record = require_record(model, "save")
     model, folder = unwrap(model), Path(folder)
     if record.extras and not compact and not (folder / OELM_WEIGHTS).exists():
@@ -78,18 +78,18 @@ def save_metadata(model: nn.Module, folder: Path | str, *, compact: bool = False
         ):
             extras |= unfolded_tensors(model, folded_state(model))
         _write_tensors(folder / EXTRA_WEIGHTS, extras)
-    (folder / CHECKSUMS).unlink(missing_ok=True)  # they belong to the files that were there before
+    (folder / CHECKSUMS).unlink(missing_ok=True)  # the checksums of the earlier files
     Metadata.of(model, compact=compact).write(folder)
 
 
 def remove_files_of_earlier_save(folder: Path) -> None:
-    """Delete what an earlier save wrote beside the model's own weights."""
+    """Delete the files of oelm that an earlier save wrote into the folder; model.safetensors stays."""
     for stale in (CHECKSUMS, METADATA, COMPACT_WEIGHTS, OELM_WEIGHTS, EXTRA_WEIGHTS):
         (folder / stale).unlink(missing_ok=True)
 
 
 def changed_since_frozen(model: nn.Module, record: Record) -> str:
-    """Return the name of a frozen tensor whose bytes changed; "" if there is none."""
+    """Return the name of a tensor whose bytes changed since it was frozen; "" if there is none."""
     for name, tensor in record.tensors.items():
         if tensor.sha256 and sha256(require_parameter(model, name)) != tensor.sha256:
             return name
@@ -102,7 +102,7 @@ def rebuildable_tensors(record: Record) -> set[str]:
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return every parameter and persistent buffer once, by name; split projections stay split."""
+    """Return every parameter and persistent buffer by name; split projections are not fused again."""
     tensors = {name: p.detach() for name, p in model.named_parameters()}
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
@@ -134,7 +134,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def storage_key(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
-    """Return a key that is equal for tied tensors."""
+    """Return a key that is the same for two tensors that share their memory (tied weights)."""
     return tensor.data_ptr(), tuple(tensor.shape)
 
 
@@ -161,7 +161,7 @@ def _save_without_weights(model: nn.Module, folder: Path, kind: str) -> None:
 
 
 def _without_aliases(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return one name per tensor: a safetensors file cannot hold tied weights twice."""
+    """Return the state dict with one name per tensor, since a safetensors file cannot hold one twice."""
     seen: set[tuple[int, tuple[int, ...]]] = set()
     unique = {}
     for name, tensor in state.items():
