@@ -104,7 +104,7 @@ def test_an_optimizer_built_before_apply_holds_too_much_and_too_little(family):
     assert {name for name in found if "will not train" in found[name]} == values
     gone = [name for name in found if name.startswith("optimizer group 0, parameter")]
     assert len(gone) == 6
-    assert "build it after oelm.apply" in found[gone[0]]
+    assert "build the optimizer after oelm.apply" in found[gone[0]]
     assert oelm.audit(model, torch.optim.AdamW(oelm.param_groups(model, lr=1e-3))).ok
 
 
