@@ -42,21 +42,23 @@ def apply(
     Build the optimizer after apply: a fused Q/K/V is replaced by one tensor per part, and an older optimizer
     still holds the fused one, so V would never train. `oelm.audit(model, optimizer)` reports this mistake.
 
-    model: Any transformer whose attention oelm can read: Hugging Face models, torch's own, our GPT, or
-        yours after `oelm.register_attention`. Load weights and cast to a dtype before apply: the bytes of
-        every frozen tensor are recorded.
-    method: A name from `oelm.methods()`, an alias, or an `oelm.Method`.
-    seed: Determines every random tensor; each has its own generator.
-    verify: Verify numerically, on a copy of each kind of attention module, that the projections found are
-        exactly Q and K (see `oelm.methods.reading.verify`). If False, `oelm.audit` says that it was skipped.
-    example_inputs: A small batch that the model accepts (a dict, a tuple or a tensor). Needed only if an
-        error asks for it, because oelm cannot guess how to call an attention module.
+    Args:
+        model: Any transformer whose attention oelm can read: Hugging Face models, torch's own, our GPT, or
+            yours after `oelm.register_attention`. Load weights and cast to a dtype before apply: the bytes of
+            every frozen tensor are recorded.
+        method: A name from `oelm.methods()`, an alias, or an `oelm.Method`.
+        seed: Determines every random tensor; each has its own generator.
+        verify: Verify numerically, on a copy of each kind of attention module, that the projections found are
+            exactly Q and K (see `oelm.methods.reading.verify`). If False, `oelm.audit` says so.
+        example_inputs: A small batch that the model accepts (a dict, a tuple or a tensor). Needed only if an
+            error asks for it, because oelm cannot guess how to call an attention module.
 
-    >>> import torch
-    >>> encoder = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
-    >>> applied = apply(encoder, "oelm-freeze", seed=42)
-    >>> applied.total, applied.frozen, applied.trainable  # 2 x (16 x 16 weights + 16 biases) are frozen
-    (2224, 544, 1680)
+    Examples:
+        >>> import torch
+        >>> encoder = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        >>> applied = apply(encoder, "oelm-freeze", seed=42)
+        >>> applied.total, applied.frozen, applied.trainable  # 2 x (16 x 16 weights + 16 biases) are frozen
+        (2224, 544, 1680)
     """
     chosen = find_method(method)
     check_seed(seed)
@@ -130,7 +132,8 @@ class Applied:
         resume, load the weights first. Tensors that thaw later are in `oelm.param_groups` from the first step
         on: torch's optimizers ignore parameters without a gradient, so the groups never have to change.
 
-        optimizer: If given, the optimizer state of each tensor that freezes now is deleted.
+        Args:
+            optimizer: If given, the optimizer state of each tensor that freezes now is deleted.
         """
         if total_steps < 1 or not 0 <= step <= total_steps:
             raise UsageError(f"step must lie between 0 and total_steps, got step {step} of {total_steps}")

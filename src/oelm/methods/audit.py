@@ -74,17 +74,19 @@ def audit(
     It also checks that they are orthonormal where the init says so, that nothing else is frozen, and that the
     optimizer holds exactly the parameters that train.
 
-    model: The model or a wrapper around it (DistributedDataParallel, torch.compile, AveragedModel, PEFT).
-    optimizer: The optimizer, or several (Muon for matrices, AdamW for the rest). It is a fault if none of
-        them holds a trainable parameter, or if one holds a parameter that is not in the model. To leave a
-        parameter untrained on purpose, call its requires_grad_(False) before `oelm.apply`.
+    Args:
+        model: The model or a wrapper around it (DistributedDataParallel, torch.compile, AveragedModel, PEFT).
+        optimizer: The optimizer, or several (Muon for matrices, AdamW for the rest). It is a fault if none of
+            them holds a trainable parameter, or if one holds a parameter that is not in the model. To leave a
+            parameter untrained on purpose, call its requires_grad_(False) before `oelm.apply`.
 
-    >>> import torch, oelm
-    >>> encoder = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
-    >>> applied = oelm.apply(encoder, "oelm-freeze")
-    >>> optimizer = torch.optim.AdamW(oelm.param_groups(encoder, lr=1e-3))
-    >>> audit(encoder, optimizer).ok
-    True
+    Examples:
+        >>> import torch, oelm
+        >>> encoder = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        >>> applied = oelm.apply(encoder, "oelm-freeze")
+        >>> optimizer = torch.optim.AdamW(oelm.param_groups(encoder, lr=1e-3))
+        >>> audit(encoder, optimizer).ok
+        True
     """
     record = require_record(model, "audit")
     parameters = plain_parameters(model)

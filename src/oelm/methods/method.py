@@ -31,15 +31,17 @@ class Method:
     """How Q/K (and optionally the FFN) are initialised, and when they train.
 
     A method combines `init`, `freeze`, `schedule` and small trainable extras. `oelm.methods()` lists the
-    named ones. Derive your own with `dataclasses.replace`, or set the fields you need:
+    named ones. Derive your own with `dataclasses.replace`, or set the fields you need. Every extra is the
+    identity at the start, so the first step equals that of the method without extras.
 
-    >>> import dataclasses
-    >>> from oelm.methods.presets import find_method
-    >>> mine = dataclasses.replace(find_method("oelm-freeze"), name="mine", gain=2.0)
-    >>> mine.trains_qk, mine.gain
-    (False, 2.0)
+    Examples:
+        >>> import dataclasses
+        >>> from oelm.methods.presets import find_method
+        >>> mine = dataclasses.replace(find_method("oelm-freeze"), name="mine", gain=2.0)
+        >>> mine.trains_qk, mine.gain
+        (False, 2.0)
 
-    Initialisation
+    Attributes: Initialisation
         name: The name in tables, run folders and `oelm.methods()`.
         init: The initial value of each Q/K matrix, seen as (heads, head_dim, d_in):
             "keep": the present weights (the model's own init, or pretrained weights).
@@ -60,7 +62,7 @@ class Method:
         parts: What `init` and `freeze` act on: "q", "k", "ffn". The FFN matrices (up, down and gate) are
             treated as one head each, orthonormal along the shorter side.
 
-    Freezing
+    Attributes: Freezing
         freeze: "none", "all", "first" (the first `layers`) or "all-but-last" (all but the last `layers`).
             Encoder and decoder are counted separately; cross attention belongs to its decoder layer. The
             init acts on all layers, so that freezing is the only difference between them.
@@ -72,7 +74,7 @@ class Method:
             ("gradual").
         freeze_at: Fraction of the run at which the layers of `freeze` stop training ("early").
 
-    Trainable extras, each initialised to the identity, so that the first step equals that of the plain method
+    Attributes: Trainable extras
         conv: Number of taps of a causal depthwise convolution over time on q and k (0 = none). It lets a
             head compare shifted tokens, which random projections cannot. Adds taps x (rows of q and k)
             parameters.
@@ -85,7 +87,7 @@ class Method:
         relative_bias: Number of distances with a trainable attention bias per head, farther ones sharing the
             last (0 = none). It acts between q and k, so the attention class must implement it; our GPT does.
 
-    Description
+    Attributes: Description
         purpose: One line: what it is for.
         controls: One line: what a comparison with it controls for.
         reference: The idea or paper it comes from.

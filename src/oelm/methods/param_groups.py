@@ -33,12 +33,14 @@ def param_groups(
 
     Build the optimizer after `oelm.apply` (and after PEFT's get_peft_model): both replace modules.
 
-    model: The model, or a wrapper around it such as PEFT's; its adapter parameters are included.
-    lr: The learning rate.
-    weight_decay: For matrices and embeddings; biases, norms and extras with an identity init get none.
-    layer_decay: Factor on the learning rate per layer below the top; embeddings count as the layer below the
-        first. 1 = off. Encoder and decoder count from their own top.
-    qk_lr: Learning rate of the query and key projections that train or thaw, before layer_decay; None = lr.
+    Args:
+        model: The model, or a wrapper around it such as PEFT's; its adapter parameters are included.
+        lr: The learning rate.
+        weight_decay: For matrices and embeddings; biases, norms and extras with an identity init get none.
+        layer_decay: Factor on the learning rate per layer below the top; embeddings count as the layer below
+            the first. 1 = off. Encoder and decoder count from their own top.
+        qk_lr: Learning rate of the query and key projections that train or thaw, before layer_decay; None
+            means lr.
     """
     for name, value in (("lr", lr), ("weight_decay", weight_decay), ("qk_lr", qk_lr or 0.0)):
         if not value >= 0:

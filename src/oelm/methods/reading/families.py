@@ -241,14 +241,17 @@ def register_attention(
 
     `oelm.apply` verifies it numerically before anything is changed: see `oelm.methods.reading.verify`.
 
-    attention: The class that directly holds the projections, or its full name "package.module.ClassName".
-        It applies to derived classes, too.
+    Args:
+        attention: The class that directly holds the projections, or its full name "package.module.ClassName".
+            It applies to derived classes, too.
     q, k: Attribute names of the nn.Linear modules; a tuple if there are several.
-    fused: Attribute name of one nn.Linear whose rows hold q, k and v.
-    layout: The row order of `fused`: "block" [all q; all k; all v], "per-head" [q1; k1; v1; q2; ...], or
-        "grouped" [the q heads of the first key head; its k; its v; ...].
+    Args:
+        fused: Attribute name of one nn.Linear whose rows hold q, k and v.
+        layout: The row order of `fused`: "block" [all q; all k; all v], "per-head" [q1; k1; v1; q2; ...], or
+            "grouped" [the q heads of the first key head; its k; its v; ...].
     num_heads, num_kv_heads, head_dim: Attribute names or numbers. If left out, oelm tries the usual names.
-    ignore: The class has no Q and K to freeze, though it looks like attention.
+    Args:
+        ignore: The class has no Q and K to freeze, though it looks like attention.
     """
     if isinstance(attention, str):
         name = attention

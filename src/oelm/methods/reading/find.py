@@ -54,9 +54,10 @@ _detected: dict[Any, AttentionSpec | None] = {}
 def qk_projections(model: nn.Module) -> list[Projection]:
     """Return every query and key projection of the model, in the order of its modules.
 
-    >>> from torch import nn
-    >>> [str(p) for p in qk_projections(nn.MultiheadAttention(8, 2))]
-    ['q (q, 2 heads x 4)', 'k (k, 2 heads x 4)']
+    Examples:
+        >>> from torch import nn
+        >>> [str(p) for p in qk_projections(nn.MultiheadAttention(8, 2))]
+        ['q (q, 2 heads x 4)', 'k (k, 2 heads x 4)']
     """
     model = unwrap(model)
     specs = {

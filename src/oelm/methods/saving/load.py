@@ -34,8 +34,9 @@ from oelm.methods.saving.save import (
 def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
     """Return the model that `oelm.save`, or a Trainer with `oelm.OELMCallback`, wrote into `folder`.
 
-    model: Required if the class is neither ours nor transformers': a new model of the same architecture, to
-        which no method was applied. Code is never loaded from a folder, only weights.
+    Args:
+        model: Required if the class is neither ours nor transformers': a new model of the same architecture
+            without a method. Code is never loaded from a folder, only weights.
     """
     folder = Path(folder)
     _check_files(folder)

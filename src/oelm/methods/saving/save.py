@@ -35,9 +35,10 @@ EXTRA_WEIGHTS = "oelm_extras.safetensors"
 def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None:
     """Write a model to which a method was applied, for `oelm.load`.
 
-    compact: Leave out frozen random tensors and rebuild them from the seed when loading. The folder is
-        smaller by their share, and plain transformers cannot load it. If the linear algebra library of
-        another machine rounds differently, the hashes differ and `oelm.load` raises an error.
+    Args:
+        compact: Leave out frozen random tensors and rebuild them from the seed when loading. The folder is
+            smaller by their share, and plain transformers cannot load it. If the linear algebra library of
+            another machine rounds differently, the hashes differ and `oelm.load` raises an error.
     """
     record = require_record(model, "save")
     _refuse_peft(model)
