@@ -52,7 +52,7 @@ def _measure_perplexity(arm: Arm, reference: Arm, level: float) -> Effects:
 
 
 def _measure_accuracy(arm: Arm, reference: Arm, level: float) -> Effects:
-    # Accuracy is at least that of half a correct example, because the logarithm of 0 is infinite.
+    # No correct answer counts as half a correct one, because the logarithm of 0 is infinite.
     floor = 0.5 / max(1, *(r.test_n for r in arm.results))
     points = [{seed: 100 * x for seed, x in a.scores.items()} for a in (arm, reference)]
     logs = [{seed: math.log(max(x, floor)) for seed, x in a.scores.items()} for a in (arm, reference)]

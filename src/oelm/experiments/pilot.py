@@ -12,8 +12,8 @@ from oelm.runs.folder import RunFolder
 if TYPE_CHECKING:
     from oelm.experiments.study import ArmPlan
 
-# A method may be at most this many times worse than its baseline in the pilot. The largest such ratio in the
-# original study is 1.16. The limit is higher, because a pilot should find only broken runs.
+# Largest ratio of a method's validation perplexity to its baseline's (for accuracy: the inverse) that passes
+# the pilot. The largest ratio in the original study is 1.16; a pilot should find only broken runs.
 PILOT_FACTOR = 1.5
 
 

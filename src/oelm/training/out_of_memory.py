@@ -46,12 +46,12 @@ def retry_with_less_memory(training: Training, action: Callable[[], T]) -> T:
                 raise
             if learner.in_update:
                 raise OutOfMemory(
-                    f"the optimizer's update does not fit, and smaller micro-batches do not help: {error}"
+                    f"the optimizer's update does not fit into memory. Smaller batches do not help: {error}"
                 ) from error
             if training.micro_rows <= world.size:
                 raise OutOfMemory(
-                    "a step does not fit even with one row at a time; use a smaller model or a smaller "
-                    f"data.max_length: {error}"
+                    "a step does not fit into memory even with one row at a time; use a smaller model or a "
+                    f"smaller data.max_length: {error}"
                 ) from error
             if world.size > 1:  # the other ranks are blocked in all-reduce, so the run must restart
                 training.folder.want_split(2 * training.progress.split)

@@ -178,5 +178,5 @@ def test_the_trainer_with_an_adapter(tmp_path):
     run = trainer(model(), tmp_path, callback, steps=4, save_steps=2)
     run.train()
     assert callback.report.ok
-    with pytest.raises(OelmError, match="holds a PEFT adapter, not the model under it"):
+    with pytest.raises(OelmError, match="holds a PEFT adapter without its base model"):
         oelm.load(tmp_path / "checkpoint-2")

@@ -102,7 +102,8 @@ def skip_if_ended(job: Job, events: Events) -> bool:
 def exit_code(jobs: Sequence[Job]) -> int:
     """Return the exit code of a command that ran these jobs.
 
-    It is 0 if all jobs finished, 1 if one failed or diverged, and 75 if the same command can continue some.
+    It is 0 if all jobs finished, 1 if at least one failed or diverged, and otherwise 75: some jobs are not
+    finished, and the same command continues them.
     A tuning trial that diverged does not count as a failure.
     """
     states = {job.state for job in jobs if not (job.state == "diverged" and job.config.tune.trial)}

@@ -79,7 +79,7 @@ def unfoldable_parameters(model: nn.Module) -> list[str]:
 
 
 def _folded_parameters(module: ExtendedProjection) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Yield the weight, and the bias if there is one, each with its value in the plain projection."""
+    """Yield the weight, and the bias if any, with the value that gives an nn.Linear the same output."""
     exact = torch.promote_types(module.weight.dtype, torch.float32)
     weight = (module.weight.t() if module.transposed else module.weight).to(exact)  # (rows, d_in)
     bias = None if module.bias is None else module.bias.to(exact)  # (rows,)

@@ -43,9 +43,9 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
     metadata = Metadata.read(folder)
     if (folder / "adapter_config.json").is_file():
         raise OelmError(
-            f"{folder} holds a PEFT adapter, not the model under it: "
-            f"PeftModel.from_pretrained(oelm.load(folder of the model), {str(folder)!r}). oelm.save writes "
-            f"that folder, before get_peft_model or after model.unload()"
+            f"{folder} holds a PEFT adapter without its base model. Load both with "
+            f"PeftModel.from_pretrained(oelm.load(BASE), {str(folder)!r}). To write the folder BASE, call "
+            f"oelm.save before get_peft_model or after model.unload()"
         )
     plain = unwrap(model) if model is not None else _build(folder, metadata)
     if record_of(plain) is not None:
