@@ -31,8 +31,10 @@ lint: install
 types: install
 	$(BIN)/mypy
 
+# One worker more than cores: some tests wait for a scheduler or a browser.
 unit: install
-	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0
+	$(BIN)/python -m pytest -n $$(( $$($(BIN)/python -c 'from oelm.cores import usable_cores; print(usable_cores())') + 1 )) \
+		--dist loadfile --max-worker-restart 0
 
 # Fault injection, every file operation and every file: hours on two cores. TORTURE="--minutes 15" takes a sample.
 torture: install

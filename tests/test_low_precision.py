@@ -97,7 +97,10 @@ def test_the_guard_works_in_subprocesses():
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.stdout == "512.0\n"
-    assert "LowPrecisionMatmul: aten::mm on torch.bfloat16 tensors on the CPU" in done.stderr
+    assert (
+        "LowPrecisionMatmul: aten::mm with torch.bfloat16 tensors kills the process on some CPUs"
+        in done.stderr
+    )
 
 
 def test_a_violation_is_recorded_when_the_code_catches_the_exception():

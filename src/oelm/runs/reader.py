@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from oelm.runs.schema import (
 T = TypeVar("T")
 
 
-class RunReader:
+class RunReader(ABC):
     """Base class that reads the files of a run: `RunFolder` reads a folder, `StoredRun` a results file.
 
     A reading function returns None if its file does not exist, and raises OelmError if the file is damaged.
@@ -39,21 +40,21 @@ class RunReader:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
 
+    @abstractmethod
     def open(self, name: str) -> IO[bytes]:
         """Open a file of the run. Raise FileNotFoundError if the run does not have it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def exists(self, name: str = "config.yaml") -> bool:
         """Return whether the run has the file `name`. Every run has config.yaml, the default."""
-        raise NotImplementedError
 
+    @abstractmethod
     def damage(self) -> tuple[str, ...]:
         """Return a message for each file of a finished run that does not match its checksum."""
-        raise NotImplementedError
 
+    @abstractmethod
     def size(self) -> int:
         """Return the total bytes of the run's files."""
-        raise NotImplementedError
 
     def config(self) -> RunConfig:
         if not self.exists():
