@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from oelm.errors import OelmError
-
 Result = dict[str, Any]
 
 HEADER = """\
@@ -26,11 +24,12 @@ slower than our baseline."""
 def make(results: Path | str, document: Path | str) -> str:
     """Write the page to `document` and return its text."""
     paths = sorted(Path(results).glob("*.json"))
-    if not paths:
-        raise OelmError(
-            f"{results} has no results; `python -m benchmarks step -o {results}/step.json` writes one"
-        )
     lines = [HEADER]
+    if not paths:
+        lines += [
+            "",
+            "No results yet. `python -m benchmarks step -o benchmarks/results/step.json` writes the first.",
+        ]
     for path in paths:
         result = json.loads(path.read_text(encoding="utf-8"))
         title, section = SECTIONS[result["kind"]]
