@@ -71,16 +71,6 @@ def test_ratio_scale_is_the_exponential_of_the_log_scale():
     assert ratio.interval == pytest.approx(tuple(math.exp(x) for x in estimate.interval))
 
 
-def test_bootstrap_is_bca_and_needs_five_seeds():
-    d = [0.1, 0.3, 0.2, 0.5, 0.0, 0.25]
-    oracle = stats.bootstrap(
-        (np.array(d),), np.mean, method="BCa", n_resamples=4999, rng=np.random.default_rng(0)
-    ).confidence_interval
-    assert s.bootstrap(d) == pytest.approx((oracle.low, oracle.high))
-    assert s.bootstrap(d[:3]) is None
-    assert s.bootstrap([0.2] * 8) is None
-
-
 def test_identical_seeds_give_an_interval_of_width_zero():
     estimate = s.difference(seeds([1.0, 1.0]), seeds([1.0, 1.0]))
     assert estimate.interval == (0.0, 0.0)
@@ -126,8 +116,7 @@ def simulated_accuracy(rng, *, n, m, seed_sd, example_sd, rest_sd, mean=0.0):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Skip the bootstrap and the seed planning, which are slow and not under test in a simulation."""
-    monkeypatch.setattr(s, "bootstrap", lambda *_: None)
+    """Skip the seed planning, which is slow and not under test in a simulation."""
     monkeypatch.setattr(v, "seeds_needed", lambda *_: None)
 
 

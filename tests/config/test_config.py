@@ -86,3 +86,20 @@ def test_diff_names_each_field_that_differs():
     assert config_diff(a, b) == {"optim.lr": (3e-4, 1e-3), "seed": (42, 7)}
     assert config_diff(a, a) == {}
     assert config_hash(a) != config_hash(b)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text + "seed: 7\n",  # the key appears twice
+        lambda text: text.replace("seed: 3", "seed: three"),
+        lambda text: text.replace("  dataset:", "dataset:", 1),
+        lambda text: text.replace("id: ", "id: &a ", 1) + "copy: *a\n",
+        lambda text: "- " + text,
+        lambda text: "id: 'a\nseed: 3\n",
+    ],
+)
+def test_reading_by_section_accepts_no_more_than_reading_the_whole_file(change):
+    text = change(config_to_yaml(make_config(seed=3)))
+    with pytest.raises(UsageError, match=r"run\.yaml"):
+        config_from_yaml(text, "run.yaml")

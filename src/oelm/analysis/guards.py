@@ -59,6 +59,8 @@ def mixed_settings(arm: Arm) -> list[Message]:
     """Return a refusal if the seeds of an arm were run with different settings."""
     first = arm.finished[0]
     for run in arm.finished[1:]:
+        if replace(run.config, seed=first.seed) == first.config:
+            continue
         differing = config_diff(replace(first.config, seed=0), replace(run.config, seed=0))
         if differing:
             fields = ", ".join(f"{name} ({x} / {y})" for name, (x, y) in differing.items())

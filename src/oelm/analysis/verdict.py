@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy import stats
+from scipy import special
 
 from oelm.analysis.statistics import Estimate, is_wide, t_quantile, z_quantile
 
@@ -127,7 +127,7 @@ def seeds_needed(rule: Rule, estimate: Estimate) -> SeedsNeeded:
     for n in range(2, MAX_PLANNED_SEEDS + 1):
         if _power(n, distance, estimate) >= POWER:
             return SeedsNeeded(n)
-    z = z_quantile(estimate.level) + float(stats.norm.ppf(POWER))
+    z = z_quantile(estimate.level) + float(special.ndtri(POWER))
     return SeedsNeeded(None, "test set" if z * estimate.test_se >= distance else "too close")
 
 
@@ -136,6 +136,6 @@ def _power(n: int, distance: float, estimate: Estimate) -> float:
     t = t_quantile(estimate.level, n - 1)
     seed_se = (estimate.seed_sd or 0.0) / math.sqrt(n)
     if estimate.test_se == 0:  # without a test-set error, the power of the one-sample t test is exact
-        return 1.0 if seed_se == 0 else float(stats.nct.sf(t, n - 1, distance / seed_se))
+        return 1.0 if seed_se == 0 else float(1 - special.nctdtr(n - 1, distance / seed_se, t))
     half = math.hypot(t * seed_se, z_quantile(estimate.level) * estimate.test_se)
-    return float(stats.norm.cdf((distance - half) / math.hypot(seed_se, estimate.test_se)))
+    return float(special.ndtr((distance - half) / math.hypot(seed_se, estimate.test_se)))

@@ -41,26 +41,28 @@ def from_mapping(cls: type[T], mapping: Any, where: str = "", *, json: bool = Fa
     place = where or cls.__name__
     if not isinstance(mapping, Mapping):
         raise UsageError(f"{place}: expected a mapping of fields, got {_shown(mapping)}")
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     kind: Any = cls  # Any, because mypy does not know that a class is hashable
-    hints = _type_hints(kind)
+    hints, required = _fields(kind)
     values = {}
     for name, value in mapping.items():
-        if name in fields:
+        if name in hints:
             field_place = f"{where}.{name}" if where else str(name)
             values[name] = convert(hints[name], value, field_place, json=json)
         elif not json:
-            raise unknown_name(f"field of {place}", str(name), fields)
-    for name, f in fields.items():
-        optional = f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
-        if name not in values and not optional:
+            raise unknown_name(f"field of {place}", str(name), hints)
+    for name in required:
+        if name not in values:
             raise UsageError(f"{place}: the field '{name}' is missing")
     return cls(**values)
 
 
 @functools.cache
-def _type_hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)  # cached: the call is slow, and an analysis reads a thousand configs
+def _fields(cls: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the types of a dataclass's fields by name, and the names of those without a default."""
+    hints, fields = typing.get_type_hints(cls), [f for f in dataclasses.fields(cls) if f.init]
+    missing = dataclasses.MISSING
+    required = [f.name for f in fields if f.default is missing and f.default_factory is missing]
+    return {f.name: hints[f.name] for f in fields}, required
 
 
 def convert(kind: Any, value: Any, where: str, *, json: bool = False) -> Any:
@@ -71,7 +73,8 @@ def convert(kind: Any, value: Any, where: str, *, json: bool = False) -> Any:
     >>> convert(float, 1, "optim.lr"), convert(tuple[float, ...], [1, "3e-4"], "tune.grid")
     (1.0, (1.0, 0.0003))
     """
-    # YAML reads 1e-4 (no dot) as text, so text that is a number is accepted, except from JSON.
+    if type(value) is kind and kind in (bool, int, float, str):
+        return value
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     inner = functools.partial(convert, json=json)
     if kind is Any:
@@ -89,11 +92,12 @@ def convert(kind: Any, value: Any, where: str, *, json: bool = False) -> Any:
     if origin is dict and isinstance(value, Mapping):
         return {name: inner(arguments[1], item, f"{where}.{name}") for name, item in value.items()}
     if kind is float:
+        # YAML reads 1e-4 (no dot) as text, so text that is a number is accepted, except from JSON.
         number = float(value) if type(value) in (int, float) else _plain_value(float, value)
         if isinstance(number, float) and not (json and isinstance(value, str)):
             return number
-    if kind in (bool, int, str, type(None)) and type(value) is kind:
-        return value
+    if kind is type(None) and value is None:
+        return None
     raise UsageError(f"{where}: expected {_kind_name(kind)}, got {_shown(value)}")
 
 

@@ -76,12 +76,7 @@ def limitation_texts(analysis: Analysis, _: Translator) -> list[str]:
         )
     if sources := _origins(analysis.arms):
         texts.append(_("Text of each dataset: {sources}", sources=sources))
-    texts.append(
-        _(
-            "Verdicts use Student's t intervals. From five seeds on, the JSON output adds a bootstrap (BCa) "
-            "interval; with fewer seeds it would be far too narrow."
-        )
-    )
+    texts.append(_("Verdicts use Student's t intervals over paired seeds."))
     return texts
 
 
