@@ -42,7 +42,7 @@ def write_finished_run(path: Path, config: RunConfig, loss: float = 1.0) -> RunF
     """Write config.yaml, status.json, results.json and checksums.json of a finished run."""
     folder = RunFolder(path)
     folder.claim(config)
-    folder.write_results(fake_results(config, loss))
+    folder.write(fake_results(config, loss))
     folder.write_checksums()
     folder.write_status(Status(state="finished", step=1, total_steps=1))
     folder.close()

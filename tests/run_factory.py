@@ -108,8 +108,8 @@ def write_run(
     metric = "accuracy" if config.task == "classification" else "ppl"
     if hits is not None:
         value = float(np.mean(hits))
-    folder.write_manifest(_manifest(config, tokens, validation_print, rows))
-    folder.write_audit(FreezeAudit(start=AuditRecord(), end=AuditRecord(ok=audit_ok)))
+    folder.write(_manifest(config, tokens, validation_print, rows))
+    folder.write(FreezeAudit(start=AuditRecord(), end=AuditRecord(ok=audit_ok)))
     _write_metrics(folder, config, attention)
     reached = 400 if state == "finished" else 150
     reason = "loss is NaN at step 150" if state == "diverged" else ""
@@ -123,10 +123,8 @@ def write_run(
     n = 2000 if hits is None else len(hits)
     scores = Scores(loss=math.log(max(value, 1.01)), n=n, **{metric: value})
     saving = 0.05 if frozen else 0.0
-    folder.write_timing(
-        TimingStats(60.0, mean_step_time=0.15, peak_memory_bytes=3 * 10**8, predicted_saving=saving)
-    )
-    folder.write_results(
+    folder.write(TimingStats(60.0, mean_step_time=0.15, peak_memory_bytes=3 * 10**8, predicted_saving=saving))
+    folder.write(
         Results(
             id=config.id,
             study=config.study,
@@ -151,7 +149,7 @@ def write_run(
     if hits is not None:
         labels = [0, 1] * (len(hits) // 2) + [0] * (len(hits) % 2)
         predicted = [y if h else 1 - y for y, h in zip(labels, hits, strict=True)]
-        folder.write_predictions(Predictions(tuple(labels), tuple(predicted)))
+        folder.write(Predictions(tuple(labels), tuple(predicted)))
     folder.write_checksums()
     return folder.path
 

@@ -137,8 +137,8 @@ def test_only_the_tail_of_a_long_log_is_read(tmp_path: Path) -> None:
     log = tmp_path / "training.log"
     log.write_text("".join(f"line {i}\n" for i in range(100_000)))
     assert tail(log, 2) == ["line 99998", "line 99999"]
-    assert tail(log, 10**9, most=1000)[-1] == "line 99999"
-    assert tail(tmp_path / "none") == []
+    assert len(tail(log, 10**9)) < 10_000
+    assert tail(tmp_path / "none", 2) == []
 
 
 def test_a_run_is_found_by_its_id_or_folder(tmp_path: Path) -> None:

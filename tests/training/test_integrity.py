@@ -73,7 +73,7 @@ def only_run(root: Path) -> Path:
 
 def test_a_finished_run_is_verified(runs):
     folder = RunFolder(only_run(runs))
-    assert folder.damage() == ()
+    assert folder.damage() == {}
     listed = json.loads((folder.path / "checksums.json").read_text(encoding="utf-8"))["files"]
     assert set(listed) == set(VERDICT_FILES)
     loaded = load_runs(runs)
@@ -186,7 +186,7 @@ def test_files_that_can_be_rebuilt_do_not_block_a_resume(stopped, tmp_path, mach
     assert_same_run(stopped[1], folder.path)
     assert folder.manifest().data.fingerprints
     assert folder.status().state == "finished"
-    assert folder.damage() == ()
+    assert folder.damage() == {}
 
 
 def test_files_damaged_during_a_run_are_written_again(stopped, tmp_path, machine, monkeypatch):

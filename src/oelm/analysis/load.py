@@ -232,16 +232,16 @@ def read_run(reader: RunReader, warnings: list[LoadWarning]) -> LoadedRun | None
     except (OelmError, OSError) as error:
         warn(_unusable("results.json", error))
         state = BROKEN
-    damage = reader.damage() if state == FINISHED else ()
+    damage = reader.damage() if state == FINISHED else {}
     if damage:
         warn(
             Message(
                 "the run is not counted: files differ from their checksums ({files}). Run it again, or "
                 "restore the files from a backup",
-                files="; ".join(damage),
+                files="; ".join(damage.values()),
             )
         )
-        if any(problem.startswith("config.yaml") for problem in damage):
+        if "config.yaml" in damage:
             return None  # the config may belong to another run
         state = BROKEN
     for part in _missing_in_path(reader.path, config):

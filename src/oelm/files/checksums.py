@@ -13,11 +13,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from oelm.errors import OelmError
 from oelm.files.atomic import write_json
+from oelm.files.read import read_json_object
 
 CHECKSUMS = "checksums.json"
 _FORMAT = 1
-_MAX_BYTES = 1 << 20
 _hashed: dict[tuple[int, int, int, int], str] = {}
 
 
@@ -65,21 +66,22 @@ def write_checksums(folder: Path | str, names: Iterable[str] | None = None) -> N
     write_json(folder / CHECKSUMS, seal({"format": _FORMAT, "files": hashes}))
 
 
-def find_damage(folder: Path | str) -> list[str] | None:
-    """Return a message for each file in checksums.json that is missing or changed; None without the file."""
+def find_damage(folder: Path | str) -> dict[str, str] | None:
+    """Return {file name: message} of the files in checksums.json that are missing or changed.
+
+    If checksums.json itself is damaged, it is the only entry. If it does not exist, the result is None.
+    """
     folder = Path(folder)
     try:
-        with open(folder / CHECKSUMS, "rb") as file:
-            listed = json.loads(file.read(_MAX_BYTES))
+        listed = read_json_object(folder / CHECKSUMS)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        return [f"{CHECKSUMS} cannot be read ({error})"]
+    except (OelmError, OSError) as error:
+        return {CHECKSUMS: f"{CHECKSUMS} cannot be read ({error})"}
     if not is_sealed(listed) or not isinstance(listed.get("files"), dict):
-        return [f"{CHECKSUMS} is damaged"]
-    return [
-        problem for name, sha256 in listed["files"].items() if (problem := _problem(folder, name, sha256))
-    ]
+        return {CHECKSUMS: f"{CHECKSUMS} is damaged"}
+    found = {name: _problem(folder, name, sha256) for name, sha256 in listed["files"].items()}
+    return {name: problem for name, problem in found.items() if problem}
 
 
 def _problem(folder: Path, name: str, sha256: str) -> str:

@@ -60,14 +60,14 @@ def read_text(path: Path | str, *, max_bytes: int) -> str:
     return decode(read_bytes(path, max_bytes=max_bytes), str(path))
 
 
-def read_json(path: Path | str, *, max_bytes: int = JSON_BYTES) -> Any:
+def read_json(path: Path | str) -> Any:
     """Return the content of a JSON file, of any JSON type."""
-    return parse_json(read_text(path, max_bytes=max_bytes), str(path))
+    return parse_json(read_text(path, max_bytes=JSON_BYTES), str(path))
 
 
-def read_json_object(path: Path | str, *, max_bytes: int = JSON_BYTES) -> dict[str, Any]:
+def read_json_object(path: Path | str) -> dict[str, Any]:
     """Return the JSON object in a file. Raise OelmError if the file contains another JSON type."""
-    value = read_json(path, max_bytes=max_bytes)
+    value = read_json(path)
     if not isinstance(value, dict):
         raise OelmError(f"{path}: expected a JSON object")
     return value

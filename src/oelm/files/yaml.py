@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -11,15 +10,10 @@ from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
 from oelm.errors import UsageError
-from oelm.files.read import MAX_DEPTH, MIB, read_text, refuse_half_characters
+from oelm.files.read import MAX_DEPTH, MIB, refuse_half_characters
 from oelm.units import bytes_text
 
 YAML_BYTES = MIB // 4  # largest accepted file; a config.yaml has about 2 KB
-
-
-def read_yaml(path: Path | str) -> Any:
-    """Return the content of a YAML file."""
-    return parse_yaml(read_text(path, max_bytes=YAML_BYTES), str(path))
 
 
 def parse_yaml(text: str, where: str) -> Any:

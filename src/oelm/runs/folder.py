@@ -19,7 +19,7 @@ from oelm.files.atomic import is_disk_full, json_text, write_json, write_text
 from oelm.files.checksums import CHECKSUMS, find_damage, write_checksums
 from oelm.files.read import open_regular, read_json_object
 from oelm.runs.layout import VERDICT_FILES
-from oelm.runs.reader import RunReader
+from oelm.runs.reader import FILES, RunReader
 from oelm.runs.schema import FreezeAudit, Manifest, Predictions, Results, Status, TimingStats, to_json
 from oelm.runs.states import EXIT_INTERRUPTED, is_terminal
 
@@ -63,9 +63,9 @@ class RunFolder(RunReader):
     def size(self) -> int:
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
-    def damage(self) -> tuple[str, ...]:
+    def damage(self) -> dict[str, str]:
         problems = find_damage(self.path)
-        return (f"{CHECKSUMS} is missing",) if problems is None else tuple(problems)
+        return {CHECKSUMS: f"{CHECKSUMS} is missing"} if problems is None else problems
 
     def ended(self) -> Status | None:
         """Return the status of a run that has ended; None if the run must continue or has no readable status.
@@ -133,20 +133,9 @@ class RunFolder(RunReader):
 
     # -- writing ------------------------------------------------------------------------------
 
-    def write_manifest(self, manifest: Manifest) -> None:
-        write_json(self.manifest_file, to_json(manifest))
-
-    def write_audit(self, audit: FreezeAudit) -> None:
-        write_json(self.audit_file, to_json(audit))
-
-    def write_timing(self, timing: TimingStats) -> None:
-        write_json(self.timing_file, to_json(timing))
-
-    def write_predictions(self, predictions: Predictions) -> None:
-        write_json(self.predictions_file, to_json(predictions))
-
-    def write_results(self, results: Results) -> None:
-        write_json(self.results_file, to_json(results))
+    def write(self, record: Manifest | FreezeAudit | TimingStats | Predictions | Results) -> None:
+        """Write a record to its file: a `Manifest` to manifest.json, and so on."""
+        write_json(self.path / FILES[type(record)], to_json(record))
 
     def write_checksums(self) -> None:
         """Write checksums.json, the last file of a finished run, for the files that verdicts depend on."""

@@ -57,7 +57,7 @@ def keep(root: Path | str, target: Path | str, *, study: str = "") -> Kept:
     for run in ended:
         if run.state == "finished" and (damage := run.reader.damage()):
             raise OelmError(
-                f"{run.path} is damaged: {'; '.join(damage)}. Train it again with the same command."
+                f"{run.path} is damaged: {'; '.join(damage.values())}. Train it again with the same command."
             )
     target.mkdir(parents=True, exist_ok=True)
     kept = Kept(runs=len(ended))

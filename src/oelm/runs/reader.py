@@ -26,6 +26,16 @@ from oelm.runs.schema import (
 
 T = TypeVar("T")
 
+#: The file that holds each record of a run.
+FILES: dict[type, str] = {
+    Status: "status.json",
+    Manifest: "manifest.json",
+    FreezeAudit: "freeze_audit.json",
+    TimingStats: "timing_stats.json",
+    Predictions: "predictions.json",
+    Results: "results.json",
+}
+
 
 class RunReader(ABC):
     """Base class that reads the files of a run: `RunFolder` reads a folder, `StoredRun` a results file.
@@ -49,8 +59,8 @@ class RunReader(ABC):
         """Return whether the run has the file `name`. Every run has config.yaml, the default."""
 
     @abstractmethod
-    def damage(self) -> tuple[str, ...]:
-        """Return a message for each file of a finished run that does not match its checksum."""
+    def damage(self) -> dict[str, str]:
+        """Return {file name: message} of the files of a finished run that do not match their checksums."""
 
     @abstractmethod
     def size(self) -> int:
@@ -62,22 +72,22 @@ class RunReader(ABC):
         return config_from_yaml(self._text("config.yaml", YAML_BYTES), str(self.path / "config.yaml"))
 
     def manifest(self) -> Manifest | None:
-        return self._json("manifest.json", Manifest)
+        return self._json(Manifest)
 
     def results(self) -> Results | None:
-        results = self._json("results.json", Results)
+        results = self._json(Results)
         if results is not None and (problem := results.problem()):
             raise OelmError(f"{self.path / 'results.json'}: {problem}")
         return results
 
     def timing(self) -> TimingStats | None:
-        return self._json("timing_stats.json", TimingStats)
+        return self._json(TimingStats)
 
     def freeze_audit(self) -> FreezeAudit | None:
-        return self._json("freeze_audit.json", FreezeAudit)
+        return self._json(FreezeAudit)
 
     def predictions(self) -> Predictions | None:
-        return self._json("predictions.json", Predictions, PREDICTIONS_BYTES)
+        return self._json(Predictions, PREDICTIONS_BYTES)
 
     def status(self) -> Status | None:
         """Return the status of the run; None if it has not been started.
@@ -92,7 +102,7 @@ class RunReader(ABC):
 
     def recorded_status(self) -> Status | None:
         """Return the content of status.json; None if the file does not exist."""
-        return self._json("status.json", Status)
+        return self._json(Status)
 
     def metrics(self, kind: str = "") -> Iterator[MetricsRow]:
         """Yield the rows of metrics.jsonl, or those of one `kind`. An incomplete last line is skipped."""
@@ -113,7 +123,7 @@ class RunReader(ABC):
             return None
         if damage := self.damage():
             raise OelmError(
-                f"{self.path} is damaged: {'; '.join(damage)}. "
+                f"{self.path} is damaged: {'; '.join(damage.values())}. "
                 "Train it again with the same command, or restore the files from a copy."
             )
         return self.results()
@@ -123,10 +133,10 @@ class RunReader(ABC):
         with self.open(name) as file:
             return decode(read_limited(file, where, max_bytes), where)
 
-    def _json(self, name: str, cls: type[T], max_bytes: int = JSON_BYTES) -> T | None:
+    def _json(self, cls: type[T], max_bytes: int = JSON_BYTES) -> T | None:
         try:
-            text = self._text(name, max_bytes)
+            text = self._text(FILES[cls], max_bytes)
         except FileNotFoundError:
             return None
-        where = str(self.path / name)
+        where = str(self.path / FILES[cls])
         return from_json(cls, parse_json(text, where), where)

@@ -36,7 +36,11 @@ class StoredRun(RunReader):
     def __init__(self, file: Path, place: re.Match[str], files: Mapping[str, str]) -> None:
         super().__init__(file.parent / file.name.removesuffix(SUFFIX) / place[0], file)
         self.place, self.files = place[0], files
-        self.id, self.scale, self.seed, self.trial = *place.group("id", "scale", "seed"), place["trial"] or ""
+        self.id, self.scale, self.seed, self.trial = (
+            *place.group("id", "scale"),
+            int(place["seed"]),
+            place["trial"] or "",
+        )
 
     def open(self, name: str) -> IO[bytes]:
         if name not in self.files:
@@ -46,8 +50,8 @@ class StoredRun(RunReader):
     def exists(self, name: str = "config.yaml") -> bool:
         return name in self.files
 
-    def damage(self) -> tuple[str, ...]:
-        return ()  # `read_results_file` has checked every hash
+    def damage(self) -> dict[str, str]:
+        return {}  # `read_results_file` has checked every hash
 
     def size(self) -> int:
         return sum(len(text.encode()) for text in self.files.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from oelm.runs.folder import RunFolder
 from oelm.runs.lock import is_held, read_holder
 from oelm.runs.reader import RunReader
 from oelm.runs.results_file import SUFFIX, StoredRun, read_results_file
-from oelm.runs.schema import Status
+from oelm.runs.schema import Status, to_json
 from oelm.runs.slurm_queue import WAITING, job_of, queue_states
 
 STALL_SECONDS = 300.0  # a running process without a heartbeat for this long is shown as stalled
@@ -30,22 +30,16 @@ class FoundRun:
     study: str
     id: str
     scale: str
-    seed: str  # digits, unless the folder was renamed by hand
+    seed: int  # -1 if the folder was renamed by hand to a name without a valid seed
     trial: str = ""  # the learning rate of a tuning trial
 
 
 @dataclass(frozen=True)
-class RunInfo:
+class RunInfo(FoundRun):
     """A run with its state, as `oelm status` shows it."""
 
-    reader: RunReader
-    study: str
-    id: str
-    scale: str
-    seed: int  # -1 when the folder's name has no valid seed
-    state: str
+    state: str = "pending"
     status: Status | None = None
-    trial: str = ""  # the learning rate of a tuning trial
     note: str = ""
 
     @property
@@ -62,25 +56,15 @@ class RunInfo:
         return self.note or (self.status.reason if self.status else "")
 
     def to_dict(self) -> dict[str, Any]:
-        status = self.status
+        """Return the facts that `oelm status --json` prints."""
+        status = to_json(self.status or Status(attempt=0))
         return {
-            "study": self.study,
-            "id": self.id,
-            "scale": self.scale,
-            "seed": self.seed,
+            **{name: getattr(self, name) for name in ("study", "id", "scale", "seed")},
             "trial": self.trial or None,
+            **status,
+            "heartbeat": status["heartbeat"] or None,
+            "started": status["started"] or None,
             "state": self.state,
-            "step": status.step if status else 0,
-            "total_steps": status.total_steps if status else 0,
-            "loss": status.loss if status else None,
-            "metric": asdict(status.metric) if status and status.metric else None,
-            "steps_per_second": status.steps_per_second if status else None,
-            "eta_seconds": status.eta_seconds if status else None,
-            "heartbeat": status.heartbeat if status else None,
-            "host": status.host if status else "",
-            "pid": status.pid if status else 0,
-            "attempt": status.attempt if status else 0,
-            "resumes": status.resumes if status else 0,
             "reason": self.reason,
             "folder": str(self.path),
         }
@@ -106,9 +90,15 @@ def find_runs(root: Path | str) -> Iterator[FoundRun]:
                 for rate in _folders(os.path.join(scale.path, "tune"), "lr="):
                     places += [(place, rate.name[3:]) for place in _folders(rate.path, "seed=")]
                 for place, trial in places:
-                    scale_name, seed = scale.name.removeprefix("scale="), place.name.removeprefix("seed=")
-                    folder = RunFolder(place.path)
-                    yield FoundRun(folder, study, experiment.name, scale_name, seed, trial)
+                    seed = place.name.removeprefix("seed=")
+                    yield FoundRun(
+                        RunFolder(place.path),
+                        study,
+                        experiment.name,
+                        scale.name.removeprefix("scale="),
+                        int(seed) if seed.isdecimal() else -1,
+                        trial,
+                    )
         results = Path(root) / f"{study}{SUFFIX}"
         for run in read_results_file(results) if results.is_file() else ():
             yield FoundRun(run, study, run.id, run.scale, run.seed, run.trial)
@@ -122,11 +112,14 @@ def study_names(root: Path | str) -> list[str]:
 
 
 def _with_state(run: FoundRun) -> RunInfo:
-    if not run.seed.isdecimal():
-        note = f"{run.reader.path}: '{run.seed}' is not a seed; rename the folder to seed=<number>"
-        return RunInfo(run.reader, run.study, run.id, run.scale, -1, "broken", None, run.trial, note)
+    if run.seed < 0:
+        path = run.reader.path
+        note = (
+            f"{path}: '{path.name.removeprefix('seed=')}' is not a seed; rename the folder to seed=<number>"
+        )
+        return RunInfo(**vars(run), state="broken", note=note)
     state, status, note = state_of(run.reader)
-    return RunInfo(run.reader, run.study, run.id, run.scale, int(run.seed), state, status, run.trial, note)
+    return RunInfo(**vars(run), state=state, status=status, note=note)
 
 
 def _with_queue(runs: list[RunInfo]) -> list[RunInfo]:
@@ -162,7 +155,11 @@ def state_of(run: Path | RunReader, *, verify: bool = False) -> tuple[str, Statu
             return "running", None, "starting"
         return ("pending", None, "") if reader.exists() else ("broken", None, "config.yaml is missing")
     if verify and status.state == "finished" and (damage := reader.damage()):
-        return "broken", status, f"{'; '.join(damage)}; run the same command again to complete the run"
+        return (
+            "broken",
+            status,
+            f"{'; '.join(damage.values())}; run the same command again to complete the run",
+        )
     if status.state != "running":
         return status.state, status, ""
     if not _lives(path, status):
@@ -228,12 +225,11 @@ def find_run(root: Path | str, name: str, *, scale: str = "", seed: int | None =
     return fitting[0].path
 
 
-def tail(path: Path, lines: int = 20, most: int = 64 * 1024) -> list[str]:
-    """Return the last lines of a file, read from its last `most` bytes; [] if it cannot be read."""
+def tail(path: Path, lines: int) -> list[str]:
+    """Return the last lines of a file, at most 64 KiB of them; [] if it cannot be read."""
     try:
         with open_regular(path) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - most))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
             text = file.read().decode("utf-8", errors="replace")
     except (OelmError, OSError):
         return []

@@ -80,7 +80,7 @@ def _open_recorder(job: TrainingJob) -> Recorder:
     journal = recorder.journal
     before: Status = _read_or_none(folder.status, journal) or Status(attempt=0)
     if before.state == "finished":
-        damage = "; ".join(folder.damage())
+        damage = "; ".join(folder.damage().values())
         journal.line(f"this run had finished, but its files are damaged ({damage}); completing it again")
     recorder.status = Status(
         started=time.time(),
@@ -161,7 +161,7 @@ def _write_manifest(training: Training, *, resumed: bool) -> None:
     if training.world.is_main:
         require_disk(plan, folder)
         if recorder.manifest is not held:
-            folder.write_manifest(recorder.manifest)
+            folder.write(recorder.manifest)
 
 
 def _names_same_data(manifest: Manifest, prepared: Prepared) -> bool:

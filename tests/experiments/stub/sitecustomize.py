@@ -99,8 +99,8 @@ def fit(config, path, machine):
         stopped_early=False,
         fairness=Fairness(data=digest),
     )
-    folder.write_results(results)
-    folder.write_audit(FreezeAudit(end=AuditRecord(ok="UNSOUND" not in config.id)))
+    folder.write(results)
+    folder.write(FreezeAudit(end=AuditRecord(ok="UNSOUND" not in config.id)))
     folder.write_checksums()
     if "KILLED" in config.id:
         end("finished")

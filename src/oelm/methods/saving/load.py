@@ -118,7 +118,7 @@ def _check_heads(folder: Path | str, num_heads: int, head_dim: int, tensor: Any)
 def _check_files(folder: Path) -> None:
     """Raise OelmError if a file does not match checksums.json, which the best model of a run has."""
     if damage := find_damage(folder):
-        raise OelmError(f"{folder} is damaged: {'; '.join(damage)}. Restore the folder from a copy.")
+        raise OelmError(f"{folder} is damaged: {'; '.join(damage.values())}. Restore the folder from a copy.")
 
 
 def _build(folder: Path, metadata: Metadata) -> nn.Module:

@@ -47,9 +47,8 @@ def best_problem(folder: RunFolder) -> str:
     if not folder.best.is_dir():
         return f"{folder.best} is missing"
     damage = find_damage(folder.best)
-    if damage is None:
-        damage = ["it has no checksums"]
-    return f"{folder.best} is damaged ({'; '.join(damage)})" if damage else ""
+    problems = ["it has no checksums"] if damage is None else damage.values()
+    return f"{folder.best} is damaged ({'; '.join(problems)})" if problems else ""
 
 
 def recover_best(folder: RunFolder) -> None:

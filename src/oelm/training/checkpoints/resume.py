@@ -65,7 +65,7 @@ def save_training(training: Training) -> None:
             precision=learner.precision.dtype,
         )
         save_checkpoint(vars(snapshot), training.folder.latest, training.folder.previous)
-        training.folder.write_timing(training.recorder.timer.stats(p.step))
+        training.folder.write(training.recorder.timer.stats(p.step))
     training.saved_at = (p.step, p.validated)
 
 

@@ -47,7 +47,7 @@ class Recorder:
         """Add the freeze audit at the "start" or "end" of the run to freeze_audit.json."""
         self._audits = dataclasses.replace(self._audits, **{when: AuditRecord(**report)})
         if self.is_writer:
-            self.folder.write_audit(self._audits)
+            self.folder.write(self._audits)
 
     def speed(self) -> str:
         speed = self.timer.steps_per_second

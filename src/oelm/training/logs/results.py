@@ -20,9 +20,9 @@ def write_results(training: Training, test: Evaluation | None) -> None:
     folder, step = training.folder, training.progress.step
     _restore_changed_files(training)
     if test is not None and test.accuracy is not None:
-        folder.write_predictions(Predictions(test.labels, test.predicted))
-    folder.write_timing(training.recorder.timer.stats(step))
-    folder.write_results(_results(training, test))
+        folder.write(Predictions(test.labels, test.predicted))
+    folder.write(training.recorder.timer.stats(step))
+    folder.write(_results(training, test))
     folder.write_checksums()
 
 
@@ -38,7 +38,7 @@ def _restore_changed_files(training: Training) -> None:
         write_text(folder.config_file, config_to_yaml(training.config))
         recorder.journal.line("config.yaml was changed by another program during the run; writing it again")
     if not _holds(folder.manifest, recorder.manifest):
-        folder.write_manifest(recorder.manifest)
+        folder.write(recorder.manifest)
         recorder.journal.line("manifest.json was changed by another program during the run; writing it again")
 
 
