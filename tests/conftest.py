@@ -62,6 +62,30 @@ import low_precision_guard  # noqa: E402
 low_precision_guard.install_with_torch()
 
 
+# Files with few but long tests. The workers of pytest-xdist take the files in this order and then all others,
+# so that no worker is left with a long file at the end.
+LONG_FILES = (
+    "torture/test_short.py",
+    "launch/test_slurm.py",
+    "launch/test_two_processes.py",
+    "experiments/test_study.py",
+    "training/test_distributed.py",
+    "methods/test_callback.py",
+    "report/test_browser.py",
+    "cli/test_runs.py",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # pytest-xdist would begin with the files that have the most tests
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        rank = {name: number for number, name in enumerate(LONG_FILES)}
+        items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(rank)))
+
+
 @pytest.fixture(autouse=True)
 def no_low_precision_matmul(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that runs a bf16 or fp16 matmul on the CPU.

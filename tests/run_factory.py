@@ -125,22 +125,14 @@ def write_run(
     saving = 0.05 if frozen else 0.0
     folder.write(TimingStats(60.0, mean_step_time=0.15, peak_memory_bytes=3 * 10**8, predicted_saving=saving))
     folder.write(
-        Results(
-            id=config.id,
-            study=config.study,
-            scale=config.scale,
-            seed=config.seed,
-            task=config.task,
-            dataset=config.data.dataset,
-            arm=config.compare.arm,
-            method=config.method.name,
+        Results.of(
+            config,
             metric=metric,
             test=scores if test else None,
             validation=replace(scores, step=400),
             parameters=ParameterCounts(TOTAL, TOTAL - frozen, frozen, QK, QK - frozen),
             steps=400,
             tokens_seen=400 * 16 * 128,
-            lr=config.optim.lr,
             checkpoint_bytes=12 * TOTAL - 8 * frozen,
             stopped_early=False,
             fairness=replace(Fairness("d" * 64, "t" * 64, "e" * 64, 16, 400, "cosine"), **(fairness or {})),

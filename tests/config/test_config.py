@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fake_run import small_config
 from oelm.config.diff import config_diff
 from oelm.config.hash import config_hash
 from oelm.config.mapping import parse
-from oelm.config.run_config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TuneConfig
+from oelm.config.run_config import BudgetConfig, OptimConfig, TuneConfig
 from oelm.config.yaml import config_from_yaml, config_to_yaml
 from oelm.errors import UsageError
-from oelm.methods.method import Method
-
-
-def make_config(**changes) -> RunConfig:
-    base = RunConfig(
-        id="GPT-01",
-        study="paper",
-        task="lm",
-        data=DataConfig(dataset="stories"),
-        model=ModelConfig(name="smoke"),
-        method=Method(name="baseline"),
-    )
-    return replace(base, **changes)
 
 
 @given(
@@ -36,7 +22,7 @@ def make_config(**changes) -> RunConfig:
     identity=st.text(st.characters(blacklist_categories=("Cs", "Cc")), min_size=1, max_size=12),
 )
 def test_config_survives_yaml(lr, steps, grid, identity):
-    config = make_config(
+    config = small_config(
         id=identity,
         optim=OptimConfig(lr=lr),
         budget=BudgetConfig(steps=steps),
@@ -61,7 +47,7 @@ def test_config_survives_yaml(lr, steps, grid, identity):
     ],
 )
 def test_config_errors_name_the_place(old, new, message):
-    text = config_to_yaml(make_config())
+    text = config_to_yaml(small_config())
     assert old in text
     with pytest.raises(UsageError) as caught:
         config_from_yaml(text.replace(old, new, 1))
@@ -69,7 +55,7 @@ def test_config_errors_name_the_place(old, new, message):
 
 
 def test_rate_without_a_dot_is_a_number():
-    text = config_to_yaml(make_config()).replace("lr: 0.0003", "lr: 1e-4", 1)
+    text = config_to_yaml(small_config()).replace("lr: 0.0003", "lr: 1e-4", 1)
     assert config_from_yaml(text).optim.lr == 1e-4
 
 
@@ -82,7 +68,7 @@ def test_command_line_words_become_typed_values():
 
 
 def test_diff_names_each_field_that_differs():
-    a, b = make_config(), make_config(seed=7, optim=OptimConfig(lr=1e-3))
+    a, b = small_config(), small_config(seed=7, optim=OptimConfig(lr=1e-3))
     assert config_diff(a, b) == {"optim.lr": (3e-4, 1e-3), "seed": (42, 7)}
     assert config_diff(a, a) == {}
     assert config_hash(a) != config_hash(b)

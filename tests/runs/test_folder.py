@@ -9,37 +9,25 @@ from dataclasses import replace
 
 import pytest
 
-from oelm.config.run_config import DataConfig, ModelConfig, OptimConfig, RunConfig, TuneConfig
+from fake_run import small_config
+from oelm.config.run_config import OptimConfig, TuneConfig
 from oelm.errors import OelmError, UsageError
-from oelm.methods.method import Method
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
 from oelm.runs.schema import Status
 
 
-def make_config(**changes) -> RunConfig:
-    base = RunConfig(
-        id="GPT-01",
-        study="paper",
-        task="lm",
-        data=DataConfig(dataset="stories"),
-        model=ModelConfig(name="smoke"),
-        method=Method(name="baseline"),
-    )
-    return replace(base, **changes)
-
-
 def test_folder_refuses_another_config(tmp_path):
     folder = RunFolder(tmp_path / "run")
-    folder.claim(make_config())
-    folder.claim(make_config())
-    assert folder.config() == make_config()
+    folder.claim(small_config())
+    folder.claim(small_config())
+    assert folder.config() == small_config()
     with pytest.raises(UsageError, match="seed: 42 -> 7"):
-        folder.claim(make_config(seed=7))
+        folder.claim(small_config(seed=7))
 
 
 def test_tuning_trials_live_beside_the_runs(tmp_path):
-    config = make_config()
+    config = small_config()
     assert run_path(tmp_path, config) == tmp_path / "paper/GPT-01/scale=full/seed=42"
     trial = replace(config, tune=TuneConfig(trial=True), optim=OptimConfig(lr=1e-3))
     assert run_path(tmp_path, trial) == tmp_path / "paper/GPT-01/scale=full/tune/lr=0.001/seed=42"
@@ -83,4 +71,4 @@ def test_reading_a_run_needs_no_torch():
 def test_a_name_that_leads_out_of_the_runs_folder_is_refused(name, tmp_path):
     for field in ("id", "study"):
         with pytest.raises(UsageError, match=f"{field}: .* cannot be the name of a folder"):
-            run_path(tmp_path, make_config(**{field: name}))
+            run_path(tmp_path, small_config(**{field: name}))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from oelm.config.mapping import from_mapping
+from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError, UsageError
 from oelm.files.locks import process_alive
 from oelm.runs.states import State
@@ -159,6 +160,22 @@ class Results:
     checkpoint_bytes: int | None
     stopped_early: bool
     fairness: Fairness
+
+    @classmethod
+    def of(cls, config: RunConfig, **measured: Any) -> Results:
+        """Return the results of a run with this config; training measures the other fields."""
+        return cls(
+            id=config.id,
+            study=config.study,
+            scale=config.scale,
+            seed=config.seed,
+            task=config.task,
+            dataset=config.data.dataset,
+            arm=config.compare.arm or config.method.name,
+            method=config.method.name,
+            lr=config.optim.lr,
+            **measured,
+        )
 
     def score(self, split: Literal["test", "validation"]) -> float | None:
         """Return the perplexity or accuracy on a split; None if the split was not evaluated."""

@@ -79,22 +79,14 @@ def fit(config, path, machine):
             return end("interrupted", asked[0])
     loss = math.log(4 if "WORSE" in config.id else 2) + abs(config.optim.lr - 3e-3) + 1e-6 * config.seed
     scores = Scores(loss, n=1, ppl=math.exp(loss))
-    results = Results(
-        id=config.id,
-        study=config.study,
-        scale=config.scale,
-        seed=config.seed,
-        task=config.task,
-        dataset=config.data.dataset,
-        arm=config.compare.arm,
-        method=config.method.name,
+    results = Results.of(
+        config,
         metric="ppl",
         test=None if config.tune.trial else scores,
         validation=scores,
         parameters=ParameterCounts(1, 1, 0, 1, 1),
         steps=step,
         tokens_seen=step,
-        lr=config.optim.lr,
         checkpoint_bytes=1,
         stopped_early=False,
         fairness=Fairness(data=digest),

@@ -55,22 +55,14 @@ def _results(training: Training, test: Evaluation | None) -> Results:
     It has no times and no host names, so that a resumed run writes the same bytes as an uninterrupted one.
     """
     config, p = training.config, training.progress
-    return Results(
-        id=config.id,
-        study=config.study,
-        scale=config.scale,
-        seed=config.seed,
-        task=config.task,
-        dataset=config.data.dataset,
-        arm=config.compare.arm or config.method.name,
-        method=config.method.name,
+    return Results.of(
+        config,
         metric=training.prepared.task.metric,
         test=Scores(**test.metrics()) if test is not None else None,
         validation=Scores(**p.best) if p.best is not None else None,
         parameters=training.learner.parameter_counts(),
         steps=p.step,
         tokens_seen=p.tokens,
-        lr=config.optim.lr,
         checkpoint_bytes=training.folder.latest.stat().st_size,
         stopped_early=p.stopped_early,
         fairness=_fairness(training),
