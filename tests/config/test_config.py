@@ -86,6 +86,6 @@ def test_diff_names_each_field_that_differs():
     ],
 )
 def test_reading_by_section_accepts_no_more_than_reading_the_whole_file(change):
-    text = change(config_to_yaml(make_config(seed=3)))
+    text = change(config_to_yaml(small_config(seed=3)))
     with pytest.raises(UsageError, match=r"run\.yaml"):
         config_from_yaml(text, "run.yaml")
