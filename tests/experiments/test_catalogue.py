@@ -151,7 +151,8 @@ def test_a_control_differs_from_its_arm_only_in_what_trains() -> None:
     assert pairs
     for arm, control in pairs:
         a, c = arm.at("mini").method, control.at("mini").method
-        same = ["conv", "conv_value", "core", "temperature", "relative_bias"]  # a low-rank adapter is merged
+        # The control has no low-rank adapter, because its W trains.
+        same = ["bias", "bias_scale", "conv", "conv_value", "core", "temperature", "relative_bias"]
         same += ["init", "gain"] if a.has_extras else []
         assert [getattr(a, x) for x in same] == [getattr(c, x) for x in same], arm.id
         assert arm.at("mini").model == control.at("mini").model, arm.id
@@ -277,7 +278,7 @@ def test_arms_of_the_demo_differ_in_nothing_but_their_method() -> None:
 def test_a_method_that_leaves_nothing_frozen_is_refused_before_it_runs() -> None:
     """TS-PARTIAL-2 needs three layers."""
     e = experiment("TS-PARTIAL-2")
-    with pytest.raises(UsageError, match="has only 2: nothing would be frozen"):
+    with pytest.raises(UsageError, match="has only 2: it would freeze nothing"):
         Request([e], ("smoke",), changes={"model.name": "smoke"}).config(e, "smoke", 0)
     shallow = e.at("smoke", changes={"model.name": "smoke"})
     model = build_model(shallow, vocab_size=300, classes=0, pad_id=0, eos_id=1)

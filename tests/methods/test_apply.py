@@ -177,7 +177,7 @@ def test_dependent_rows_are_refused_before_anything_changes(family, name):
 def test_extras_are_refused_where_the_attention_does_not_support_them():
     for family, name, word in [
         ("bert", "oelm-conv", "causal"),
-        ("t5", "oelm-plus", "causal"),
+        ("t5", "oelm-conv", "causal"),
         ("torch-encoder", "oelm-lowrank", "no place"),
         ("gpt2", "oelm-relative", "relative bias"),
     ]:

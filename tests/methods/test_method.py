@@ -29,6 +29,8 @@ DOCUMENTED = [
     "oelm-ffn",
     "oelm-conv",
     "oelm-lowrank",
+    "oelm-bias",
+    "baseline-bias",
     "oelm-plus",
     "oelm-core",
     "oelm-temperature",
@@ -53,7 +55,7 @@ def test_a_method_is_described_and_survives_yaml_and_json(preset):
 def test_a_control_has_the_same_architecture_and_trains_its_q_and_k(preset):
     control = find_method(preset.control)
     assert control.trains_qk
-    for extra in ("conv", "conv_value", "core", "temperature", "relative_bias"):
+    for extra in ("bias", "bias_scale", "conv", "conv_value", "core", "temperature", "relative_bias"):
         assert getattr(control, extra) == getattr(preset, extra)
     assert not control.lowrank  # with a trained W, a low-rank adapter changes nothing
     if preset.has_extras:
@@ -83,7 +85,16 @@ def test_the_error_about_a_typo_names_the_nearest_method():
         ({"gain": True, "init": "headwise"}, "gain"),
         ({"gain": 2.0}, "keep"),
         ({"conv": 1}, "taps"),
+        ({"bias": 1}, "bias must be true or false"),
+        ({"bias": True, "bias_scale": 0}, "bias_scale must be a positive number"),
+        ({"bias": True, "bias_scale": float("inf")}, "bias_scale must be a positive number"),
+        ({"bias_scale": 24}, "no effect without bias"),
         ({"lowrank": -1}, "lowrank"),
+        ({"lowrank": ()}, "lowrank must be an integer, 0 or more, or a list"),
+        ({"lowrank": (8, -1)}, "lowrank must be an integer, 0 or more, or a list"),
+        ({"lowrank": (8, 2.0)}, "lowrank must be an integer, 0 or more, or a list"),
+        ({"lowrank": "8,2"}, "lowrank must be an integer, 0 or more, or a list"),
+        ({"lowrank": (0, 0), "lowrank_scale": 2}, "no effect without lowrank"),
         ({"lowrank": 4, "lowrank_scale": 0}, "lowrank_scale"),
         ({"lowrank": 4, "lowrank_scale": "big"}, "lowrank_scale"),
         ({"lowrank_scale": 2.0}, "no effect without lowrank"),

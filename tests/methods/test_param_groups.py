@@ -48,6 +48,7 @@ def test_matrices_decay_but_biases_norms_and_identity_inits_do_not():
     for still in (
         "mlp.up.bias",
         "norm1.weight",
+        "attn.q.extra_bias",
         "attn.q.conv",
         "attn.q.core",
         "attn.q.temperature",

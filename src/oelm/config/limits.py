@@ -110,17 +110,14 @@ def check_model(config: RunConfig) -> None:
 
 
 def _check_depth(config: RunConfig) -> None:
-    """Raise UsageError if the method would freeze no layer of a built-in model.
+    """Raise UsageError if a built-in model has too few layers for the method.
 
     `oelm.apply` checks all other models, because their number of layers is not known here.
     """
-    method, name = config.method, config.model.name
+    name = config.model.name
     depth = SIZES[name]["layers"] if config.model.family == "gpt" else _tiny_depth(name)
-    if method.freeze == "all-but-last" and depth and method.layers >= depth:
-        raise UsageError(
-            f"method '{method.name}' leaves the last {method.layers} layers trained, and model '{name}' has "
-            f"only {depth}: nothing would be frozen. Set a smaller method.layers or a deeper model.name"
-        )
+    if depth:
+        config.method.check_depth(depth)
 
 
 def _tiny_depth(name: str) -> int:

@@ -42,7 +42,7 @@ def check_before_apply(
     """Raise an error if the method cannot be applied to this model; warn if it discards trained weights."""
     targets = targets_of(method, projections, matrices)
     _check_adapters(model, method, projections, matrices)
-    _check_some_layer_is_frozen(method, projections)
+    method.check_depth(max(p.place.depth for p in projections))
     _check_head_sizes(method, projections)
     if not method.changes_nothing:
         for target in targets:
@@ -78,15 +78,6 @@ def _check_adapters(
             f"{names[0]} has a PEFT adapter, but '{method.name}' freezes or replaces that layer. "
             f"Leave it out of target_modules (for a fused Q/K/V: apply first, then target its value part, "
             f"such as 'c_attn.v'), or merge the adapter first (merge_and_unload)"
-        )
-
-
-def _check_some_layer_is_frozen(method: Method, projections: list[Projection]) -> None:
-    depth = max(p.place.depth for p in projections)
-    if method.freeze == "all-but-last" and method.layers >= depth:
-        raise UsageError(
-            f"method '{method.name}' leaves the last {method.layers} layers trained, but this model has only "
-            f"{depth}: it would freeze nothing. Use fewer layers, e.g. dataclasses.replace(method, layers=1)"
         )
 
 

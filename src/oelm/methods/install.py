@@ -141,8 +141,10 @@ def _tensor_records(
 def _add_extras(
     model: nn.Module, method: Method, seed: int, projections: list[Projection], record: Record
 ) -> None:
-    def extend(name: str, base: nn.Module, role: str, heads: int, head_dim: int, adds: Method) -> None:
-        extended = ExtendedProjection(base, role, heads, head_dim, is_transposed(base), adds)
+    def extend(
+        name: str, base: nn.Module, role: str, heads: int, head_dim: int, adds: Method, layer: int = 0
+    ) -> None:
+        extended = ExtendedProjection(base, role, heads, head_dim, is_transposed(base), adds, layer)
         extended.init_extras(seed, name)
         _replace_module(model, name, extended)
         record.extras += [f"{name}.{extra}" for extra in EXTRAS if getattr(extended, extra) is not None]
@@ -150,7 +152,7 @@ def _add_extras(
     attentions = {p.attention_name: p.attention for p in projections}
     if method.extends_qk:
         for p in projections:
-            extend(p.name, p.weight.owner, p.role, p.num_heads, p.head_dim, method)
+            extend(p.name, p.weight.owner, p.role, p.num_heads, p.head_dim, method, p.place.layer)
     if method.conv_value:
         on_v = Method(f"{method.name} on v", conv=method.conv_value)  # v trains anyway: no other extra
         for name, attention in attentions.items():

@@ -79,7 +79,16 @@ class Method:
             head compare shifted tokens, which random projections cannot. Adds taps x (rows of q and k)
             parameters.
         conv_value: Number of taps of such a convolution on v (0 = none); counted as Q/K parameters.
-        lowrank: Rank r of a trainable low-rank adapter, W x + s B A x, on q and k (0 = none).
+        bias: Whether q and k get a trainable bias, W x + f b, zero at first and without weight decay. Rotary
+            positions turn the constant part of q and k into a pattern of relative positions, which a frozen
+            W cannot supply. A projection's own bias stays and is frozen with its W; f b is added to it.
+            Without rotary positions the bias on k has no effect, because softmax cancels it.
+        bias_scale: The factor f. Adam changes b by about the learning rate, so f multiplies the learning rate
+            of the bias with every optimizer that normalises gradients.
+        lowrank: Rank r of a trainable low-rank adapter, W x + s B A x, on q and k (0 = none). A tuple has one
+            rank per layer, counted from the first; its last entry holds for all further layers. So (20, 2)
+            means 20 in the first layer and 2 in every other one, whatever the depth of the model. Encoder
+            and decoder are counted separately.
         lowrank_scale: The factor s (LoRA's alpha / r). Adam changes every parameter by about the learning
             rate, so a product of rank r changes more slowly than a full matrix; s > 1 compensates.
         core: Whether q gets a trainable head_dim x head_dim matrix C per head: the scores become q' C k.
@@ -108,7 +117,9 @@ class Method:
     freeze_at: float = 0.0
     conv: int = 0
     conv_value: int = 0
-    lowrank: int = 0
+    bias: bool = False
+    bias_scale: float = 1.0
+    lowrank: int | tuple[int, ...] = 0
     lowrank_scale: float = 1.0
     core: bool = False
     temperature: bool = False
@@ -120,9 +131,10 @@ class Method:
 
     def __post_init__(self) -> None:
         # YAML and JSON have lists but no tuples, and may write 2 for 2.0.
-        if isinstance(self.parts, list):
-            object.__setattr__(self, "parts", tuple(self.parts))
-        for name in ("gain", "lowrank_scale"):
+        for name in ("parts", "lowrank"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("gain", "bias_scale", "lowrank_scale"):
             value = getattr(self, name)
             if isinstance(value, int) and not isinstance(value, bool):
                 object.__setattr__(self, name, float(value))
@@ -143,7 +155,20 @@ class Method:
     @property
     def extends_qk(self) -> bool:
         """Whether q and k get trainable extras; a relative bias belongs to the attention instead."""
-        return bool(self.conv or self.lowrank or self.core or self.temperature)
+        return bool(self.bias or self.conv or any(self.ranks) or self.core or self.temperature)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the low-rank adapters by layer; the last one holds for all further layers."""
+        return self.lowrank if isinstance(self.lowrank, tuple) else (self.lowrank,)
+
+    def rank_in(self, layer: int) -> int:
+        """Return the rank of the low-rank adapters in a layer, counted from 0; 0 means none.
+
+        >>> [Method("mine", lowrank=(20, 2)).rank_in(layer) for layer in range(4)]
+        [20, 2, 2, 2]
+        """
+        return self.ranks[min(layer, len(self.ranks) - 1)]
 
     @property
     def has_extras(self) -> bool:
@@ -155,9 +180,25 @@ class Method:
         """Whether applying the method leaves the model exactly as it is."""
         return not (self.init != "keep" or self.freeze != "none" or self.has_extras or self.relative_bias)
 
+    def check_depth(self, depth: int) -> None:
+        """Raise UsageError if a model with `depth` layers has too few layers for this method."""
+        if self.freeze == "all-but-last" and self.layers >= depth:
+            raise UsageError(
+                f"method '{self.name}' leaves the last {self.layers} layers trained, but this model has only "
+                f"{depth}: it would freeze nothing. Set a smaller number of layers (method.layers) or use a "
+                f"deeper model"
+            )
+        if len(self.ranks) > max(depth, 2):  # the second of two ranks is that of all other layers
+            raise UsageError(
+                f"method '{self.name}' has ranks for {len(self.ranks)} layers, lowrank = {list(self.ranks)}, "
+                f"but this model has only {depth}. Give at most one rank per layer: the last one holds for "
+                f"all further layers, so (20, 2) fits every model"
+            )
+
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain scalars, strings and lists, for YAML and JSON."""
-        return {**dataclasses.asdict(self), "parts": list(self.parts)}
+        fields = dataclasses.asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Method:
@@ -192,22 +233,28 @@ def _check_numbers(m: Method) -> None:
 
     if m.gain != "match" and not _is_positive(m.gain):
         raise invalid("gain", 'a positive number or "match"')
-    if not _is_positive(m.lowrank_scale):
-        raise invalid("lowrank_scale", "a positive number")
-    for name in ("layers", "conv", "conv_value", "lowrank", "relative_bias"):
-        value = getattr(m, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    for name in ("bias_scale", "lowrank_scale"):
+        if not _is_positive(getattr(m, name)):
+            raise invalid(name, "a positive number")
+    for name in ("layers", "conv", "conv_value", "relative_bias"):
+        if not _is_count(getattr(m, name)):
             raise invalid(name, "an integer, 0 or more")
+    if not m.ranks or not all(map(_is_count, m.ranks)):
+        raise invalid("lowrank", "an integer, 0 or more, or a list of such integers, one per layer")
     for name in ("thaw_from", "thaw_to", "freeze_at"):
         value = getattr(m, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
             raise invalid(name, "a fraction of the run between 0 and 1")
-    for name in ("core", "temperature"):
+    for name in ("bias", "core", "temperature"):
         if not isinstance(getattr(m, name), bool):
             raise invalid(name, "true or false")
     for name in ("conv", "conv_value"):
         if getattr(m, name) == 1:
             raise invalid(name, "0 (none) or at least 2 taps (a single tap sees no other token)")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_positive(value: object) -> bool:
@@ -224,7 +271,9 @@ def _check_combinations(m: Method) -> None:
         raise conflict('init "keep" leaves the weights as they are, so gain must stay 1')
     if not m.parts and (m.init != "keep" or m.freeze != "none"):
         raise conflict('parts is empty, so init and freeze act on nothing; use ("q", "k")')
-    if m.lowrank_scale != 1.0 and not m.lowrank:
+    if m.bias_scale != 1.0 and not m.bias:
+        raise conflict("bias_scale has no effect without bias")
+    if m.lowrank_scale != 1.0 and not any(m.ranks):
         raise conflict("lowrank_scale has no effect without lowrank, the rank of the low-rank adapter")
     if m.freeze in ("first", "all-but-last") and m.layers == 0:
         raise conflict(f'freeze "{m.freeze}" needs layers, a number of layers')

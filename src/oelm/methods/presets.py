@@ -14,12 +14,23 @@ from oelm.methods.method import Method
 _ELM = "extreme learning machine: random frozen features (Huang et al. 2006)"
 _ORTHOGONAL = "orthogonal initialisation (Saxe et al. 2014)"
 
+#: Factor on the biases of q and k. Under Adam it multiplies their learning rate. 8 and 64 were worse.
+BIAS_SCALE = 24.0
+
 _WITHOUT_EXTRAS = [
     Method(
         "baseline",
         purpose="the unchanged model, all parameters trained",
         controls="nothing: every other method is compared with it",
         reference="Vaswani et al. 2017",
+    ),
+    Method(
+        "baseline-bias",
+        bias=True,
+        bias_scale=BIAS_SCALE,
+        purpose="the unchanged model with biases on q and k, all parameters trained",
+        controls="the biases: every trained model gains from them, too",
+        reference="biases of q and k with rotary positions (Bai et al. 2023, Qwen)",
     ),
     Method(
         "oelm-freeze",
@@ -195,13 +206,23 @@ _WITH_EXTRAS = [
         control="orthogonal-init",
     ),
     _frozen(
+        "oelm-bias",
+        "trainable biases on q and k and nothing else",
+        bias=True,
+        bias_scale=BIAS_SCALE,
+        reference="biases of q and k with rotary positions (Bai et al. 2023, Qwen)",
+        control="trained-bias",
+    ),
+    _frozen(
         "oelm-plus",
-        "a small gain, a low-rank adapter of rank 6, and a 4-tap convolution on v: the recommended method",
+        "trainable biases and low-rank adapters, most of them in the first layer, at a small gain: the "
+        "recommended method",
         gain=0.35,
-        conv_value=4,
-        lowrank=6,
+        bias=True,
+        bias_scale=BIAS_SCALE,
+        lowrank=(20, 2),
         lowrank_scale=4.0,
-        reference="Primer's convolution, on v alone; LoRA",
+        reference="biases of q and k (Bai et al. 2023, Qwen); LoRA (Hu et al. 2021)",
         control="trained-plus",
     ),
     _frozen(

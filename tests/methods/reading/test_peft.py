@@ -6,6 +6,7 @@ from tiny_models import applied_model, build, faults, optimizer_of, outputs
 
 import oelm
 from oelm.errors import OelmError
+from oelm.methods.method import Method
 
 peft = pytest.importorskip("peft")
 
@@ -111,7 +112,8 @@ def test_an_adapter_on_a_part_of_a_split_projection():
     [
         ("llama", "q_proj", "oelm-freeze"),
         ("llama", "k_proj", "oelm-lowrank"),
-        ("llama", "v_proj", "oelm-plus"),
+        ("llama", "k_proj", "oelm-bias"),
+        ("llama", "v_proj", Method("conv-on-v", conv_value=4)),
         ("llama", "up_proj", "oelm-ffn"),
         ("gpt2", "c_attn", "oelm-freeze"),
     ],
@@ -119,7 +121,8 @@ def test_an_adapter_on_a_part_of_a_split_projection():
 def test_a_method_that_replaces_a_layer_with_an_adapter_is_refused(family, target, name):
     model = adapted(build(family), target, fan_in_fan_out=family == "gpt2")
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    with pytest.raises(OelmError, match=rf"{target} has a PEFT adapter, but '{name}'"):
+    method = getattr(name, "name", name)
+    with pytest.raises(OelmError, match=rf"{target} has a PEFT adapter, but '{method}'"):
         oelm.apply(model, name)
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
 

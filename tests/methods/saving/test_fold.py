@@ -1,5 +1,6 @@
 """Extras folded into plain matrices: plain transformers must compute the same."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -13,10 +14,17 @@ from oelm.methods.presets import find_method
 
 FOLDABLE = ["oelm-freeze", "oelm-lowrank", "oelm-core", "oelm-temperature"]
 ALL_AT_ONCE = replace(find_method("oelm-core"), name="all", lowrank=2, lowrank_scale=3, temperature=True)
+WITH_BIAS = replace(ALL_AT_ONCE, name="all with biases", bias=True, bias_scale=3, lowrank=(4, 1))
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "gpt2-cross", "llama"])  # biases, fused, Conv1D, grouped
-@pytest.mark.parametrize("method", [*FOLDABLE, ALL_AT_ONCE], ids=lambda m: getattr(m, "name", m))
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        *itertools.product(["bert", "gpt2", "gpt2-cross", "llama"], [*FOLDABLE, ALL_AT_ONCE]),
+        *itertools.product(["bert", "gpt2", "gpt-neox", "qwen2"], ["oelm-plus", WITH_BIAS]),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_transformers_computes_the_same_from_the_folded_state(tmp_path, family, method):
     model = trained_model(family, method)
     want, before = outputs(model), {n: t.clone() for n, t in model.state_dict().items()}
@@ -32,13 +40,14 @@ def test_transformers_computes_the_same_from_the_folded_state(tmp_path, family, 
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())  # the model is unchanged
 
 
-@pytest.mark.parametrize("method", ["oelm-conv", "oelm-plus"])
-def test_a_convolution_cannot_be_folded(method):
-    with pytest.raises(OelmError, match=r"no plain matrix can hold what .*\.conv"):
+@pytest.mark.parametrize(("method", "extra"), [("oelm-conv", "conv"), ("oelm-bias", "extra_bias")])
+def test_an_extra_that_the_plain_model_has_no_place_for_cannot_be_folded(method, extra):
+    message = rf"has no place for what the method adds to it: .*\.{extra}.* oelm\.save"
+    with pytest.raises(OelmError, match=message):
         oelm.folded_state(trained_model("llama", method))
     model = build("llama")
     oelm.apply(model.model, method)  # the outer model has no record
-    with pytest.raises(OelmError, match=r"no plain matrix can hold what .*\.conv"):
+    with pytest.raises(OelmError, match=message):
         oelm.folded_state(model)
 
 

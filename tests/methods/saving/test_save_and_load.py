@@ -54,6 +54,8 @@ def test_every_family_is_loaded_bit_equal(family, compact, tmp_path):
     ("family", "name"),
     [
         ("own-gpt", "oelm-plus"),
+        ("llama", "oelm-plus"),
+        ("qwen2", "oelm-plus"),
         ("own-gpt", "oelm-relative"),
         ("gpt2", "oelm-plus"),
         ("gpt2", "oelm-gradual"),

@@ -25,6 +25,9 @@ ROPE_ARMS = (
     "oelm-conv",
     "trained-conv",
     "oelm-lowrank",
+    "baseline-bias",
+    "oelm-bias",
+    "trained-bias",
     "oelm-plus",
     "trained-plus",
 )

@@ -1,4 +1,4 @@
-"""A projection with the trainable extras of a method: low-rank adapter, core, temperature, convolution.
+"""A projection with the trainable extras of a method: adapter and bias, core, temperature, convolution.
 
 The extras act in this order on y = W x. They are initialised to the identity, so at first the projection
 computes exactly what the plain one does. Weight and bias keep their names, and so their keys in a state dict.
@@ -21,7 +21,7 @@ from oelm.methods.orthogonal import gaussian, generator_for
 
 #: Extras that are the identity at 1, not at 0. They get no weight decay, which would pull them towards 0.
 IDENTITY_INIT = ("conv", "core", "temperature")
-EXTRAS = ("lowrank_a", "lowrank_b", *IDENTITY_INIT)
+EXTRAS = ("lowrank_a", "lowrank_b", "extra_bias", *IDENTITY_INIT)
 _MASK = "attention_mask"
 
 
@@ -31,15 +31,23 @@ class ExtendedProjection(nn.Module):
     Core and temperature act on the queries alone: in the score q' C k, a second matrix would be redundant.
     """
 
-    bias: nn.Parameter | None
+    bias: nn.Parameter | None  # the projection's own
     lowrank_a: nn.Parameter | None  # (rank, d_in)
     lowrank_b: nn.Parameter | None  # (rows, rank)
+    extra_bias: nn.Parameter | None  # (rows,)
     core: nn.Parameter | None  # (H, hs, hs)
     temperature: nn.Parameter | None  # (H,)
     conv: nn.Parameter | None  # (taps, rows); tap 0 is the current token
 
     def __init__(
-        self, base: nn.Module, role: str, num_heads: int, head_dim: int, transposed: bool, method: Method
+        self,
+        base: nn.Module,
+        role: str,
+        num_heads: int,
+        head_dim: int,
+        transposed: bool,
+        method: Method,
+        layer: int = 0,
     ) -> None:
         super().__init__()
         self.transposed, self.num_heads, self.head_dim = transposed, num_heads, head_dim
@@ -49,10 +57,11 @@ class ExtendedProjection(nn.Module):
         self.register_parameter("bias", bias if isinstance(bias, nn.Parameter) else None)
         rows, d_in = weight.shape[::-1] if transposed else weight.shape
         self.in_features, self.out_features = d_in, rows
-        self.lowrank_scale = method.lowrank_scale
-        rank, query = method.lowrank, role == "q"
+        self.lowrank_scale, self.bias_scale = method.lowrank_scale, method.bias_scale
+        rank, query = method.rank_in(layer), role == "q"
         self._add("lowrank_a", (rank, d_in) if rank else None)
         self._add("lowrank_b", (rows, rank) if rank else None)
+        self._add("extra_bias", (rows,) if method.bias else None)
         self._add("core", (num_heads, head_dim, head_dim) if method.core and query else None)
         self._add("temperature", (num_heads,) if method.temperature and query else None)
         self._add("conv", (method.conv, rows) if method.conv else None)
@@ -64,7 +73,7 @@ class ExtendedProjection(nn.Module):
 
     @torch.no_grad()
     def init_extras(self, seed: int, name: str) -> None:
-        """Initialise each extra to the identity: B = 0 (A is random); core, temperature and tap 0 = 1."""
+        """Initialise each extra to the identity: B, bias = 0 (A is random); core, temperature, tap 0 = 1."""
         if self.lowrank_a is not None:
             generator = generator_for(seed, f"{name}.lowrank_a")
             self.lowrank_a.copy_(gaussian(self.lowrank_a.shape, generator, self.in_features**-0.5))
@@ -77,10 +86,11 @@ class ExtendedProjection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight.t() if self.transposed else self.weight  # (rows, d_in)
+        bias = self.total_bias()
         if self.lowrank_a is None or self.lowrank_b is None:
-            y = F.linear(x, weight, self.bias)  # (B, T, rows)
+            y = F.linear(x, weight, bias)  # (B, T, rows)
         else:
-            y = lowrank_linear(x, weight, self.bias, self.lowrank_a, self.lowrank_b, self.lowrank_scale)
+            y = lowrank_linear(x, weight, bias, self.lowrank_a, self.lowrank_b, self.lowrank_scale)
         if self.core is not None:
             heads = y.unflatten(-1, (self.num_heads, self.head_dim))  # (B, T, H, hs)
             y = torch.einsum("...hi,hij->...hj", heads, self.core).flatten(-2)
@@ -91,6 +101,13 @@ class ExtendedProjection(nn.Module):
                 y = y.masked_fill(~self.real_tokens[..., None], 0.0)
             y = causal_conv(y, self.conv)
         return y
+
+    def total_bias(self) -> Tensor | None:
+        """Return the projection's own bias plus f times the trainable one; None if it has neither."""
+        if self.extra_bias is None:
+            return self.bias
+        extra = self.extra_bias * self.bias_scale
+        return extra if self.bias is None else self.bias + extra
 
     @property
     def needs_full_weight_gradient(self) -> bool:

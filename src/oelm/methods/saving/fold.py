@@ -1,7 +1,7 @@
 """Fold the extras of a method into the matrices that they act on, so that a plain model can hold them.
 
-Low-rank adapter, core and temperature are linear: y = T C (W + s B A) x + bias is one matrix and one bias.
-A convolution over time and a relative bias are not linear in this sense and cannot be folded.
+Adapter, bias, core and temperature are affine: y = T C ((W + s B A) x + f b) is one matrix and one bias. The
+bias needs a projection that has one. A convolution over time and a relative bias cannot be folded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def folded_state(model: nn.Module) -> dict[str, Tensor]:
     model = unwrap(model)
     if left := unfoldable_parameters(model):
         raise OelmError(
-            f"no plain matrix can hold what the method adds to this model: {', '.join(left[:3])}. "
+            f"the plain model has no place for what the method adds to it: {', '.join(left[:3])}. "
             f"Use oelm.save instead"
         )
     extras = set(added_parameters(model))
@@ -75,14 +75,30 @@ def added_parameters(model: nn.Module) -> list[str]:
 
 def unfoldable_parameters(model: nn.Module) -> list[str]:
     """Return the added parameters that no matrix of the plain architecture can absorb."""
-    return sorted(n for n in added_parameters(model) if n.rpartition(".")[2] in ("conv", "relative_bias"))
+
+    def unfoldable(name: str) -> bool:
+        owner, _, own = name.rpartition(".")
+        if own == "extra_bias":
+            return model.get_submodule(owner).bias is None
+        return own in ("conv", "relative_bias")
+
+    return sorted(filter(unfoldable, added_parameters(model)))
 
 
 def _folded_parameters(module: ExtendedProjection) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """Yield the weight, and the bias if any, with the value that gives an nn.Linear the same output."""
+    weight, bias = folded_projection(module)
+    yield module.weight, (weight.t() if module.transposed else weight).to(module.weight.dtype).contiguous()
+    if module.bias is not None and bias is not None:
+        yield module.bias, bias.to(module.bias.dtype)
+
+
+def folded_projection(module: ExtendedProjection) -> tuple[Tensor, Tensor | None]:
+    """Return the weight (rows, d_in) and the bias of an nn.Linear with the same output, in fp32 or better."""
     exact = torch.promote_types(module.weight.dtype, torch.float32)
     weight = (module.weight.t() if module.transposed else module.weight).to(exact)  # (rows, d_in)
-    bias = None if module.bias is None else module.bias.to(exact)  # (rows,)
+    total = module.total_bias()
+    bias = None if total is None else total.to(exact)  # (rows,)
     if module.lowrank_a is not None and module.lowrank_b is not None:
         weight = weight + module.lowrank_scale * module.lowrank_b.to(exact) @ module.lowrank_a.to(exact)
     if module.core is not None:
@@ -91,9 +107,7 @@ def _folded_parameters(module: ExtendedProjection) -> Iterator[tuple[nn.Paramete
     if module.temperature is not None:
         scale = module.temperature.to(exact).repeat_interleave(module.head_dim)  # (rows,)
         weight, bias = weight * scale[:, None], None if bias is None else bias * scale
-    yield module.weight, (weight.t() if module.transposed else weight).to(module.weight.dtype).contiguous()
-    if module.bias is not None and bias is not None:
-        yield module.bias, bias.to(module.bias.dtype)
+    return weight, bias
 
 
 def _apply_per_head(matrices: Tensor, rows: Tensor) -> Tensor:

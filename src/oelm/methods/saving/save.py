@@ -2,9 +2,10 @@
 
 oelm.json, beside the weights, holds the method, the seed, the position in the schedule and the hash of
 each frozen tensor. A full save of a transformers model consists of that library's own files with low-rank
-adapters, cores and temperatures folded into the matrices, so that plain transformers loads a model that
-computes the same; oelm_extras.safetensors holds the unfolded tensors. A plain model cannot hold a
-convolution, so a model with one gets a weight file that transformers does not look for. A compact save
+adapters, biases, cores and temperatures folded into the matrices, so that plain transformers loads a model
+that computes the same; oelm_extras.safetensors holds the unfolded tensors. A plain model cannot hold a
+convolution, or a bias where its projections have none; a model with one gets a weight file that transformers
+does not look for. A compact save
 leaves out the frozen random tensors: `oelm.load` rebuilds them from the seed and checks their hashes.
 """
 
