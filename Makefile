@@ -9,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: test check lint types unit torture demo documents docs translations install clean
+.PHONY: test check lint types unit torture demo documents docs translations schema install clean
 
 install: $(STAMP)
 
@@ -52,6 +52,10 @@ documents: install
 # After a change of a sentence in the report: run it, translate the new sentences in oelm.po, run it again.
 translations: install
 	$(BIN)/python tools/translations.py
+
+# After a change of a key of study files.
+schema: install
+	$(BIN)/python tools/schema.py
 
 # The documentation site in site/. A broken link is an error.
 docs: install

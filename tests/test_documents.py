@@ -13,7 +13,8 @@ import pytest
 from oelm.cli.main import COMMANDS, make_app
 from oelm.data.catalogue import dataset
 from oelm.experiments import catalogue
-from oelm.experiments.catalogue import STUDIES, experiment, select
+from oelm.experiments.catalogue import STUDIES, experiment, is_study_file, select
+from oelm.experiments.study_file.load import load_study
 
 ROOT = Path(__file__).parents[1]
 README, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
@@ -58,7 +59,7 @@ def test_every_command_line_of_a_page_parses_and_names_what_exists(page: Path) -
         given = make_app().parse_args(words)[1].arguments
         ids = [*given.get("ids", ()), *([given["id"]] if "id" in given else [])]
         for name in ids:
-            assert name in OF_THE_DOCUMENTS or experiment(name)
+            assert name in OF_THE_DOCUMENTS or is_study_file(name) or experiment(name)
         study = getattr(given.get("selection"), "study", given.get("study", ""))
         assert study in ("", "mine") or study in STUDIES, line
         names = [*given.get("names", ()), *([given["name"]] if "name" in given else [])]
@@ -96,6 +97,15 @@ def test_code_of_the_how_to_pages_runs(capsys: pytest.CaptureFixture[str]) -> No
     assert experiment("TS-MINE").baseline == "TS-BASELINE-TUNED"
     assert [e.id for e in select(study="mine")] == ["MY-01", "MY-02"]
     assert dataset("tickets").shape == "2-way"
+
+
+@pytest.mark.usefixtures("own_registries")
+def test_study_files_of_the_pages_are_valid(tmp_path: Path) -> None:
+    found = [block for page in PAGES for block in blocks(page, "yaml") if block.startswith("study:")]
+    assert found
+    for text in found:
+        (tmp_path / "study.yaml").write_text(text, encoding="utf-8")
+        assert load_study(tmp_path / "study.yaml").experiments
 
 
 def test_code_of_the_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:

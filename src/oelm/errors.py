@@ -32,15 +32,24 @@ class TransientError(OelmError):
 
 
 class UsageError(OelmError):
-    """An unknown name or an invalid flag or value. The command line exits with code 2."""
+    """An unknown name or an invalid flag or value. The command line exits with code 2.
+
+    `field` is the dotted name of the field that is wrong, such as "optim.lr", if the error is about one. The
+    reader of a file finds its line by it.
+    """
 
     exit_code = 2
 
+    def __init__(self, problem: str = "", *, remedy: str = "", field: str = "") -> None:
+        super().__init__(problem, remedy=remedy)
+        self.field = field
 
-def unknown_name(kind: str, name: str, valid: Iterable[str], see: str = "") -> UsageError:
+
+def unknown_name(kind: str, name: str, valid: Iterable[str], see: str = "", field: str = "") -> UsageError:
     """Return the error for a name that is not in `valid`; it suggests the nearest valid name.
 
     `see` names a command that lists all valid names; use it where they are too many to print.
+    `field` is the dotted name of the field that has this name as its value.
 
     >>> str(unknown_name("method", "oelm-freze", ["baseline", "oelm-freeze"]))
     "unknown method 'oelm-freze'; did you mean 'oelm-freeze'? Valid: baseline, oelm-freeze"
@@ -52,7 +61,7 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], see: str = "") -> U
         near = [folded[_fold(name)]] if _fold(name) in folded else []
     hint = f"; did you mean '{near[0]}'?" if near else "."
     listed = f"(see {see})" if see else f"Valid: {', '.join(names)}"
-    return UsageError(f"unknown {kind} '{name}'{hint} {listed}")
+    return UsageError(f"unknown {kind} '{name}'{hint} {listed}", field=field)
 
 
 def _fold(name: str) -> str:

@@ -85,7 +85,10 @@ def test_the_completion_script_knows_commands_options_and_choices() -> None:
         (["run", "GPT-02", "--scale", "smoke", "--set", "optim.lr=nan"], "optim.lr must be positive"),
         (["run", "GPT-02", "--set", "data.dataset=tinystoris"], "did you mean 'tinystories'"),
         (["train", "GPT-02", "--scale", "smoke", "--set", "budget.batch_size=0"], "batch_size must be"),
-        (["run", "GPT-01", "GPT-02", "--set", "model.name=smok"], "GPT-01: unknown model.name"),
+        (
+            ["run", "GPT-01", "GPT-02", "--set", "model.name=smok"],
+            "GPT-01: unknown GPT size 'smok'; did you mean 'smoke'?",
+        ),
         (["run", "GPT-02", "--scale", "smoke", "--set", "model.name=smok"], "did you mean 'smoke'"),
         (["run", "GPT-02", "--set", "model.family=hf"], "task lm trains our GPT"),
         (["run", "XNLI-02", "--set", "model.name=./models/nowhere"], "there is no folder"),

@@ -17,7 +17,7 @@ from oelm.experiments.catalogue import select
 @pytest.mark.parametrize(
     ("words", "seeds"),
     [
-        ([], [42]),
+        ([], []),  # the seeds of a study file, otherwise 42
         (["--seeds", "0", "1", "2"], [0, 1, 2]),
         (["--seeds", "0,1,2"], [0, 1, 2]),
         (["--seeds", "0-3"], [0, 1, 2, 3]),

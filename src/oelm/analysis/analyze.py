@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from oelm.analysis.answers import Answer, answers
 from oelm.analysis.arms import Arm, Planned
 from oelm.analysis.compare import Comparison, Comparisons, compare_all
 from oelm.analysis.costs import Cost, StepRatio, cost, read_benchmarks
@@ -28,6 +29,7 @@ class Analysis:
     comparisons: Comparisons
     benchmarks: list[StepRatio]
     never_started: tuple[str, ...]  # IDs of experiments without a run, in studies that have other runs
+    answers: tuple[Answer, ...] = ()  # to the questions of study files
 
     @property
     def warnings(self) -> list[LoadWarning]:
@@ -76,6 +78,7 @@ class Analysis:
                 | {"outcome": goal.outcome, "missing": list(goal.missing)}
                 for goal in self.goals
             ],
+            "questions": [_answer(a) for a in self.answers],
             "means": [_mean(m) for m in self.means],
             "arms": [_arm(a, self.costs.get(a.key)) for a in self.arms],
             "waiting": [str(m) for m in self.comparisons.waiting],
@@ -109,7 +112,9 @@ def analyze(
         runs, trials = (tuple(r for r in kept if r.id in ids) for kept in (loaded.runs, loaded.trials))
         loaded = replace(loaded, runs=runs, trials=trials)
     ratios = read_benchmarks(Path(benchmarks), loaded.warnings) if benchmarks else []
-    return Analysis(loaded, compare_all(loaded, planned, level), ratios, _never_started(loaded, planned, ids))
+    comparisons = compare_all(loaded, planned, level)
+    answered = tuple(answers(comparisons.arms, loaded.trials, level))
+    return Analysis(loaded, comparisons, ratios, _never_started(loaded, planned, ids), answered)
 
 
 def _never_started(loaded: Loaded, planned: Planned, ids: Collection[str] | None) -> tuple[str, ...]:
@@ -147,6 +152,18 @@ def _comparison(c: Comparison) -> dict[str, Any]:
         "caveats": _texts(c.caveats),
         "flags": _texts(c.flags),
         "runs": [str(r.path) for r in c.runs],
+    }
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    c = answer.comparison
+    return {
+        "study": answer.arm.config.study,
+        "scale": answer.arm.config.scale,
+        "id": answer.arm.id,
+        **asdict(answer.question),
+        "ratio": _estimate(c.ratio.exp()) if c and c.ratio else None,
+        "verdict": asdict(answer.verdict) if answer.verdict else None,
     }
 
 

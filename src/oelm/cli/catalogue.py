@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from oelm.cli.options import (
+    ArmName,
     Catalogue,
     Changes,
     DataDir,
     ExperimentId,
+    IdOrFile,
     Json,
     OneScale,
     Phases,
@@ -19,8 +23,17 @@ from oelm.cli.options import (
 )
 from oelm.cli.output import print, print_json, print_table
 from oelm.config.run_config import RunConfig
-from oelm.experiments.catalogue import PHASES, STUDIES, experiment, experiments, select
-from oelm.experiments.experiment import DEFAULT_SEED, Experiment, stand_ins
+from oelm.experiments.catalogue import (
+    PHASES,
+    STUDIES,
+    experiment,
+    experiments,
+    is_study_file,
+    one_experiment,
+    select,
+    study_arms,
+)
+from oelm.experiments.experiment import Experiment, stand_ins
 from oelm.methods.presets import ALIASES, methods
 from oelm.units import bytes_text, duration_text
 
@@ -70,17 +83,19 @@ def _facts(e: Experiment) -> dict[str, Any]:
         "baseline": e.baseline,
         "control": e.control,
         "tuned": e.tuned,
+        "questions": [asdict(q) for q in e.questions],
         "reported": reported,
         "notes": list(e.notes),
     }
 
 
 def show(
-    id: ExperimentId,
+    id: IdOrFile,
+    arm: ArmName = "",
     /,
     *,
     scale: OneScale = "full",
-    seed: Seed = DEFAULT_SEED,
+    seed: Seed = None,
     changes: Changes = Changes(),
     data_dir: DataDir = "",
     runs: Runs = "runs",
@@ -96,11 +111,15 @@ def show(
     from oelm.experiments.study import Request
 
     load_catalogues(catalogue)
-    e = experiment(id)
+    if is_study_file(id) and not arm:
+        _show_study(id, study_arms(id), json)
+        return
+    e = one_experiment(id, arm)
+    seed = e.seeds[0] if seed is None else seed
     request = Request([e], changes=changes.values(), study=changes.study_name, data_dir=data_dir)
     config = request.config(e, scale, seed)
     plan = estimate(config, runs)
-    unequal = check_experiment(e, lambda arm: request.config(arm, scale, seed))
+    unequal = check_experiment(e, lambda other: request.config(other, scale, seed))
     if json:
         facts = {"config": to_mapping(config), "config_hash": config_hash(config), "plan": plan.to_dict()}
         print_json(
@@ -119,6 +138,25 @@ def show(
         print(f"the learning rate is chosen from {grid} by validation loss")
     print_table(("", ""), _plan_rows(config, plan, data_dir))
     print(f"\nconfig {config_hash(config)[:12]}\n{config_to_yaml(config)}", end="")
+
+
+def _show_study(path: str, arms: Sequence[Experiment], json: bool) -> None:
+    """Print the arms and questions of a study file."""
+    if json:
+        print_json([_facts(e) for e in arms])
+        return
+    first = arms[0]
+    seeds = ", ".join(map(str, first.seeds))
+    print(f"{first.study}: {first.task} on {first.data.dataset}, {_budget(first)}, seeds {seeds}")
+    rows = [(e.arm, e.id, e.method_name, e.baseline or "-", e.control or "-", e.title) for e in arms]
+    print_table(("arm", "ID", "method", "baseline", "control", "title"), rows)
+    for e in arms:
+        for q in e.questions:
+            print(f"question: is {e.id} {q.rule} to {q.reference}? margin {100 * q.margin:g} %")
+    if first.grids:
+        grid = ", ".join(f"{lr:g}" for lr in first.grid("full"))
+        print(f"the learning rate of each arm is chosen from {grid} by validation loss")
+    print(f"\n`oelm show {path} {arms[-1].arm}` prints one arm in full; `oelm run {path}` trains all.")
 
 
 def _plan_rows(config: RunConfig, plan: Plan, data_dir: str) -> list[tuple[str, str]]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from oelm.cli.options import Changes, Json, MachineOptions, OneScale, Runs, Seeds, Selection
 from oelm.cli.output import print, print_json
 from oelm.config.run_config import Machine, RunConfig
-from oelm.experiments.experiment import DEFAULT_SEED
 from oelm.experiments.study import Request
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def doctor(
     selection: Selection = Selection(),
     resume: bool = False,
     preempt: bool = False,
-    seeds: Seeds = (DEFAULT_SEED,),
+    seeds: Seeds = (),
     scale: OneScale = "full",
     changes: Changes = Changes(),
     runs: Runs = "runs",
@@ -35,7 +34,7 @@ def doctor(
     Parameters
     ----------
     ids
-        IDs of experiments to check (`oelm list`).
+        IDs of experiments to check (`oelm list`), or study files such as my.yaml.
     resume
         Kill and resume short runs, with their files on the disk of --runs, and check that they end with the
         same bytes as an uninterrupted run. Without an experiment, GPT-02 at smoke scale is used.

@@ -52,6 +52,11 @@ COMMANDS: dict[str, Command] = {
         "Compare frozen and trained query/key projections in minutes on a CPU, and write a report.",
         ("oelm demo", "oelm demo --lang zh"),
     ),
+    "init": Command(
+        "oelm.cli.init:init", _START,
+        "Write a study file (YAML) with comments, to describe experiments of your own.",
+        ("oelm init my.yaml",),
+    ),
     "doctor": Command(
         "oelm.cli.doctor:doctor", _START,
         "Check software, devices, precision and disk, and for each named experiment its data, one training "
@@ -70,7 +75,7 @@ COMMANDS: dict[str, Command] = {
     "show": Command(
         "oelm.cli.catalogue:show", _CATALOGUE,
         "Show one experiment: settings, parameter counts, disk and time.",
-        ("oelm show GPT-02 --scale mini --set optim.lr=1e-3",),
+        ("oelm show GPT-02 --scale mini --set optim.lr=1e-3", "oelm show my.yaml"),
     ),
     "diff": Command(
         "oelm.cli.catalogue:diff", _CATALOGUE,
@@ -95,13 +100,14 @@ COMMANDS: dict[str, Command] = {
     "train": Command(
         "oelm.cli.train:train", _RUNS,
         "Train one run in this process. The same command resumes a run that was interrupted.",
-        ("oelm train GPT-02 --scale mini --seed 0 --set budget.steps=600",),
+        ("oelm train GPT-02 --scale mini --seed 0 --set budget.steps=600", "oelm train my.yaml frozen"),
     ),
     "run": Command(
         "oelm.cli.run:run", _RUNS,
         "Train many runs, on this machine or through SLURM. The same command resumes unfinished runs.",
         (
             "oelm run --phase 2 --seeds 0 1 2 --scale mini",
+            "oelm run my.yaml",
             "oelm run --all --gpus 0,1 --pilot",
             "oelm run --study gap --on slurm --partition gpu --time 8h --dry-run",
         ),

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from oelm.experiments.experiment import Experiment
 
 ExperimentId = Annotated[str, Parameter(help="ID of an experiment (`oelm list`).")]
+IdOrFile = Annotated[
+    str, Parameter(help="ID of an experiment (`oelm list`), or a study file such as my.yaml.")
+]
+ArmName = Annotated[str, Parameter(help="Name of one arm, if the first argument is a study file.")]
 OUTPUT = Parameter(name=("--output", "-o"))
 Runs = Annotated[str, Parameter(name="--runs", env_var="OELM_RUNS", help="Folder of all runs.")]
 Json = Annotated[bool, Parameter(name="--json", help="Print the result as JSON.")]
@@ -32,12 +36,19 @@ Phases = Annotated[
         help="Experiments of these phases of the original study: 1, 1 4, 1-4, paper or extra.",
     ),
 ]
-Seeds = Annotated[Integers, Parameter(name="--seeds", help="Seeds of the runs: 0 1 2, 0,1,2 or 0-3.")]
+Seeds = Annotated[
+    Integers,
+    Parameter(
+        name="--seeds",
+        help="Seeds of the runs: 0 1 2, 0,1,2 or 0-3 (default: those of the study file, otherwise 42).",
+    ),
+]
 Catalogue = Annotated[
     tuple[str, ...],
     Parameter(
         name="--catalogue",
-        help="Python file that registers your own experiments or datasets (or OELM_CATALOGUE); repeatable.",
+        help="Study file, or Python file that registers your own experiments or datasets "
+        "(or OELM_CATALOGUE); repeatable.",
     ),
 ]
 DataDir = Annotated[str, Parameter(name="--data-dir", help="Folder of local datasets (or OELM_DATA_DIR).")]
@@ -54,7 +65,10 @@ OneScale = Annotated[
         help="Size of the runs. full: as in the original study; mini: minutes on a CPU; smoke: seconds.",
     ),
 ]
-Seed = Annotated[Integer, Parameter(name="--seed", help="Seed of the run.")]
+Seed = Annotated[
+    Integer | None,
+    Parameter(name="--seed", help="Seed of the run (default: the first of the study file, otherwise 42)."),
+]
 
 
 def shown_default(value: Any) -> str | None:

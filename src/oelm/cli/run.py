@@ -24,7 +24,6 @@ from oelm.cli.run_plan import print_plan
 from oelm.cli.values import SEVERAL, Count, Integer, Integers, Numbers, PositiveCount, Seconds
 from oelm.config.run_config import Scale
 from oelm.errors import UsageError
-from oelm.experiments.experiment import DEFAULT_SEED
 from oelm.experiments.launch.jobs import RETRIES, Events, Launcher, exit_code
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slots import make_slots
@@ -185,7 +184,7 @@ def run(
     *ids: str,
     selection: Selection = Selection(),
     scale: Annotated[tuple[Scale, ...], SEVERAL] = ("full",),
-    seeds: Seeds = (DEFAULT_SEED,),
+    seeds: Seeds = (),
     changes: Changes = Changes(),
     runs: Runs = "runs",
     on: Where = "local",
@@ -202,7 +201,7 @@ def run(
     Parameters
     ----------
     ids
-        IDs of experiments (`oelm list`).
+        IDs of experiments (`oelm list`), or study files such as my.yaml.
     scale
         Sizes of the runs. full: as in the original study; mini: minutes on a CPU; smoke: seconds.
     on

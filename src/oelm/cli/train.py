@@ -6,9 +6,10 @@ import os
 import sys
 
 from oelm.cli.options import (
+    ArmName,
     Catalogue,
     Changes,
-    ExperimentId,
+    IdOrFile,
     Json,
     MachineOptions,
     OneScale,
@@ -20,8 +21,8 @@ from oelm.cli.output import print, print_json
 from oelm.cli.values import Seconds
 from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError
-from oelm.experiments.catalogue import experiment
-from oelm.experiments.experiment import DEFAULT_SEED, stand_ins
+from oelm.experiments.catalogue import one_experiment
+from oelm.experiments.experiment import stand_ins
 from oelm.experiments.launch.jobs import make_jobs
 from oelm.experiments.launch.worker import is_rank_zero, train_folder
 from oelm.experiments.study import ArmPlan, Request
@@ -31,11 +32,12 @@ from oelm.runs.schema import Results, to_json
 
 
 def train(
-    id: ExperimentId,
+    id: IdOrFile,
+    arm: ArmName = "",
     /,
     *,
     scale: OneScale = "full",
-    seed: Seed = DEFAULT_SEED,
+    seed: Seed = None,
     time_limit: Seconds = 0.0,
     changes: Changes = Changes(),
     runs: Runs = "runs",
@@ -52,18 +54,18 @@ def train(
     """
     load_catalogues(catalogue)
     machine.check(runs)
-    e, changed = experiment(id), changes.values()
+    e, changed = one_experiment(id, arm), changes.values()
     request = Request(
         [e],
         (scale,),
-        (seed,),
+        e.seeds[:1] if seed is None else (seed,),
         changed,
         changes.study_name,
         tune=False if "optim.lr" in changed and e.tuned else None,
         data_dir=machine.data_dir,
     )
-    (arm,) = request.arms()
-    config = _tuned_config(arm, runs, quiet=json or not is_rank_zero())
+    (plan,) = request.arms()
+    config = _tuned_config(plan, runs, quiet=json or not is_rank_zero())
     (job,) = make_jobs([config], runs)
     if is_rank_zero() and not json:
         print(f"{job.name} ({config.scale}) in {job.folder}")

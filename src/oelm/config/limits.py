@@ -13,7 +13,7 @@ from oelm.config.run_config import RunConfig
 from oelm.data.catalogue import dataset
 from oelm.data.tokenize.tokenizer_files import check_tokenizer_name
 from oelm.errors import UsageError, unknown_name
-from oelm.models.sizes import SIZES, TINY
+from oelm.models.sizes import TINY, gpt_config, gpt_shape
 
 MIN_DENOISING_WINDOW = 8  # tokens of one row; a shorter row has too few tokens to mask some and keep some
 
@@ -50,9 +50,10 @@ def check_config(config: RunConfig, data_dir: str = "") -> None:
         value = getattr(getattr(config, section), name)
         if not least <= value <= most:
             allowed = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
-            raise UsageError(f"{section}.{name} must be {allowed}, not {value}")
+            field = f"{section}.{name}"
+            raise UsageError(f"{field} must be {allowed}, not {value}", field=field)
     if not 0 < config.optim.lr < math.inf:
-        raise UsageError(f"optim.lr must be positive and finite, not {config.optim.lr}")
+        raise UsageError(f"optim.lr must be positive and finite, not {config.optim.lr}", field="optim.lr")
     if not 0 <= config.seed < 2**63:
         raise UsageError(f"seed must be a whole number from 0 to 2^63 - 1, not {config.seed}")
     if not config.budget.steps and not config.budget.epochs:
@@ -87,8 +88,7 @@ def check_model(config: RunConfig) -> None:
     """Raise UsageError for an unknown model, or for a model that the task cannot train."""
     model = config.model
     if model.family == "gpt":
-        if model.name not in SIZES:
-            raise unknown_name("model.name of family gpt", model.name, SIZES)
+        gpt_config(model.name, position=model.position)  # raises UsageError for an invalid size
         if model.pretrained:
             raise UsageError(
                 "model.pretrained is for transformers models; our GPT has no pretrained weights: leave it out"
@@ -115,7 +115,7 @@ def _check_depth(config: RunConfig) -> None:
     `oelm.apply` checks all other models, because their number of layers is not known here.
     """
     name = config.model.name
-    depth = SIZES[name]["layers"] if config.model.family == "gpt" else _tiny_depth(name)
+    depth = gpt_shape(name)["layers"] if config.model.family == "gpt" else _tiny_depth(name)
     if depth:
         config.method.check_depth(depth)
 

@@ -40,20 +40,24 @@ def from_mapping(cls: type[T], mapping: Any, where: str = "", *, json: bool = Fa
     """
     place = where or cls.__name__
     if not isinstance(mapping, Mapping):
-        raise UsageError(f"{place}: expected a mapping of fields, got {_shown(mapping)}")
+        raise UsageError(f"{place}: expected a mapping of fields, got {_shown(mapping)}", field=where)
     kind: Any = cls  # Any, because mypy does not know that a class is hashable
     hints, required = _fields(kind)
     values = {}
     for name, value in mapping.items():
+        field_place = f"{where}.{name}" if where else str(name)
         if name in hints:
-            field_place = f"{where}.{name}" if where else str(name)
             values[name] = convert(hints[name], value, field_place, json=json)
         elif not json:
-            raise unknown_name(f"field of {place}", str(name), hints)
+            raise unknown_name(f"field of {place}", str(name), hints, field=field_place)
     for name in required:
         if name not in values:
-            raise UsageError(f"{place}: the field '{name}' is missing")
-    return cls(**values)
+            raise UsageError(f"{place}: the field '{name}' is missing", field=where)
+    try:
+        return cls(**values)
+    except UsageError as error:  # from the checks of the dataclass itself
+        error.field = error.field or where
+        raise
 
 
 @functools.cache
@@ -90,7 +94,10 @@ def convert(kind: Any, value: Any, where: str, *, json: bool = False) -> Any:
     if origin is tuple:
         return _convert_tuple(arguments, value, where, inner)
     if origin is dict and isinstance(value, Mapping):
-        return {name: inner(arguments[1], item, f"{where}.{name}") for name, item in value.items()}
+        return {
+            inner(arguments[0], name, where): inner(arguments[1], item, f"{where}.{name}")
+            for name, item in value.items()
+        }
     if kind is float:
         # YAML reads 1e-4 (no dot) as text, so text that is a number is accepted, except from JSON.
         number = float(value) if type(value) in (int, float) else _plain_value(float, value)
@@ -98,7 +105,7 @@ def convert(kind: Any, value: Any, where: str, *, json: bool = False) -> Any:
             return number
     if kind is type(None) and value is None:
         return None
-    raise UsageError(f"{where}: expected {_kind_name(kind)}, got {_shown(value)}")
+    raise UsageError(f"{where}: expected {_kind_name(kind)}, got {_shown(value)}", field=where)
 
 
 def parse(kind: Any, text: str, where: str) -> Any:
@@ -160,14 +167,15 @@ def _convert_literal(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     if any(value == choice and type(value) is type(choice) for choice in choices):
         return value
     if isinstance(value, str):
-        raise unknown_name(f"value of {where}", value, [str(choice) for choice in choices])
-    raise UsageError(f"{where}: expected one of {', '.join(map(str, choices))}, got {_shown(value)}")
+        raise unknown_name(f"value of {where}", value, [str(choice) for choice in choices], field=where)
+    listed = ", ".join(map(str, choices))
+    raise UsageError(f"{where}: expected one of {listed}, got {_shown(value)}", field=where)
 
 
 def _convert_tuple(arguments: tuple[Any, ...], value: Any, where: str, inner: Any) -> tuple[Any, ...]:
     """Return a list as a tuple of converted items; all tuple fields of our dataclasses are tuple[X, ...]."""
     if not isinstance(value, list | tuple):
-        raise UsageError(f"{where}: expected a list, got {_shown(value)}")
+        raise UsageError(f"{where}: expected a list, got {_shown(value)}", field=where)
     kind = arguments[0]
     if kind in (int, str) and all(type(item) is kind for item in value):
         return tuple(value)  # no conversion per item: predictions.json has millions of integers

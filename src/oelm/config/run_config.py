@@ -76,6 +76,23 @@ class BudgetConfig:
     patience: int = 0  # validations without improvement before an early stop; 0 = off
 
 
+QuestionRule = Literal["non-inferior", "superior", "equivalent"]
+
+
+@dataclass(frozen=True)
+class QuestionConfig:
+    """What a comparison with a reference arm is to decide. The verdict is met, missed or undecided.
+
+    rule: "non-inferior" (at most `margin` worse), "superior" (better by more than `margin`) or "equivalent"
+        (within ± `margin`)
+    margin: share of the reference's perplexity or accuracy; 0.05 is 5 %
+    """
+
+    reference: str  # experiment ID of the reference
+    rule: QuestionRule = "non-inferior"
+    margin: float = 0.05
+
+
 @dataclass(frozen=True)
 class CompareConfig:
     """What the run is compared with. Every run stores it, so that an analysis needs only the run folders."""
@@ -85,6 +102,7 @@ class CompareConfig:
     baseline: str = ""  # experiment ID of the baseline of this arm; "" if the arm is the baseline
     control: str = ""  # ID of the experiment with the same architecture and trained Q/K; "" = the baseline
     phase: int | str = 0  # phase of the original study: 1 to 4, "paper", or "extra" (our controls); 0 = none
+    questions: tuple[QuestionConfig, ...] = field(default=(), compare=False)  # of a study file
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The catalogue of all experiments, by ID. `register_experiment(Experiment(...))` adds one.
 
-Users keep their own experiments in Python files. They name these files with `--catalogue FILE.py` or with the
-environment variable OELM_CATALOGUE, where several files are separated as in PATH.
+Users keep their own experiments in study files (`my.yaml`, see `study_file`) or in Python files. They name
+these files with `--catalogue FILE` or with the environment variable OELM_CATALOGUE, where several files are
+separated as in PATH. A command that takes IDs takes a study file in their place.
 """
 
 from __future__ import annotations
@@ -68,6 +69,10 @@ def experiment(name: str) -> Experiment:
 
     Raises UsageError for an unknown ID; the message suggests the most similar known ID.
     """
+    if is_study_file(name):
+        raise UsageError(
+            f"this command takes one experiment: name an arm of {name} by its ID (`oelm show {name}`)"
+        )
     known = experiments()
     if name in known:
         return known[name]
@@ -80,7 +85,7 @@ def experiment(name: str) -> Experiment:
 def select(
     ids: Sequence[str] = (), *, phases: Sequence[int | str] = (), study: str = "", everything: bool = False
 ) -> list[Experiment]:
-    """Return the experiments that a command names by their IDs, by phases or by a study.
+    """Return the experiments that a command names by their IDs, by study files, by phases or by a study.
 
     everything: return all experiments of the study `paper` (the option --all)
     """
@@ -91,7 +96,8 @@ def select(
     if ids:
         if wanted or study or everything:
             raise UsageError("name experiments either by their IDs or by --phase, --study or --all")
-        return list({(e := experiment(name)).id: e for name in ids}.values())  # without repetitions
+        chosen = (study_arms(name) if is_study_file(name) else [experiment(name)] for name in ids)
+        return list({e.id: e for arms in chosen for e in arms}.values())  # without repetitions
     if everything and (study or wanted):
         raise UsageError("--all selects the study `paper`: leave out --phase and --study, or leave out --all")
     if study and wanted and not any(e.phase in wanted for e in known.values() if e.study == study):
@@ -103,6 +109,47 @@ def select(
         of_study = [e for e in known.values() if e.study == (study or "paper")]
         return [e for e in of_study if not wanted or e.phase in wanted]
     raise UsageError("name experiments by their IDs, --phase N, --study NAME or --all (see `oelm list`)")
+
+
+def is_study_file(name: str) -> bool:
+    """Return whether a name on the command line is a study file instead of the ID of an experiment."""
+    return name.lower().endswith((".yaml", ".yml"))
+
+
+def study_arms(path: str) -> list[Experiment]:
+    """Return the experiments of a study file, and add them to the catalogue."""
+    from oelm.experiments.study_file.load import load_study
+
+    study = load_study(path)
+    if study.name in STUDIES:
+        raise UsageError(f"{path}: the name '{study.name}' belongs to a built-in study; give yours another")
+    known = experiments()
+    for e in study.experiments:
+        if known.get(e.id) != e:
+            _add(e)
+    full_path = str(Path(path).expanduser().resolve())
+    if study.registers_data and full_path not in _loaded:
+        _loaded.append(full_path)
+    return list(study.experiments)
+
+
+def one_experiment(name: str, arm: str = "") -> Experiment:
+    """Return the experiment with the ID `name`, or one arm of the study file `name`.
+
+    arm: name or ID of the arm; may be left out if the file has only one arm
+    """
+    if not is_study_file(name):
+        if arm:
+            raise UsageError(f"'{arm}': a second name is for study files, as in `oelm train my.yaml {arm}`")
+        return experiment(name)
+    arms = {e.arm: e for e in study_arms(name)}
+    if not arm and len(arms) > 1:
+        raise UsageError(f"{name} has several arms; add one of their names: {', '.join(arms)}")
+    by_id = {e.id: e for e in arms.values()}
+    found = arms.get(arm or next(iter(arms))) or by_id.get(arm)
+    if found is None:
+        raise unknown_name(f"arm of {name}", arm, arms)
+    return found
 
 
 def find_phase(name: int | str) -> int | str:
@@ -129,16 +176,18 @@ def reported_with(phases: Sequence[int | str]) -> list[str]:
 
 
 def load_catalogue_files(paths: Iterable[str]) -> None:
-    """Run the user's catalogue files, so that they register their experiments; each file runs only once."""
+    """Load the user's catalogue files, so that their experiments are known; a Python file runs only once."""
     for path in paths:
-        if path:
+        if is_study_file(path):
+            study_arms(path)
+        elif path:
             _run_file(str(Path(path).expanduser().resolve()))
 
 
 def loaded_catalogue_files() -> tuple[str, ...]:
-    """Return the catalogue files that this process has run.
+    """Return the files that worker processes must load too, because they may register datasets.
 
-    Worker processes must run the same files, because a catalogue file can also register datasets.
+    These are all Python files, and study files with a dataset of the hub.
     """
     return tuple(_loaded)
 

@@ -14,6 +14,7 @@ from oelm.config.run_config import (
     DataConfig,
     ModelConfig,
     OptimConfig,
+    QuestionConfig,
     RunConfig,
     Scale,
     Task,
@@ -74,12 +75,14 @@ class Experiment:
     group: str = ""  # experiments of one group are compared; "" = "<study>/<dataset>"
     baseline: str = ""  # ID of the experiment that this one is compared with
     control: str = ""  # ID of the control experiment: same architecture and init, but trained Q/K
+    questions: tuple[QuestionConfig, ...] = ()  # what its comparisons are to decide
     arm: str = ""  # name of this experiment in tables; "" = the method's name
     reported: Reported | None = None
     published: bool = False  # keeps the original study's settings even where they differ from the baseline's
     tuned: bool = False  # the learning rate is chosen from a grid before the runs
     grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # scale -> learning rates to try
     trial_share: float = 1.0  # length of a tuning trial as a share of a run's steps or epochs
+    seeds: tuple[int, ...] = (DEFAULT_SEED,)  # seeds of the runs, unless a command names others
     notes: tuple[str, ...] = ()
     mini: Mapping[str, Any] = field(default_factory=dict)  # dotted field -> value at scale mini
     smoke: Mapping[str, Any] = field(default_factory=dict)  # dotted field -> value at scale smoke
@@ -139,6 +142,7 @@ class Experiment:
                 baseline=self.baseline,
                 control=self.control,
                 phase=self.phase,
+                questions=self.questions,
             ),
             tune=TuneConfig(),
             scale=scale,

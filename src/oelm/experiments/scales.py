@@ -95,6 +95,8 @@ STEP_SHARE: dict[str, dict[str, float]] = {
     "smoke": {"lm": 8e-5, "denoising": 8e-5, "gpt-cls": 8e-4, "finetune": 1.0},
 }
 
+MIN_STEPS = 2
+
 # Kind -> learning rate at a small scale / learning rate at full scale. Small networks that train for few
 # steps need larger learning rates.
 LR_FACTOR = {"lm": 4.0, "denoising": 4.0, "gpt-cls": 1.0, "finetune": 5.0}
@@ -135,7 +137,8 @@ def shrink(config: RunConfig, scale: str, kind: str) -> RunConfig:
             small = override(
                 small, {"model.name": name, "model.pretrained": False, "data.tokenizer": "bpe-1024"}
             )
-    steps = round(config.budget.steps * STEP_SHARE[scale][kind])
+    # Not below MIN_STEPS, so that a short experiment of a user does not shrink to nothing.
+    steps = max(min(config.budget.steps, MIN_STEPS), round(config.budget.steps * STEP_SHARE[scale][kind]))
     factor = LR_FACTOR[kind]
     return replace(
         small,

@@ -16,7 +16,7 @@ from typing import Any
 from oelm.config.limits import check_config
 from oelm.config.run_config import RunConfig, Scale
 from oelm.errors import OelmError, UsageError
-from oelm.experiments.experiment import DEFAULT_SEED, Experiment, require_folder_name, stand_ins
+from oelm.experiments.experiment import Experiment, require_folder_name, stand_ins
 from oelm.experiments.fairness import UnequalSetting, check_arms
 from oelm.experiments.launch.jobs import Job, Launcher, make_jobs
 from oelm.experiments.pilot import pilot_pair, pilot_problems
@@ -53,7 +53,7 @@ class Request:
 
     experiments: Sequence[Experiment]
     scales: Sequence[Scale] = ("full",)
-    seeds: Sequence[int] = (DEFAULT_SEED,)
+    seeds: Sequence[int] = ()  # () = the seeds of each experiment
     changes: Mapping[str, Any] = field(default_factory=dict)  # dotted field -> value
     study: str = ""  # name of the study folder; "" = the experiment's study
     tune: bool | None = None  # whether to tune the learning rate; None = if the catalogue says so
@@ -74,7 +74,7 @@ class Request:
         return [self._arm(e, scale) for scale in dict.fromkeys(self.scales) for e in self.experiments]
 
     def _arm(self, e: Experiment, scale: Scale) -> ArmPlan:
-        runs = tuple(self.config(e, scale, seed) for seed in dict.fromkeys(self.seeds))
+        runs = tuple(self.config(e, scale, seed) for seed in dict.fromkeys(self.seeds or e.seeds))
         if not self._tunes(e):
             return ArmPlan(e, runs)
         if "optim.lr" in self.changes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -10,10 +12,28 @@ from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
 from oelm.errors import UsageError
-from oelm.files.read import MAX_DEPTH, MIB, refuse_half_characters
+from oelm.files.read import MAX_DEPTH, MIB, read_text, refuse_half_characters
 from oelm.units import bytes_text
 
 YAML_BYTES = MIB // 4  # largest accepted file; a config.yaml has about 2 KB
+
+
+def read_yaml_with_lines(path: Path | str) -> tuple[Any, dict[str, int]]:
+    """Return the content of a YAML file, and {dotted name of a key: its line}, such as {"arms.a[0]": 7}."""
+    value, node = _load(read_text(path, max_bytes=YAML_BYTES), str(path))
+    return value, dict(_lines(node)) if node is not None else {}
+
+
+def _lines(node: yaml.Node, place: str = "") -> Iterator[tuple[str, int]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            name = f"{place}.{key.value}" if place else str(key.value)
+            yield name, key.start_mark.line + 1
+            yield from _lines(value, name)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            yield f"{place}[{number}]", item.start_mark.line + 1
+            yield from _lines(item, f"{place}[{number}]")
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -23,10 +43,17 @@ def parse_yaml(text: str, where: str) -> Any:
     Traceback (most recent call last):
     oelm.errors.UsageError: config.yaml: not valid YAML (line 1: nested deeper than 50 levels)
     """
+    return _load(text, where)[0]
+
+
+def _load(text: str, where: str) -> tuple[Any, yaml.Node | None]:
+    """Return the value of a YAML text and its tree of nodes, which knows the line of each key."""
     if len(text) > YAML_BYTES:
         raise UsageError(f"{where}: larger than {bytes_text(YAML_BYTES)}, the limit for this kind of file")
     try:
-        value = yaml.load(text, _BoundedLoader)
+        loader = _BoundedLoader(text)
+        node = loader.get_single_node()
+        value = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f"line {mark.line + 1}: " if mark is not None else ""
@@ -37,7 +64,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UsageError(f"{where}: not valid YAML ({message})") from None
     if "\\" in text:  # only an escape sequence can contain half a UTF-16 pair
         refuse_half_characters(value, where)
-    return value
+    return value, node
 
 
 try:  # libyaml's parser is seven times faster than the one in Python

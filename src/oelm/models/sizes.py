@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,11 +72,31 @@ class GPTConfig:
 
 
 def gpt_config(size: str, **fields: object) -> GPTConfig:
-    """Return the config of a named size, with `fields` changed.
+    """Return the config of a size (see `gpt_shape`), with `fields` changed.
 
     >>> gpt_config("mini", vocab_size=1024, context=128).width
     128
     """
-    if size not in SIZES:
-        raise unknown_name("GPT size", size, SIZES)
-    return GPTConfig(**{**SIZES[size], **fields})  # type: ignore[arg-type]
+    return GPTConfig(**{**gpt_shape(size), **fields})  # type: ignore[arg-type]
+
+
+_SHAPE = re.compile(r"width=(\d{1,6}),layers=(\d{1,4}),heads=(\d{1,4}),ff=(\d{1,7})", re.ASCII)
+
+
+def gpt_shape(size: str) -> dict[str, int]:
+    """Return width, layers, heads and ff of a size: a name of `SIZES`, or a text that `shape_name` returned.
+
+    >>> gpt_shape("width=96,layers=3,heads=4,ff=384")
+    {'width': 96, 'layers': 3, 'heads': 4, 'ff': 384}
+    """
+    if size in SIZES:
+        return SIZES[size]
+    match = _SHAPE.fullmatch(size)
+    if match is None:
+        raise unknown_name("GPT size", size, [*SIZES, "width=128,layers=4,heads=8,ff=512 (any numbers)"])
+    return dict(zip(("width", "layers", "heads", "ff"), map(int, match.groups()), strict=True))
+
+
+def shape_name(width: int, layers: int, heads: int, ff: int) -> str:
+    """Return the size (`ModelConfig.name`) of a GPT with this shape."""
+    return f"width={width},layers={layers},heads={heads},ff={ff}"

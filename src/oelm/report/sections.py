@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.messages import Message
-from oelm.report import comparisons, overview, run_list, summary
+from oelm.report import answers, comparisons, overview, run_list, summary
 from oelm.report.document import Block, Paragraph
 from oelm.report.translate import Translator
 
@@ -50,6 +50,7 @@ def missing_curves(analysis: Analysis, _: Translator) -> list[Block]:
 
 SECTIONS = (
     SectionPlan("verdict", Message("Verdicts"), summary.cards, Shown.ANALYZE),
+    SectionPlan("questions", Message("Questions"), answers.question_table, Shown.ANALYZE),
     SectionPlan("mean", Message("Average over datasets"), comparisons.mean_table, Shown.ANALYZE_ALL),
     SectionPlan(
         "comparisons", Message("Every arm against its baseline"), comparisons.baseline_tables, Shown.ANALYZE

@@ -1,0 +1,35 @@
+"""`oelm init`: write a study file that runs as it is, for the user to change."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from oelm.cli.output import print
+from oelm.errors import UsageError
+from oelm.files.atomic import write_text
+
+_PACKAGE = "oelm.experiments.study_file"
+
+
+def init(
+    file: Annotated[str, Parameter(help="File to write; an existing one is not overwritten.")] = "my.yaml", /
+) -> None:
+    """Write a study file with comments. It runs as it is, offline, within minutes on a laptop."""
+    path = Path(file).expanduser()
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        raise UsageError(f"'{file}': the name of a study file ends with .yaml or .yml")
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"{file} exists and is not overwritten; name another file")
+    folder = files(_PACKAGE)
+    schema = Path(str(folder / "study.schema.json")).as_uri()
+    text = (folder / "template.yaml").read_text(encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, f"# yaml-language-server: $schema={schema}\n{text}")
+    print(f"{file}\n")
+    print(f"  oelm show {file}      the arms and questions")
+    print(f"  oelm run {file}       train all arms; the same command continues")
+    print("  oelm analyze          differences, intervals, answers")

@@ -1,0 +1,259 @@
+"""Read a study file and return its experiments. Every error names the file, the line and the key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from oelm.config.limits import check_config, check_model
+from oelm.config.mapping import convert, from_mapping
+from oelm.config.run_config import BudgetConfig, DataConfig, ModelConfig, QuestionConfig
+from oelm.data.catalogue import SPLITS, Dataset, dataset, is_path, register_dataset
+from oelm.errors import OelmError, UsageError, unknown_name
+from oelm.experiments.experiment import Experiment, require_folder_name
+from oelm.experiments.scales import SCALES
+from oelm.experiments.studies.comparison import ArmSpec, comparison
+from oelm.experiments.study_file.sections import (
+    MARGINS,
+    ArmSection,
+    BudgetSection,
+    DataSection,
+    ModelSection,
+    StudyFile,
+)
+from oelm.files.yaml import read_yaml_with_lines
+from oelm.methods.method import Method
+from oelm.methods.presets import find_method
+from oelm.models.sizes import shape_name
+
+_COLUMNS = ("text", "premise", "hypothesis", "label")
+
+
+@dataclass(frozen=True)
+class Study:
+    """The content of a study file."""
+
+    name: str
+    title: str
+    experiments: tuple[Experiment, ...]  # one per arm, in the order of the file
+    registers_data: bool  # the file describes a dataset of the hub, which worker processes must know, too
+
+
+def load_study(path: Path | str) -> Study:
+    """Return the study that a YAML file describes; its dataset, if it is on the hub, is registered.
+
+    Raises UsageError for an unknown key, a wrong value, or settings that could never train.
+    """
+    place = Path(path).expanduser()
+    if not place.is_file():
+        raise UsageError(f"there is no study file {path}; `oelm init {path}` writes one to start from")
+    content, lines = read_yaml_with_lines(place)
+    try:
+        return _study(from_mapping(StudyFile, content), place.resolve().parent)
+    except UsageError as error:
+        line = _line(lines, error.field)
+        key = f"{error.field}: " if error.field and error.field not in str(error) else ""
+        raise UsageError(f"{path}, line {line}: {key}{error}" if line else f"{path}: {key}{error}") from None
+
+
+def _line(lines: dict[str, int], field: str) -> int:
+    """Return the line of a field, or of the nearest key above it that the file has; 0 if there is none."""
+    while field:
+        if field in lines:
+            return lines[field]
+        field = field[: max(field.rfind("."), field.rfind("["), 0)]
+    return 0
+
+
+@contextmanager
+def _about(field: str) -> Iterator[None]:
+    """Say which key an error is about, if the error does not say it itself."""
+    try:
+        yield
+    except UsageError as error:
+        error.field = error.field or field
+        raise
+    except OelmError as error:  # for example a data folder that cannot be read
+        raise UsageError(str(error), field=field) from None
+
+
+def _study(file: StudyFile, folder: Path) -> Study:
+    with _about("study"):
+        require_folder_name(file.study, "a study's name")
+    model = _model(file.model, folder)
+    data = _data(file, folder, model)
+    with _about("data"):
+        task = file.task or dataset(data.dataset).task
+    if not file.arms:
+        raise UsageError("the study has no arms", field="arms")
+    arms = {name: arm if isinstance(arm, ArmSection) else ArmSection(arm) for name, arm in file.arms.items()}
+    specs = [_arm(name, arm, file.arms[name]) for name, arm in arms.items()]
+    smoke = {"data.source": "auto", **file.smoke} if is_path(data.dataset) else file.smoke
+    settings: dict[str, Any] = {
+        "study": file.study,
+        "task": task,
+        "model": model,
+        "optim": file.optim,
+        "budget": _budget(file.budget, data, task),
+        "tuned": bool(file.grid),
+        "grids": {"full": file.grid} if file.grid else {},
+        "trial_share": file.trial_share,
+        "seeds": file.seeds,
+        "mini": file.mini,
+        "smoke": smoke,
+    }
+    made = comparison(lambda _, **own: Experiment(data=data, **own), "", specs, stem=file.study, **settings)
+    by_arm = dict(zip(arms, made, strict=True))
+    experiments = tuple(_compared(name, arm, by_arm, file) for name, arm in arms.items())
+    for e in experiments:
+        _check(e)
+    return Study(file.study, file.title, experiments, registers_data=bool(file.data.hub))
+
+
+def _arm(name: str, arm: ArmSection, written: str | ArmSection) -> ArmSpec:
+    place = f"arms.{name}"
+    with _about(place):
+        require_folder_name(name, "an arm's name")
+    place = place if isinstance(written, str) else f"{place}.method"
+    method: str | Method = arm.method if isinstance(arm.method, str) else _own_method(name, arm.method, place)
+    with _about(place):
+        found = find_method(method)
+    return ArmSpec(name, method, arm.title or found.purpose)
+
+
+def _own_method(name: str, given: dict[str, Any], place: str) -> Method:
+    """Return a method that is described by its fields; `base` names the method that has the other fields."""
+    given = dict(given)
+    base: dict[str, Any] = {}
+    if "base" in given:
+        with _about(f"{place}.base"):
+            base = find_method(convert(str, given.pop("base"), f"{place}.base")).to_dict()
+    return from_mapping(Method, {**base, "name": name, "purpose": "", **given}, place)
+
+
+def _model(section: ModelSection, folder: Path) -> ModelConfig:
+    shape = [section.width, section.layers, section.heads]
+    named = [key for key in ("size", "hub", "folder") if getattr(section, key)] + ["width"] * any(shape)
+    if len(named) > 1:
+        raise UsageError(f"name the model once: {' and '.join(named)} exclude each other", field="model")
+    if section.hub or section.folder:
+        name = section.hub or str((folder / Path(section.folder).expanduser()).resolve())
+        pretrained = section.pretrained and (section.hub == "minilm" or not section.is_built_in)
+        return ModelConfig("hf", name, pretrained, section.dropout, section.position, section.causal)
+    size = section.size or ModelConfig.name
+    if any(shape):
+        if not all(shape):
+            raise UsageError("a shape needs width, layers and heads", field="model")
+        size = shape_name(section.width, section.layers, section.heads, section.ff or 4 * section.width)
+    return ModelConfig("gpt", size, False, section.dropout, section.position, section.causal)
+
+
+def _data(file: StudyFile, folder: Path, model: ModelConfig) -> DataConfig:
+    section = file.data
+    named = [key for key in ("dataset", "folder", "hub") if getattr(section, key)]
+    if len(named) != 1:
+        given = " and ".join(named) if named else "none of them"
+        raise UsageError(f"name the data by one of dataset, folder and hub, not {given}", field="data")
+    name = section.dataset
+    if section.folder:
+        name = str((folder / Path(section.folder).expanduser()).resolve())
+    elif section.hub:
+        entry = _hub_dataset(file.study, section)
+        with _about("data.hub"):
+            name = register_dataset(entry).name
+    for key in ("config", "splits", "columns", "classes"):
+        if getattr(section, key) and not section.hub:
+            raise UsageError(f"{key} is only for data of the hub", field=f"data.{key}")
+    with _about(f"data.{named[0]}"):
+        dataset(name)
+    pretrained = model.family == "hf" and model.pretrained
+    tokenizer = section.tokenizer or ("model" if pretrained else DataConfig.tokenizer)
+    return _base(DataConfig, replace(section, dataset=name, tokenizer=tokenizer))
+
+
+def _hub_dataset(study: str, section: DataSection) -> Dataset:
+    for key, valid in (("splits", SPLITS), ("columns", _COLUMNS)):
+        for name in getattr(section, key):
+            if name not in valid:
+                raise unknown_name(f"key of data.{key}", name, valid, field=f"data.{key}.{name}")
+    pairs = {"premise", "hypothesis"} & set(section.columns)
+    if len(pairs) == 1 or (pairs and "text" in section.columns):
+        raise UsageError("name either text, or both premise and hypothesis", field="data.columns")
+    return Dataset(
+        name=f"{study}-{section.hub.rpartition('/')[2]}",
+        about=f"{section.hub}, described in the study file of {study}",
+        fields=("premise", "hypothesis") if pairs else ("text",),
+        label_names=section.classes,
+        aliases={ours: (theirs,) for ours, theirs in section.columns.items()},
+        hub=section.hub,
+        config=section.config,
+        hub_splits=section.splits or {"train": "train"},
+    )
+
+
+def _budget(section: BudgetSection, data: DataConfig, task: str) -> BudgetConfig:
+    budget = _base(BudgetConfig, section)
+    if not section.tokens:
+        return budget
+    if task != "lm" or budget.steps or budget.epochs:
+        raise UsageError(
+            "tokens is for language modelling, without steps and epochs: a classifier counts rows",
+            field="budget.tokens",
+        )
+    per_step = budget.batch_size * budget.accumulation * data.max_length
+    return replace(budget, steps=math.ceil(section.tokens / max(1, per_step)))
+
+
+def _base(cls: Any, section: Any) -> Any:
+    """Return the config that a section extends, without the keys that only study files have."""
+    return cls(**{f.name: getattr(section, f.name) for f in fields(cls)})
+
+
+def _compared(name: str, arm: ArmSection, arms: dict[str, Experiment], file: StudyFile) -> Experiment:
+    """Return the experiment of an arm with the baseline, control and questions that the file names."""
+    e = arms[name]
+    if arm.baseline:
+        e = replace(e, baseline=_id_of(arm.baseline, arms, f"arms.{name}.baseline"))
+    if arm.control:
+        e = replace(e, control=_id_of(arm.control, arms, f"arms.{name}.control"))
+    questions = []
+    for number, asked in enumerate(file.questions):
+        place = f"questions[{number}]"
+        _id_of(asked.arm, arms, f"{place}.arm")
+        if asked.arm != name:
+            continue
+        reference = _id_of(asked.reference, arms, f"{place}.reference") if asked.reference else e.baseline
+        if reference in ("", e.id):
+            raise UsageError("name another arm as the reference", field=f"{place}.reference")
+        margin = MARGINS[asked.rule] if asked.margin is None else asked.margin
+        if not 0 <= margin < 1 or (margin == 0 and asked.rule == "equivalent"):
+            raise UsageError("a margin is a share such as 0.05, below 1", field=f"{place}.margin")
+        questions.append(QuestionConfig(reference, asked.rule, margin))
+    return replace(e, arm=name, questions=tuple(questions))
+
+
+def _id_of(arm: str, arms: dict[str, Experiment], place: str) -> str:
+    if arm not in arms:
+        raise unknown_name("arm", arm, arms, field=place)
+    return arms[arm].id
+
+
+def _check(e: Experiment) -> None:
+    """Raise UsageError if the settings of the file could never train."""
+    with _about("model"):
+        check_model(e.planned())
+    with _about("data"):
+        check_config(e.planned())
+    for scale in SCALES[1:]:
+        with _about(scale):
+            e.planned(scale)
+    if any(not 0 < lr < math.inf for lr in e.grids.get("full", ())):
+        raise UsageError("learning rates must be above 0", field="grid")
+    if not 0 < e.trial_share <= 1:
+        raise UsageError("must be above 0 and at most 1", field="trial_share")
+    if not e.seeds or min(e.seeds) < 0:
+        raise UsageError("needs at least one seed, 0 or more", field="seeds")

@@ -1,0 +1,98 @@
+"""The keys of a study file, as frozen dataclasses. The comment beside a field is its text in the schema.
+
+`schema.py` reads these comments, so each must make sense by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from oelm.config.run_config import BudgetConfig, DataConfig, OptimConfig, QuestionRule, Task
+from oelm.experiments.experiment import DEFAULT_SEED
+from oelm.models.sizes import TINY
+
+MARGINS: dict[str, float] = {"non-inferior": 0.05, "superior": 0.0, "equivalent": 0.01}
+
+
+@dataclass(frozen=True)
+class DataSection(DataConfig):
+    """The data. Name one of `dataset`, `folder` and `hub`."""
+
+    dataset: str = ""  # name of a dataset of the catalogue (`oelm data list`)
+    tokenizer: str = ""  # gpt2, model (that of a pretrained model) or bpe-<size>; default: gpt2, or model
+    folder: str = ""  # folder with train.jsonl, validation.jsonl, test.jsonl (or csv, tsv, parquet, txt)
+    hub: str = ""  # dataset on the Hugging Face hub, such as stanfordnlp/imdb
+    config: str = ""  # configuration of the hub dataset
+    splits: dict[str, str] = field(default_factory=dict)  # train, validation, test: their names on the hub
+    columns: dict[str, str] = field(default_factory=dict)  # text, label, premise, hypothesis: hub columns
+    classes: tuple[str, ...] = ()  # names of the classes of a hub dataset; none = language modelling
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """The model. Name a `size`, or a shape (`width`, `layers`, `heads`), or `hub`, or `folder`."""
+
+    size: str = ""  # size of our GPT: medium-512, small-256, mini, tiny or smoke
+    width: int = 0  # width of our GPT: size of its embeddings
+    layers: int = 0  # number of layers of our GPT
+    heads: int = 0  # number of attention heads of our GPT
+    ff: int = 0  # hidden size of the feed-forward layers of our GPT; 0 = 4 x width
+    hub: str = ""  # model on the Hugging Face hub, such as bert-base-uncased
+    folder: str = ""  # folder with a transformers model
+    pretrained: bool = True  # whether a model of `hub` or `folder` starts from its pretrained weights
+    dropout: float = 0.1  # dropout of all layers
+    position: Literal["learned", "rope"] = "learned"  # position encoding of our GPT
+    causal: bool = True  # causal attention mask of our GPT; false is for classification
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether `hub` names a model that is not on the hub: a tiny random one, or MiniLM from pip."""
+        return self.hub == "minilm" or self.hub in TINY
+
+
+@dataclass(frozen=True)
+class ArmSection:
+    """One arm: its method, and what it is compared with."""
+
+    method: str | dict[str, Any]  # a name (`oelm methods`), or fields of a method with an optional `base`
+    title: str = ""  # one line about this arm, for tables
+    baseline: str = ""  # name of the arm that this arm is compared with; default: the first arm
+    control: str = ""  # name of the arm with the same architecture and init, but trained Q/K
+
+
+@dataclass(frozen=True)
+class BudgetSection(BudgetConfig):
+    """Batch size, length of the training, and intervals. Set one of `steps`, `tokens` and `epochs`."""
+
+    tokens: int = 0  # length of the run in tokens (language modelling): rounded up to whole steps
+
+
+@dataclass(frozen=True)
+class QuestionSection:
+    """A question about an arm, with the rule and the margin that decide the answer."""
+
+    arm: str  # name of the arm
+    reference: str = ""  # name of the arm to compare with; default: the baseline of the arm
+    rule: QuestionRule = "non-inferior"  # at most `margin` worse; better by more than `margin`; within it
+    margin: float | None = None  # share of the score: 0.05 is 5 %; default: 0.05, 0 or 0.01, by the rule
+
+
+@dataclass(frozen=True)
+class StudyFile:
+    """A study: arms that differ only in their method, and the questions about them."""
+
+    study: str  # name of the study: the folder of its runs, and the start of the experiment IDs
+    data: DataSection  # the data
+    arms: dict[str, str | ArmSection]  # name of each arm: its method; the first arm is the baseline
+    title: str = ""  # one line about the study
+    task: Task | None = None  # default: classification if the data has classes, otherwise lm
+    model: ModelSection = field(default_factory=ModelSection)  # the model; default: our GPT medium-512
+    optim: OptimConfig = field(default_factory=OptimConfig)  # optimizer (AdamW) and learning rate
+    budget: BudgetSection = field(default_factory=BudgetSection)  # batch size and length of a run
+    grid: tuple[float, ...] = ()  # learning rates from which validation loss chooses that of each arm
+    trial_share: float = 1.0  # length of a tuning trial as a share of a run
+    questions: tuple[QuestionSection, ...] = ()  # what the comparisons are to decide
+    seeds: tuple[int, ...] = (DEFAULT_SEED,)  # seeds of the runs, unless a command names others
+    mini: dict[str, Any] = field(default_factory=dict)  # changes at --scale mini, such as budget.steps: 100
+    smoke: dict[str, Any] = field(default_factory=dict)  # changes at --scale smoke
