@@ -1,9 +1,12 @@
-"""The number of CPU cores that this process may use."""
+"""The CPU cores that this process may use, and the memory that it has used."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
+import resource
+import sys
 from pathlib import Path
 
 
@@ -44,3 +47,17 @@ def _quota(folder: Path) -> float:
     except (OSError, ValueError, ZeroDivisionError):  # no quota is set: the file is missing or says "max"
         return math.inf
     return cores if cores > 0 else math.inf
+
+
+def peak_memory() -> int:
+    """Return the peak memory of this process in bytes.
+
+    Linux' VmHWM is preferred, because the peak of getrusage includes that of the parent process.
+    """
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+    found = re.search(r"VmHWM:\s*(\d+) kB", status)
+    return int(found[1]) * 1024 if found else 0

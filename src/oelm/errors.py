@@ -64,5 +64,14 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], see: str = "", fiel
     return UsageError(f"unknown {kind} '{name}'{hint} {listed}", field=field)
 
 
+def first_line(error: Exception) -> str:
+    """Return the type and the first line of an error of another library, to be quoted in a message.
+
+    >>> first_line(ValueError("no such file.\\nLong explanation"))
+    'ValueError: no such file'
+    """
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}".rstrip(". ")
+
+
 def _fold(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "").replace(" ", "")

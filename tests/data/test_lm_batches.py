@@ -63,11 +63,6 @@ def test_evaluation_has_every_target_exactly_once(length: int, context: int, bat
     assert all(torch.equal(window[:, 1:], window[:, :-1] + 1) for window in windows)
 
 
-def test_a_limited_evaluation_ends_at_the_limit() -> None:
-    windows = list(eval_windows(np.arange(1000, dtype=np.uint16), 10, 4, limit=100))
-    assert sum(window.shape[0] * (window.shape[1] - 1) for window in windows) == 100
-
-
 def test_too_little_text_is_an_error() -> None:
     with pytest.raises(UsageError, match="do not fill one window"):
         LMBatches(np.arange(10, dtype=np.uint16), 16, 4, 0)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from oelm.data.tokenize.store import locked
-from oelm.files.locks import STALE_SECONDS, _remove_abandoned, is_locked
-from oelm.runs.lock import Busy, RunLock, is_held, process_alive, read_holder
+from oelm.files.locks import STALE_SECONDS, _remove_abandoned, is_locked, process_alive
+from oelm.runs.lock import Busy, RunLock, is_held, read_holder
 
 HOLD = """
 import sys, time

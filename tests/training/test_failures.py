@@ -149,11 +149,12 @@ def test_a_folder_that_cannot_be_written_is_a_failure_with_a_reason(tmp_path, ma
 
 
 def test_a_folder_whose_run_failed_at_set_up_accepts_another_config(tmp_path, machine, make):
-    with pytest.raises(UsageError):
-        fit(make("lm", optim={"lr": -1.0}), tmp_path, machine)
+    impossible = replace(make("lm"), precision="fp16")
+    with pytest.raises(UsageError, match="needs a CUDA device"):
+        fit(impossible, tmp_path, machine)
     assert fit(make("lm", budget={"steps": 2}), tmp_path, machine).state == "finished"
     with pytest.raises(UsageError, match="holds a run with another config"):
-        fit(make("lm", optim={"lr": -1.0}), tmp_path, machine)
+        fit(impossible, tmp_path, machine)
 
 
 def test_a_signal_during_training_ends_as_interrupted(tmp_path, machine, make, monkeypatch):
@@ -251,10 +252,10 @@ def test_a_small_file_system_that_is_full(tmp_path, machine, make):
         ({"data": {"tokenizer": "bpe-many"}}, "needs a vocabulary size"),
     ],
 )
-def test_invalid_settings_are_errors_before_training(tmp_path, machine, make, changes, message):
+def test_invalid_settings_are_errors_before_a_folder_is_created(tmp_path, machine, make, changes, message):
     with pytest.raises(UsageError, match=message):
-        fit(make("lm", **changes), tmp_path, machine)
-    assert RunFolder(tmp_path).status().state == "failed"
+        fit(make("lm", **changes), tmp_path / "run", machine)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 2**70])

@@ -11,7 +11,7 @@ import numpy as np
 
 from oelm.analysis.load import DIVERGED, FINISHED, LoadedRun, RunResult
 from oelm.config.run_config import RunConfig
-from oelm.data.synthetic.recall import RECALL_TASKS
+from oelm.data.synthetic.tasks import RECALL_TASKS
 from oelm.methods.method import Method
 
 Planned = Mapping[str, Mapping[str, RunConfig]]  # experiment ID -> scale -> config as catalogued

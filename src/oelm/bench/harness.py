@@ -141,10 +141,6 @@ class ArmProcess:
             env=environment,
         )
 
-    def read_facts(self) -> dict[str, Any]:
-        """Wait until the worker has built its arm, and return the facts that it reports."""
-        return self._answer()
-
     def turn(self, steps: int) -> list[float]:
         return self._ask({"steps": steps})["seconds"]
 
@@ -153,11 +149,12 @@ class ArmProcess:
 
     def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # `_answer` reports the exit code of the dead process
+        with contextlib.suppress(BrokenPipeError):  # `answer` reports the exit code of the dead process
             print(json.dumps(command), file=self._process.stdin, flush=True)
-        return self._answer()
+        return self.answer()
 
-    def _answer(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
+        """Return the next answer of the worker; the first one has the facts of the arm that it has built."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -182,17 +179,8 @@ def measure_together(
 ) -> dict[str, Measured]:
     """Measure all arms in the same rounds: their processes exist at the same time and take turns."""
     found: dict[str, Measured] = {}
-    order = random.Random(0)
     for generation in range(plan.processes):
-        with contextlib.ExitStack() as stack:
-            arms = [_start(spec, plan, stack) for spec in specs]
-            _build_and_warm_up(arms, plan, found)
-            for number in range(plan.rounds):
-                progress(f"process {generation + 1}/{plan.processes}, round {number + 1}/{plan.rounds}")
-                for arm in order.sample(arms, len(arms)):
-                    _take_turn(arm, plan, found)
-            for arm in arms:
-                found[arm.name].memory = arm.memory()
+        _measure_generation(specs, plan, found, generation, progress)
     return found
 
 
@@ -201,33 +189,36 @@ def measure_alone(
 ) -> dict[str, Measured]:
     """Measure each arm while no other arm is in memory, to check the results of `measure_together`."""
     found: dict[str, Measured] = {}
-    order = random.Random(1)
     for generation in range(plan.processes):
-        for spec in order.sample(list(specs), len(specs)):
-            progress(f"process {generation + 1}/{plan.processes}, {spec['arm']} alone")
-            with contextlib.ExitStack() as stack:
-                arm = _start(spec, plan, stack)
-                _build_and_warm_up([arm], plan, found)
-                for _ in range(plan.rounds):
-                    _take_turn(arm, plan, found)
-                found[arm.name].memory = arm.memory()
+        for spec in random.Random(generation).sample(list(specs), len(specs)):
+            _measure_generation([spec], plan, found, generation, progress)
     return found
 
 
-def _start(spec: Mapping[str, Any], plan: Plan, stack: contextlib.ExitStack) -> ArmProcess:
-    arm = ArmProcess(spec, threads=plan.thread_count)
-    stack.callback(arm.close)
-    return arm
-
-
-def _build_and_warm_up(arms: Sequence[ArmProcess], plan: Plan, found: dict[str, Measured]) -> None:
-    for arm in arms:
-        facts = arm.read_facts()
-        found.setdefault(arm.name, Measured([], facts, {})).steps.append([])
-    for arm in arms:
-        if plan.warmup:
-            arm.turn(plan.warmup)
-
-
-def _take_turn(arm: ArmProcess, plan: Plan, found: dict[str, Measured]) -> None:
-    found[arm.name].steps[-1].append(arm.turn(plan.steps + 1)[1:])  # the first step of a turn is not counted
+def _measure_generation(
+    specs: Sequence[Mapping[str, Any]],
+    plan: Plan,
+    found: dict[str, Measured],
+    generation: int,
+    progress: Progress,
+) -> None:
+    """Add the measurements of one new process per arm to `found`."""
+    order = random.Random(generation)
+    with contextlib.ExitStack() as stack:
+        arms = [ArmProcess(spec, threads=plan.thread_count) for spec in specs]
+        for arm in arms:
+            stack.callback(arm.close)
+        for arm in arms:
+            facts = arm.answer()
+            found.setdefault(arm.name, Measured([], facts, {})).steps.append([])
+        for arm in arms:
+            if plan.warmup:
+                arm.turn(plan.warmup)
+        for number in range(plan.rounds):
+            names = specs[0]["arm"] if len(specs) == 1 else f"{len(specs)} arms"
+            progress(f"{names}, process {generation + 1}/{plan.processes}, round {number + 1}/{plan.rounds}")
+            for arm in order.sample(arms, len(arms)):
+                # The first step of a turn is not counted.
+                found[arm.name].steps[-1].append(arm.turn(plan.steps + 1)[1:])
+        for arm in arms:
+            found[arm.name].memory = arm.memory()

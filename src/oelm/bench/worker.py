@@ -11,14 +11,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
-import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+from oelm.cores import peak_memory
 
 #: Runs the training loop of another library, such as the Hugging Face Trainer. The function must call
 #: `turns.step_begins` and `turns.step_ended` at every step.
@@ -72,10 +71,6 @@ class Turns:
         if not self._left:
             self.answer({"seconds": self._seconds})
 
-    def commands(self) -> Iterator[None]:
-        while self.wait():
-            yield
-
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
@@ -83,30 +78,16 @@ def main() -> None:
     spec = json.loads(sys.argv[1])
     module, _, function = spec["build"].partition(":")
     arm: Arm = getattr(importlib.import_module(module), function)(spec)
-    turns = Turns(answers, lambda: {"peak_bytes": peak_bytes(), **arm.memory()})
+    turns = Turns(answers, lambda: {"peak_bytes": peak_memory(), **arm.memory()})
     turns.answer(arm.facts)
     if arm.own_loop is not None:
         arm.own_loop(turns)
         return
-    for _ in turns.commands():
+    while turns.wait():
         while turns._left:
             turns.step_begins()
             arm.step()
             turns.step_ended()
-
-
-def peak_bytes() -> int:
-    """Return the peak memory of this process in bytes.
-
-    Linux' VmHWM is preferred, because the peak of getrusage includes that of the parent process.
-    """
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
-    found = re.search(r"VmHWM:\s*(\d+) kB", status)
-    return int(found[1]) * 1024 if found else 0
 
 
 if __name__ == "__main__":

@@ -59,6 +59,9 @@ class BadRows:
         return {"total": self.counts.total(), "counts": dict(self.counts), "examples": self.examples}
 
     def error(self, subject: str) -> OelmError:
-        return OelmError(
-            f"{subject}: {self}", remedy="fix the rows, or pass --skip-bad-rows to leave them out."
-        )
+        return bad_rows_error(f"{subject}: {self}")
+
+
+def bad_rows_error(problem: str) -> OelmError:
+    """Return the error for bad rows that the user has not asked to skip."""
+    return OelmError(problem, remedy="fix the rows, or pass --skip-bad-rows to leave them out.")

@@ -82,14 +82,21 @@ def _writer_is_gone(entry: os.DirEntry[str], pid: int, min_age: float) -> bool:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return whether `error` says that no disk space or quota was left.
+    """Return whether `error` says that no disk space or quota was left."""
+    return has_errno(error, errno.ENOSPC, errno.EDQUOT)
+
+
+def has_errno(error: BaseException, *numbers: int) -> bool:
+    """Return whether `error`, or the error that caused it, has one of these error numbers.
 
     Some libraries replace the OSError by their own and keep only its text, so the text is checked too.
     """
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return error.errno in numbers
     cause = error.__cause__
-    return os.strerror(errno.ENOSPC) in str(error) or (cause is not None and is_disk_full(cause))
+    return any(os.strerror(n) in str(error) for n in numbers) or (
+        cause is not None and has_errno(cause, *numbers)
+    )
 
 
 def _sync_folder(folder: Path) -> None:

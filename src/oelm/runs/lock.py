@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from oelm.files.locks import Busy, Lock, holder, holder_name, is_locked, keep_inherited_lock, process_alive
+from oelm.files.locks import Busy, Lock, holder, holder_name, is_locked
 
-__all__ = ["Busy", "RunLock", "is_held", "keep_inherited_lock", "process_alive", "read_holder"]
+__all__ = ["Busy", "RunLock", "is_held", "read_holder"]
 
 
 class RunLock(Lock):

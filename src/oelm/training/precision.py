@@ -22,22 +22,14 @@ class Precision:
     reason: str
     device: str = "cpu"
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype of matrix products."""
-        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.dtype]
-
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         if self.dtype == "fp32":
             return contextlib.nullcontext()
-        return torch.autocast(self.device, dtype=self.torch_dtype)
+        return torch.autocast(self.device, dtype=torch.bfloat16 if self.dtype == "bf16" else torch.float16)
 
     def scaler(self) -> torch.amp.GradScaler:
         """Return a scaler that keeps small fp16 gradients from underflowing; other formats need none."""
         return torch.amp.GradScaler(self.device, enabled=self.dtype == "fp16")
-
-    def to_dict(self) -> dict[str, str]:
-        return {"dtype": self.dtype, "reason": self.reason}
 
 
 def choose_precision(requested: Requested, device: torch.device) -> Precision:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from torch import nn
 
-from oelm.config.limits import check_config
 from oelm.config.run_config import Machine, RunConfig
 from oelm.data.batches.classification import EncodedSplit, encode_split
 from oelm.data.corpus import Corpus
@@ -54,7 +53,6 @@ def prepare(config: RunConfig, machine: Machine, report: Report | None = None) -
 
     `report` is called repeatedly while the data is encoded.
     """
-    check_config(config, machine.data_dir)
     folders: dict[str, Any] = {
         "data_dir": machine.data_dir or None,
         "cache_dir": machine.cache_dir or None,

@@ -15,8 +15,9 @@ import pytest
 
 from oelm.experiments.launch import ranks as ranks_module
 from oelm.experiments.launch.ranks import run_ranks
+from oelm.files.locks import process_alive
 from oelm.runs.folder import RunFolder
-from oelm.runs.lock import RunLock, is_held, process_alive
+from oelm.runs.lock import RunLock, is_held
 from oelm.runs.schema import Status
 
 PRELUDE = """

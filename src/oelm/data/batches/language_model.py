@@ -54,18 +54,14 @@ class LMBatches:
         return torch.from_numpy(self.ids[positions % len(self.ids)].astype(np.int64))
 
 
-def eval_windows(
-    tokens: TokenFile | np.ndarray, context: int, batch_size: int, *, limit: int = 0
-) -> Iterator[torch.Tensor]:
+def eval_windows(tokens: TokenFile | np.ndarray, context: int, batch_size: int) -> Iterator[torch.Tensor]:
     """Yield (b, t + 1) int64 batches in which every token except the first is a target exactly once.
 
     A target sees only the tokens before it in its window. The last window may be shorter and is a batch of
-    its own. `limit` > 0 uses only about that many targets, rounded to whole windows, for a quick validation.
+    its own.
     """
     ids = tokens.ids if isinstance(tokens, TokenFile) else tokens
     targets = max(0, len(ids) - 1)
-    if limit:
-        targets = min(targets, max(limit // context, 1) * context)
     full = targets // context
     for first in range(0, full, batch_size):
         starts = np.arange(first, min(first + batch_size, full)) * context

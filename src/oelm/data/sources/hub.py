@@ -13,7 +13,7 @@ from oelm.data.bad_rows import BadRows
 from oelm.data.catalogue import Dataset, Variant
 from oelm.data.corpus import Source
 from oelm.data.sources.readers import Row, join_articles
-from oelm.errors import OelmError
+from oelm.errors import OelmError, first_line
 
 _CONNECT_SECONDS = 3.0
 _PARQUET_BRANCH = "refs/convert/parquet"  # where the hub stores its parquet conversion of a dataset
@@ -36,10 +36,6 @@ def reachable() -> bool:
             return True
     except OSError:
         return False
-
-
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}".rstrip(". ")
 
 
 def _set_libraries_offline() -> None:
@@ -83,7 +79,7 @@ class HubSource(Source):
         except OelmError:
             raise
         except Exception as error:  # `datasets` raises many unrelated exception types
-            reason = f"reading failed after row {number:,} of {self.splits[split]}: {_short(error)}"
+            reason = f"reading failed after row {number:,} of {self.splits[split]}: {first_line(error)}"
             raise self._error(reason) from error
 
     def fingerprint(self, split: str) -> str:
@@ -112,7 +108,7 @@ class HubSource(Source):
                     revision=self.revision,
                 )
             except Exception as error:  # the library raises many unrelated exception types
-                raise self._error(_short(error)) from error
+                raise self._error(first_line(error)) from error
         return self._loaded[split]
 
     def _find_revision(self) -> str | None:
@@ -137,7 +133,7 @@ class HubSource(Source):
         try:
             return HfApi().dataset_info(self.dataset.hub, revision=revision, timeout=10)
         except Exception as error:
-            raise self._error(_short(error)) from error
+            raise self._error(first_line(error)) from error
 
     def _error(self, reason: str) -> OelmError:
         return OelmError(

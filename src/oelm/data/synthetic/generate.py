@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from oelm.data.catalogue import SPLITS
 from oelm.data.sources.readers import Row
-from oelm.data.synthetic.recall import RECALL_TASKS
 from oelm.data.synthetic.rng import Rng
 from oelm.data.synthetic.stories import story
 from oelm.data.synthetic.tasks import TASKS
@@ -45,7 +44,7 @@ CORPORA = {
     "task-recall": BuiltinCorpus(5, 4, 20_000, 500),
 }
 
-_MAKERS: dict[str, Callable[[Rng], Row]] = {"stories": story, **TASKS, **RECALL_TASKS}
+_MAKERS: dict[str, Callable[[Rng], Row]] = {"stories": story, **TASKS}
 
 
 def split_sizes(name: str) -> dict[str, int]:

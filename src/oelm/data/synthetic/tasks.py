@@ -1,12 +1,14 @@
-"""Generated classification tasks about people and things.
+"""Generated tasks: classification of texts about people and things, and language modelling of letters.
 
 Single words do not reveal the class: it depends on who did what, or on what happened last. Some rows are
-easy, so that a small model can start to learn.
+easy, so that a small model can start to learn. The letters require attention but no knowledge of English: the
+second half of each row can be predicted from the first half by looking back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from string import ascii_lowercase, ascii_uppercase
 
 from oelm.data.sources.readers import Row
 from oelm.data.synthetic.rng import Rng
@@ -25,6 +27,10 @@ from oelm.data.synthetic.stories import (
 )
 
 _FOUR_PLACES = ("garden", "harbour", "market", "mill")
+PAIRS = 4
+ROUNDS = 4  # how often each pair is repeated in a row of `recall`
+LETTERS = 8  # number of letters that keys are drawn from, and also values
+LENGTH = 16  # letters that `copy` repeats
 
 
 def _capital(sentence: str) -> str:
@@ -172,8 +178,24 @@ def _fact(person: Person, kind: int, value: str, *, denied: bool = False) -> str
     return (negated if denied else stated).format(name=person.name, value=value)
 
 
+def recall(rng: Rng) -> Row:
+    """Return a row of key-value pairs, followed by the same pairs in other orders (induction)."""
+    keys = rng.sample(ascii_lowercase[:LETTERS], PAIRS)
+    pairs = [f"{key} {rng.pick(ascii_uppercase[:LETTERS])}" for key in keys]
+    asked = [pair for _ in range(ROUNDS) for pair in rng.sample(pairs, PAIRS)]
+    return {"text": f"{' '.join(pairs)} . {' '.join(asked)}"}
+
+
+def copy(rng: Rng) -> Row:
+    """Return a row of random letters, a full stop, and the same letters again."""
+    letters = " ".join(rng.pick(ascii_lowercase) for _ in range(LENGTH))
+    return {"text": f"{letters} . {letters}"}
+
+
+RECALL_TASKS: dict[str, Callable[[Rng], Row]] = {"task-recall": recall, "task-copy": copy}
 TASKS: dict[str, Callable[[Rng], Row]] = {
     "stories-2way": lost_or_found,
     "stories-4way": last_place,
     "stories-pairs": statement,
+    **RECALL_TASKS,
 }

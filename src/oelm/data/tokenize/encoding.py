@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from oelm.cores import usable_cores
-from oelm.data.bad_rows import BadRows
+from oelm.data.bad_rows import BadRows, bad_rows_error
 from oelm.data.corpus import Corpus
 from oelm.data.sources.readers import Row
 from oelm.data.tokenize.chunks import Chunk
@@ -97,11 +97,7 @@ def encode_to_store(
                 store = _Encoder(corpus, split, tokenizer, options).run(folder, columns, make_chunks, facts)
     if store.meta["bad_rows"]:
         if not options.get("skip_bad_rows"):  # an earlier call with skip_bad_rows left rows out
-            summary = store.meta["bad_rows_summary"]
-            raise OelmError(
-                f"{corpus.name}/{split}: {summary}",
-                remedy="fix the rows, or pass --skip-bad-rows to leave them out.",
-            )
+            raise bad_rows_error(f"{corpus.name}/{split}: {store.meta['bad_rows_summary']}")
         corpus.skipped[split] = store.meta["bad_rows"]
     return store
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from oelm.data.sources import hub
-from oelm.errors import OelmError, TransientError, UsageError, unknown_name
+from oelm.errors import OelmError, TransientError, UsageError, first_line, unknown_name
 from oelm.files.read import read_json_object
 
 _GPT2_NAMES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
@@ -102,7 +102,7 @@ def _download(repository: str, name: str, alternative: str) -> Path:
         try:
             return Path(snapshot_download(repository, allow_patterns=list(_HUB_FILES)))
         except Exception as error:  # the library raises many unrelated exception types
-            why = why if hub.offline() else f"{type(error).__name__}: {str(error).strip()[:200]}"
+            why = why if hub.offline() else first_line(error)
     else:
         why = "the hub cannot be reached"
     raise TransientError(

@@ -80,9 +80,9 @@ def _train_locked(folder: RunFolder, machine: Machine, processes: int, lock: Loc
 
 
 def _fit(folder: RunFolder, machine: Machine) -> int:
-    from oelm.training.fit import fit
+    from oelm.training.fit import fit_claimed
 
-    return int(fit(folder.config(), folder.path, machine).exit_code)
+    return int(fit_claimed(folder.config(), folder.path, machine).exit_code)
 
 
 def is_rank_zero() -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from oelm.files.atomic import is_disk_full
+from oelm.files.atomic import has_errno, is_disk_full
 from oelm.runs.folder import DiskFull, RunFolder
 from oelm.units import bytes_text
 
@@ -71,13 +71,6 @@ def storage_failure(error: BaseException, folder: RunFolder) -> str:
         return f"disk full ({error}): free some space or inodes (oelm clean), then {again}"
     if not os.path.isdir(folder.path):
         return f"{folder.path} was moved or removed during the run: put it back, then {again}"
-    if any(_is_system_error(error, number) for number in _UNWRITABLE):
+    if has_errno(error, *_UNWRITABLE):
         return f"{folder.path} cannot be written ({error}): make the folder writable again, then {again}"
     return ""
-
-
-def _is_system_error(error: BaseException, number: int) -> bool:
-    """Return whether `error` has the errno `number`, or its text, which is all that C++ libraries pass on."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno == number
-    return os.strerror(number) in str(error)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from oelm.cores import peak_memory
 from oelm.runs.schema import TimingStats
 
 WARMUP_STEPS = 3  # steps of each process that are not measured, while allocators, caches and kernels warm up
@@ -104,6 +103,11 @@ class Timer:
         table = numbers[: len(numbers) // len(_COLUMNS) * len(_COLUMNS)].reshape(-1, len(_COLUMNS))
         return table[(np.abs(table) < _LARGEST).all(axis=1)]
 
+    def _peak_memory(self) -> int:
+        """Return the peak in bytes: of the memory on a CUDA device, or of all memory of the process."""
+        cuda = self.device.type == "cuda"
+        return int(torch.cuda.max_memory_allocated(self.device)) if cuda else peak_memory()
+
     def stats(self, steps: int) -> TimingStats:
         """Return the content of timing_stats.json for the first `steps` steps of the run."""
         self.flush()
@@ -130,7 +134,7 @@ class Timer:
             total_validation_time=self.earlier["total_validation_time"] + self.validation,
             num_validations=int(self.earlier["num_validations"]) + self.validations,
             tokens_per_second=statistic(lambda: tokens.sum() / seconds.sum()),
-            peak_memory_bytes=max(int(self.earlier["peak_memory_bytes"]), peak_memory(self.device)),
+            peak_memory_bytes=max(int(self.earlier["peak_memory_bytes"]), self._peak_memory()),
             flops_per_step=statistic(np.mean, flops),
             flops_per_second=statistic(lambda: flops.sum() / seconds.sum()),
             predicted_saving=statistic(lambda: 1 - flops.sum() / full_flops.sum()),
@@ -140,11 +144,3 @@ class Timer:
 def _positive(value: float | None) -> float:
     """Return `value`, or 0 if it is not a positive finite number, which a damaged file may contain."""
     return float(value) if value is not None and math.isfinite(value) and value > 0 else 0.0
-
-
-def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes: allocated memory of a CUDA device, or all memory of the process."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
