@@ -42,14 +42,14 @@ from oelm.runs.schema import (
     TokenizerFacts,
 )
 
-_planned = cache(planned_configs)
+planned = cache(planned_configs)
 BASE = "GPT-01"
 QK, TOTAL = 12_288, 200_000
 
 
 def analyze(root: Path | str, studies: Sequence[str] = (), **options: Any) -> analysis.Analysis:
     """Analyze a runs folder with the catalogue of the package."""
-    return analysis.analyze(root, studies, planned=_planned(), **options)
+    return analysis.analyze(root, studies, planned=planned(), **options)
 
 
 def lm_config(id: str = BASE, arm: str = "baseline", *, seed: int = 0, **changes: Any) -> RunConfig:

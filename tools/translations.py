@@ -13,15 +13,14 @@ from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po, write_po
 
 SOURCE = Path(__file__).parents[1] / "src" / "oelm"
+METHODS = [("**.py", "python"), ("**/templates/*.html", "jinja2")]
 CHINESE = SOURCE / "report" / "locale" / "zh" / "LC_MESSAGES" / "oelm.po"
 
 
 def english() -> list[str]:
-    """The texts in the source that are marked for translation: literals in `_("…")` and `Message("…")`."""
+    """The texts marked for translation, in the source and in templates: literals in `_("…")`, `Message("…")`."""
     keywords = {"_": None, "Message": None}
-    found = (
-        extract_from_dir(SOURCE / room, keywords=keywords, callback=None) for room in ("analysis", "report")
-    )
+    found = (extract_from_dir(SOURCE / room, METHODS, keywords=keywords) for room in ("analysis", "report"))
     return list(dict.fromkeys(message for texts in found for _file, _line, message, *_rest in texts))
 
 

@@ -83,7 +83,7 @@ class Browser:
                     raise RuntimeError(f"{name}: {answer['error']}")
                 return answer["result"]
 
-    def open(self, path: Path, *, width: int, height: int = 900, dark: bool = False) -> None:
+    def open(self, page: Path | str, *, width: int, height: int = 900, dark: bool = False) -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -93,11 +93,11 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         deadline = time.monotonic() + 300
         while self.evaluate("document.readyState") != "complete":
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{path} did not load")
+                raise TimeoutError(f"{page} did not load")
             time.sleep(0.05)
 
     def evaluate(self, expression: str) -> Any:

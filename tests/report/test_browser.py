@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import chromium
 import pytest
 
 from oelm.report.report import write_html
@@ -14,15 +13,6 @@ from run_factory import analyze, write_study
 pytestmark = pytest.mark.slow
 
 SHOTS = os.environ.get("OELM_SCREENSHOTS", "")  # folder to keep the screenshots in
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    executable = chromium.find()
-    if not executable:
-        pytest.skip("no Chromium here (Debian: apt-get install chromium; CI=true installs it)")
-    with chromium.Browser(executable, tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -191,8 +191,12 @@ def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
         )
     warnings: list[LoadWarning] = []
     found = [f for f in find_runs(root) if not wanted or f.study in wanted]
-    runs = [run for f in found if (run := read_run(f.reader, warnings)) is not None]
-    runs = _drop_copies(runs, warnings)
+    return collect(root, [read_run(f.reader, warnings) for f in found], warnings)
+
+
+def collect(root: Path, found: Iterable[LoadedRun | None], warnings: list[LoadWarning]) -> Loaded:
+    """Return the results of `read_run` as one object: without None and copies, tuning trials apart."""
+    runs = _drop_copies([run for run in found if run is not None], warnings)
     return Loaded(
         root,
         tuple(r for r in runs if not r.config.tune.trial),

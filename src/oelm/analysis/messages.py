@@ -48,6 +48,7 @@ STATES = {
     "pending": Message("not started"),
     "dead": Message("dead"),
     "stalled": Message("stalled"),
+    "queued": Message("queued"),
 }
 
 

@@ -122,6 +122,11 @@ COMMANDS: dict[str, Command] = {
         "Watch the state of all runs in the terminal.",
         ("oelm monitor --study gap",),
     ),
+    "board": Command(
+        "oelm.cli.board:board", _RUNS,
+        "Watch runs, curves and verdicts live in the browser.",
+        ("oelm board --runs runs", "oelm board --port 0 --lang zh"),
+    ),
     "analyze": Command(
         "oelm.cli.analyze:analyze", _RESULTS,
         "Print tables, differences with confidence intervals, and verdicts.",

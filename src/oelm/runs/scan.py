@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ from oelm.runs.schema import Status, to_json
 from oelm.runs.slurm_queue import WAITING, job_of, queue_states
 
 STALL_SECONDS = 300.0  # a running process without a heartbeat for this long is shown as stalled
+_ENDED = frozenset({"finished", "diverged", "failed", "oom", "interrupted"})  # status.json alone says so
 _MAY_BE_QUEUED = ("running", "interrupted", "pending", "stalled", "dead")
+
+Signature = tuple[int, ...]  # modification times and sizes of some files
 
 
 @dataclass(frozen=True)
@@ -70,15 +73,38 @@ class RunInfo(FoundRun):
         }
 
 
-def scan(root: Path | str, *, trials: bool = True) -> list[RunInfo]:
+@dataclass
+class ScanCache:
+    """What earlier scans have read, for a program that scans again every few seconds."""
+
+    runs: dict[Path, tuple[Signature, RunInfo]] = field(default_factory=dict)
+    results_files: dict[Path, tuple[Signature, list[StoredRun]]] = field(default_factory=dict)
+
+
+def scan(root: Path | str, *, trials: bool = True, cache: ScanCache | None = None) -> list[RunInfo]:
     """Return every run below `root` with its state; without tuning trials if not `trials`.
 
+    With a `cache`, the status of a run that has ended is read again only if its files have changed.
     This calls `squeue` once if a run may be waiting in SLURM's queue.
     """
-    return _with_queue([_with_state(run) for run in find_runs(root) if trials or not run.trial])
+    found = (run for run in find_runs(root, cache) if trials or not run.trial)
+    return _with_queue([_with_state(run, cache) for run in found])
 
 
-def find_runs(root: Path | str) -> Iterator[FoundRun]:
+def signature(*files: Path | str) -> Signature:
+    """Return the modification times and sizes of the files, (0, 0) for a file that does not exist."""
+    return tuple(part for file in files for part in _stat(file))
+
+
+def _stat(file: Path | str) -> tuple[int, int]:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+def find_runs(root: Path | str, cache: ScanCache | None = None) -> Iterator[FoundRun]:
     """Yield each run below `root`, from run folders and from results files.
 
     The path of a run folder is <study>/<ID>/scale=<s>/[tune/lr=<lr>/]seed=<n>.
@@ -100,8 +126,17 @@ def find_runs(root: Path | str) -> Iterator[FoundRun]:
                         trial,
                     )
         results = Path(root) / f"{study}{SUFFIX}"
-        for run in read_results_file(results) if results.is_file() else ():
+        for run in _stored_runs(results, cache) if results.is_file() else ():
             yield FoundRun(run, study, run.id, run.scale, run.seed, run.trial)
+
+
+def _stored_runs(file: Path, cache: ScanCache | None) -> list[StoredRun]:
+    if cache is None:
+        return read_results_file(file)
+    now = signature(file)
+    if file not in cache.results_files or cache.results_files[file][0] != now:
+        cache.results_files[file] = now, read_results_file(file)
+    return cache.results_files[file][1]
 
 
 def study_names(root: Path | str) -> list[str]:
@@ -111,7 +146,20 @@ def study_names(root: Path | str) -> list[str]:
     return sorted({*folders, *(file.name.removesuffix(SUFFIX) for file in files)})
 
 
-def _with_state(run: FoundRun) -> RunInfo:
+def _with_state(run: FoundRun, cache: ScanCache | None) -> RunInfo:
+    if cache is None:
+        return _read_state(run)
+    file = run.reader.file  # the run folder, or the results file
+    now = signature(file, file / "status.json", file / "results.json")
+    known = cache.runs.get(run.reader.path)
+    if known and known[0] == now and known[1].state in _ENDED:
+        return known[1]
+    info = _read_state(run)
+    cache.runs[run.reader.path] = now, info
+    return info
+
+
+def _read_state(run: FoundRun) -> RunInfo:
     if run.seed < 0:
         path = run.reader.path
         note = (

@@ -1,0 +1,78 @@
+"""`oelm board`: the state of all runs, curves and verdicts as a live page in the browser."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import getpass
+import secrets
+import socket
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from oelm.cli.options import Catalogue, Runs, load_catalogues
+from oelm.cli.output import print
+from oelm.cli.report import Language
+from oelm.errors import OelmError
+
+HOST = "127.0.0.1"  # never another one: the board shows everything in the runs folder
+
+
+def board(
+    *,
+    runs: Runs = "runs",
+    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8765,
+    lang: Annotated[Language, Parameter(help="Language of the first page.")] = "en",
+    catalogue: Catalogue = (),
+) -> None:
+    """Serve a page with all runs, curves and verdicts to the browsers of this machine until Ctrl-C.
+
+    Parameters
+    ----------
+    port
+        Port on 127.0.0.1; 0 picks a free one.
+    """
+    try:
+        import uvicorn
+
+        from oelm.report.board.server import Site
+    except ModuleNotFoundError as error:
+        raise OelmError(f"`oelm board` needs the package {error.name}: pip install 'oelm[board]'") from None
+    from oelm.experiments.catalogue import planned_configs
+    from oelm.report.board.snapshot import Board
+
+    load_catalogues(catalogue)
+    with listen(port) as listener:
+        token, port = secrets.token_urlsafe(24), listener.getsockname()[1]
+        app = Site(Board(runs, planned_configs()), lang).app(token)
+        print(f"http://{HOST}:{port}/{token}/")
+        print(f"On another computer, first: ssh -L {port}:{HOST}:{port} {_this_machine()}")
+        print("Ctrl-C ends the board; runs are not affected.", flush=True)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the way to end the board
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+def listen(port: int) -> socket.socket:
+    """Return a socket that listens on this port of 127.0.0.1; raise an error with a way on if it is taken."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HOST, port))
+        listener.listen(100)
+    except OSError as error:
+        listener.close()
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            raise
+        why = "in use, perhaps by another board" if error.errno == errno.EADDRINUSE else "not allowed for you"
+        raise OelmError(f"port {port} is {why}; choose another one, or any free one with --port 0") from None
+    return listener
+
+
+def _this_machine() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):  # a container may have a user without a name
+        return socket.gethostname()

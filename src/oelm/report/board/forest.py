@@ -1,0 +1,162 @@
+"""Rows of a forest plot: each question with its change, interval, margin and verdict, on one common axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from oelm.analysis.arms import Arm
+from oelm.analysis.compare import Comparison
+from oelm.analysis.effects import measure
+from oelm.analysis.messages import Message
+from oelm.analysis.statistics import Estimate, is_wide
+from oelm.analysis.verdict import TARGET
+from oelm.report import numbers
+from oelm.report.document import Tone
+from oelm.report.sentences import conclusion, outcome, shown_verdict, tone, why_undecided
+from oelm.report.translate import Translator
+
+_MARGINS = {"ppl": 100 * TARGET, "accuracy": -100 * TARGET}  # in per cent of the reference's score
+_MOST_PERCENT = 300.0
+
+
+@dataclass(frozen=True)
+class Bar:
+    """An interval on the axis of a forest plot; all positions are in per cent of the axis."""
+
+    value: float
+    low: float | None
+    high: float | None
+    margin: float | None
+    zero: float
+
+
+@dataclass(frozen=True)
+class ForestRow:
+    """One row: a question and its answer, or the same question with fewer seeds."""
+
+    title: str
+    verdict: str
+    tone: Tone
+    change: str
+    interval: str
+    n: str
+    note: str
+    bar: Bar | None
+
+
+@dataclass(frozen=True)
+class Forest:
+    """A forest plot of comparisons with the same metric; the axis is in per cent of the reference's score."""
+
+    metric: str
+    rows: tuple[ForestRow, ...]
+    ticks: tuple[tuple[float, str], ...]  # position on the axis and label
+
+
+def margin(c: Comparison) -> float:
+    """Return the margin of the verdict that is shown, in per cent; 0 if it is about which arm is better."""
+    return _MARGINS[c.metric] if c.kind in ("baseline", "control") else 0.0
+
+
+def title(c: Comparison, _: Translator) -> str:
+    return _("{arm} against {reference}", arm=c.arm.name, reference=c.reference.name)
+
+
+def forest(comparisons: Sequence[Comparison], _: Translator) -> Forest:
+    """Return the forest plot of comparisons that all have the same metric."""
+    axis = _Axis([(c.ratio, margin(c)) for c in comparisons])
+    rows = []
+    for c in comparisons:
+        verdict = shown_verdict(c)
+        why = c.refused or c.caveats or why_undecided(verdict)
+        answer = conclusion(c) if verdict.decided else Message("{why}", why=why) if why else None
+        note = _(answer) if answer else ""
+        rows.append(_row(title(c, _), c.ratio, axis, margin(c), _(outcome(verdict)), tone(verdict), note, _))
+    return Forest(comparisons[0].metric, tuple(rows), axis.ticks())
+
+
+def by_seeds(c: Comparison, _: Translator) -> Forest | None:
+    """Return how the interval of a comparison changed while seeds came in; None with fewer than two seeds."""
+    shared = sorted(c.arm.scores.keys() & c.reference.scores.keys())
+    if c.ratio is None or len(shared) < 2:
+        return None
+    found = []
+    for n in range(1, len(shared) + 1):
+        arm, reference = (_first_seeds(a, shared[:n]) for a in (c.arm, c.reference))
+        found.append(measure(arm, reference).ratio)
+    axis = _Axis([(ratio, margin(c)) for ratio in found[1:]])
+    rows = [_row(f"n = {ratio.n}", ratio, axis, margin(c), "", "", "", _) for ratio in found]
+    return Forest(c.metric, tuple(rows), axis.ticks())
+
+
+def _first_seeds(arm: Arm, seeds: Sequence[int]) -> Arm:
+    return replace(arm, runs=tuple(run for run in arm.runs if run.seed in seeds))
+
+
+def _row(
+    title: str,
+    ratio: Estimate | None,
+    axis: _Axis,
+    margin: float,
+    verdict: str,
+    tone: Tone,
+    note: str,
+    _: Translator,
+) -> ForestRow:
+    if ratio is None:
+        return ForestRow(title, verdict, tone, "–", "–", "–", note, None)
+    return ForestRow(
+        title,
+        verdict,
+        tone,
+        numbers.change(ratio.value),
+        _(numbers.interval(ratio, "ppl")),  # a change in per cent, for accuracy too
+        numbers.seeds(ratio),
+        note,
+        axis.bar(ratio, margin),
+    )
+
+
+class _Axis:
+    """The common axis of some estimates, in per cent of change; 0 and all margins are on it."""
+
+    def __init__(self, shown: Iterable[tuple[Estimate | None, float]]) -> None:
+        values = [0.0]
+        for ratio, margin in shown:
+            values.append(margin)
+            if ratio is not None:
+                values += [_percent(x) for x in (ratio.value, *_informative(ratio))]
+        low, high = max(min(values), -100.0), min(max(values), _MOST_PERCENT)
+        room = 0.06 * (high - low or 1.0)
+        self.low, self.high = low - room, high + room
+
+    def at(self, percent: float) -> float:
+        """Return the position of a change in per cent of the axis; what lies outside is moved to its end."""
+        place = 100 * (percent - self.low) / (self.high - self.low)
+        return round(min(100.0, max(0.0, place)), 2)
+
+    def bar(self, ratio: Estimate, margin: float) -> Bar:
+        low, high = (self.at(_percent(x)) for x in ratio.interval) if ratio.interval else (None, None)
+        return Bar(self.at(_percent(ratio.value)), low, high, self.at(margin) if margin else None, self.at(0))
+
+    def ticks(self) -> tuple[tuple[float, str], ...]:
+        """Return a few round values on the axis, 0 among them."""
+        step = 10 ** math.floor(math.log10((self.high - self.low) / 2))
+        step *= next(k for k in (1, 2, 5, 10) if (self.high - self.low) / (step * k) <= 5)
+        first, last = math.ceil(self.low / step), math.floor(self.high / step)
+        return tuple(
+            (self.at(i * step), f"{numbers.signed(i * step, 0 if step >= 1 else 2)} %")
+            for i in range(first, last + 1)
+        )
+
+
+def _informative(ratio: Estimate) -> Iterator[float]:
+    """Yield the ends of the interval, unless it is too wide to be informative."""
+    if ratio.interval and not is_wide(ratio, points=False):
+        yield from ratio.interval
+
+
+def _percent(log_ratio: float) -> float:
+    return 100 * math.expm1(min(log_ratio, 5.0))

@@ -1,0 +1,141 @@
+"""Read the measurements of a run again and again: each time, only what was appended since the last time."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from typing import IO, Any
+
+import numpy as np
+
+from oelm.analysis.messages import Message
+from oelm.errors import OelmError
+from oelm.files.read import MIB, parse_json_lines
+from oelm.runs.reader import RunReader
+from oelm.runs.schema import MetricsRow
+
+# The measurements that the board can draw: their names, and their labels in the list to choose from.
+MEASUREMENTS: dict[str, Message] = {
+    "ppl": Message("validation perplexity"),
+    "accuracy": Message("validation accuracy"),
+    "validation_loss": Message("validation loss"),
+    "loss": Message("training loss"),
+    "lr": Message("learning rate"),
+    "grad_norm": Message("gradient norm"),
+    "step_time": Message("step time, seconds"),
+    "entropy": Message("entropy of attention, nats"),
+}
+# The rows of metrics.jsonl that they come from: (kind of row, field).
+_FIELDS = {
+    "ppl": ("validation", "ppl"),
+    "accuracy": ("validation", "accuracy"),
+    "validation_loss": ("validation", "loss"),
+    "loss": ("train", "loss"),
+    "lr": ("train", "lr"),
+    "grad_norm": ("train", "grad_norm"),
+}
+_MOST_AT_ONCE = 256 * MIB
+_CHECKED = 256  # bytes before the last position that must be unchanged, else the file is read from its start
+_STEP_RECORD = np.dtype([("seconds", "<f8"), ("rest", "<f8", (3,))])  # of step_times.bin
+
+Column = dict[int, float]  # step -> value
+
+
+class RunMetrics:
+    """The measurements of one run by name and step. `update` reads what has been appended."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, Column] = {}
+        self.problem = ""  # why metrics.jsonl cannot be read beyond some line
+        self._metrics = _Appended("metrics.jsonl")
+        self._times = _Appended("step_times.bin")
+
+    def update(self, reader: RunReader) -> None:
+        """Read the new rows. A file that became shorter, or has other rows, is read from its start."""
+        try:
+            content, from_start = self._metrics.read(reader)
+            if from_start:
+                self.columns = {name: c for name, c in self.columns.items() if name == "step_time"}
+                self.problem = ""
+            rows, rest = content.rpartition(b"\n")[::2]
+            self._metrics.give_back(rest)
+            self._add_rows(rows + b"\n" if rows else b"", str(reader.path / "metrics.jsonl"))
+        except (OelmError, OSError) as error:
+            self.problem = str(error)
+        try:
+            self._add_times(reader)
+        except (OelmError, OSError):
+            self.columns.pop("step_time", None)
+
+    def _add_rows(self, lines: bytes, where: str) -> None:
+        for number, line in enumerate(parse_json_lines(io.BytesIO(lines), f"{where}, new lines"), 1):
+            row = MetricsRow.from_json(line, f"{where}, new line {number}")
+            for name, (kind, field) in _FIELDS.items():
+                if row.kind == kind:
+                    self._add(name, row.step, row.values.get(field))
+            if row.kind == "attention":
+                self._add("entropy", row.step, _mean_entropy(row.values))
+
+    def _add(self, name: str, step: int, value: Any) -> None:
+        if isinstance(value, int | float) and math.isfinite(value):
+            self.columns.setdefault(name, {})[step] = float(value)
+
+    def _add_times(self, reader: RunReader) -> None:
+        content, from_start = self._times.read(reader)
+        if from_start:
+            self.columns.pop("step_time", None)
+        whole = len(content) // _STEP_RECORD.itemsize * _STEP_RECORD.itemsize
+        self._times.give_back(content[whole:])
+        first = (self._times.position - whole) // _STEP_RECORD.itemsize
+        for place, seconds in enumerate(np.frombuffer(content[:whole], _STEP_RECORD)["seconds"], first + 1):
+            if 0 < seconds < 1e9:  # a negative time marks a warm-up step, 0 a step that was not measured
+                self._add("step_time", place, float(seconds))
+
+
+class _Appended:
+    """A file of a run that grows; remembers how far it was read."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.position = 0
+        self._before = b""  # the last bytes before the position
+
+    def read(self, reader: RunReader) -> tuple[bytes, bool]:
+        """Return what was appended since the last call, and whether this is the file from its start."""
+        try:
+            file = reader.open(self.name)
+        except FileNotFoundError:
+            changed = self.position > 0
+            self.position, self._before = 0, b""
+            return b"", changed
+        with file:
+            if not self._is_continued(file):
+                self.position, self._before = 0, b""
+            start = self.position
+            file.seek(start)
+            content = file.read(_MOST_AT_ONCE)
+        self.position += len(content)
+        self._before = (self._before + content)[-_CHECKED - MIB :]
+        return content, start == 0
+
+    def give_back(self, rest: bytes) -> None:
+        """Read `rest`, which is not a complete row yet, again next time."""
+        self.position -= len(rest)
+        self._before = self._before[: len(self._before) - len(rest)][-_CHECKED:]
+
+    def _is_continued(self, file: IO[bytes]) -> bool:
+        file.seek(self.position - len(self._before))
+        return file.read(len(self._before)) == self._before
+
+
+def _mean_entropy(values: Mapping[str, Any]) -> float | None:
+    """Return the mean of the layers' attention entropies; None if the row has none."""
+    layers = values.get("layers")
+    found = (
+        [entry.get("entropy") for entry in layers if isinstance(entry, dict)]
+        if isinstance(layers, list)
+        else []
+    )
+    numbers = [float(x) for x in found if isinstance(x, int | float) and math.isfinite(x)]
+    return sum(numbers) / len(numbers) if numbers else None

@@ -1,0 +1,361 @@
+"""The content of the board's pages as plain values, which the templates show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oelm.analysis.arms import Arm
+from oelm.analysis.compare import Comparison
+from oelm.analysis.messages import Message, state_name
+from oelm.config.diff import config_diff
+from oelm.config.yaml import config_to_yaml
+from oelm.errors import OelmError
+from oelm.experiments.launch.worker import CONSOLE
+from oelm.report import numbers
+from oelm.report.board.curves import measured
+from oelm.report.board.forest import Forest, by_seeds, forest, title
+from oelm.report.board.metrics import MEASUREMENTS
+from oelm.report.board.snapshot import Board
+from oelm.report.document import Tone
+from oelm.report.sentences import SCALES, outcome, sentences, shown_verdict, tone
+from oelm.report.translate import Translator
+from oelm.runs.folder import RunFolder
+from oelm.runs.scan import RunInfo, tail
+from oelm.runs.schema import TimingStats
+from oelm.runs.states import STATES, TROUBLE
+from oelm.units import bytes_text, duration_text
+
+LOG_LINES = 20
+_UNFINISHED = frozenset(STATES) - {"finished", "diverged"}
+_TONES: dict[str, Tone] = {"running": "good", "finished": "", "interrupted": "open", "queued": "open"}
+_PREFERRED = ("ppl", "accuracy", "validation_loss", "loss")  # what a chart shows first
+
+_METRICS = {
+    "ppl": Message("Change of perplexity against the reference; lower is better."),
+    "accuracy": Message("Change of accuracy against the reference; higher is better."),
+}
+_TIMES = {
+    "total_wall_time": Message("wall time"),
+    "mean_step_time": Message("mean step time"),
+    "median_step_time": Message("median step time"),
+    "p95_step_time": Message("95th percentile of step time"),
+    "total_validation_time": Message("time of validations"),
+}
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run in a table."""
+
+    key: str
+    name: str
+    state: str
+    state_text: str
+    tone: Tone
+    step: int
+    total: int
+    loss: str
+    metric: str
+    eta: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class StudyCard:
+    """A study on the overview."""
+
+    name: str
+    tone: Tone
+    summary: str
+    finished: int
+    total: int
+    states: tuple[tuple[str, Tone], ...]
+    eta: str
+    forests: tuple[dict[str, Any], ...]
+    hidden: int  # questions that are only on the page of the study
+
+
+def run_row(key: str, run: RunInfo, _: Translator) -> RunRow:
+    status = run.status
+    return RunRow(
+        key,
+        run.name,
+        run.state,
+        _(state_name(run.state)),
+        state_tone(run.state),
+        status.step if status else 0,
+        status.total_steps if status else 0,
+        f"{status.loss:.4f}" if status and status.loss is not None else "–",
+        f"{status.metric.name} {status.metric.value:.4g}" if status and status.metric else "–",
+        duration_text(status.eta_seconds) if status and run.state == "running" else "–",
+        run.reason,
+    )
+
+
+def state_tone(state: str) -> Tone:
+    return "bad" if state in TROUBLE else _TONES.get(state, "")
+
+
+def overview(board: Board, _: Translator) -> dict[str, Any]:
+    runs = board.runs()
+    studies: dict[str, dict[str, RunInfo]] = {}
+    for key, run in runs.items():
+        studies.setdefault(run.study, {})[key] = run
+    trouble = [run_row(key, run, _) for key, run in runs.items() if run.state in TROUBLE]
+    trouble.sort(key=lambda row: STATES.index(row.state))
+    return {
+        "headline": _headline(board, runs, _),
+        "studies": [_card(board, name, found, _) for name, found in studies.items()],
+        "trouble": trouble,
+    }
+
+
+def _headline(board: Board, runs: Mapping[str, RunInfo], _: Translator) -> str:
+    decided = sum(shown_verdict(c).decided for c in board.verdicts.comparisons)
+    still_open = len(board.verdicts.comparisons) - decided + len(board.verdicts.waiting)
+    states = Counter(run.state for run in runs.values())
+    parts = [
+        _("Questions: {n} decided, {open} undecided.", n=decided, open=still_open),
+        _(
+            "Runs: {n} of {total} finished, {running} in progress.",
+            n=states["finished"],
+            total=len(runs),
+            running=states["running"],
+        ),
+    ]
+    if trouble := sum(states[state] for state in TROUBLE):
+        parts.append(_("Runs that need attention: {n}.", n=trouble))
+    return _.join(parts)
+
+
+def _card(board: Board, study: str, runs: Mapping[str, RunInfo], _: Translator, most: int = 6) -> StudyCard:
+    asked = questions(board, study)
+    decided = sum(shown_verdict(c).decided for c in asked)
+    waiting = sum(pair.arm.config.study == study for pair in board.verdicts.waiting)
+    states = Counter(run.state for run in runs.values())
+    main = [c for c in asked if c.kind in ("baseline", "control")][:most]
+    summary = _("Questions: {n} decided, {open} undecided.", n=decided, open=len(asked) + waiting - decided)
+    return StudyCard(
+        study,
+        "bad" if TROUBLE & states.keys() else "good" if states["running"] else "",
+        summary if asked or waiting else _("No questions."),
+        states["finished"],
+        len(runs),
+        tuple((f"{states[s]} {_(state_name(s))}", state_tone(s)) for s in STATES if states[s]),
+        time_left(runs.values(), _),
+        tuple(forests(main, _)),
+        len(asked) - len(main),
+    )
+
+
+def questions(board: Board, study: str) -> list[Comparison]:
+    return [c for c in board.verdicts.comparisons if c.arm.config.study == study]
+
+
+def question_key(c: Comparison) -> dict[str, str]:
+    """Return the query parameters of the page of a comparison."""
+    return {"kind": c.kind, "scale": c.arm.config.scale, "arm": c.arm.id, "reference": c.reference.id}
+
+
+def forests(comparisons: Iterable[Comparison], _: Translator) -> list[dict[str, Any]]:
+    """Return one forest plot per metric, each with the keys of its comparisons."""
+    found = []
+    listed = list(comparisons)
+    for metric in dict.fromkeys(c.metric for c in listed):
+        same = [c for c in listed if c.metric == metric]
+        plot = forest(same, _)
+        rows = [(row, question_key(c), c.group) for row, c in zip(plot.rows, same, strict=True)]
+        found.append({"caption": _(_METRICS[metric]), "rows": rows, "ticks": plot.ticks})
+    return found
+
+
+def time_left(runs: Iterable[RunInfo], _: Translator) -> str:
+    """Return the time until all started runs have finished at the present speed, "" if none is running."""
+    runs = list(runs)
+    active = [run.status for run in runs if run.state == "running" and run.status]
+    left = [status.eta_seconds for status in active if status.eta_seconds is not None]
+    if not left:
+        return ""
+    speeds = [status.steps_per_second for status in active if status.steps_per_second]
+    mean = sum(speeds) / len(speeds) if speeds else 0.0
+    waiting = [
+        run.status.total_steps - run.status.step
+        for run in runs
+        if run.status and run.state in ("queued", "interrupted")
+    ]
+    total = sum(left) + (sum(waiting) / mean if mean else 0.0)
+    return _(
+        "about {time} left", time=duration_text(max(*left, total / len(left)) if len(left) > 1 else total)
+    )
+
+
+def study(board: Board, name: str, chosen: str, _: Translator) -> dict[str, Any] | None:
+    """Return the page of a study with the curves of the group `chosen`; None if there is no such study."""
+    runs = {key: run for key, run in board.runs().items() if run.study == name}
+    if not runs:
+        return None
+    groups = arm_groups(board, name)
+    group = chosen if chosen in groups else next(iter(groups), "")
+    rows = sorted(
+        (run_row(key, run, _) for key, run in runs.items() if not run.trial),
+        key=lambda row: STATES.index(row.state),
+    )
+    arms = groups.get(group, [])
+    return {
+        "card": _card(board, name, runs, _, most=0),
+        "forests": forests(questions(board, name), _),
+        "waiting": [
+            _("{arm} against {reference}", arm=pair.arm.name, reference=pair.reference_id)
+            for pair in board.verdicts.waiting
+            if pair.arm.config.study == name
+        ],
+        "groups": [(key, _group_title(found[0], _)) for key, found in groups.items()],
+        "group": group,
+        "charts": charts(measured(board, _keys(board, arms)), 2, _),
+        "arms": [_arm_row(arm, _) for arm in arms],
+        "runs": rows,
+        "trials": sum(bool(run.trial) for run in runs.values()),
+    }
+
+
+def arm_groups(board: Board, study: str) -> dict[str, list[Arm]]:
+    """Return the arms of a study by the groups in which they are compared."""
+    found: dict[str, list[Arm]] = {}
+    for arm in board.verdicts.arms:
+        if arm.config.study == study:
+            found.setdefault(f"{arm.config.scale} {arm.group}", []).append(arm)
+    return found
+
+
+def _group_title(arm: Arm, _: Translator) -> str:
+    return _("{name} ({scale})", name=arm.group, scale=SCALES[arm.config.scale])
+
+
+def _keys(board: Board, arms: Iterable[Arm]) -> list[str]:
+    keys = (run.path.relative_to(board.root).as_posix() for arm in arms for run in arm.runs)
+    return [key for key in keys if key in board.runs()]
+
+
+def charts(known: Sequence[str], most: int, _: Translator) -> list[dict[str, Any]]:
+    """Return the charts of a page: the first measurement of each, and the list to choose from."""
+    options = [(name, _(MEASUREMENTS[name])) for name in known]
+    first = [name for name in _PREFERRED if name in known] + [
+        name for name in known if name not in _PREFERRED
+    ]
+    if most == 2 and "loss" in known and first[0] != "loss":
+        first = [first[0], "loss"]
+    return [{"measurement": name, "options": options} for name in first[:most]]
+
+
+def _arm_row(arm: Arm, _: Translator) -> dict[str, str]:
+    states = Counter(run.state for run in arm.runs)
+    times = [run.timing for run in arm.finished]
+    steps = [t.mean_step_time for t in times if t.mean_step_time]
+    memory = [t.peak_memory_bytes for t in times if t.peak_memory_bytes]
+    return {
+        "name": arm.name,
+        "id": arm.id,
+        "score": numbers.score(arm.mean, arm.metric) if arm.finished else "–",
+        "n": str(len(arm.finished)),
+        "states": ", ".join(f"{states[s]} {_(state_name(s))}" for s in STATES if states[s]),
+        "step_time": f"{sum(steps) / len(steps):.3g} s" if steps else "–",
+        "memory": bytes_text(max(memory)) if memory else "–",
+    }
+
+
+def question(board: Board, study: str, wanted: Mapping[str, str], _: Translator) -> dict[str, Any] | None:
+    """Return the page of one comparison; None if there is no such comparison."""
+    for c in questions(board, study):
+        if question_key(c) == wanted:
+            seeds: Forest | None = by_seeds(c, _)
+            return {
+                "title": title(c, _),
+                "place": _group_title(c.arm, _),
+                "verdict": _(outcome(shown_verdict(c))),
+                "tone": tone(shown_verdict(c)),
+                "sentences": [_(message) for message in sentences(c)],
+                "forests": forests([c], _),
+                "seeds": seeds,
+                "flags": [_(message) for message in c.flags],
+                "charts": charts(measured(board, _keys(board, (c.arm, c.reference))), 2, _),
+                "runs": [run_row(key, board.runs()[key], _) for key in _keys(board, (c.arm, c.reference))],
+            }
+    return None
+
+
+def question_arms(board: Board, study: str, wanted: Mapping[str, str]) -> list[Arm]:
+    return next(([c.reference, c.arm] for c in questions(board, study) if question_key(c) == wanted), [])
+
+
+def run(board: Board, key: str, _: Translator) -> dict[str, Any] | None:
+    """Return the page of a run; None if there is no such run."""
+    info = board.runs().get(key)
+    if info is None:
+        return None
+    reader = info.reader
+    problems: list[str] = []
+
+    def read(load: Any) -> Any:
+        try:
+            return load()
+        except (OelmError, OSError) as error:
+            problems.append(str(error))
+            return None
+
+    config, audit, timing, manifest = (
+        read(load) for load in (reader.config, reader.freeze_audit, reader.timing, reader.manifest)
+    )
+    folder = RunFolder(info.path)
+    metrics = board.metrics(key)
+    others = [other for other, r in board.runs().items() if r.study == info.study and other != key]
+    return {
+        "row": run_row(key, info, _),
+        "status": info.status,
+        "study": info.study,
+        "path": str(info.path),
+        "command": manifest.command if manifest else "",
+        "log": tail(folder.log_file, LOG_LINES) or tail(info.path / CONSOLE, LOG_LINES),
+        "audit": audit,
+        "audits": [(when, record) for when, record in _audits(audit, _) if record is not None],
+        "times": _timing(timing, _) if timing else [],
+        "config": config_to_yaml(config) if config else "",
+        "problems": [*problems, *([metrics.problem] if metrics.problem else [])],
+        "charts": charts(measured(board, [key]), 2, _),
+        "others": others,
+    }
+
+
+def _audits(audit: Any, _: Translator) -> list[tuple[str, Any]]:
+    return [(_("at the start"), audit.start), (_("at the end"), audit.end)] if audit else []
+
+
+def _timing(timing: TimingStats, _: Translator) -> list[tuple[str, str]]:
+    rows = [(_(name), duration(getattr(timing, field))) for field, name in _TIMES.items()]
+    rows.append((_("peak memory"), numbers.size(timing.peak_memory_bytes)))
+    if timing.tokens_per_second:
+        rows.append((_("tokens per second"), f"{timing.tokens_per_second:,.0f}"))
+    return rows
+
+
+def duration(seconds: float | None) -> str:
+    return f"{seconds:.3g} s" if seconds is not None and seconds < 10 else duration_text(seconds)
+
+
+def compare(board: Board, a: str, b: str, _: Translator) -> dict[str, Any]:
+    """Return the page that compares two runs; without two known runs, only the form to choose them."""
+    runs = board.runs()
+    chosen = [(key, runs[key]) for key in (a, b) if key in runs]
+    page: dict[str, Any] = {"keys": list(runs), "a": a, "b": b, "runs": [run_row(k, r, _) for k, r in chosen]}
+    page |= {"differences": None, "charts": [], "problem": ""}
+    if len(chosen) < 2:
+        return page
+    page["charts"] = charts(measured(board, (a, b)), 2, _)
+    try:
+        left, right = (info.reader.config() for _key, info in chosen)
+    except (OelmError, OSError) as error:
+        return page | {"problem": str(error)}
+    page["differences"] = [(name, str(x), str(y)) for name, (x, y) in config_diff(left, right).items()]
+    return page

@@ -1,0 +1,91 @@
+// Keeps the page current: asks the server every two seconds, and replaces only what has changed.
+"use strict";
+(() => {
+  const EVERY = 2000;
+  const tags = new Map();      // address -> the ETag of its last answer
+  const contents = new Map();  // id of a live element -> its last content from the server
+
+  // Returns the text of a changed answer, null if nothing has changed.
+  async function changed(address) {
+    const headers = tags.has(address) ? { "If-None-Match": tags.get(address) } : {};
+    const answer = await fetch(address, { headers, cache: "no-store" });
+    if (answer.status === 304) return null;
+    if (!answer.ok) throw new Error(String(answer.status));
+    tags.set(address, answer.headers.get("ETag"));
+    return answer.text();
+  }
+
+  function replaceLive(text) {
+    const page = new DOMParser().parseFromString(text, "text/html");
+    for (const fresh of page.querySelectorAll("[data-live]")) {
+      const old = document.getElementById(fresh.id);
+      if (!old || contents.get(fresh.id) === fresh.innerHTML) continue;
+      contents.set(fresh.id, fresh.innerHTML);
+      const open = new Set([...old.querySelectorAll("details[open]")].map((details) => details.id));
+      const focused = old.contains(document.activeElement) ? path(old, document.activeElement) : null;
+      const scrolled = [...old.querySelectorAll(".scroll, pre")].map((box) => [box.scrollLeft, box.scrollTop]);
+      old.replaceChildren(...fresh.childNodes);
+      for (const details of old.querySelectorAll("details")) details.open = open.has(details.id);
+      old.querySelectorAll(".scroll, pre").forEach((box, i) => { if (scrolled[i]) [box.scrollLeft, box.scrollTop] = scrolled[i]; });
+      if (focused) follow(old, focused)?.focus({ preventScroll: true });
+    }
+    document.title = page.title;
+    applyFilters();
+  }
+
+  // The place of an element below another one, as indices, to give the focus back after a replacement.
+  function path(top, node) {
+    const steps = [];
+    for (; node !== top; node = node.parentElement) steps.unshift([...node.parentElement.children].indexOf(node));
+    return steps;
+  }
+  function follow(top, steps) {
+    return steps.reduce((node, i) => node?.children[i], top);
+  }
+
+  function applyFilters() {
+    for (const input of document.querySelectorAll("[data-filter]")) {
+      const wanted = input.value.trim().toLowerCase();
+      for (const row of document.querySelectorAll(`#${input.dataset.filter} tbody tr`)) {
+        row.hidden = wanted !== "" && !row.textContent.toLowerCase().includes(wanted);
+      }
+    }
+  }
+
+  async function updateChart(figure) {
+    const measurement = figure.querySelector("[data-measurement]").value;
+    const text = await changed(`${figure.dataset.source}&measurement=${encodeURIComponent(measurement)}`);
+    if (text !== null && figure.querySelector("[data-measurement]").value === measurement) oelmChart(figure, JSON.parse(text));
+  }
+
+  async function update() {
+    const connection = document.getElementById("connection");
+    try {
+      if (!document.hidden) {
+        const text = await changed(location.href);
+        if (text !== null) replaceLive(text);
+        for (const figure of document.querySelectorAll("figure.chart")) await updateChart(figure);
+      }
+      connection.textContent = connection.dataset.on;
+      connection.className = "on";
+    } catch (error) {
+      connection.textContent = connection.dataset.off;
+      connection.className = "off";
+    }
+    setTimeout(update, EVERY);
+  }
+
+  for (const element of document.querySelectorAll("[data-live]")) contents.set(element.id, element.innerHTML);
+  for (const select of document.querySelectorAll("[data-submit]")) {
+    select.addEventListener("change", () => select.form.submit());
+  }
+  for (const select of document.querySelectorAll("[data-measurement]")) {
+    select.addEventListener("change", () => {
+      const figure = select.closest("figure");
+      tags.delete(`${figure.dataset.source}&measurement=${encodeURIComponent(select.value)}`);
+      updateChart(figure);
+    });
+  }
+  for (const input of document.querySelectorAll("[data-filter]")) input.addEventListener("input", applyFilters);
+  update();
+})();
