@@ -18,7 +18,7 @@ CHINESE = SOURCE / "report" / "locale" / "zh" / "LC_MESSAGES" / "oelm.po"
 
 
 def english() -> list[str]:
-    """The texts marked for translation, in the source and in templates: literals in `_("…")`, `Message("…")`."""
+    """The texts of source and templates that are marked for translation: in `_("…")` and `Message("…")`."""
     keywords = {"_": None, "Message": None}
     found = (extract_from_dir(SOURCE / room, METHODS, keywords=keywords) for room in ("analysis", "report"))
     return list(dict.fromkeys(message for texts in found for _file, _line, message, *_rest in texts))

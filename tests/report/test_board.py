@@ -306,10 +306,8 @@ def test_a_verdict_comes_in_with_its_seeds(tmp_path):
 def test_the_command_prints_its_address_and_ends_with_ctrl_c(tmp_path):
     write_run(tmp_path, replace(lm_config(), study="mine"))
     command = [sys.executable, "-m", "oelm", "board", "--runs", str(tmp_path), "--port", "0", "--lang", "zh"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
         address = process.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", address)
         port = address.split(":")[2].split("/")[0]
