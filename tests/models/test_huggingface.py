@@ -1,21 +1,22 @@
-"""Our GPT has the logits and gradients of the Hugging Face GPT-2."""
+"""Our GPT has the logits and gradients of the Hugging Face GPT-2, and with rotary positions of GPT-NeoX."""
 
 import pytest
 import torch
 
 from oelm.errors import OelmError
 from oelm.methods.apply import apply
+from oelm.models.generate import generate
 from oelm.models.gpt import GPT, gpt_config
-from oelm.models.huggingface import export_hf, import_hf, to_gpt2
+from oelm.models.huggingface import export_hf, import_hf, to_hf
 
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def trained(method="baseline"):
+def trained(method="baseline", position="learned"):
     """Return a model after three training steps, so that biases and norms have changed."""
-    model = GPT(gpt_config("smoke", vocab_size=61, context=24), seeded())
+    model = GPT(gpt_config("smoke", vocab_size=61, context=24, position=position), seeded())
     apply(model, method)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     ids = torch.randint(61, (4, 25), generator=seeded(1))
@@ -28,6 +29,7 @@ def trained(method="baseline"):
 
 
 EXPORTED = ["baseline", "oelm-freeze", "oelm-lowrank", "oelm-core", "oelm-temperature"]
+WITH_BIASES = ["oelm-bias", "oelm-plus", "baseline-bias"]
 
 
 @pytest.mark.parametrize("method", EXPORTED)
@@ -44,9 +46,42 @@ def test_exported_and_imported_models_have_the_same_logits(tmp_path, method):
         assert torch.allclose(back.logits(ids), ours.logits(ids), atol=1e-5)
 
 
+@pytest.mark.parametrize("position", ["learned", "rope"])
+@pytest.mark.parametrize("method", [*WITH_BIASES, "oelm-core", "baseline"])
+def test_plain_transformers_computes_the_same_and_generates_with_a_cache(tmp_path, method, position):
+    from transformers import AutoModelForCausalLM
+
+    ours = trained(method, position)
+    ids = torch.randint(61, (2, 24), generator=seeded(2))
+    export_hf(ours, tmp_path, eos_id=0)
+    theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert theirs.config.model_type == ("gpt_neox" if position == "rope" else "gpt2")
+    with torch.no_grad():
+        assert torch.allclose(theirs.eval()(ids).logits, ours.logits(ids), atol=1e-4)
+    prompt = ids[0, :4]
+    want = generate(ours, prompt, 12, temperature=0, stop_id=0)
+    mask = torch.ones_like(prompt)[None]
+    got = theirs.generate(
+        prompt[None], attention_mask=mask, max_new_tokens=12, do_sample=False, use_cache=True, pad_token_id=0
+    )
+    assert got[0].tolist() == want.tolist()
+
+
+def test_an_exported_bias_changes_the_logits():
+    """A test model whose biases do nothing would not notice that they are lost."""
+    ours = trained("oelm-bias", "rope")
+    ids = torch.randint(61, (2, 24), generator=seeded(2))
+    with torch.no_grad():
+        want = ours.logits(ids)
+        for block in ours.blocks:
+            block.attn.q.extra_bias.zero_()
+        assert (ours.logits(ids) - want).abs().max() > 1e-3
+
+
 def test_loss_and_gradients_agree_with_transformers():
     ours = trained()
-    theirs = to_gpt2(ours)
+    theirs = to_hf(ours)
     ids = torch.randint(61, (3, 20), generator=seeded(3))
     ours.loss(ids[:, :-1], ids[:, 1:]).backward()
     theirs(ids, labels=ids).loss.backward()
@@ -62,9 +97,7 @@ def test_loss_and_gradients_agree_with_transformers():
         assert torch.allclose(mine.grad, want, atol=1e-4)
 
 
-def test_exporting_a_model_that_gpt2_cannot_represent_is_an_error(tmp_path):
-    with pytest.raises(OelmError, match="rotary"):
-        export_hf(GPT(gpt_config("smoke", vocab_size=9, position="rope")), tmp_path)
+def test_exporting_a_model_that_no_plain_architecture_represents_is_an_error(tmp_path):
     with pytest.raises(OelmError, match="classification"):
         export_hf(GPT(gpt_config("smoke", vocab_size=9, classes=2)), tmp_path)
     for method, part in (("oelm-relative", "relative_bias"), ("oelm-conv", "conv")):

@@ -26,11 +26,13 @@ from oelm.models.sizes import GPTConfig, gpt_config
 
 __all__ = ["GPT", "MLP", "Attention", "Block", "GPTConfig", "gpt_config", "rotary_table", "rotate"]
 
+ROTARY_BASE = 10_000.0
+
 
 def rotary_table(config: GPTConfig) -> Tensor:
     """Return (context, 2, hs): cosines and signed sines of each position's rotation angles."""
     half = config.width // config.heads // 2
-    frequency = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    frequency = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.arange(config.context, dtype=torch.float64)[:, None] * frequency  # (context, hs / 2)
     cos, sin = angle.cos(), angle.sin()
     return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], dim=1).float()

@@ -1,26 +1,27 @@
-"""Export our GPT to the Hugging Face GPT-2 format, and import models from it.
+"""Export our GPT to Hugging Face formats: learned positions as GPT-2, rotary positions as GPT-NeoX.
 
-GPT-2 has the same architecture (pre-LN, learned positions, exact GELU as "gelu", tied head) plus attention
-biases, which are exported as zeros. Parameters that a method added are folded into the matrices where
-possible. Models that GPT-2 cannot represent (rotary positions, a convolution, a relative bias, a
-classification head) raise an error.
+Both have the same architecture as our GPT (pre-LN, exact GELU, tied head; for GPT-NeoX a sequential residual
+and rotation of the whole head) plus attention biases. Biases that a method trains are exported, all others
+are zeros; low-rank adapters, cores and temperatures are folded into the matrices. What no plain model can
+represent (a convolution, a relative bias) and a classification head raise an error. GPT-2 can be imported.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 
 from oelm.errors import OelmError
-from oelm.methods.saving.fold import folded_state
-from oelm.models.gpt import GPT, Block, GPTConfig
+from oelm.methods.extras.extended import ExtendedProjection
+from oelm.methods.saving.fold import folded_projection, unfoldable_parameters
+from oelm.models.gpt import GPT, ROTARY_BASE, Attention, Block, GPTConfig
 
 if TYPE_CHECKING:
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
 
 def gpt2_config(config: GPTConfig, *, eos_id: int | None = None) -> GPT2Config:
@@ -43,21 +44,55 @@ def gpt2_config(config: GPTConfig, *, eos_id: int | None = None) -> GPT2Config:
     )
 
 
-def to_gpt2(model: GPT, *, eos_id: int | None = None) -> GPT2LMHeadModel:
-    """Return a Hugging Face GPT-2 that computes the same logits as `model`."""
-    from transformers import GPT2LMHeadModel
+def gpt_neox_config(config: GPTConfig, *, eos_id: int | None = None) -> GPTNeoXConfig:
+    """Return the Hugging Face config of a GPT-NeoX with the shape and rotary positions of `config`."""
+    from transformers import GPTNeoXConfig
 
-    model = _plain(model)
-    theirs = GPT2LMHeadModel(gpt2_config(model.config, eos_id=eos_id))
-    state = {name: tensor.detach().clone() for name, tensor in _gpt2_state(model).items()}
-    state["lm_head.weight"] = state["transformer.wte.weight"]
-    theirs.load_state_dict(state, strict=True)
+    return GPTNeoXConfig(
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.context,
+        hidden_size=config.width,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        intermediate_size=config.ff,
+        hidden_act="gelu",
+        hidden_dropout=config.dropout,
+        attention_dropout=config.dropout,
+        use_parallel_residual=False,
+        tie_word_embeddings=True,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": ROTARY_BASE,
+            "partial_rotary_factor": 1.0,  # rotates the whole head
+        },
+        bos_token_id=eos_id,
+        eos_token_id=eos_id,
+    )
+
+
+def to_hf(model: GPT, *, eos_id: int | None = None) -> GPT2LMHeadModel | GPTNeoXForCausalLM:
+    """Return a Hugging Face GPT-2 or GPT-NeoX that computes the same logits as `model`."""
+    _check_exportable(model)
+    theirs: Any
+    if model.config.position == "rope":
+        from transformers import GPTNeoXForCausalLM
+
+        theirs = GPTNeoXForCausalLM(gpt_neox_config(model.config, eos_id=eos_id))
+        state = _gpt_neox_state(model)
+    else:
+        from transformers import GPT2LMHeadModel
+
+        theirs = GPT2LMHeadModel(gpt2_config(model.config, eos_id=eos_id))
+        state = _gpt2_state(model)
+    missing, unexpected = theirs.load_state_dict({n: t.detach() for n, t in state.items()}, strict=False)
+    assert len(missing) == 1, missing  # the head, which is the embedding itself
+    assert not unexpected, unexpected
     return theirs.eval()
 
 
 def export_hf(model: GPT, folder: Path | str, *, eos_id: int | None = None) -> None:
-    """Write a folder that `transformers.GPT2LMHeadModel.from_pretrained` loads."""
-    to_gpt2(model, eos_id=eos_id).save_pretrained(folder)
+    """Write a folder that `transformers.AutoModelForCausalLM.from_pretrained` loads."""
+    to_hf(model, eos_id=eos_id).save_pretrained(folder)
 
 
 def import_hf(folder: Path | str) -> GPT:
@@ -136,16 +171,16 @@ def _gpt2_state(model: GPT) -> dict[str, Tensor]:
     }
     for i, block in enumerate(cast(list[Block], model.blocks)):
         attn, mlp, at = block.attn, block.mlp, f"transformer.h.{i}."
-        qkv = torch.cat([attn.q.weight, attn.k.weight, attn.v.weight]).T
+        weights, biases = _folded_qkv(attn)
         state |= {
             at + "ln_1.weight": block.norm1.weight,
             at + "ln_1.bias": block.norm1.bias,
             at + "ln_2.weight": block.norm2.weight,
             at + "ln_2.bias": block.norm2.bias,
-            at + "attn.c_attn.weight": qkv,
-            at + "attn.c_attn.bias": qkv.new_zeros(qkv.shape[1]),
+            at + "attn.c_attn.weight": torch.cat(weights).T,
+            at + "attn.c_attn.bias": torch.cat(biases),
             at + "attn.c_proj.weight": attn.o.weight.T,
-            at + "attn.c_proj.bias": qkv.new_zeros(qkv.shape[0]),
+            at + "attn.c_proj.bias": attn.o.weight.new_zeros(model.config.width),
             at + "mlp.c_fc.weight": mlp.up.weight.T,
             at + "mlp.c_fc.bias": mlp.up.bias,
             at + "mlp.c_proj.weight": mlp.down.weight.T,
@@ -154,15 +189,60 @@ def _gpt2_state(model: GPT) -> dict[str, Tensor]:
     return state
 
 
-def _plain(model: GPT) -> GPT:
-    """Return the model with the method's parameters folded in; raise OelmError if it does not fit GPT-2."""
-    reason = None
+def _gpt_neox_state(model: GPT) -> dict[str, Tensor]:
+    """Return our tensors under GPT-NeoX's names; its fused matrix holds q, k and v of each head in turn."""
+    state: dict[str, Tensor] = {
+        "gpt_neox.embed_in.weight": model.tokens.weight,
+        "gpt_neox.final_layer_norm.weight": model.norm.weight,
+        "gpt_neox.final_layer_norm.bias": model.norm.bias,
+    }
+    heads = model.config.heads
+    for i, block in enumerate(cast(list[Block], model.blocks)):
+        attn, mlp, at = block.attn, block.mlp, f"gpt_neox.layers.{i}."
+        weights, biases = _folded_qkv(attn)
+        weight = torch.cat([w.unflatten(0, (heads, -1)) for w in weights], dim=1)  # (H, 3 hs, d)
+        bias = torch.cat([b.unflatten(0, (heads, -1)) for b in biases], dim=1)  # (H, 3 hs)
+        state |= {
+            at + "input_layernorm.weight": block.norm1.weight,
+            at + "input_layernorm.bias": block.norm1.bias,
+            at + "post_attention_layernorm.weight": block.norm2.weight,
+            at + "post_attention_layernorm.bias": block.norm2.bias,
+            at + "attention.query_key_value.weight": weight.flatten(0, 1),
+            at + "attention.query_key_value.bias": bias.flatten(),
+            at + "attention.dense.weight": attn.o.weight,
+            at + "attention.dense.bias": attn.o.weight.new_zeros(model.config.width),
+            at + "mlp.dense_h_to_4h.weight": mlp.up.weight,
+            at + "mlp.dense_h_to_4h.bias": mlp.up.bias,
+            at + "mlp.dense_4h_to_h.weight": mlp.down.weight,
+            at + "mlp.dense_4h_to_h.bias": mlp.down.bias,
+        }
+    return state
+
+
+def _folded_qkv(attn: Attention) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the weights and the biases of q, k and v with the method's parameters folded in."""
+    folded = [_folded(projection) for projection in (attn.q, attn.k, attn.v)]
+    weights = [weight for weight, _ in folded]
+    return weights, [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in folded]
+
+
+def _folded(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
+    if isinstance(projection, ExtendedProjection):
+        return folded_projection(projection)
+    assert isinstance(projection, nn.Linear)
+    return projection.weight, projection.bias
+
+
+def _check_exportable(model: GPT) -> None:
+    """Raise OelmError if neither GPT-2 nor GPT-NeoX can represent the model."""
     if model.config.classes:
-        reason = "it has a classification head, and GPT-2 pools tokens differently"
-    elif model.config.position == "rope":
-        reason = "it has rotary positions, and GPT-2 has learned positions"
-    if reason:
-        raise OelmError(f"cannot export this model as GPT-2: {reason}. Use oelm.save instead.")
-    plain = GPT(model.config)
-    plain.load_state_dict(folded_state(model))
-    return plain
+        raise OelmError(
+            "cannot export this model: it has a classification head, and GPT-2 and GPT-NeoX pool tokens "
+            "differently. Use oelm.save instead."
+        )
+    left = [name for name in unfoldable_parameters(model) if not name.endswith(".extra_bias")]
+    if left:
+        raise OelmError(
+            f"cannot export this model: GPT-2 and GPT-NeoX have no place for what the method adds to it: "
+            f"{', '.join(left[:3])}. Use oelm.save instead."
+        )
