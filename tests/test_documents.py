@@ -114,6 +114,14 @@ def test_code_of_the_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> Non
     assert not any(p.requires_grad for n, p in model.named_parameters() if ".query." in n)
 
 
+def test_code_of_the_page_about_choosing_modules_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = HOWTO / "choose.md"
+    model = run_blocks(page)["model"]
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in blocks(page, "text"))
+    assert all("vision_model" in n for n, p in model.named_parameters() if not p.requires_grad)
+
+
 def test_code_of_the_peft_page_runs() -> None:
     pytest.importorskip("peft")
     model = run_blocks(HOWTO / "peft.md")["model"]

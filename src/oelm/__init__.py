@@ -19,15 +19,19 @@ _HOME = {
     "apply": "oelm.methods.apply",
     "AuditReport": "oelm.methods.audit",
     "audit": "oelm.methods.audit",
+    "disabled": "oelm.methods.remove",
     "folded_state": "oelm.methods.saving.fold",
     "load": "oelm.methods.saving.load",
     "Method": "oelm.methods.method",
     "OELMCallback": "oelm.methods.callback",
     "OelmError": "oelm.errors",
     "param_groups": "oelm.methods.param_groups",
+    "Preview": "oelm.methods.preview",
+    "preview": "oelm.methods.preview",
     "qk_projections": "oelm.methods.reading.find",
     "register_attention": "oelm.methods.reading.families",
     "register_method": "oelm.methods.presets",
+    "remove": "oelm.methods.remove",
     "save": "oelm.methods.saving.save",
 }
 
@@ -44,8 +48,12 @@ if TYPE_CHECKING:
     from oelm.methods.method import Method as Method
     from oelm.methods.param_groups import param_groups as param_groups
     from oelm.methods.presets import register_method as register_method
+    from oelm.methods.preview import Preview as Preview
+    from oelm.methods.preview import preview as preview
     from oelm.methods.reading.families import register_attention as register_attention
     from oelm.methods.reading.find import qk_projections as qk_projections
+    from oelm.methods.remove import disabled as disabled
+    from oelm.methods.remove import remove as remove
     from oelm.methods.saving.fold import folded_state as folded_state
     from oelm.methods.saving.load import load as load
     from oelm.methods.saving.save import save as save

@@ -23,7 +23,8 @@ from oelm.methods.checks import check_before_apply, check_no_method_yet, check_s
 from oelm.methods.install import install
 from oelm.methods.method import Method
 from oelm.methods.presets import find_method
-from oelm.methods.reading.find import ffn_matrices, qk_projections
+from oelm.methods.reading.find import ffn_matrices, find_projections
+from oelm.methods.reading.select import Patterns, Selection
 from oelm.methods.reading.verify import verify_projections
 from oelm.methods.reading.wrappers import unwrap
 from oelm.methods.record import follow_schedule, require_parameter, require_record
@@ -34,6 +35,8 @@ def apply(
     method: str | Method,
     *,
     seed: int = 0,
+    where: Patterns = None,
+    exclude: Patterns = None,
     verify: bool = True,
     example_inputs: Any = None,
 ) -> Applied:
@@ -48,6 +51,11 @@ def apply(
             every frozen tensor are recorded.
         method: A name from `oelm.methods()`, an alias, or an `oelm.Method`.
         seed: Determines every random tensor; each has its own generator.
+        where: Act only on modules whose name matches this pattern, or one of a list of patterns, such as
+            "text_model.*". Patterns match names in `model.named_modules()` as in a shell, `*` matches dots,
+            too, and a matched module stands for everything inside it. Other modules need not be readable.
+            Layers keep their position in the whole stack. `oelm.preview` shows the effect.
+        exclude: Leave out modules that match this pattern, or one of these.
         verify: Verify numerically, on a copy of each kind of attention module, that the projections found are
             exactly Q and K (see `oelm.methods.reading.verify`). If False, `oelm.audit` says so.
         example_inputs: A small batch that the model accepts (a dict, a tuple or a tensor). Needed only if an
@@ -60,19 +68,29 @@ def apply(
         >>> applied.total, applied.frozen, applied.trainable  # 2 x (16 x 16 weights + 16 biases) are frozen
         (2224, 544, 1680)
     """
-    chosen = find_method(method)
     check_seed(seed)
-    model = unwrap(model)
-    check_no_method_yet(model)
-    projections = qk_projections(model)
-    matrices = ffn_matrices(model) if "ffn" in chosen.parts else []
-    check_before_apply(model, chosen, projections, matrices)
-    if verify and not chosen.changes_nothing:
-        verify_projections(model, projections, example_inputs)
-    record = install(model, chosen, seed, init=True)
+    model, chosen, selection = unwrap(model), find_method(method), Selection.of(where, exclude)
+    check_model(model, chosen, selection, verify=verify, example_inputs=example_inputs)
+    record = install(model, chosen, seed, init=True, selection=selection)
     record.verified = verify
     follow_schedule(model, record, progress=0.0)
     return Applied(model)
+
+
+def check_model(
+    model: nn.Module, method: Method, selection: Selection, *, verify: bool, example_inputs: Any
+) -> None:
+    """Raise an error if the method cannot be applied to the selected modules of a plain model."""
+    check_no_method_yet(model)
+    projections = find_projections(model, selection)
+    matrices = ffn_matrices(model, selection) if "ffn" in method.parts else []
+    check_before_apply(model, method, projections, matrices)
+    if verify and not method.changes_nothing:
+        # The numeric check needs all queries and keys of an attention module, also those left out.
+        names = dict.fromkeys(p.attention_name for p in projections)
+        verify_projections(
+            model, find_projections(model, Selection(() if "" in names else tuple(names))), example_inputs
+        )
 
 
 class Applied:
@@ -118,7 +136,7 @@ class Applied:
 
     def _qk_sizes(self) -> Iterator[tuple[int, bool]]:
         """Yield (number of parameters, whether they train) for each part of Q/K."""
-        for projection in qk_projections(self.model):
+        for projection in find_projections(self.model, self._record.selection):
             for part in projection.slices:
                 yield part.size, part.parameter.requires_grad
         for name in self._record.extras:
@@ -159,7 +177,7 @@ class Applied:
             ("parameters", self.total, ""),
             ("trainable", self.trainable, ""),
             ("frozen", self.frozen, frozen_share),
-            ("Q/K in all", self.qk_total, ""),
+            ("Q/K in all" if self._record.selection.is_everything else "Q/K chosen", self.qk_total, ""),
             ("Q/K trainable", self.qk_trainable, trained_share),
         ]
         purpose = f": {self.method.purpose}" if self.method.purpose else ""

@@ -30,10 +30,13 @@ def check_no_method_yet(model: nn.Module) -> None:
     if (earlier := record_of(model)) is not None:
         raise OelmError(
             f"this model already has method '{earlier.method.name}', so a second one would act on frozen "
-            f"weights. Build or load the model again"
+            f"weights. Call oelm.remove(model) first, or build or load the model again"
         )
     if inside := modules_with_record(model):
-        raise OelmError(f"the submodule '{inside[0]}' already has a method. Build or load the model again")
+        raise OelmError(
+            f"the submodule '{inside[0]}' already has a method. Call oelm.remove on it first, or build or "
+            f"load the model again"
+        )
 
 
 def check_before_apply(
@@ -41,8 +44,11 @@ def check_before_apply(
 ) -> None:
     """Raise an error if the method cannot be applied to this model; warn if it discards trained weights."""
     targets = targets_of(method, projections, matrices)
+    if "ffn" in method.parts and not matrices:
+        raise UsageError(f"method '{method.name}' acts on the FFN, but where and exclude leave no FFN matrix")
     _check_adapters(model, method, projections, matrices)
     method.check_depth(max(p.place.depth for p in projections))
+    _check_something_is_frozen(method, targets)
     _check_head_sizes(method, projections)
     if not method.changes_nothing:
         for target in targets:
@@ -78,6 +84,15 @@ def _check_adapters(
             f"{names[0]} has a PEFT adapter, but '{method.name}' freezes or replaces that layer. "
             f"Leave it out of target_modules (for a fused Q/K/V: apply first, then target its value part, "
             f"such as 'c_attn.v'), or merge the adapter first (merge_and_unload)"
+        )
+
+
+def _check_something_is_frozen(method: Method, targets: list[Projection | FeedForward]) -> None:
+    frozen = [t for t in targets if freeze_and_thaw_times(method, t.place)[0] is not None]
+    if method.freeze != "none" and not frozen:
+        raise UsageError(
+            f"method '{method.name}' freezes none of the modules that where and exclude choose. Layers are "
+            f"counted in the whole stack; oelm.preview(model, 'oelm-freeze') lists the modules"
         )
 
 
@@ -209,5 +224,5 @@ def _warn_if_trained_weights_are_discarded(
         warnings.warn(
             f"'{method.name}' discards the trained Q/K that {type(model).__name__} was loaded with "
             f"({origin}). '{PRETRAINED_DEFAULT}' keeps and freezes them",
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -12,35 +12,40 @@ from oelm.methods import orthogonal
 from oelm.methods.extras.extended import EXTRAS, ExtendedProjection, mask_padding_in_conv
 from oelm.methods.extras.split import SplitProjection, split_multihead
 from oelm.methods.method import Method
-from oelm.methods.reading.find import ffn_matrices, qk_projections, value_projections
+from oelm.methods.reading.find import ffn_matrices, find_projections, value_projections
 from oelm.methods.reading.projection import FeedForward, Projection, is_transposed
+from oelm.methods.reading.select import ALL, Selection
 from oelm.methods.reading.wrappers import plain_parameters
 from oelm.methods.record import Record, TensorRecord, attach_record, freeze_and_thaw_times
-from oelm.methods.saving.pretrained import replace_save_pretrained
 
 
 @torch.no_grad()
-def install(model: nn.Module, method: Method, seed: int, *, init: bool) -> Record:
+def install(model: nn.Module, method: Method, seed: int, *, init: bool, selection: Selection = ALL) -> Record:
     """Change the model's architecture as the method says; return the record, attached to the model.
 
     Nothing is frozen yet; `follow_schedule` does that.
 
     init: Whether to initialise the weights, too; False if the weights will be loaded from a file.
     """
-    projections = qk_projections(model)
+    projections = find_projections(model, selection)
+    replaced: list[tuple[str, nn.Module]] = []
     if not method.trains_qk or method.has_extras:
-        _split_fused(model, projections)
-        projections = qk_projections(model)
-    matrices = ffn_matrices(model) if "ffn" in method.parts else []
+        replaced = _split_fused(model, projections)
+        projections = find_projections(model, selection)
+    matrices = ffn_matrices(model, selection) if "ffn" in method.parts else []
     if init and method.init != "keep":
         for target in targets_of(method, projections, matrices):
             target.weight.write(initial_weight(method, seed, target))
             if method.has_random_init and target.bias is not None:
                 target.bias.view().zero_()
     record = _make_record(model, method, seed, projections, matrices)
+    record.selection, record.replaced = selection, replaced
     _add_extras(model, method, seed, projections, record)
     attach_record(model, record)
-    replace_save_pretrained(model)
+    if any(hasattr(type(module), "save_pretrained") for module in model.modules()):
+        from oelm.methods.saving.pretrained import replace_save_pretrained
+
+        replace_save_pretrained(model)
     return record
 
 
@@ -65,8 +70,10 @@ def initial_weight(method: Method, seed: int, target: Projection | FeedForward) 
     return orthogonal.init_weight(init, method.gain, old, generator)
 
 
-def _split_fused(model: nn.Module, projections: list[Projection]) -> None:
+def _split_fused(model: nn.Module, projections: list[Projection]) -> list[tuple[str, nn.Module]]:
+    """Split fused weights; return the replaced modules, without their weights, by name."""
     done: set[int] = set()
+    replaced = []
     for p in (p for p in projections if p.fused):
         if isinstance(p.attention, nn.MultiheadAttention):
             if id(p.attention) not in done:
@@ -75,11 +82,15 @@ def _split_fused(model: nn.Module, projections: list[Projection]) -> None:
         elif id(p.weight.owner) not in done:
             assert p.weight.layout is not None
             done.add(id(p.weight.owner))
-            split = SplitProjection(p.weight.owner, p.weight.layout, p.weight.transposed)
-            _replace_module(model, p.name.rpartition(".")[0], split)
+            fused: Any = p.weight.owner
+            name = p.name.rpartition(".")[0]
+            replace_module(model, name, SplitProjection(fused, p.weight.layout, p.weight.transposed))
+            fused.weight = fused.bias = None  # free the memory; `oelm.remove` fills the module again
+            replaced.append((name, fused))
+    return replaced
 
 
-def _replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
+def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
     """Replace the module `name` by `new`, under every name by which the model refers to it."""
     old = model.get_submodule(name)
     for module in list(model.modules()):
@@ -146,7 +157,8 @@ def _add_extras(
     ) -> None:
         extended = ExtendedProjection(base, role, heads, head_dim, is_transposed(base), adds, layer)
         extended.init_extras(seed, name)
-        _replace_module(model, name, extended)
+        replace_module(model, name, extended)
+        record.replaced.append((name, base))
         record.extras += [f"{name}.{extra}" for extra in EXTRAS if getattr(extended, extra) is not None]
 
     attentions = {p.attention_name: p.attention for p in projections}
@@ -159,7 +171,7 @@ def _add_extras(
             (own,) = value_projections(attention)
             extend(f"{name}.{own}" if name else own, attention.get_submodule(own), "v", 1, 1, on_v)
     if method.conv or method.conv_value:
-        _disable_cache(model, attentions)
+        _disable_cache(model, attentions, record)
         for attention in attentions.values():
             mask_padding_in_conv(attention)
     if method.relative_bias:
@@ -168,14 +180,16 @@ def _add_extras(
             record.extras.append(f"{name}.relative_bias" if name else "relative_bias")
 
 
-def _disable_cache(model: nn.Module, attentions: dict[str, nn.Module]) -> None:
+def _disable_cache(model: nn.Module, attentions: dict[str, nn.Module], record: Record) -> None:
     """Turn off the key/value cache: with it, a projection gets only the new token, without earlier ones.
 
     A convolution over time needs the earlier tokens.
     """
-    for config in (getattr(model, "config", None), getattr(model, "generation_config", None)):
+    for name in ("config", "generation_config"):
+        config: Any = getattr(model, name, None)
         if hasattr(config, "use_cache"):
-            config.use_cache = False  # type: ignore[union-attr]
+            record.use_cache[name] = config.use_cache
+            config.use_cache = False
     for attention in attentions.values():
         attention.register_forward_pre_hook(_refuse_cache, with_kwargs=True)
 

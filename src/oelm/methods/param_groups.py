@@ -14,7 +14,9 @@ from torch import nn
 
 from oelm.errors import OelmError, UsageError
 from oelm.methods.extras.extended import IDENTITY_INIT
-from oelm.methods.reading.find import qk_projections
+from oelm.methods.reading.find import find_projections
+from oelm.methods.reading.projection import Projection
+from oelm.methods.reading.select import ALL
 from oelm.methods.reading.wrappers import plain_parameters
 from oelm.methods.record import record_of
 
@@ -69,10 +71,15 @@ def _decays(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim >= 2 and own not in (*IDENTITY_INIT, "relative_bias")
 
 
+def _projections(model: nn.Module) -> list[Projection]:
+    record = record_of(model)
+    return find_projections(model, record.selection if record else ALL)
+
+
 def _qk_names(model: nn.Module) -> set[str]:
     names = {id(p): name for name, p in plain_parameters(model).items()}
     found = set()
-    for projection in qk_projections(model):
+    for projection in _projections(model):
         if projection.fused:
             raise OelmError(
                 f"{projection.name} shares one tensor with V, so it cannot have its own learning rate "
@@ -85,7 +92,7 @@ def _qk_names(model: nn.Module) -> set[str]:
 
 def _layers_below_top(model: nn.Module) -> dict[str, int]:
     """Return how many layers below the output each parameter is: 1 for the top layer, most for embeddings."""
-    layers = {p.place.module: p.place for p in qk_projections(model) if p.place.stack}
+    layers = {p.place.module: p.place for p in _projections(model) if p.place.stack}
     if not layers:
         raise OelmError(f"layer_decay needs a list of attention layers; {type(model).__name__} has none")
     names = list(plain_parameters(model))

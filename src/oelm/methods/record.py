@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from oelm.errors import OelmError
 from oelm.methods.method import Method
 from oelm.methods.reading.projection import Place, full_tensor
+from oelm.methods.reading.select import ALL, Selection
 from oelm.methods.reading.wrappers import unwrap
 
 _ATTRIBUTE = "_oelm"
@@ -64,12 +65,19 @@ class Record:
     tensors: dict[str, TensorRecord]
     extras: list[str] = field(default_factory=list)  # names of the parameters that the method added
     frozen_before: list[str] = field(default_factory=list)  # parameters that the user froze before apply
+    selection: Selection = ALL  # the modules that `where` and `exclude` chose
+    replaced: list[tuple[str, nn.Module]] = field(default_factory=list)  # name and original, in order
+    use_cache: dict[str, bool] = field(default_factory=dict)  # settings of the model before they were changed
     progress: float = 0.0
     verified: bool = True  # False: apply(..., verify=False) skipped the numeric check of Q and K
 
 
 def attach_record(model: nn.Module, record: Record) -> None:
     setattr(unwrap(model), _ATTRIBUTE, record)
+
+
+def detach_record(model: nn.Module) -> None:
+    delattr(unwrap(model), _ATTRIBUTE)
 
 
 def record_of(model: nn.Module) -> Record | None:

@@ -7,6 +7,7 @@ compatible with the plain model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -125,6 +126,7 @@ def split_multihead(attention: nn.MultiheadAttention) -> None:
     for name in ("in_proj_weight", "in_proj_bias", *(f"{part}_proj_weight" for part in _PARTS)):
         attention._parameters.pop(name, None)
     attention.__dict__.pop("_qkv_same_embed_dim", None)
+    attention.__dict__["_plain_class"] = type(attention)
     attention.__class__ = SplitMultiheadAttention
     attention._was_packed = packed
     for part, weight, part_bias in zip(_PARTS, weights, biases, strict=True):
@@ -132,6 +134,33 @@ def split_multihead(attention: nn.MultiheadAttention) -> None:
         attention.register_parameter(f"{part}_proj_bias", part_bias)
     attention.register_state_dict_post_hook(_join_multihead_keys)
     attention.register_load_state_dict_pre_hook(_split_multihead_keys)
+
+
+def join_multihead(attention: SplitMultiheadAttention) -> None:
+    """Undo `split_multihead` in place; a joined tensor trains if any of its parts does."""
+    names = [f"{part}_proj_{kind}" for kind in ("weight", "bias") for part in _PARTS]
+    own = {name: attention._parameters.pop(name) for name in names}
+    rest = dict(attention._parameters)
+    attention._parameters.clear()
+    weights = [own[f"{part}_proj_weight"] for part in _PARTS]
+    biases = [own[f"{part}_proj_bias"] for part in _PARTS]
+    packed = bool(attention._was_packed)
+    attention.__class__ = attention.__dict__.pop("_plain_class")
+    del attention._was_packed
+    attention.__dict__["_qkv_same_embed_dim"] = packed
+    attention.register_parameter("in_proj_weight", _joined(weights) if packed else None)
+    for part, weight in zip(_PARTS, weights, strict=True):
+        attention.register_parameter(f"{part}_proj_weight", None if packed else weight)
+    attention.register_parameter("in_proj_bias", _joined(biases))
+    attention._parameters.update(rest)
+
+
+def _joined(parts: Sequence[nn.Parameter | None]) -> nn.Parameter | None:
+    own = [part for part in parts if part is not None]
+    if not own:
+        return None
+    joined = torch.cat([p.detach() for p in own])
+    return nn.Parameter(joined, requires_grad=any(p.requires_grad for p in own))
 
 
 def _join_multihead_keys(module: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: Any) -> None:

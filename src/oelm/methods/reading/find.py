@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from oelm.errors import OelmError
+from oelm.errors import OelmError, UsageError
 from oelm.methods.extras.split import SplitProjection
 from oelm.methods.reading.build import build_projections, find_number
 from oelm.methods.reading.families import (
@@ -40,6 +40,7 @@ from oelm.methods.reading.projection import (
     is_transposed,
     layer_places,
 )
+from oelm.methods.reading.select import ALL, Patterns, Selection
 from oelm.methods.reading.verify import verify_attention
 from oelm.methods.reading.wrappers import base_layer, unwrap
 
@@ -51,19 +52,28 @@ _MAX_CANDIDATES = 8  # an error message lists at most this many modules
 _detected: dict[Any, AttentionSpec | None] = {}
 
 
-def qk_projections(model: nn.Module) -> list[Projection]:
+def qk_projections(model: nn.Module, *, where: Patterns = None, exclude: Patterns = None) -> list[Projection]:
     """Return every query and key projection of the model, in the order of its modules.
+
+    Args:
+        where: Return only those that match one of these name patterns, as in `oelm.apply`.
+        exclude: Leave out those that match one of these.
 
     Examples:
         >>> from torch import nn
         >>> [str(p) for p in qk_projections(nn.MultiheadAttention(8, 2))]
         ['q (q, 2 heads x 4)', 'k (k, 2 heads x 4)']
     """
+    return find_projections(model, Selection.of(where, exclude))
+
+
+def find_projections(model: nn.Module, selection: Selection = ALL) -> list[Projection]:
+    """Return the selected query and key projections. Modules outside the selection need not be readable."""
     model = unwrap(model)
     specs = {
         name: spec for name, module in model.named_modules() if (spec := _find_spec(model, name, module))
     }
-    check_all_attention_recognized(model, specs)
+    check_all_attention_recognized(model, specs, selection)
     specs = {name: spec for name, spec in specs.items() if not spec.ignore}
     if not specs:
         raise OelmError(
@@ -71,15 +81,25 @@ def qk_projections(model: nn.Module) -> list[Projection]:
             + _candidates(model, [(n, m) for n, m in model.named_modules() if is_matrix(m)])
         )
     places = layer_places(model, specs)
-    return [
-        projection
-        for name, spec in specs.items()
-        for projection in build_projections(model, name, spec, places[name])
-    ]
+    found = []
+    for name, spec in specs.items():
+        try:
+            found += build_projections(model, name, spec, places[name])
+        except OelmError:
+            if selection.reaches(name, model.get_submodule(name)):
+                raise
+    selection.check_patterns(model, [p.name for p in found])
+    selected = [p for p in found if selection.includes(p.name)]
+    if not selected and not selection.is_everything:
+        raise UsageError(
+            f"where={list(selection.where)} and exclude={list(selection.exclude)} leave no query or key "
+            f"projection of {type(model).__name__}; it has {', '.join(p.name for p in found[:4])}, ..."
+        )
+    return selected
 
 
-def ffn_matrices(model: nn.Module) -> list[FeedForward]:
-    """Return the up, gate and down matrices of every layer. Raise OelmError if a layer has none."""
+def ffn_matrices(model: nn.Module, selection: Selection = ALL) -> list[FeedForward]:
+    """Return the selected up, gate and down matrices. Raise OelmError if a selected layer has none."""
     model = unwrap(model)
     found: dict[str, tuple[str, ...]] = {}
     for name, module in model.named_modules():
@@ -90,7 +110,8 @@ def ffn_matrices(model: nn.Module) -> list[FeedForward]:
     first_names = [f"{owner}.{paths[0]}" if owner else paths[0] for owner, paths in found.items()]
     places = layer_places(model, first_names)
     layers = {(place.stack, place.layer) for place in places.values()}
-    attentions = {p.attention_name: (p.place.stack, p.place.layer) for p in qk_projections(model)}
+    projections = find_projections(model, selection)
+    attentions = {p.attention_name: (p.place.stack, p.place.layer) for p in projections}
     missing = [name for name, layer in attentions.items() if layer not in layers]
     if missing:
         known = ", ".join("+".join(ups) + "/" + down for ups, down in FFN_NAMES)
@@ -106,7 +127,7 @@ def ffn_matrices(model: nn.Module) -> list[FeedForward]:
             bias = None if matrix.bias is None else ParameterSlice(matrix, "bias")
             weight = ParameterSlice(matrix, "weight", is_transposed(matrix))
             matrices.append(FeedForward(name, place, weight, bias))
-    return matrices
+    return [matrix for matrix in matrices if selection.includes(matrix.name)]
 
 
 def _get(module: nn.Module, path: str) -> nn.Module | None:
@@ -220,12 +241,16 @@ def _detect_layout(
     return _detected[key]
 
 
-def check_all_attention_recognized(model: nn.Module, specs: dict[str, AttentionSpec]) -> None:
-    """Raise OelmError, which names the modules, if some modules look like Q or K but are in no spec."""
+def check_all_attention_recognized(
+    model: nn.Module, specs: dict[str, AttentionSpec], selection: Selection
+) -> None:
+    """Raise OelmError, which names the modules, if selected modules look like Q or K but are in no spec."""
     covered = _covered_modules(model, specs)
     unrecognised = []
     for name, module in model.named_modules():
         if not is_projection(module) or name in covered or isinstance(module, SplitProjection):
+            continue
+        if not selection.includes(name):
             continue
         own = name.rpartition(".")[2].lower()
         attention = _attention_around(model, name)
@@ -240,6 +265,7 @@ def check_all_attention_recognized(model: nn.Module, specs: dict[str, AttentionS
         raise OelmError(
             f"{type(model).__name__}: some attention modules are not recognised, so nothing was changed."
             + _candidates(model, unrecognised)
+            + "\nTo act on the other modules only: oelm.apply(model, method, where=..., exclude=...)"
         )
 
 

@@ -37,7 +37,7 @@ def folded_state(model: nn.Module) -> dict[str, Tensor]:
     try:
         for module in model.modules():
             if isinstance(module, ExtendedProjection):
-                for parameter, folded in _folded_parameters(module):
+                for parameter, folded in folded_parameters(module):
                     before.append((parameter, parameter.data))
                     parameter.data = folded
         return {name: t for name, t in model.state_dict().items() if name not in extras}
@@ -85,7 +85,7 @@ def unfoldable_parameters(model: nn.Module) -> list[str]:
     return sorted(filter(unfoldable, added_parameters(model)))
 
 
-def _folded_parameters(module: ExtendedProjection) -> Iterator[tuple[nn.Parameter, Tensor]]:
+def folded_parameters(module: ExtendedProjection) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """Yield the weight, and the bias if any, with the value that gives an nn.Linear the same output."""
     weight, bias = folded_projection(module)
     yield module.weight, (weight.t() if module.transposed else weight).to(module.weight.dtype).contiguous()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from oelm.errors import OelmError
 from oelm.files.checksums import find_damage
 from oelm.methods.install import install
+from oelm.methods.reading.select import Selection
 from oelm.methods.reading.wrappers import plain_parameters, unwrap
 from oelm.methods.record import Record, record_of, require_record, sha256
 from oelm.methods.saving.fold import UNFOLDED_PREFIX, prefer_unfolded
@@ -51,7 +52,11 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
     if record_of(plain) is not None:
         raise OelmError("load(folder, model=...) needs a plain model; this one already has a method")
     record = install(
-        plain, metadata.method, metadata.seed, init=metadata.compact and metadata.method.has_random_init
+        plain,
+        metadata.method,
+        metadata.seed,
+        init=metadata.compact and metadata.method.has_random_init,
+        selection=Selection(tuple(metadata.where), tuple(metadata.exclude)),
     )
     if metadata.compact:
         names = set(named_tensors(plain)) - rebuildable_tensors(record)

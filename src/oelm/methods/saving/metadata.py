@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ class Metadata:
     extras: list[str]  # names of the parameters that the method added
     frozen_before: list[str]  # names of the parameters that the user froze before apply
     tensors: list[TensorRecord]
+    where: list[str] = field(default_factory=list)  # name patterns that chose the modules
+    exclude: list[str] = field(default_factory=list)
     format: int = _FORMAT
 
     @classmethod
@@ -59,6 +61,8 @@ class Metadata:
             extras=record.extras,
             frozen_before=record.frozen_before,
             tensors=list(record.tensors.values()),
+            where=list(record.selection.where),
+            exclude=list(record.selection.exclude),
         )
 
     def write(self, folder: Path) -> None:
@@ -100,6 +104,8 @@ class Metadata:
             "verified": isinstance(metadata.verified, bool),
             "extras": all(isinstance(name, str) for name in metadata.extras),
             "frozen_before": all(isinstance(name, str) for name in metadata.frozen_before),
+            "where": all(isinstance(pattern, str) for pattern in metadata.where),
+            "exclude": all(isinstance(pattern, str) for pattern in metadata.exclude),
             "tensors": all(isinstance(t.name, str) and isinstance(t.sha256, str) for t in tensors),
         }
         for name, is_valid in valid.items():
