@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from oelm.experiments.launch.jobs import make_jobs
 from oelm.experiments.launch.worker import train_folder
 from oelm.runs.folder import RunFolder
 from oelm.runs.scan import scan
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -74,13 +73,6 @@ def test_a_tuned_experiment_runs_its_trials_first(
         assert results.test is None
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_killing_launcher_and_worker_ends_with_the_same_results(tmp_path: Path) -> None:
     """`oelm run` in real processes, compared byte by byte with the same run in this process."""
     changes = {"budget.steps": 80, "budget.eval_every": 10}
@@ -93,13 +85,13 @@ def test_killing_launcher_and_worker_ends_with_the_same_results(tmp_path: Path) 
     words += [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
     launcher = [sys.executable, "-m", "oelm.cli.main", *words]
     first = subprocess.Popen(launcher, stdout=subprocess.DEVNULL)
-    wait_for(lambda: any(run.status and run.status.step > 10 for run in scan(root)))
+    wait_until(lambda: any(run.status and run.status.step > 10 for run in scan(root)))
     first.kill()
     first.wait()
     alive = [run.status.pid for run in scan(root) if run.state == "running" and run.status]
     for pid in alive:
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: all(run.state != "running" for run in scan(root)))
+    wait_until(lambda: all(run.state != "running" for run in scan(root)))
     done = subprocess.run(launcher, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

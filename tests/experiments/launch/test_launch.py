@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from oelm.experiments.launch.jobs import make_jobs
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.runs.scan import scan
 from oelm.runs.states import EXIT_FAILED, EXIT_PERMANENT, EXIT_USAGE
+from waiting import wait_until
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Run = Callable[..., tuple[int, str]]
@@ -34,13 +34,6 @@ def results(root: Path) -> dict[str, object]:
 
 def steps_of(root: Path) -> dict[str, int]:
     return {run.name: run.status.step for run in scan(root) if run.status}
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 300) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true"
-        time.sleep(0.02)
 
 
 def no_run_had_two_workers(root: Path) -> bool:

@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from oelm.files.locks import process_alive
 from oelm.runs.folder import RunFolder
 from oelm.runs.lock import RunLock, is_held
 from oelm.runs.schema import Status
+from waiting import wait_until
 
 PRELUDE = """
 import json, os, signal, sys, time
@@ -51,13 +50,6 @@ def run(folder: Path, script: str) -> tuple[int, Status | None]:
     with RunLock(folder) as lock:
         code = run_ranks(command(folder, script), 2, RunFolder(folder), lock)
     return code, RunFolder(folder).status()
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true"
-        time.sleep(0.02)
 
 
 @pytest.fixture

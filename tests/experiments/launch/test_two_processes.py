@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from oelm.experiments.launch.jobs import make_jobs
 from oelm.experiments.launch.worker import worker_command
 from oelm.runs.folder import RunFolder
 from oelm.runs.lock import RunLock, is_held
+from waiting import wait_until
 
 
 def claim(root: Path, **changes: Any) -> RunFolder:
@@ -37,23 +36,13 @@ def worker(folder: RunFolder, time_limit: float = 0.0) -> list[str]:
     return worker_command(folder.path, machine, "--processes", "2")
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true"
-        time.sleep(0.05)
-
-
 @pytest.fixture
-def busy_core() -> Iterator[None]:
-    """Restrict everything to one core that another process keeps busy; ranks once hung at exit there."""
+def one_core() -> Iterator[None]:
+    """Restrict this process and the processes that it starts to one core."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     if cores:
         os.sched_setaffinity(0, {min(cores)})
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     yield
-    busy.kill()
-    busy.wait()
     if cores:
         os.sched_setaffinity(0, cores)
 
@@ -100,23 +89,20 @@ def test_ranks_use_loopback_stop_with_a_checkpoint_resume_and_die_with_their_wor
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("busy_core")
-@pytest.mark.parametrize(
-    ("lr", "limits", "ends"),
-    [(1e-3, (1e-6, 0.0), [("interrupted", 75), ("finished", 0)]), (1e30, (0.0,), [("diverged", 76)])],
-)
-def test_two_processes_end_on_a_busy_core(
-    tmp_path: Path, lr: float, limits: tuple[float, ...], ends: list[tuple[str, int]]
-) -> None:
-    folder = claim(tmp_path, **{"optim.lr": lr})
-    found = []
-    for limit in limits:
-        command = worker(folder, time_limit=limit)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        status = folder.status()
-        assert status is not None, done.stderr
-        found.append((status.state, done.returncode))
-    assert found == ends, done.stderr
+@pytest.mark.usefixtures("one_core")
+def test_two_processes_end_on_a_busy_core(tmp_path: Path) -> None:
+    """Three runs share one core, where ranks once hung at their end."""
+    settings = {"interrupted": (1e-3, 1e-6), "finished": (1e-3, 0.0), "diverged": (1e30, 0.0)}
+    folders = {name: claim(tmp_path / name, **{"optim.lr": lr}) for name, (lr, _) in settings.items()}
+    processes = {
+        name: subprocess.Popen(worker(folders[name], limit), stderr=subprocess.PIPE, text=True)
+        for name, (_, limit) in settings.items()
+    }
+    printed = {name: process.communicate(timeout=600)[1] for name, process in processes.items()}
+    states = {name: status.state if (status := f.status()) else "" for name, f in folders.items()}
+    assert states == {name: name for name in settings}, printed
+    codes = {name: process.returncode for name, process in processes.items()}
+    assert codes == {"interrupted": 75, "finished": 0, "diverged": 76}, printed
 
 
 def test_a_torchrun_is_refused_while_another_process_has_the_run(
