@@ -60,7 +60,7 @@ def test_the_error_of_a_missing_split_says_what_to_do(tmp_path: Path, write_json
     write_jsonl("data/wikitext103/validation.jsonl", [{"text": "a"}])
     write_jsonl("data/wikitext103/test.jsonl", [{"text": "b"}])
     report = check_corpus(open_corpus("wikitext103", data_dir=tmp_path / "data"))
-    assert any("wikitext2-train" in error for error in report.errors)
+    assert any("add a file train.jsonl; or use source 'hub'" in error for error in report.errors)
 
 
 def test_duplicates_across_splits_are_reported(folder: Path, write_jsonl) -> None:

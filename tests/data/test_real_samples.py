@@ -12,7 +12,9 @@ from oelm.data.tokenize.tokenizers import load_tokenizer
 from oelm.data.tokenize.tokens import prepare_tokens
 
 NAMES = ("tinystories", "openwebtext", "wikitext103", "wikitext2", "imdb", "agnews", "xnli", "mnli", "sst2")
-CHOICES = [(name, "wikitext2-train" if name == "wikitext103" else "") for name in NAMES]
+CHOICES = [
+    (name, "") for name in NAMES if name != "wikitext103"
+]  # its sample has no train split
 
 
 @pytest.mark.parametrize(("name", "variant"), [*CHOICES, ("xnli", "es"), ("mnli", "mismatched")])
@@ -25,9 +27,9 @@ def test_a_real_sample_has_no_errors(shared_data: Path, name: str, variant: str)
         assert all(len(check.labels) == len(corpus.label_names) for check in report.splits.values())
 
 
-@pytest.mark.parametrize(("name", "variant"), CHOICES)
-def test_tokens_of_a_real_sample_decode_to_its_text(shared_data: Path, name: str, variant: str) -> None:
-    corpus = open_corpus(name, variant=variant, data_dir=shared_data).limit(test=25)
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_of_a_real_sample_decode_to_its_text(shared_data: Path, name: str) -> None:
+    corpus = open_corpus(name, data_dir=shared_data).limit(test=25)
     gpt2 = load_tokenizer("gpt2", data_dir=shared_data)
     rows = list(corpus.rows("test"))
     if corpus.task == "lm":

@@ -168,20 +168,6 @@ def test_the_mismatched_test_set_is_a_variant(tmp_path: Path, write_jsonl) -> No
     assert next(corpus.rows("validation"))["premise"] == "validation"
 
 
-def test_wikitext103_without_train_suggests_the_variant_with_wikitext2(tmp_path: Path, write_jsonl) -> None:
-    for name in ("wikitext103/validation", "wikitext103/test", "wikitext2/train", "wikitext2/validation"):
-        write_jsonl(f"data/{name}.jsonl", [{"text": name}])
-    corpus = open_corpus("wikitext103", data_dir=tmp_path / "data")
-    assert corpus.splits == ("validation", "test")
-    with pytest.raises(OelmError, match="wikitext2-train"):
-        next(corpus.rows("train"))
-    corpus = open_corpus("wikitext103", variant="wikitext2-train", data_dir=tmp_path / "data")
-    assert next(corpus.rows("train"))["text"] == "wikitext2/train"
-    assert next(corpus.rows("test"))["text"] == "wikitext103/test"
-    assert "wikitext2" in corpus.origin
-    assert any("wikitext2" in note for note in corpus.notes)
-
-
 def test_a_registered_dataset_is_read(tmp_path: Path, write_jsonl, own_registry: None) -> None:
     write_jsonl("tickets/train.jsonl", [{"body": f"ticket {i}", "priority": "urgent"} for i in range(200)])
     register_dataset(

@@ -36,7 +36,6 @@ class Variant:
     config:     hub configuration that replaces that of the dataset
     hub_splits: hub splits that replace those of the dataset
     stems:      split -> local file names (without extension) that are tried before the default name
-    train_from: use the train split of this other dataset
     needs:      splits that must have a file of this variant; the others may use the default file
     """
 
@@ -44,7 +43,6 @@ class Variant:
     config: str = ""
     hub_splits: Mapping[str, str] = field(default_factory=dict)
     stems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    train_from: str = ""
     needs: tuple[str, ...] = ()
 
 
@@ -220,10 +218,6 @@ _ENTRIES = (
         variants={
             "tokenised": Variant(
                 about="tokenised form with <unk> and spaced punctuation", config="wikitext-103-v1"
-            ),
-            "wikitext2-train": Variant(
-                about="train split of WikiText-2, for data folders without the large train file",
-                train_from="wikitext2",
             ),
         },
     ),

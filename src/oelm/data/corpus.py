@@ -184,12 +184,9 @@ class Corpus:
             return
         if split not in SPLITS:
             raise unknown_name("split", split, SPLITS)
-        ways = [
-            f"use variant '{name}' ({v.about})" for name, v in self.dataset.variants.items() if v.train_from
-        ]
-        ways += [f"add a file {split}.jsonl"] + (["use source 'hub'"] if self.dataset.hub else [])
+        hub = "; or use source 'hub'" if self.dataset.hub else ""
         raise OelmError(
-            f"{self.name} has no {split} split in {self.origin}.", remedy=f"{'; or '.join(ways)}."
+            f"{self.name} has no {split} split in {self.origin}.", remedy=f"add a file {split}.jsonl{hub}."
         )
 
     def __repr__(self) -> str:

@@ -28,11 +28,12 @@ from typing import Any
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import atomic_open
 from oelm.files.checksums import file_sha256
-from oelm.files.read import MIB, TOKENIZER_BYTES, parse_json
+from oelm.files.read import MIB, TOKENIZER_BYTES, decode, parse_json
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import RESULT_FILES, RUN_PLACE, match_run_place
 from oelm.runs.lock import Busy, RunLock, is_held
 from oelm.runs.scan import RunInfo, scan
+from oelm.runs.schema import from_json, to_json
 from oelm.units import bytes_text
 
 INDEX = "oelm-archive.json"
@@ -76,7 +77,6 @@ class Entry:
     path: str
     bytes: int
     sha256: str
-    run: str  # the run folder of the file, relative to the runs folder
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,14 @@ class Index:
     files: tuple[Entry, ...]
     study: str | None = None
     weights: bool = False
+    format: int = FORMAT
 
     @property
     def runs(self) -> dict[str, list[Entry]]:
+        """The files of each run folder, whose path is relative to the runs folder."""
         found: dict[str, list[Entry]] = {}
         for entry in self.files:
-            found.setdefault(entry.run, []).append(entry)
+            found.setdefault(entry_run(entry.path) or "", []).append(entry)
         return found
 
     @property
@@ -122,14 +124,8 @@ def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool
             path = file.relative_to(root).as_posix()
             if entry_run(path) is None:
                 raise OelmError(f"{file}: the folder name is not allowed in an archive; rename it")
-            entries.append({"path": path, "bytes": file.stat().st_size, "sha256": file_sha256(file)})
-    index = {
-        "format": FORMAT,
-        "study": study or None,
-        "weights": weights,
-        "runs": len(runs),
-        "files": entries,
-    }
+            entries.append(Entry(path, file.stat().st_size, file_sha256(file)))
+    index = to_json(Index(tuple(entries), study or None, weights))
     # The time is set to 0 and the members are sorted, so that the same results give the same bytes.
     with (
         atomic_open(target) as out,
@@ -138,9 +134,9 @@ def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool
     ):
         text = json.dumps(index, indent=1).encode()
         _add(tar, INDEX, io.BytesIO(text), len(text))
-        for name in (str(entry["path"]) for entry in entries):
-            with open(root / name, "rb") as member:
-                _add(tar, name, member, os.fstat(member.fileno()).st_size)
+        for entry in entries:
+            with open(root / entry.path, "rb") as member:
+                _add(tar, entry.path, member, os.fstat(member.fileno()).st_size)
     verify(target)
     return Packed(target, len(runs), len(entries), target.stat().st_size)
 
@@ -221,42 +217,29 @@ def parse_index(content: bytes, source: Path | str) -> Index:
     Raise OelmError if an entry is no file of a run folder, is listed twice, or is larger than allowed.
     """
     where = f"{source}, {INDEX}"
-    try:
-        raw = parse_json(content.decode("utf-8"), where)
-    except UnicodeDecodeError as error:
-        raise OelmError(f"{where}: not UTF-8 text (byte {error.start})") from None
+    raw = parse_json(decode(content, where), where)
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise OelmError(f"{where}: unknown archive format; this version of oelm reads only format {FORMAT}")
-    listed = raw.get("files")
-    if not isinstance(listed, list):
-        raise OelmError(f"{where}: 'files' is missing or not a list")
-    entries: dict[str, Entry] = {}
-    for place, item in enumerate(listed):
-        entry = _entry(item, f"{where}: files[{place}]")
-        if entry.path in entries:
-            raise OelmError(f"{where}: '{entry.path}' is listed twice")
-        entries[entry.path] = entry
-    study = raw.get("study")
-    return Index(
-        tuple(entries.values()), study if isinstance(study, str) else None, raw.get("weights") is True
-    )
+    index = from_json(Index, raw, where)
+    if len({entry.path for entry in index.files}) < len(index.files):
+        raise OelmError(f"{where}: a file is listed twice")
+    for entry in index.files:
+        _check_entry(entry, where)
+    return index
 
 
-def _entry(item: Any, where: str) -> Entry:
-    path, size, digest = (
-        item.get(n) if isinstance(item, dict) else None for n in ("path", "bytes", "sha256")
-    )
-    if not isinstance(path, str) or type(size) is not int or not isinstance(digest, str):
-        raise OelmError(f"{where} has no valid path, bytes and sha256")
-    if size < 0 or re.fullmatch(r"[0-9a-f]{64}", digest) is None:
-        raise OelmError(f"{where} has no valid path, bytes and sha256")
-    run = entry_run(path)
+def _check_entry(entry: Entry, where: str) -> None:
+    run = entry_run(entry.path)
     if run is None:
-        raise OelmError(f"{where}: refused, not a file of a run folder: '{path}'")
-    most = RESULT_FILES.get(path.removeprefix(run + "/"), _MODEL_FILES.get(PurePosixPath(path).suffix, 0))
-    if size > most:
-        raise OelmError(f"{where}: refused, '{path}' has {bytes_text(size)}; the limit is {bytes_text(most)}")
-    return Entry(path, size, digest, run)
+        raise OelmError(f"{where}: refused, not a file of a run folder: '{entry.path}'")
+    if entry.bytes < 0 or re.fullmatch(r"[0-9a-f]{64}", entry.sha256) is None:
+        raise OelmError(f"{where}: '{entry.path}' has no valid size and hash")
+    name = entry.path.removeprefix(run + "/")
+    most = RESULT_FILES.get(name, _MODEL_FILES.get(PurePosixPath(name).suffix, 0))
+    if entry.bytes > most:
+        raise OelmError(
+            f"{where}: refused, '{entry.path}' has {bytes_text(entry.bytes)}; the limit is {bytes_text(most)}"
+        )
 
 
 _RUN_PATH = rf"(?P<run>[^/]+/{RUN_PLACE})/(?:(?P<file>[^/]+)|best/(?P<model>[A-Za-z0-9][A-Za-z0-9._-]*))"

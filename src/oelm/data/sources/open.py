@@ -62,15 +62,10 @@ def open_corpus(
         own, found = dataset_from_path(name)
         return Corpus(own, LocalSource(own, found, cache))
     entry = dataset(name)
-    chosen = entry.variant(variant)
+    entry.variant(variant)  # raises UsageError for an unknown variant, whatever the source
     if source == "builtin" and not entry.builtin:
         return _generated_replacement(entry, variant)
-    opened = _open_source(entry, variant, source, folder, cache)
-    if chosen.train_from:
-        other = _open_source(dataset(chosen.train_from), "", source, folder, cache)
-        opened = TrainFrom(opened, other)
-        opened.notes += (f"train is the train split of {chosen.train_from} ({other.origin}), not of {name}",)
-    return Corpus(entry, opened, variant=variant)
+    return Corpus(entry, _open_source(entry, variant, source, folder, cache), variant=variant)
 
 
 def data_folder(data_dir: Path | str | None = None) -> Path | None:
@@ -241,31 +236,3 @@ class PackageSource(LocalSource):
     @property
     def origin(self) -> str:
         return f"package {self.dataset.package} {importlib.metadata.version(self.dataset.package)}"
-
-
-class TrainFrom(Source):
-    """Combines validation and test of one source (`own`) with train of another (`other`)."""
-
-    def __init__(self, own: Source, other: Source) -> None:
-        self._own, self._other = own, other
-        self.take_first = own.take_first or other.take_first
-        self.streamed = own.streamed or other.streamed
-        self.notes, self.folder_note = own.notes, own.folder_note
-        held_out = {split: name for split, name in own.splits.items() if split != "train"}
-        self.splits = {"train": other.splits["train"], **held_out} if "train" in other.splits else held_out
-
-    @property
-    def origin(self) -> str:
-        return f"{self._own.origin}, with train from {self._other.origin}"
-
-    def _source_of(self, split: str) -> Source:
-        return self._other if split == "train" else self._own
-
-    def rows(self, split: str, bad: BadRows) -> Iterator[tuple[str, int, Row]]:
-        return self._source_of(split).rows(split, bad)
-
-    def fingerprint(self, split: str) -> str:
-        return self._source_of(split).fingerprint(split)
-
-    def size(self, split: str) -> tuple[int, int]:
-        return self._source_of(split).size(split)
