@@ -12,9 +12,7 @@ from oelm.data.tokenize.tokenizers import load_tokenizer
 from oelm.data.tokenize.tokens import prepare_tokens
 
 NAMES = ("tinystories", "openwebtext", "wikitext103", "wikitext2", "imdb", "agnews", "xnli", "mnli", "sst2")
-CHOICES = [
-    (name, "") for name in NAMES if name != "wikitext103"
-]  # its sample has no train split
+CHOICES = [(name, "") for name in NAMES if name != "wikitext103"]  # its sample has no train split
 
 
 @pytest.mark.parametrize(("name", "variant"), [*CHOICES, ("xnli", "es"), ("mnli", "mismatched")])
