@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import io
 import json
@@ -189,6 +190,9 @@ def forged(
         f"{RUN}/best/deeper/config.json",
         f"{RUN}/best/.hidden.json",
         ".slurm/1/scale=smoke/seed=0/1_submitted.pkl",
+        "",
+        f"{RUN}/{'x' * 5000}",
+        "/".join(["x"] * 3000),
     ],
 )
 def test_only_files_of_run_folders_are_accepted(tmp_path: Path, name: str) -> None:
@@ -238,7 +242,8 @@ def test_any_index_is_read_or_refused(content: bytes) -> None:
 
 
 def test_links_devices_and_unlisted_members_are_refused(tmp_path: Path) -> None:
-    for i, kind in enumerate((tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE)):
+    kinds = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE)
+    for i, kind in enumerate(kinds):
         archive = forged(tmp_path / f"{i}.tar.gz", content=b"", type=kind, linkname="/etc/passwd")
         with pytest.raises(OelmError, match="does not list as a file"):
             merge(archive, tmp_path / "runs")
@@ -275,10 +280,33 @@ def test_archives_that_unpack_to_far_more_than_they_are_get_refused(
     assert not (tmp_path / "runs").exists()
 
 
-def test_sizes_must_be_those_of_the_index(tmp_path: Path) -> None:
-    entry = {"path": f"{RUN}/training.log", "bytes": 3, "sha256": hashlib.sha256(b"evil").hexdigest()}
-    with pytest.raises(OelmError, match="does not have the size"):
-        merge(forged(tmp_path / "x.tar.gz", index={"format": 1, "files": [entry]}), tmp_path / "runs")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"bytes": 3}, "does not have the size"),
+        ({"sha256": "0" * 64}, "does not have the hash"),
+        ({"path": f"{RUN}/console.log"}, "does not list as a file"),
+    ],
+)
+def test_members_must_be_those_of_the_index(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    entry = {"path": f"{RUN}/training.log", "bytes": 4, "sha256": hashlib.sha256(b"evil").hexdigest()}
+    index = {"format": 1, "files": [entry | changes]}
+    with pytest.raises(OelmError, match=said):
+        merge(forged(tmp_path / "x.tar.gz", index=index), tmp_path / "runs")
+    with pytest.raises(OelmError, match=f"incomplete: '{RUN}/status.json' is missing"):
+        merge(
+            forged(tmp_path / "y.tar.gz", index={"format": 1, "files": [entry, listed()]}), tmp_path / "runs"
+        )
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no archive" * 100, gzip.compress(b""), gzip.compress(bytes(range(256)) * 100)]
+)
+def test_a_file_that_is_no_archive_is_one_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.tar.gz").write_bytes(content)
+    with pytest.raises(OelmError, match=r"x\.tar\.gz"):
+        verify(tmp_path / "x.tar.gz")
 
 
 def test_a_full_disk_is_noticed_before_anything_is_written(

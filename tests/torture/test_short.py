@@ -40,7 +40,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "least"),
     list(
-        {"kills": 8, "disk": 8, "signals": 5, "flips": 20, "hostile": 10, "archives": 40, "doctor": 4}.items()
+        {"kills": 8, "disk": 8, "signals": 5, "flips": 20, "hostile": 10, "archives": 12, "doctor": 4}.items()
     ),
 )
 def test_no_fault_of_this_kind_goes_wrong(figures: dict[str, Any], kind: str, least: int) -> None:
