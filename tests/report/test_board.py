@@ -292,12 +292,12 @@ def test_a_verdict_comes_in_with_its_seeds(tmp_path):
     finish(0)
     board = Board(tmp_path, planned())
     board.wait()
-    assert [c.target.outcome for c in board.verdicts.comparisons] == ["no interval"]
+    assert [q.verdict.outcome for q in board.verdicts.questions] == ["no interval"]
     for seed in (1, 2):
         finish(seed)
     board._scanned = -math.inf
     board.wait()
-    assert [c.target.outcome for c in board.verdicts.comparisons] == ["met"]
+    assert [q.verdict.outcome for q in board.verdicts.questions] == ["met"]
 
 
 # -- the command ------------------------------------------------------------------------------

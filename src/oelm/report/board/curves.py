@@ -30,7 +30,7 @@ def arm_curves(board: Board, arms: Sequence[Arm], measurement: str, _: Translato
         seeds = {}
         for run in arm.runs:
             key = run.path.relative_to(board.root).as_posix()
-            if key in board.runs():
+            if key in board.runs:
                 column = board.metrics(key).columns.get(measurement, {})
                 seeds[key] = _Seed(_("seed {seed}", seed=run.seed), column, run.state == DIVERGED)
         lines.append((arm.name if arm.name != arm.id else arm.id, seeds))

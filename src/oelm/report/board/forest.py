@@ -7,17 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from oelm.analysis.arms import Arm
-from oelm.analysis.compare import Comparison
 from oelm.analysis.effects import measure
-from oelm.analysis.messages import Message
 from oelm.analysis.statistics import Estimate, is_wide
-from oelm.analysis.verdict import TARGET
 from oelm.report import numbers
+from oelm.report.board.questions import Question
 from oelm.report.document import Tone
-from oelm.report.sentences import conclusion, outcome, shown_verdict, tone, why_undecided
 from oelm.report.translate import Translator
 
-_MARGINS = {"ppl": 100 * TARGET, "accuracy": -100 * TARGET}  # in per cent of the reference's score
 _MOST_PERCENT = 300.0
 
 
@@ -28,7 +24,7 @@ class Bar:
     value: float
     low: float | None
     high: float | None
-    margin: float | None
+    margins: tuple[float, ...]
     zero: float
 
 
@@ -48,47 +44,39 @@ class ForestRow:
 
 @dataclass(frozen=True)
 class Forest:
-    """A forest plot of comparisons with the same metric; the axis is in per cent of the reference's score."""
+    """A forest plot. Its axis is the change in per cent of the reference's score."""
 
-    metric: str
     rows: tuple[ForestRow, ...]
     ticks: tuple[tuple[float, str], ...]  # position on the axis and label
 
 
-def margin(c: Comparison) -> float:
-    """Return the margin of the verdict that is shown, in per cent; 0 if it is about which arm is better."""
-    return _MARGINS[c.metric] if c.kind in ("baseline", "control") else 0.0
+def forest(questions: Sequence[Question], _: Translator) -> Forest:
+    """Return the forest plot of questions whose comparisons all have the same metric."""
+    axis = _Axis([(_ratio(q), q.margins) for q in questions])
+    rows = [
+        _row(_(q.title), _ratio(q), axis, q.margins, _(q.answer), q.tone, _(q.note) if q.note else "", _)
+        for q in questions
+    ]
+    return Forest(tuple(rows), axis.ticks())
 
 
-def title(c: Comparison, _: Translator) -> str:
-    return _("{arm} against {reference}", arm=c.arm.name, reference=c.reference.name)
-
-
-def forest(comparisons: Sequence[Comparison], _: Translator) -> Forest:
-    """Return the forest plot of comparisons that all have the same metric."""
-    axis = _Axis([(c.ratio, margin(c)) for c in comparisons])
-    rows = []
-    for c in comparisons:
-        verdict = shown_verdict(c)
-        why = c.refused or c.caveats or why_undecided(verdict)
-        answer = conclusion(c) if verdict.decided else Message("{why}", why=why) if why else None
-        note = _(answer) if answer else ""
-        rows.append(_row(title(c, _), c.ratio, axis, margin(c), _(outcome(verdict)), tone(verdict), note, _))
-    return Forest(comparisons[0].metric, tuple(rows), axis.ticks())
-
-
-def by_seeds(c: Comparison, _: Translator) -> Forest | None:
-    """Return how the interval of a comparison changed while seeds came in; None with fewer than two seeds."""
-    shared = sorted(c.arm.scores.keys() & c.reference.scores.keys())
-    if c.ratio is None or len(shared) < 2:
+def by_seeds(question: Question, _: Translator) -> Forest | None:
+    """Return how the interval of a question changed while seeds came in; None with fewer than two seeds."""
+    c = question.comparison
+    shared = sorted(c.arm.scores.keys() & c.reference.scores.keys()) if c else []
+    if c is None or c.ratio is None or len(shared) < 2:
         return None
     found = []
     for n in range(1, len(shared) + 1):
         arm, reference = (_first_seeds(a, shared[:n]) for a in (c.arm, c.reference))
         found.append(measure(arm, reference).ratio)
-    axis = _Axis([(ratio, margin(c)) for ratio in found[1:]])
-    rows = [_row(f"n = {ratio.n}", ratio, axis, margin(c), "", "", "", _) for ratio in found]
-    return Forest(c.metric, tuple(rows), axis.ticks())
+    axis = _Axis([(ratio, question.margins) for ratio in found])
+    rows = [_row(f"n = {ratio.n}", ratio, axis, question.margins, "", "", "", _) for ratio in found]
+    return Forest(tuple(rows), axis.ticks())
+
+
+def _ratio(question: Question) -> Estimate | None:
+    return question.comparison.ratio if question.comparison else None
 
 
 def _first_seeds(arm: Arm, seeds: Sequence[int]) -> Arm:
@@ -99,7 +87,7 @@ def _row(
     title: str,
     ratio: Estimate | None,
     axis: _Axis,
-    margin: float,
+    margins: Sequence[float],
     verdict: str,
     tone: Tone,
     note: str,
@@ -115,17 +103,17 @@ def _row(
         _(numbers.interval(ratio, "ppl")),  # a change in per cent, for accuracy too
         numbers.seeds(ratio),
         note,
-        axis.bar(ratio, margin),
+        axis.bar(ratio, margins),
     )
 
 
 class _Axis:
     """The common axis of some estimates, in per cent of change; 0 and all margins are on it."""
 
-    def __init__(self, shown: Iterable[tuple[Estimate | None, float]]) -> None:
+    def __init__(self, shown: Iterable[tuple[Estimate | None, Sequence[float]]]) -> None:
         values = [0.0]
-        for ratio, margin in shown:
-            values.append(margin)
+        for ratio, margins in shown:
+            values += margins
             if ratio is not None:
                 values += [_percent(x) for x in (ratio.value, *_informative(ratio))]
         low, high = max(min(values), -100.0), min(max(values), _MOST_PERCENT)
@@ -137,9 +125,10 @@ class _Axis:
         place = 100 * (percent - self.low) / (self.high - self.low)
         return round(min(100.0, max(0.0, place)), 2)
 
-    def bar(self, ratio: Estimate, margin: float) -> Bar:
+    def bar(self, ratio: Estimate, margins: Sequence[float]) -> Bar:
         low, high = (self.at(_percent(x)) for x in ratio.interval) if ratio.interval else (None, None)
-        return Bar(self.at(_percent(ratio.value)), low, high, self.at(margin) if margin else None, self.at(0))
+        at_margins = tuple(self.at(margin) for margin in margins)
+        return Bar(self.at(_percent(ratio.value)), low, high, at_margins, self.at(0))
 
     def ticks(self) -> tuple[tuple[float, str], ...]:
         """Return a few round values on the axis, 0 among them."""

@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from oelm.analysis.arms import Arm
-from oelm.analysis.compare import Comparison
 from oelm.analysis.messages import Message, state_name
 from oelm.config.diff import config_diff
 from oelm.config.yaml import config_to_yaml
 from oelm.errors import OelmError
 from oelm.experiments.launch.worker import CONSOLE
 from oelm.report import numbers
+from oelm.report.answers import RULES
 from oelm.report.board.curves import measured
-from oelm.report.board.forest import Forest, by_seeds, forest, title
+from oelm.report.board.forest import by_seeds, forest
 from oelm.report.board.metrics import MEASUREMENTS
+from oelm.report.board.questions import Question
 from oelm.report.board.snapshot import Board
 from oelm.report.document import Tone
-from oelm.report.sentences import SCALES, outcome, sentences, shown_verdict, tone
+from oelm.report.sentences import SCALES
 from oelm.report.translate import Translator
 from oelm.runs.folder import RunFolder
 from oelm.runs.scan import RunInfo, tail
@@ -100,7 +101,7 @@ def state_tone(state: str) -> Tone:
 
 
 def overview(board: Board, _: Translator) -> dict[str, Any]:
-    runs = board.runs()
+    runs = board.runs
     studies: dict[str, dict[str, RunInfo]] = {}
     for key, run in runs.items():
         studies.setdefault(run.study, {})[key] = run
@@ -114,11 +115,11 @@ def overview(board: Board, _: Translator) -> dict[str, Any]:
 
 
 def _headline(board: Board, runs: Mapping[str, RunInfo], _: Translator) -> str:
-    decided = sum(shown_verdict(c).decided for c in board.verdicts.comparisons)
-    still_open = len(board.verdicts.comparisons) - decided + len(board.verdicts.waiting)
+    asked = board.verdicts.questions
+    decided = sum(q.decided for q in asked)
     states = Counter(run.state for run in runs.values())
     parts = [
-        _("Questions: {n} decided, {open} undecided.", n=decided, open=still_open),
+        _("Questions: {n} decided, {open} undecided.", n=decided, open=len(asked) - decided),
         _(
             "Runs: {n} of {total} finished, {running} in progress.",
             n=states["finished"],
@@ -133,15 +134,14 @@ def _headline(board: Board, runs: Mapping[str, RunInfo], _: Translator) -> str:
 
 def _card(board: Board, study: str, runs: Mapping[str, RunInfo], _: Translator, most: int = 6) -> StudyCard:
     asked = questions(board, study)
-    decided = sum(shown_verdict(c).decided for c in asked)
-    waiting = sum(pair.arm.config.study == study for pair in board.verdicts.waiting)
+    decided = sum(q.decided for q in asked)
     states = Counter(run.state for run in runs.values())
-    main = [c for c in asked if c.kind in ("baseline", "control")][:most]
-    summary = _("Questions: {n} decided, {open} undecided.", n=decided, open=len(asked) + waiting - decided)
+    main = [q for q in asked if q.comparison and q.kind in (*RULES, "baseline", "control")][:most]
+    summary = _("Questions: {n} decided, {open} undecided.", n=decided, open=len(asked) - decided)
     return StudyCard(
         study,
         "bad" if TROUBLE & states.keys() else "good" if states["running"] else "",
-        summary if asked or waiting else _("No questions."),
+        summary if asked else _("No questions."),
         states["finished"],
         len(runs),
         tuple((f"{states[s]} {_(state_name(s))}", state_tone(s)) for s in STATES if states[s]),
@@ -151,23 +151,25 @@ def _card(board: Board, study: str, runs: Mapping[str, RunInfo], _: Translator, 
     )
 
 
-def questions(board: Board, study: str) -> list[Comparison]:
-    return [c for c in board.verdicts.comparisons if c.arm.config.study == study]
+def questions(board: Board, study: str) -> list[Question]:
+    return [q for q in board.verdicts.questions if q.study == study]
 
 
-def question_key(c: Comparison) -> dict[str, str]:
-    """Return the query parameters of the page of a comparison."""
-    return {"kind": c.kind, "scale": c.arm.config.scale, "arm": c.arm.id, "reference": c.reference.id}
+def find_question(board: Board, study: str, key: Mapping[str, str]) -> Question | None:
+    return next((q for q in questions(board, study) if q.key() == key), None)
 
 
-def forests(comparisons: Iterable[Comparison], _: Translator) -> list[dict[str, Any]]:
-    """Return one forest plot per metric, each with the keys of its comparisons."""
+def forests(asked: Iterable[Question], _: Translator) -> list[dict[str, Any]]:
+    """Return one forest plot per metric, of the questions that have a comparison."""
+    by_metric: dict[str, list[Question]] = {}
+    for q in asked:
+        if q.comparison:
+            by_metric.setdefault(q.comparison.metric, []).append(q)
     found = []
-    listed = list(comparisons)
-    for metric in dict.fromkeys(c.metric for c in listed):
-        same = [c for c in listed if c.metric == metric]
+    for metric, same in by_metric.items():
         plot = forest(same, _)
-        rows = [(row, question_key(c), c.group) for row, c in zip(plot.rows, same, strict=True)]
+        about = [f"{_(q.asked)} · {_group_title(q.arm, _)}" for q in same]
+        rows = list(zip(plot.rows, (q.key() for q in same), about, strict=True))
         found.append({"caption": _(_METRICS[metric]), "rows": rows, "ticks": plot.ticks})
     return found
 
@@ -194,7 +196,7 @@ def time_left(runs: Iterable[RunInfo], _: Translator) -> str:
 
 def study(board: Board, name: str, chosen: str, _: Translator) -> dict[str, Any] | None:
     """Return the page of a study with the curves of the group `chosen`; None if there is no such study."""
-    runs = {key: run for key, run in board.runs().items() if run.study == name}
+    runs = {key: run for key, run in board.runs.items() if run.study == name}
     if not runs:
         return None
     groups = arm_groups(board, name)
@@ -207,11 +209,7 @@ def study(board: Board, name: str, chosen: str, _: Translator) -> dict[str, Any]
     return {
         "card": _card(board, name, runs, _, most=0),
         "forests": forests(questions(board, name), _),
-        "waiting": [
-            _("{arm} against {reference}", arm=pair.arm.name, reference=pair.reference_id)
-            for pair in board.verdicts.waiting
-            if pair.arm.config.study == name
-        ],
+        "waiting": [_(q.title) for q in questions(board, name) if q.comparison is None],
         "groups": [(key, _group_title(found[0], _)) for key, found in groups.items()],
         "group": group,
         "charts": charts(measured(board, _keys(board, arms)), 2, _),
@@ -236,7 +234,7 @@ def _group_title(arm: Arm, _: Translator) -> str:
 
 def _keys(board: Board, arms: Iterable[Arm]) -> list[str]:
     keys = (run.path.relative_to(board.root).as_posix() for arm in arms for run in arm.runs)
-    return [key for key in keys if key in board.runs()]
+    return [key for key in keys if key in board.runs]
 
 
 def charts(known: Sequence[str], most: int, _: Translator) -> list[dict[str, Any]]:
@@ -266,33 +264,30 @@ def _arm_row(arm: Arm, _: Translator) -> dict[str, str]:
     }
 
 
-def question(board: Board, study: str, wanted: Mapping[str, str], _: Translator) -> dict[str, Any] | None:
-    """Return the page of one comparison; None if there is no such comparison."""
-    for c in questions(board, study):
-        if question_key(c) == wanted:
-            seeds: Forest | None = by_seeds(c, _)
-            return {
-                "title": title(c, _),
-                "place": _group_title(c.arm, _),
-                "verdict": _(outcome(shown_verdict(c))),
-                "tone": tone(shown_verdict(c)),
-                "sentences": [_(message) for message in sentences(c)],
-                "forests": forests([c], _),
-                "seeds": seeds,
-                "flags": [_(message) for message in c.flags],
-                "charts": charts(measured(board, _keys(board, (c.arm, c.reference))), 2, _),
-                "runs": [run_row(key, board.runs()[key], _) for key in _keys(board, (c.arm, c.reference))],
-            }
-    return None
-
-
-def question_arms(board: Board, study: str, wanted: Mapping[str, str]) -> list[Arm]:
-    return next(([c.reference, c.arm] for c in questions(board, study) if question_key(c) == wanted), [])
+def question(board: Board, study: str, key: Mapping[str, str], _: Translator) -> dict[str, Any] | None:
+    """Return the page of one question; None if there is no such question."""
+    q = find_question(board, study, key)
+    if q is None or q.comparison is None:
+        return None
+    keys = _keys(board, (q.comparison.arm, q.comparison.reference))
+    return {
+        "title": _(q.title),
+        "place": _group_title(q.arm, _),
+        "study": study,
+        "verdict": _(q.answer),
+        "tone": q.tone,
+        "sentences": [_(message) for message in q.sentences],
+        "caption": _(_METRICS[q.comparison.metric]),
+        "seeds": by_seeds(q, _),
+        "flags": [_(message) for message in q.comparison.flags],
+        "charts": charts(measured(board, keys), 2, _),
+        "runs": [run_row(key, board.runs[key], _) for key in keys],
+    }
 
 
 def run(board: Board, key: str, _: Translator) -> dict[str, Any] | None:
     """Return the page of a run; None if there is no such run."""
-    info = board.runs().get(key)
+    info = board.runs.get(key)
     if info is None:
         return None
     reader = info.reader
@@ -310,7 +305,7 @@ def run(board: Board, key: str, _: Translator) -> dict[str, Any] | None:
     )
     folder = RunFolder(info.path)
     metrics = board.metrics(key)
-    others = [other for other, r in board.runs().items() if r.study == info.study and other != key]
+    others = [other for other, r in board.runs.items() if r.study == info.study and other != key]
     return {
         "row": run_row(key, info, _),
         "status": info.status,
@@ -346,7 +341,7 @@ def duration(seconds: float | None) -> str:
 
 def compare(board: Board, a: str, b: str, _: Translator) -> dict[str, Any]:
     """Return the page that compares two runs; without two known runs, only the form to choose them."""
-    runs = board.runs()
+    runs = board.runs
     chosen = [(key, runs[key]) for key in (a, b) if key in runs]
     page: dict[str, Any] = {"keys": list(runs), "a": a, "b": b, "runs": [run_row(k, r, _) for k, r in chosen]}
     page |= {"differences": None, "charts": [], "problem": ""}

@@ -138,15 +138,18 @@ class Site:
 
     def curves(self, request: Request) -> Response:
         """Answer with the JSON of one chart: of runs (run=, repeatable), of a question, or of a group."""
+        self.board.refresh()
         _, measurement = self._translator(request), _get(request, "measurement")
-        runs, study = self.board.runs(), _get(request, "study")
+        runs, study = self.board.runs, _get(request, "study")
         chosen = {key: runs[key] for key in request.query_params.getlist("run") if key in runs}
         if measurement not in MEASUREMENTS:
             return PlainTextResponse("unknown measurement", 404)
         if chosen:
             found = run_curves(self.board, chosen, measurement, _)
         elif _get(request, "kind"):
-            arms = pages.question_arms(self.board, study, _question(request))
+            question = pages.find_question(self.board, study, _question(request))
+            c = question.comparison if question else None
+            arms = [c.reference, c.arm] if c else []
             found = arm_curves(self.board, arms, measurement, _)
         else:
             arms = pages.arm_groups(self.board, study).get(_get(request, "group"), [])
@@ -159,6 +162,7 @@ class Site:
     def _page(
         self, request: Request, template: str, content: Callable[[Translator], dict[str, Any] | None]
     ) -> Response:
+        self.board.refresh()
         _ = self._translator(request)
         page, status = content(_), 200
         if page is None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oelm.analysis.arms import Arm, Planned, gather_arms
-from oelm.analysis.compare import Comparison, compare_all
+from oelm.analysis.compare import compare_all
 from oelm.analysis.load import LoadedRun, LoadWarning, collect, read_run
-from oelm.analysis.pairs import Pair, find_pairs
 from oelm.errors import OelmError
 from oelm.report.board.metrics import RunMetrics
+from oelm.report.board.questions import Question, all_questions
 from oelm.runs.results_file import StoredRun
 from oelm.runs.scan import RunInfo, ScanCache, scan, signature
 
@@ -23,11 +23,10 @@ _MAX_AGE = 1.0  # seconds; several open pages share one scan
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The arms and comparisons of all runs that could be read."""
+    """The arms of all runs that could be read, and the questions about them."""
 
     arms: tuple[Arm, ...] = ()
-    comparisons: tuple[Comparison, ...] = ()
-    waiting: tuple[Pair, ...] = ()  # comparisons that lack finished runs
+    questions: tuple[Question, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,21 +42,22 @@ class Board:
 
     def __init__(self, root: Path | str, planned: Planned) -> None:
         self.root = Path(root)
+        self.runs: Mapping[str, RunInfo] = {}  # by their paths below the runs folder
         self.planned = planned
         self.problem = ""  # why the runs folder cannot be scanned
         self.verdicts = Verdicts()
         self.progress: Progress | None = None  # of the analysis, while it runs
-        self._runs: dict[str, RunInfo] = {}
         self._scanned = -_MAX_AGE
         self._cache = ScanCache()
         self._loaded: dict[str, tuple[object, LoadedRun | None]] = {}
         self._metrics: dict[str, RunMetrics] = {}
         self._analysed: object = None
+        self._contents: dict[str, tuple[RunInfo, object]] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def runs(self) -> Mapping[str, RunInfo]:
-        """Return all runs by their path below the runs folder. The folder is scanned at most once a second.
+    def refresh(self) -> None:
+        """Scan the runs folder, unless this was done in the last second.
 
         A change of the finished runs starts a new analysis in the background.
         """
@@ -65,7 +65,6 @@ class Board:
             if time.monotonic() - self._scanned >= _MAX_AGE:
                 self._scan()
                 self._scanned = time.monotonic()
-            return self._runs
 
     def _scan(self) -> None:
         try:
@@ -74,22 +73,25 @@ class Board:
         except (OelmError, OSError) as error:
             self.problem = str(error)
             return
-        self._runs = {run.path.relative_to(self.root).as_posix(): run for run in found}
-        for known in (self._loaded, self._metrics):
-            for key in [key for key in known if key not in self._runs]:
-                del known[key]
-        states = {key: _content(run) for key, run in self._runs.items()}
+        self.runs = {run.path.relative_to(self.root).as_posix(): run for run in found}
+        for kept in (self._loaded, self._metrics):
+            for key in [key for key in kept if key not in self.runs]:
+                del kept[key]
+        before, self._contents = self._contents, {}
+        for key, run in self.runs.items():
+            seen = before.get(key)
+            # The scan returns the same object for a run that has ended, unless its files have changed.
+            self._contents[key] = seen if seen is not None and seen[0] is run else (run, _content(run))
+        states = {key: content for key, (_run, content) in self._contents.items()}
         if states != self._analysed and (self._thread is None or not self._thread.is_alive()):
             self._analysed = states
             self.progress = Progress(0, len(states))
-            self._thread = threading.Thread(
-                target=self._analyse, args=(dict(self._runs), states), daemon=True
-            )
+            self._thread = threading.Thread(target=self._analyse, args=(dict(self.runs), states), daemon=True)
             self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the analysis of the runs that `runs` has found is complete."""
-        self.runs()
+        """Refresh, and wait until the analysis is complete."""
+        self.refresh()
         if self._thread is not None:
             self._thread.join()
 
@@ -106,14 +108,12 @@ class Board:
         loaded = collect(self.root, found, warnings)
         self.verdicts = Verdicts(gather_arms(loaded.runs, self.planned))  # curves need no comparisons
         made = compare_all(loaded, self.planned)
-        compared = {(c.kind, c.arm.key, c.reference.id) for c in made.made}
-        waiting = (p for p in find_pairs(made.arms) if (p.kind, p.arm.key, p.reference_id) not in compared)
-        self.verdicts = Verdicts(made.arms, made.made, tuple(waiting))
+        self.verdicts = Verdicts(made.arms, all_questions(made, loaded.trials))
         self.progress = None
 
     def metrics(self, key: str) -> RunMetrics:
         """Return the measurements of a run, after reading what has been appended to its files."""
-        run = self._runs[key]
+        run = self.runs[key]
         with self._lock:
             metrics = self._metrics.setdefault(key, RunMetrics())
             metrics.update(run.reader)

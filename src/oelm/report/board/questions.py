@@ -1,0 +1,122 @@
+"""`Question`: what a study asks about an arm and a reference, with the answer as far as there is one.
+
+Questions come from study files, and from the comparisons that every analysis makes (`analysis.pairs`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from oelm.analysis.answers import answers, question_rule
+from oelm.analysis.arms import Arm
+from oelm.analysis.compare import Comparison, Comparisons
+from oelm.analysis.load import LoadedRun
+from oelm.analysis.messages import Message
+from oelm.analysis.pairs import find_arm, find_pairs
+from oelm.analysis.verdict import TARGET, Rule, Verdict
+from oelm.config.run_config import QuestionConfig
+from oelm.report.answers import ANSWERS, RULES
+from oelm.report.document import Tone
+from oelm.report.sentences import conclusion, outcome, sentences, shown_verdict, tone, why_undecided
+
+_TARGET = QuestionConfig("", "non-inferior", TARGET)
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A question about an arm and a reference. Without finished runs of both, it has no comparison yet."""
+
+    kind: str  # the rule of a question of a study file, else the kind of comparison
+    arm: Arm
+    reference: str  # ID of the reference
+    reference_name: str
+    asked: Message
+    comparison: Comparison | None = None
+    verdict: Verdict | None = None
+    margins: tuple[float, ...] = ()  # in per cent of the reference's score
+
+    @property
+    def study(self) -> str:
+        return self.arm.config.study
+
+    @property
+    def decided(self) -> bool:
+        return self.verdict is not None and self.verdict.decided
+
+    @property
+    def title(self) -> Message:
+        return Message("{arm} against {reference}", arm=self.arm.name, reference=self.reference_name)
+
+    @property
+    def answer(self) -> Message:
+        """The verdict in a few words."""
+        if self.verdict is None:
+            return Message("waiting for finished runs")
+        said = ANSWERS.get(self.verdict.outcome) if self.kind in RULES else None
+        return said or outcome(self.verdict)
+
+    @property
+    def tone(self) -> Tone:
+        return tone(self.verdict) if self.verdict else ""
+
+    @property
+    def note(self) -> Message | None:
+        """The answer in one sentence, or why there is none; None if nothing has to be said."""
+        if self.comparison is None or self.verdict is None:
+            return None
+        if self.verdict.decided:
+            return conclusion(self.comparison)
+        why = self.comparison.refused or self.comparison.caveats or why_undecided(self.verdict)
+        return Message("{why}", why=why) if why else None
+
+    @property
+    def sentences(self) -> tuple[Message, ...]:
+        """The difference with its interval and n, then the verdict."""
+        if self.comparison is None:
+            return (self.asked, self.answer)
+        found = sentences(self.comparison)
+        return (found[0], self.asked) if self.kind in RULES else found
+
+    def key(self) -> dict[str, str]:
+        """The query parameters of the question's page."""
+        scale = self.arm.config.scale
+        return {"kind": self.kind, "scale": scale, "arm": self.arm.id, "reference": self.reference}
+
+
+def all_questions(made: Comparisons, trials: Sequence[LoadedRun]) -> tuple[Question, ...]:
+    """Return the questions of study files, then those of all other comparisons."""
+    own = list(_from_study_files(made.arms, trials))
+    asked = {(q.arm.key, q.reference) for q in own}
+    others = (q for q in _from_comparisons(made) if (q.arm.key, q.reference) not in asked)
+    return (*own, *others)
+
+
+def _from_study_files(arms: Sequence[Arm], trials: Sequence[LoadedRun]) -> Iterator[Question]:
+    for a in answers(arms, trials):
+        reference, c = find_arm(arms, a.arm, a.question.reference), a.comparison
+        margins = _percent(question_rule(a.question, perplexity=c.metric == "ppl")) if c else ()
+        name = reference.name if reference else a.question.reference
+        asked = _asked(a.question)
+        yield Question(a.question.rule, a.arm, a.question.reference, name, asked, c, a.verdict, margins)
+
+
+def _from_comparisons(made: Comparisons) -> Iterator[Question]:
+    found = {(c.kind, c.arm.key, c.reference.id): c for c in made.made}
+    for pair in find_pairs(made.arms):
+        c = found.get((pair.kind, pair.arm.key, pair.reference_id))
+        name = pair.reference.name if pair.reference else pair.reference_id
+        on_target = pair.kind in ("baseline", "control")
+        asked = _asked(_TARGET) if on_target else Message("which of the two is better?")
+        margins = _percent(question_rule(_TARGET, perplexity=c.metric == "ppl")) if c and on_target else ()
+        verdict = shown_verdict(c) if c else None
+        yield Question(pair.kind, pair.arm, pair.reference_id, name, asked, c, verdict, margins)
+
+
+def _asked(question: QuestionConfig) -> Message:
+    return Message(RULES[question.rule].template, margin=f"{100 * question.margin:g} %")
+
+
+def _percent(rule: Rule) -> tuple[float, ...]:
+    return tuple(100 * math.expm1(margin) for margin in rule.margins)
