@@ -38,6 +38,7 @@ from oelm.runs.schema import (
     Results,
     Scores,
     Status,
+    TestLosses,
     TimingStats,
     TokenizerFacts,
 )
@@ -94,6 +95,7 @@ def write_run(
     *,
     state: str = "finished",
     hits: np.ndarray | None = None,
+    documents: tuple[np.ndarray, np.ndarray] | None = None,
     fairness: dict[str, Any] | None = None,
     tokens: int = 1_000_000,
     attention: bool = False,
@@ -102,12 +104,17 @@ def write_run(
     test: bool = True,
     rows: str = "",
 ) -> Path:
-    """One run. `value` is the test perplexity or accuracy; `hits` the per-example 0/1 of a classifier."""
+    """One run. `value` is the test perplexity or accuracy; `hits` the per-example 0/1 of a classifier.
+
+    documents: tokens and summed losses of the test documents of a language model, which decide the perplexity
+    """
     folder = RunFolder(run_path(root, config))
     folder.claim(config)
     metric = "accuracy" if config.task == "classification" else "ppl"
     if hits is not None:
         value = float(np.mean(hits))
+    if documents is not None:
+        value = math.exp(documents[1].sum() / documents[0].sum())
     folder.write(_manifest(config, tokens, validation_print, rows))
     folder.write(FreezeAudit(start=AuditRecord(), end=AuditRecord(ok=audit_ok)))
     _write_metrics(folder, config, attention)
@@ -120,7 +127,7 @@ def write_run(
     if state != "finished":
         return folder.path
     frozen = 0 if config.method.trains_qk else QK
-    n = 2000 if hits is None else len(hits)
+    n = int(documents[0].sum()) if documents is not None else 2000 if hits is None else len(hits)
     scores = Scores(loss=math.log(max(value, 1.01)), n=n, **{metric: value})
     saving = 0.05 if frozen else 0.0
     folder.write(TimingStats(60.0, mean_step_time=0.15, peak_memory_bytes=3 * 10**8, predicted_saving=saving))
@@ -142,6 +149,8 @@ def write_run(
         labels = [0, 1] * (len(hits) // 2) + [0] * (len(hits) % 2)
         predicted = [y if h else 1 - y for y, h in zip(labels, hits, strict=True)]
         folder.write(Predictions(tuple(labels), tuple(predicted)))
+    if documents is not None:
+        folder.write(TestLosses(tuple(documents[0].tolist()), tuple(documents[1].round(3).tolist())))
     folder.write_checksums()
     return folder.path
 

@@ -23,7 +23,7 @@ from oelm.report.summary import cards, headline
 from oelm.report.translate import Translator
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
-from run_factory import analyze, cls_config, lm_config, write_arm, write_run, write_study, write_trials
+from run_factory import analyze, cls_config, dump, lm_config, write_arm, write_run, write_study, write_trials
 
 A, B = (8.5, 8.8, 8.6), (8.0, 8.1, 8.2)
 
@@ -294,6 +294,59 @@ def test_orthogonality_control_and_baseline_are_separate_comparisons(tmp_path):
     assert {c.arm.name: c.reference.name for c in made.of("control")}["oelm-plus"] == "orthogonal-init"
     # frozen N(0, 0.02) also has another scale, so it is not the reference
     assert all(c.reference.name != "oelm-random" for c in made.of("orthogonality"))
+
+
+# --- perplexity per document -----------------------------------------------------------------------------
+
+
+def language_models(root: Path, *, documents: int = 100, effect_sd: float = 0.1) -> list[Path]:
+    """Three seeds of two arms on the same documents, whose difference varies between documents."""
+    rng = np.random.default_rng(2)
+    tokens = rng.integers(50, 400, documents)
+    level, effect = rng.normal(2.0, 0.3, documents), rng.normal(0.05, effect_sd, documents)
+    folders = []
+    for id, arm in (("GPT-01", "baseline"), ("GPT-02", "oelm-freeze")):
+        for seed in range(3):
+            per_token = level + (arm != "baseline") * effect + 0.002 * seed
+            losses = tokens * per_token + rng.normal(0, 1, documents)
+            config = lm_config(id, arm, seed=seed)
+            folders.append(write_run(root, config, documents=(tokens, losses)))
+    return folders
+
+
+def only_baseline(root: Path) -> Comparison:
+    (comparison,) = analyze(root).comparisons.of("baseline")
+    return comparison
+
+
+def test_the_perplexity_interval_includes_the_choice_of_test_text(tmp_path):
+    language_models(tmp_path)
+    c = only_baseline(tmp_path)
+    a, b = ([np.log(x.scores[s]) for s in range(3)] for x in (c.arm, c.reference))
+    seeds_only = stats.ttest_rel(a, b).confidence_interval(0.95)
+    assert c.test_error == "documents"
+    assert c.effect.value == pytest.approx(np.mean(np.subtract(a, b)))
+    assert c.effect.test_se == pytest.approx(0.1 / np.sqrt(100), rel=0.4)  # documents differ in length
+    assert c.effect.interval[0] < seeds_only.low
+    assert c.effect.interval[1] > seeds_only.high
+
+
+@pytest.mark.parametrize("problem", ["missing", "other documents", "wrong sum"])
+def test_losses_per_document_are_used_only_if_they_are_complete_and_equal(tmp_path, problem):
+    folder = language_models(tmp_path)[-1]
+    stored = RunFolder(folder).test_losses()
+    if problem == "missing":
+        (folder / "test_losses.json").unlink()
+        RunFolder(folder).write_checksums()
+    else:
+        tokens, losses = list(stored.tokens), list(stored.losses)
+        tokens[0], tokens[1] = tokens[0] + 1, tokens[1] - 1
+        losses[0] += 500.0 if problem == "wrong sum" else 0.0
+        dump(folder / "test_losses.json", {"tokens": tokens, "losses": losses})
+    c = only_baseline(tmp_path)
+    assert c.test_error == "none"
+    assert c.effect.test_se == 0.0
+    assert any("test_losses.json" in str(w) for w in analyze(tmp_path).warnings) == (problem == "wrong sum")
 
 
 # --- accuracy --------------------------------------------------------------------------------------------

@@ -154,6 +154,30 @@ def test_combined_interval_covers_at_least_95_percent(n, seed_sd, example_sd, re
     assert hits / repeats >= 0.93  # 0.95 minus two standard errors; conservative is allowed
 
 
+@pytest.mark.parametrize(
+    ("documents", "text_sd", "seed_sd"), [(15, 0.1, 0.002), (60, 0.1, 0.01), (60, 0.0, 0.01)]
+)
+def test_the_interval_over_seeds_and_documents_covers_at_least_95_percent(documents, text_sd, seed_sd):
+    """The documents differ in length and in the arms' difference; both are drawn anew in each repeat."""
+    rng = np.random.default_rng(5)
+    repeats, hits = 500, 0
+    for _ in range(repeats):
+        tokens = rng.integers(50, 400, documents)
+        per_token = 0.02 + rng.normal(0, text_sd, documents) + rng.normal(0, seed_sd, (3, 1))
+        losses = tokens * (per_token + rng.normal(0, 0.02, (3, documents)))
+        d = losses.sum(axis=1) / tokens.sum()
+        block = s.loss_block(losses, tokens)
+        assert block.mean(axis=1) == pytest.approx(d)
+        estimate = s.difference(
+            dict(enumerate(d)),
+            dict.fromkeys(range(3), 0.0),
+            test_se=s.few_documents_factor(tokens) * s.example_se(block),
+            interaction_se=s.interaction_se(block),
+        )
+        hits += estimate.interval[0] <= 0.02 <= estimate.interval[1]
+    assert hits / repeats >= 0.93
+
+
 def test_seeds_that_agree_by_chance_do_not_give_a_narrow_interval():
     """Three seeds, each with 85 examples that only one arm gets right and 85 only the other: no spread."""
     rng = np.random.default_rng(0)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oelm.models import loss as loss_module
-from oelm.models.loss import IGNORE, cross_entropy_sum
+from oelm.models.loss import IGNORE, cross_entropy_each, cross_entropy_sum
 
 
 def problem(tokens, vocabulary, scale, seed, ignored):
@@ -40,8 +40,11 @@ def test_equals_plain_cross_entropy(tokens, vocabulary, rows, scale, ignored, fa
         (factor * ours).backward()
         with torch.no_grad():
             quiet = cross_entropy_sum(hidden, weight, targets)
+        each = cross_entropy_each(hidden, weight, targets)
     assert torch.allclose(ours, plain, rtol=1e-5, atol=1e-4)
     assert torch.allclose(quiet, plain, rtol=1e-5, atol=1e-4)
+    plain_each = F.cross_entropy(hidden @ weight.T, targets, ignore_index=IGNORE, reduction="none")
+    assert torch.allclose(each, plain_each, rtol=1e-5, atol=1e-4)
     for got, want in zip((hidden.grad, weight.grad), expected, strict=True):
         assert torch.allclose(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max() + 1))
 

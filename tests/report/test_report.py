@@ -327,7 +327,7 @@ def test_the_markdown_report_is_short_and_has_its_figures(analysis, tmp_path):
 def test_limitations_and_unreadable_folders_are_listed(documents):
     text = to_markdown(documents["en"])
     for words in (
-        "cover the seeds, not the choice of test text",
+        "perplexity intervals cover the seeds, not the choice of test text",
         "no correction",
         "mini scale",
         "local folder data",

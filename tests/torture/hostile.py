@@ -18,6 +18,7 @@ JSON_FILES = (
     "timing_stats.json",
     "freeze_audit.json",
     "predictions.json",
+    "test_losses.json",
 )
 WHOLE = {
     "null": "null",

@@ -9,6 +9,7 @@ import sys
 import types
 from dataclasses import replace
 from functools import partialmethod
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,6 +97,34 @@ def test_classification_runs(tmp_path, machine, make, shape):
 def test_denoising_runs(tmp_path, machine, make, shape):
     assert fit(make(shape, budget={"steps": 2}), tmp_path, machine).state == "finished"
     assert RunFolder(tmp_path).results().test.ppl > 1
+    assert_losses_add_up(tmp_path)
+
+
+def assert_losses_add_up(folder: Path) -> int:
+    """Compare test_losses.json with results.json; return the number of documents or blocks."""
+    results, losses = RunFolder(folder).results(), RunFolder(folder).test_losses()
+    assert len(losses.tokens) == len(losses.losses)
+    assert sum(losses.tokens) == results.test.n
+    assert sum(losses.losses) == pytest.approx(
+        results.test.n * results.test.loss, abs=1e-3 * len(losses.losses)
+    )
+    return len(losses.tokens)
+
+
+@pytest.mark.parametrize("documents", [4, 20])
+def test_the_test_loss_is_kept_per_document_or_per_block_if_documents_are_few(
+    tmp_path, machine, make, documents
+):
+    config = make("lm", data={"eval_rows": documents}, budget={"steps": 2})
+    assert fit(config, tmp_path, machine).state == "finished"
+    parts = assert_losses_add_up(tmp_path)
+    if documents == 20:
+        assert parts == documents
+        assert not RunFolder(tmp_path).damage()
+        stored = json.loads((tmp_path / "checksums.json").read_text(encoding="utf-8"))
+        assert "test_losses.json" in stored["files"]
+    else:
+        assert parts == -(-RunFolder(tmp_path).results().test.n // config.data.max_length)
 
 
 @pytest.mark.parametrize("shape", ["lm", "gpt-cls"])

@@ -16,11 +16,13 @@ from oelm.analysis.statistics import (
     binomial_se,
     difference,
     example_se,
+    few_documents_factor,
     interaction_se,
+    loss_block,
     mcnemar,
 )
 
-TestError = Literal["predictions", "binomial", "none"]
+TestError = Literal["predictions", "documents", "binomial", "none"]
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,25 @@ def measure(arm: Arm, reference: Arm, level: float = LEVEL) -> Effects:
 
 
 def _measure_perplexity(arm: Arm, reference: Arm, level: float) -> Effects:
-    """Return the difference in log perplexity, without a test-set error.
+    """Return the difference in log perplexity.
 
-    The test-set error would need the loss of every document, which run folders do not have.
+    The test-set error needs the loss of every document, which runs of older versions do not have.
     """
     logs = [{seed: math.log(ppl) for seed, ppl in a.scores.items()} for a in (arm, reference)]
     ratio = difference(*logs, level=level)
-    return Effects(ratio, ratio)
+    seeds_a, seeds_b = _used_seeds(arm, reference, ratio)
+    a, b = _test_losses(arm, seeds_a), _test_losses(reference, seeds_b)
+    if a is None or b is None or not np.array_equal(a[0], b[0]):
+        return Effects(ratio, ratio)
+    tokens = a[0]
+    paired = ratio.interval_kind != "Welch" and seeds_a == seeds_b
+    if paired:
+        blocks: tuple[np.ndarray, ...] = (loss_block(a[1] - b[1], tokens),)
+    else:
+        blocks = loss_block(a[1], tokens), -loss_block(b[1], tokens)
+    test_se = few_documents_factor(tokens, level) * example_se(*blocks)
+    ratio = difference(*logs, test_se=test_se, interaction_se=interaction_se(*blocks), level=level)
+    return Effects(ratio, ratio, "documents")
 
 
 def _measure_accuracy(arm: Arm, reference: Arm, level: float) -> Effects:
@@ -105,3 +119,16 @@ def _hits(arm: Arm, seeds: Iterable[int]) -> np.ndarray | None:
     if any(h is None for h in rows) or len({len(h) for h in rows if h is not None}) != 1:
         return None
     return np.stack([h for h in rows if h is not None])
+
+
+def _test_losses(arm: Arm, seeds: Iterable[int]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the tokens per test document and a (seeds, documents) array of summed losses.
+
+    None if a run has no losses per document, or if the runs have different documents.
+    """
+    chosen = set(seeds)
+    rows = [r.test_losses for r in arm.finished if r.seed in chosen]
+    held = [row for row in rows if row is not None]
+    if len(held) < len(rows) or not all(np.array_equal(tokens, held[0][0]) for tokens, _ in held):
+        return None
+    return held[0][0], np.stack([losses for _, losses in held])

@@ -7,6 +7,7 @@ finished run are compared with their checksums; a run with a damaged file is not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -139,6 +140,31 @@ class LoadedRun:
             Message(
                 "predictions.json does not hold two lists of equal length; the test-set error is estimated "
                 "from the binomial distribution instead"
+            )
+        )
+        return None
+
+    @cached_property
+    def test_losses(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The target tokens and the summed loss of each test document; None if they cannot be used."""
+        stored = self._read("test_losses.json", self.reader.test_losses)
+        if stored is None or self.result is None or not self.result.test:
+            return None
+        try:
+            tokens, losses = (np.asarray(values, dtype=float) for values in (stored.tokens, stored.losses))
+        except OverflowError:  # a damaged file may have a number with hundreds of digits
+            tokens = losses = np.empty(0)
+        n, stated = self.result.test_n, math.log(self.result.test)
+        if len(tokens) == len(losses) > 0 and tokens.min() > 0 and tokens.sum() == n:
+            # The file has three decimals, and results.json comes from sums in another order.
+            tolerance = 1e-5 * max(1.0, stated) + 1e-3 * len(losses) / n
+            if abs(float(losses.sum()) / n - stated) <= tolerance:
+                return tokens, losses
+        self._warn(
+            Message(
+                "test_losses.json does not add up to the loss and the {n} tokens of results.json; the "
+                "interval does not cover the choice of test text",
+                n=n,
             )
         )
         return None

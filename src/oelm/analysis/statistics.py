@@ -1,14 +1,14 @@
 """Estimate the difference between two arms over seeds, with a confidence interval.
 
 Differences are computed on an additive scale: log perplexity, points of accuracy or log accuracy. The
-confidence interval is Student's t over paired seeds. For accuracy, all seeds are evaluated on the same
-finite test set, so the sampling error of the test set does not shrink with more seeds. This error is
-estimated from the predictions and added to the half width of the interval:
+confidence interval is Student's t over paired seeds. All seeds are evaluated on the same finite test set, so
+the sampling error of the test set does not shrink with more seeds. This error is estimated from the
+predictions, or from the loss per document, and added to the half width of the interval:
 
     half_width^2 = (t(n-1) * seed_se)^2 + (z * test_se)^2
 
 With few seeds the spread between seeds can be small by chance. Which examples are correct also varies between
-seeds, and the predictions give a precise lower bound for the seed error from this variation alone
+seeds, and the predictions (or losses) give a precise lower bound for the seed error from this variation alone
 (`interaction_se`). The first term is never smaller than z times that bound.
 """
 
@@ -215,6 +215,28 @@ def _interaction_variance(block: np.ndarray) -> float:
         return 0.0
     rest = block - block.mean(axis=0) - block.mean(axis=1, keepdims=True) + block.mean()
     return float((rest**2).sum() / ((n - 1) * (m - 1)))
+
+
+def loss_block(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Return the block for `example_se` of summed losses (seeds, documents) with `tokens` per document.
+
+    The mean of a row is the mean loss per token of that seed. Documents differ in length, so this mean is a
+    ratio, sum of losses / sum of tokens. Its error comes from the losses minus what their lengths predict.
+
+    >>> loss_block(np.array([[6.0, 3.0]]), np.array([2, 1]))
+    array([[3., 3.]])
+    """
+    per_token = losses.sum() / (len(losses) * tokens.sum())
+    return per_token + (losses - per_token * tokens) / tokens.mean()
+
+
+def few_documents_factor(tokens: np.ndarray, level: float = LEVEL) -> float:
+    """Return t / z for the number of documents, weighted by their length.
+
+    A standard error from few documents is itself uncertain; this factor makes its interval a t interval.
+    """
+    effective = tokens.sum() ** 2 / (tokens**2).sum()
+    return t_quantile(level, max(1.0, float(effective) - 1)) / z_quantile(level)
 
 
 def binomial_se(

@@ -177,8 +177,8 @@ def _convert_tuple(arguments: tuple[Any, ...], value: Any, where: str, inner: An
     if not isinstance(value, list | tuple):
         raise UsageError(f"{where}: expected a list, got {_shown(value)}", field=where)
     kind = arguments[0]
-    if kind in (int, str) and all(type(item) is kind for item in value):
-        return tuple(value)  # no conversion per item: predictions.json has millions of integers
+    if kind in (int, float, str) and all(type(item) is kind for item in value):
+        return tuple(value)  # no conversion per item: predictions.json may have millions of integers
     return tuple(inner(kind, item, f"{where}[{i}]") for i, item in enumerate(value))
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import write_json
 from oelm.files.read import read_json_object
-from oelm.models.loss import cross_entropy_sum
+from oelm.models.loss import cross_entropy_each, cross_entropy_sum
 from oelm.models.memory_saving import TiedGradient, gelu_linear, saves_memory, tied_embedding
 from oelm.models.sizes import GPTConfig, gpt_config
 
@@ -119,7 +119,8 @@ class GPT(nn.Module):
     """A GPT. `forward` returns hidden states; `loss`, `logits` and `classify` apply the head."""
 
     rotation: Tensor | None
-    entry_points = ("loss", "logits", "classify")  # besides `forward`, FSDP must gather parameters for these
+    # Besides `forward`, FSDP must gather parameters for these.
+    entry_points = ("loss", "token_losses", "logits", "classify")
 
     def __init__(self, config: GPTConfig, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -177,6 +178,13 @@ class GPT(nn.Module):
         hidden = self._trunk(x)
         total = cross_entropy_sum(hidden.flatten(0, 1), weight, targets.flatten(), tied)
         return total if reduction == "sum" else total / (targets >= 0).sum().clamp(min=1)
+
+    def token_losses(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """Return the cross-entropy of each next token (B, T), without gradients."""
+        self._require_head("a language model", classifier=False)
+        hidden = self._hidden(ids)
+        losses = cross_entropy_each(hidden.flatten(0, 1), self.tokens.weight, targets.flatten())
+        return losses.view(targets.shape)
 
     def logits(self, ids: Tensor) -> Tensor:
         """Return the next-token logits (B, T, V) of ids (B, T)."""

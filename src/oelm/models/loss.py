@@ -33,7 +33,7 @@ def cross_entropy_sum(
     """
     wants_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if not wants_grad:
-        return _total_loss(hidden, weight, targets)
+        return cross_entropy_each(hidden, weight, targets).sum()
     return _ChunkedCrossEntropy.apply(hidden, weight, targets, tied)
 
 
@@ -48,16 +48,18 @@ def _chunks(tokens: int, vocabulary: int) -> list[slice]:
     return [slice(start, min(start + rows, tokens)) for start in range(0, tokens, rows)]
 
 
-def _total_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+@torch.no_grad()
+def cross_entropy_each(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each token (N,) in fp32, without gradients; arguments as in `cross_entropy_sum`."""
     dtype = _compute_dtype(hidden)
     w = weight.to(dtype)
-    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
     for part in _chunks(len(targets), len(weight)):
         logits = (hidden[part].to(dtype) @ w.T).float()  # (n, V)
-        total += torch.nn.functional.cross_entropy(
-            logits, targets[part], ignore_index=IGNORE, reduction="sum"
+        losses[part] = torch.nn.functional.cross_entropy(
+            logits, targets[part], ignore_index=IGNORE, reduction="none"
         )
-    return total
+    return losses
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

@@ -17,6 +17,7 @@ from oelm.analysis.compare import Comparison
 from oelm.analysis.costs import StepRatio
 from oelm.analysis.load import LoadedRun
 from oelm.analysis.messages import Message
+from oelm.analysis.statistics import LEVEL, t_quantile
 from oelm.analysis.verdict import SCENARIO_A, SCENARIO_B, TARGET
 from oelm.report.document import Figure
 from oelm.report.sections import MAX_CURVE_GROUPS
@@ -38,6 +39,7 @@ PANEL_TITLES = {
     "logit_scale": Message("scale of logits"),
     "orthogonality": Message("distance from orthogonal"),
 }
+MIN_BAND = 3  # seeds; the t interval of two seeds is wider than any plot
 MAX_NAME = 30  # characters; a longer name is cut in a figure
 MAX_ROWS = 40  # rows of one forest plot; more rows go to a further plot
 MAX_ARMS = len(COLOURS)  # most arms in one plot of curves, so that each arm has its own colour
@@ -197,7 +199,7 @@ def _draw_margin(axes: Any, x: float, text: str) -> None:
 
 
 def curves(arms: Iterable[Arm], styles: ArmStyles, _: Translator, title: str, *, name: str) -> Figure | None:
-    """Draw the validation loss over steps, as mean and range over seeds; None if there is nothing to draw."""
+    """Draw the validation loss over steps, as mean and interval over seeds; None if there are no curves."""
     figure, axes = canvas(name, 3.0)
     drawn = False
     for arm in arms:
@@ -206,9 +208,10 @@ def curves(arms: Iterable[Arm], styles: ArmStyles, _: Translator, title: str, *,
             continue
         style = styles.of(arm.name) | {"markevery": max(1, len(steps) // 8), "markersize": 4}
         axes.plot(steps, values.mean(axis=0), label=_short(arm.name), **style)
-        if len(values) > 1:
-            low, high = values.min(axis=0), values.max(axis=0)
-            axes.fill_between(steps, low, high, color=style["color"], alpha=0.15, lw=0)
+        if len(values) >= MIN_BAND:
+            mean, se = values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(len(values))
+            half = t_quantile(LEVEL, len(values) - 1) * se
+            axes.fill_between(steps, mean - half, mean + half, color=style["color"], alpha=0.15, lw=0)
         drawn = True
     if not drawn:
         return None
@@ -216,7 +219,11 @@ def curves(arms: Iterable[Arm], styles: ArmStyles, _: Translator, title: str, *,
     axes.set_ylabel(_("validation loss"))
     axes.grid()
     legend_below(figure, axes)
-    caption = _("Validation loss, {title}. Line: mean over seeds; band: lowest to highest seed.", title=title)
+    caption = _(
+        "Validation loss, {title}. Line: mean over seeds; band: 95 % confidence interval of the mean, from "
+        "three seeds on.",
+        title=title,
+    )
     return _figure(name, figure, caption)
 
 

@@ -28,9 +28,15 @@ def limitations(analysis: Analysis, _: Translator) -> list[Block]:
 def limitation_texts(analysis: Analysis, _: Translator) -> list[str]:
     """Return sentences on what the intervals and comparisons of this analysis do not cover."""
     made = [c for c in analysis.comparisons.made if c.effect is not None]
-    texts = [
-        _("Perplexity intervals cover the seeds, not the choice of test text. Accuracy intervals cover both.")
-    ]
+    texts = []
+    if seeds_only := [c for c in made if c.metric == "ppl" and c.test_error == "none"]:
+        texts.append(
+            _(
+                "{n} perplexity intervals cover the seeds, not the choice of test text, because their runs "
+                "have no losses per document. All other intervals cover both.",
+                n=len(seeds_only),
+            )
+        )
     if len(made) > 1:
         texts.append(
             _(

@@ -20,7 +20,16 @@ from oelm.files.checksums import CHECKSUMS, find_damage, write_checksums
 from oelm.files.read import open_regular, read_json_object
 from oelm.runs.layout import VERDICT_FILES
 from oelm.runs.reader import FILES, RunReader
-from oelm.runs.schema import FreezeAudit, Manifest, Predictions, Results, Status, TimingStats, to_json
+from oelm.runs.schema import (
+    FreezeAudit,
+    Manifest,
+    Predictions,
+    Results,
+    Status,
+    TestLosses,
+    TimingStats,
+    to_json,
+)
 from oelm.runs.states import EXIT_INTERRUPTED, is_terminal
 
 _REASON_CHARACTERS = 500  # a longer reason is cut when status.json is overwritten in place
@@ -133,7 +142,9 @@ class RunFolder(RunReader):
 
     # -- writing ------------------------------------------------------------------------------
 
-    def write(self, record: Manifest | FreezeAudit | TimingStats | Predictions | Results) -> None:
+    def write(
+        self, record: Manifest | FreezeAudit | TimingStats | Predictions | TestLosses | Results
+    ) -> None:
         """Write a record to its file: a `Manifest` to manifest.json, and so on."""
         write_json(self.path / FILES[type(record)], to_json(record))
 

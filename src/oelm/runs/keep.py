@@ -29,6 +29,7 @@ KEPT_FILES = (
     "timing_stats.json",
     "results.json",
     "predictions.json",
+    "test_losses.json",
 )
 TRIAL_FILES = ("config.yaml", "status.json", "results.json", "timing_stats.json")
 

@@ -2,7 +2,8 @@
 
 runs/<study>/<ID>/scale=<s>/seed=<n>/
   config.yaml manifest.json status.json metrics.jsonl training.log freeze_audit.json
-  timing_stats.json results.json predictions.json checksums.json best/ latest.pt previous.pt lock
+  timing_stats.json results.json predictions.json test_losses.json checksums.json best/ latest.pt
+  previous.pt lock
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ VERDICT_FILES = (
     "freeze_audit.json",
     "timing_stats.json",
     "predictions.json",
+    "test_losses.json",
     "results.json",
 )
 
@@ -43,6 +45,7 @@ RESULT_FILES: dict[str, int] = {
     "step_times.bin": LOG_BYTES,
     "results.json": JSON_BYTES,
     "predictions.json": PREDICTIONS_BYTES,
+    "test_losses.json": PREDICTIONS_BYTES,
     "checksums.json": JSON_BYTES,
 }
 

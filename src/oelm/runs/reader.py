@@ -20,6 +20,7 @@ from oelm.runs.schema import (
     Predictions,
     Results,
     Status,
+    TestLosses,
     TimingStats,
     from_json,
 )
@@ -33,6 +34,7 @@ FILES: dict[type, str] = {
     FreezeAudit: "freeze_audit.json",
     TimingStats: "timing_stats.json",
     Predictions: "predictions.json",
+    TestLosses: "test_losses.json",
     Results: "results.json",
 }
 
@@ -88,6 +90,9 @@ class RunReader(ABC):
 
     def predictions(self) -> Predictions | None:
         return self._json(Predictions, PREDICTIONS_BYTES)
+
+    def test_losses(self) -> TestLosses | None:
+        return self._json(TestLosses, PREDICTIONS_BYTES)
 
     def status(self) -> Status | None:
         """Return the status of the run; None if it has not been started.

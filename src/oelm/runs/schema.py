@@ -87,7 +87,7 @@ class Status:
         return process_alive(self.pid)
 
 
-# -- results.json and predictions.json ----------------------------------------------------------
+# -- results.json, predictions.json and test_losses.json ----------------------------------------
 
 Metric = Literal["ppl", "accuracy"]
 
@@ -197,6 +197,19 @@ class Predictions:
 
     labels: tuple[int, ...]
     predicted: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TestLosses:
+    """The content of test_losses.json (language models only): target tokens and summed loss per document.
+
+    If documents are few or cannot be separated, the text is divided into blocks, one per evaluation window.
+    """
+
+    __test__ = False  # not a test class of pytest
+
+    tokens: tuple[int, ...]
+    losses: tuple[float, ...]
 
 
 # -- manifest.json ------------------------------------------------------------------------------

@@ -36,6 +36,10 @@ class TokenFile:
     def documents(self) -> int:
         return len(self._ends)
 
+    def documents_of(self, positions: np.ndarray) -> np.ndarray:
+        """Return the number of the document that holds the token at each position."""
+        return np.searchsorted(self._ends, positions, side="right")
+
     def __len__(self) -> int:
         return len(self.ids)
 

@@ -41,7 +41,7 @@ def compare_runs(one: Path, other: Path) -> list[FileDifference]:
     """Return the differences between two finished runs, at most one per file; [] if the runs are equal."""
     a, b = RunFolder(one), RunFolder(other)
     found = [_metrics(a, b)]
-    for name in ("results.json", "predictions.json", "freeze_audit.json"):
+    for name in ("results.json", "predictions.json", "test_losses.json", "freeze_audit.json"):
         found.append(_file(one, other, name, read_json))
     # The file of checksums is left out, because it follows from the other files.
     for name in sorted((_names(a.best) | _names(b.best)) - {CHECKSUMS}):

@@ -1,4 +1,4 @@
-"""Write the files of a finished run: results.json, predictions.json, timing_stats.json, checksums.json."""
+"""Write the files of a finished run: its results, test predictions or test losses, times and checksums."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from oelm.config.yaml import config_to_yaml
 from oelm.errors import OelmError
 from oelm.files.atomic import write_text
-from oelm.runs.schema import Fairness, Predictions, Results, Scores
+from oelm.runs.schema import Fairness, Predictions, Results, Scores, TestLosses
 from oelm.training.optimizer import warmup_steps
 from oelm.training.prepare import rows_per_step
 from oelm.training.state import Training
@@ -21,6 +21,10 @@ def write_results(training: Training, test: Evaluation | None) -> None:
     _restore_changed_files(training)
     if test is not None and test.accuracy is not None:
         folder.write(Predictions(test.labels, test.predicted))
+    elif test is not None:
+        # Three decimals keep the file small; a document has hundreds of tokens with a loss of some nats each.
+        losses = tuple(round(loss, 3) for loss in test.part_losses)
+        folder.write(TestLosses(test.part_tokens, losses))
     folder.write(training.recorder.timer.stats(step))
     folder.write(_results(training, test))
     folder.write_checksums()

@@ -51,7 +51,7 @@ class Classification:
 
     def score(self, model: nn.Module, tensors: Tensors) -> tuple[Tensor, Tensor]:
         logits = class_logits(model, tensors).float()
-        return F.cross_entropy(logits, tensors["labels"], reduction="sum"), logits.argmax(-1)
+        return F.cross_entropy(logits, tensors["labels"], reduction="none"), logits.argmax(-1)
 
     def _batch(self, split: str, chosen: np.ndarray) -> Batch:
         encoded = self.splits[split]

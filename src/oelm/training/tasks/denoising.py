@@ -10,7 +10,7 @@ the number of the window in evaluation.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -99,6 +99,9 @@ class Denoising:
         return [self._batch(corrupted[i : i + rows]) for i in range(0, len(corrupted), rows)]
 
     def loss(self, model: nn.Module, tensors: Tensors) -> Tensor:
+        return self._losses(model, tensors, reduction="sum")
+
+    def _losses(self, model: nn.Module, tensors: Tensors, *, reduction: str) -> Tensor:
         out = model(
             input_ids=tensors["ids"],
             attention_mask=torch.ones_like(tensors["ids"]),  # all rows of a step have the same length
@@ -106,7 +109,7 @@ class Denoising:
             use_cache=False,
         )
         logits = out.logits.float().flatten(0, 1)  # (B T', V)
-        return F.cross_entropy(logits, tensors["targets"].flatten(), reduction="sum")
+        return F.cross_entropy(logits, tensors["targets"].flatten(), reduction=reduction)
 
     def eval_batches(self, split: str, rows: int) -> Iterator[Batch]:
         number = 0
@@ -114,14 +117,17 @@ class Denoising:
             plain = windows[:, :-1].numpy()
             if plain.shape[1] < MIN_DENOISING_WINDOW:  # the rest at the end of the split is too short to mask
                 continue
-            corrupted = []
-            for row in plain:
-                corrupted.append(self.noise.apply(row, np.random.default_rng([_EVAL_SEED, number])))
-                number += 1
-            yield self._batch(corrupted)
+            numbers = np.arange(number, number + len(plain))
+            number += len(plain)
+            corrupted = [
+                self.noise.apply(row, np.random.default_rng([_EVAL_SEED, i]))
+                for i, row in zip(numbers.tolist(), plain, strict=True)
+            ]
+            batch = self._batch(corrupted)
+            yield replace(batch, parts=numbers.repeat(batch.target_length))
 
     def score(self, model: nn.Module, tensors: Tensors) -> tuple[Tensor, None]:
-        return self.loss(model, tensors), None
+        return self._losses(model, tensors, reduction="none"), None
 
     def _batch(self, corrupted: list[tuple[np.ndarray, np.ndarray]]) -> Batch:
         ids, targets = (torch.from_numpy(np.stack(side)) for side in zip(*corrupted, strict=True))

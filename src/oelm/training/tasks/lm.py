@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -12,6 +13,8 @@ from oelm.data.batches.language_model import LMBatches, eval_windows
 from oelm.data.tokenize.tokens import TokenFile
 from oelm.models.gpt import GPT
 from oelm.training.tasks.task import Batch, Metric, Tensors
+
+MIN_DOCUMENTS = 10  # with fewer documents in a split, its windows are scored as blocks instead
 
 
 class LanguageModelling:
@@ -34,11 +37,20 @@ class LanguageModelling:
         return cast(GPT, model).loss(tensors["ids"], tensors["targets"], reduction="sum")
 
     def eval_batches(self, split: str, rows: int) -> Iterator[Batch]:
-        for windows in eval_windows(self.splits[split], self.context, rows):
-            yield _batch(windows)
+        tokens = self.splits[split]
+        first = 1  # position of the batch's first target; the first token of a split is no target
+        for windows in eval_windows(tokens, self.context, rows):
+            batch = _batch(windows)
+            positions = np.arange(first, first + batch.weight)
+            if isinstance(tokens, TokenFile) and tokens.documents >= MIN_DOCUMENTS:
+                parts = tokens.documents_of(positions)
+            else:
+                parts = (positions - 1) // self.context
+            yield replace(batch, parts=parts)
+            first += batch.weight
 
     def score(self, model: nn.Module, tensors: Tensors) -> tuple[Tensor, None]:
-        return self.loss(model, tensors), None
+        return cast(GPT, model).token_losses(tensors["ids"], tensors["targets"]), None
 
 
 def _batch(windows: Tensor) -> Batch:

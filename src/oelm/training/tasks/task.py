@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +24,8 @@ class Batch:
     weight: int  # number of terms in the summed loss: target tokens, or rows for classification
     tokens: int  # number of tokens without padding
     row_numbers: tuple[int, ...] = ()  # positions in the split, for classification
+    # For each target token of a test text, the number of the document (or block) that it belongs to
+    parts: np.ndarray | None = None
 
     @property
     def rows(self) -> int:
@@ -48,6 +51,7 @@ class Batch:
 
 Metric = Literal["ppl", "accuracy"]
 Tensors = dict[str, Tensor]
+Parts = dict[int, tuple[int, float]]  # number of a document (or block) -> (target tokens, summed loss)
 
 
 class Task(Protocol):
@@ -69,7 +73,7 @@ class Task(Protocol):
         ...
 
     def score(self, model: nn.Module, tensors: Tensors) -> tuple[Tensor, Tensor | None]:
-        """Return the summed loss and the predicted classes (None for tasks without classes)."""
+        """Return the loss of each target token (or row), and the predicted classes (None without classes)."""
         ...
 
 
@@ -94,6 +98,8 @@ class Evaluation:
     accuracy: float | None = None
     predicted: tuple[int, ...] = ()
     labels: tuple[int, ...] = ()
+    part_tokens: tuple[int, ...] = ()  # language models: target tokens of each document (or block)
+    part_losses: tuple[float, ...] = ()  # and their summed loss
 
     def metrics(self) -> dict[str, Any]:
         """Return the values that metrics.jsonl and results.json contain."""
@@ -126,17 +132,21 @@ def evaluate(
     """
     loss, weight, correct = 0.0, 0, 0
     found: dict[int, tuple[int, int]] = {}  # row -> (label, predicted)
+    parts: Parts = {}
     was_training = model.training
     model.eval()
     try:
         for batch, counts in world.own_batches(task.eval_batches(split, rows)):
             tensors = {name: tensor.to(world.device) for name, tensor in batch.tensors.items()}
             with precision.autocast():
-                total, predicted = task.score(model, tensors)
+                scored, predicted = task.score(model, tensors)
             if not counts:
                 continue
-            loss += float(total)
+            losses = scored.float().cpu().numpy().astype(np.float64)
+            loss += float(losses.sum())
             weight += batch.weight
+            if batch.parts is not None:
+                _add_parts(parts, batch.parts, losses)
             if predicted is not None:
                 labels = batch.tensors["labels"].tolist()
                 pairs = list(zip(labels, predicted.tolist(), strict=True))
@@ -152,7 +162,25 @@ def evaluate(
             f"the {split} split is too short to be scored; use a dataset with more or longer rows"
         )
     if task.metric != "accuracy":
-        return Evaluation(loss / n, n)
+        tokens, sums = _merge_parts(world.gather(parts))
+        return Evaluation(loss / n, n, part_tokens=tokens, part_losses=sums)
     of_all_ranks = {number: pair for part in world.gather(found) for number, pair in part.items()}
     expected, guessed = zip(*(of_all_ranks[number] for number in sorted(of_all_ranks)), strict=True)
     return Evaluation(loss / n, n, round(total_correct) / n, predicted=guessed, labels=expected)
+
+
+def _add_parts(parts: Parts, numbers: np.ndarray, losses: np.ndarray) -> None:
+    """Add the losses of one batch to the sums of their documents."""
+    first = int(numbers.min())
+    counts = np.bincount(numbers.ravel() - first)
+    sums = np.bincount(numbers.ravel() - first, losses.ravel())
+    for i in np.flatnonzero(counts).tolist():
+        tokens, total = parts.get(first + i, (0, 0.0))
+        parts[first + i] = tokens + int(counts[i]), total + float(sums[i])
+
+
+def _merge_parts(of_all_ranks: list[Parts]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return the tokens and the summed losses of all documents in order; ranks may share a document."""
+    numbers = sorted({number for parts in of_all_ranks for number in parts})
+    held = [[parts[number] for parts in of_all_ranks if number in parts] for number in numbers]
+    return tuple(sum(t for t, _ in each) for each in held), tuple(sum(s for _, s in each) for each in held)
