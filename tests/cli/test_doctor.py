@@ -51,6 +51,15 @@ def test_without_a_named_experiment_a_small_one_is_checked(
     assert not [case for case in check["cases"] if case["signal"] == "SIGKILL"]
 
 
+def test_a_preempted_run_is_compared_with_the_grace_period(
+    fake: dict[str, Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--preempt", "--runs", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "exited with code 75, which asks for requeueing, within 0.5 s" in text
+    assert "asks SLURM for 120 s" in text
+
+
 def test_a_run_that_differs_is_shown_and_is_exit_code_1(
     fake: dict[str, Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from oelm.cli.options import Changes, Json, MachineOptions, OneScale, Runs, Seed
 from oelm.cli.output import print, print_json
 from oelm.config.run_config import Machine, RunConfig
 from oelm.experiments.study import Request
+from oelm.runs.states import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from oelm.experiments.resume.check import Case, Interruption, Reference
@@ -57,7 +58,8 @@ def doctor(
 
         interruptions = (KILLS if resume else ()) + (PREEMPTIONS if preempt else ())
         configs = [arm.runs[0] for arm in request.arms()]
-        return _check_resume(configs, tuple(dict.fromkeys(interruptions)), runs, machine.machine(), json)
+        chosen = tuple(dict.fromkeys(interruptions))
+        return _check_resume(configs, chosen, runs, machine.machine(), json, preempted=preempt)
     return _examine(request, runs, machine.machine(), json)
 
 
@@ -89,6 +91,8 @@ def _check_resume(
     runs: str,
     machine: Machine,
     json: bool,
+    *,
+    preempted: bool,
 ) -> int:
     """Interrupt and resume short runs of each config; return 0 if all end like uninterrupted runs, else 1."""
     from oelm.experiments.resume.check import resume_check
@@ -106,6 +110,8 @@ def _check_resume(
                     _print_case(cases[-1])
         if not json:
             print(_conclusion(reference, cases))
+            if preempted:
+                print(_time_to_stop(cases))
         reports.append(
             {
                 "id": config.id,
@@ -120,6 +126,18 @@ def _check_resume(
     if json:
         print_json({"ok": ok, "checks": reports})
     return 0 if ok else 1
+
+
+def _time_to_stop(cases: Sequence[Case]) -> str:
+    """Return how the slowest stop compares with the time that a scheduler gives a run."""
+    from oelm.experiments.launch.slurm_options import SlurmOptions
+
+    slowest = max((case.stop_seconds or 0.0 for case in cases if case.interruption.graceful), default=0.0)
+    return (
+        f"after a signal, a run wrote its checkpoint and exited with code {EXIT_INTERRUPTED}, which asks for "
+        f"requeueing, within {slowest:.1f} s; `oelm run --on slurm` asks SLURM for "
+        f"{SlurmOptions().grace_seconds} s\n"
+    )
 
 
 def _print_reference(config: RunConfig, place: Path, reference: Reference) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
@@ -21,20 +21,21 @@ from oelm.cli.options import (
 from oelm.cli.output import print, print_json, print_table
 from oelm.cli.progress import RunProgress, counts
 from oelm.cli.run_plan import print_plan
-from oelm.cli.values import SEVERAL, Count, Integer, Integers, Numbers, PositiveCount, Seconds
+from oelm.cli.slurm import SlurmFlags
+from oelm.cli.values import SEVERAL, Count, Integer, Integers, Numbers, PositiveCount
 from oelm.config.run_config import Scale
 from oelm.errors import UsageError
 from oelm.experiments.launch.jobs import RETRIES, Events, Launcher, exit_code
 from oelm.experiments.launch.local import LocalLauncher
+from oelm.experiments.launch.site import site_file
 from oelm.experiments.launch.slots import make_slots
-from oelm.experiments.launch.slurm import SlurmLauncher, SlurmOptions
+from oelm.experiments.launch.slurm import SlurmLauncher
 from oelm.experiments.pilot import PILOT_FACTOR
 from oelm.experiments.study import ArmPlan, Request, StudyOutcome, run_study
 from oelm.experiments.tuning import TRIAL_SEEDS
 from oelm.runs.states import EXIT_INTERRUPTED
 
 Where = Literal["local", "slurm"]
-MAX_DAYS = 365  # a longer time limit of one SLURM job is a typing mistake
 _PILOT = (
     "Run one experiment and its baseline with one seed first. Run the rest only if both finish, their freeze "
     "audits pass and the experiment is within --pilot-factor of the baseline on validation."
@@ -79,55 +80,9 @@ class LocalOptions:
     gpus: str = "auto"
     """GPUs to use: auto, none, or device numbers such as 0,1."""
     gpus_per_run: PositiveCount = 1
-    """GPUs for each run; with more than one, torchrun starts the run."""
+    """GPUs for each run; with --nodes, the GPUs of each node."""
     slots: Integer = 0
     """Runs that train at the same time; 0 = automatic."""
-
-
-@Parameter(name="*", group=Group("SLURM (--on slurm)", sort_key=4))
-@dataclass(frozen=True)
-class SlurmFlags:
-    """Options for submitting runs to SLURM."""
-
-    partition: str = ""
-    """Partition of the jobs."""
-    account: str = ""
-    """Account of the jobs."""
-    qos: str = ""
-    """Quality of service of the jobs."""
-    gres: str = ""
-    """Resources of a job, e.g. gpu:a100:1 (default: gpu:<--gpus-per-run>)."""
-    constraint: str = ""
-    """Features that the nodes must have."""
-    time: Annotated[Seconds, Parameter(show_default=lambda _: "24h")] = 86400.0
-    """Time limit of one job. A run that needs longer is resumed by another job."""
-    cpus: PositiveCount = 4
-    """CPU cores for each run."""
-    memory: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0
-    """Memory for each run in GB; 0 = the cluster's default."""
-    parallel: PositiveCount = 64
-    """Runs (tasks of the job array) that train at the same time."""
-    no_wait: bool = False
-    """Return after submitting, without waiting for the runs."""
-
-    def given(self) -> list[str]:
-        """Return the names of the SLURM flags whose values differ from their defaults."""
-        changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-        return [f"--{name.replace('_', '-')}" for name in changed]
-
-    def options(self, gpus_per_run: int) -> SlurmOptions:
-        return SlurmOptions(
-            partition=self.partition,
-            account=self.account,
-            qos=self.qos,
-            gres=self.gres,
-            constraint=self.constraint,
-            time_limit=self.time,
-            cpus=self.cpus,
-            memory_gb=self.memory,
-            gpus_per_run=gpus_per_run,
-            parallel=self.parallel,
-        )
 
 
 @dataclass(frozen=True)
@@ -143,12 +98,8 @@ class _Place:
 
     def check(self) -> None:
         """Raise a `UsageError` if flags contradict each other or name a device that this machine lacks."""
-        if self.machine.shard and self.local.gpus_per_run < 2:
+        if self.machine.shard and self.local.gpus_per_run * (self.slurm.nodes or 1) < 2:
             raise UsageError("--shard distributes a run over several GPUs: add --gpus-per-run 2 or more")
-        if self.slurm.time < 60:
-            raise UsageError("--time must be at least one minute: SLURM counts time limits in minutes")
-        if self.slurm.time > MAX_DAYS * 86400:
-            raise UsageError(f"--time must be at most {MAX_DAYS} days, for example 24h")
         if self.on == "local" and (given := self.slurm.given()):
             raise UsageError(f"{', '.join(given)}: only for SLURM; add --on slurm, or leave it out")
         if self.on == "slurm" and (self.local.slots or self.local.gpus not in ("auto", "none")):
@@ -158,6 +109,7 @@ class _Place:
                 "run, and --gpus none for jobs without GPUs"
             )
         if self.on == "slurm":
+            self.slurm.options(0)  # raises UsageError for invalid options
             # Devices are not checked, because the compute nodes have other devices than this machine.
             require_writable(self.runs, "--runs / OELM_RUNS")
         else:
@@ -225,6 +177,8 @@ def run(
     arms = request.arms()
     _check_flags_are_used(arms, tuning, retry, slurm)
     count = sum(arm.total_runs for arm in arms)
+    if on == "slurm" and not json and (profile := site_file()):
+        print(f"site profile: {profile}")
     if dry_run:
         print_plan(arms, runs, place.launcher(count, Events()), machine, json)
         return 0

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, get_type_hints
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
 
 import yaml
 
 from oelm.config.mapping import convert, from_mapping, to_mapping
 from oelm.config.run_config import RunConfig
 from oelm.errors import UsageError
-from oelm.files.yaml import parse_yaml
+from oelm.files.yaml import parse_yaml, read_yaml_with_lines
+
+T = TypeVar("T")
 
 
 def config_to_yaml(config: RunConfig) -> str:
@@ -55,3 +60,33 @@ def _section(text: str) -> tuple[str, Any]:
     [(name, content)] = value.items()
     kind = get_type_hints(RunConfig).get(name, Any)
     return name, convert(kind, content, name)
+
+
+def read_yaml_as(cls: type[T], path: Path | str) -> tuple[T, dict[str, int]]:
+    """Return the dataclass `cls` that a YAML file of the user describes, and the lines of its keys.
+
+    Errors name the file and the line.
+    """
+    content, lines = read_yaml_with_lines(path)
+    with errors_with_lines(path, lines):
+        return from_mapping(cls, content), lines
+
+
+@contextmanager
+def errors_with_lines(path: Path | str, lines: Mapping[str, int]) -> Iterator[None]:
+    """Add the file, the line and the key to a UsageError that says which field it is about."""
+    try:
+        yield
+    except UsageError as error:
+        line = _line(lines, error.field)
+        key = f"{error.field}: " if error.field and error.field not in str(error) else ""
+        raise UsageError(f"{path}, line {line}: {key}{error}" if line else f"{path}: {key}{error}") from None
+
+
+def _line(lines: Mapping[str, int], field: str) -> int:
+    """Return the line of a field, or of the nearest key above it that the file has; 0 if there is none."""
+    while field:
+        if field in lines:
+            return lines[field]
+        field = field[: max(field.rfind("."), field.rfind("["), 0)]
+    return 0

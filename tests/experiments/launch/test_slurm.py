@@ -28,7 +28,8 @@ from oelm.experiments.launch.attempts import read_attempts
 from oelm.experiments.launch.jobs import Job, make_jobs
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slots import make_slots
-from oelm.experiments.launch.slurm import SlurmLauncher, SlurmOptions
+from oelm.experiments.launch.slurm import SlurmLauncher
+from oelm.experiments.launch.slurm_options import SlurmOptions
 from oelm.files.atomic import write_json
 from oelm.runs.layout import run_path
 from oelm.runs.scan import RunInfo, scan
@@ -194,6 +195,97 @@ def test_an_invalid_sbatch_value_never_reaches_the_script(
             SlurmOptions(**{option: value})
 
 
+DRY = ["run", "GPT-01", "--scale", "smoke", "--on", "slurm", "--dry-run"]
+
+
+def dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main([*DRY, "--runs", str(tmp_path / "r"), *words]) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def test_the_script_of_a_run_on_several_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "--nodes",
+        "3",
+        "--gpus-per-run",
+        "4",
+        "--setup",
+        "module load cuda",
+        "--setup",
+        ". venv/bin/activate",
+    )
+    script = dry_run(tmp_path, capsys, *words, "--sbatch", "mail-type=END", "--sbatch", "exclusive")
+    for line in ("nodes=3", "ntasks-per-node=1", "gres=gpu:4", "mail-type=END", "exclusive"):
+        assert f"#SBATCH --{line}\n" in script
+    assert "\n# setup\nmodule load cuda\n. venv/bin/activate\n\n# command\n" in script
+    assert "srun" in (command := script.splitlines()[-1])
+    assert "--kill-on-bad-exit=1" in command
+    assert "--kill-on-bad-exit" not in dry_run(tmp_path, capsys)  # one node
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sbatch", "comment=x\nreboot"], "allowed are letters"),
+        (["--sbatch", "comment=$(reboot)"], "allowed are letters"),
+        (["--sbatch", "comment='x'"], "allowed are letters"),
+        (["--sbatch", "x\nreboot=1"], "long name of an sbatch option"),
+        (["--sbatch", "p=x"], "long name of an sbatch option"),
+        (["--sbatch", "time=5"], "use --time"),
+        (["--sbatch", "cpus_per_task=5"], "use --cpus"),
+        (["--sbatch", "array=0-9"], "oelm sets this option itself"),
+        (["--sbatch", "wrap=reboot"], "oelm sets this option itself"),
+        (["--setup", "module load x\nreboot"], "one command per --setup"),
+        (["--nodes", "0"], "--nodes"),
+        (["--time", "5s"], "at least one minute"),
+    ],
+)
+def test_further_options_are_checked(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*DRY, "--runs", str(tmp_path / "r"), *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
+
+
+def test_a_site_profile_holds_the_options_of_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "config" / "oelm").mkdir(parents=True)
+    home = tmp_path / "config" / "oelm" / "site.yaml"
+    home.write_text(
+        "partition: gpu\naccount: lab\ntime: 8h\ncpus: 16\nsetup: [module load cuda]\n"
+        "sbatch: {mail-type: END, exclusive: true}\n",
+        encoding="utf-8",
+    )
+    script = dry_run(tmp_path, capsys, "--account", "other", "--cpus", "4", "--setup", "echo hi")
+    assert f"site profile: {home}" in script
+    expected = ("partition=gpu", "account=other", "time=480", "cpus-per-task=4", "mail-type=END", "exclusive")
+    for line in expected:
+        assert f"#SBATCH --{line}\n" in script
+    assert "module load cuda\necho hi\n" in script
+    # a file here wins over that of the home folder, and OELM_SITE over both
+    (tmp_path / "oelm-site.yaml").write_text("partition: here\n", encoding="utf-8")
+    assert "--partition=here" in dry_run(tmp_path, capsys)
+    wrong = tmp_path / "wrong.yaml"
+    monkeypatch.setenv("OELM_SITE", str(wrong))
+    for text, message in (
+        ("partition: gpu\npartion: x\n", "wrong.yaml, line 2: unknown field of Site 'partion'; did you mean"),
+        ("partition: [a]\n", "wrong.yaml, line 1: partition: expected text"),
+        ("account: 'x; reboot'\n", "--account 'x; reboot': allowed are"),
+        ("sbatch: {comment: 'a$b'}\n", "allowed are"),
+        (None, "does not exist; correct the variable OELM_SITE"),
+    ):
+        wrong.unlink(missing_ok=True)
+        if text is not None:
+            wrong.write_text(text, encoding="utf-8")
+        assert main([*DRY, "--runs", str(tmp_path / "r")]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_a_runs_folder_with_a_line_break_never_reaches_the_script(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="control characters"):
         SlurmLauncher(tmp_path / "runs\nrm -rf ~", SlurmOptions(), Machine())
@@ -209,9 +301,10 @@ def shell_words(options: SlurmOptions) -> tuple[str, list[str]]:
 @given(st.text(st.characters(codec="ascii") | st.sampled_from("&|[]()*,:=/\n"), min_size=1, max_size=20))
 def test_every_accepted_value_stays_one_line_of_the_script(value: str) -> None:
     expected = shell_words(SlurmOptions())[1]
-    for option in ("partition", "constraint", "gres"):
+    for option in ("partition", "constraint", "gres", "comment"):
         with contextlib.suppress(UsageError):
-            script, words = shell_words(SlurmOptions(**{option: value}))
+            given: dict[str, Any] = {"sbatch": {option: value}} if option == "comment" else {option: value}
+            script, words = shell_words(SlurmOptions(**given))
             assert words == expected
             lines = [line for line in script.splitlines() if line.startswith(f"#SBATCH --{option}=")]
             assert [shlex.split(line.partition("=")[2]) for line in lines] == [[value]]

@@ -1,10 +1,11 @@
-"""Start and watch the processes ("ranks") of one run that uses several GPUs of this machine.
+"""Start and watch the processes ("ranks") of one run on this machine, which may be one of several nodes.
 
 torchrun is not used: its store listens on every network interface, its exit code is 1 for every kind of
 failure, and its ranks can outlive it and continue to write (docs/decisions/0001-own-ranks.md). The ranks that
 this module starts
 
-- find each other through a file in a private folder and communicate only over the loopback interface,
+- find each other through a file in a private folder and communicate only over the loopback interface (ranks
+  on several nodes meet at a port of the first node instead, which every node of the network can reach),
 - end when the worker that started them ends, even if that worker is killed,
 - share the run's lock with the worker, so no second worker can start while a rank is alive.
 """
@@ -49,9 +50,43 @@ _PARENT_PIPE = "OELM_PARENT_PIPE"
 _LOCK_FILE = "OELM_LOCK_FILE"
 
 
-def run_ranks(command: list[str], count: int, folder: RunFolder, lock: Lock) -> int:
-    """Start `count` ranks with `command`, wait until all have ended, and return the exit code of the run."""
-    return _Ranks(command, count, folder, lock).run()
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of a run, and which of them this is; every node has a worker with its own ranks."""
+
+    count: int = 1
+    index: int = 0  # 0 is the node of rank 0, whose worker holds the lock and writes the run folder
+    address: str = ""  # HOST:PORT where the ranks meet; "" for a run on one node
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    def flags(self) -> list[str]:
+        """Return the flags that tell a worker its place."""
+        if self.count == 1:
+            return []
+        return ["--nodes", str(self.count), "--node", str(self.index), "--meet", self.address]
+
+    def environment(self) -> dict[str, str]:
+        """Return this process's environment with the place where the ranks meet, as torchrun sets it."""
+        names = ("MASTER_ADDR", "MASTER_PORT")
+        own = {name: value for name, value in os.environ.items() if name not in names}
+        host, _, port = self.address.rpartition(":")
+        return own | (dict(zip(names, (host, port), strict=True)) if self.address else {})
+
+
+ONE_NODE = Nodes()
+
+
+def run_ranks(
+    command: list[str], count: int, folder: RunFolder, lock: Lock | None, nodes: Nodes = ONE_NODE
+) -> int:
+    """Start `count` ranks with `command`, wait until all have ended, and return the exit code of the run.
+
+    lock: the lock of the run, which only the worker of the first node holds
+    """
+    return _Ranks(command, count, folder, lock, nodes).run()
 
 
 @dataclass
@@ -59,7 +94,8 @@ class _Ranks:
     command: list[str]
     count: int
     folder: RunFolder
-    lock: Lock
+    lock: Lock | None
+    nodes: Nodes
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     asked_to_stop: str = ""  # name of the signal that asked this worker to stop; "" = none
     killed: set[int] = field(default_factory=set)  # ranks that this worker itself killed
@@ -84,16 +120,17 @@ class _Ranks:
             return self._conclude()
 
     def _start(self, rank: int, pipe: int) -> None:
-        inherited = [pipe, *([self.lock.file] if self.lock.file is not None else [])]
+        lock = self.lock.file if self.lock else None
+        inherited = [pipe, *([lock] if lock is not None else [])]
         environment = {
-            **os.environ,
-            "RANK": str(rank),
+            **self.nodes.environment(),
+            "RANK": str(self.nodes.index * self.count + rank),
             "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(self.count),
+            "WORLD_SIZE": str(self.nodes.count * self.count),
             "LOCAL_WORLD_SIZE": str(self.count),
             RANK_DIR: str(self.private),
             _PARENT_PIPE: str(pipe),
-            _LOCK_FILE: "" if self.lock.file is None else str(self.lock.file),
+            _LOCK_FILE: "" if lock is None else str(lock),
         }
         process = subprocess.Popen(
             self.command,
@@ -167,6 +204,9 @@ class _Ranks:
         If rank 0 could not write the reason of a failure to status.json, write it here.
         """
         status, code = self._final_status(), self.processes[0].returncode
+        if not self.nodes.is_first:  # the first node records how the run ended
+            failed = EXIT_FAILED if any(process.returncode for process in self.processes) else 0
+            return next((p.returncode for p in self.processes if p.returncode > 0), failed)
         cause = self._cause(status)
         if cause is None:
             if 0 not in self.killed and code >= 0:

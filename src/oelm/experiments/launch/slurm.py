@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -20,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,108 +27,40 @@ from oelm.config.run_config import Machine
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.launch.attempts import last_exit_code
 from oelm.experiments.launch.jobs import NO_RETRY, RETRIES, Events, Job, skip_if_ended
+from oelm.experiments.launch.ranks import ONE_NODE, Nodes
+from oelm.experiments.launch.slurm_options import SlurmOptions
 from oelm.experiments.launch.worker import worker_command
 from oelm.printable import printable
 from oelm.runs.lock import Busy, is_held
 from oelm.runs.scan import state_of
 from oelm.runs.slurm_queue import JOB_ID, WAITING, job_of, queue_states
-from oelm.runs.states import EXIT_DIVERGED, EXIT_FINISHED, is_terminal
+from oelm.runs.states import EXIT_DIVERGED, EXIT_FINISHED, EXIT_INTERRUPTED, is_terminal
 from oelm.training.signals import TIME_LIMIT_NEAR
 
 JOBS_FOLDER = ".slurm"  # folder below the runs folder with submitit's scripts, pickles and logs
-_GRACE_SECONDS = 120  # longest default time from SLURM's signal to its kill
+_FIRST_PORT, _PORTS = 10_000, 20_000  # below the ports that systems give to outgoing connections
 _SIGNAL_SLACK = 60  # SLURM may send its signal up to a minute early
 _REQUEUES = 1000  # a long run is requeued at each time limit, so submitit's own bound must not end it
-
-# sbatch option -> characters allowed in its value, as the inside of a regular-expression set.
-_ALLOWED = {
-    "partition": r"\w.,+-",
-    "account": r"\w.,+@-",
-    "qos": r"\w.,+-",
-    "gres": r"\w.,:=()*/-",
-    "constraint": r"\w.,:&|*!()\[\]-",
-}
-
-
-@dataclass(frozen=True)
-class SlurmOptions:
-    """Options for sbatch. They apply to each task of the job array, and each task is one run."""
-
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
-    gres: str = ""  # "" = gpu:<gpus_per_run>, or none if gpus_per_run is 0
-    constraint: str = ""
-    time_limit: float = 24 * 3600.0  # seconds
-    cpus: int = 4
-    memory_gb: float = 0.0  # 0 = the cluster's default
-    gpus_per_run: int = 1
-    parallel: int = 64  # tasks that run at the same time
-    grace: int = 0  # seconds from SLURM's signal to its kill; 0 = time_limit / 5, at most 120
-
-    def __post_init__(self) -> None:
-        """Raise UsageError for a value that could add lines or commands to the sbatch script."""
-        for name, allowed in _ALLOWED.items():
-            value = getattr(self, name)
-            if value and re.fullmatch(f"[{allowed}]+", value, re.ASCII) is None:
-                signs = " ".join(allowed.replace(r"\w", "_").replace("\\", ""))
-                raise UsageError(f"--{name} {value!a}: allowed are letters, digits and {signs}")
-        least = {"cpus": 1, "parallel": 1, "gpus_per_run": 0, "memory_gb": 0, "grace": 0}
-        for name, low in least.items():
-            if not low <= getattr(self, name) < 1e6:
-                flag = name.removesuffix("_gb").replace("_", "-")
-                raise UsageError(f"--{flag} must be {low} or more, not {getattr(self, name):g}")
-
-    @property
-    def grace_seconds(self) -> int:
-        return self.grace or int(min(_GRACE_SECONDS, max(10, self.time_limit / 5)))
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the options under the names that submitit expects, most of which are those of sbatch."""
-        grace = self.grace_seconds
-        gres = self.gres or (f"gpu:{self.gpus_per_run}" if self.gpus_per_run else "")
-        optional = {
-            "partition": self.partition,
-            "account": self.account,
-            "qos": self.qos,
-            "gres": gres,
-            "constraint": self.constraint,
-            "mem": f"{self.memory_gb:g}GB" if self.memory_gb else "",
-        }
-        return {
-            "job_name": "oelm",
-            "time": max(1, int(self.time_limit // 60)),
-            "nodes": 1,
-            "ntasks_per_node": 1,
-            "cpus_per_task": self.cpus,
-            "signal_delay_s": grace,
-            "array_parallelism": self.parallel,
-            "wckey": "oelm",
-            **{name: value for name, value in optional.items() if value},
-            # Some clusters refuse to requeue a task that was submitted without --requeue.
-            "additional_parameters": {"requeue": True},
-        }
 
 
 class SlurmTask:
     """The callable that submitit pickles and a SLURM task runs: it starts the worker as a child process."""
 
-    def __init__(
-        self, folder: str, machine: Machine, processes: int, time_limit: float, grace: float
-    ) -> None:
+    def __init__(self, folder: str, machine: Machine, options: SlurmOptions) -> None:
         self.folder = folder
         self.machine = machine
-        self.processes = processes
-        self.time_limit, self.grace = time_limit, grace  # seconds, as requested from SLURM
+        self.options = options
         self._child: subprocess.Popen[bytes] | None = None
         self._code: int | None = None
 
     def __call__(self) -> int:
-        command = worker_command(self.folder, self.machine, "--processes", str(max(1, self.processes)))
+        nodes = _nodes(self.options.nodes)
+        processes = str(max(1, self.options.gpus_per_run))
+        command = worker_command(self.folder, self.machine, "--processes", processes, *nodes.flags())
         # Older versions of SLURM do not set SLURM_JOB_END_TIME; there, the end is computed from now, because
         # the job has just started.
-        end = float(os.environ.get("SLURM_JOB_END_TIME") or time.time() + self.time_limit)
-        near = f"{end - self.grace - _SIGNAL_SLACK:.0f}"
+        end = float(os.environ.get("SLURM_JOB_END_TIME") or time.time() + self.options.time_limit)
+        near = f"{end - self.options.grace_seconds - _SIGNAL_SLACK:.0f}"
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive", TIME_LIMIT_NEAR: near}
         if self.machine.threads:
             environment["OMP_NUM_THREADS"] = str(self.machine.threads)
@@ -138,7 +69,9 @@ class SlurmTask:
         # called `wait`, the handler could block forever on the lock of the Popen object, so a thread waits.
         threading.Thread(target=self._wait_for_child, daemon=True).start()
         code = self._exit_code()
-        if code not in (EXIT_FINISHED, EXIT_DIVERGED, Busy.exit_code):
+        if code == EXIT_INTERRUPTED and not nodes.is_first:
+            return code  # the task of the first node requeues the job; an error here would end that task
+        if code not in (EXIT_FINISHED, EXIT_DIVERGED, *([Busy.exit_code] if nodes.count == 1 else [])):
             raise OelmError(f"the run in {self.folder} ended with exit code {code}; see slurm.err there")
         return code
 
@@ -154,9 +87,7 @@ class SlurmTask:
                 os.kill(self._child.pid, signal.SIGTERM)
             if self._exit_code() in (EXIT_FINISHED, EXIT_DIVERGED):
                 return None  # the run has just ended, so there is nothing to requeue
-        return DelayedSubmission(
-            SlurmTask(self.folder, self.machine, self.processes, self.time_limit, self.grace)
-        )
+        return DelayedSubmission(SlurmTask(self.folder, self.machine, self.options))
 
     def _wait_for_child(self) -> None:
         assert self._child is not None
@@ -276,12 +207,10 @@ class SlurmLauncher:
         from submitit.core.utils import FailedJobError
 
         executor = self._executor()
-        options = self.options
-        limits = (options.gpus_per_run, options.time_limit, options.grace_seconds)
         try:
             with executor.batch():
                 submitted = [
-                    executor.submit(SlurmTask(str(job.folder.resolve()), self.machine, *limits))
+                    executor.submit(SlurmTask(str(job.folder.resolve()), self.machine, self.options))
                     for job in jobs
                 ]
         except (FailedJobError, subprocess.CalledProcessError) as error:
@@ -314,6 +243,18 @@ class SlurmLauncher:
         if job.state != state:
             job.state = state
             self.events.changed(job)
+
+
+def _nodes(count: int) -> Nodes:
+    """Return the place of this task among the nodes of its job; the ranks meet on the first node."""
+    if count == 1:
+        return ONE_NODE
+    import submitit
+
+    job = submitit.JobEnvironment()
+    # All nodes must know the port, so it follows from the number of the job.
+    port = _FIRST_PORT + int(job.raw_job_id) % _PORTS
+    return Nodes(count, job.node, f"{job.hostnames[0]}:{port}")
 
 
 def _last_line(error: Exception) -> str:

@@ -22,7 +22,7 @@ from oelm.config.run_config import Machine
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import load_catalogue_files
 from oelm.experiments.launch.attempts import Attempt, append_attempt
-from oelm.experiments.launch.ranks import exit_rank, follow_parent, run_ranks
+from oelm.experiments.launch.ranks import ONE_NODE, Nodes, exit_rank, follow_parent, run_ranks
 from oelm.files.atomic import is_disk_full
 from oelm.files.locks import Lock
 from oelm.runs.folder import DiskFull, RunFolder
@@ -39,13 +39,19 @@ def worker_command(folder: Path | str, machine: Machine, *options: str) -> list[
     return [sys.executable, "-m", module, str(folder), "--machine", machine_to_json(machine), *options]
 
 
-def train_folder(path: Path | str, machine: Machine, processes: int = 1) -> int:
-    """Train the run in the folder `path` until it ends or is interrupted; return the exit code."""
+def train_folder(path: Path | str, machine: Machine, processes: int = 1, nodes: Nodes = ONE_NODE) -> int:
+    """Train the run in the folder `path` until it ends or is interrupted; return the exit code.
+
+    processes: number of ranks on this node
+    """
     folder = RunFolder(path)
+    if not nodes.is_first:
+        ranks = worker_command(folder.path, machine, "--rank")
+        return EXIT_FINISHED if folder.ended() else run_ranks(ranks, processes, folder, None, nodes)
     try:
         # If the user started this process with torchrun, rank 0 holds the lock for all ranks.
         with RunLock(folder.path) if is_rank_zero() else contextlib.nullcontext() as lock:
-            return _train_locked(folder, machine, processes, lock)
+            return _train_locked(folder, machine, processes, lock, nodes)
     except OSError as error:  # raised by RunLock
         if not is_disk_full(error):
             raise
@@ -54,13 +60,15 @@ def train_folder(path: Path | str, machine: Machine, processes: int = 1) -> int:
         ) from None
 
 
-def _train_locked(folder: RunFolder, machine: Machine, processes: int, lock: Lock | None) -> int:
+def _train_locked(
+    folder: RunFolder, machine: Machine, processes: int, lock: Lock | None, nodes: Nodes
+) -> int:
     ended = folder.ended()
     if ended is not None and ended.state == "finished":
         return EXIT_FINISHED
     try:
-        if lock is not None and processes > 1:
-            code = run_ranks(worker_command(folder.path, machine, "--rank"), processes, folder, lock)
+        if lock is not None and processes * nodes.count > 1:
+            code = run_ranks(worker_command(folder.path, machine, "--rank"), processes, folder, lock, nodes)
         else:
             code = _fit(folder, machine)
     except OelmError as error:
@@ -113,6 +121,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder")
     parser.add_argument("--machine", default="{}", help="fields of oelm.config.run_config.Machine as JSON")
     parser.add_argument("--processes", type=int, default=1, help="number of processes, one for each GPU")
+    parser.add_argument("--nodes", type=int, default=1, help="number of nodes, each with its own worker")
+    parser.add_argument("--node", type=int, default=0, help="number of this node; node 0 has rank 0")
+    parser.add_argument("--meet", default="", help="HOST:PORT of node 0, where the ranks of all nodes meet")
     parser.add_argument("--rank", action="store_true", help="this process is one rank of the run")
     args = parser.parse_args(argv)
     machine = from_mapping(Machine, json.loads(args.machine), "machine")
@@ -121,7 +132,8 @@ def main(argv: list[str] | None = None) -> int:
         follow_parent()
         return _fit(RunFolder(args.folder), machine)
     try:
-        code = train_folder(args.folder, machine, args.processes)
+        nodes = Nodes(args.nodes, args.node, args.meet)
+        code = train_folder(args.folder, machine, args.processes, nodes)
     except OelmError as error:
         print(f"oelm: {error}", file=sys.stderr)
         return error.exit_code

@@ -12,6 +12,7 @@ from typing import Any
 from oelm.config.limits import check_config, check_model
 from oelm.config.mapping import convert, from_mapping
 from oelm.config.run_config import BudgetConfig, DataConfig, ModelConfig, QuestionConfig
+from oelm.config.yaml import errors_with_lines, read_yaml_as
 from oelm.data.catalogue import SPLITS, Dataset, dataset, is_path, register_dataset
 from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.experiments.experiment import Experiment, require_folder_name
@@ -25,7 +26,6 @@ from oelm.experiments.study_file.sections import (
     ModelSection,
     StudyFile,
 )
-from oelm.files.yaml import read_yaml_with_lines
 from oelm.methods.method import Method
 from oelm.methods.presets import find_method
 from oelm.models.sizes import shape_name
@@ -51,22 +51,9 @@ def load_study(path: Path | str) -> Study:
     place = Path(path).expanduser()
     if not place.is_file():
         raise UsageError(f"there is no study file {path}; `oelm init {path}` writes one to start from")
-    content, lines = read_yaml_with_lines(place)
-    try:
-        return _study(from_mapping(StudyFile, content), place.resolve().parent)
-    except UsageError as error:
-        line = _line(lines, error.field)
-        key = f"{error.field}: " if error.field and error.field not in str(error) else ""
-        raise UsageError(f"{path}, line {line}: {key}{error}" if line else f"{path}: {key}{error}") from None
-
-
-def _line(lines: dict[str, int], field: str) -> int:
-    """Return the line of a field, or of the nearest key above it that the file has; 0 if there is none."""
-    while field:
-        if field in lines:
-            return lines[field]
-        field = field[: max(field.rfind("."), field.rfind("["), 0)]
-    return 0
+    file, lines = read_yaml_as(StudyFile, place)
+    with errors_with_lines(path, lines):
+        return _study(file, place.resolve().parent)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from oelm.training.optimizer import OptimizerState
 from oelm.training.signals import RANK_DIR
 
 T = TypeVar("T")
+MEETING_TIMEOUT = datetime.timedelta(minutes=10)  # for the ranks of all nodes to start and find each other
 COLLECTIVE_TIMEOUT = datetime.timedelta(hours=12)  # rank 0 may tokenize a large corpus while the others wait
 
 # DDP need not copy buffers before each forward pass, because the buffers of our models never change. The
@@ -71,8 +72,17 @@ class World:
         if RANK_DIR not in os.environ:  # torchrun sets MASTER_ADDR and MASTER_PORT, which torch reads
             dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
             return
+        store: dist.Store
+        if "MASTER_ADDR" in os.environ:  # several nodes
+            host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            store = dist.TCPStore(host, port, self.size, self.is_main, timeout=MEETING_TIMEOUT)
+            self._join(backend, store)
+            return
         # The ranks meet through a private file, because torch's TCPStore listens on every network interface.
         store = dist.FileStore(str(Path(os.environ[RANK_DIR]) / "store"), self.size)
+        self._join(backend, store)
+
+    def _join(self, backend: str, store: dist.Store) -> None:
         store.set_timeout(COLLECTIVE_TIMEOUT)
         dist.init_process_group(
             backend, store=store, rank=self.rank, world_size=self.size, timeout=COLLECTIVE_TIMEOUT
