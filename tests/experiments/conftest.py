@@ -38,6 +38,11 @@ add("FLAKY-1")
 add("KILLED-1")
 add("UNSOUND-1", "oelm-freeze", baseline="GOOD-1")
 add("WORSE-1", "oelm-freeze", baseline="GOOD-1")
+for id, method in (("BASE", "baseline"), ("SAME", "oelm-freeze"), ("WORSE", "oelm-freeze"),
+                   ("DIVERGES-LATE", "oelm-freeze"), ("CRASHES", "oelm-freeze")):
+    register_experiment(Experiment(
+        id=f"NOISY-{id}", study="noisy", task="lm", data=DataConfig("stories"), method=method,
+        baseline="" if id == "BASE" else "NOISY-BASE", smoke={"budget.steps": 2}))
 add("TUNED-1", tuned=True, grids={"smoke": (1e-3, 3e-3, 9e-3)})
 add("TUNED-2", "oelm-freeze", tuned=True, baseline="TUNED-1", grids={"smoke": (1e-3, 3e-3, 5.0)})
 """
@@ -60,10 +65,10 @@ def stub_environment() -> dict[str, str]:
 def start_oelm(
     tmp_path: Path, own_catalogue: Path, stub_environment: dict[str, str]
 ) -> Callable[..., subprocess.Popen[str]]:
-    """Start `oelm run ...` with stub training on the test's own catalogue, smoke scale, in tmp_path/runs."""
+    """Start `oelm run` or another command with stub training: own catalogue, smoke scale, tmp_path/runs."""
 
-    def start(*words: str, **environment: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "oelm.cli.main", "run", *words, "--scale", "smoke", "--gpus", "none"]
+    def start(*words: str, name: str = "run", **environment: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "oelm.cli.main", name, *words, "--scale", "smoke", "--gpus", "none"]
         command += ["--catalogue", str(own_catalogue), "--runs", str(tmp_path / "runs")]
         return subprocess.Popen(
             command,
@@ -85,16 +90,16 @@ def run_oelm(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Callable[..., tuple[int, str]]]:
-    """Call `oelm run ...` like `start_oelm`, but everything in this process; returns exit code and output."""
+    """Call a command like `start_oelm`, but everything in this process; returns exit code and output."""
     handlers = {number: signal.getsignal(number) for number in STUB_SIGNALS}
     real = sys.modules.get("oelm.training.fit")
     runpy.run_path(str(STUB / "sitecustomize.py"))  # puts the stub into sys.modules
     monkeypatch.setenv("STUB_STEP_SECONDS", "0")
     known = dict(catalogue.experiments())
 
-    def run(*words: str) -> tuple[int, str]:
+    def run(*words: str, command: str = "run") -> tuple[int, str]:
         rest = ["--scale", "smoke", "--gpus", "none", "--catalogue", str(own_catalogue)]
-        code = main(["run", *words, *rest, "--runs", str(tmp_path / "runs")])
+        code = main([command, *words, *rest, "--runs", str(tmp_path / "runs")])
         printed = capsys.readouterr()
         return code, printed.out + printed.err
 

@@ -148,6 +148,7 @@ def _comparison(c: Comparison) -> dict[str, Any]:
         "scenario": asdict(c.scenario) if c.scenario else None,
         "test_error": c.test_error,
         "mcnemar_p": c.mcnemar_p,
+        "max_seeds": c.max_seeds or None,
         "refused": _texts(c.refused),
         "caveats": _texts(c.caveats),
         "flags": _texts(c.flags),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oelm.analysis import guards
 from oelm.analysis.arms import Arm
-from oelm.analysis.compare import Comparison, compare
+from oelm.analysis.compare import Comparison, compare, looks_of, stopped_verdict
 from oelm.analysis.load import LoadedRun
-from oelm.analysis.pairs import find_arm
+from oelm.analysis.pairs import Pair, find_arm
+from oelm.analysis.sequential import level_per_look
 from oelm.analysis.statistics import LEVEL
-from oelm.analysis.verdict import MET, MISSED, REFUSED, Rule, Verdict, decide
+from oelm.analysis.verdict import REFUSED, Verdict, decide, question_rule
 from oelm.config.run_config import QuestionConfig
 
 
@@ -37,24 +37,15 @@ def _answer(
     reference = find_arm(arms, arm, question.reference)
     if reference is None or not (arm.finished and reference.finished):
         return Answer(arm, question, None, None)
-    c = compare("baseline", arm, reference, trials, level=level)
+    rule, stopped = question_rule(question, perplexity=arm.metric == "ppl"), None
+    max_seeds = max(arm.max_seeds, reference.max_seeds)
+    if max_seeds:
+        (looked,), sides = looks_of(Pair("baseline", arm, reference.id, reference), [rule], max_seeds)
+        if sides is None:
+            return Answer(arm, question, None, None)
+        (arm, reference), level, stopped = sides, level_per_look(max_seeds), stopped_verdict(looked)
+    c = replace(compare("baseline", arm, reference, trials, level=level), max_seeds=max_seeds)
     if c.ratio is None:
         return Answer(arm, question, c, Verdict(question.rule, REFUSED))
     withhold = "caveat" if c.caveats else guards.undecidable(arm, reference)
-    verdict = decide(question_rule(question, perplexity=c.metric == "ppl"), c.ratio, withhold=withhold)
-    return Answer(arm, question, c, verdict)
-
-
-def question_rule(question: QuestionConfig, *, perplexity: bool) -> Rule:
-    """Return the rule of a question for the log ratio of perplexity or of accuracy.
-
-    >>> question_rule(QuestionConfig("BASE", "non-inferior", 0.05), perplexity=False).regions
-    ('missed', 'met')
-    """
-    better = -1 if perplexity else 1  # the sign of a log ratio that is better
-    worst, best = (math.log1p(sign * better * question.margin) for sign in (-1, 1))
-    if question.rule == "equivalent":
-        low, high = sorted((worst, best))
-        return Rule(question.rule, (low, high), (MISSED, MET, MISSED))
-    margin = worst if question.rule == "non-inferior" else best
-    return Rule(question.rule, (margin,), (MET, MISSED) if perplexity else (MISSED, MET))
+    return Answer(arm, question, c, stopped or decide(rule, c.ratio, withhold=withhold))

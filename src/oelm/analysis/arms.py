@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -104,6 +104,30 @@ class Arm:
 
     def _mean_of(self, values: Sequence[float]) -> float:
         return float(np.exp(np.mean(np.log(values))) if self.metric == "ppl" else np.mean(values))
+
+    @property
+    def settings(self) -> RunConfig:
+        """The config of the first finished run, or of the first run if none has finished."""
+        return (self.finished or self.runs)[0].config
+
+    @property
+    def ended(self) -> dict[int, str]:
+        """Seed -> state of the runs that have ended: "finished" with a test score, or "diverged"."""
+        return {r.seed: r.state for r in (*self.finished, *self.diverged)}
+
+    @property
+    def max_seeds(self) -> int:
+        """The maximum number of seeds under which `oelm decide` ran this arm; 0 if it did not."""
+        return max(r.config.compare.max_seeds for r in self.runs)
+
+    def with_seeds(self, seeds: Collection[int]) -> Arm:
+        """Return the arm with only the runs of these seeds."""
+        return replace(self, runs=tuple(r for r in self.runs if r.seed in seeds))
+
+    @property
+    def is_frozen_language_model(self) -> bool:
+        """Whether the config freezes parameters of a model whose score is its perplexity."""
+        return self.method.freeze != "none" and self.config.task != "classification"
 
     @property
     def freezes(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oelm.analysis import guards
 from oelm.analysis.arms import Arm, Planned, gather_arms
@@ -11,7 +11,9 @@ from oelm.analysis.effects import TestError, measure
 from oelm.analysis.flags import result_flags, run_flags
 from oelm.analysis.load import Loaded, LoadedRun
 from oelm.analysis.messages import Message
-from oelm.analysis.pairs import Kind, find_pairs
+from oelm.analysis.pairs import Kind, Pair, find_pairs
+from oelm.analysis.questions import GIVEN_UP, Question, answer_pair, rules_of
+from oelm.analysis.sequential import level_per_look
 from oelm.analysis.statistics import LEVEL, Estimate
 from oelm.analysis.verdict import (
     ACCURACY_SIGN,
@@ -20,6 +22,9 @@ from oelm.analysis.verdict import (
     PPL_TARGET,
     REFUSED,
     SCENARIO,
+    UNDECIDED,
+    Rule,
+    SeedsNeeded,
     Verdict,
     decide,
 )
@@ -42,6 +47,7 @@ class Comparison:
     flags: tuple[Message, ...]  # what else a reader must know about the comparison
     test_error: TestError = "none"
     mcnemar_p: float | None = None
+    max_seeds: int = 0  # most seeds of the sequential design; 0 = the number of seeds was fixed
 
     @property
     def metric(self) -> str:
@@ -82,8 +88,11 @@ def compare_all(loaded: Loaded, planned: Planned, level: float = LEVEL) -> Compa
         arm, reference = pair.arm, pair.reference
         if arm.finished and reference is not None and reference.finished:
             same_rows = [name for name in names.get(arm.test_rows, ()) if name != arm.dataset_name]
-            made.append(compare(pair.kind, arm, reference, loaded.trials, same_rows, level))
-        else:
+            if max_seeds := max(arm.max_seeds, reference.max_seeds):
+                made += compare_sequentially(pair, loaded.trials, same_rows, max_seeds)
+            else:
+                made.append(compare(pair.kind, arm, reference, loaded.trials, same_rows, level))
+        elif pair.kind in ("baseline", "control"):  # the pairs that a config names
             waiting.append(
                 Message(
                     "{id} against {reference} ({scale}): waiting for finished runs of {missing}",
@@ -136,6 +145,44 @@ def compare(
         measured.test_error,
         measured.mcnemar_p,
     )
+
+
+def compare_sequentially(
+    pair: Pair, trials: Sequence[LoadedRun], same_rows: Sequence[str], max_seeds: int
+) -> list[Comparison]:
+    """Compare two arms whose seeds `oelm decide` added until there were verdicts; [] before the first pair.
+
+    Only the seeds up to the last stop are used, with intervals that are valid at every look.
+    """
+    questions, sides = looks_of(pair, rules_of(pair.kind, pair.arm), max_seeds)
+    if sides is None:
+        return []
+    made = compare(pair.kind, *sides, trials, same_rows, level_per_look(max_seeds))
+    stopped = {q.rule.name: verdict for q in questions if (verdict := stopped_verdict(q))}
+    scenario = made.scenario and stopped.get("scenario", made.scenario)
+    target, sign = stopped.get("target", made.target), stopped.get("sign", made.sign)
+    return [replace(made, target=target, sign=sign, scenario=scenario, max_seeds=max_seeds)]
+
+
+def looks_of(
+    pair: Pair, rules: Iterable[Rule], max_seeds: int
+) -> tuple[list[Question], tuple[Arm, Arm] | None]:
+    """Return the answered questions of a pair, and the two arms with the seeds up to the last stop."""
+    assert pair.reference is not None
+    seeds = sorted({r.seed for r in (*pair.arm.runs, *pair.reference.runs)})
+    questions = answer_pair(pair, rules, seeds, max_seeds)
+    used = seeds[: max(q.n for q in questions)]
+    return questions, (pair.arm.with_seeds(used), pair.reference.with_seeds(used)) if used else None
+
+
+def stopped_verdict(question: Question) -> Verdict | None:
+    """Return the verdict at which the sequential rule stopped; None if the question is open or forbidden."""
+    name, regions, n = question.rule.name, question.rule.regions, question.n
+    if question.decided:
+        return Verdict(name, question.state, (question.state,), stopped=n)
+    if question.state == GIVEN_UP:
+        return Verdict(name, UNDECIDED, regions, SeedsNeeded(None, "given up"), stopped=n)
+    return None
 
 
 def _datasets_by_test_rows(arms: Iterable[Arm]) -> Mapping[str, Iterable[str]]:

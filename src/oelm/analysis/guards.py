@@ -120,7 +120,7 @@ def caveats(arm: Arm, reference: Arm, same_rows: Sequence[str] = ()) -> tuple[Me
 
 def unequal_tuning(arm: Arm, reference: Arm) -> list[Message]:
     """Return a caveat if the learning rates were tuned differently, or differ without tuning."""
-    a, b = arm.finished[0].config, reference.finished[0].config
+    a, b = arm.settings, reference.settings
     if a.tune.grid != b.tune.grid or a.tune.seeds != b.tune.seeds:
         return [
             Message(
@@ -142,7 +142,7 @@ def unequal_tuning(arm: Arm, reference: Arm) -> list[Message]:
 
 def other_budget(arm: Arm) -> list[Message]:
     """Return a caveat if an experiment was run with another budget than its catalogue entry has."""
-    config = arm.finished[0].config
+    config = arm.settings
     planned = arm.planned.get(config.scale)
     differing = config_diff(config, planned) if planned else {}
     fields = [f"{n} {differing[n][0]}, not {differing[n][1]}" for n in BUDGET_SETTINGS if n in differing]
@@ -157,7 +157,7 @@ def other_budget(arm: Arm) -> list[Message]:
 
 def builtin_text(arm: Arm, reference: Arm) -> list[Message]:
     """Return a caveat if built-in generated text was used in place of a real dataset."""
-    for config in (arm.finished[0].config, reference.finished[0].config):
+    for config in (arm.settings, reference.settings):
         entry = datasets().get(config.data.dataset)
         if config.data.source == "builtin" and entry is not None and not entry.builtin:
             return [

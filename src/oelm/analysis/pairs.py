@@ -32,7 +32,7 @@ class Pair:
 
 
 def find_pairs(arms: Sequence[Arm]) -> list[Pair]:
-    """Return all pairs of arms to compare. Only the pairs named in a config may lack finished runs."""
+    """Return all pairs of arms to compare, found from their configs: the arms may lack finished runs."""
     return [*_named_in_configs(arms), *_orthogonality_pairs(arms), *_no_loss_pairs(arms)]
 
 
@@ -54,24 +54,24 @@ def _named_in_configs(arms: Sequence[Arm]) -> Iterator[Pair]:
 
 def _orthogonality_pairs(arms: Sequence[Arm]) -> Iterator[Pair]:
     for arm in arms:
-        if arm.finished and arm.method.init == "headwise" and not arm.method.trains_qk:
+        if arm.method.init == "headwise" and not arm.method.trains_qk:
             for other in arms:
-                if other.finished and _same_model(arm, other) and _only_rows_differ(arm.method, other.method):
+                if _same_model(arm, other) and _only_rows_differ(arm.method, other.method):
                     yield Pair("orthogonality", arm, other.id, other)
 
 
 def _no_loss_pairs(arms: Sequence[Arm]) -> Iterator[Pair]:
     """Yield the "init" and "plain" pairs of frozen language models, which `goal.py` needs."""
     for arm in arms:
-        if not arm.freezes or arm.metric != "ppl" or not arm.config.compare.control:
+        if not arm.is_frozen_language_model or not arm.config.compare.control:
             continue
         if arm.method.control != TRAINED_INIT:
             for other in arms:
-                if other.finished and _same_model(arm, other) and other.method == find_method(TRAINED_INIT):
+                if _same_model(arm, other) and other.method == find_method(TRAINED_INIT):
                     yield Pair("init", arm, other.id, other)
         baseline = find_arm(arms, arm, arm.config.compare.baseline)
         plain = find_arm(arms, arm, baseline.config.compare.baseline) if baseline else None
-        if plain is not None and plain.finished:
+        if plain is not None:
             yield Pair("plain", arm, plain.id, plain)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from scipy import special
 
 from oelm.analysis.statistics import Estimate, is_wide, t_quantile, z_quantile
+from oelm.config.run_config import QuestionConfig
 
 TARGET = 0.05  # target of the original study: at most 5 % worse than the baseline
 GOAL = 0.01  # goal of frozen language models: at most 1 % above the same architecture with trained Q/K
@@ -55,13 +56,29 @@ ACCURACY_SIGN = Rule("sign", (0.0,), (WORSE, BETTER), math.log1p(EQUIVALENCE))
 SCENARIO = Rule("scenario", (SCENARIO_B, SCENARIO_A), ("B", "C", "A"))
 
 
+def question_rule(question: QuestionConfig, *, perplexity: bool) -> Rule:
+    """Return the rule of a question for the log ratio of perplexity or of accuracy.
+
+    >>> question_rule(QuestionConfig("BASE", "non-inferior", 0.05), perplexity=False).regions
+    ('missed', 'met')
+    """
+    better = -1 if perplexity else 1  # the sign of a log ratio that is better
+    worst, best = (math.log1p(sign * better * question.margin) for sign in (-1, 1))
+    if question.rule == "equivalent":
+        low, high = sorted((worst, best))
+        return Rule(question.rule, (low, high), (MISSED, MET, MISSED))
+    margin = worst if question.rule == "non-inferior" else best
+    return Rule(question.rule, (margin,), (MET, MISSED) if perplexity else (MISSED, MET))
+
+
 @dataclass(frozen=True)
 class SeedsNeeded:
     """The total number of seeds that would decide a rule with 80 % power, if the estimates are right."""
 
     seeds: int | None
     # Why `seeds` is None: "spread" (the spread between seeds is unknown), "wide" (the interval is too wide),
-    # "test set" (it is too small), or "too close" (the difference is too close to a margin).
+    # "test set" (it is too small), "too close" (the difference is too close to a margin), or "given up"
+    # (`oelm decide` gave the question up).
     limit: str = ""
     have: int = 0  # the current number of seeds; set only if `limit` is "wide"
 
@@ -76,16 +93,18 @@ class Verdict:
     needed: SeedsNeeded | None = None
     # Why the interval does not decide: "diverged", "chance", "caveat", "no variation" or "identical"
     reason: str = ""
+    stopped: int = 0  # seeds at which the sequential rule of `oelm decide` stopped; 0 = it did not
 
     @property
     def decided(self) -> bool:
         return self.outcome not in (UNDECIDED, NO_INTERVAL, REFUSED, WITHHELD)
 
 
-def decide(rule: Rule, estimate: Estimate, *, withhold: str = "") -> Verdict:
+def decide(rule: Rule, estimate: Estimate, *, withhold: str = "", plan: bool = True) -> Verdict:
     """Return the verdict of a rule for an estimated difference.
 
     withhold: why the interval must not decide ("caveat", or a result of `guards.undecidable`); "" if it may
+    plan: whether to compute how many seeds would decide an undecided verdict
 
     >>> from oelm.analysis.statistics import difference
     >>> decide(SCENARIO, difference({0: 81.0, 1: 80.8, 2: 81.1}, {0: 81.2, 1: 81.1, 2: 81.0})).outcome
@@ -108,7 +127,7 @@ def decide(rule: Rule, estimate: Estimate, *, withhold: str = "") -> Verdict:
         return Verdict(rule.name, EQUIVALENT, possible)
     if is_wide(estimate, points=rule is SCENARIO):
         return Verdict(rule.name, UNDECIDED, possible, SeedsNeeded(None, "wide", estimate.n))
-    return Verdict(rule.name, UNDECIDED, possible, seeds_needed(rule, estimate))
+    return Verdict(rule.name, UNDECIDED, possible, seeds_needed(rule, estimate) if plan else None)
 
 
 def _region(rule: Rule, value: float) -> int:

@@ -112,6 +112,14 @@ COMMANDS: dict[str, Command] = {
             "oelm run --study gap --on slurm --partition gpu --time 8h --dry-run",
         ),
     ),
+    "decide": Command(
+        "oelm.cli.decide:decide", _RUNS,
+        "Train seeds until the questions of a study are answered, with error rates that allow looking.",
+        (
+            "oelm decide GPT-02 --scale mini --budget 6h",
+            "oelm decide --study gap --scale mini --max-seeds 12 --dry-run",
+        ),
+    ),
     "status": Command(
         "oelm.cli.status:status", _RUNS,
         "Print the state of all runs.",

@@ -24,7 +24,7 @@ _TABLE_SECONDS = 1.0
 
 
 class RunProgress:
-    """Print the progress of `total` runs. With `quiet` (for --json) nothing is printed to stdout."""
+    """Print the progress of `total` runs (0 = unknown); with `quiet` (--json), nothing to stdout."""
 
     def __init__(self, total: int, *, quiet: bool = False) -> None:
         self.total, self.quiet = total, quiet
@@ -58,7 +58,8 @@ class RunProgress:
             return
         where = f" on {job.slot}" if job.slot else ""
         why = f": {job.reason}" if job.reason and job.state != "finished" else ""
-        result = f"{_metric(job)}  ({len(self.ended)}/{self.total})" if job.ended else ""
+        count = f"  ({len(self.ended)}/{self.total})" if self.total else ""
+        result = f"{_metric(job)}{count}" if job.ended else ""
         self.say(printable(f"{time.strftime('%H:%M:%S')}  {job.state:11} {job.name}{where}{why}{result}"))
 
     def tick(self, jobs: Sequence[Job]) -> None:

@@ -86,7 +86,7 @@ class LocalOptions:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Where and how the runs train: all options that the launcher needs."""
 
     on: Where
@@ -161,7 +161,7 @@ def run(
     dry_run
         Print the runs that would be started, without starting them.
     """
-    place = _Place(on, runs, local, slurm, machine, retry.retries)
+    place = Place(on, runs, local, slurm, machine, retry.retries)
     place.check()
     request = Request(
         experiments=selection.experiments(ids),

@@ -103,6 +103,9 @@ class CompareConfig:
     control: str = ""  # ID of the experiment with the same architecture and trained Q/K; "" = the baseline
     phase: int | str = 0  # phase of the original study: 1 to 4, "paper", or "extra" (our controls); 0 = none
     questions: tuple[QuestionConfig, ...] = field(default=(), compare=False)  # of a study file
+    # Most seeds of the sequential design that `oelm decide` ran this arm under; 0 = a fixed number of seeds.
+    # It does not affect the result of the run, so it is not in the hash of the config.
+    max_seeds: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ NOT_PLANNED = {  # what an undecided verdict says if no number of seeds can be n
     "spread": Message("run at least 3 seeds"),
     "test set": Message("the test set is too small to decide, with any number of seeds"),
     "too close": Message("too close to the margin to decide with a realistic number of seeds"),
+    "given up": Message("the sequential rule gave it up, because more seeds would probably not decide it"),
 }
 SCENARIOS = {
     "A": Message("the task type decides"),
@@ -207,10 +208,25 @@ def sentences(c: Comparison) -> tuple[Message, ...]:
     if c.caveats:
         return difference, no_verdict(c)
     if c.kind == "orthogonality":
-        return difference, ORTHOGONALITY[c.sign.outcome]
+        return difference, ORTHOGONALITY[c.sign.outcome], *_stopped(c)
     if c.scenario is not None and c.kind == "baseline":
-        return difference, _target(c.target), _scenario(c.scenario)
-    return difference, _target(c.target)
+        return difference, _target(c.target), _scenario(c.scenario), *_stopped(c)
+    return difference, _target(c.target), *_stopped(c)
+
+
+def _stopped(c: Comparison) -> tuple[Message, ...]:
+    """Return how many seeds a verdict of `oelm decide` took, and why its interval is valid; () for others."""
+    verdict = shown_verdict(c)
+    if not verdict.stopped:
+        return ()
+    return (
+        Message(
+            "Stopped at n = {n} by the sequential rule (at most {most} seeds): the interval is valid "
+            "although the results were looked at after every seed.",
+            n=verdict.stopped,
+            most=c.max_seeds,
+        ),
+    )
 
 
 def _target(verdict: Verdict) -> Message:

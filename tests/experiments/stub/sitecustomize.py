@@ -2,13 +2,15 @@
 
 It writes status, checkpoints and results like real training, resumes exactly, handles signals and takes
 milliseconds. The ID of a run says what it does: BROKEN has bad data, CRASHES fails each time, FLAKY fails
-once, DIVERGES diverges, KILLED is killed after it finished, WORSE has twice the perplexity of the others.
+once, DIVERGES diverges, KILLED is killed after it finished, WORSE has twice the perplexity of the others,
+NOISY varies between seeds by 1 %, and DIVERGES-LATE diverges with seed 3 only.
 """
 
 import hashlib
 import json
 import math
 import os
+import random
 import signal
 import sys
 import time
@@ -21,7 +23,16 @@ def fit(config, path, machine):
     from oelm.errors import OelmError
     from oelm.files.atomic import write_json
     from oelm.runs.folder import RunFolder
-    from oelm.runs.schema import AuditRecord, Fairness, FreezeAudit, ParameterCounts, Results, Scores, Status
+    from oelm.runs.schema import (
+        AuditRecord,
+        Fairness,
+        FreezeAudit,
+        ParameterCounts,
+        Results,
+        Scores,
+        Status,
+        TimingStats,
+    )
     from oelm.runs.states import EXIT_CODES
     from oelm.training.signals import describe_signal
 
@@ -72,12 +83,15 @@ def fit(config, path, machine):
         step += 1
         digest = hashlib.sha256(f"{digest} {config.seed} {step}".encode()).hexdigest()
         status = folder.write_status(replace(status, step=step, loss=1.0))
-        if "DIVERGES" in config.id or config.optim.lr > 1:
+        late = "DIVERGES-LATE" in config.id and config.seed != 3
+        if ("DIVERGES" in config.id and not late) or config.optim.lr > 1:
             return end("diverged", f"loss is nan at step {step}")
         write_json(folder.latest, {"step": step, "digest": digest})
         if asked:
             return end("interrupted", asked[0])
     loss = math.log(4 if "WORSE" in config.id else 2) + abs(config.optim.lr - 3e-3) + 1e-6 * config.seed
+    if "NOISY" in config.id:
+        loss += random.Random(f"{config.id} {config.seed}").gauss(0, 0.01)
     scores = Scores(loss, n=1, ppl=math.exp(loss))
     results = Results.of(
         config,
@@ -89,10 +103,11 @@ def fit(config, path, machine):
         tokens_seen=step,
         checkpoint_bytes=1,
         stopped_early=False,
-        fairness=Fairness(data=digest),
+        fairness=Fairness() if "NOISY" in config.id else Fairness(data=digest),
     )
     folder.write(results)
     folder.write(FreezeAudit(end=AuditRecord(ok="UNSOUND" not in config.id)))
+    folder.write(TimingStats(total_wall_time=10.0))
     folder.write_checksums()
     if "KILLED" in config.id:
         end("finished")

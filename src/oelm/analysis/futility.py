@@ -1,0 +1,70 @@
+"""Predict whether more seeds will decide a question, from the seeds that have run so far.
+
+The prediction averages over what is unknown: after n paired seeds with mean m and standard deviation s, the
+mean over N > n seeds is distributed as m + s sqrt((N - n) / (N n)) T, where T has Student's t distribution
+with n - 1 degrees of freedom (a flat prior for mean and log variance). So three seeds that happen to lie on a
+margin do not end a question. The prediction only plans: no verdict is computed from it, and giving up a
+question cannot cause a wrong one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from scipy.special import stdtr
+
+from oelm.analysis.statistics import Estimate, t_quantile, z_quantile
+from oelm.analysis.verdict import Rule
+
+GIVE_UP = 0.15  # a question whose probability of a verdict within the maximum of seeds is lower is given up
+
+
+def chance_of_verdict(rule: Rule, estimate: Estimate, seeds: int) -> float:
+    """Return the probability that the interval of the first `seeds` paired seeds decides `rule`.
+
+    >>> from oelm.analysis.statistics import difference
+    >>> from oelm.analysis.verdict import PPL_TARGET
+    >>> near = difference({0: 0.06, 1: 0.04, 2: 0.05}, {0: 0.0, 1: 0.0, 2: 0.0})
+    >>> far = difference({0: 0.01, 1: -0.01, 2: 0.0}, {0: 0.0, 1: 0.0, 2: 0.0})
+    >>> chance_of_verdict(PPL_TARGET, near, 10) < 0.5 < chance_of_verdict(PPL_TARGET, far, 10)
+    True
+    """
+    sd, n = estimate.seed_sd, estimate.n
+    if not sd or n < 2 or seeds <= n:
+        return 0.0
+    half = math.hypot(
+        t_quantile(estimate.level, seeds - 1) * sd / math.sqrt(seeds),
+        z_quantile(estimate.level) * estimate.test_se,
+    )
+    spread = sd * math.sqrt((seeds - n) / (seeds * n))
+    return sum(
+        float(stdtr(n - 1, (high - estimate.value) / spread) - stdtr(n - 1, (low - estimate.value) / spread))
+        for low, high in _deciding_means(rule, half)
+    )
+
+
+def seeds_expected(rule: Rule, estimate: Estimate, max_seeds: int) -> int | None:
+    """Return the smallest number of seeds with which a verdict is more likely than not.
+
+    None if it is above `max_seeds`.
+    """
+    for seeds in range(estimate.n + 1, max_seeds + 1):
+        if chance_of_verdict(rule, estimate, seeds) >= 0.5:
+            return seeds
+    return None
+
+
+def _deciding_means(rule: Rule, half: float) -> list[tuple[float, float]]:
+    """Return the ranges of the mean, without overlaps, whose interval mean ± `half` decides the rule."""
+    borders = [-math.inf, *rule.margins, math.inf]
+    ranges = [*itertools.pairwise(borders), (-rule.equivalence, rule.equivalence)]
+    merged: list[tuple[float, float]] = []
+    for low, high in sorted((low + half, high - half) for low, high in ranges):
+        if low >= high:
+            continue
+        if merged and low <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(high, merged[-1][1])
+        else:
+            merged.append((low, high))
+    return merged

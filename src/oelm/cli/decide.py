@@ -1,0 +1,228 @@
+"""`oelm decide`: train seeds until the questions of a study are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from oelm.analysis.sequential import MAX_SEEDS, MIN_SEEDS
+from oelm.cli.options import Changes, Json, MachineOptions, OneScale, Runs, Selection
+from oelm.cli.output import print, print_json, print_table
+from oelm.cli.progress import RunProgress
+from oelm.cli.run import LocalOptions, Place, SlurmFlags, TuningOptions, Where
+from oelm.cli.values import SEVERAL, Count, Integer, Seconds
+from oelm.errors import UsageError
+from oelm.experiments.catalogue import experiments, planned_configs
+from oelm.experiments.experiment import Experiment
+from oelm.experiments.launch.jobs import RETRIES, Launcher
+from oelm.experiments.launch.local import LocalLauncher
+from oelm.experiments.study import ArmPlan, Request, tune_arms, unequal_settings
+from oelm.units import bytes_text, duration_text
+
+if TYPE_CHECKING:
+    from oelm.experiments.decide.forecast import Forecast
+    from oelm.experiments.decide.look import Design, Look
+    from oelm.experiments.decide.loop import DecideOutcome
+
+RuleName = Literal["target", "scenario", "goal", "sign"]
+_RULES: tuple[RuleName, ...] = ("target", "scenario", "goal", "sign")
+
+
+def decide(
+    *ids: str,
+    selection: Selection = Selection(),
+    scale: OneScale = "full",
+    budget: Annotated[Seconds, Parameter(show_default=lambda _: "no limit")] = 0.0,
+    max_seeds: Integer = 20,
+    rules: Annotated[tuple[RuleName, ...], SEVERAL] = _RULES,
+    changes: Changes = Changes(),
+    runs: Runs = "runs",
+    on: Where = "local",
+    dry_run: bool = False,
+    json: Json = False,
+    tuning: TuningOptions = TuningOptions(),
+    retries: Count = RETRIES,
+    local: LocalOptions = LocalOptions(),
+    slurm: SlurmFlags = SlurmFlags(),
+    machine: MachineOptions = MachineOptions(),
+) -> int:
+    """Train seeds until every question is decided, given up, or the budget is spent.
+
+    The same command goes on after an interruption. Exit codes: 0 = every question is decided; 3 = at least
+    one is not (budget spent, given up, or no verdict possible); 1 = runs failed; 75 = interrupted.
+
+    Parameters
+    ----------
+    ids
+        IDs of experiments (`oelm list`). Their baselines and controls are added.
+    budget
+        Training time of all runs and tuning trials together, such as 6h. Two runs at once count twice.
+    max_seeds
+        Most seeds of an arm, from 3 to 50. It sets the confidence level of each look and cannot be changed
+        once runs have started.
+    rules
+        Kinds of questions: the 5 % target, the scenarios, the 1 % goal, the sign of each difference.
+    on
+        Where to train: on this machine, or through SLURM.
+    dry_run
+        Print the questions and what they will probably need, without starting a run.
+    retries
+        How often a failed run is started again.
+    """
+    from oelm.experiments.decide import forecast as forecasts
+    from oelm.experiments.decide.look import look_at
+    from oelm.experiments.decide.loop import decide_study, exit_code, lock_studies, require_questions
+
+    if not MIN_SEEDS <= max_seeds <= MAX_SEEDS:
+        raise UsageError(f"--max-seeds must be from {MIN_SEEDS} to {MAX_SEEDS}, not {max_seeds}")
+    place = Place(on, runs, local, slurm, machine, retries)
+    place.check()
+    chosen = with_references(selection.experiments(ids))
+    request = Request(
+        experiments=chosen,
+        scales=(scale,),
+        seeds=(0,),
+        changes=changes.values(),
+        study=changes.study_name,
+        tune=tuning.tune,
+        grid=tuning.grid,
+        trial_seeds=tuning.trial_seeds,
+        data_dir=machine.data_dir,
+    )
+    arms = request.arms()
+    design = make_design(arms, max_seeds, rules)
+    look = look_at(design, runs)
+    require_questions(look, design)
+    limit = budget or float("inf")
+    plans = forecasts.plans_of(design, runs) if dry_run or budget else {}
+    if budget:
+        forecasts.check_budget(budget, design, look, plans)
+    if dry_run:
+        _print_plan(design, look, forecasts.forecast(design, look, plans), arms, json)
+        return 0
+    with lock_studies(design, runs), RunProgress(0, quiet=json) as progress:
+        launcher = place.launcher(len(arms) * max_seeds, progress.events())
+        for setting in unequal_settings(arms):
+            progress.say(f"unequal: {setting}")
+        trials, tuned = tune_arms(arms, runs, launcher, say=progress.say)
+        if len(tuned) < len(arms):
+            return 1 if trials.problems else 75
+        outcome = decide_study(
+            make_design(tuned, max_seeds, rules),
+            runs,
+            launcher,
+            width=_width(launcher, slurm),
+            budget=limit,
+            guess=forecasts.guessed_seconds(plans),
+            say=progress.say,
+        )
+    if json:
+        print_json(_facts(outcome))
+    else:
+        _print_summary(outcome)
+    return exit_code(outcome)
+
+
+def with_references(chosen: Sequence[Experiment]) -> list[Experiment]:
+    """Return the experiments with the baselines and controls that they are compared with."""
+    known = experiments()
+    found = {e.id: e for e in chosen}
+    for e in chosen:
+        for name in (e.baseline, e.control):
+            if name in known:
+                found.setdefault(name, known[name])
+    return list(found.values())
+
+
+def make_design(arms: Sequence[ArmPlan], max_seeds: int, rules: Sequence[str]) -> Design:
+    from oelm.experiments.decide.look import Design
+
+    trial_seeds = dict.fromkeys(seed for arm in arms for seed in (t.seed for t in arm.trials))
+    return Design(
+        tuple(arm.runs[0] for arm in arms),
+        max_seeds,
+        tuple(rules),
+        planned=planned_configs(),
+        trial_seeds=tuple(trial_seeds),
+    )
+
+
+def _width(launcher: Launcher, slurm: SlurmFlags) -> int:
+    return len(launcher.slots) if isinstance(launcher, LocalLauncher) else slurm.parallel
+
+
+def _print_plan(design: Design, look: Look, needs: Forecast, arms: Sequence[ArmPlan], as_json: bool) -> None:
+    trials = sum(len(arm.trials) for arm in arms)
+    if as_json:
+        questions = [q.to_dict() for q in look.questions]
+        print_json({"questions": questions, "trials": trials, "needs": needs.to_dict()})
+        return
+    _print_questions(look)
+    print()
+    expected = f", about {needs.expected_runs} expected" if needs.expected_runs is not None else ""
+    print(
+        f"runs: {needs.least_runs} to {needs.most_runs}{expected} ({len(arms)} arms); {trials} tuning trials"
+    )
+    hours = f"{duration_text(needs.least_seconds)} to {duration_text(needs.most_seconds)}"
+    likely = f", about {duration_text(needs.expected_seconds)} expected" if needs.expected_seconds else ""
+    print(f"training time: {hours}{likely}; {duration_text(look.spent_seconds)} spent so far")
+    if needs.disk_bytes is not None:
+        print(f"disk: at most {bytes_text(needs.disk_bytes)}, if the resume checkpoints are kept")
+    level = _level(design.max_seeds)
+    print(f"each look at 3, 4, ..., {design.max_seeds} seeds uses a {level:.2f} % interval")
+
+
+def _level(max_seeds: int) -> float:
+    from oelm.analysis.sequential import level_per_look
+
+    return 100 * level_per_look(max_seeds)
+
+
+def _print_questions(look: Look) -> None:
+    from oelm.experiments.decide.loop import estimate_text
+
+    rows = []
+    for q in look.questions:
+        state = "open" if q.is_open else q.state
+        expected = str(q.expected) if q.is_open and q.expected else "-"
+        shown = estimate_text(q) if q.estimate else "-"
+        rows.append((q.arm.id, q.reference.id, q.kind, q.rule.name, state, q.n, shown, expected))
+    header = ("arm", "against", "comparison", "rule", "state", "n", "difference", "expected seeds")
+    print_table(header, rows)
+
+
+def _print_summary(outcome: DecideOutcome) -> None:
+    print()
+    _print_questions(outcome.look)
+    print()
+    for q in outcome.questions:
+        if q.why:
+            print(f"{q.arm.id} against {q.reference.id}, {q.rule.name}: {q.why}")
+    for job in outcome.jobs:
+        if job.state == "failed":
+            print(f"failed: {job.name}: {job.reason}")
+    endings = {
+        "budget": "stopped: the budget does not allow another run; a larger --budget goes on",
+        "interrupted": "interrupted: the same command goes on",
+        "failed": "stopped: runs failed; the same command tries them again",
+    }
+    decided = sum(q.decided for q in outcome.questions)
+    print(
+        f"{decided} of {len(outcome.questions)} questions decided"
+        + (f"; {endings[outcome.stopped]}" if outcome.stopped else "")
+    )
+
+
+def _facts(outcome: DecideOutcome) -> dict[str, Any]:
+    return {
+        "questions": [q.to_dict() for q in outcome.questions],
+        "stopped": outcome.stopped,
+        "spent_seconds": outcome.look.spent_seconds,
+        "runs": [
+            {"id": j.config.id, "seed": j.config.seed, "state": j.state, "reason": j.reason}
+            | {"folder": str(j.folder)}
+            for j in outcome.jobs
+        ],
+    }

@@ -1,0 +1,96 @@
+"""What a study still needs before its questions are answered: runs, hours and disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from oelm.analysis.sequential import MIN_SEEDS
+from oelm.errors import UsageError
+from oelm.experiments.decide.look import Design, Look
+from oelm.experiments.decide.loop import run_seconds
+from oelm.experiments.decide.next_runs import ArmKey
+from oelm.experiments.plan import Plan, estimate
+from oelm.units import duration_text
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Runs and seconds of training that are still to come, without tuning trials, and their disk space."""
+
+    least_runs: int  # if the first look at each question closes it
+    expected_runs: int | None  # if each question takes as many seeds as predicted; None = not all are known
+    most_runs: int  # if every question takes the maximum of seeds
+    least_seconds: float | None
+    expected_seconds: float | None
+    most_seconds: float | None
+    disk_bytes: int | None  # with `most_runs`, while checkpoints of finished runs are kept
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def plans_of(design: Design, root: Path | str) -> dict[ArmKey, Plan]:
+    """Return the plan of one run of every arm. Arms that differ only in their method share an estimate."""
+    known: dict[tuple[object, ...], Plan] = {}
+    found = {}
+    for key, config in design.by_arm().items():
+        alike = (config.task, config.data, config.model, config.budget)
+        if alike not in known:
+            known[alike] = estimate(config, root)
+        found[key] = known[alike]
+    return found
+
+
+def guessed_seconds(plans: Mapping[ArmKey, Plan]) -> dict[ArmKey, float]:
+    return {key: plan.seconds for key, plan in plans.items() if plan.seconds}
+
+
+def forecast(design: Design, look: Look, plans: Mapping[ArmKey, Plan]) -> Forecast:
+    """Return what the open questions still need."""
+    seconds = run_seconds(design, look.seconds, guessed_seconds(plans))
+    timed = bool(look.seconds) or all(plan.seconds for plan in plans.values())
+    least, most, expected = ({}, {}, {})  # type: tuple[dict[ArmKey, int], dict[ArmKey, int], dict[ArmKey, int]]
+    predicted = True
+    for q in look.questions:
+        if not q.is_open:
+            continue
+        predicted = predicted and q.expected is not None
+        for arm in (q.arm, q.reference):
+            have = sum(seed in arm.ended for seed in look.seeds)
+            for counts, wanted in (
+                (least, max(MIN_SEEDS, q.n + 1)),
+                (expected, q.expected or design.max_seeds),
+                (most, design.max_seeds),
+            ):
+                counts[arm.key] = max(counts.get(arm.key, 0), wanted - have)
+
+    def total(counts: Mapping[ArmKey, int]) -> float | None:
+        return sum(n * seconds[key] for key, n in counts.items()) if timed else None
+
+    sizes = [plans[key].disk_bytes for key in most]
+    disk = sum((size or 0) * n for size, n in zip(sizes, most.values(), strict=True)) if all(sizes) else None
+    return Forecast(
+        sum(least.values()),
+        sum(expected.values()) if predicted else None,
+        sum(most.values()),
+        total(least),
+        total(expected) if predicted else None,
+        total(most),
+        disk,
+    )
+
+
+def check_budget(budget: float, design: Design, look: Look, plans: Mapping[ArmKey, Plan]) -> None:
+    """Raise a UsageError if the budget is shorter than one run of some arm with an open question."""
+    seconds = {**guessed_seconds(plans), **look.seconds}
+    for q in look.questions:
+        for arm in (q.arm, q.reference):
+            time = seconds.get(arm.key)
+            if q.is_open and time is not None and time > budget:
+                raise UsageError(
+                    f"--budget {duration_text(budget)} is shorter than one run of {arm.id}, which takes "
+                    f"about {duration_text(time)}; give a larger budget or a smaller --scale"
+                )

@@ -1,0 +1,126 @@
+"""Read the run folders of a study and answer its questions. Nothing is written, and nothing else is read."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from oelm.analysis.arms import Arm, Planned
+from oelm.analysis.load import PENDING, Loaded, LoadedRun, load_runs
+from oelm.analysis.questions import RULES, Question, answer_questions
+from oelm.config.diff import diff_lines
+from oelm.config.run_config import RunConfig
+from oelm.errors import UsageError
+from oelm.experiments.decide.next_runs import ArmKey
+from oelm.runs.folder import RunFolder
+from oelm.runs.layout import run_path
+from oelm.runs.scan import study_names
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is decided, and how: fixed before the first run, because the error rate depends on it."""
+
+    configs: tuple[RunConfig, ...]  # one per arm, with any seed; learning rates are those to train with
+    max_seeds: int = 20
+    rules: tuple[str, ...] = RULES
+    planned: Planned | None = None  # the catalogued experiments
+    trial_seeds: tuple[int, ...] = ()  # seeds of tuning trials, which are not used for runs
+
+    def by_arm(self) -> dict[ArmKey, RunConfig]:
+        return {(c.study, c.scale, c.id): c for c in self.configs}
+
+
+@dataclass(frozen=True)
+class Look:
+    """The questions of a study with their present answers, and what the runs took so far."""
+
+    questions: tuple[Question, ...]
+    seeds: tuple[int, ...]  # all seeds in the order in which they are looked at, at most `max_seeds`
+    seconds: Mapping[ArmKey, float]  # mean time of one finished run; arms without one are missing
+    spent_seconds: float  # time of all runs and tuning trials of these arms
+
+
+def look_at(design: Design, root: Path | str) -> Look:
+    """Return what the run folders below `root` say about the questions of a study."""
+    loaded = _load(root, {c.study for c in design.configs})
+    return look_at_runs(design, loaded)
+
+
+def look_at_runs(design: Design, loaded: Loaded) -> Look:
+    """Return what runs say about the questions of a study. The result depends on nothing else."""
+    arms = [_arm(config, loaded, design.planned or {}) for config in design.configs]
+    for arm in arms:
+        _check_same_design(arm, design.max_seeds)
+    existing = {r.seed for arm in arms for r in arm.runs if r.state != PENDING}
+    seeds = seed_order(existing, design.max_seeds, design.trial_seeds)
+    questions = answer_questions(arms, seeds, design.max_seeds, design.rules)
+    own = {arm.key for arm in arms}
+    trials = [t for t in loaded.trials if (t.config.study, t.config.scale, t.id) in own]
+    runs = [r for arm in arms for r in arm.runs if r.state != PENDING]
+    return Look(
+        tuple(questions),
+        tuple(seeds),
+        {arm.key: float(np.mean(times)) for arm in arms if (times := _times(arm.finished))},
+        sum(_times([*runs, *trials])),
+    )
+
+
+def seed_order(existing: Iterable[int], count: int, trial_seeds: Collection[int] = ()) -> list[int]:
+    """Return `count` seeds: those that exist already, in order, then the numbers that follow.
+
+    >>> seed_order([], 4), seed_order([1, 2, 5], 5), seed_order([], 3, trial_seeds=[0, 1])
+    ([0, 1, 2, 3], [1, 2, 5, 6, 7], [2, 3, 4])
+    """
+    known = sorted(set(existing) - set(trial_seeds))
+    following = (s for s in itertools.count(known[-1] + 1 if known else 0) if s not in trial_seeds)
+    return [*known, *itertools.islice(following, max(0, count - len(known)))][:count]
+
+
+def _load(root: Path | str, studies: set[str]) -> Loaded:
+    present = studies & set(study_names(root)) if Path(root).is_dir() else set()
+    return load_runs(root, present) if present else Loaded(Path(root), (), (), [])
+
+
+def _arm(config: RunConfig, loaded: Loaded, planned: Planned) -> Arm:
+    """Return the arm with its runs, or with one pending run if it has none."""
+    key = (config.study, config.scale, config.id)
+    runs = [r for r in loaded.runs if (r.config.study, r.config.scale, r.id) == key]
+    if not runs:
+        reader = RunFolder(run_path(loaded.root, config))
+        runs = [LoadedRun(reader, config, PENDING, "", 0, 0, None, [])]
+    return Arm(tuple(sorted(runs, key=lambda r: r.seed)), planned.get(config.id, {}))
+
+
+def check_settings(design: Design, root: Path | str) -> None:
+    """Raise a UsageError if a run of these arms was trained with other settings than the design's."""
+    wanted = design.by_arm()
+    for run in _load(root, {c.study for c in design.configs}).runs:
+        config = wanted.get((run.config.study, run.config.scale, run.id))
+        lines = diff_lines(run.config, replace(config, seed=run.seed)) if config else []
+        if lines:
+            listed = "\n".join(lines)
+            raise UsageError(
+                f"{run.path} was run with other settings (in the folder -> requested):\n{listed}\n"
+                "Give the same settings, or store new runs under another study name with --as NAME."
+            )
+
+
+def _check_same_design(arm: Arm, max_seeds: int) -> None:
+    others = {r.config.compare.max_seeds for r in arm.runs} - {0, max_seeds}
+    if others:
+        raise UsageError(
+            f"{arm.id}: its runs were started with --max-seeds {max(others)}. Changing it after looking at "
+            f"results would invalidate the error rate: use --max-seeds {max(others)}, or store new runs "
+            "under another study name with --as NAME"
+        )
+
+
+def _times(runs: Sequence[LoadedRun]) -> list[float]:
+    times = [run.timing.total_wall_time for run in runs]
+    return [t for t in times if t is not None and math.isfinite(t)]

@@ -1,0 +1,184 @@
+"""The loop of `oelm decide`: look at the runs, choose the next ones, train them, look again.
+
+All state is in the run folders. The loop keeps nothing that a restart would need, so the same command goes
+on after it was killed at any moment, and ends with the same decisions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from oelm.analysis.questions import Question, QuestionKey
+from oelm.config.run_config import RunConfig
+from oelm.errors import UsageError
+from oelm.experiments.decide.look import Design, Look, check_settings, look_at
+from oelm.experiments.decide.next_runs import ArmKey, RunKey, missing_runs, next_runs
+from oelm.experiments.launch.jobs import Job, Launcher, make_jobs
+from oelm.files.locks import Lock, holder_name
+from oelm.units import duration_text
+
+Say = Callable[[str], None]
+EXIT_UNDECIDED = 3  # at least one question has no verdict: out of budget, given up, or not comparable
+
+
+@dataclass
+class DecideOutcome:
+    """How a study ended: its questions, the runs that were started, and why it stopped."""
+
+    look: Look
+    jobs: list[Job] = field(default_factory=list)
+    stopped: str = ""  # "" if every question is closed; "budget", "interrupted" or "failed"
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        return self.look.questions
+
+
+class StudyLock(Lock):
+    """Context manager that keeps a second `oelm decide` away from a study; raises Busy at once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / ".decide.lock", patience=0.0)
+
+    def _busy(self) -> str:
+        return (
+            f"another `oelm decide` works on {self.path.parent}: {holder_name(self.path)}. Wait for it, or "
+            "stop it first; nothing was changed"
+        )
+
+
+def lock_studies(design: Design, root: Path | str) -> ExitStack:
+    """Return the held locks of all study folders of a design."""
+    with ExitStack() as stack:
+        for study in sorted({c.study for c in design.configs}):
+            stack.enter_context(StudyLock(Path(root) / study))
+        return stack.pop_all()
+
+
+def require_questions(look: Look, design: Design) -> None:
+    """Raise a UsageError if nothing could be decided."""
+    for q in look.questions:
+        if q.rule.name == "non-inferior" and q.rule.margins == (0.0,):
+            raise UsageError(
+                f"{q.arm.id} against {q.reference.id}: with a margin of zero no number of seeds shows that "
+                "an arm is not worse if both are equal; give a margin above 0, or ask whether it is superior"
+            )
+    if not look.questions:
+        named = ", ".join(c.id for c in design.configs)
+        raise UsageError(
+            f"there is no question to decide about {named}: name at least one frozen experiment that has a "
+            "baseline or a control (`oelm list` shows them), and check --rules"
+        )
+
+
+def decide_study(
+    design: Design,
+    root: Path | str,
+    launcher: Launcher,
+    *,
+    width: int,
+    budget: float = float("inf"),
+    guess: Mapping[ArmKey, float] | None = None,
+    say: Say = print,
+) -> DecideOutcome:
+    """Train seeds until every question is closed, the budget is spent, or the user stops the launcher.
+
+    width: how many runs the launcher trains at the same time
+    budget: seconds of training, summed over all runs and tuning trials of these arms, also earlier ones
+    guess: expected seconds of one run, used for arms without a finished run
+    """
+    check_settings(design, root)
+    failed: set[RunKey] = set()
+    jobs: list[Job] = []
+    told: dict[QuestionKey, tuple[str, int]] = {}
+    while True:
+        look = look_at(design, root)
+        require_questions(look, design)
+        _tell(look, told, say)
+        seconds = run_seconds(design, look.seconds, guess or {})
+        left = budget - look.spent_seconds
+        batch = next_runs(look.questions, look.seeds, seconds, width=width, most_seconds=left, failed=failed)
+        if not batch:
+            return DecideOutcome(look, jobs, _why_stopped(look, failed))
+        ended = list(launcher.launch(make_jobs(_configs(design, batch), root)))
+        jobs += ended
+        failed |= {(_key(job.config), job.config.seed) for job in ended if job.state == "failed"}
+        if any(not job.ended for job in ended):
+            return DecideOutcome(look_at(design, root), jobs, "interrupted")
+
+
+def run_seconds(
+    design: Design, measured: Mapping[ArmKey, float], guess: Mapping[ArmKey, float]
+) -> dict[ArmKey, float]:
+    """Return the expected time of a run of every arm: measured, else the mean of the others, else a guess."""
+    mean = sum(measured.values()) / len(measured) if measured else 0.0
+    return {key: measured.get(key) or mean or guess.get(key) or 1.0 for key in design.by_arm()}
+
+
+def exit_code(outcome: DecideOutcome) -> int:
+    """Return 0 if every question is decided, 1 if runs failed, 75 if interrupted, else 3."""
+    if outcome.stopped == "interrupted":
+        return 75
+    if outcome.stopped == "failed":
+        return 1
+    return 0 if all(q.decided for q in outcome.questions) else EXIT_UNDECIDED
+
+
+def _configs(design: Design, batch: Sequence[RunKey]) -> list[RunConfig]:
+    configs = design.by_arm()
+    return [
+        replace(configs[arm], seed=seed, compare=replace(configs[arm].compare, max_seeds=design.max_seeds))
+        for arm, seed in batch
+    ]
+
+
+def _key(config: RunConfig) -> ArmKey:
+    return config.study, config.scale, config.id
+
+
+def _why_stopped(look: Look, failed: set[RunKey]) -> str:
+    waiting = [set(missing_runs(q, look.seeds)) for q in look.questions if q.is_open]
+    if any(runs & failed for runs in waiting):
+        return "failed"
+    return "budget" if waiting else ""
+
+
+def _tell(look: Look, told: dict[QuestionKey, tuple[str, int]], say: Say) -> None:
+    """Print each question that was closed since the last look, and one line about the others."""
+    for q in look.questions:
+        now = (q.state, q.n)
+        if not q.is_open and told.get(q.key) != now:
+            told[q.key] = now
+            say(describe(q))
+    states = Counter("open" if q.is_open else "decided" if q.decided else q.state for q in look.questions)
+    counted = ", ".join(f"{n} {state}" for state, n in states.items())
+    say(f"{len(look.questions)} questions: {counted}; {duration_text(look.spent_seconds)} of training so far")
+
+
+def describe(q: Question) -> str:
+    """Return a question and its present answer in one line."""
+    pair = f"{q.arm.id} against {q.reference.id} ({q.kind}), {q.rule.name}"
+    if q.decided:
+        return f"{pair}: {q.state}, stopped at n = {q.n} by the sequential rule; {estimate_text(q)}"
+    if q.is_open:
+        expected = f"about {q.expected} seeds expected" if q.expected else "no prediction yet"
+        return f"{pair}: open at n = {q.n}; {estimate_text(q)}; {expected}"
+    return f"{pair}: {q.state} at n = {q.n}: {q.why}"
+
+
+def estimate_text(q: Question) -> str:
+    """Return the difference and its interval with their units."""
+    e = q.estimate
+    if e is None or e.interval is None:
+        return "no interval yet"
+    if q.rule.name == "scenario":
+        value, (low, high), unit = e.value, e.interval, " points"
+    else:
+        value, low, high = (100 * math.expm1(x) for x in (e.value, *e.interval))
+        unit = " %"
+    return f"{value:+.2f}{unit} ({100 * e.level:.1f} % interval {low:+.2f} to {high:+.2f}{unit})"
