@@ -195,26 +195,29 @@ def time_left(runs: Iterable[RunInfo], _: Translator) -> str:
 
 
 def study(board: Board, name: str, chosen: str, _: Translator) -> dict[str, Any] | None:
-    """Return the page of a study with the curves of the group `chosen`; None if there is no such study."""
+    """Return the page of a study, about the group of arms `chosen`; None if there is no such study.
+
+    Runs that belong to no group, for example because they cannot be read, are on the page of every group.
+    """
     runs = {key: run for key, run in board.runs.items() if run.study == name}
     if not runs:
         return None
     groups = arm_groups(board, name)
     group = chosen if chosen in groups else next(iter(groups), "")
-    rows = sorted(
-        (run_row(key, run, _) for key, run in runs.items() if not run.trial),
-        key=lambda row: STATES.index(row.state),
-    )
     arms = groups.get(group, [])
+    asked = [q for q in questions(board, name) if q.arm in arms]
+    of_others = {key for other, found in groups.items() if other != group for key in _keys(board, found)}
+    listed = {key: run for key, run in runs.items() if not run.trial and key not in of_others}
+    rows = [run_row(key, run, _) for key, run in listed.items()]
     return {
         "card": _card(board, name, runs, _, most=0),
-        "forests": forests(questions(board, name), _),
-        "waiting": [_(q.title) for q in questions(board, name) if q.comparison is None],
+        "forests": forests(asked, _),
+        "waiting": [_(q.title) for q in asked if q.comparison is None],
         "groups": [(key, _group_title(found[0], _)) for key, found in groups.items()],
         "group": group,
         "charts": charts(measured(board, _keys(board, arms)), 2, _),
         "arms": [_arm_row(arm, _) for arm in arms],
-        "runs": rows,
+        "runs": sorted(rows, key=lambda row: STATES.index(row.state)),
         "trials": sum(bool(run.trial) for run in runs.values()),
     }
 

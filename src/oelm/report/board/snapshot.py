@@ -46,7 +46,7 @@ class Board:
         self.planned = planned
         self.problem = ""  # why the runs folder cannot be scanned
         self.verdicts = Verdicts()
-        self.progress: Progress | None = None  # of the analysis, while it runs
+        self.progress: Progress | None = None  # of the first analysis, while it runs
         self._scanned = -_MAX_AGE
         self._cache = ScanCache()
         self._loaded: dict[str, tuple[object, LoadedRun | None]] = {}
@@ -85,7 +85,6 @@ class Board:
         states = {key: content for key, (_run, content) in self._contents.items()}
         if states != self._analysed and (self._thread is None or not self._thread.is_alive()):
             self._analysed = states
-            self.progress = Progress(0, len(states))
             self._thread = threading.Thread(target=self._analyse, args=(dict(self.runs), states), daemon=True)
             self._thread.start()
 
@@ -96,6 +95,12 @@ class Board:
             self._thread.join()
 
     def _analyse(self, runs: Mapping[str, RunInfo], states: Mapping[str, object]) -> None:
+        try:
+            self._compare(runs, states)
+        finally:
+            self.progress = None
+
+    def _compare(self, runs: Mapping[str, RunInfo], states: Mapping[str, object]) -> None:
         warnings: list[LoadWarning] = []
         found = []
         for number, (key, run) in enumerate(runs.items()):
@@ -104,12 +109,12 @@ class Board:
                 known = states[key], _read(run, warnings)
                 self._loaded[key] = known
             found.append(known[1])
-            self.progress = Progress(number, len(runs))
+            self.progress = None if self.verdicts.arms else Progress(number, len(runs))
         loaded = collect(self.root, found, warnings)
-        self.verdicts = Verdicts(gather_arms(loaded.runs, self.planned))  # curves need no comparisons
+        if not self.verdicts.arms:  # the first curves need not wait for the comparisons
+            self.verdicts = Verdicts(gather_arms(loaded.runs, self.planned))
         made = compare_all(loaded, self.planned)
         self.verdicts = Verdicts(made.arms, all_questions(made, loaded.trials))
-        self.progress = None
 
     def metrics(self, key: str) -> RunMetrics:
         """Return the measurements of a run, after reading what has been appended to its files."""

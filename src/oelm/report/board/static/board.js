@@ -76,9 +76,6 @@
   }
 
   for (const element of document.querySelectorAll("[data-live]")) contents.set(element.id, element.innerHTML);
-  for (const select of document.querySelectorAll("[data-submit]")) {
-    select.addEventListener("change", () => select.form.submit());
-  }
   for (const select of document.querySelectorAll("[data-measurement]")) {
     select.addEventListener("change", () => {
       const figure = select.closest("figure");

@@ -3,7 +3,11 @@
 "use strict";
 (() => {
   const COLOURS = 8;
+  const MOST_BANDS = 4;  // with more lines, intervals hide each other: they appear with the seeds
   const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 2], [3, 2, 1, 2], [1, 2], [12, 6]];
+
+  // After the last colour, the dashes shift against the colours, so that 64 lines differ.
+  function dash(line) { return DASHES[(line + 3 * Math.floor(line / COLOURS)) % DASHES.length]; }
 
   function element(tag, properties = {}, ...children) {
     const made = document.createElement(tag);
@@ -114,7 +118,7 @@
       const series = roles.map(({ kind, line }) => {
         if (kind === "x") return { label: this.data.words.step };
         const hue = colour(`--arm-${line % COLOURS}`);
-        if (kind === "mean") return { stroke: hue, width: 2, dash: DASHES[line % DASHES.length], spanGaps: true, points: { show: table[0].length < 40, size: 5, fill: hue } };
+        if (kind === "mean") return { stroke: hue, width: 2, dash: dash(line), spanGaps: true, points: { show: table[0].length < 40, size: 5, fill: hue } };
         if (kind === "seed") return { stroke: withAlpha(hue, 0.55), width: 1, spanGaps: true, show: false, points: { show: false } };
         return { stroke: "transparent", width: 0, spanGaps: true, points: { show: false } };
       });
@@ -161,14 +165,14 @@
       }));
     }
 
-    // Show the seeds of the chosen lines and of the line that is pointed at, and let the others fade.
+    // Show the seeds and intervals of the chosen lines and of the line that is pointed at; let the others fade.
     emphasise() {
       const strong = new Set(this.chosen);
       if (this.pointed !== null) strong.add(this.pointed);
       this.uplot.batch(() => this.roles.forEach(({ kind, line }, i) => {
         if (kind === "x") return;
         const series = this.uplot.series[i];
-        const show = kind !== "seed" || strong.has(line);
+        const show = kind === "mean" || strong.has(line) || (kind !== "seed" && this.data.lines.length <= MOST_BANDS);
         if (series.show !== show) this.uplot.setSeries(i, { show });
         series.alpha = strong.size === 0 || strong.has(line) ? 1 : 0.2;
       }));
@@ -192,7 +196,8 @@
       const values = this.legend.querySelectorAll(".value");
       lines.forEach((line, i) => {
         const place = at ?? lastIndex(line.mean);
-        if (values[i]) values[i].textContent = place < 0 ? "–" : `${shown(line.mean[place])} (n = ${line.n[place]})`;
+        const seeds = line.seeds.length > 1 && place >= 0 ? ` (n = ${line.n[place]})` : "";
+        if (values[i]) values[i].textContent = place < 0 ? "–" : shown(line.mean[place]) + seeds;
       });
       this.readout.textContent = steps.length === 0 ? words.empty : `${words.step} ${steps[at ?? steps.length - 1]}`;
     }
@@ -236,7 +241,7 @@
   function swatch(i) {
     const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-    for (const [name, value] of Object.entries({ x1: 0, x2: 28, y1: 6, y2: 6, "stroke-dasharray": DASHES[i % DASHES.length].join(" ") })) line.setAttribute(name, value);
+    for (const [name, value] of Object.entries({ x1: 0, x2: 28, y1: 6, y2: 6, "stroke-dasharray": dash(i).join(" ") })) line.setAttribute(name, value);
     svg.setAttribute("class", "swatch");
     svg.setAttribute("aria-hidden", "true");
     svg.append(line);
