@@ -38,7 +38,6 @@ _HOME = {
 __all__ = ["__version__", "methods", *_HOME]
 
 if TYPE_CHECKING:
-    from oelm import methods as methods
     from oelm.errors import OelmError as OelmError
     from oelm.methods.apply import Applied as Applied
     from oelm.methods.apply import apply as apply
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from oelm.methods.callback import OELMCallback as OELMCallback
     from oelm.methods.method import Method as Method
     from oelm.methods.param_groups import param_groups as param_groups
+    from oelm.methods.presets import methods as methods
     from oelm.methods.presets import register_method as register_method
     from oelm.methods.preview import Preview as Preview
     from oelm.methods.preview import preview as preview
@@ -59,12 +59,21 @@ if TYPE_CHECKING:
     from oelm.methods.saving.save import save as save
 
 
-def __getattr__(name: str) -> Any:
-    if name == "methods":  # a package, and also callable: `oelm.methods()` lists the methods
-        return importlib.import_module("oelm.methods")
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'oelm' has no attribute {name!r}")
+if not TYPE_CHECKING:  # type checkers read the imports above, and report a name that is not there
+
+    def __getattr__(name: str) -> Any:
+        if name == "methods":  # a package whose call is `oelm.methods.presets.methods`, see its docstring
+            return importlib.import_module("oelm.methods")
+        if name in _HOME:
+            try:
+                return getattr(importlib.import_module(_HOME[name]), name)
+            except ModuleNotFoundError as error:
+                from oelm.errors import missing_library
+
+                if (explained := missing_library(error, f"oelm.{name}")) is None:
+                    raise
+                raise explained from None
+        raise AttributeError(f"module 'oelm' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

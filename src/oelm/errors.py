@@ -45,6 +45,32 @@ class UsageError(OelmError):
         self.field = field
 
 
+#: The extra of this package that installs each optional library, by the name under which it is imported.
+EXTRA_OF: dict[str, str] = {
+    **dict.fromkeys(("accelerate", "huggingface_hub", "transformers"), "hf"),
+    **dict.fromkeys(("jinja2", "matplotlib", "rich", "scipy", "yaml"), "report"),
+    **dict.fromkeys(("cyclopts", "datasets", "psutil", "pyarrow", "submitit", "tokenizers"), "study"),
+    **dict.fromkeys(("starlette", "uvicorn"), "board"),
+    "peft": "peft",
+}
+
+
+def missing_library(error: ModuleNotFoundError, needed_by: str) -> OelmError | None:
+    """Return the error with the pip line that installs a missing optional library; None for other modules.
+
+    >>> print(missing_library(ModuleNotFoundError(name="datasets"), "`oelm data`"))
+    `oelm data` needs datasets, which is not installed.
+    What to do: pip install 'oelm[study]'
+    """
+    library = (error.name or "").partition(".")[0]
+    if library not in EXTRA_OF:
+        return None
+    return OelmError(
+        f"{needed_by} needs {library}, which is not installed.",
+        remedy=f"pip install 'oelm[{EXTRA_OF[library]}]'",
+    )
+
+
 def unknown_name(kind: str, name: str, valid: Iterable[str], see: str = "", field: str = "") -> UsageError:
     """Return the error for a name that is not in `valid`; it suggests the nearest valid name.
 

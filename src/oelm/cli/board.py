@@ -34,13 +34,10 @@ def board(
     port
         Port on 127.0.0.1; 0 picks a free one.
     """
-    try:
-        import uvicorn
+    import uvicorn
 
-        from oelm.report.board.server import Site
-    except ModuleNotFoundError as error:
-        raise OelmError(f"`oelm board` needs the package {error.name}: pip install 'oelm[board]'") from None
     from oelm.experiments.catalogue import planned_configs
+    from oelm.report.board.server import Site
     from oelm.report.board.snapshot import Board
 
     load_catalogues(catalogue)

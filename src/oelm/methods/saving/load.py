@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from oelm.errors import OelmError
+from oelm.errors import OelmError, missing_library
 from oelm.files.checksums import find_damage
 from oelm.methods.install import install
 from oelm.methods.reading.select import Selection
@@ -152,7 +152,10 @@ def _model_class(folder: Path, metadata: Metadata) -> Any:
         )
     try:
         cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):
+    except (ImportError, AttributeError) as error:
+        needs = f"loading {folder}"
+        if isinstance(error, ModuleNotFoundError) and (missing := missing_library(error, needs)):
+            raise missing from None
         raise OelmError(
             f"{folder} holds a {module}.{name}, which the installed version of the library does not have"
         ) from None

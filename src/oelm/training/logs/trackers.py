@@ -102,4 +102,4 @@ def open_trackers(names: tuple[str, ...], config: RunConfig, folder: Path, step:
 
 
 def _not_installed(name: str) -> UsageError:
-    return UsageError(f"the tracker '{name}' is not installed: pip install -e '.[{name}]'")
+    return UsageError(f"the tracker '{name}' is not installed: pip install 'oelm[{name}]'")
