@@ -445,7 +445,9 @@ def test_architectures(tmp_path, model, kind):
     assert arm.architecture == kind
 
 
-def goal_cells(root: Path, plus: float, control: float, init: float, rope: float, plain: float) -> list[str]:
+def goal_cells(
+    root: Path, plus: float, control: float, bias: float, init: float, rope: float, plain: float
+) -> list[str]:
     """The cells of the frozen arm in the table of goals; seeds differ by about 0.1 %."""
     rotary = replace(lm_config().model, position="rope")
 
@@ -458,12 +460,13 @@ def goal_cells(root: Path, plus: float, control: float, init: float, rope: float
 
     write("GPT-01", "baseline", plain, lm_config().model, "")
     write("R-BASE", "baseline", rope, rotary, "GPT-01")
+    write("R-BIAS", "baseline-bias", bias, rotary, "R-BASE")
     write("R-INIT", "orthogonal-init", init, rotary, "R-BASE")
     write("R-CONTROL", "trained-plus", control, rotary, "R-BASE")
     write("R-PLUS", "oelm-plus", plus, rotary, "R-BASE", "R-CONTROL")
     found = analyze(root)
     kinds = {c.kind for c in found.comparisons.made if c.arm.id == "R-PLUS"}
-    assert kinds == {"baseline", "control", "init", "plain"}
+    assert kinds == {"baseline", "control", "bias", "init", "plain"}
     table = goal_table(found, Translator())[1]
     (row,) = table.rows
     return ["".join(getattr(part, "text", part) for part in cell) for cell in row.cells]
@@ -472,21 +475,22 @@ def goal_cells(root: Path, plus: float, control: float, init: float, rope: float
 @pytest.mark.parametrize(
     ("values", "verdict"),
     [
-        ((8.0, 8.0, 8.2, 8.3, 9.0), "reached"),
-        ((8.0, 7.8, 8.2, 8.3, 9.0), "missed"),  # 2.5 % worse than its control
-        ((8.0, 8.0, 7.9, 8.3, 9.0), "missed"),  # worse than the trained init without extras
-        ((8.0, 8.0, 8.2, 8.3, 7.9), "missed"),  # worse than the plain architecture
-        ((8.0, 8.0, 8.0, 8.3, 9.0), "undecided"),  # equal to the trained init
+        ((8.0, 8.0, 8.0, 8.2, 8.3, 9.0), "reached"),
+        ((8.0, 7.8, 8.0, 8.2, 8.3, 9.0), "missed"),  # 2.5 % worse than its control
+        ((8.0, 8.0, 7.8, 8.2, 8.3, 9.0), "missed"),  # 2.5 % worse than the trained baseline with biases
+        ((8.0, 8.0, 8.0, 7.9, 8.3, 9.0), "missed"),  # worse than the trained init without extras
+        ((8.0, 8.0, 8.0, 8.2, 8.3, 7.9), "missed"),  # worse than the plain architecture
+        ((8.0, 8.0, 8.0, 8.0, 8.3, 9.0), "undecided"),  # equal to the trained init
     ],
 )
 def test_the_goal_is_met_only_if_every_interval_says_so(tmp_path, values, verdict):
     cells = goal_cells(tmp_path, *values)
     assert cells[3] == verdict
-    assert len(cells) == 8
+    assert len(cells) == 9
 
 
 def test_a_goal_needs_every_comparison_and_no_diverged_seed(tmp_path):
-    values = (8.0, 8.0, 8.2, 8.3, 9.0)
+    values = (8.0, 8.0, 8.0, 8.2, 8.3, 9.0)
     goal_cells(tmp_path / "a", *values)
     for folder in (tmp_path / "a").rglob("R-INIT"):
         shutil.rmtree(folder)

@@ -99,6 +99,24 @@ def test_generate_is_the_same_for_the_same_seed(root: Path, capsys: pytest.Captu
     assert main(["generate", "gpt-02", "--runs", str(root), "--prompt", ""]) == 2
 
 
+def test_probe_of_frozen_and_of_trained_projections(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["probe", "GPT-02", "--runs", str(root)]) == 0
+    text = capsys.readouterr().out
+    assert "Share of the constant part" in text
+    assert "cut to a rank" not in text  # frozen matrices have learned nothing
+    runs = ["--scale", "smoke", "--seed", "0", "--runs", str(tmp_path / "runs")]
+    assert main(["train", "DEMO-LM-baseline", *runs]) == 0
+    capsys.readouterr()
+    assert main(["probe", "DEMO-LM-baseline", "--rows", "8", *runs, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    layers = len(facts["constant"])
+    assert layers == len(facts["by_distance"]) == len(facts["undone"]) == 2
+    assert facts["truncation"]["0"] != 0
+    assert facts["truncation"]["32"] == pytest.approx(0, abs=1e-4)  # the full rank of width 32
+
+
 @pytest.mark.slow
 def test_export_loads_in_transformers_with_the_same_logits(
     root: Path, folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]

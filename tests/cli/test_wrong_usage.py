@@ -132,6 +132,7 @@ bench --batch 0
 bench --device tpu
 generate
 export
+probe
 clean --study nowhere
 archive pack
 archive nonsense

@@ -1,9 +1,9 @@
 """Decide from several comparisons whether freezing a language model loses nothing.
 
 This goal is stricter than the 5 % target. The perplexity must be at most 1 % above that of the same
-architecture with trained Q/K (the control), and lower than that of every trained model that a user could
-choose instead. The goal is met if every confidence interval shows this, missed if one interval shows the
-opposite, and otherwise undecided.
+architecture with trained Q/K (the control) and of the trained baseline with the same biases, and lower than
+that of every other trained model that a user could choose instead. The goal is met if every confidence
+interval shows this, missed if one interval shows the opposite, and otherwise undecided.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from oelm.analysis.guards import undecidable
 from oelm.analysis.pairs import TRAINED_INIT, Kind, find_arm
 from oelm.analysis.verdict import BETTER, MET, MISSED, PPL_GOAL, UNDECIDED, WORSE, Verdict, decide
 
-REFERENCES: tuple[Kind, ...] = ("control", "init", "baseline", "plain")
+REFERENCES: tuple[Kind, ...] = ("control", "bias", "init", "baseline", "plain")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +58,8 @@ def goals(comparisons: Comparisons) -> list[Goal]:
 def _required(arm: Arm, arms: Sequence[Arm]) -> list[Kind]:
     """Return the kinds of comparison that the goal of this arm needs."""
     required: list[Kind] = ["control", "baseline"]
+    if arm.method.bias:
+        required.append("bias")
     if arm.method.control != TRAINED_INIT:  # otherwise the control is the same comparison
         required.append("init")
     baseline = find_arm(arms, arm, arm.config.compare.baseline)
@@ -70,7 +72,7 @@ def _outcome(c: Comparison) -> str:
     """Return whether one comparison meets or misses its part of the goal, or leaves it undecided."""
     if c.ratio is None or c.caveats:
         return UNDECIDED
-    if c.kind == "control":
+    if c.kind in ("control", "bias"):
         outcome = decide(PPL_GOAL, c.ratio, withhold=undecidable(c.arm, c.reference)).outcome
     else:
         outcome = {BETTER: MET, WORSE: MISSED}.get(c.sign.outcome, UNDECIDED)

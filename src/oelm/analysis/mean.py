@@ -17,7 +17,7 @@ from oelm.analysis.compare import Comparison, Comparisons
 from oelm.analysis.statistics import Estimate, difference, t_quantile, z_quantile
 from oelm.analysis.verdict import ACCURACY_SIGN, ACCURACY_TARGET, PPL_SIGN, PPL_TARGET, Verdict, decide
 
-KINDS = ("baseline", "control", "orthogonality")
+KINDS = ("baseline", "control", "bias", "orthogonality")
 
 
 @dataclass(frozen=True, eq=False)

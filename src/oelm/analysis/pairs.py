@@ -3,6 +3,7 @@
 baseline        the baseline named in the arm's config: shows the total cost or gain of the method
 control         the same architecture and init with trained Q/K: shows the cost of freezing alone
 orthogonality   frozen Gaussian rows of the same norm: shows the effect of frozen orthonormal rows
+bias            the trained baseline with the same biases on q and k, for arms that have such biases
 init            the same model without extras, with orthonormal init and trained Q/K
 plain           the baseline of the arm's baseline, which is a simpler architecture
 """
@@ -17,8 +18,9 @@ from oelm.analysis.arms import Arm
 from oelm.methods.method import Method
 from oelm.methods.presets import find_method
 
-Kind = Literal["baseline", "control", "orthogonality", "init", "plain"]
+Kind = Literal["baseline", "control", "orthogonality", "bias", "init", "plain"]
 TRAINED_INIT = "orthogonal-init"  # the method with orthonormal init and trained Q/K
+TRAINED_BIAS = "baseline-bias"  # the baseline with biases on q and k
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,17 @@ def _orthogonality_pairs(arms: Sequence[Arm]) -> Iterator[Pair]:
 
 
 def _no_loss_pairs(arms: Sequence[Arm]) -> Iterator[Pair]:
-    """Yield the "init" and "plain" pairs of frozen language models, which `goal.py` needs."""
+    """Yield the "bias", "init" and "plain" pairs of frozen language models, which `goal.py` needs."""
     for arm in arms:
         if not arm.is_frozen_language_model or not arm.config.compare.control:
             continue
+        references: dict[Kind, str] = {"bias": TRAINED_BIAS} if arm.method.bias else {}
         if arm.method.control != TRAINED_INIT:
+            references["init"] = TRAINED_INIT
+        for kind, name in references.items():
             for other in arms:
-                if _same_model(arm, other) and other.method == find_method(TRAINED_INIT):
-                    yield Pair("init", arm, other.id, other)
+                if _same_model(arm, other) and other.method == find_method(name):
+                    yield Pair(kind, arm, other.id, other)
         baseline = find_arm(arms, arm, arm.config.compare.baseline)
         plain = find_arm(arms, arm, baseline.config.compare.baseline) if baseline else None
         if plain is not None:

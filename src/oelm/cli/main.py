@@ -155,6 +155,11 @@ COMMANDS: dict[str, Command] = {
         "Write a trained model as a folder that transformers loads.",
         ("oelm export GPT-02 --scale mini --to hf -o exported/gpt-02",),
     ),
+    "probe": Command(
+        "oelm.cli.probe:probe", _RESULTS,
+        "Look into the queries and keys of a trained language model: constant part, distances, rank.",
+        ("oelm probe GAP-TS-baseline-rope --scale mini --data-dir data",),
+    ),
     "bench": Command(
         "oelm.cli.bench:bench", _FILES,
         "Measure step time, memory and FLOPs of each method on this machine.",

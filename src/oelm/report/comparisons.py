@@ -176,6 +176,7 @@ def goal_table(analysis: Analysis, _: Translator) -> list[Block]:
     """Return the table of language models that shows which frozen arms reach the 1 % goal; [] without any."""
     columns = {
         "control": _("Against control"),
+        "bias": _("Against baseline with biases"),
         "init": _("Against trained orthonormal init"),
         "baseline": _("Against baseline"),
         "plain": _("Against plain architecture"),
@@ -190,13 +191,16 @@ def goal_table(analysis: Analysis, _: Translator) -> list[Block]:
     if not rows:
         return []
     about = _(
-        "The goal: a perplexity at most 1 % above the control (same architecture, trained Q/K), and below "
-        "three references: the same network without extras, trained from an orthonormal init; the baseline; "
-        "and the plain architecture that the baseline itself is compared with. The goal is reached only if "
-        "every interval agrees, and missed if one interval contradicts it."
+        "The goal: a perplexity at most 1 % above the control (same architecture, trained Q/K), at most 1 % "
+        "above the trained baseline with the same biases if the arm has biases, and below three references: "
+        "the same network without extras, trained from an orthonormal init; the baseline; and the plain "
+        "architecture that the baseline itself is compared with. The goal is reached only if every interval "
+        "agrees, and missed if one interval contradicts it."
     )
     head = (_("Data"), _("Arm"), _("Q/K trained"), _("Goal"), *(columns[kind] for kind in REFERENCES))
-    further = [c for goal in analysis.goals for c in goal.against.values() if c.kind in ("init", "plain")]
+    further = [
+        c for goal in analysis.goals for c in goal.against.values() if c.kind in ("bias", "init", "plain")
+    ]
     return [Paragraph(about), Table(head, tuple(rows), words=2, verdict=3), *notes(further, _)]
 
 

@@ -1,0 +1,107 @@
+"""`oelm probe`: look into the queries and keys of a trained language model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from oelm.cli.model import OneRun
+from oelm.cli.options import DataDir, Json
+from oelm.cli.output import print, print_json, print_table
+from oelm.cli.values import PositiveCount
+from oelm.errors import OelmError
+from oelm.runs.folder import RunFolder
+
+RANKS = (0, 1, 2, 4, 8, 16, 32)
+DISTANCES = 8
+
+
+def probe(
+    run: str,
+    /,
+    *,
+    rows: PositiveCount = 64,
+    data_dir: DataDir = "",
+    which: OneRun = OneRun(),
+    json: Json = False,
+) -> None:
+    """Print the constant part of q and k, attention by distance, and the rank that Q/K have learned.
+
+    Parameters
+    ----------
+    run
+        Run folder, or the ID of an experiment.
+    rows
+        Rows of validation text to use.
+    """
+    folder = which.folder(run)
+    if folder.config().task != "lm":
+        raise OelmError(f"{folder.path} is not a run of a language model, and only these can be probed")
+    facts = _measure(folder, rows, data_dir)
+    if json:
+        print_json(facts)
+        return
+    print(f"{folder.path}, {facts['tokens']:,} tokens of validation text, perplexity {facts['ppl']:.4g}")
+    print("\nShare of the constant part (mean over tokens) in the energy of q and k, in %:")
+    shares = [(i, *(f"{100 * row[role]:.1f}" for role in "qk")) for i, row in enumerate(facts["constant"], 1)]
+    print_table(("layer", "q", "k"), shares, indent="  ")
+    print("\nAttention weight by distance in tokens, mean over heads, in %:")
+    weights = [(i, *(f"{100 * w:.1f}" for w in row)) for i, row in enumerate(facts["by_distance"], 1)]
+    print_table(("layer", *map(str, range(DISTANCES))), weights, indent="  ")
+    if facts["truncation"]:
+        print("\nPerplexity if the learned change of W in all layers is cut to a rank, change in %:")
+        cells = [(rank, f"{100 * (math.exp(d) - 1):+.2f}") for rank, d in facts["truncation"].items()]
+        print_table(("rank", "change"), cells, indent="  ")
+        print("\nThe same for one layer at a time, cut to rank 0:")
+        alone = [(i, f"{100 * (math.exp(d) - 1):+.2f}") for i, d in enumerate(facts["undone"], 1)]
+        print_table(("layer", "change"), alone, indent="  ")
+
+
+def _measure(folder: RunFolder, rows: int, data_dir: str) -> dict[str, Any]:
+    """Return the measurements; losses are differences in nats per token to the loss of the whole model."""
+    from itertools import islice
+
+    import torch
+
+    from oelm.config.run_config import Machine
+    from oelm.methods.apply import apply
+    from oelm.methods.saving.load import load
+    from oelm.models.gpt import GPT
+    from oelm.training.measure.probe import attention_by_distance, constant_share, truncation
+    from oelm.training.prepare import prepare
+
+    config = folder.config()
+    model = load(folder.best)
+    prepared = prepare(config, Machine(data_dir=data_dir))
+    initial = prepared.model
+    assert isinstance(model, GPT)
+    assert isinstance(initial, GPT)
+    apply(initial, config.method, seed=config.seed)
+    model.eval()
+    batches = list(islice(prepared.task.eval_batches("validation", 8), -(-rows // 8)))
+    tokens = sum(batch.weight for batch in batches)
+
+    @torch.no_grad()
+    def loss() -> float:
+        return sum(float(prepared.task.loss(model, batch.tensors)) for batch in batches) / tokens
+
+    ids = torch.cat([batch.tensors["ids"] for batch in batches if batch.length == batches[0].length])
+    whole = loss()
+    cut: dict[int, float] = {}
+    undone: list[float] = []
+    if config.method.trains_qk:
+        most = min(model.config.width, max(RANKS))
+        found = truncation(model, initial, loss, [rank for rank in RANKS if rank <= most])
+        cut = {rank: value - whole for rank, value in found.items()}
+        for layer in range(model.config.layers):
+            undone.append(truncation(model, initial, loss, [0], [layer])[0] - whole)
+    return {
+        "run": str(folder.path),
+        "method": config.method.name,
+        "tokens": tokens,
+        "ppl": math.exp(whole),
+        "constant": constant_share(model, ids),
+        "by_distance": [w.mean(0).tolist() for w in attention_by_distance(model, ids, DISTANCES)],
+        "truncation": cut,
+        "undone": undone,
+    }

@@ -1,0 +1,146 @@
+"""Look into the queries and keys of a trained GPT: what biases replace, and what rank W needs.
+
+constant_share         how much of the energy of q and k is their mean over tokens
+attention_by_distance  how much attention a head pays to the token d positions back
+truncation             how the loss grows if the learned change of Q/K is cut to a low rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from oelm.models.gpt import GPT, Attention, Block, rotate
+
+Matrices = dict[tuple[int, str], Tensor]  # (layer, "q" or "k") -> weight (rows, d_in)
+ROLES = ("q", "k")
+
+
+@torch.no_grad()
+def constant_share(model: GPT, ids: Tensor) -> list[dict[str, float]]:
+    """Return, for each layer, the share of the constant part in the energy of q and of k.
+
+    The constant part is the mean over all tokens of ids (B, T), before the rotation. Its share is
+    |mean(q)|^2 / mean(|q|^2): 0 if q has no constant part, 1 if q is the same for every token.
+    """
+    shares = []
+    for attention, projected in _queries_and_keys(model, ids):
+        row = {}
+        for role, x in zip(ROLES, projected, strict=True):
+            heads = x.flatten(0, 1).unflatten(-1, (attention.num_heads, -1)).double()  # (B T, nh, hs)
+            row[role] = float(heads.mean(0).square().sum() / heads.square().sum((1, 2)).mean())
+        shares.append(row)
+    return shares
+
+
+@torch.no_grad()
+def attention_by_distance(model: GPT, ids: Tensor, distances: int = 16) -> list[Tensor]:
+    """Return, for each layer, the mean attention weight (nh, distances) on the token 0, 1, 2, ... back.
+
+    Only queries with at least `distances` visible tokens count, so that all distances have the same queries.
+    """
+    T = ids.shape[1]
+    if not 1 <= distances <= T:
+        raise ValueError(f"distances must lie between 1 and the {T} tokens of a row, not {distances}")
+    found = []
+    for attention, (q, k) in _queries_and_keys(model, ids):
+        q, k = (x.unflatten(-1, (attention.num_heads, -1)) for x in (q, k))  # (B, T, nh, hs)
+        if model.rotation is not None:
+            q, k = rotate(q, model.rotation[:T]), rotate(k, model.rotation[:T])
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+        if attention.relative_bias is not None:
+            scores = scores + attention.relative_scores(T, None)
+        hidden = torch.ones(T, T, dtype=torch.bool, device=scores.device).triu(1)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).mean(0)  # (nh, T, T)
+        queries = torch.arange(distances - 1, T, device=weights.device)
+        back = [weights[:, queries, queries - d].mean(1) for d in range(distances)]
+        found.append(torch.stack(back, dim=1))
+    return found
+
+
+def truncation(
+    model: GPT,
+    initial: GPT,
+    loss: Callable[[], float],
+    ranks: Sequence[int],
+    layers: Sequence[int] | None = None,
+) -> dict[int, float]:
+    """Return the loss for each rank to which the learned change of Q/K is cut, by singular values.
+
+    The weights become W_0 + the best approximation of W - W_0 of that rank. Rank 0 undoes what W has learned.
+
+    initial: the same model with the same method before its first step, whose weights are W_0
+    loss: computes the loss of `model`
+    layers: the layers whose Q/K are cut; None = all
+    """
+    chosen = range(len(model.blocks)) if layers is None else layers
+    learned, before = _weights(model), _weights(initial)
+    changes = {
+        key: torch.linalg.svd((w - before[key]).double(), full_matrices=False)
+        for key, w in learned.items()
+        if key[0] in chosen
+    }
+    losses = {}
+    for rank in ranks:
+        cut: Matrices = {}
+        for key, (u, s, v) in changes.items():
+            change = (u[:, :rank] * s[:rank]) @ v[:rank]
+            cut[key] = before[key] + change.to(before[key].dtype)
+        with _replaced(model, cut):
+            losses[rank] = loss()
+    return losses
+
+
+def _attentions(model: GPT) -> list[Attention]:
+    return [cast(Block, block).attn for block in model.blocks]
+
+
+def _projection(attention: Attention, role: str) -> nn.Module:
+    return cast(nn.Module, getattr(attention, role))
+
+
+def _weights(model: GPT) -> Matrices:
+    return {
+        (layer, role): cast(Tensor, _projection(attention, role).weight).detach().clone()
+        for layer, attention in enumerate(_attentions(model))
+        for role in ROLES
+    }
+
+
+@contextmanager
+def _replaced(model: GPT, weights: Matrices) -> Iterator[None]:
+    """Replace the weights of Q/K inside the with-block."""
+    attentions = _attentions(model)
+    parameters = {key: cast(Tensor, _projection(attentions[key[0]], key[1]).weight) for key in weights}
+    kept = {key: parameter.data for key, parameter in parameters.items()}
+    try:
+        for key, parameter in parameters.items():
+            parameter.data = weights[key]
+        yield
+    finally:
+        for key, parameter in parameters.items():
+            parameter.data = kept[key]
+
+
+def _queries_and_keys(model: GPT, ids: Tensor) -> list[tuple[Attention, tuple[Tensor, Tensor]]]:
+    """Return each layer's attention with its q and k (B, T, rows) for ids (B, T), before the rotation."""
+    seen: dict[nn.Module, Tensor] = {}
+    attentions = _attentions(model)
+    hooks = [
+        _projection(attention, role).register_forward_hook(lambda m, _, y: seen.__setitem__(m, y.float()))
+        for attention in attentions
+        for role in ROLES
+    ]
+    was_training = model.training
+    model.eval()
+    try:
+        model(ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(was_training)
+    return [(a, (seen[_projection(a, "q")], seen[_projection(a, "k")])) for a in attentions]
