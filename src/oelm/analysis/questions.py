@@ -106,7 +106,7 @@ def rules_of(kind: Kind, arm: Arm) -> list[Rule]:
         rules.append(PPL_TARGET if perplexity else ACCURACY_TARGET)
     if kind == "baseline" and not perplexity and arm.config.model.family == "gpt":
         rules.append(SCENARIO)
-    if kind == "control" and perplexity:
+    if kind in ("control", "bias") and perplexity:
         rules.append(PPL_GOAL)
     return [*rules, PPL_SIGN if perplexity else ACCURACY_SIGN]
 
