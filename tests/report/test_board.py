@@ -23,11 +23,13 @@ from board_server import TOKEN, BoardServer
 
 from oelm.cli.board import HOST, listen
 from oelm.errors import OelmError
+from oelm.report.board import pages
 from oelm.report.board.metrics import RunMetrics
 from oelm.report.board.snapshot import Board
+from oelm.report.translate import Translator
 from oelm.runs.folder import RunFolder
 from oelm.runs.reader import RunReader
-from oelm.runs.scan import ScanCache, scan
+from oelm.runs.scan import RunInfo, ScanCache, scan
 from oelm.runs.schema import Status
 from run_factory import lm_config, planned, write_run, write_study
 
@@ -160,6 +162,20 @@ def test_a_diverged_seed_is_shown_but_is_not_in_the_mean(tmp_path):
         assert [seed["diverged"] for seed in chart["lines"][0]["seeds"]] == [False, True]
         assert set(chart["lines"][0]["n"]) == {1}
         assert "diverged" in server.page("en/")
+
+
+def test_the_time_left_counts_runs_that_have_not_started():
+    def run(state: str, status: Status | None) -> RunInfo:
+        return RunInfo(RunFolder("x"), "s", "ID", "mini", 0, state=state, status=status)
+
+    running = Status(step=300, total_steps=400, steps_per_second=10.0, eta_seconds=10.0)
+    interrupted = Status(state="interrupted", step=200, total_steps=400)
+    runs = [run("running", running), run("running", running)]
+    _ = Translator("en")
+    assert pages.time_left(runs, _) == "about 10.0 s left"
+    runs += [run("pending", None), run("interrupted", interrupted)]
+    assert pages.time_left(runs, _) == "about 40.0 s left"  # (10 + 10 + 40 + 20) / 2
+    assert pages.time_left(runs[2:], _) == ""
 
 
 def test_an_unchanged_page_is_not_sent_again(server):

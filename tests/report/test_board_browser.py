@@ -194,6 +194,23 @@ def test_new_rows_states_and_verdicts_appear_by_themselves(browser, server):
     assert browser.console == []
 
 
+def test_charts_appear_with_the_first_measurements(browser, tmp_path):
+    folder = RunFolder(write_run(tmp_path, lm_config(), state="running"))
+    folder.write_status(status(0))
+    folder.metrics_file.write_text("", encoding="utf-8")
+    with BoardServer(tmp_path) as server:
+        browser.console.clear()
+        browser.open(f"{server.url}en/study?name=paper", width=1300)
+        wait_for(browser, "document.querySelector('.charts').textContent.includes('No measurements yet')")
+        folder.metrics_file.write_text(rows(0, 0, [20, 40]), encoding="utf-8")
+        wait_for(browser, "document.querySelector('figure.chart')?.oelmChart?.data.steps.length === 2")
+        folder.metrics_file.write_text(rows(0, 0, [20, 40, 60, 80, 100]), encoding="utf-8")
+        wait_for(browser, "[...document.querySelectorAll('option')].some(o => o.value === 'ppl')")
+        assert browser.console == []
+        browser.open("about:blank", width=1300)
+    folder.close()
+
+
 def test_hostile_names_and_logs_stay_text(browser, server):
     for page in ("overview", "study", "run", "hostile"):
         open_page(browser, server, page)

@@ -175,23 +175,22 @@ def forests(asked: Iterable[Question], _: Translator) -> list[dict[str, Any]]:
 
 
 def time_left(runs: Iterable[RunInfo], _: Translator) -> str:
-    """Return the time until all started runs have finished at the present speed, "" if none is running."""
+    """Return the time until all runs have finished at the present speed, or "" if none is running.
+
+    A run that has not started yet is taken to be as long as the running ones. As many runs as now are taken
+    to run at a time.
+    """
     runs = list(runs)
     active = [run.status for run in runs if run.state == "running" and run.status]
     left = [status.eta_seconds for status in active if status.eta_seconds is not None]
-    if not left:
-        return ""
     speeds = [status.steps_per_second for status in active if status.steps_per_second]
-    mean = sum(speeds) / len(speeds) if speeds else 0.0
-    waiting = [
-        run.status.total_steps - run.status.step
-        for run in runs
-        if run.status and run.state in ("queued", "interrupted")
-    ]
-    total = sum(left) + (sum(waiting) / mean if mean else 0.0)
-    return _(
-        "about {time} left", time=duration_text(max(*left, total / len(left)) if len(left) > 1 else total)
-    )
+    if not left or not speeds:
+        return ""
+    usual = sum(status.total_steps for status in active) / len(active)
+    later = [run.status for run in runs if run.state in ("queued", "interrupted", "pending")]
+    steps = sum(usual if status is None else status.total_steps - status.step for status in later)
+    seconds = (sum(left) + steps / (sum(speeds) / len(speeds))) / len(active)
+    return _("about {time} left", time=duration_text(max(seconds, *left)))
 
 
 def study(board: Board, name: str, chosen: str, _: Translator) -> dict[str, Any] | None:

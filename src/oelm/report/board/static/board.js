@@ -30,7 +30,27 @@
       if (focused) follow(old, focused)?.focus({ preventScroll: true });
     }
     document.title = page.title;
+    updateChoices(page);
     applyFilters();
+  }
+
+  // Charts stay, but a measurement that a run has for the first time is added to the lists of choices.
+  function updateChoices(page) {
+    const fresh = page.querySelector(".charts"), old = document.querySelector(".charts");
+    if (!fresh || !old) return;
+    const choices = old.querySelectorAll("[data-measurement]");
+    const fromServer = fresh.querySelectorAll("[data-measurement]");
+    if (choices.length !== fromServer.length) {
+      old.replaceChildren(...fresh.childNodes);
+      tags.clear();
+      return;
+    }
+    choices.forEach((select, i) => {
+      if (select.options.length === fromServer[i].options.length) return;
+      const chosen = select.value;
+      select.replaceChildren(...fromServer[i].childNodes);
+      select.value = chosen;
+    });
   }
 
   // The place of an element below another one, as indices, to give the focus back after a replacement.
@@ -76,13 +96,12 @@
   }
 
   for (const element of document.querySelectorAll("[data-live]")) contents.set(element.id, element.innerHTML);
-  for (const select of document.querySelectorAll("[data-measurement]")) {
-    select.addEventListener("change", () => {
-      const figure = select.closest("figure");
-      tags.delete(`${figure.dataset.source}&measurement=${encodeURIComponent(select.value)}`);
-      updateChart(figure);
-    });
-  }
+  document.addEventListener("change", (event) => {
+    const figure = event.target.matches("[data-measurement]") && event.target.closest("figure");
+    if (!figure) return;
+    tags.delete(`${figure.dataset.source}&measurement=${encodeURIComponent(event.target.value)}`);
+    updateChart(figure);
+  });
   for (const input of document.querySelectorAll("[data-filter]")) input.addEventListener("input", applyFilters);
   update();
 })();
