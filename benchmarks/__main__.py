@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.bench.harness import Plan
-from oelm.bench.methods import MethodsBench, Workload
+from oelm.bench.methods import DEFAULT_METHODS, MethodsBench, Workload
 from oelm.errors import OelmError
 from oelm.training.logs.manifest import machine_facts, versions
 
@@ -33,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     kinds = parser.add_subparsers(dest="kind", required=True)
 
     step = kinds.add_parser("step", help="compare a training step with nanoGPT, transformers and the Trainer")
-    step.add_argument("--methods", nargs="+", default=["baseline", "oelm-freeze", "oelm-plus"])
+    step.add_argument("--methods", nargs="+", default=list(DEFAULT_METHODS))
     step.add_argument("--peers", nargs="*", default=["nanogpt", "transformers", "trainer"])
     step.add_argument("--size", default="medium-512")
     step.add_argument("--vocabulary", type=int, default=50257)

@@ -64,12 +64,19 @@ def test_a_low_rank_adapter_of_high_rank_costs_the_full_weight_gradient():
     assert flop_model(mini[1]).saving(2, 8) == 0
 
 
+def test_ranks_by_layer_cost_what_each_rank_costs(frozen_flops):
+    full = 2 * 2 * 8 * 512 * 512  # rank 20 in the first layer: the weight gradients of q and k, for 8 tokens
+    thin = 2 * 2 * 8 * 2 * (2 * 2 * 512)  # rank 2 in each other layer: two products with each factor
+    assert step_flops("oelm-plus") - frozen_flops == full + 5 * thin
+
+
 @pytest.mark.parametrize(
     ("name", "per_token"),  # multiply-adds of one token in the extra matrices of one layer
     [
         ("oelm-conv", 2 * 4 * 512),
         ("oelm-core", 512 * 64),  # one square matrix per head of q
         ("oelm-temperature", 0),
+        ("oelm-bias", 0),
         ("oelm-relative", 0),
     ],
 )

@@ -15,7 +15,7 @@ from oelm.bench.worker import Arm
 from oelm.errors import UsageError
 from oelm.methods.presets import find_method
 
-DEFAULT_METHODS = ("baseline", "oelm-freeze", "oelm-plus")
+DEFAULT_METHODS = ("baseline", "oelm-freeze", "oelm-bias", "oelm-plus")
 AGAIN = "baseline (again)"
 GEMM_SIZE = 2048
 GEMM = "gemm"  # an arm that only multiplies matrices; it shows the peak speed of the machine
