@@ -122,8 +122,9 @@ def test_code_of_the_page_about_choosing_modules_runs(capsys: pytest.CaptureFixt
     assert all("vision_model" in n for n, p in model.named_parameters() if not p.requires_grad)
 
 
-def test_code_of_the_peft_page_runs() -> None:
+def test_code_of_the_peft_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
     model = run_blocks(HOWTO / "peft.md")["model"]
     trained = {n for n, p in model.named_parameters() if p.requires_grad}
     assert any("value.lora_A" in name for name in trained)

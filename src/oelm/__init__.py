@@ -33,6 +33,7 @@ _HOME = {
     "register_method": "oelm.methods.presets",
     "remove": "oelm.methods.remove",
     "save": "oelm.methods.saving.save",
+    "save_peft_adapter": "oelm.methods.saving.peft",
 }
 
 __all__ = ["__version__", "methods", *_HOME]
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from oelm.methods.remove import remove as remove
     from oelm.methods.saving.fold import folded_state as folded_state
     from oelm.methods.saving.load import load as load
+    from oelm.methods.saving.peft import save_peft_adapter as save_peft_adapter
     from oelm.methods.saving.save import save as save
 
 

@@ -1,8 +1,10 @@
 """PEFT before and after `oelm.apply`: LoRA, DoRA, prompt tuning; merged, unloaded and saved."""
 
+import dataclasses
+
 import pytest
 import torch
-from tiny_models import applied_model, build, faults, optimizer_of, outputs
+from tiny_models import applied_model, build, faults, optimizer_of, outputs, trained_model
 
 import oelm
 from oelm.errors import OelmError
@@ -71,9 +73,11 @@ def test_tensors_that_thaw_later_are_in_the_groups_and_train_after_the_thaw(orde
 
 
 @pytest.mark.parametrize("order", ["apply first", "peft first"])
-@pytest.mark.parametrize("end", ["merge_and_unload", "unload"])
-def test_the_record_survives_merging_and_unloading(order, end, tmp_path):
-    model = adapted(applied_model("llama") if order == "apply first" else build("llama"), "v_proj")
+@pytest.mark.parametrize(
+    ("kind", "end"), [("lora", "merge_and_unload"), ("lora", "unload"), ("dora", "merge_and_unload")]
+)
+def test_the_record_survives_merging_and_unloading(order, kind, end, tmp_path):
+    model = ADAPTERS[kind](applied_model("llama") if order == "apply first" else build("llama"))
     if order == "peft first":
         oelm.apply(model, "oelm-freeze", seed=1)
     train(model, optimizer_of(model))
@@ -83,6 +87,62 @@ def test_the_record_survives_merging_and_unloading(order, end, tmp_path):
     assert oelm.Applied(plain).seed == 1
     oelm.save(plain, tmp_path)
     assert torch.equal(outputs(oelm.load(tmp_path)), outputs(plain.eval()))
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.parametrize("order", ["apply first", "peft first"])
+def test_remove_leaves_peft_alone(kind, order):
+    model = ADAPTERS[kind](applied_model("llama") if order == "apply first" else build("llama"))
+    if order == "peft first":
+        oelm.apply(model, "oelm-freeze", seed=1)
+    train(model, optimizer_of(model))
+    trainable = {name for name, p in model.named_parameters() if p.requires_grad}
+    batch = torch.arange(3, 13).reshape(2, 5)
+    want = model.eval()(input_ids=batch).logits
+    oelm.remove(model)
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == trainable
+    assert torch.equal(model(input_ids=batch).logits, want)
+    oelm.apply(model, "oelm-freeze", seed=2)
+    assert oelm.audit(model, optimizer_of(model)).ok
+
+
+def test_an_adapter_on_a_split_part_must_be_merged_before_remove():
+    model = adapted(applied_model("gpt2"), "c_attn.v")
+    with pytest.raises(OelmError, match=r"c_attn has a PEFT adapter; call merge_and_unload"):
+        oelm.remove(model)
+    plain = oelm.remove(model.merge_and_unload())
+    assert type(plain.transformer.h[0].attn.c_attn).__name__ == "Conv1D"
+
+
+# -- the low-rank adapters of oelm as a LoRA adapter --------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "bert"])
+@pytest.mark.parametrize("rank", [3, (6, 2)])
+def test_peft_loads_the_low_rank_adapters(family, rank, tmp_path):
+    method = dataclasses.replace(oelm.methods()["oelm-lowrank"], name="mine", lowrank=rank, lowrank_scale=4.0)
+    model = trained_model(family, method)
+    want = outputs(model)
+    oelm.save_peft_adapter(model, tmp_path / "adapter")
+    oelm.remove(model, fold=False).save_pretrained(tmp_path / "base")
+    base = type(model).from_pretrained(tmp_path / "base")
+    again = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    torch.testing.assert_close(outputs(again.get_base_model()), want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(outputs(again.merge_and_unload()), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "message"),
+    [
+        ("gpt2", "oelm-lowrank", "a part of the fused matrix"),
+        ("llama", "oelm-temperature", "LoRA has no place for .*temperature"),
+        ("llama", "oelm-freeze", "adds no low-rank adapter"),
+    ],
+)
+def test_what_lora_cannot_hold_is_refused(family, method, message, tmp_path):
+    with pytest.raises(OelmError, match=message):
+        oelm.save_peft_adapter(applied_model(family, method), tmp_path / "adapter")
+    assert not (tmp_path / "adapter").exists()
 
 
 def test_the_audit_reports_an_adapter_on_a_frozen_projection():

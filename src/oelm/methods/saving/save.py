@@ -59,13 +59,13 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
         _save_without_weights(model, folder, kind)
         left_out = rebuildable_tensors(record) if compact else set()
         kept = {n: t for n, t in named_tensors(model).items() if n not in left_out}
-        _write_tensors(folder / (COMPACT_WEIGHTS if compact else OELM_WEIGHTS), kept)
+        write_tensors(folder / (COMPACT_WEIGHTS if compact else OELM_WEIGHTS), kept)
     elif kind == "transformers":
         type(model).save_pretrained(model, folder, state_dict=folded_state(model))  # type: ignore[attr-defined]
     elif kind == "oelm":
         model.save(folder)  # type: ignore[operator]
     else:
-        _write_tensors(folder / WEIGHTS, _without_aliases(model.state_dict()))
+        write_tensors(folder / WEIGHTS, _without_aliases(model.state_dict()))
     save_metadata(model, folder, compact=compact)
 
 
@@ -79,7 +79,7 @@ def save_metadata(model: nn.Module, folder: Path | str, *, compact: bool = False
             unfoldable_parameters(model) or only_oelm_can_load(folder)
         ):
             extras |= unfolded_tensors(model, folded_state(model))
-        _write_tensors(folder / EXTRA_WEIGHTS, extras)
+        write_tensors(folder / EXTRA_WEIGHTS, extras)
     (folder / CHECKSUMS).unlink(missing_ok=True)  # the checksums of the earlier files
     Metadata.of(model, compact=compact).write(folder)
 
@@ -173,7 +173,7 @@ def _without_aliases(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return unique
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     data = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with atomic_open(path) as file:
         file.write(serialize(data, metadata={"format": "pt"}))
