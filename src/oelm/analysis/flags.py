@@ -141,8 +141,11 @@ def weak_tuning(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> list[M
             )
         place = (config.study, config.id, config.scale)
         own = [t for t in trials if (t.config.study, t.id, t.config.scale) == place]
-        have = sum(1 for t in own if t.result or t.state == DIVERGED)  # a diverged trial counts as complete
-        promised = len(grid) * max(1, len(config.tune.seeds))
+        # Every learning rate needs the first trial seed, and the chosen one needs all of them.
+        seeds = config.tune.seeds or tuple(t.seed for t in own[:1])
+        needed = {(lr, s) for lr in grid for s in seeds[:1]} | {(config.optim.lr, s) for s in seeds if grid}
+        ended = {(t.config.optim.lr, t.seed) for t in own if t.result or t.state == DIVERGED}
+        have, promised = len(needed & ended), len(needed)
         if have < promised:
             found.append(
                 Message(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -18,7 +19,9 @@ from oelm.experiments.catalogue import experiments, planned_configs
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.launch.jobs import RETRIES, Launcher
 from oelm.experiments.launch.local import LocalLauncher
-from oelm.experiments.study import ArmPlan, Request, tune_arms, unequal_settings
+from oelm.experiments.launch.slurm import SlurmLauncher
+from oelm.experiments.study import ArmPlan, Request, unequal_settings
+from oelm.experiments.tuning import TRIAL_SEEDS as RUN_TRIAL_SEEDS
 from oelm.units import bytes_text, duration_text
 
 if TYPE_CHECKING:
@@ -74,6 +77,7 @@ def decide(
     from oelm.experiments.decide import forecast as forecasts
     from oelm.experiments.decide.look import look_at
     from oelm.experiments.decide.loop import decide_study, exit_code, lock_studies, require_questions
+    from oelm.experiments.decide.tune import TRIAL_SEEDS, tune_by_halving
 
     if not MIN_SEEDS <= max_seeds <= MAX_SEEDS:
         raise UsageError(f"--max-seeds must be from {MIN_SEEDS} to {MAX_SEEDS}, not {max_seeds}")
@@ -88,7 +92,7 @@ def decide(
         study=changes.study_name,
         tune=tuning.tune,
         grid=tuning.grid,
-        trial_seeds=tuning.trial_seeds,
+        trial_seeds=TRIAL_SEEDS if tuning.trial_seeds == RUN_TRIAL_SEEDS else tuning.trial_seeds,
         data_dir=machine.data_dir,
     )
     arms = request.arms()
@@ -106,20 +110,20 @@ def decide(
         launcher = place.launcher(len(arms) * max_seeds, progress.events())
         for setting in unequal_settings(arms):
             progress.say(f"unequal: {setting}")
-        trials, tuned = tune_arms(arms, runs, launcher, say=progress.say)
-        if len(tuned) < len(arms):
-            return 1 if trials.problems else 75
+        tuned = tune_by_halving(arms, runs, launcher, progress.say)
+        if tuned.stopped:
+            return 1 if tuned.stopped == "failed" else 75
         outcome = decide_study(
-            make_design(tuned, max_seeds, rules),
+            make_design(tuned.arms, max_seeds, rules),
             runs,
             launcher,
-            width=_width(launcher, slurm),
+            width=_width(launcher),
             budget=limit,
             guess=forecasts.guessed_seconds(plans),
             say=progress.say,
         )
     if json:
-        print_json(_facts(outcome))
+        print_json({**_facts(outcome), "tuned": [asdict(choice) for choice in tuned.choices]})
     else:
         _print_summary(outcome)
     return exit_code(outcome)
@@ -149,12 +153,17 @@ def make_design(arms: Sequence[ArmPlan], max_seeds: int, rules: Sequence[str]) -
     )
 
 
-def _width(launcher: Launcher, slurm: SlurmFlags) -> int:
-    return len(launcher.slots) if isinstance(launcher, LocalLauncher) else slurm.parallel
+def _width(launcher: Launcher) -> int:
+    """Return how many runs the launcher trains at the same time."""
+    if isinstance(launcher, SlurmLauncher):
+        return launcher.options.parallel
+    return len(launcher.slots) if isinstance(launcher, LocalLauncher) else 1
 
 
 def _print_plan(design: Design, look: Look, needs: Forecast, arms: Sequence[ArmPlan], as_json: bool) -> None:
-    trials = sum(len(arm.trials) for arm in arms)
+    from oelm.experiments.decide.tune import count_trials
+
+    trials = sum(count_trials(arm) for arm in arms if arm.trials)
     if as_json:
         questions = [q.to_dict() for q in look.questions]
         print_json({"questions": questions, "trials": trials, "needs": needs.to_dict()})

@@ -170,39 +170,15 @@ def run_arms(
 
     Runs that ended earlier are skipped, so a second call with more seeds runs only the new seeds.
     """
-    untuned = [config for arm in arms if not arm.trials for config in arm.runs]
-    outcome, tuned = tune_arms(arms, root, launcher, beside=untuned, retry_diverged=retry_diverged, say=say)
-    runs = [config for arm in tuned if arm.trials for config in arm.runs]
-    if runs:
-        outcome.jobs += launcher.launch(make_jobs(runs, root, retry_diverged=retry_diverged))
-    return outcome
 
+    def launch(configs: Sequence[RunConfig]) -> list[Job]:
+        return list(launcher.launch(make_jobs(configs, root, retry_diverged=retry_diverged)))
 
-def tune_arms(
-    arms: Sequence[ArmPlan],
-    root: Path | str,
-    launcher: Launcher,
-    *,
-    beside: Sequence[RunConfig] = (),
-    retry_diverged: bool = False,
-    say: Say = print,
-) -> tuple[StudyOutcome, list[ArmPlan]]:
-    """Run the tuning trials of all arms; return how they ended, and the arms that can be run now.
-
-    The configs of the returned arms have the chosen learning rates. An arm whose trials have not ended, or
-    gave no finite loss, is missing.
-
-    beside: further runs to start together with the trials
-    """
-    configs = [*(config for arm in arms for config in arm.trials), *beside]
-    outcome = StudyOutcome()
-    if configs:
-        outcome.jobs += launcher.launch(make_jobs(configs, root, retry_diverged=retry_diverged))
+    outcome = StudyOutcome(jobs=launch([config for arm in arms for config in (arm.trials or arm.runs)]))
     not_ended = {(job.config.id, job.config.scale) for job in outcome.jobs if not is_terminal(job.state)}
-    tuned: list[ArmPlan] = []
+    tuned: list[RunConfig] = []
     for arm in arms:
         if not arm.trials:
-            tuned.append(arm)
             continue
         if (arm.id, arm.scale) in not_ended:
             say(f"{arm.id}: not all tuning trials have ended; run the same command again to continue")
@@ -215,9 +191,10 @@ def tune_arms(
             continue
         outcome.choices.append(choice)
         say(f"tuned {choice}")
-        runs = tuple(with_chosen_lr(config, choice, arm.trials) for config in arm.runs)
-        tuned.append(replace(arm, runs=runs))
-    return outcome, tuned
+        tuned += [with_chosen_lr(config, choice, arm.trials) for config in arm.runs]
+    if tuned:
+        outcome.jobs += launch(tuned)
+    return outcome
 
 
 def unequal_settings(arms: Sequence[ArmPlan]) -> list[UnequalSetting]:

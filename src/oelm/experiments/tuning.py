@@ -26,16 +26,26 @@ class Choice:
     id: str
     lr: float
     losses: dict[float, float]  # lr -> best validation loss, averaged over seeds; inf if a trial diverged
+    seed_spread: float = 0.0  # largest difference between the seeds of the chosen learning rate
 
     @property
     def at_edge(self) -> bool:
         """Whether the choice is the smallest or largest value of the grid; a better one may lie outside."""
         return len(self.losses) > 2 and self.lr in (min(self.losses), max(self.losses))
 
+    @property
+    def lead(self) -> float:
+        """How much larger the loss of the second-best learning rate is; infinite if there is none."""
+        best, *others = sorted(self.losses.values())
+        return others[0] - best if others else math.inf
+
     def __str__(self) -> str:
         tried = ", ".join(f"{lr:g}: {loss:.4f}" for lr, loss in self.losses.items())
         edge = " (at the edge of the grid, so a better one may lie outside)" if self.at_edge else ""
-        return f"{self.id}: learning rate {self.lr:g}; validation losses {tried}{edge}"
+        spread = f"; its seeds differ by {self.seed_spread:.4f}" if self.seed_spread else ""
+        if self.lead < self.seed_spread:
+            spread += ", more than it leads by, so the choice is uncertain"
+        return f"{self.id}: learning rate {self.lr:g}; validation losses {tried}{spread}{edge}"
 
 
 def trial_configs(
@@ -72,7 +82,7 @@ def choose_lr(trials: Sequence[RunConfig], root: Path | str) -> Choice:
     """
     losses: dict[float, list[float]] = {}
     for trial in trials:
-        losses.setdefault(trial.optim.lr, []).append(_validation_loss(RunFolder(run_path(root, trial))))
+        losses.setdefault(trial.optim.lr, []).append(validation_loss(RunFolder(run_path(root, trial))))
     means = {lr: sum(values) / len(values) for lr, values in losses.items()}
     best = min(means, key=lambda lr: means[lr])
     if math.isinf(means[best]):
@@ -80,7 +90,7 @@ def choose_lr(trials: Sequence[RunConfig], root: Path | str) -> Choice:
             f"{trials[0].id}: no learning rate of the grid {list(means)} gave a finite validation loss; "
             "try smaller learning rates with --grid"
         )
-    return Choice(trials[0].id, best, means)
+    return Choice(trials[0].id, best, means, max(losses[best]) - min(losses[best]))
 
 
 def with_chosen_lr(config: RunConfig, choice: Choice, trials: Sequence[RunConfig]) -> RunConfig:
@@ -92,7 +102,8 @@ def with_chosen_lr(config: RunConfig, choice: Choice, trials: Sequence[RunConfig
     )
 
 
-def _validation_loss(folder: RunFolder) -> float:
+def validation_loss(folder: RunFolder) -> float:
+    """Return the best validation loss of a trial, or infinity if it diverged; raise if it has not ended."""
     results, status = folder.finished_results(), folder.status()
     if results is not None:
         return results.validation.loss if results.validation else math.inf
