@@ -72,6 +72,15 @@ def build_parser() -> argparse.ArgumentParser:
     folders.add_argument("-o", "--output", default="")
     folders.set_defaults(run=run_folders)
 
+    regime = kinds.add_parser("regime", help="compare the noise and CPU time of regimes at scale mini")
+    regime.add_argument("regimes", nargs="+", help="such as budget.steps=1200,budget.batch_size=4")
+    regime.add_argument("--ids", nargs="+", default=["GAP-TS-baseline-rope", "GAP-TS-oelm-freeze-rope"])
+    regime.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4])
+    regime.add_argument("--data-dir", default=os.environ.get("OELM_DATA_DIR", ""))
+    regime.add_argument("--record", default="", help="JSON-lines file; its runs are not repeated")
+    regime.add_argument("-o", "--output", default="")
+    regime.set_defaults(run=run_regime)
+
     page = kinds.add_parser("page", help="write docs/performance.md from the results")
     page.add_argument("-o", "--output", default="docs/performance.md")
     page.set_defaults(run=run_page)
@@ -132,6 +141,16 @@ def run_folders(args: argparse.Namespace) -> int:
     load = load_average()
     result = folders.run(folders.FoldersBench(counts=tuple(args.counts), rounds=args.rounds), say)
     return finish(args, load, result, page.folders)
+
+
+def run_regime(args: argparse.Namespace) -> int:
+    from benchmarks import regime
+
+    load = load_average()
+    bench = regime.RegimeBench(
+        tuple(args.regimes), tuple(args.ids), tuple(args.seeds), args.data_dir, args.record
+    )
+    return finish(args, load, regime.run(bench, say), regime.table)
 
 
 def run_page(args: argparse.Namespace) -> int:

@@ -60,11 +60,11 @@ def lm_config(id: str = BASE, arm: str = "baseline", *, seed: int = 0, **changes
         id=id,
         study="paper",
         task="lm",
-        data=DataConfig(dataset="tinystories", tokenizer="bpe-2048", max_length=128, source="local"),
+        data=DataConfig(dataset="tinystories", tokenizer="bpe-1024", max_length=128, source="local"),
         model=ModelConfig(family="gpt", name="mini", dropout=0.0),
         method=find_method(arm),
         optim=OptimConfig(lr=4e-3),
-        budget=BudgetConfig(batch_size=16, steps=1200, eval_every=100),  # the catalogue's at mini scale
+        budget=BudgetConfig(batch_size=4, steps=1200, eval_every=100),  # the catalogue's at mini scale
         compare=CompareConfig(group="GPT/tinystories", arm=arm, baseline=baseline, phase=2),
         tune=TuneConfig(grid=(2e-3, 4e-3, 8e-3), seeds=(0,)),
         scale="mini",
@@ -79,7 +79,7 @@ def cls_config(id: str = "GPT-CLS-01", arm: str = "baseline", *, seed: int = 0, 
         config,
         task="classification",
         data=replace(config.data, dataset="imdb", train_rows=6000),
-        budget=replace(config.budget, steps=600, accumulation=2),
+        budget=replace(config.budget, batch_size=16, steps=600, accumulation=2),
         model=replace(config.model, causal=False),
         compare=CompareConfig(
             group="GPT-CLS/imdb", arm=arm, baseline="" if id == "GPT-CLS-01" else "GPT-CLS-01", phase=4

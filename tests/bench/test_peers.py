@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks import classification, folders, page, peers, step
+from benchmarks import classification, folders, page, peers, regime, step
 
 from oelm.bench import methods
 from oelm.bench.harness import Measured
@@ -103,3 +103,23 @@ def test_trainer_order_is_a_permutation_of_the_rows():
     order = classification._trainer_order(np.arange(40) % 7, rows=4, seed=0)
     assert sorted(order) == list(range(40))
     assert replace(classification.ClassificationBench(), rows=4).rows == 4
+
+
+def test_regimes_are_compared_by_noise_and_cpu_time_and_recorded_runs_are_not_repeated(tmp_path):
+    small = "model.name=smoke,data.max_length=16,data.eval_rows=12,data.train_rows=40,budget.steps=4"
+    bench = regime.RegimeBench(
+        (f"{small},budget.batch_size=2", f"{small},budget.batch_size=4"),
+        ("GAP-TS-baseline-rope", "GAP-TS-oelm-freeze-rope"),
+        (1, 2),
+        "",
+        str(tmp_path / "record.jsonl"),
+    )
+    said: list[str] = []
+    result = regime.run(bench, said.append)
+    assert len(said) == 8
+    assert regime.run(bench, said.append) == result
+    assert len(said) == 8
+    for row in result["rows"]:
+        assert row["seeds"] == [1, 2]
+        assert row["weights"]["last"]["noise"] > 0
+    assert len(regime.table(result)) == 2 + 2 * 3

@@ -104,3 +104,18 @@ def test_killing_launcher_and_worker_ends_with_the_same_results(tmp_path: Path) 
     if alive:
         assert run.status is not None
         assert run.status.attempt > 1
+
+
+def test_an_experiment_that_cannot_learn_at_a_scale_is_left_out_with_a_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = ["--scale", "mini", "--runs", str(tmp_path / "runs")]
+    assert main(["run", "--study", "gpt-cls", "--dry-run", *runs]) == 0
+    output = capsys.readouterr().out
+    assert "note: not run at scale mini: CLS-XNLI-baseline" in output
+    assert "accuracy of guessing" in output
+    assert f"CLS-IMDB-baseline{os.sep}scale=mini" in output
+    assert f"CLS-XNLI-baseline{os.sep}scale=mini" not in output
+    assert main(["train", "CLS-MNLI-baseline", *runs]) == 2
+    assert "not run at scale mini: CLS-MNLI-baseline (a small GPT" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -175,6 +175,8 @@ def run(
         data_dir=machine.data_dir,
     )
     arms = request.arms()
+    for note in request.left_out() if not json else ():
+        print(f"note: {note}")
     _check_flags_are_used(arms, tuning, retry, slurm)
     count = sum(arm.total_runs for arm in arms)
     if on == "slurm" and not json and (profile := site_file()):

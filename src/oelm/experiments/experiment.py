@@ -84,6 +84,7 @@ class Experiment:
     trial_share: float = 1.0  # length of a tuning trial as a share of a run's steps or epochs
     seeds: tuple[int, ...] = (DEFAULT_SEED,)  # seeds of the runs, unless a command names others
     notes: tuple[str, ...] = ()
+    left_out_at: Mapping[str, str] = field(default_factory=dict)  # scale -> why it is not run at that scale
     mini: Mapping[str, Any] = field(default_factory=dict)  # dotted field -> value at scale mini
     smoke: Mapping[str, Any] = field(default_factory=dict)  # dotted field -> value at scale smoke
 

@@ -71,7 +71,20 @@ class Request:
 
     def arms(self) -> list[ArmPlan]:
         """Return one plan per experiment and scale; raise UsageError if a config is invalid."""
-        return [self._arm(e, scale) for scale in dict.fromkeys(self.scales) for e in self.experiments]
+        pairs = [(e, scale) for scale in dict.fromkeys(self.scales) for e in self.experiments]
+        kept = [self._arm(e, scale) for e, scale in pairs if scale not in e.left_out_at]
+        if pairs and not kept:
+            raise UsageError("; ".join(self.left_out()))
+        return kept
+
+    def left_out(self) -> list[str]:
+        """Return a note for each reason why experiments are not run at one of the scales."""
+        ids: dict[tuple[str, str], list[str]] = {}
+        for scale in dict.fromkeys(self.scales):
+            for e in self.experiments:
+                if scale in e.left_out_at:
+                    ids.setdefault((scale, e.left_out_at[scale]), []).append(e.id)
+        return [f"not run at scale {s}: {', '.join(names)} ({why})" for (s, why), names in ids.items()]
 
     def _arm(self, e: Experiment, scale: Scale) -> ArmPlan:
         runs = tuple(self.config(e, scale, seed) for seed in dict.fromkeys(self.seeds or e.seeds))

@@ -75,6 +75,7 @@ EXPERIMENTS = [
             "data.train_rows": 4000,
             "data.eval_rows": 40,
             "optim.warmup_steps": 50,
+            "optim.beta2": 0.999,
             "budget.batch_size": 16,
             "budget.steps": 500,
             "budget.eval_every": 125,

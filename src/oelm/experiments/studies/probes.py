@@ -36,9 +36,12 @@ TOKENIZER = "bpe-512"  # the rows consist of letters and digits
 # only towards the end.
 MINI: dict[str, Any] = {
     "data.tokenizer": TOKENIZER,
+    "data.eval_rows": 400,
     "budget.batch_size": 8,
     "budget.steps": 400,
+    "budget.eval_every": 200,
     "optim.warmup_steps": 40,
+    "optim.beta2": 0.999,
 }
 GRIDS: dict[str, tuple[float, ...]] = {"mini": (2e-3, 4e-3)}
 
