@@ -22,6 +22,7 @@ pytest.importorskip("uvicorn")
 from board_server import TOKEN, BoardServer
 
 from oelm.cli.board import HOST, listen
+from oelm.config.run_config import QuestionConfig
 from oelm.errors import OelmError
 from oelm.report.board import pages
 from oelm.report.board.metrics import RunMetrics
@@ -152,6 +153,32 @@ def test_curves_are_means_with_t_intervals(server):
         low, high = stats.t.interval(0.95, 2, sum(values) / 3, stats.sem(values))
         assert (line["n"][i], line["mean"][i]) == (3, pytest.approx(sum(values) / 3, rel=1e-5))
         assert (line["low"][i], line["high"][i]) == (pytest.approx(low, 1e-5), pytest.approx(high, 1e-5))
+
+
+@pytest.mark.parametrize("max_seeds", [0, 10])
+def test_a_question_of_a_study_file_has_its_own_margin(tmp_path, max_seeds):
+    """With a fixed number of seeds, and with seeds that `oelm decide` adds."""
+    asked = (QuestionConfig("GPT-01", "non-inferior", 0.2),)
+    for seed in range(4):
+        config = lm_config(seed=seed)
+        write_run(
+            tmp_path, replace(config, compare=replace(config.compare, max_seeds=max_seeds)), 8 + seed / 50
+        )
+        config = lm_config("GPT-02", "oelm-freeze", seed=seed)
+        compare = replace(config.compare, max_seeds=max_seeds, questions=asked)
+        write_run(tmp_path, replace(config, compare=compare), 8.8 + seed / 45)
+    with BoardServer(tmp_path) as server:
+        page = server.page("en/study?name=paper")
+        assert "at most 20 % worse?" in page
+        assert "Questions: 1 decided, 0 undecided." in page
+        address = "study=paper&kind=non-inferior&scale=mini&arm=GPT-02&reference=GPT-01"
+        page = server.page(f"en/question?{address}")
+        assert re.findall(r'scope="row">n = (\d)', page) == [str(n) for n in range(1, 4 if max_seeds else 5)]
+        chart = server.json(f"en/curves?{address}&measurement=validation_loss")
+        assert [(line["name"], len(line["seeds"])) for line in chart["lines"]] == [
+            ("baseline", 4),
+            ("oelm-freeze", 4),
+        ]
 
 
 def test_a_diverged_seed_is_shown_but_is_not_in_the_mean(tmp_path):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from oelm.analysis.arms import Arm
 from oelm.analysis.effects import measure
 from oelm.analysis.statistics import Estimate, is_wide
 from oelm.report import numbers
-from oelm.report.board.questions import Question
+from oelm.report.board.questions import ShownQuestion
 from oelm.report.document import Tone
 from oelm.report.translate import Translator
 
@@ -50,7 +49,7 @@ class Forest:
     ticks: tuple[tuple[float, str], ...]  # position on the axis and label
 
 
-def forest(questions: Sequence[Question], _: Translator) -> Forest:
+def forest(questions: Sequence[ShownQuestion], _: Translator) -> Forest:
     """Return the forest plot of questions whose comparisons all have the same metric."""
     axis = _Axis([(_ratio(q), q.margins) for q in questions])
     rows = [
@@ -60,7 +59,7 @@ def forest(questions: Sequence[Question], _: Translator) -> Forest:
     return Forest(tuple(rows), axis.ticks())
 
 
-def by_seeds(question: Question, _: Translator) -> Forest | None:
+def by_seeds(question: ShownQuestion, _: Translator) -> Forest | None:
     """Return how the interval of a question changed while seeds came in; None with fewer than two seeds."""
     c = question.comparison
     shared = sorted(c.arm.scores.keys() & c.reference.scores.keys()) if c else []
@@ -68,19 +67,15 @@ def by_seeds(question: Question, _: Translator) -> Forest | None:
         return None
     found = []
     for n in range(1, len(shared) + 1):
-        arm, reference = (_first_seeds(a, shared[:n]) for a in (c.arm, c.reference))
-        found.append(measure(arm, reference).ratio)
+        arm, reference = (a.with_seeds(shared[:n]) for a in (c.arm, c.reference))
+        found.append(measure(arm, reference, c.ratio.level).ratio)
     axis = _Axis([(ratio, question.margins) for ratio in found])
     rows = [_row(f"n = {ratio.n}", ratio, axis, question.margins, "", "", "", _) for ratio in found]
     return Forest(tuple(rows), axis.ticks())
 
 
-def _ratio(question: Question) -> Estimate | None:
+def _ratio(question: ShownQuestion) -> Estimate | None:
     return question.comparison.ratio if question.comparison else None
-
-
-def _first_seeds(arm: Arm, seeds: Sequence[int]) -> Arm:
-    return replace(arm, runs=tuple(run for run in arm.runs if run.seed in seeds))
 
 
 def _row(

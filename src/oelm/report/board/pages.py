@@ -18,7 +18,7 @@ from oelm.report.answers import RULES
 from oelm.report.board.curves import measured
 from oelm.report.board.forest import by_seeds, forest
 from oelm.report.board.metrics import MEASUREMENTS
-from oelm.report.board.questions import Question
+from oelm.report.board.questions import ShownQuestion
 from oelm.report.board.snapshot import Board
 from oelm.report.document import Tone
 from oelm.report.sentences import SCALES
@@ -151,17 +151,24 @@ def _card(board: Board, study: str, runs: Mapping[str, RunInfo], _: Translator, 
     )
 
 
-def questions(board: Board, study: str) -> list[Question]:
+def questions(board: Board, study: str) -> list[ShownQuestion]:
     return [q for q in board.verdicts.questions if q.study == study]
 
 
-def find_question(board: Board, study: str, key: Mapping[str, str]) -> Question | None:
+def find_question(board: Board, study: str, key: Mapping[str, str]) -> ShownQuestion | None:
     return next((q for q in questions(board, study) if q.key() == key), None)
 
 
-def forests(asked: Iterable[Question], _: Translator) -> list[dict[str, Any]]:
+def question_arms(board: Board, question: ShownQuestion) -> list[Arm]:
+    """Return the reference and the arm of a question with all their runs, also those that it does not use."""
+    c, arms = question.comparison, {arm.key: arm for arm in board.verdicts.arms}
+    keys = ([c.reference.key] if c else []) + [question.arm.key]
+    return [arms[key] for key in keys if key in arms]
+
+
+def forests(asked: Iterable[ShownQuestion], _: Translator) -> list[dict[str, Any]]:
     """Return one forest plot per metric, of the questions that have a comparison."""
-    by_metric: dict[str, list[Question]] = {}
+    by_metric: dict[str, list[ShownQuestion]] = {}
     for q in asked:
         if q.comparison:
             by_metric.setdefault(q.comparison.metric, []).append(q)
@@ -204,7 +211,8 @@ def study(board: Board, name: str, chosen: str, _: Translator) -> dict[str, Any]
     groups = arm_groups(board, name)
     group = chosen if chosen in groups else next(iter(groups), "")
     arms = groups.get(group, [])
-    asked = [q for q in questions(board, name) if q.arm in arms]
+    in_group = {arm.key for arm in arms}
+    asked = [q for q in questions(board, name) if q.arm.key in in_group]
     of_others = {key for other, found in groups.items() if other != group for key in _keys(board, found)}
     listed = {key: run for key, run in runs.items() if not run.trial and key not in of_others}
     rows = [run_row(key, run, _) for key, run in listed.items()]
@@ -271,7 +279,7 @@ def question(board: Board, study: str, key: Mapping[str, str], _: Translator) ->
     q = find_question(board, study, key)
     if q is None or q.comparison is None:
         return None
-    keys = _keys(board, (q.comparison.arm, q.comparison.reference))
+    keys = _keys(board, question_arms(board, q))
     return {
         "title": _(q.title),
         "place": _group_title(q.arm, _),

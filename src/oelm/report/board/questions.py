@@ -1,4 +1,4 @@
-"""`Question`: what a study asks about an arm and a reference, with the answer as far as there is one.
+"""`ShownQuestion`: what a study asks about an arm and a reference, with the answer as far as there is one.
 
 Questions come from study files, and from the comparisons that every analysis makes (`analysis.pairs`).
 """
@@ -9,13 +9,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from oelm.analysis.answers import answers, question_rule
+from oelm.analysis.answers import answers
 from oelm.analysis.arms import Arm
 from oelm.analysis.compare import Comparison, Comparisons
 from oelm.analysis.load import LoadedRun
 from oelm.analysis.messages import Message
 from oelm.analysis.pairs import find_arm, find_pairs
-from oelm.analysis.verdict import TARGET, Rule, Verdict
+from oelm.analysis.verdict import TARGET, Rule, Verdict, question_rule
 from oelm.config.run_config import QuestionConfig
 from oelm.report.answers import ANSWERS, RULES
 from oelm.report.document import Tone
@@ -25,7 +25,7 @@ _TARGET = QuestionConfig("", "non-inferior", TARGET)
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class ShownQuestion:
     """A question about an arm and a reference. Without finished runs of both, it has no comparison yet."""
 
     kind: str  # the rule of a question of a study file, else the kind of comparison
@@ -85,7 +85,7 @@ class Question:
         return {"kind": self.kind, "scale": scale, "arm": self.arm.id, "reference": self.reference}
 
 
-def all_questions(made: Comparisons, trials: Sequence[LoadedRun]) -> tuple[Question, ...]:
+def all_questions(made: Comparisons, trials: Sequence[LoadedRun]) -> tuple[ShownQuestion, ...]:
     """Return the questions of study files, then those of all other comparisons."""
     own = list(_from_study_files(made.arms, trials))
     asked = {(q.arm.key, q.reference) for q in own}
@@ -93,16 +93,16 @@ def all_questions(made: Comparisons, trials: Sequence[LoadedRun]) -> tuple[Quest
     return (*own, *others)
 
 
-def _from_study_files(arms: Sequence[Arm], trials: Sequence[LoadedRun]) -> Iterator[Question]:
+def _from_study_files(arms: Sequence[Arm], trials: Sequence[LoadedRun]) -> Iterator[ShownQuestion]:
     for a in answers(arms, trials):
         reference, c = find_arm(arms, a.arm, a.question.reference), a.comparison
         margins = _percent(question_rule(a.question, perplexity=c.metric == "ppl")) if c else ()
         name = reference.name if reference else a.question.reference
         asked = _asked(a.question)
-        yield Question(a.question.rule, a.arm, a.question.reference, name, asked, c, a.verdict, margins)
+        yield ShownQuestion(a.question.rule, a.arm, a.question.reference, name, asked, c, a.verdict, margins)
 
 
-def _from_comparisons(made: Comparisons) -> Iterator[Question]:
+def _from_comparisons(made: Comparisons) -> Iterator[ShownQuestion]:
     found = {(c.kind, c.arm.key, c.reference.id): c for c in made.made}
     for pair in find_pairs(made.arms):
         c = found.get((pair.kind, pair.arm.key, pair.reference_id))
@@ -111,7 +111,7 @@ def _from_comparisons(made: Comparisons) -> Iterator[Question]:
         asked = _asked(_TARGET) if on_target else Message("which of the two is better?")
         margins = _percent(question_rule(_TARGET, perplexity=c.metric == "ppl")) if c and on_target else ()
         verdict = shown_verdict(c) if c else None
-        yield Question(pair.kind, pair.arm, pair.reference_id, name, asked, c, verdict, margins)
+        yield ShownQuestion(pair.kind, pair.arm, pair.reference_id, name, asked, c, verdict, margins)
 
 
 def _asked(question: QuestionConfig) -> Message:

@@ -148,8 +148,7 @@ class Site:
             found = run_curves(self.board, chosen, measurement, _)
         elif _get(request, "kind"):
             question = pages.find_question(self.board, study, _question(request))
-            c = question.comparison if question else None
-            arms = [c.reference, c.arm] if c else []
+            arms = pages.question_arms(self.board, question) if question else []
             found = arm_curves(self.board, arms, measurement, _)
         else:
             arms = pages.arm_groups(self.board, study).get(_get(request, "group"), [])

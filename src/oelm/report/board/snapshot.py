@@ -13,7 +13,7 @@ from oelm.analysis.compare import compare_all
 from oelm.analysis.load import LoadedRun, LoadWarning, collect, read_run
 from oelm.errors import OelmError
 from oelm.report.board.metrics import RunMetrics
-from oelm.report.board.questions import Question, all_questions
+from oelm.report.board.questions import ShownQuestion, all_questions
 from oelm.runs.results_file import StoredRun
 from oelm.runs.scan import RunInfo, ScanCache, scan, signature
 
@@ -26,7 +26,7 @@ class Verdicts:
     """The arms of all runs that could be read, and the questions about them."""
 
     arms: tuple[Arm, ...] = ()
-    questions: tuple[Question, ...] = ()
+    questions: tuple[ShownQuestion, ...] = ()
 
 
 @dataclass(frozen=True)
