@@ -81,6 +81,14 @@ def build_parser() -> argparse.ArgumentParser:
     regime.add_argument("-o", "--output", default="")
     regime.set_defaults(run=run_regime)
 
+    decide = kinds.add_parser("decide", help="hours of `oelm decide` against a fixed number of seeds")
+    decide.add_argument("--runs", default="results", help="folder of stored runs")
+    decide.add_argument("--rules", nargs="+", default=["target", "scenario", "goal", "sign"])
+    decide.add_argument("--fixed", type=int, default=12, help="seeds of the fixed design")
+    decide.add_argument("--max-seeds", type=int, default=20)
+    decide.add_argument("--draws", type=int, default=20)
+    decide.set_defaults(run=run_decide)
+
     page = kinds.add_parser("page", help="write docs/performance.md from the results")
     page.add_argument("-o", "--output", default="docs/performance.md")
     page.set_defaults(run=run_page)
@@ -151,6 +159,14 @@ def run_regime(args: argparse.Namespace) -> int:
         tuple(args.regimes), tuple(args.ids), tuple(args.seeds), args.data_dir, args.record
     )
     return finish(args, load, regime.run(bench, say), regime.table)
+
+
+def run_decide(args: argparse.Namespace) -> int:
+    from benchmarks.decide import replay
+
+    result = replay(Path(args.runs), args.rules, args.fixed, args.max_seeds, args.draws)
+    print(json.dumps(result, indent=2))
+    return 0
 
 
 def run_page(args: argparse.Namespace) -> int:
