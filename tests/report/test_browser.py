@@ -33,11 +33,19 @@ def test_report_in_a_browser(browser, pages, tmp_path, lang, width, dark):
     # The contents of closed parts must fit too.
     browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     sizes = browser.evaluate(
-        "[...document.querySelectorAll('figure svg')].map(s => { const r = s.getBoundingClientRect();"
+        "[...document.querySelectorAll('.bar, .plot canvas')].map(s => { const r = s.getBoundingClientRect();"
         " return [r.width, r.height]; })"
     )
     assert len(sizes) >= 6
-    assert all(w > 200 and h > 60 for w, h in sizes)
+    assert all(w > 150 and h > 30 for w, h in sizes)
+    drawn = browser.evaluate(
+        "[...document.querySelectorAll('figure.chart')].map(f => f.oelmChart.uplot.data)"
+    )
+    stated = browser.evaluate(
+        "[...document.querySelectorAll('figure.chart script')].map(s => JSON.parse(s.textContent))"
+    )
+    assert [data[0] for data in drawn] == [data["steps"] for data in stated]
+    assert [data[3] for data in drawn] == [data["lines"][0]["mean"] for data in stated]
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     ink, paper = (
         browser.evaluate(f"getComputedStyle(document.body).{p}") for p in ("color", "backgroundColor")

@@ -30,6 +30,7 @@ def test_report_writes_tables_as_csv_and_latex(study, tmp_path, capsys):
     assert (freeze["unit"], freeze["n"], freeze["verdict"]) == ("%", "3", "missed")
     low, change, high = (float(freeze[name]) for name in ("low", "change", "high"))
     assert low < 7.9 < change < 8.1 < high
+    assert {path.suffix for path in folder.iterdir()} == {".tex", ".pdf", ".png"}
     tex = (folder / "comparisons-1.tex").read_text(encoding="utf-8")
     assert r"oelm-freeze & misses 5 \% & 8.657 & +8.0 \% & +7.0 \% to +9.0 \% & 3 \\" in tex
 
@@ -44,8 +45,8 @@ def test_names_become_neither_formulas_nor_latex_commands(tmp_path):
     text = path.read_text(encoding="utf-8")
     assert ",'=HYPERLINK(1)" in text
     assert "\x1b" not in text
-    tex = to_latex(Table(("Arm",), (Row((name,)),)))
-    assert r"=HYPERLINK(1)\textbackslash{}input\{x\}\%" in tex
+    tex = to_latex(Table(("Arm",), (Row((name,)),)), name, "arm")
+    assert tex.count(r"=HYPERLINK(1)\textbackslash{}input\{x\}\%") == 2  # in the caption and in the table
 
 
 def test_csv_of_an_analysis_without_comparisons_is_empty(tmp_path):

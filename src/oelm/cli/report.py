@@ -38,7 +38,7 @@ def report(
     markdown
         Markdown file with a short report; its figures are written to a folder beside it.
     latex
-        Folder for the tables as LaTeX files.
+        Folder for the tables as LaTeX files and the figures as PDF and PNG, one column wide.
     csv
         CSV file with one row per comparison.
     claims

@@ -13,12 +13,12 @@ from oelm.analysis.costs import StepRatio
 from oelm.files.atomic import write_text
 from oelm.report import numbers, plots
 from oelm.report.comparisons import mean_table, pair_table
-from oelm.report.document import Block, Code, Document, Paragraph, Row, Section, Table, plain
+from oelm.report.document import Block, Code, Document, Figure, Paragraph, Row, Section, Table, plain
+from oelm.report.drawing import ArmStyles, Drawing, plot_style
 from oelm.report.markdown import to_markdown
 from oelm.report.report import about
 from oelm.report.run_list import limitations
 from oelm.report.summary import count_verdicts, frozen_against_baseline, headline
-from oelm.report.svg import ArmStyles, plot_style, standalone
 from oelm.report.translate import Translator
 
 
@@ -73,7 +73,7 @@ def write_markdown(analysis: Analysis, path: Path, *, lang: str = "en", command:
     document = build_digest(analysis, lang=lang, command=command)
     folder = path.parent / f"{path.stem}_figures"
     folder.mkdir(parents=True, exist_ok=True)
-    files = {folder / f"{figure.name}.svg": standalone(figure.svg) for figure in document.figures}
+    files = {folder / f"{figure.name}.svg": figure.svg for figure in document.figures}
     for file, svg in files.items():
         write_text(file, svg)
     for stale in {*folder.glob("*.svg")} - files.keys():  # figures of an earlier report
@@ -95,9 +95,13 @@ def _question(
         return ()
     return (
         Paragraph(count_verdicts(comparisons, _)),
-        plots.changes(comparisons, styles, _, name=name),
+        _figure(plots.changes(comparisons, styles, _, name=name)),
         _without_links(pair_table([*comparisons, *controls], _)),
     )
+
+
+def _figure(drawing: Drawing) -> Figure:
+    return Figure(drawing.name, drawing.svg(), drawing.caption)
 
 
 def _step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translator) -> tuple[Block, ...]:
@@ -114,7 +118,7 @@ def _step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translato
         cells = (b.method, b.model, verdict, _change(b.ratio), interval, str(b.rounds), memory, bound)
         rows.append(Row(cells))
     return (
-        plots.step_times(benchmarks, styles, _),
+        _figure(plots.step_times(benchmarks, styles, _)),
         Table((*head, _("Peak memory"), _("FLOP bound")), tuple(rows), words=3),
     )
 

@@ -6,7 +6,10 @@ Texts hold no markup, and the renderers escape them, so a text from a run's conf
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from oelm.report.board.forest import ForestRow
 
 Tone = Literal["", "good", "bad", "open"]
 
@@ -89,10 +92,40 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
+    """A drawing beside a Markdown report; the HTML report has charts and forest plots instead."""
+
     kind: ClassVar = "figure"
-    name: str  # file name of the figure beside a Markdown report, without .svg
+    name: str  # file name without .svg
     svg: str
     caption: str
+
+
+@dataclass(frozen=True)
+class ForestPlot:
+    """A table with one question per row: the verdict, the change, and its interval drawn as a bar."""
+
+    kind: ClassVar = "forest"
+    rows: tuple[tuple[ForestRow, str, str], ...]  # the row, its dataset, and the anchor of its runs
+    ticks: tuple[tuple[float, str], ...]  # position on the axis in per cent, and label
+    caption: str
+    head: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves of several arms, drawn by charts.js. `data` is what `board.curves.chart` returns."""
+
+    kind: ClassVar = "chart"
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Charts:
+    """Charts side by side, with a heading."""
+
+    kind: ClassVar = "charts"
+    title: str
+    charts: tuple[Chart, ...]
 
 
 @dataclass(frozen=True)
@@ -110,7 +143,7 @@ class Fold:
     blocks: tuple[Block, ...]
 
 
-Block: TypeAlias = Paragraph | Cards | Table | Figure | Bullets | Fold
+Block: TypeAlias = Paragraph | Cards | Table | Figure | ForestPlot | Charts | Bullets | Fold
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Write the comparisons to a CSV file, and the tables of the report to LaTeX files for a paper."""
+"""Write the comparisons to a CSV file, and the tables and figures of the report to files for a paper."""
 
 from __future__ import annotations
 
@@ -75,23 +75,36 @@ def _no_formula(text: str) -> str:
 
 
 def write_latex(analysis: Analysis, folder: Path, *, lang: str = "en") -> list[Path]:
-    """Write each table of the report to a file for LaTeX's \\input. The paper needs the package booktabs."""
+    """Write each table of the report to a file for LaTeX's \\input, and the figures as PDF and PNG.
+
+    The paper needs the package booktabs. The words in the figures are English in every language, because the
+    fonts that come with matplotlib have no Chinese characters.
+    """
+    from oelm.report.drawing import PAPER, plot_style
+    from oelm.report.plots import all_drawings
+
     _ = Translator(lang)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for section in SECTIONS:
         tables = [block for block in section.blocks(analysis, _) if isinstance(block, Table)]
         for i, table in enumerate(tables, 1):
-            written.append(folder / f"{section.anchor}-{i}.tex")
-            write_text(written[-1], to_latex(table))
+            name = f"{section.anchor}-{i}"
+            written.append(folder / f"{name}.tex")
+            write_text(written[-1], to_latex(table, table.caption or _(section.title), name))
+    with plot_style(PAPER):
+        for drawing in all_drawings(analysis, Translator("en")):
+            written += drawing.save(folder)
     return written
 
 
-def to_latex(table: Table) -> str:
-    """Return a table as a LaTeX tabular.
+def to_latex(table: Table, caption: str, label: str) -> str:
+    """Return a table as a LaTeX table over the width of the page.
 
     >>> from oelm.report.document import Row
-    >>> print(to_latex(Table(("Arm", "Change"), (Row(("a_b", "−1.5 %")),))))
+    >>> print(to_latex(Table(("Arm", "Change"), (Row(("a_b", "−1.5 %")),)), "Cost of each arm", "costs-1"))
+    \\begin{table*}
+    \\caption{Cost of each arm}\\label{tab:costs-1}
     \\begin{tabular}{lr}
     \\toprule
     Arm & Change \\\\
@@ -99,12 +112,13 @@ def to_latex(table: Table) -> str:
     a\\_b & $-$1.5 \\% \\\\
     \\bottomrule
     \\end{tabular}
+    \\end{table*}
     <BLANKLINE>
     """
     columns = "".join("l" if i < table.words or i == table.verdict else "r" for i in range(len(table.head)))
-    caption = [f"% {printable(table.caption)}"] if table.caption else []
     lines = [
-        *caption,
+        r"\begin{table*}",
+        rf"\caption{{{_escape_latex(caption)}}}\label{{tab:{label}}}",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
         _latex_row(table.head),
@@ -112,6 +126,7 @@ def to_latex(table: Table) -> str:
         *(_latex_row(plain(cell) for cell in row.cells) for row in table.rows),
         r"\bottomrule",
         r"\end{tabular}",
+        r"\end{table*}",
     ]
     return "\n".join(lines) + "\n"
 

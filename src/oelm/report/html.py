@@ -1,21 +1,44 @@
-"""Render a document as one HTML file without scripts and network access.
+"""Render a document as one HTML file that loads nothing, readable on a phone, in dark mode, and in print.
 
-The page is readable on a phone, in dark mode, and in print.
+Its only script draws the charts; the page allows no other one, by the script's hash.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from oelm.printable import printable
 from oelm.report.document import Document, inlines
 
+_STATIC = Path(__file__).parent / "board" / "static"
+_DRAW = """
+for (const figure of document.querySelectorAll("figure.chart"))
+  oelmChart(figure, JSON.parse(figure.querySelector("script").textContent));
+"""
+
 
 def to_html(document: Document) -> str:
-    return _ENVIRONMENT.get_template("report.html").render(document=document)
+    script = "\n".join([*(_static(name) for name in ("uPlot.iife.min.js", "charts.js")), _DRAW])
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return _ENVIRONMENT.get_template("report.html").render(
+        document=document, script=Markup(script), digest=digest, chart_style=Markup(_static("uPlot.min.css"))
+    )
+
+
+def _static(name: str) -> str:
+    return (_STATIC / name).read_text(encoding="utf-8")
+
+
+def _data(value: Any) -> Markup:
+    """Return JSON for a script element: without `<`, it cannot end the element."""
+    return Markup(json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def _without_control_characters(value: Any) -> Any:
@@ -28,11 +51,11 @@ def _keep_units(text: str) -> str:
 
 
 _ENVIRONMENT = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    loader=FileSystemLoader([Path(__file__).parent / "templates", _STATIC.parent / "templates"]),
     autoescape=True,
     finalize=_without_control_characters,  # Jinja calls this before it escapes a value
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters |= {"words": _keep_units, "inlines": inlines}
+_ENVIRONMENT.filters |= {"words": _keep_units, "inlines": inlines, "data": _data}

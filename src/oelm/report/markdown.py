@@ -56,6 +56,8 @@ def _block(block: Block, figures: str) -> str:
             return "\n".join(f"- {_text(i)}" for i in block.lines)
         case Fold():
             return "\n\n".join([f"**{_escape(block.title)}**", *(_block(b, figures) for b in block.blocks)])
+        case _:
+            return ""  # only the HTML report has charts
 
 
 def _table(table: Table) -> str:

@@ -8,9 +8,9 @@ import oelm
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.load import FINISHED
 from oelm.files.atomic import write_text
-from oelm.report.document import Code, Document, Section, Text
+from oelm.report.charts import all_charts
+from oelm.report.document import Block, Code, Document, Fold, Section, Text
 from oelm.report.html import to_html
-from oelm.report.plots import all_figures
 from oelm.report.run_list import run_list
 from oelm.report.sections import SECTIONS
 from oelm.report.summary import headline
@@ -20,12 +20,15 @@ from oelm.report.translate import Translator
 def build(analysis: Analysis, folder: Path, *, lang: str = "en", command: str = "oelm report") -> Document:
     """Return the full report. Its links to run folders are relative to `folder`, where it will be written."""
     _ = Translator(lang)
-    figures = all_figures(analysis, _)
+    charts = all_charts(analysis, _)
     sections = []
     for plan in SECTIONS:
-        blocks = (*figures.get(plan.anchor, ()), *plan.blocks(analysis, _))
+        blocks: list[Block] = plan.blocks(analysis, _)
+        if plan.anchor == "verdict" and charts["verdict"]:
+            blocks = [Fold(_("The same in words"), tuple(blocks))]
+        blocks = [*charts.get(plan.anchor, ()), *blocks]
         if blocks:
-            sections.append(Section(_(plan.title), plan.anchor, blocks))
+            sections.append(Section(_(plan.title), plan.anchor, tuple(blocks)))
     sections.append(Section(_("Runs"), "runs", tuple(run_list(analysis, _, folder))))
     return Document(
         _("Frozen query/key attention: what it costs"),

@@ -9,7 +9,7 @@ from enum import IntEnum
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.messages import Message
 from oelm.report import answers, comparisons, overview, run_list, summary
-from oelm.report.document import Block, Paragraph
+from oelm.report.document import Block
 from oelm.report.translate import Translator
 
 
@@ -25,27 +25,10 @@ class Shown(IntEnum):
 class SectionPlan:
     """A section of the report: its name, and the function that builds its content."""
 
-    anchor: str  # `plots.all_figures` gives the figures of each section under this name
+    anchor: str  # `charts.all_charts` gives the charts of each section under this name
     title: Message
     blocks: Callable[[Analysis, Translator], list[Block]]  # a section without blocks is left out
     shown: Shown
-
-
-MAX_CURVE_GROUPS = 12  # groups with training curves; more would take minutes to draw
-
-
-def missing_curves(analysis: Analysis, _: Translator) -> list[Block]:
-    """Return a remark if there are too many groups to draw the training curves of all; else []."""
-    groups = len(summary.by_group(analysis.comparisons.of("baseline")))
-    if groups <= MAX_CURVE_GROUPS:
-        return []
-    text = _(
-        "Curves are drawn for the first {drawn} of {n} groups; `oelm report STUDY` draws the curves of one "
-        "study.",
-        drawn=MAX_CURVE_GROUPS,
-        n=groups,
-    )
-    return [Paragraph(text)]
 
 
 SECTIONS = (
@@ -63,7 +46,7 @@ SECTIONS = (
     SectionPlan("where", Message("Where freezing works"), overview.where_freezing_works, Shown.ANALYZE_ALL),
     SectionPlan("costs", Message("Cost of each arm"), overview.cost_table, Shown.ANALYZE_ALL),
     SectionPlan("trend", Message("Across datasets"), overview.trend_table, Shown.ANALYZE_ALL),
-    SectionPlan("training", Message("Training"), missing_curves, Shown.REPORT),
+    SectionPlan("training", Message("Training"), lambda analysis, _: [], Shown.REPORT),
     SectionPlan("reported", Message("Reported and reproduced"), overview.reported_tables, Shown.ANALYZE_ALL),
     SectionPlan("limitations", Message("Limitations"), run_list.limitations, Shown.REPORT),
     SectionPlan("totals", Message("Finished and pending"), run_list.totals, Shown.ANALYZE_ALL),

@@ -32,18 +32,18 @@ def arm_curves(board: Board, arms: Sequence[Arm], measurement: str, _: Translato
             key = run.path.relative_to(board.root).as_posix()
             if key in board.runs:
                 column = board.metrics(key).columns.get(measurement, {})
-                seeds[key] = _Seed(_("seed {seed}", seed=run.seed), column, run.state == DIVERGED)
+                seeds[key] = Seed(_("seed {seed}", seed=run.seed), column, run.state == DIVERGED)
         lines.append((arm.name if arm.name != arm.id else arm.id, seeds))
-    return _chart(lines, measurement, _)
+    return chart(lines, measurement, _)
 
 
 def run_curves(board: Board, runs: Mapping[str, RunInfo], measurement: str, _: Translator) -> dict[str, Any]:
     """Return the chart of one measurement with one curve per run."""
     lines = [
-        (run.name, {key: _Seed(run.name, board.metrics(key).columns.get(measurement, {}), False)})
+        (run.name, {key: Seed(run.name, board.metrics(key).columns.get(measurement, {}), False)})
         for key, run in runs.items()
     ]
-    return _chart(lines, measurement, _)
+    return chart(lines, measurement, _)
 
 
 def measured(board: Board, keys: Iterable[str]) -> list[str]:
@@ -52,16 +52,15 @@ def measured(board: Board, keys: Iterable[str]) -> list[str]:
     return [name for name in MEASUREMENTS if name in known]
 
 
-class _Seed:
+class Seed:
     """One run of an arm: its name, its values, and whether it diverged."""
 
     def __init__(self, name: str, column: Column, diverged: bool) -> None:
         self.name, self.column, self.diverged = name, column, diverged
 
 
-def _chart(
-    lines: Sequence[tuple[str, Mapping[str, _Seed]]], measurement: str, _: Translator
-) -> dict[str, Any]:
+def chart(lines: Sequence[tuple[str, Mapping[str, Seed]]], measurement: str, _: Translator) -> dict[str, Any]:
+    """Return the chart of one measurement; `lines` are the arms: name and seeds, by the path of the run."""
     columns = [seed.column for _name, seeds in lines for seed in seeds.values()]
     width = _part_width(columns)
     steps = sorted({step for column in columns for step in _thinned(column, width)})
@@ -83,7 +82,7 @@ def _chart(
 
 
 def _line(
-    name: str, seeds: Mapping[str, _Seed], steps: Sequence[int], width: int, _: Translator
+    name: str, seeds: Mapping[str, Seed], steps: Sequence[int], width: int, _: Translator
 ) -> dict[str, Any]:
     """Return one arm: at each step the mean of the seeds that have a value there, and its t interval."""
     table = {key: _thinned(seed.column, width) for key, seed in seeds.items()}

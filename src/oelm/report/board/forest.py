@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from oelm.analysis.effects import measure
+from oelm.analysis.messages import Message
 from oelm.analysis.statistics import Estimate, is_wide
 from oelm.report import numbers
 from oelm.report.board.questions import ShownQuestion
@@ -14,6 +15,10 @@ from oelm.report.document import Tone
 from oelm.report.translate import Translator
 
 _MOST_PERCENT = 300.0
+CAPTIONS = {
+    "ppl": Message("Change of perplexity against the reference; lower is better."),
+    "accuracy": Message("Change of accuracy against the reference; higher is better."),
+}
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class RunMetrics:
         self._metrics = _Appended("metrics.jsonl")
         self._times = _Appended("step_times.bin")
 
-    def update(self, reader: RunReader) -> None:
+    def update(self, reader: RunReader, *, step_times: bool = True) -> None:
         """Read the new rows. A file that became shorter, or has other rows, is read from its start."""
         try:
             content, from_start = self._metrics.read(reader)
@@ -63,6 +63,8 @@ class RunMetrics:
             self._add_rows(rows + b"\n" if rows else b"", str(reader.path / "metrics.jsonl"))
         except (OelmError, OSError) as error:
             self.problem = str(error)
+        if not step_times:
+            return
         try:
             self._add_times(reader)
         except (OelmError, OSError):

@@ -16,7 +16,7 @@ from oelm.experiments.launch.worker import CONSOLE
 from oelm.report import numbers
 from oelm.report.answers import RULES
 from oelm.report.board.curves import measured
-from oelm.report.board.forest import by_seeds, forest
+from oelm.report.board.forest import CAPTIONS, by_seeds, forest
 from oelm.report.board.metrics import MEASUREMENTS
 from oelm.report.board.questions import ShownQuestion
 from oelm.report.board.snapshot import Board
@@ -34,10 +34,6 @@ _UNFINISHED = frozenset(STATES) - {"finished", "diverged"}
 _TONES: dict[str, Tone] = {"running": "good", "finished": "", "interrupted": "open", "queued": "open"}
 _PREFERRED = ("ppl", "accuracy", "validation_loss", "loss")  # what a chart shows first
 
-_METRICS = {
-    "ppl": Message("Change of perplexity against the reference; lower is better."),
-    "accuracy": Message("Change of accuracy against the reference; higher is better."),
-}
 _TIMES = {
     "total_wall_time": Message("wall time"),
     "mean_step_time": Message("mean step time"),
@@ -177,7 +173,7 @@ def forests(asked: Iterable[ShownQuestion], _: Translator) -> list[dict[str, Any
         plot = forest(same, _)
         about = [f"{_(q.asked)} · {_group_title(q.arm, _)}" for q in same]
         rows = list(zip(plot.rows, (q.key() for q in same), about, strict=True))
-        found.append({"caption": _(_METRICS[metric]), "rows": rows, "ticks": plot.ticks})
+        found.append({"caption": _(CAPTIONS[metric]), "rows": rows, "ticks": plot.ticks})
     return found
 
 
@@ -287,7 +283,7 @@ def question(board: Board, study: str, key: Mapping[str, str], _: Translator) ->
         "verdict": _(q.answer),
         "tone": q.tone,
         "sentences": [_(message) for message in q.sentences],
-        "caption": _(_METRICS[q.comparison.metric]),
+        "caption": _(CAPTIONS[q.comparison.metric]),
         "seeds": by_seeds(q, _),
         "flags": [_(message) for message in q.comparison.flags],
         "charts": charts(measured(board, keys), 2, _),
