@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from oelm.cli.main import main
-from oelm.experiments.resume.check import Case, Interruption, Reference, ResumeCheck
+from oelm.experiments.resume.check import PREEMPTIONS, Case, Interruption, Reference, ResumeCheck
 from oelm.experiments.resume.compare_runs import FileDifference
 
 
@@ -58,6 +58,11 @@ def test_a_preempted_run_is_compared_with_the_grace_period(
     text = capsys.readouterr().out
     assert "exited with code 75, which asks for requeueing, within 0.5 s" in text
     assert "asks SLURM for 120 s" in text
+    fake["SIGUSR1"] = Case(PREEMPTIONS[1], "failed", "no checkpoint")
+    assert main(["doctor", "--preempt", "--runs", str(tmp_path)]) == 1
+    text = capsys.readouterr().out
+    assert "failed: no checkpoint" in text
+    assert "exited with code 75" not in text
 
 
 def test_a_run_that_differs_is_shown_and_is_exit_code_1(

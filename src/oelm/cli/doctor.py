@@ -110,7 +110,7 @@ def _check_resume(
                     _print_case(cases[-1])
         if not json:
             print(_conclusion(reference, cases))
-            if preempted:
+            if preempted and all(case.ok for case in cases):
                 print(_time_to_stop(cases))
         reports.append(
             {
@@ -133,10 +133,12 @@ def _time_to_stop(cases: Sequence[Case]) -> str:
     from oelm.experiments.launch.slurm_options import SlurmOptions
 
     slowest = max((case.stop_seconds or 0.0 for case in cases if case.interruption.graceful), default=0.0)
+    grace = SlurmOptions().grace_seconds
+    enough = "" if slowest < grace else ", which is too short: ask your cluster's staff for a longer one"
     return (
         f"after a signal, a run wrote its checkpoint and exited with code {EXIT_INTERRUPTED}, which asks for "
         f"requeueing, within {slowest:.1f} s; `oelm run --on slurm` asks SLURM for "
-        f"{SlurmOptions().grace_seconds} s\n"
+        f"{grace} s{enough}\n"
     )
 
 

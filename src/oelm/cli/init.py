@@ -32,4 +32,5 @@ def init(
     print(f"{file}\n")
     print(f"  oelm show {file}      the arms and questions")
     print(f"  oelm run {file}       train all arms; the same command continues")
+    print(f"  oelm decide {file}    train seeds until the questions are answered")
     print("  oelm analyze          differences, intervals, answers")
