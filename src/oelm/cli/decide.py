@@ -96,6 +96,8 @@ def decide(
         data_dir=machine.data_dir,
     )
     arms = request.arms()
+    for note in request.left_out() if not json else ():
+        print(f"note: {note}")
     design = make_design(arms, max_seeds, rules)
     look = look_at(design, runs)
     require_questions(look, design)
