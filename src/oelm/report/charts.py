@@ -14,7 +14,7 @@ from oelm.report.answers import RULES
 from oelm.report.board.curves import Seed, chart
 from oelm.report.board.forest import CAPTIONS, forest
 from oelm.report.board.metrics import Column, RunMetrics
-from oelm.report.board.questions import Question, all_questions
+from oelm.report.board.questions import ShownQuestion, all_questions
 from oelm.report.document import Block, Chart, Charts, ForestPlot
 from oelm.report.sentences import group_title, place
 from oelm.report.summary import anchor, by_group, main_comparisons
@@ -41,10 +41,10 @@ def _key(c: Comparison | None) -> tuple[object, ...]:
     return (c.kind, c.arm.key, c.reference.id) if c else ()
 
 
-def forest_plots(questions: Sequence[Question], _: Translator) -> list[Block]:
+def forest_plots(questions: Sequence[ShownQuestion], _: Translator) -> list[Block]:
     """Return one forest plot for each study and metric of questions that have a comparison."""
 
-    def study_and_metric(q: Question) -> tuple[str, str]:
+    def study_and_metric(q: ShownQuestion) -> tuple[str, str]:
         return q.study, q.comparison.metric if q.comparison else ""
 
     made: list[Block] = []
