@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from oelm.analysis.questions import GIVEN_UP, NO_VERDICT
+from oelm.config.run_config import QuestionConfig
 from oelm.errors import UsageError
 from oelm.experiments.decide.look import Design, look_at
 from oelm.experiments.decide.loop import decide_study, exit_code, lock_studies
@@ -196,3 +197,23 @@ def test_the_analysis_knows_the_sequential_rule_and_says_where_it_stopped(tmp_pa
     assert far.effect.interval == outcome.questions[0].estimate.interval
     assert far.effect.level > 0.98
     assert (near.target.outcome, near.target.needed.limit) == ("undecided", "given up")
+
+
+def asking(config, *questions: QuestionConfig):
+    return replace(config, compare=replace(config.compare, questions=questions))
+
+
+def test_questions_of_a_study_file_replace_the_pre_set_ones(tmp_path):
+    far = asking(FAR, QuestionConfig(BASE.id, "non-inferior", 0.1), QuestionConfig(BASE.id, "superior", 0.0))
+    outcome = run(tmp_path, BASE, far)
+    assert [(q.rule.name, q.state, q.n) for q in outcome.questions] == [
+        ("non-inferior", "missed", 4),
+        ("superior", "missed", 3),
+    ]
+    answered = analyze(tmp_path).answers
+    assert [(a.verdict.outcome, a.verdict.stopped) for a in answered] == [("missed", 4), ("missed", 3)]
+
+
+def test_a_margin_of_zero_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="with a margin of zero no number of seeds"):
+        run(tmp_path, BASE, asking(FAR, QuestionConfig(BASE.id, "non-inferior", 0.0)))
