@@ -11,18 +11,20 @@ import pytest
 from oelm.analysis.statistics import difference
 from oelm.analysis.verdict import ACCURACY_TARGET, PPL_TARGET, decide
 from oelm.cli.demo import short_result
+from oelm.methods.presets import find_method
 
 
-def language_model(ratios: list[float], method: str = "oelm-freeze") -> Any:
+def language_model(ratios: list[float], method: str = "oelm-freeze", kind: str = "baseline") -> Any:
     effect = difference(
         {s: math.log(r) for s, r in enumerate(ratios)}, dict.fromkeys(range(len(ratios)), 0.0)
     )
-    arm = SimpleNamespace(method=SimpleNamespace(name=method), config=SimpleNamespace(task="lm"))
-    return SimpleNamespace(arm=arm, metric="ppl", effect=effect, target=decide(PPL_TARGET, effect))
+    config = SimpleNamespace(task="lm")
+    arm = SimpleNamespace(method=find_method(method), config=config, key=method)
+    return SimpleNamespace(arm=arm, metric="ppl", effect=effect, target=decide(PPL_TARGET, effect), kind=kind)
 
 
 def lines(*comparisons: Any) -> list[str]:
-    found = SimpleNamespace(of=lambda kind: [c for c in comparisons if kind == "baseline"])
+    found = SimpleNamespace(of=lambda kind: [c for c in comparisons if kind == c.kind])
     return list(short_result(SimpleNamespace(comparisons=found)))  # type: ignore[arg-type]
 
 
@@ -36,24 +38,36 @@ def lines(*comparisons: Any) -> list[str]:
     ],
 )
 def test_one_line_has_the_cost_its_interval_and_the_decision(ratios: list[float], decision: str) -> None:
-    compared, result = lines(language_model(ratios), language_model([2.0, 2.1, 2.2], "oelm-plus"))
+    compared, result = lines(language_model(ratios), language_model([2.0, 2.1, 2.2], "oelm-lowrank"))
     assert compared.startswith("Compared: ")
-    assert result.startswith("Language model: freezing changes perplexity by +")
+    assert result.startswith("Language model, oelm-freeze: perplexity +")
     assert f"n = {len(ratios)}" in result
     assert ("95 % confidence interval " in result) == (len(ratios) > 1)
     assert decision in result
 
 
+def test_a_method_with_extras_is_also_compared_with_its_control() -> None:
+    """Otherwise a gain of the extras would look like a gain of freezing."""
+    frozen, biases = language_model([1.2, 1.21]), language_model([0.95, 0.94], "oelm-bias")
+    control = language_model([1.03, 1.02], "oelm-bias", "control")
+    _, first, second, third = lines(biases, control, frozen, language_model([1.1, 1.1], kind="control"))
+    assert first.startswith("Language model, oelm-freeze: perplexity +2")
+    assert second.startswith("Language model, oelm-bias: perplexity −5")
+    assert third.startswith(
+        "  Against the same network with trained query/key projections: perplexity +2.5 %"
+    )
+
+
 def test_a_difference_of_accuracy_is_in_points() -> None:
     effect = difference({0: 80.0, 1: 81.0, 2: 80.5}, {0: 80.5, 1: 81.4, 2: 81.1})
     arm = SimpleNamespace(
-        method=SimpleNamespace(name="oelm-freeze"), config=SimpleNamespace(task="classification")
+        method=find_method("oelm-freeze"), config=SimpleNamespace(task="classification"), key="arm"
     )
     target = decide(ACCURACY_TARGET, difference({0: -0.01, 1: -0.012}, {0: 0.0, 1: 0.0}))
-    (_, result) = lines(SimpleNamespace(arm=arm, metric="accuracy", effect=effect, target=target))
-    assert result.startswith(
-        "Classifier: freezing changes accuracy by −0.50 points (95 % confidence interval −"
+    (_, result) = lines(
+        SimpleNamespace(arm=arm, metric="accuracy", effect=effect, target=target, kind="baseline")
     )
+    assert result.startswith("Classifier, oelm-freeze: accuracy −0.50 points (95 % confidence interval −")
 
 
 def test_without_finished_runs_there_is_no_comparison() -> None:

@@ -269,7 +269,7 @@ def test_arms_of_the_demo_differ_in_nothing_but_their_method() -> None:
     assert check_arms([e.at("mini", 0) for e in arms]) == []
     assert {e.id: e.control for e in arms if e.control} == {
         "DEMO-LM-oelm-freeze": "DEMO-LM-orthogonal-init",
-        "DEMO-LM-oelm-random-matched": "DEMO-LM-orthogonal-init",
+        "DEMO-LM-oelm-bias": "DEMO-LM-trained-bias",
         "DEMO-LM-oelm-plus": "DEMO-LM-trained-plus",
         "DEMO-CLS-oelm-freeze": "DEMO-CLS-orthogonal-init",
     }

@@ -103,7 +103,7 @@ def test_demo_writes_a_report_and_does_not_repeat_finished_runs(tmp_path, capsys
     assert "n = 1" in out
     report = tmp_path / "demo" / "report.html"
     assert out.splitlines()[-1] == str(report)
-    assert "oelm-random-matched" in report.read_text(encoding="utf-8")
+    assert "oelm-bias" in report.read_text(encoding="utf-8")
     before = sorted((p, p.stat().st_mtime_ns) for p in (tmp_path / "demo").rglob("results.json"))
     assert len(before) == total
     assert main(words) == 0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from oelm.analysis.compare import Comparison
 
 STUDY = "demo"
-METHOD = "oelm-freeze"  # the method that the short result compares with the baseline
+METHODS = ("oelm-freeze", "oelm-bias", "oelm-plus")  # the frozen arms that the short result compares
 
 
 def demo(
@@ -115,25 +115,33 @@ def _print_results(runs: str, output: Path, lang: str) -> Path:
 
 
 def short_result(analysis: Analysis) -> Iterator[str]:
-    """Yield lines of text: what was compared, what freezing costs, and whether the cost is below 5 %."""
-    found = [c for c in analysis.comparisons.of("baseline") if c.arm.method.name == METHOD]
+    """Yield lines of text: what was compared, what each frozen method costs, and whether that is below 5 %.
+
+    The second comparison of a method with extras is with its control, which has the same extras and init.
+    """
+    comparisons = analysis.comparisons
+    found = [c for name in METHODS for c in comparisons.of("baseline") if c.arm.method.name == name]
     if not found:
         yield "No comparison yet: no seed has finished with frozen and with trained query/key projections."
         return
-    yield "Compared: frozen orthogonal query/key projections (oelm-freeze) with a model trained in full."
-    for comparison in found:
-        yield f"{_cost(comparison)} {_decision(comparison)}"
+    yield "Compared: frozen orthogonal query/key projections with a model trained in full."
+    for c in found:
+        task = {"lm": "Language model", "classification": "Classifier"}.get(c.arm.config.task, "Model")
+        yield f"{task}, {c.arm.method.name}: {_change(c)} {_decision(c)}"
+        if c.arm.method.has_extras:
+            for control in comparisons.of("control"):
+                if control.arm.key == c.arm.key:
+                    yield f"  Against the same network with trained query/key projections: {_change(control)}"
 
 
-def _cost(c: Comparison) -> str:
-    """Return a sentence with the cost of freezing, its confidence interval and the number of seeds."""
+def _change(c: Comparison) -> str:
+    """Return the change of the metric, its confidence interval and the number of seeds."""
     from oelm.report.numbers import effect
 
-    task = {"lm": "Language model", "classification": "Classifier"}.get(c.arm.config.task, c.arm.config.task)
     metric, unit = ("perplexity", "") if c.metric == "ppl" else ("accuracy", " points")
     if c.effect is None:
-        return f"{task}: the runs cannot be compared."
-    change = f"{task}: freezing changes {metric} by {effect(c.effect, c.metric)}{unit}"
+        return "the runs cannot be compared."
+    change = f"{metric} {effect(c.effect, c.metric)}{unit}"
     if c.effect.interval is None:
         return f"{change} (n = {c.effect.n}, so there is no confidence interval)."
     low, high = (effect(replace(c.effect, value=bound), c.metric) for bound in c.effect.interval)
@@ -141,7 +149,7 @@ def _cost(c: Comparison) -> str:
 
 
 def _decision(c: Comparison) -> str:
-    """Return a sentence that says whether freezing is decided to cost less than 5 %."""
+    """Return a sentence that says whether the method is decided to cost less than 5 %."""
     from oelm.analysis.verdict import MET, MISSED, NO_INTERVAL, UNDECIDED
 
     return {

