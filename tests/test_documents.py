@@ -114,6 +114,17 @@ def test_code_of_the_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> Non
     assert not any(p.requires_grad for n, p in model.named_parameters() if ".query." in n)
 
 
+@pytest.mark.parametrize("page", ["own-loop", "accelerate", "lightning"])
+def test_code_of_the_pages_about_training_loops_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if page != "own-loop":
+        pytest.importorskip(page)
+    monkeypatch.chdir(tmp_path)
+    run_blocks(HOWTO / f"{page}.md")  # each page ends with an audit
+    assert page == "own-loop" or (tmp_path / "trained" / "oelm.json").is_file()
+
+
 def test_code_of_the_page_about_choosing_modules_runs(capsys: pytest.CaptureFixture[str]) -> None:
     page = HOWTO / "choose.md"
     model = run_blocks(page)["model"]

@@ -10,8 +10,8 @@ import oelm
 from oelm.errors import UsageError
 
 
-class ScheduleFree(torch.optim.Optimizer):
-    """Like Lion: the state is one tensor per parameter; it can decay parameters without a gradient."""
+class Lion(torch.optim.Optimizer):
+    """The state is one tensor per parameter; like some Muons, it can decay parameters without a gradient."""
 
     def __init__(self, params, lr=1e-2, weight_decay=0.0, decays_without_gradient=False):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
@@ -34,7 +34,8 @@ OPTIMIZERS = {
     "adamw": torch.optim.AdamW,
     "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9),
     "adafactor": lambda groups: Adafactor(groups, scale_parameter=False, relative_step=False),
-    "schedule-free": ScheduleFree,
+    "lion": Lion,
+    "schedule-free": lambda groups: pytest.importorskip("schedulefree").AdamWScheduleFree(groups),
     "muon-and-adamw": lambda groups: (
         torch.optim.Muon([{**g, "params": matrices} for g in groups if (matrices := _split(g, True))]),
         torch.optim.AdamW([{**g, "params": others} for g in groups if (others := _split(g, False))]),
@@ -61,6 +62,8 @@ def test_frozen_tensors_do_not_change_and_all_others_train(kind, monkeypatch):
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     made = OPTIMIZERS[kind](oelm.param_groups(model, lr=1e-2, weight_decay=0.1))
     optimizers = made if isinstance(made, tuple) else (made,)
+    for optimizer in optimizers:
+        getattr(optimizer, "train", lambda: None)()  # schedule-free optimizers have two modes
     for _ in range(2):
         step(model, optimizers)
     report = oelm.audit(model, made)
@@ -73,7 +76,7 @@ def test_frozen_tensors_do_not_change_and_all_others_train(kind, monkeypatch):
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_an_optimizer_that_decays_without_a_gradient_is_reported(decay):
     model = applied_model("gpt2")
-    optimizer = ScheduleFree(model.parameters(), weight_decay=decay, decays_without_gradient=True)
+    optimizer = Lion(model.parameters(), weight_decay=decay, decays_without_gradient=True)
     step(model, [optimizer])
     found = faults(oelm.audit(model, optimizer))
     query = next(name for name in found if name.endswith("c_attn.q.weight"))
@@ -84,7 +87,7 @@ def test_an_optimizer_that_decays_without_a_gradient_is_reported(decay):
 
 def test_an_optimizer_state_may_be_a_tensor():
     model = applied_model("gpt2")
-    optimizer = ScheduleFree(model.parameters())
+    optimizer = Lion(model.parameters())
     query = model.transformer.h[0].attn.c_attn.q.weight
     optimizer.state[query] = torch.zeros_like(query)
     assert (
