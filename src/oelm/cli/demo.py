@@ -115,23 +115,23 @@ def _print_results(runs: str, output: Path, lang: str) -> Path:
 
 
 def short_result(analysis: Analysis) -> Iterator[str]:
-    """Yield lines of text: what was compared, what each frozen method costs, and whether that is below 5 %.
+    """Yield lines of text: what was compared, then what each frozen method costs, and if that is below 5 %.
 
-    The second comparison of a method with extras is with its control, which has the same extras and init.
+    The control of a method with extras has the same extras: a gain against the baseline alone could come from
+    them and not from freezing.
     """
-    comparisons = analysis.comparisons
-    found = [c for name in METHODS for c in comparisons.of("baseline") if c.arm.method.name == name]
+    baseline = analysis.comparisons.of("baseline")
+    controls = {c.arm.key: c for c in analysis.comparisons.of("control") if c.arm.method.has_extras}
+    found = [c for name in METHODS for c in baseline if c.arm.method.name == name]
     if not found:
         yield "No comparison yet: no seed has finished with frozen and with trained query/key projections."
         return
-    yield "Compared: frozen orthogonal query/key projections with a model trained in full."
+    yield "Change when query/key projections are frozen, against the model trained in full (95 % interval):"
     for c in found:
-        task = {"lm": "Language model", "classification": "Classifier"}.get(c.arm.config.task, "Model")
-        yield f"{task}, {c.arm.method.name}: {_change(c)} {_decision(c)}"
-        if c.arm.method.has_extras:
-            for control in comparisons.of("control"):
-                if control.arm.key == c.arm.key:
-                    yield f"  Against the same network with trained query/key projections: {_change(control)}"
+        task = {"lm": "language model", "classification": "classifier"}.get(c.arm.config.task, "model")
+        control = controls.get(c.arm.key)
+        own = f"; against its control {_change(control)}" if control else ""
+        yield f"  {c.arm.method.name}, {task}: {_change(c)}, {_decision(c)}{own}"
 
 
 def _change(c: Comparison) -> str:
@@ -140,21 +140,21 @@ def _change(c: Comparison) -> str:
 
     metric, unit = ("perplexity", "") if c.metric == "ppl" else ("accuracy", " points")
     if c.effect is None:
-        return "the runs cannot be compared."
+        return "the runs cannot be compared"
     change = f"{metric} {effect(c.effect, c.metric)}{unit}"
     if c.effect.interval is None:
-        return f"{change} (n = {c.effect.n}, so there is no confidence interval)."
+        return f"{change} (n = {c.effect.n})"
     low, high = (effect(replace(c.effect, value=bound), c.metric) for bound in c.effect.interval)
-    return f"{change} (95 % confidence interval {low} to {high}{unit}, n = {c.effect.n} seeds)."
+    return f"{change} ({low} to {high}, n = {c.effect.n})"
 
 
 def _decision(c: Comparison) -> str:
-    """Return a sentence that says whether the method is decided to cost less than 5 %."""
+    """Return whether the method is decided to cost less than 5 %."""
     from oelm.analysis.verdict import MET, MISSED, NO_INTERVAL, UNDECIDED
 
     return {
-        MET: "Decided: the cost is below the margin of 5 %.",
-        MISSED: "Decided: the cost is above the margin of 5 %.",
-        UNDECIDED: "Not decided: the interval includes the margin of 5 %; more seeds make it narrower.",
-        NO_INTERVAL: "Not decided: more than one seed is needed.",
-    }.get(c.target.outcome, "No verdict; the details say why.")
+        MET: "costs less than 5 %",
+        MISSED: "costs more than 5 %",
+        UNDECIDED: "undecided, more seeds are needed",
+        NO_INTERVAL: "undecided, more than one seed is needed",
+    }.get(c.target.outcome, "no verdict, the details say why")
