@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,12 @@ import torch
 
 from oelm.experiments.resume.check import KILLS, PREEMPTIONS, judge
 from oelm.experiments.resume.compare_runs import FileDifference, compare_runs
+from oelm.experiments.resume.interrupt_at import wait_at
 from oelm.files.atomic import write_json
 from oelm.runs.folder import RunFolder
+from oelm.training import loop
 from oelm.training.checkpoints.file import save_checkpoint
+from oelm.training.signals import signals_to_handle
 
 
 @pytest.fixture
@@ -77,3 +81,16 @@ def test_the_interruptions_cover_steps_checkpoints_and_signals() -> None:
     moments = {(i.moment, i.signal.name) for i in KILLS}
     assert {("step", "SIGKILL"), ("checkpoint", "SIGKILL"), ("step", "SIGTERM")} <= moments
     assert {"SIGTERM", "SIGUSR1", "SIGUSR2"} <= {i.signal.name for i in PREEMPTIONS}
+
+
+def test_the_interrupted_run_handles_sighup_also_under_nohup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`nohup` makes a process and its children ignore SIGHUP, which the check sends on purpose."""
+    monkeypatch.setattr(loop, "clip_gradients", loop.clip_gradients)  # wait_at replaces it
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        wait_at("step", 1, tmp_path / "marker")
+        assert signal.SIGHUP in signals_to_handle()
+    finally:
+        signal.signal(signal.SIGHUP, before)

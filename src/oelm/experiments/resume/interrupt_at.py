@@ -8,6 +8,7 @@ signal always arrives at the chosen moment.
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ def wait_at(moment: str, number: int, marker: Path) -> None:
 
     from oelm.training import loop
 
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` makes processes ignore it, but the check sends it
     calls = 0
 
     def wait_if_due() -> None:
