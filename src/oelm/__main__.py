@@ -1,4 +1,7 @@
-"""The command `oelm`, also as `python -m oelm`. Without the libraries of the command line, it says so."""
+"""Entry point of the command `oelm`, which `python -m oelm` also starts.
+
+If a library that the command line needs is not installed, the command prints how to install it.
+"""
 
 import sys
 from typing import NoReturn
@@ -7,7 +10,7 @@ from oelm.errors import missing_library
 
 
 def entry() -> NoReturn:
-    """Run `oelm` with the arguments of this process, and exit."""
+    """Run the command `oelm` with the arguments in `sys.argv`, and exit with the exit code of the command."""
     try:
         from oelm.cli.main import entry as run
     except ModuleNotFoundError as error:

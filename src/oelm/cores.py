@@ -11,22 +11,27 @@ from pathlib import Path
 
 
 def usable_cores() -> int:
-    """Return the number of cores this process may use: its CPU affinity, limited by its cgroup's CPU quota.
+    """Return the number of CPU cores that this process may use.
 
-    A container or a SLURM job often gets fewer cores than the machine has.
+    It is the number of cores in the CPU affinity of the process, or the CPU quota of its cgroup if that is
+    smaller. A container or a SLURM job often gets fewer cores than the machine has.
     """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(affinity, cgroup_quota())))
 
 
 def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
-    """Return the smallest CPU quota, in cores, of this process's cgroup (v1 or v2) and its parents."""
+    """Return the smallest CPU quota, in cores, of this process's cgroup (v1 or v2) and its parent cgroups.
+
+    The result is infinity if no quota is set. `root` is the folder of the cgroup file system, and `own` is
+    the file that lists the cgroups of this process.
+    """
     folders = {root, root / "cpu"}
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    for line in lines:  # "0::/path" in version 2, "4:cpu,cpuacct:/path" in version 1
+    for line in lines:  # a line is "0::/path" in cgroup version 2, "4:cpu,cpuacct:/path" in version 1
         _, controllers, path = line.split(":", 2)
         if controllers == "" or "cpu" in controllers.split(","):
             base = root if controllers == "" else root / "cpu"
@@ -36,7 +41,7 @@ def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
 
 
 def _quota(folder: Path) -> float:
-    """Return the quota in cores that one cgroup folder sets, or infinity if it sets none."""
+    """Return the CPU quota, in cores, that one cgroup folder sets, or infinity if it sets none."""
     try:
         if (folder / "cpu.max").is_file():
             quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
@@ -52,7 +57,8 @@ def _quota(folder: Path) -> float:
 def peak_memory() -> int:
     """Return the peak memory of this process in bytes.
 
-    Linux' VmHWM is preferred, because the peak of getrusage includes that of the parent process.
+    On Linux the value is VmHWM of /proc/self/status, because the peak that getrusage() reports includes the
+    peak of the parent process.
     """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")

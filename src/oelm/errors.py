@@ -34,8 +34,8 @@ class TransientError(OelmError):
 class UsageError(OelmError):
     """An unknown name or an invalid flag or value. The command line exits with code 2.
 
-    `field` is the dotted name of the field that is wrong, such as "optim.lr", if the error is about one. The
-    reader of a file finds its line by it.
+    `field` is the dotted name of the wrong field, such as "optim.lr"; "" if the error is not about a field.
+    The code that reads a YAML file uses it to add the line number to the message.
     """
 
     exit_code = 2
@@ -45,7 +45,7 @@ class UsageError(OelmError):
         self.field = field
 
 
-#: The extra of this package that installs each optional library, by the name under which it is imported.
+#: {import name of an optional library: the extra of oelm that installs it, as in `pip install 'oelm[hf]'`}
 EXTRA_OF: dict[str, str] = {
     **dict.fromkeys(("accelerate", "huggingface_hub", "transformers"), "hf"),
     **dict.fromkeys(("jinja2", "matplotlib", "rich", "scipy", "yaml"), "report"),
@@ -56,7 +56,9 @@ EXTRA_OF: dict[str, str] = {
 
 
 def missing_library(error: ModuleNotFoundError, needed_by: str) -> OelmError | None:
-    """Return the error with the pip line that installs a missing optional library; None for other modules.
+    """Return an error that says how to install the missing library; None if oelm has no extra for it.
+
+    `needed_by` is the feature that needs the library, the start of the message.
 
     >>> print(missing_library(ModuleNotFoundError(name="datasets"), "`oelm data`"))
     `oelm data` needs datasets, which is not installed.
@@ -72,10 +74,11 @@ def missing_library(error: ModuleNotFoundError, needed_by: str) -> OelmError | N
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str], see: str = "", field: str = "") -> UsageError:
-    """Return the error for a name that is not in `valid`; it suggests the nearest valid name.
+    """Return the error for a name that is not in `valid`; the message suggests the nearest valid name.
 
-    `see` names a command that lists all valid names; use it where they are too many to print.
-    `field` is the dotted name of the field that has this name as its value.
+    `kind` says what is named, such as "method". `see` is a command that lists all valid names; pass it where
+    there are too many names to print. `field` is the dotted name of the field that has the unknown name as
+    its value.
 
     >>> str(unknown_name("method", "oelm-freze", ["baseline", "oelm-freeze"]))
     "unknown method 'oelm-freze'; did you mean 'oelm-freeze'? Valid: baseline, oelm-freeze"
@@ -91,7 +94,7 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], see: str = "", fiel
 
 
 def first_line(error: Exception) -> str:
-    """Return the type and the first line of an error of another library, to be quoted in a message.
+    """Return "type: first line" of an exception from another library, to quote it in a message of oelm.
 
     >>> first_line(ValueError("no such file.\\nLong explanation"))
     'ValueError: no such file'

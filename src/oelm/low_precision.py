@@ -1,7 +1,8 @@
 """Test in a separate process whether this CPU can multiply bf16 and fp16 matrices.
 
-Some CPUs and virtual machines report instructions such as amx_bf16 but kill the process with SIGILL when one
-is executed. Therefore no bf16 or fp16 matmul runs on a CPU before this probe has passed.
+Some CPUs and virtual machines report that they support instructions such as amx_bf16, but a process that
+executes one is killed by SIGILL. Therefore no bf16 or fp16 matmul runs on a CPU before this test (the
+"probe") has passed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from oelm.errors import UsageError
 
 LowPrecision = Literal["bf16", "fp16"]
 
-# The matrices are as large as in a training step, because small ones use other CPU instructions.
-# The program prints the speed relative to fp32: a CPU that emulates the format may be ten times slower.
+# The matrices are as large as in a training step, because small matmuls use other CPU instructions.
+# The program prints the speed relative to fp32, because a CPU that emulates bf16 may be ten times slower.
 _PROBE = """
 import sys, time, torch
 seconds = []
@@ -36,7 +37,7 @@ _TIMEOUT = 120.0
 
 
 class Probe(NamedTuple):
-    """The result of a probe; `detail` completes the sentence "the probe ..."."""
+    """The result of a probe; `detail` completes the sentence "the probe ...", e.g. "was killed by SIGILL"."""
 
     passed: bool
     detail: str
@@ -44,7 +45,7 @@ class Probe(NamedTuple):
 
 @cache
 def probe_cpu_matmul(dtype: LowPrecision) -> Probe:
-    """Run forward and backward matmuls in `dtype` in a separate process. The result is cached."""
+    """Test in a separate process whether forward and backward matmuls in `dtype` work; cache the result."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROBE, dtype],
@@ -71,10 +72,10 @@ def _signal_name(number: int) -> str:
 
 
 def require_cpu_matmul(dtype: LowPrecision, what: str, instead: str) -> Probe:
-    """Return the result of the probe; raise UsageError if it failed.
+    """Return the result of `probe_cpu_matmul(dtype)`; raise UsageError if the probe failed.
 
-    The error says that `what` (a feature that needs these matmuls) does not work on this CPU, followed by
-    `instead`, a sentence with the alternative.
+    The message says that `what` (a feature that needs matmuls in `dtype`) does not work on this CPU. It ends
+    with `instead`, a sentence that says what to do instead.
     """
     probe = probe_cpu_matmul(dtype)
     if not probe.passed:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-# Control characters (C0, C1 and ESC, which starts terminal commands), line and paragraph separators,
+# Matches control characters (C0 and C1; ESC starts terminal commands), line and paragraph separators,
 # characters that reorder or hide text (bidirectional controls, zero-width characters, the byte order mark),
-# and lone surrogates, which stand for the bytes of a file name that is not UTF-8.
+# and lone surrogates, by which Python represents the bytes of a file name that is not UTF-8.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufff9-\ufffb]"
 )
@@ -25,7 +25,7 @@ def printable(text: object, *, lines: bool = False) -> str:
 
 
 def printable_json(text: str) -> str:
-    r"""Return the JSON document `text` with control characters as \u escapes; its value is the same.
+    r"""Return the JSON text `text` with control characters written as \u escapes, which keeps its value.
 
     >>> printable_json('"\x9b2J"') == '"' + chr(92) + 'u009b2J"'
     True

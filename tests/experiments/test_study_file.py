@@ -97,7 +97,12 @@ def test_arms_become_experiments_that_differ_only_in_their_method(tmp_path: Path
             3,
             "'tinny'; did you mean 'tiny'?",
         ),
-        ("width: 32, layers: 2, heads: 4", "hub: bert-base-uncased", 3, "task lm trains our GPT only"),
+        (
+            "width: 32, layers: 2, heads: 4",
+            "hub: bert-base-uncased",
+            3,
+            "task lm cannot train",
+        ),
         ("tokens: 100000", "steps: -5", 10, "budget.steps must be at least 0, not -5"),
         ("tokens: 100000", "tokens: 100000, epochs: 1", 10, "budget.tokens: tokens is for"),
         ("seeds: [3, 4]", "seeds: []", 11, "seeds: needs at least one seed"),

@@ -196,7 +196,7 @@ def forged(
     ],
 )
 def test_only_files_of_run_folders_are_accepted(tmp_path: Path, name: str) -> None:
-    with pytest.raises(OelmError, match="refused, not a file of a run folder"):
+    with pytest.raises(OelmError, match="is not a file of a run folder"):
         merge(forged(tmp_path / "x.tar.gz", name), tmp_path / "deep" / "runs")
     assert not (tmp_path / "deep").exists()
 
@@ -271,11 +271,11 @@ def test_archives_that_unpack_to_far_more_than_they_are_get_refused(
     with pytest.raises(OelmError, match="would unpack to"):
         merge(log, tmp_path / "runs")
     monkeypatch.setattr(archive, "_INDEX_BYTES", 1000)
-    with pytest.raises(OelmError, match="the index is larger"):
+    with pytest.raises(OelmError, match="its index is larger"):
         verify(forged(tmp_path / "index.tar.gz", index=b" " * 2000))
     # a header of a member may be as large as it likes, and tarfile reads it into memory
     long_name = forged(tmp_path / "name.tar.gz", pax_headers={"comment": "x" * 3 * MIB})
-    with pytest.raises(OelmError, match="more than its index lists"):
+    with pytest.raises(OelmError, match="larger than its index says"):
         verify(long_name)
     assert not (tmp_path / "runs").exists()
 

@@ -167,8 +167,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "data after the end": (lambda: one_line() + b"more", "data after the last run"),
     "no line end": (lambda: packed("{}"), "data after the last run"),
     "not JSON": (lambda: packed("{ half\n"), "line 1: not JSON"),
-    "a list": (lambda: packed("[]\n"), "expected an object"),
-    "no files": (lambda: one_line(files=None), "expected an object"),
+    "a list": (lambda: packed("[]\n"), "expected a JSON object"),
+    "no files": (lambda: one_line(files=None), "expected a JSON object"),
     "a changed file": (lambda: one_line(files={"config.yaml": "id: y\n"}), "has changed"),
     "no hash": (lambda: one_line(sha256={}), "has changed"),
     "a file that is not text": (lambda: one_line(files={"config.yaml": 3}), "not a file of a run"),
@@ -177,8 +177,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a run outside": (lambda: one_line(run="../x/scale=smoke/seed=0"), "not the path of a run"),
     "an unprintable run": (lambda: one_line(run=f"\x1b[2J{PLACE}"), "not the path of a run"),
     "a huge seed": (lambda: one_line(run=PLACE + "0" * 30), "not the path of a run"),
-    "one huge line": (lambda: lzma.compress(b"x" * 3_000_000), "more than the results of any study"),
-    "many lines": (lambda: packed("\n" * 6_000_000), "not JSON|more than the results of any study"),
+    "one huge line": (lambda: lzma.compress(b"x" * 3_000_000), "refused, because it unpacks"),
+    "many lines": (lambda: packed("\n" * 6_000_000), "not JSON|refused, because it unpacks"),
 }
 
 

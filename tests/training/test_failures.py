@@ -153,7 +153,7 @@ def test_a_folder_whose_run_failed_at_set_up_accepts_another_config(tmp_path, ma
     with pytest.raises(UsageError, match="needs a CUDA device"):
         fit(impossible, tmp_path, machine)
     assert fit(make("lm", budget={"steps": 2}), tmp_path, machine).state == "finished"
-    with pytest.raises(UsageError, match="holds a run with another config"):
+    with pytest.raises(UsageError, match="contains a run with a different config"):
         fit(impossible, tmp_path, machine)
 
 
@@ -244,8 +244,8 @@ def test_a_small_file_system_that_is_full(tmp_path, machine, make):
         ({"budget": {"log_every": 0}}, r"budget\.log_every must be at least 1"),
         ({"data": {"pad_to_max": True}}, r"pad_to_max is for classification"),
         ({"model": {"name": "smok"}}, "did you mean 'smoke'"),
-        ({"model": {"pretrained": True}}, "pretrained is for transformers models"),
-        ({"model": {"family": "hf", "name": "tiny-bert"}}, "task lm trains our GPT"),
+        ({"model": {"pretrained": True}}, "the built-in GPT has no pretrained weights"),
+        ({"model": {"family": "hf", "name": "tiny-bert"}}, "task lm cannot train a transformers model"),
         ({"data": {"dataset": "storys"}}, "did you mean 'stories'"),
         ({"data": {"dataset": "stories-2way"}}, "is for classification"),
         ({"data": {"max_length": 0}}, "max_length must be at least 1"),

@@ -10,14 +10,14 @@ from oelm.config.run_config import RunConfig
 
 
 def config_diff(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Return {dotted field name: (value in a, value in b)} of the differing fields that affect results."""
+    """Return {dotted field name: (value in a, value in b)} of the fields that differ and affect results."""
     left, right = (dict(_flatten(to_mapping(c, compared_only=True))) for c in (a, b))
     names = list(left) + [name for name in right if name not in left]
     return {n: (left.get(n), right.get(n)) for n in names if left.get(n) != right.get(n)}
 
 
 def diff_lines(a: RunConfig, b: RunConfig) -> list[str]:
-    """Return one line per differing field, such as `optim.lr: 0.001 -> 0.01`, for an error message."""
+    """Return one line per field that differs, such as `optim.lr: 0.001 -> 0.01`, for an error message."""
     return [f"  {name}: {old!r} -> {new!r}" for name, (old, new) in config_diff(a, b).items()]
 
 

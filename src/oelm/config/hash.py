@@ -11,9 +11,10 @@ from oelm.config.run_config import RunConfig, TuneConfig
 
 
 def config_hash(config: RunConfig) -> str:
-    """Return the SHA-256 of all fields that affect results, so not of the texts that describe the method.
+    """Return the SHA-256 of all fields that affect results. Descriptive texts, such as a method's, do not.
 
-    A tuning trial does not depend on the grid that it belongs to, so a grid can grow and keep its trials.
+    The hash of a tuning trial leaves out the grid of learning rates that the trial belongs to. If the user
+    adds a learning rate to the grid, the finished trials therefore keep their hash and are used again.
     """
     if config.tune.trial:
         config = replace(config, tune=TuneConfig(trial=True))

@@ -15,10 +15,10 @@ from oelm.data.tokenize.tokenizer_files import check_tokenizer_name
 from oelm.errors import UsageError, unknown_name
 from oelm.models.sizes import TINY, gpt_config, gpt_shape
 
-MIN_DENOISING_WINDOW = 8  # tokens of one row; a shorter row has too few tokens to mask some and keep some
+MIN_DENOISING_WINDOW = 8  # tokens per row; a shorter row has too few tokens to mask some and keep the others
 
-#: (section, field, minimum, maximum). Many values outside these ranges would not fail but train something
-#: else: a negative final learning rate, for example, would maximise the loss.
+#: (section, field, minimum, maximum). Many values outside these ranges would not raise an error but train
+#: a different model: with a negative final learning rate, for example, training would maximise the loss.
 _RANGES: tuple[tuple[str, str, float, float], ...] = (
     ("budget", "batch_size", 1, math.inf),
     ("budget", "accumulation", 1, math.inf),
@@ -45,7 +45,7 @@ _RANGES: tuple[tuple[str, str, float, float], ...] = (
 
 
 def check_config(config: RunConfig, data_dir: str = "") -> None:
-    """Raise UsageError for impossible values, unknown names and fields that would have no effect."""
+    """Raise UsageError if a value is impossible, a name is unknown, or a field that is set has no effect."""
     for section, name, least, most in _RANGES:
         value = getattr(getattr(config, section), name)
         if not least <= value <= most:
@@ -57,11 +57,13 @@ def check_config(config: RunConfig, data_dir: str = "") -> None:
     if not 0 <= config.seed < 2**63:
         raise UsageError(f"seed must be a whole number from 0 to 2^63 - 1, not {config.seed}")
     if not config.budget.steps and not config.budget.epochs:
-        raise UsageError("budget.steps and budget.epochs are both 0, so nothing would be trained: set one")
+        raise UsageError(
+            "budget.steps and budget.epochs are both 0, so nothing would be trained: set one of them"
+        )
     if config.data.pad_to_max and config.task != "classification":
         raise UsageError(
-            f"data.pad_to_max is for classification; all rows of the task {config.task} have the same "
-            "length anyway: leave it out"
+            f"data.pad_to_max has no effect on the task {config.task}, whose rows all have the same length: "
+            "leave it out"
         )
     if config.task == "denoising" and config.data.max_length < MIN_DENOISING_WINDOW + 2:
         raise UsageError(
@@ -79,31 +81,38 @@ def check_config(config: RunConfig, data_dir: str = "") -> None:
     check_tokenizer_name(config.data.tokenizer, data_dir or None)
     if config.data.tokenizer == "model" and (config.model.family == "gpt" or config.model.name in TINY):
         raise UsageError(
-            f"data.tokenizer 'model' is the tokenizer of a pretrained model, and '{config.model.name}' has "
-            "no tokenizer: use gpt2, or bpe-<vocabulary size>"
+            f"data.tokenizer = model means the tokenizer of the pretrained model, but model "
+            f"'{config.model.name}' has no tokenizer: set data.tokenizer to gpt2 or bpe-<vocabulary size>"
         )
 
 
 def check_model(config: RunConfig) -> None:
-    """Raise UsageError for an unknown model, or for a model that the task cannot train."""
+    """Raise UsageError if the model is unknown, or if the task of the run cannot train it."""
     model = config.model
     if model.family == "gpt":
         gpt_config(model.name, position=model.position)  # raises UsageError for an invalid size
         if model.pretrained:
             raise UsageError(
-                "model.pretrained is for transformers models; our GPT has no pretrained weights: leave it out"
+                "model.pretrained is set, but the built-in GPT has no pretrained weights: leave it out, or "
+                "choose a transformers model (model.family = hf)"
             )
         if config.task == "denoising":
-            raise UsageError("denoising trains an encoder-decoder (model.family = hf); our GPT is not one")
+            raise UsageError(
+                "task denoising needs an encoder-decoder, but the built-in GPT is decoder-only: set "
+                "model.family = hf and model.name to an encoder-decoder"
+            )
         return
     if config.task == "lm":
         raise UsageError(
-            "task lm trains our GPT only: set model.family = gpt. Transformers models are for the tasks "
-            "classification and denoising"
+            "task lm cannot train a transformers model (model.family = hf), only the built-in GPT: set "
+            "model.family = gpt, or choose the task classification or denoising"
         )
     for field, value in (("position", "learned"), ("causal", True)):
         if getattr(model, field) != value:
-            raise UsageError(f"model.{field} can only be set for our GPT (model.family = gpt)")
+            raise UsageError(
+                f"model.{field} is set, but has no effect on a transformers model: leave it out, or choose "
+                "the built-in GPT (model.family = gpt)"
+            )
     if model.name in TINY and model.pretrained:
         raise UsageError(f"model '{model.name}' has no pretrained weights; set model.pretrained = false")
     _check_transformers_name(model.name)
@@ -112,7 +121,7 @@ def check_model(config: RunConfig) -> None:
 def _check_depth(config: RunConfig) -> None:
     """Raise UsageError if a built-in model has too few layers for the method.
 
-    `oelm.apply` checks all other models, because their number of layers is not known here.
+    For other models `oelm.apply()` makes this check, because their number of layers is not known yet.
     """
     name = config.model.name
     depth = gpt_shape(name)["layers"] if config.model.family == "gpt" else _tiny_depth(name)
@@ -121,7 +130,7 @@ def _check_depth(config: RunConfig) -> None:
 
 
 def _tiny_depth(name: str) -> int:
-    """Return the number of layers of a built-in tiny transformers model; 0 for any other name."""
+    """Return the number of layers of the built-in tiny transformers model `name`; 0 for any other name."""
     fields = TINY[name][1] if name in TINY else {}
     return next(
         (fields[key] for key in ("num_hidden_layers", "num_layers", "encoder_layers") if key in fields), 0
@@ -137,7 +146,7 @@ def _check_transformers_name(name: str) -> None:
     if name in built_in or Path(name).is_dir():
         return
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UsageError(f"model.name: there is no folder '{name}'")
+        raise UsageError(f"model.name: the folder '{name}' does not exist")
     near = difflib.get_close_matches(name.lower(), built_in, n=1, cutoff=0.75)
     if name.startswith("tiny-") or ("/" not in name and near):
         raise unknown_name("built-in model", name, built_in)

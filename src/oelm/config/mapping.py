@@ -32,11 +32,11 @@ def to_mapping(value: Any, *, compared_only: bool = False) -> Any:
 
 
 def from_mapping(cls: type[T], mapping: Any, where: str = "", *, json: bool = False) -> T:
-    """Return the dataclass `cls` built from a mapping {field name: value}.
+    """Return an instance of the dataclass `cls` with the values of a mapping {field name: value}.
 
-    An unknown field raises a UsageError that suggests the nearest valid name; error messages start with
-    `where`, the place of the mapping. `json=True` is for files that the program itself wrote: unknown fields
-    are ignored, and text is never converted to a number.
+    An unknown field raises a UsageError that suggests the nearest valid name. Error messages start with
+    `where`, the dotted name of the mapping, such as "optim". `json=True` is for files that oelm itself wrote:
+    unknown fields are ignored, and text is never converted to a number.
     """
     place = where or cls.__name__
     if not isinstance(mapping, Mapping):
@@ -62,7 +62,7 @@ def from_mapping(cls: type[T], mapping: Any, where: str = "", *, json: bool = Fa
 
 @functools.cache
 def _fields(cls: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the types of a dataclass's fields by name, and the names of those without a default."""
+    """Return {field name: type} of a dataclass, and the names of the fields that have no default."""
     hints, fields = typing.get_type_hints(cls), [f for f in dataclasses.fields(cls) if f.init]
     missing = dataclasses.MISSING
     required = [f.name for f in fields if f.default is missing and f.default_factory is missing]
@@ -70,9 +70,9 @@ def _fields(cls: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def convert(kind: Any, value: Any, where: str, *, json: bool = False) -> Any:
-    """Return `value` converted to the type annotation `kind`; raise a UsageError if it does not fit.
+    """Return `value` converted to the type annotation `kind`; raise UsageError if that is not possible.
 
-    The message starts with `where`, the name of the field.
+    The error message starts with `where`, the dotted name of the field.
 
     >>> convert(float, 1, "optim.lr"), convert(tuple[float, ...], [1, "3e-4"], "tune.grid")
     (1.0, (1.0, 0.0003))
@@ -109,9 +109,9 @@ def convert(kind: Any, value: Any, where: str, *, json: bool = False) -> Any:
 
 
 def parse(kind: Any, text: str, where: str) -> Any:
-    """Return `text`, a value on the command line (1e-3 of `--set optim.lr=1e-3`), as the type `kind`.
+    """Return the command-line value `text`, such as the "1e-3" of `--set optim.lr=1e-3`, as the type `kind`.
 
-    `where` is the name of the field, for the error message.
+    `where` is the dotted name of the field, for the error message.
 
     >>> parse(bool, "yes", "compile"), parse(tuple[int, ...], "1,2", "tune.seeds"), parse(str, "007", "id")
     (True, (1, 2), '007')
@@ -153,7 +153,7 @@ def _convert_union(options: tuple[Any, ...], value: Any, where: str, inner: Any)
     if value is None and type(None) in options:
         return None
     errors = []
-    # An exact type wins over a conversion, so that 1 stays an int in `int | float`.
+    # An option that is exactly the type of the value is tried first, so that 1 stays an int in `float | int`.
     for option in sorted(options, key=lambda o: type(value) is not o):
         try:
             return inner(option, value, where)
@@ -173,12 +173,12 @@ def _convert_literal(choices: tuple[Any, ...], value: Any, where: str) -> Any:
 
 
 def _convert_tuple(arguments: tuple[Any, ...], value: Any, where: str, inner: Any) -> tuple[Any, ...]:
-    """Return a list as a tuple of converted items; all tuple fields of our dataclasses are tuple[X, ...]."""
+    """Return a list as a tuple of converted items; the type is tuple[X, ...] in all dataclasses of oelm."""
     if not isinstance(value, list | tuple):
         raise UsageError(f"{where}: expected a list, got {_shown(value)}", field=where)
     kind = arguments[0]
     if kind in (int, float, str) and all(type(item) is kind for item in value):
-        return tuple(value)  # no conversion per item: predictions.json may have millions of integers
+        return tuple(value)  # fast path without conversions: predictions.json may have millions of integers
     return tuple(inner(kind, item, f"{where}[{i}]") for i, item in enumerate(value))
 
 

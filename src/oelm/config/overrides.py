@@ -14,7 +14,7 @@ from oelm.config.run_config import RunConfig
 from oelm.errors import UsageError
 from oelm.methods.presets import find_method
 
-# Fields that identify a run. `--set` cannot change them: the catalogue or --as, --scale and --seed do.
+# Fields that identify a run. `--set` cannot change them; the options --as, --scale and --seed can.
 _IDENTITY = ("id", "study", "scale", "seed")
 
 
@@ -39,9 +39,9 @@ def field_names(cls: type = RunConfig, prefix: str = "") -> dict[str, Any]:
 def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """Return a copy of `config` with `changes`, {dotted field name: new value}.
 
-    The value of the key `method` is the name of a method. It is applied first, so that single fields of the
-    new method can be changed in the same call. All fields of one section change together, because some are
-    only valid together (`method.freeze` and `method.layers`).
+    The key `method` takes the name of a method. It is applied first, so that `changes` can also contain
+    single fields of the new method, such as `method.layers`. All changes of one section are applied at once,
+    because some fields (`method.freeze` and `method.layers`) are only valid together.
     """
     if "method" in changes:
         config = _with_method(config, changes["method"])
@@ -60,22 +60,22 @@ def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 
 
 def changes_from_words(words: Iterable[str]) -> dict[str, Any]:
-    """Return {field: value} from `field=value` words; if a field is given twice, the last value counts."""
+    """Return {field: value} from the `field=value` arguments of --set; the last value of a field counts."""
     return dict(split_word(word) for word in words)
 
 
 def split_word(word: str) -> tuple[str, Any]:
-    """Return field name and typed value of a `field=value` word: ("optim.lr", 0.001) for `optim.lr=1e-3`."""
+    """Return the field and the typed value of a --set argument: ("optim.lr", 0.001) for "optim.lr=1e-3"."""
     name, equals, text = word.partition("=")
     name = name.strip()
     if not equals:
-        raise UsageError(f"--set takes field=value, not '{word}' (for example --set optim.lr=1e-3)")
+        raise UsageError(f"--set {word}: '=' is missing. Write field=value, such as --set optim.lr=1e-3")
     if name == "method":
         return name, text
     if name in _IDENTITY:
         raise UsageError(
-            f"--set cannot change '{name}', because it identifies the run: name another experiment, or use "
-            "--as (study), --scale, or --seed / --seeds"
+            f"--set cannot change '{name}', because it identifies the run: give a different experiment ID, "
+            "or use --as (study), --scale, or --seed / --seeds"
         )
     names = field_names()
     if name not in names:
@@ -85,7 +85,7 @@ def split_word(word: str) -> tuple[str, Any]:
 
 def _with_method(config: RunConfig, name: Any) -> RunConfig:
     chosen, compare = find_method(name), config.compare
-    if compare.arm == config.method.name:  # an arm with the name of its method gets the new method's name
+    if compare.arm == config.method.name:  # the arm was named after the old method: rename it
         compare = dataclasses.replace(compare, arm=chosen.name)
     return dataclasses.replace(config, method=chosen, compare=compare)
 

@@ -1,7 +1,7 @@
-"""Every setting that affects the results of one run, as frozen dataclasses; torch is not imported.
+"""Every setting that affects the results of one run, as frozen dataclasses; importing it does not load torch.
 
 Settings that do not affect the results (folders, devices, threads, time limits) are in `Machine`, so that
-runs with the same `RunConfig` are comparable even if two machines trained them.
+runs with the same `RunConfig` are comparable even if different machines trained them.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class DataConfig:
     dataset: str  # name of a dataset (`oelm data list`)
     variant: str = ""  # variant of the dataset, such as the language of xnli
     source: Literal["auto", "local", "hub", "builtin"] = "auto"
-    tokenizer: str = "gpt2"  # "gpt2", "model" (that of the pretrained model), or "bpe-<vocabulary size>"
-    max_length: int = 512  # tokens: the context of a language model, or where a classifier truncates a row
-    train_rows: int = 0  # use only n rows of the training split, the same ones for all seeds; 0 = all
-    eval_rows: int = 0  # use only n rows of the validation split and of the test split; 0 = all
-    pad_to_max: bool = False  # pad every row to max_length: only to compare with the original study
+    tokenizer: str = "gpt2"  # "gpt2", "model" (the pretrained model's own), or "bpe-<vocabulary size>"
+    max_length: int = 512  # in tokens: context length of a language model; a classifier truncates rows to it
+    train_rows: int = 0  # number of training rows to use, the same rows for all seeds; 0 = all
+    eval_rows: int = 0  # number of rows to use of the validation split and of the test split; 0 = all
+    pad_to_max: bool = False  # pad every row to max_length, as the original study did; slower
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The architecture of the model, and whether it starts from pretrained weights."""
 
-    family: Literal["gpt", "hf"] = "gpt"  # gpt: our own GPT; hf: a Hugging Face transformers model
-    name: str = "medium-512"  # a size of our GPT; or for hf a hub id, a folder or a built-in tiny model
+    family: Literal["gpt", "hf"] = "gpt"  # gpt: the built-in GPT; hf: a Hugging Face transformers model
+    name: str = "medium-512"  # gpt: a size of the built-in GPT; hf: a hub ID, a folder or a tiny model
     pretrained: bool = False  # start from the pretrained weights of the model `name` (hf only)
     dropout: float = 0.1
     position: Literal["learned", "rope"] = "learned"  # position encoding (gpt only)
@@ -48,8 +48,8 @@ class OptimConfig:
     lr: float = 3e-4
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_steps: int = 0
-    warmup_share: float = 0.0  # warm-up as a share of all steps; used if warmup_steps is 0
-    final_lr_share: float = 0.0  # learning rate at the end of the schedule, as a share of lr
+    warmup_share: float = 0.0  # warm-up as a fraction of all steps; used if warmup_steps is 0
+    final_lr_share: float = 0.0  # learning rate at the end of the schedule, as a fraction of lr
     weight_decay: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.999
@@ -63,15 +63,15 @@ class OptimConfig:
 class BudgetConfig:
     """Batch size, length of the training, and intervals of validation, logging and checkpoints.
 
-    If both `steps` and `epochs` are set, the run ends with whichever is shorter.
+    If both `steps` and `epochs` are set, the run ends when the first of the two is reached.
     """
 
-    batch_size: int = 8  # rows per micro-batch, over all processes; one step has batch_size x accumulation
+    batch_size: int = 8  # rows per micro-batch, summed over all processes of the run
     accumulation: int = 1  # micro-batches per optimizer step
     steps: int = 0  # length of the run in optimizer steps; 0 = given by epochs
     epochs: int = 0  # length of the run in passes over the training split; 0 = given by steps
-    eval_every: int = 1000  # optimizer steps between validations; 0 = each epoch, or the end without epochs
-    log_every: int = 50  # optimizer steps between two lines of the log
+    eval_every: int = 1000  # optimizer steps between validations; 0 = each epoch, or the end if epochs is 0
+    log_every: int = 50  # optimizer steps between two rows of metrics.jsonl
     checkpoint_every: int = 0  # optimizer steps between checkpoints; 0 = at each validation
     patience: int = 0  # validations without improvement before an early stop; 0 = off
 
@@ -81,11 +81,11 @@ QuestionRule = Literal["non-inferior", "superior", "equivalent"]
 
 @dataclass(frozen=True)
 class QuestionConfig:
-    """What a comparison with a reference arm is to decide. The verdict is met, missed or undecided.
+    """A question that the comparison of a run with a reference answers: met, missed or undecided.
 
     rule: "non-inferior" (at most `margin` worse), "superior" (better by more than `margin`) or "equivalent"
         (within ± `margin`)
-    margin: share of the reference's perplexity or accuracy; 0.05 is 5 %
+    margin: fraction of the reference's perplexity or accuracy; 0.05 is 5 %
     """
 
     reference: str  # experiment ID of the reference
@@ -95,16 +95,18 @@ class QuestionConfig:
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """What the run is compared with. Every run stores it, so that an analysis needs only the run folders."""
+    """What a run is compared with. The run folder contains it, so that an analysis needs only run folders."""
 
     group: str = ""  # runs of the same group are compared with each other, e.g. "GPT/tinystories"
     arm: str = ""  # name of the arm (a method in a comparison), usually the name of the method
     baseline: str = ""  # experiment ID of the baseline of this arm; "" if the arm is the baseline
     control: str = ""  # ID of the experiment with the same architecture and trained Q/K; "" = the baseline
-    phase: int | str = 0  # phase of the original study: 1 to 4, "paper", or "extra" (our controls); 0 = none
-    questions: tuple[QuestionConfig, ...] = field(default=(), compare=False)  # of a study file
-    # Most seeds of the sequential design that `oelm decide` ran this arm under; 0 = a fixed number of seeds.
-    # It does not affect the result of the run, so it is not in the hash of the config.
+    phase: int | str = (
+        0  # phase of the original study: 1 to 4 or "paper"; "extra" for added controls; 0 = none
+    )
+    questions: tuple[QuestionConfig, ...] = field(default=(), compare=False)  # from the user's study file
+    # Maximum number of seeds if `oelm decide` adds seeds one after another; 0 = a fixed number of seeds.
+    # `compare=False`, because it does not affect the result of the run and so must not change its hash.
     max_seeds: int = field(default=0, compare=False)
 
 
@@ -143,11 +145,11 @@ class Machine:
 
     device: str = "auto"
     threads: int = 0  # CPU threads; 0 = torch's default
-    data_dir: str = ""  # folder of local datasets; "" = OELM_DATA_DIR
-    cache_dir: str = ""  # folder of prepared tokens; "" = OELM_CACHE_DIR or ~/.cache/oelm
+    data_dir: str = ""  # folder of local datasets; "" = the environment variable OELM_DATA_DIR
+    cache_dir: str = ""  # folder of tokenized datasets; "" = $OELM_CACHE_DIR or ~/.cache/oelm
     time_limit: float = 0.0  # seconds after which the run saves a checkpoint and stops; 0 = no limit
     trackers: tuple[str, ...] = ()  # names from "tensorboard", "wandb" and "trackio"
-    skip_bad_rows: bool = False  # leave out the rows of a dataset that cannot be used, and count them
+    skip_bad_rows: bool = False  # skip and count unusable rows of a dataset, instead of raising an error
     shard: bool = False  # shard the model and the optimizer over the processes of a run (FSDP)
-    command: str = ""  # the user's command line, kept in manifest.json; "" = that of this process
+    command: str = ""  # the user's command line, kept in manifest.json; "" = `sys.argv` of this process
     catalogue_files: tuple[str, ...] = ()  # the user's own catalogue files, which may register datasets

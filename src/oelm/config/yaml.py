@@ -1,4 +1,4 @@
-"""Write a `RunConfig` as YAML text and read it back; the file config.yaml of a run folder is such a text."""
+"""Convert a `RunConfig` to YAML text and back. The file config.yaml of a run folder contains such a text."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ T = TypeVar("T")
 
 
 def config_to_yaml(config: RunConfig) -> str:
-    """Return the config as YAML text with every field, also those that have their default value."""
+    """Return the config as YAML text with every field, including the fields that have their default value."""
     return yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True, width=100)
 
 
 def config_from_yaml(text: str, where: str = "config") -> RunConfig:
     """Return the config that a YAML text describes.
 
-    An unknown field or a value of the wrong type raises a UsageError that names the field; `where` is the
-    name of the file, for the message.
+    An unknown field or a value of the wrong type raises a UsageError that names the field. `where` is the
+    name of the file, for this message.
     """
     mapping = _from_sections(text) or parse_yaml(text, where)
     try:
@@ -38,10 +38,11 @@ def config_from_yaml(text: str, where: str = "config") -> RunConfig:
 
 
 def _from_sections(text: str) -> dict[str, Any] | None:
-    """Return the config's mapping, parsed section by section; None if that is not possible.
+    """Return the mapping of a config's YAML text, parsed section by section; None if that is not possible.
 
-    The sections of a thousand runs (`data: ...`, `method: ...`) are mostly equal, so each different section
-    is parsed only once. None leaves the text, and the error message, to the parser of the whole file.
+    Most sections (`data: ...`, `method: ...`) of a thousand runs are equal, so that caching the parsed
+    sections saves time. If the result is None, the caller parses the text as a whole, which also gives the
+    error message.
     """
     try:
         sections = [_section(part) for part in re.split(r"\n(?=\w)", text)]
@@ -63,7 +64,7 @@ def _section(text: str) -> tuple[str, Any]:
 
 
 def read_yaml_as(cls: type[T], path: Path | str) -> tuple[T, dict[str, int]]:
-    """Return the dataclass `cls` that a YAML file of the user describes, and the lines of its keys.
+    """Return an instance of `cls` from a YAML file of the user, and {dotted name of a key: line number}.
 
     Errors name the file and the line.
     """
@@ -74,7 +75,7 @@ def read_yaml_as(cls: type[T], path: Path | str) -> tuple[T, dict[str, int]]:
 
 @contextmanager
 def errors_with_lines(path: Path | str, lines: Mapping[str, int]) -> Iterator[None]:
-    """Add the file, the line and the key to a UsageError that says which field it is about."""
+    """Add the file, the line and the field name to the message of a UsageError raised in the `with` block."""
     try:
         yield
     except UsageError as error:
@@ -84,7 +85,7 @@ def errors_with_lines(path: Path | str, lines: Mapping[str, int]) -> Iterator[No
 
 
 def _line(lines: Mapping[str, int], field: str) -> int:
-    """Return the line of a field, or of the nearest key above it that the file has; 0 if there is none."""
+    """Return the line number of `field`, or of its nearest parent key that the file contains; 0 if none."""
     while field:
         if field in lines:
             return lines[field]

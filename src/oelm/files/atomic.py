@@ -1,6 +1,7 @@
 """Write files atomically: after a kill or on a full disk, a file has either its old or its new content.
 
-The content is written to a temporary file in the same folder, which is flushed to disk and then renamed.
+The content is written to a temporary file in the same folder. The temporary file is flushed to disk and then
+renamed to the final name.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import IO, Any
 
 from oelm.files.locks import process_alive
 
-_TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")  # the number is the pid of the writer
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")  # the number is the pid of the process that writes the file
 
 
 @contextlib.contextmanager
@@ -34,7 +35,7 @@ def atomic_open(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except BaseException:
-        with contextlib.suppress(OSError):  # keep the original error
+        with contextlib.suppress(OSError):  # a failed deletion must not hide the original error
             temporary.unlink(missing_ok=True)
         raise
 
@@ -46,20 +47,20 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    """Write indented JSON atomically. Raise ValueError for NaN and infinity, which JSON does not have."""
+    """Write `value` as indented JSON, atomically. Raise ValueError for NaN and infinity, unknown to JSON."""
     write_text(path, json_text(value))
 
 
 def json_text(value: Any) -> str:
-    """Return `value` as indented JSON, the text that `write_json` writes."""
+    """Return `value` as indented JSON, the text that `write_json()` writes."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def remove_leftovers(folder: Path | str, *, min_age: float = 0.0) -> int:
-    """Delete the temporary files that killed processes left in `folder`, and return how many.
+    """Delete the temporary files that killed processes left in `folder`; return the number of deleted files.
 
-    A file is kept while the process that writes it exists on this host. If processes of other hosts write to
-    the folder too, pass `min_age`: only files older than this many seconds are deleted.
+    A file is kept as long as the process that writes it exists on this host. If processes of other hosts also
+    write to the folder, pass `min_age`: only files older than this many seconds are deleted.
     """
     removed = 0
     with contextlib.suppress(OSError):
@@ -82,14 +83,15 @@ def _writer_is_gone(entry: os.DirEntry[str], pid: int, min_age: float) -> bool:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return whether `error` says that no disk space or quota was left."""
+    """Return whether `error` was caused by a full disk or an exhausted disk quota."""
     return has_errno(error, errno.ENOSPC, errno.EDQUOT)
 
 
 def has_errno(error: BaseException, *numbers: int) -> bool:
-    """Return whether `error`, or the error that caused it, has one of these error numbers.
+    """Return whether `error`, or the error that caused it, has one of the error numbers `numbers`.
 
-    Some libraries replace the OSError by their own and keep only its text, so the text is checked too.
+    Some libraries replace an OSError by their own exception and keep only the text of the OSError, so the
+    text is checked too.
     """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in numbers

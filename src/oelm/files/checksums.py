@@ -1,8 +1,9 @@
 """Write and check checksums.json, which lists the SHA-256 of each file in a folder.
 
-The folders of a finished run and of its best model have this file. It also contains the hash of its own
-content, so that damage to it is distinguished from damage to the listed files. Checksums detect bad disks,
-incomplete copies and accidental edits, but do not protect against an attacker.
+The folder of a finished run contains checksums.json, and so does the folder of the run's best model. The file
+also contains the hash of its own content, so that damage to checksums.json is distinguished from damage to
+the listed files. Checksums detect bad disks, incomplete copies and accidental edits, but do not protect
+against an attacker.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def seal(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_sealed(facts: Any) -> bool:
-    """Return whether the field "sha256" of `facts` is the hash of the other fields."""
+    """Return whether the field "sha256" of `facts` is the hash of its other fields, as `seal()` sets it."""
     return isinstance(facts, dict) and facts.get("sha256") == _content_sha256(facts)
 
 
@@ -57,7 +58,7 @@ def _content_sha256(facts: Mapping[str, Any]) -> str:
 
 
 def write_checksums(folder: Path | str, names: Iterable[str] | None = None) -> None:
-    """Write checksums.json for those of `names` that exist in `folder`; None means every file below it."""
+    """Write checksums.json for the files `names` that exist in `folder`; None means all files in it."""
     folder = Path(folder)
     if names is None:
         files = (path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
@@ -67,9 +68,10 @@ def write_checksums(folder: Path | str, names: Iterable[str] | None = None) -> N
 
 
 def find_damage(folder: Path | str) -> dict[str, str] | None:
-    """Return {file name: message} of the files in checksums.json that are missing or changed.
+    """Return {file name: message} of the files listed in checksums.json that are missing or changed.
 
-    If checksums.json itself is damaged, it is the only entry. If it does not exist, the result is None.
+    If checksums.json itself is damaged, the result has only an entry for checksums.json. If checksums.json
+    does not exist, the result is None.
     """
     folder = Path(folder)
     try:

@@ -1,4 +1,4 @@
-"""A lock between processes that is released when the process that holds it is killed.
+"""A lock between processes that is released even if the process that holds it is killed.
 
 The lock uses flock, which the kernel releases when the process ends for any reason. This also works between
 hosts on network file systems with flock (NFSv4, Lustre mounted with -o flock, GPFS). On a file system without
@@ -6,8 +6,8 @@ flock, the process that created the file `<lock>.owner` holds the lock, and touc
 Another process may take the lock if the holder does not exist any more (same host), or has not touched the
 file for STALE_SECONDS (other host).
 
-The lock file records the host, pid and start time of its holder. The start time is needed because the system
-may give the same pid to a later process.
+The lock file records the host, pid and start time of the process that holds the lock. The start time is
+needed because the operating system may give the same pid to a later process.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from oelm.files.read import read_bytes
 STALE_SECONDS = 300.0
 _BEAT_SECONDS = 30.0
 _RETRY_SECONDS = 0.05
-_RECORD_BYTES = 4096  # largest record of a holder that is read; a record takes about 100 bytes
-_ZOMBIE = -1.0  # in place of the start time, for a process that has ended but was not yet waited for
+_RECORD_BYTES = 4096  # at most this much is read of the record of a lock's holder, which has about 100 bytes
+_ZOMBIE = -1.0  # returned instead of a start time if the process has ended but its parent has not reaped it
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 _held_files: set[int] = set()
 
 
 def _close_locks_in_child() -> None:
-    """Close the lock files in a forked child, which would otherwise hold the locks of a killed parent."""
+    """Close the lock files in a forked child, which would otherwise keep the locks of a killed parent."""
     for file in _held_files:
         with contextlib.suppress(OSError):
             os.close(file)
@@ -56,15 +56,15 @@ class Busy(OelmError):
 
 
 class Lock:
-    """Context manager that holds the lock `path`.
+    """A context manager that holds the lock with the lock file `path`.
 
-    It waits up to `patience` seconds for another process to release the lock, then raises Busy.
+    If another process holds the lock, it waits up to `patience` seconds, then raises `Busy`.
     """
 
     def __init__(self, path: Path, patience: float = float("inf")) -> None:
         self.path = path
         self.patience = patience
-        self.file: int | None = None  # the open file that carries the flock
+        self.file: int | None = None  # file descriptor of the locked file
         self._beat: _Heartbeat | None = None
 
     def __enter__(self) -> Lock:
@@ -84,8 +84,8 @@ class Lock:
             self._beat = None
         if self.file is not None:
             _held_files.discard(self.file)
-            # Closing the file releases the flock. The file is not deleted: a process could then lock a new
-            # file while another still holds the deleted one.
+            # Closing the file releases the flock. The file is not deleted: otherwise one process could lock
+            # a new file while another process still has a lock on the deleted file.
             os.close(self.file)
             self.file = None
 
@@ -103,7 +103,7 @@ class Lock:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return False
             raise
-        with contextlib.suppress(OSError):  # on a full disk, the record is missing; it is only informative
+        with contextlib.suppress(OSError):  # the record is only for messages, so a full disk is no problem
             os.ftruncate(file, 0)
             os.write(file, _my_record())
         self.file = file
@@ -118,7 +118,7 @@ class Lock:
             record = _read(owner)
             if _is_abandoned(owner, record):
                 _remove_abandoned(owner, record)
-            return False  # on the next attempt, this process may be the one to create the file
+            return False  # the caller tries again, and may then create the file
         record = _my_record()
         with contextlib.suppress(OSError):
             os.write(file, record)
@@ -128,7 +128,7 @@ class Lock:
 
 
 class _Heartbeat:
-    """Touches the owner file while this process runs, and removes it at the end."""
+    """A thread that touches the owner file of a lock regularly; `stop()` ends it and deletes the file."""
 
     def __init__(self, owner: Path, record: bytes) -> None:
         self.owner, self.record = owner, record
@@ -144,13 +144,13 @@ class _Heartbeat:
     def stop(self) -> None:
         self._end.set()
         self._thread.join()
-        # If this machine was suspended for long, another process may have taken the lock and its file.
+        # If this machine was suspended for long, another process may have taken the lock; keep its file.
         if _read(self.owner) in (self.record, b""):
             self.owner.unlink(missing_ok=True)
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock `path`."""
+    """Return whether any process holds the lock with the lock file `path`."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -168,7 +168,7 @@ def is_locked(path: Path) -> bool:
 
 
 def holder(path: Path) -> dict[str, Any]:
-    """Return host, pid and start time of the process that holds, or last held, the lock; {} if unknown."""
+    """Return host, pid and start time of the process that holds or last held a lock; {} if unknown."""
     return _fields(_read(_owner_file(path))) or _fields(_read(path))
 
 
@@ -179,7 +179,7 @@ def holder_name(path: Path) -> str:
 
 
 def keep_inherited_lock(file: int) -> None:
-    """Keep the lock file `file`, opened by the parent process, so the lock lasts until this process ends."""
+    """Hold a lock that the parent process took until this process ends; `file` is its file descriptor."""
     os.set_inheritable(file, False)
     _held_files.add(file)
 
@@ -187,7 +187,7 @@ def keep_inherited_lock(file: int) -> None:
 def process_alive(pid: int, start: float | None = None) -> bool:
     """Return whether the process `pid` exists on this host and, if `start` is given, has this start time.
 
-    The start time tells a process from a later one with the same pid.
+    The start time distinguishes a process from a later process with the same pid.
     """
     try:
         os.kill(pid, 0)
@@ -210,7 +210,7 @@ def _my_record() -> bytes:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "process_start": _start_time(os.getpid()),
-        "token": secrets.token_hex(8),  # tells two locks of one process apart
+        "token": secrets.token_hex(8),  # distinguishes two locks of the same process
     }
     return json.dumps(record).encode()
 
@@ -234,7 +234,7 @@ def _read(path: Path) -> bytes:
 
 
 def _fields(record: bytes) -> dict[str, Any]:
-    """Return the fields of a holder's record; {} if the record is damaged."""
+    """Return the JSON record in a lock file as a dict; {} if the record is damaged."""
     with contextlib.suppress(ValueError, RecursionError):
         fields = json.loads(record)
         if isinstance(fields, dict):
@@ -261,7 +261,7 @@ def _remove_abandoned(owner: Path, record: bytes) -> None:
         os.rename(owner, moved)
     except FileNotFoundError:
         return
-    if _read(moved) != record:  # another process has taken the lock meanwhile, so its file is restored
+    if _read(moved) != record:  # another process has taken the lock in the meantime: restore its file
         with contextlib.suppress(FileExistsError):
             os.link(moved, owner)
     moved.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Read untrusted JSON files with limits on their size and depth; every problem raises `OelmError`.
 
-These functions read every JSON file of a run folder, an archive or a user (YAML files: `files.yaml`). They
-refuse content that can exhaust memory or the stack (files over a limit, nesting deeper than `MAX_DEPTH`),
-content without a unique meaning (duplicate keys, NaN, invalid UTF-8), and named pipes, which would block.
+All JSON files of run folders, archives and users are read by these functions (YAML files: `oelm.files.yaml`).
+They refuse content that can exhaust memory or the stack (files over a size limit, nesting deeper than
+`MAX_DEPTH`), ambiguous content (duplicate keys, NaN, invalid UTF-8), and named pipes, which would block.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ MIB = 1 << 20
 # The largest accepted size of each kind of file.
 JSON_BYTES = 16 * MIB  # status, results, manifest and audit files, which usually have a few KB
 PREDICTIONS_BYTES = 256 * MIB  # predictions.json, with two numbers per test example
-ROW_BYTES = 4 * MIB  # one line of metrics.jsonl; per-head statistics of a large model take about 10 KB
-LOG_BYTES = 4096 * MIB  # a file that is read line by line, so it may be larger than the memory
-TOKENIZER_BYTES = 256 * MIB  # tokenizer.json; the largest public ones have about 30 MB
+ROW_BYTES = 4 * MIB  # one line of metrics.jsonl; the longest (per-head statistics) have about 10 KB
+LOG_BYTES = 4096 * MIB  # a log file, which may be larger than the memory because it is read line by line
+TOKENIZER_BYTES = 256 * MIB  # tokenizer.json; the largest public tokenizers have about 30 MB
 
-MAX_DEPTH = 50  # levels of nested lists and objects; the files of a run have at most 6
-MAX_CONTAINERS = 2_000_000  # an empty list takes 2 bytes of JSON but 56 of memory: a small file could fill it
+MAX_DEPTH = 50  # levels of nested lists and objects; the JSON files of a run have at most 6 levels
+# Limits the number of lists and objects, because "[]" has 2 bytes in a file but takes 56 bytes of memory.
+MAX_CONTAINERS = 2_000_000
 
 
 def open_regular(path: Path | str) -> IO[bytes]:
@@ -48,7 +49,7 @@ def read_bytes(path: Path | str, *, max_bytes: int) -> bytes:
 
 
 def read_limited(file: IO[bytes], where: str, max_bytes: int) -> bytes:
-    """Return the rest of an open file. Raise OelmError if it is larger than `max_bytes`."""
+    """Return the rest of an open file. Raise OelmError if the rest is larger than `max_bytes`."""
     content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise OelmError(f"{where}: larger than {bytes_text(max_bytes)}, the limit for this kind of file")
@@ -61,7 +62,7 @@ def read_text(path: Path | str, *, max_bytes: int) -> str:
 
 
 def read_json(path: Path | str) -> Any:
-    """Return the content of a JSON file, of any JSON type."""
+    """Return the value that a JSON file contains: an object, a list, a text, a number, ..."""
     return parse_json(read_text(path, max_bytes=JSON_BYTES), str(path))
 
 
@@ -109,7 +110,8 @@ def parse_json(text: str, where: str) -> Any:
             object_pairs_hook=_unique_keys,
             parse_constant=_refuse_constant,
             parse_float=_finite_float,
-            parse_int=_finite_int if _LONG_INTEGER.search(text) else None,  # a hook for every number is slow
+            # parse_int is called for every integer, which is slow, so it is only set if the text needs it.
+            parse_int=_finite_int if _LONG_INTEGER.search(text) else None,
         )
     except (ValueError, RecursionError) as error:  # int() raises ValueError for thousands of digits
         raise OelmError(f"{where}: not JSON ({error})") from None
@@ -124,19 +126,19 @@ _HALF_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _check_json_depth(text: str, where: str) -> None:
-    """Raise OelmError for JSON text on which the parser would run out of stack or memory."""
+    """Raise OelmError if the JSON text is nested too deeply, or has too many lists and objects, to parse."""
     containers = text.count("[") + text.count("{")
     if containers <= MAX_DEPTH:
         return
     if containers > MAX_CONTAINERS:
-        raise OelmError(f"{where}: refused, it has more than {MAX_CONTAINERS:,} lists and objects")
+        raise OelmError(f"{where}: refused, because it has more than {MAX_CONTAINERS:,} lists and objects")
     depth = 0
     for match in _BRACKETS.finditer(text):
         character = match[0]
         if character in "[{":
             depth += 1
             if depth > MAX_DEPTH:
-                raise OelmError(f"{where}: refused, it is nested deeper than {MAX_DEPTH} levels")
+                raise OelmError(f"{where}: refused, because it is nested deeper than {MAX_DEPTH} levels")
         elif character in "]}":
             depth -= 1
 
@@ -162,7 +164,7 @@ def _finite_float(text: str) -> float:
 
 
 def _finite_int(text: str) -> int:
-    """Return an integer. Raise ValueError if it is too large to be converted to float."""
+    """Return `text` as an integer. Raise ValueError if the integer is too large to be converted to float."""
     value = int(text)
     if abs(value) >= 10**300:
         raise ValueError(f"{text[:20]}... is too large a number")
@@ -170,7 +172,7 @@ def _finite_int(text: str) -> int:
 
 
 def refuse_half_characters(value: Any, where: str) -> None:
-    r"""Raise OelmError for a text with half a UTF-16 pair ("\ud800"), which cannot be printed or written."""
+    r"""Raise OelmError if a text in `value` has half of a UTF-16 pair ("\ud800"), which cannot be printed."""
     if isinstance(value, dict):
         for name, inner in value.items():
             refuse_half_characters(name, where)
@@ -186,7 +188,7 @@ def refuse_half_characters(value: Any, where: str) -> None:
 
 
 def decode(content: bytes, where: str) -> str:
-    """Return UTF-8 bytes as text. Raise OelmError, which names byte and line, for invalid UTF-8."""
+    """Return UTF-8 bytes as text. For invalid UTF-8 raise an OelmError that names the byte and the line."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Read untrusted YAML with limits on its size and depth, and without aliases; problems raise `UsageError`."""
+"""Read untrusted YAML with limits on its size and depth. Every problem, even an alias, raises UsageError."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ YAML_BYTES = MIB // 4  # largest accepted file; a config.yaml has about 2 KB
 
 
 def read_yaml_with_lines(path: Path | str) -> tuple[Any, dict[str, int]]:
-    """Return the content of a YAML file, and {dotted name of a key: its line}, such as {"arms.a[0]": 7}."""
+    """Return the content of a YAML file, and {dotted name of a key: line number}, e.g. {"arms.a[0]": 7}."""
     value, node = _load(read_text(path, max_bytes=YAML_BYTES), str(path))
     return value, dict(_lines(node)) if node is not None else {}
 
@@ -47,7 +47,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def _load(text: str, where: str) -> tuple[Any, yaml.Node | None]:
-    """Return the value of a YAML text and its tree of nodes, which knows the line of each key."""
+    """Return the value of a YAML text, and its root node, whose nodes have the line numbers of the keys."""
     if len(text) > YAML_BYTES:
         raise UsageError(f"{where}: larger than {bytes_text(YAML_BYTES)}, the limit for this kind of file")
     try:
@@ -62,7 +62,7 @@ def _load(text: str, where: str) -> tuple[Any, yaml.Node | None]:
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, ArithmeticError, LookupError) as error:
         message = " ".join(str(error).split())
         raise UsageError(f"{where}: not valid YAML ({message})") from None
-    if "\\" in text:  # only an escape sequence can contain half a UTF-16 pair
+    if "\\" in text:  # half of a UTF-16 pair can only be written as an escape sequence
         refuse_half_characters(value, where)
     return value, node
 
@@ -77,9 +77,9 @@ except ImportError:
 
 
 class _BoundedLoader(*_BASES):  # type: ignore[misc]
-    """A yaml.SafeLoader that limits the depth, and parses with the fast libyaml where it is installed.
+    """A yaml.SafeLoader that limits the nesting depth, and parses with libyaml (fast) if it is installed.
 
-    PyYAML's own CSafeLoader recurses in C without a limit, so 100,000 `[` cause a segmentation fault.
+    PyYAML's own CSafeLoader recurses in C without a limit, so that 100,000 `[` cause a segmentation fault.
     """
 
     _depth = 0
@@ -93,7 +93,7 @@ class _BoundedLoader(*_BASES):  # type: ignore[misc]
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
-            raise _marked("aliases (*name) are not supported; write the value out", event)
+            raise _marked("aliases (*name) are not supported: write the value in place of the alias", event)
         if self._depth > MAX_DEPTH:
             raise _marked(f"nested deeper than {MAX_DEPTH} levels", event)
         self._depth += 1

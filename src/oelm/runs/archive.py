@@ -1,10 +1,10 @@
 """Pack run folders into one verified tar.gz file, and merge such a file into a runs folder.
 
 The first member of the tar file is an index: every file with its size and SHA-256. An archive may come from
-an untrusted source, so `merge` accepts only files of run folders (`RESULT_FILES`, and models as safetensors,
-json or txt) and checks their sizes and hashes before it moves a file into the runs folder. A new run is moved
-as one folder. If a file of an existing run differs from the archive, no file of that run is merged, and the
-differing files are reported.
+an untrusted source, so `merge()` accepts only files of run folders (`RESULT_FILES`, and models as
+safetensors, json or txt) and checks their sizes and hashes before it moves a file into the runs folder. A new
+run is moved as one folder. If a file of an existing run differs from the archive, no file of that run is
+merged, and the differing files are reported.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FORMAT = 1
 _INDEX_BYTES = 32 * MIB  # enough for 15,000 runs at 180 bytes per file
 _MODEL_FILES = {".safetensors": 1 << 40, ".json": TOKENIZER_BYTES, ".txt": TOKENIZER_BYTES}
 _MAX_RATIO = 200  # largest allowed ratio of unpacked to packed size; archives of results have about 10
-_ALWAYS_ALLOWED = 64 * MIB  # an archive that unpacks to less is accepted at any ratio
+_ALWAYS_ALLOWED = 64 * MIB  # an archive with a smaller unpacked size is accepted, whatever its ratio
 _MEMBER_OVERHEAD = 8192  # bytes of tar headers and padding per file
 _STAGING = ".merge-"
 _CHUNK = 1 << 20
@@ -50,7 +50,7 @@ _CHUNK = 1 << 20
 
 @dataclass
 class Packed:
-    """The archive that `pack` has written: its path, its size, and how many runs and files it holds."""
+    """The archive that `pack()` has written: its path and size, and the number of runs and files in it."""
 
     path: Path
     runs: int
@@ -60,14 +60,12 @@ class Packed:
 
 @dataclass
 class Merged:
-    """The paths, relative to the runs folder, of the files that `merge` added or left alone."""
+    """The paths, relative to the runs folder, of the files that `merge()` added or did not add."""
 
     added: list[str] = field(default_factory=list)
     same: list[str] = field(default_factory=list)  # files that existed with the same content
-    conflicts: list[str] = field(default_factory=list)  # files that existed with other content
-    withheld: list[str] = field(
-        default_factory=list
-    )  # files that were not added, as their run has a conflict
+    conflicts: list[str] = field(default_factory=list)  # files that existed with different content
+    withheld: list[str] = field(default_factory=list)  # other files of the runs that have conflicts
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class Index:
 
     @property
     def runs(self) -> dict[str, list[Entry]]:
-        """The files of each run folder, whose path is relative to the runs folder."""
+        """The index entries grouped by run: {path of a run folder, relative to the runs folder: entries}."""
         found: dict[str, list[Entry]] = {}
         for entry in self.files:
             found.setdefault(entry_run(entry.path) or "", []).append(entry)
@@ -117,16 +115,21 @@ def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool
         raise OelmError(f"no run folders{f' of study {study}' if study else ''} in {root}")
     live = [run.name for run in runs if run.state in ("running", "stalled")]
     if live:
-        raise OelmError(f"these runs are still running; pack them when they have ended: {', '.join(live)}")
+        raise OelmError(
+            f"these runs are still running: {', '.join(live)}. Make the archive when they have ended"
+        )
     entries = []
     for run in runs:
         for file in _files_to_pack(run, weights):
             path = file.relative_to(root).as_posix()
             if entry_run(path) is None:
-                raise OelmError(f"{file}: the folder name is not allowed in an archive; rename it")
+                raise OelmError(
+                    f"{file}: the folder name is not allowed in an archive: rename the folder to "
+                    "<study>/<ID>/scale=<scale>/seed=<number>"
+                )
             entries.append(Entry(path, file.stat().st_size, file_sha256(file)))
     index = to_json(Index(tuple(entries), study or None, weights))
-    # The time is set to 0 and the members are sorted, so that the same results give the same bytes.
+    # Times are 0 and members are sorted, so that an archive of the same runs always has the same bytes.
     with (
         atomic_open(target) as out,
         gzip.GzipFile(filename="", fileobj=out, mode="wb", mtime=0) as zipped,
@@ -166,9 +169,9 @@ def verify(source: Path | str) -> Index:
 
 
 class _BoundedStream:
-    """The unpacked bytes of an archive, up to `limit`.
+    """A file of which at most `limit` bytes can be read; reading more raises OelmError.
 
-    Reading more raises OelmError, because a small compressed file could unpack to terabytes.
+    It limits the unpacked size of an archive, because a small compressed file could unpack to terabytes.
     """
 
     def __init__(self, file: Any, limit: int) -> None:
@@ -178,7 +181,7 @@ class _BoundedStream:
         content: bytes = self.file.read(size)
         self.limit -= len(content)
         if self.limit < 0:
-            raise OelmError("the archive unpacks to more than its index lists")
+            raise OelmError("the archive is damaged: its unpacked size is larger than its index says")
         return content
 
 
@@ -187,7 +190,7 @@ def _opened(source: Path | str) -> Iterator[tuple[tarfile.TarFile, Index]]:
     """Open an archive as a stream, and yield it with its index, which must be the first member."""
     source = Path(source)
     if not source.is_file():
-        raise UsageError(f"there is no archive {source}")
+        raise UsageError(f"the archive {source} does not exist")
     try:
         with gzip.open(source, "rb") as unzipped:
             stream = _BoundedStream(unzipped, _INDEX_BYTES + 1 * MIB)
@@ -198,7 +201,9 @@ def _opened(source: Path | str) -> Iterator[tuple[tarfile.TarFile, Index]]:
                         f"{source} was not written by `oelm archive`: it does not start with an index"
                     )
                 if first.size > _INDEX_BYTES:
-                    raise OelmError(f"{source}: refused, the index is larger than {bytes_text(_INDEX_BYTES)}")
+                    raise OelmError(
+                        f"{source}: refused, because its index is larger than {bytes_text(_INDEX_BYTES)}"
+                    )
                 member = tar.extractfile(first)
                 assert member is not None
                 index = parse_index(member.read(), source)
@@ -214,7 +219,7 @@ def _opened(source: Path | str) -> Iterator[tuple[tarfile.TarFile, Index]]:
 def parse_index(content: bytes, source: Path | str) -> Index:
     """Return the index of an archive from its JSON text.
 
-    Raise OelmError if an entry is no file of a run folder, is listed twice, or is larger than allowed.
+    Raise OelmError if an entry is not a file of a run folder, is listed twice, or is larger than allowed.
     """
     where = f"{source}, {INDEX}"
     raw = parse_json(decode(content, where), where)
@@ -231,14 +236,15 @@ def parse_index(content: bytes, source: Path | str) -> Index:
 def _check_entry(entry: Entry, where: str) -> None:
     run = entry_run(entry.path)
     if run is None:
-        raise OelmError(f"{where}: refused, not a file of a run folder: '{entry.path}'")
+        raise OelmError(f"{where}: refused, because '{entry.path}' is not a file of a run folder")
     if entry.bytes < 0 or re.fullmatch(r"[0-9a-f]{64}", entry.sha256) is None:
         raise OelmError(f"{where}: '{entry.path}' has no valid size and hash")
     name = entry.path.removeprefix(run + "/")
     most = RESULT_FILES.get(name, _MODEL_FILES.get(PurePosixPath(name).suffix, 0))
     if entry.bytes > most:
         raise OelmError(
-            f"{where}: refused, '{entry.path}' has {bytes_text(entry.bytes)}; the limit is {bytes_text(most)}"
+            f"{where}: refused, because '{entry.path}' has {bytes_text(entry.bytes)}; the limit is "
+            f"{bytes_text(most)}"
         )
 
 
@@ -246,7 +252,7 @@ _RUN_PATH = rf"(?P<run>[^/]+/{RUN_PLACE})/(?:(?P<file>[^/]+)|best/(?P<model>[A-Z
 
 
 def entry_run(path: str) -> str | None:
-    """Return the run folder that a path in an archive lies in; None if an archive may not contain the path.
+    """Return the run folder that contains the file `path` of an archive; None if the path is not allowed.
 
     >>> entry_run("paper/GPT-01/scale=mini/seed=0/best/config.json")
     'paper/GPT-01/scale=mini/seed=0'
@@ -265,7 +271,8 @@ def _check_ratio(index: Index, source: Path) -> None:
     packed = source.stat().st_size
     if index.bytes > max(_ALWAYS_ALLOWED, _MAX_RATIO * packed):
         raise OelmError(
-            f"{source}: refused, its {bytes_text(packed)} would unpack to {bytes_text(index.bytes)}"
+            f"{source}: refused, because its {bytes_text(packed)} would unpack to {bytes_text(index.bytes)}, "
+            f"more than {_MAX_RATIO} times as much"
         )
 
 
@@ -274,12 +281,12 @@ def _is_plain_file(info: tarfile.TarInfo) -> bool:
 
 
 def _read_members(tar: tarfile.TarFile, index: Index, into: Path | None) -> None:
-    """Check every member of an archive against its index; write the members below `into` if it is given."""
+    """Check every member of an archive against the index; also write the members below `into` if given."""
     expected = {entry.path: entry for entry in index.files}
-    while (info := tar.next()) is not None:  # a for loop would start at the index again
+    while (info := tar.next()) is not None:  # not a for loop, which would start with the first member again
         entry = expected.pop(info.name, None)
         if entry is None or not _is_plain_file(info):
-            raise OelmError(f"the archive holds '{info.name}', which its index does not list as a file")
+            raise OelmError(f"the archive contains '{info.name}', which its index does not list as a file")
         if info.size != entry.bytes:
             raise OelmError(f"the archive is damaged: '{info.name}' does not have the size in the index")
         member = tar.extractfile(info)
@@ -307,13 +314,16 @@ def _read_members(tar: tarfile.TarFile, index: Index, into: Path | None) -> None
 
 
 def merge(source: Path | str, root: Path | str) -> Merged:
-    """Add the runs of an archive to `root`. If one hash in the archive is wrong, nothing is added."""
+    """Add the runs of the archive `source` to the runs folder `root`; return which files were added.
+
+    If one hash in the archive is wrong, nothing is added.
+    """
     root = Path(root)
     result = Merged()
     with contextlib.ExitStack() as stack:
         tar, index = stack.enter_context(_opened(source))
         for folder in reversed([f for f in (root, *root.parents) if not f.exists()]):
-            stack.callback(_remove_if_empty, folder)  # a refused archive leaves no empty folders
+            stack.callback(_remove_if_empty, folder)  # if the archive is refused, no empty folder is left
         root.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(root)
         free = shutil.disk_usage(root).free
@@ -324,7 +334,7 @@ def merge(source: Path | str, root: Path | str) -> Merged:
             )
         staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=root))
         stack.callback(shutil.rmtree, staging, ignore_errors=True)
-        stack.enter_context(RunLock(staging))  # another merge deletes staging folders without a lock
+        stack.enter_context(RunLock(staging))  # because other merges delete staging folders without a lock
         _read_members(tar, index, staging)
         for run, entries in index.runs.items():
             _refuse_links(root, root / run)
@@ -333,7 +343,7 @@ def merge(source: Path | str, root: Path | str) -> Merged:
 
 
 def _remove_leftovers(root: Path) -> None:
-    """Delete the staging folders that killed merges have left in `root`."""
+    """Delete the staging folders in `root` that are left over from killed merges."""
     for folder in root.glob(f"{_STAGING}*"):
         if folder.is_dir() and not folder.is_symlink() and not is_held(folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -345,13 +355,14 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _merge_run(root: Path, run: str, entries: list[Entry], staging: Path, result: Merged) -> None:
-    """Move one run from `staging` to `root`: a new run as one folder, else only its missing files.
+    """Move one run from `staging` to `root`, and add its files to `result`.
 
-    If a file of the existing run differs from the archive, no file of the run is moved.
+    A run that does not exist in `root` is moved as one folder; of an existing run only the missing files are
+    moved. If a file of the existing run differs from the archive, no file of the run is moved.
     """
     if not os.path.lexists(root / run):
         (root / run).parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):  # another process may have created the folder meanwhile
+        with contextlib.suppress(OSError):  # if another process has just created the folder, go on below
             os.rename(staging / run, root / run)
             result.added += [e.path for e in entries]
             return
@@ -359,7 +370,7 @@ def _merge_run(root: Path, run: str, entries: list[Entry], staging: Path, result
     differing = [e for e in there if not _is_same(root / e.path, e)]
     result.same += [e.path for e in there if e not in differing]
     result.conflicts += [e.path for e in differing]
-    # status.json marks a run as finished, so it is moved last: a killed merge leaves an unfinished run.
+    # status.json marks a run as finished, so it is moved last: after a killed merge the run is unfinished.
     new = sorted((e.path for e in entries if e not in there), key=lambda path: path.endswith("/status.json"))
     if differing:
         result.withheld += new
@@ -382,10 +393,13 @@ def _is_same(place: Path, entry: Entry) -> bool:
 
 
 def _refuse_links(root: Path, folder: Path) -> None:
-    """Raise OelmError if a symbolic link below `root` could make a merge write outside of `root`."""
+    """Raise OelmError if `folder` or a parent of it below `root` is a symbolic link.
+
+    Through such a link, a merge could write outside of `root`.
+    """
     inside = folder.relative_to(root)
     for part in (inside, *inside.parents):
         if (root / part).is_symlink() and part != PurePosixPath("."):
             raise OelmError(
-                f"refused: {root / part} is a symbolic link; replace it by a folder, then merge again"
+                f"refused, because {root / part} is a symbolic link: replace it by a folder, then merge again"
             )

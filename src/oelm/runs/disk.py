@@ -1,4 +1,4 @@
-"""Delete the checkpoints of finished runs to free disk space. Best models and results are never deleted."""
+"""Delete the checkpoints of finished runs to free disk space; best models and results are never deleted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def freeable(root: Path | str) -> list[Freeable]:
     found = []
     for run in scan(root):
         if run.state != "finished" or RunFolder(run.path).damage():
-            continue  # a run with damaged results needs its checkpoint to restore them
+            continue  # the checkpoint of a run with damaged files is needed to write these files again
         files = RunFolder(run.path).checkpoints
         if files:
             found.append(Freeable(run, files, sum(file.stat().st_size for file in files)))
@@ -33,9 +33,9 @@ def freeable(root: Path | str) -> list[Freeable]:
 
 
 def free(items: Iterable[Freeable]) -> int:
-    """Delete the checkpoints of `items`, and return the bytes freed.
+    """Delete the checkpoints of `items`, and return the number of freed bytes.
 
-    A run is skipped if another process has locked it, or if it is not finished any more.
+    A run is skipped if another process has locked it, or if its state has changed from finished.
     """
     freed = 0
     for item in items:

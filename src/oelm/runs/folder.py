@@ -1,4 +1,4 @@
-"""A run folder on disk: `RunFolder` reserves it for one config, writes its files and checks them."""
+"""A run folder on disk: `RunFolder` reserves the folder for one config, and writes and checks its files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from oelm.runs.schema import (
 )
 from oelm.runs.states import EXIT_INTERRUPTED, is_terminal
 
-_REASON_CHARACTERS = 500  # a longer reason is cut when status.json is overwritten in place
+_REASON_CHARACTERS = 500  # a longer `reason` is truncated if status.json has to be overwritten in place
 
 
 class DiskFull(OelmError):
@@ -59,7 +59,7 @@ class RunFolder(RunReader):
         self.best = self.path / "best"
         self.latest = self.path / "latest.pt"
         self.previous = self.path / "previous.pt"
-        self._descriptor: int | None = None  # file descriptor of the folder, which `_hold` opens
+        self._descriptor: int | None = None  # file descriptor of the folder, opened by `_hold()`
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -77,9 +77,9 @@ class RunFolder(RunReader):
         return {CHECKSUMS: f"{CHECKSUMS} is missing"} if problems is None else problems
 
     def ended(self) -> Status | None:
-        """Return the status of a run that has ended; None if the run must continue or has no readable status.
+        """Return the status of the run if it has ended; None if it must continue or status.json is damaged.
 
-        A finished run whose files are missing or damaged must continue, to write them again.
+        A finished run with missing or damaged files must continue, to write these files again.
         """
         try:
             status = self.status()
@@ -92,9 +92,9 @@ class RunFolder(RunReader):
     # -- claiming -----------------------------------------------------------------------------
 
     def claim(self, config: RunConfig) -> None:
-        """Write config.yaml. Raise UsageError, which lists the differences, if it exists with another config.
+        """Write config.yaml. Raise UsageError if the folder already contains a run with a different config.
 
-        The folder of a run that failed before its first step is used again.
+        If that run failed before its first training step, its folder is used for the new config instead.
         """
         if self.exists():
             held = self.config()
@@ -103,8 +103,8 @@ class RunFolder(RunReader):
             if not self._failed_before_first_step():
                 lines = "\n".join(diff_lines(held, config))
                 raise UsageError(
-                    f"{self.path} holds a run with another config (in the folder -> requested):\n{lines}\n"
-                    "Use another folder, or remove this one to start over."
+                    f"{self.path} contains a run with a different config (in the folder -> requested):\n"
+                    f"{lines}\nUse another folder, or delete this one to start over."
                 )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ class RunFolder(RunReader):
             status = self.status()
         except OelmError:
             return False
-        # The manifest is written just before the first step.
+        # manifest.json is written just before the first training step.
         kept = self.manifest_file.exists() or self.resumable
         return status is not None and status.state == "failed" and not kept
 
@@ -133,7 +133,7 @@ class RunFolder(RunReader):
         return tuple(file for file in (self.latest, self.previous) if file.exists())
 
     def drop_checkpoints(self) -> int:
-        """Delete the checkpoints, and return the bytes freed. The run cannot be resumed afterwards."""
+        """Delete the checkpoints, so that the run cannot be resumed; return the number of freed bytes."""
         freed = 0
         for file in self.checkpoints:
             freed += file.stat().st_size
@@ -145,15 +145,15 @@ class RunFolder(RunReader):
     def write(
         self, record: Manifest | FreezeAudit | TimingStats | Predictions | TestLosses | Results
     ) -> None:
-        """Write a record to its file: a `Manifest` to manifest.json, and so on."""
+        """Write `record` to the file of its type in the run folder, such as a `Manifest` to manifest.json."""
         write_json(self.path / FILES[type(record)], to_json(record))
 
     def write_checksums(self) -> None:
-        """Write checksums.json, the last file of a finished run, for the files that verdicts depend on."""
+        """Write checksums.json for `VERDICT_FILES`. Call this after all these files have been written."""
         write_checksums(self.path, VERDICT_FILES)
 
     def write_status(self, status: Status) -> Status:
-        """Write status.json with the current time as its heartbeat, and return the status as written.
+        """Write `status` to status.json with the current time as heartbeat; return the status as written.
 
         If the disk is full or the run folder was moved, the existing file is overwritten in place.
         """
@@ -168,20 +168,20 @@ class RunFolder(RunReader):
         return status
 
     def _hold(self) -> None:
-        """Keep the folder open until `close`, so that status.json is found even if the folder is moved."""
+        """Keep the folder open until `close()`, so that status.json is found even if the folder is moved."""
         if self._descriptor is None:
             with contextlib.suppress(OSError):
                 self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
                 self._release = weakref.finalize(self, os.close, self._descriptor)
 
     def close(self) -> None:
-        """Release the open folder; call this after the last `write_status`."""
+        """Close the file descriptor of the folder; call this after the last `write_status()`."""
         if self._descriptor is not None:
             self._descriptor = None
             self._release()
 
     def _overwrite_status(self, status: Status) -> bool:
-        """Overwrite status.json in place, which needs no disk space. Return whether that worked."""
+        """Overwrite status.json in place, which needs no free disk space; return whether that worked."""
         short = replace(status, reason=status.reason[:_REASON_CHARACTERS])
         content = json_text(to_json(short)).encode()
         self._hold()
@@ -190,7 +190,7 @@ class RunFolder(RunReader):
         try:
             file = os.open(self.status_file.name, os.O_WRONLY, dir_fd=self._descriptor)
             try:
-                content = content.ljust(os.fstat(file).st_size)  # trailing blanks are valid JSON
+                content = content.ljust(os.fstat(file).st_size)  # spaces after a JSON object are allowed
                 return os.pwrite(file, content, 0) == len(content)
             finally:
                 os.close(file)
@@ -200,11 +200,11 @@ class RunFolder(RunReader):
     # -- out of memory in one of several processes ---------------------------------------------
 
     def wanted_split(self) -> int:
-        """Return into how many parts each micro-batch is cut; a process that ran out of memory has set it."""
+        """Return the number of parts that each micro-batch is split into: the last `want_split()`, else 1."""
         with contextlib.suppress(OelmError, OSError, TypeError, ValueError):
             return int(read_json_object(self.split_file).get("split", 1))
         return 1
 
     def want_split(self, parts: int) -> None:
-        """Ask the next start of this run to cut each micro-batch into `parts`."""
+        """Store that the next start of this run splits each micro-batch into `parts`, to use less memory."""
         write_json(self.split_file, {"split": parts})

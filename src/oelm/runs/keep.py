@@ -1,7 +1,7 @@
 """Write the results of ended runs to one small file per study, which can be committed to a repository.
 
-The command is `oelm archive keep results`. `oelm analyze --runs results` and `oelm report --runs results`
-read these files like run folders. The files contain no weights, checkpoints or logs.
+`oelm archive keep results` writes these files to the folder `results`. `oelm analyze --runs results` and
+`oelm report --runs results` read them like run folders. The files contain no weights, checkpoints or logs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from oelm.runs.reader import RunReader
 from oelm.runs.results_file import SUFFIX, read_results_file, write_results_file
 from oelm.runs.scan import RunInfo, scan
 
-#: Failed runs are kept too: without its failed seeds, an arm (a method in a comparison) would look better.
+#: Failed runs are kept too, because an arm (a method in a comparison) looks better without its failed seeds.
 KEPT_STATES = ("finished", "diverged", "failed", "oom")
 KEPT_FILES = (
     "config.yaml",
@@ -36,7 +36,7 @@ TRIAL_FILES = ("config.yaml", "status.json", "results.json", "timing_stats.json"
 
 @dataclass
 class Kept:
-    """How much `keep` has written."""
+    """The number of runs, files and bytes that `keep()` has written."""
 
     runs: int = 0
     files: int = 0  # results files written, one per study
@@ -46,11 +46,14 @@ class Kept:
 def keep(root: Path | str, target: Path | str, *, study: str = "") -> Kept:
     """Write the ended runs below `root` to one file per study, <target>/<study>.jsonl.xz.
 
-    `study` limits this to the runs of one study. Other runs in an existing file stay in it.
+    If `study` is given, only the runs of this study are written. If the file of a study exists, the runs in
+    it that are not below `root` are kept.
     """
     root, target = Path(root), Path(target)
     if target.resolve().is_relative_to(root.resolve()):
-        raise OelmError(f"{target} is the runs folder or lies inside it; choose a target outside of {root}")
+        raise OelmError(
+            f"{target} is the runs folder or lies inside it: choose a target folder outside of {root}"
+        )
     runs = [run for run in scan(root) if not study or run.study == study]
     ended = [run for run in runs if run.state in KEPT_STATES]
     if not any(run.state == "finished" for run in ended):
@@ -78,7 +81,7 @@ def _kept_files(run: RunInfo) -> tuple[str, dict[str, str]]:
 
 
 def _shareable(reader: RunReader, name: str) -> str:
-    """Return the text of a run's file without host names and without the note of a private data folder."""
+    """Return the text of one file of a run, without host names and private notes about the data folder."""
     where = str(reader.path / name)
     with reader.open(name) as file:
         text = decode(read_limited(file, where, RESULT_FILES[name]), where)
@@ -87,7 +90,7 @@ def _shareable(reader: RunReader, name: str) -> str:
     try:
         content: Any = parse_json(text, where)
     except OelmError:
-        return text  # a damaged file is stored unchanged; the analysis will report it
+        return text  # a damaged file is stored unchanged, so that the analysis reports the damage
     if not isinstance(content, dict):
         return text
     content.pop("host", None)

@@ -17,8 +17,8 @@ from oelm.files.read import JSON_BYTES, LOG_BYTES, PREDICTIONS_BYTES
 from oelm.files.yaml import YAML_BYTES
 from oelm.printable import printable
 
-#: The files that a verdict is computed from; checksums.json of a finished run lists them. status.json is not
-#: among them: it is written again after checksums.json, and no number is computed from it.
+#: The files that verdicts are computed from. checksums.json of a finished run has the hashes of these files.
+#: status.json is not one of them: it is written again after checksums.json, and no verdict depends on it.
 VERDICT_FILES = (
     "config.yaml",
     "manifest.json",
@@ -30,8 +30,8 @@ VERDICT_FILES = (
     "results.json",
 )
 
-#: The files of a run that an archive contains, with the largest accepted size of each in bytes. Checkpoints,
-#: locks, job numbers and tracker files are left out, because they are only useful on one machine.
+#: {file of a run that an archive contains: largest accepted size in bytes}. Checkpoints, locks, SLURM job
+#: numbers and tracker files are left out, because they are only useful on the machine of the run.
 RESULT_FILES: dict[str, int] = {
     "config.yaml": YAML_BYTES,
     "manifest.json": JSON_BYTES,
@@ -50,7 +50,7 @@ RESULT_FILES: dict[str, int] = {
 }
 
 
-#: The path of a run below the folder of its study, as a regular expression.
+#: A regular expression for the path of a run relative to the folder of its study.
 RUN_PLACE = (
     r"(?P<id>[^/]+)/scale=(?P<scale>[a-z]+)/(?:tune/lr=(?P<trial>[0-9.e+-]+)/)?seed=(?P<seed>[0-9]{1,19})"
 )
@@ -59,7 +59,7 @@ RUN_PLACE = (
 def match_run_place(pattern: str, path: str) -> re.Match[str] | None:
     """Return the match of `pattern` with a path from an untrusted file; None if there is no match.
 
-    A path that is unprintable, very long, or has a hidden part never matches.
+    A path that has unprintable characters, hidden folders or more than 1000 characters never matches.
     """
     if printable(path) != path or "\\" in path or len(path) > 1000:
         return None
@@ -69,7 +69,7 @@ def match_run_place(pattern: str, path: str) -> re.Match[str] | None:
 
 
 def run_path(root: Path | str, config: RunConfig) -> Path:
-    """Return the folder of a run below the runs folder `root`; a tuning trial has a folder below tune/."""
+    """Return the folder of a run below the runs folder `root`; tuning trials are below its folder tune/."""
     study, id = _folder_name("study", config.study), _folder_name("id", config.id)
     place = Path(root) / study / id / f"scale={config.scale}"
     if config.tune.trial:

@@ -11,9 +11,10 @@ __all__ = ["Busy", "RunLock", "is_held", "read_holder"]
 
 
 class RunLock(Lock):
-    """Context manager that holds the lock of a run folder; raises Busy if another process holds it.
+    """A context manager that holds the lock of a run folder; it raises `Busy` if another process holds it.
 
-    `patience` is how many seconds to keep trying: `oelm status` takes the lock for an instant to test it.
+    `patience` is how many seconds to keep trying. It should not be 0 if `oelm status` may run at the same
+    time, because that command takes the lock for an instant to test whether a process holds it.
     """
 
     def __init__(self, folder: Path | str, patience: float = 1.0) -> None:
@@ -29,7 +30,7 @@ def is_held(folder: Path | str) -> bool:
 
 
 def read_holder(folder: Path | str) -> dict[str, Any]:
-    """Return host and pid of the process that holds, or last held, the lock of a run; {} if unknown."""
+    """Return host and pid of the process that holds or last held the lock of a run; {} if unknown."""
     return holder(_lock_file(folder))
 
 

@@ -27,7 +27,7 @@ from oelm.runs.schema import (
 
 T = TypeVar("T")
 
-#: The file that holds each record of a run.
+#: {dataclass of `oelm.runs.schema`: name of the file in the run folder that contains it}
 FILES: dict[type, str] = {
     Status: "status.json",
     Manifest: "manifest.json",
@@ -40,14 +40,15 @@ FILES: dict[type, str] = {
 
 
 class RunReader(ABC):
-    """Base class that reads the files of a run: `RunFolder` reads a folder, `StoredRun` a results file.
+    """Base class for reading the files of a run: `RunFolder` reads a folder, `StoredRun` a results file.
 
-    A reading function returns None if its file does not exist, and raises OelmError if the file is damaged.
+    Methods such as `manifest()` return None if their file does not exist, and raise OelmError if it is
+    damaged.
     """
 
     def __init__(self, path: Path | str, file: Path | None = None) -> None:
         self.path = Path(path)
-        self.file = file or self.path  # the path that exists on disk: the run folder, or the results file
+        self.file = file or self.path  # what exists on disk: the run folder, or the results file of the study
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
@@ -66,7 +67,7 @@ class RunReader(ABC):
 
     @abstractmethod
     def size(self) -> int:
-        """Return the total bytes of the run's files."""
+        """Return the total size of the run's files in bytes."""
 
     def config(self) -> RunConfig:
         if not self.exists():
@@ -95,9 +96,9 @@ class RunReader(ABC):
         return self._json(TestLosses, PREDICTIONS_BYTES)
 
     def status(self) -> Status | None:
-        """Return the status of the run; None if it has not been started.
+        """Return the status of the run; None if the run has not been started.
 
-        A run without results.json counts as interrupted, even if status.json says that it has finished.
+        If status.json says that the run has finished, but results.json is missing, the state is interrupted.
         """
         status = self.recorded_status()
         if status is not None and status.state == "finished" and not self.exists("results.json"):
@@ -110,7 +111,7 @@ class RunReader(ABC):
         return self._json(Status)
 
     def metrics(self, kind: str = "") -> Iterator[MetricsRow]:
-        """Yield the rows of metrics.jsonl, or those of one `kind`. An incomplete last line is skipped."""
+        """Yield the rows of metrics.jsonl (if `kind` is given, only those); skip an incomplete last line."""
         where = str(self.path / "metrics.jsonl")
         try:
             file = self.open("metrics.jsonl")
@@ -122,14 +123,14 @@ class RunReader(ABC):
                     yield MetricsRow.from_json(row, f"{where}, line {number}")
 
     def finished_results(self) -> Results | None:
-        """Return the results of a finished run after checking its checksums; None if it has not finished."""
+        """Return the results of the run, after checking its checksums; None if the run has not finished."""
         status = self.status()
         if status is None or status.state != "finished":
             return None
         if damage := self.damage():
             raise OelmError(
                 f"{self.path} is damaged: {'; '.join(damage.values())}. "
-                "Train it again with the same command, or restore the files from a copy."
+                "Train the run again with the same command, or restore the files from a copy."
             )
         return self.results()
 

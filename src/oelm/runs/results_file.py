@@ -1,9 +1,9 @@
 """Results files (results/<study>.jsonl.xz): the results of a study in one small file.
 
 Each line is a JSON object about one run: {"run": "<ID>/scale=<s>/seed=<n>", "files": {name: text},
-"sha256": {name: hash of the text}}. The texts are the files of the run folder. `read_results_file` checks
-every hash. The file may come from an untrusted source, so its size is limited and only names of run files are
-accepted.
+"sha256": {name: hash of the text}}. A text is the content of one file of the run folder. A results file may
+come from an untrusted source, so `read_results_file()` checks every hash, limits the size, and accepts only
+the names of files that a run folder can contain.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from oelm.runs.layout import RESULT_FILES, RUN_PLACE, match_run_place
 from oelm.runs.reader import RunReader
 
 SUFFIX = ".jsonl.xz"
-MAX_BYTES = 512 * MIB  # of the unpacked file; a run takes about 20 KiB
+MAX_BYTES = 512 * MIB  # largest unpacked size of a results file; a run takes about 20 KiB
 MAX_LINE_BYTES = 64 * MIB
-_MEMORY_BYTES = 128 * MIB  # memory that the decompressor may use
+_MEMORY_BYTES = 128 * MIB  # memory limit of the xz decompressor
 _CHUNK = 1 << 20
 
 
 class StoredRun(RunReader):
-    """One run of a results file. No folder exists at its `path`, which is <file's folder>/<study>/<place>."""
+    """One run of a results file.
+
+    Its `path` is <folder of the results file>/<study>/<place of the run>, but this folder does not exist.
+    """
 
     def __init__(self, file: Path, place: re.Match[str], files: Mapping[str, str]) -> None:
         super().__init__(file.parent / file.name.removesuffix(SUFFIX) / place[0], file)
@@ -51,14 +54,14 @@ class StoredRun(RunReader):
         return name in self.files
 
     def damage(self) -> dict[str, str]:
-        return {}  # `read_results_file` has checked every hash
+        return {}  # `read_results_file()` has checked every hash
 
     def size(self) -> int:
         return sum(len(text.encode()) for text in self.files.values())
 
 
 def write_results_file(path: Path, runs: Mapping[str, Mapping[str, str]]) -> None:
-    """Write a results file from {path of a run below its study: {file name: text}}.
+    """Write the results file `path`; `runs` is {path of a run below its study: {file name: text}}.
 
     The same runs always give the same bytes, because the format has no times and the runs are sorted.
     """
@@ -72,7 +75,7 @@ def write_results_file(path: Path, runs: Mapping[str, Mapping[str, str]]) -> Non
 
 
 def read_results_file(path: Path) -> list[StoredRun]:
-    """Return all runs of a results file. Raise OelmError if any part of it is damaged or not allowed."""
+    """Return all runs of a results file. Raise OelmError if the file is damaged or has unexpected content."""
     try:
         return [_stored_run(path, line, number) for number, line in enumerate(_lines(path), 1)]
     except (lzma.LZMAError, EOFError) as error:
@@ -80,7 +83,7 @@ def read_results_file(path: Path) -> list[StoredRun]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Decompress a results file and yield its lines. Raise OelmError if it is larger than the limits."""
+    """Decompress a results file and yield its lines. Raise OelmError if `MAX_BYTES` bytes are exceeded."""
     unpacker = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_MEMORY_BYTES)
     rest, total = b"", 0
     with open_regular(path) as file:
@@ -92,7 +95,10 @@ def _lines(path: Path) -> Iterator[bytes]:
             total += len(unpacked)
             *lines, rest = (rest + unpacked).split(b"\n")
             if total > MAX_BYTES or len(rest) > MAX_LINE_BYTES:
-                raise OelmError(f"{path}: refused, it unpacks to more than the results of any study take")
+                raise OelmError(
+                    f"{path}: refused, because it unpacks to more than {MAX_BYTES // MIB} MiB, or to a line "
+                    f"of more than {MAX_LINE_BYTES // MIB} MiB"
+                )
             yield from lines
         if rest or unpacker.unused_data or file.read(1):
             raise EOFError("there is data after the last run")
@@ -104,13 +110,13 @@ def _stored_run(path: Path, line: bytes, number: int) -> StoredRun:
     fields = value if isinstance(value, dict) else {}
     place, files, hashes = (fields.get(name) for name in ("run", "files", "sha256"))
     if not isinstance(place, str) or not isinstance(files, dict) or not isinstance(hashes, dict):
-        raise OelmError(f"{where}: expected an object with run, files and sha256")
+        raise OelmError(f"{where}: expected a JSON object with the fields run, files and sha256")
     match = match_run_place(RUN_PLACE, place)
     if match is None:
-        raise OelmError(f"{where}: refused, not the path of a run: {place!a:.200}")
+        raise OelmError(f"{where}: refused, because this is not the path of a run: {place!a:.200}")
     for name, text in files.items():
         if name not in RESULT_FILES or not isinstance(text, str):
-            raise OelmError(f"{where}: refused, not a file of a run: {name!a:.200}")
+            raise OelmError(f"{where}: refused, because this is not a file of a run: {name!a:.200}")
         if hashes.get(name) != _sha256(text):
             raise OelmError(
                 f"{where}: {place}/{name} has changed since it was written; restore the results file from "

@@ -1,4 +1,4 @@
-"""Find all runs below a runs folder, with the state of each. No file of a run is read except status.json."""
+"""Find all runs below a runs folder, with the state of each run. Of run folders, only status.json is read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from oelm.runs.results_file import SUFFIX, StoredRun, read_results_file
 from oelm.runs.schema import Status, to_json
 from oelm.runs.slurm_queue import WAITING, job_of, queue_states
 
-STALL_SECONDS = 300.0  # a running process without a heartbeat for this long is shown as stalled
-_ENDED = frozenset({"finished", "diverged", "failed", "oom", "interrupted"})  # status.json alone says so
+STALL_SECONDS = 300.0  # a run is shown as stalled if status.json was not written for this long
+# States that status.json alone determines; for the other states, the lock and the process are checked too.
+_ENDED = frozenset({"finished", "diverged", "failed", "oom", "interrupted"})
 _MAY_BE_QUEUED = ("running", "interrupted", "pending", "stalled", "dead")
 
-Signature = tuple[int, ...]  # modification times and sizes of some files
+Signature = tuple[int, ...]  # modification times and sizes of files, as `signature()` returns them
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class FoundRun:
     id: str
     scale: str
     seed: int  # -1 if the folder was renamed by hand to a name without a valid seed
-    trial: str = ""  # the learning rate of a tuning trial
+    trial: str = ""  # the learning rate of a tuning trial; "" if the run is not a tuning trial
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class RunInfo(FoundRun):
         return self.note or (self.status.reason if self.status else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the facts that `oelm status --json` prints."""
+        """Return the fields of the run that `oelm status --json` prints."""
         status = to_json(self.status or Status(attempt=0))
         return {
             **{name: getattr(self, name) for name in ("study", "id", "scale", "seed")},
@@ -75,24 +76,24 @@ class RunInfo(FoundRun):
 
 @dataclass
 class ScanCache:
-    """What earlier scans have read, for a program that scans again every few seconds."""
+    """The results of earlier calls of `scan()`, for a program that scans again every few seconds."""
 
     runs: dict[Path, tuple[Signature, RunInfo]] = field(default_factory=dict)
     results_files: dict[Path, tuple[Signature, list[StoredRun]]] = field(default_factory=dict)
 
 
 def scan(root: Path | str, *, trials: bool = True, cache: ScanCache | None = None) -> list[RunInfo]:
-    """Return every run below `root` with its state; without tuning trials if not `trials`.
+    """Return every run below `root` with its state; `trials=False` leaves out tuning trials.
 
     With a `cache`, the status of a run that has ended is read again only if its files have changed.
-    This calls `squeue` once if a run may be waiting in SLURM's queue.
+    If a run may be waiting in the SLURM queue, `squeue` is called once.
     """
     found = (run for run in find_runs(root, cache) if trials or not run.trial)
     return _with_queue([_with_state(run, cache) for run in found])
 
 
 def signature(*files: Path | str) -> Signature:
-    """Return the modification times and sizes of the files, (0, 0) for a file that does not exist."""
+    """Return the modification times and sizes of `files`, with (0, 0) for a file that does not exist."""
     return tuple(part for file in files for part in _stat(file))
 
 
@@ -140,7 +141,7 @@ def _stored_runs(file: Path, cache: ScanCache | None) -> list[StoredRun]:
 
 
 def study_names(root: Path | str) -> list[str]:
-    """Return the names of the studies that have runs below `root`."""
+    """Return the names of the studies in the runs folder `root`: its folders and its results files."""
     files = Path(root).glob(f"[!.]*{SUFFIX}")
     folders = (entry.name for entry in _folders(root))
     return sorted({*folders, *(file.name.removesuffix(SUFFIX) for file in files)})
@@ -171,7 +172,7 @@ def _read_state(run: FoundRun) -> RunInfo:
 
 
 def _with_queue(runs: list[RunInfo]) -> list[RunInfo]:
-    """Return the runs, with the state "queued" for each whose job waits in SLURM's queue."""
+    """Return `runs`, with the state "queued" for each run whose job is waiting in the SLURM queue."""
     jobs = {run.path: job_of(run.path) for run in runs if run.state in _MAY_BE_QUEUED}
     if not any(jobs.values()):
         return runs
@@ -187,8 +188,9 @@ def _with_queue(runs: list[RunInfo]) -> list[RunInfo]:
 def state_of(run: Path | RunReader, *, verify: bool = False) -> tuple[str, Status | None, str]:
     """Return (state, status, note) of a run.
 
-    A running run is "stalled" if its process has not reported for long, and "dead" if the process has gone.
-    With `verify`, a finished run whose files do not match their checksums is "broken".
+    A run whose status.json says "running" is "stalled" if the file was not written for `STALL_SECONDS`, and
+    "dead" if the process of the run does not exist any more. With `verify`, a finished run whose files do
+    not match their checksums is "broken".
     """
     reader = run if isinstance(run, RunReader) else RunFolder(run)
     path = reader.path
@@ -212,9 +214,9 @@ def state_of(run: Path | RunReader, *, verify: bool = False) -> tuple[str, Statu
         return status.state, status, ""
     if not _lives(path, status):
         if status.alive() is None and job_of(path):  # SLURM may restart the job by itself
-            note = f"no heartbeat for {status.age / 60:.0f} min: its SLURM job hangs, or was requeued"
+            note = f"no heartbeat for {status.age / 60:.0f} min: the SLURM job hangs or was requeued"
             return "stalled", status, note
-        return "dead", status, "its process is gone; run the same command to continue"
+        return "dead", status, "the process of the run is gone; run the same command to continue"
     if status.age > STALL_SECONDS:
         return "stalled", status, f"no heartbeat for {status.age / 60:.0f} min"
     return "running", status, ""
@@ -223,14 +225,14 @@ def state_of(run: Path | RunReader, *, verify: bool = False) -> tuple[str, Statu
 def _lives(path: Path, status: Status) -> bool:
     """Return whether the process of a run exists.
 
-    On the host of the process its pid decides, on other hosts the lock of the run or a recent heartbeat.
+    On the host of the process the pid is checked; on other hosts, the lock and the age of the heartbeat.
     """
     alive = status.alive()
     if alive is False:
         return False
     if is_held(path):
         return True
-    if alive and not read_holder(path):  # a run started without the launcher has no lock
+    if alive and not read_holder(path):  # a run that was not started by a launcher has no lock
         return True
     return alive is None and time.time() - status.heartbeat < STALL_SECONDS
 
@@ -246,7 +248,7 @@ def _folders(path: str | Path, prefix: str = "") -> Iterator[os.DirEntry[str]]:
 
 
 def find_run(root: Path | str, name: str, *, scale: str = "", seed: int | None = None) -> Path:
-    """Return the run folder `name`, which is a path or the ID of an experiment.
+    """Return the path of one run folder; `name` is the path itself or the ID of an experiment.
 
     Raise UsageError if `scale` and `seed` do not select exactly one run of the experiment.
     """
@@ -258,23 +260,27 @@ def find_run(root: Path | str, name: str, *, scale: str = "", seed: int | None =
     runs = scan(root, trials=False)
     same = [r for r in runs if r.id.lower() == name.lower()]
     if not runs:
-        raise UsageError(f"there is no run '{name}': {root} has no runs (`oelm train {name}` starts one)")
+        raise UsageError(
+            f"there is no run '{name}', because {root} has no runs: start one with `oelm train {name}`"
+        )
     if not same:
         raise unknown_name("run", name, sorted({r.id for r in runs}))
     fitting = [r for r in same if (not scale or r.scale == scale) and (seed is None or r.seed == seed)]
     if len(fitting) != 1:
         listed = "\n".join(f"  {r.path}" for r in (fitting or same))
         wrong = "several runs match" if fitting else "no run of this experiment matches"
-        raise UsageError(f"'{name}': {wrong}; name one with --scale and --seed, or by its folder:\n{listed}")
+        raise UsageError(
+            f"'{name}': {wrong}; select one run by --scale and --seed, or give its folder:\n{listed}"
+        )
     if isinstance(fitting[0].reader, StoredRun):
         raise UsageError(
-            f"'{name}': {fitting[0].reader.file} has only the results of this run, not its weights"
+            f"'{name}': {fitting[0].reader.file} contains only the results of this run, not its weights"
         )
     return fitting[0].path
 
 
 def tail(path: Path, lines: int) -> list[str]:
-    """Return the last lines of a file, at most 64 KiB of them; [] if it cannot be read."""
+    """Return the last lines of a file, at most 64 KiB of text; [] if the file cannot be read."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))

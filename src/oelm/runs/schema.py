@@ -1,7 +1,7 @@
 """One dataclass for each JSON file of a run folder: training writes the files, all other code reads them.
 
-`from_json` builds a dataclass from parsed JSON. It ignores unknown fields, and raises an error that names the
-file and the field for a value of the wrong type. `to_json` returns the JSON object to write.
+`from_json()` builds a dataclass from parsed JSON. It ignores unknown fields. For a value of the wrong type it
+raises an error that names the file and the field. `to_json()` returns the JSON object to write.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from oelm.files.locks import process_alive
 from oelm.runs.states import State
 
 T = TypeVar("T")
-_OMIT_NONE = {"omit_none": True}  # marks a field that `to_json` leaves out if it is None
+_OMIT_NONE = {"omit_none": True}  # marks a field that `to_json()` leaves out if its value is None
 
 
 def from_json(cls: type[T], value: Any, where: str) -> T:
-    """Build the dataclass `cls` from a parsed JSON object; `where` names the file in errors."""
+    """Return an instance of the dataclass `cls` from parsed JSON; `where` is the file name, for errors."""
     try:
         return from_mapping(cls, value, json=True)
     except UsageError as error:
@@ -32,7 +32,7 @@ def from_json(cls: type[T], value: Any, where: str) -> T:
 
 
 def to_json(value: Any) -> Any:
-    """Convert a dataclass of this module to dictionaries and lists, ready to write as JSON."""
+    """Return an instance of a dataclass of this module as dicts and lists, ready to write as JSON."""
     if dataclasses.is_dataclass(value):
         held = {f.name: (getattr(value, f.name), f.metadata) for f in dataclasses.fields(value)}
         return {
@@ -50,7 +50,7 @@ def to_json(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class BestMetric:
-    """The best validation score that a run has reached so far."""
+    """The best validation score (`name` is "ppl" or "accuracy") that a run has reached so far."""
 
     name: str
     value: float
@@ -68,11 +68,11 @@ class Status:
     steps_per_second: float | None = None
     eta_seconds: float | None = None
     heartbeat: float = 0.0  # unix time at which this status was written
-    started: float = 0.0  # unix time at which the current process started on the run
+    started: float = 0.0  # unix time at which the current process of the run started
     pid: int = 0
     host: str = ""
-    attempt: int = 1  # number of processes that have worked on the run
-    resumes: int = 0  # how many of these processes resumed from a checkpoint
+    attempt: int = 1  # how often the run was started, including this time
+    resumes: int = 0  # how many of these starts resumed from a checkpoint
     reason: str = ""
 
     @property
@@ -81,7 +81,7 @@ class Status:
         return time.time() - self.heartbeat
 
     def alive(self) -> bool | None:
-        """Return whether the process of the run exists; None (unknown) if it runs on another host."""
+        """Return whether the process of the run exists; None (unknown) if the run is on another host."""
         if self.host != socket.gethostname() or self.pid <= 0:
             return None
         return process_alive(self.pid)
@@ -94,13 +94,13 @@ Metric = Literal["ppl", "accuracy"]
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores on one split. `loss` is the mean over `n` tokens, or over `n` rows in classification."""
+    """The scores on one split. `loss` is the mean over `n` tokens; in classification over `n` rows."""
 
     loss: float
     n: int = 0
     ppl: float | None = field(default=None, metadata=_OMIT_NONE)
     accuracy: float | None = field(default=None, metadata=_OMIT_NONE)
-    step: int | None = field(default=None, metadata=_OMIT_NONE)  # validation only: the step of the best model
+    step: int | None = field(default=None, metadata=_OMIT_NONE)  # step of the best model (validation only)
 
     def problem(self, metric: Metric) -> str:
         """Return why these scores are impossible (for example an accuracy above 1), else ""."""
@@ -140,7 +140,7 @@ class Fairness:
 
 @dataclass(frozen=True)
 class Results:
-    """The content of results.json, without times and machine names, so a resumed run writes the same."""
+    """The content of results.json. It has no times and host names, so that it is the same after a resume."""
 
     id: str
     study: str
@@ -163,7 +163,7 @@ class Results:
 
     @classmethod
     def of(cls, config: RunConfig, **measured: Any) -> Results:
-        """Return the results of a run with this config; training measures the other fields."""
+        """Return the results of a run with this config; `measured` are the fields that training measured."""
         return cls(
             id=config.id,
             study=config.study,
@@ -193,7 +193,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The content of predictions.json (classification only): a label and a prediction per test example."""
+    """The content of predictions.json (classification only): label and prediction of each test example."""
 
     labels: tuple[int, ...]
     predicted: tuple[int, ...]
@@ -201,12 +201,13 @@ class Predictions:
 
 @dataclass(frozen=True)
 class TestLosses:
-    """The content of test_losses.json (language models only): target tokens and summed loss per document.
+    """The content of test_losses.json (language models only), with one entry per document of the test split.
 
-    If documents are few or cannot be separated, the text is divided into blocks, one per evaluation window.
+    `tokens` is the number of target tokens, and `losses` the sum of their losses. If there are few documents,
+    or their borders are unknown, an entry is one evaluation window instead of a document.
     """
 
-    __test__ = False  # not a test class of pytest
+    __test__ = False  # pytest must not collect this class as a test because of its name
 
     tokens: tuple[int, ...]
     losses: tuple[float, ...]
@@ -247,7 +248,7 @@ class TokenizerFacts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.json: the software, machine and data that are needed to repeat a run."""
+    """The content of manifest.json: the software, machine and data that are needed to repeat the run."""
 
     config_hash: str = ""
     command: str = ""
@@ -266,7 +267,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class AuditRecord:
-    """The report of one call of `oelm.audit`, which checks that the frozen tensors are unchanged."""
+    """The result of one call of `oelm.audit()`, which checks that the frozen tensors are unchanged."""
 
     method: str = ""
     seed: int = 0
@@ -295,7 +296,8 @@ class FreezeAudit:
 class TimingStats:
     """The content of timing_stats.json; times are in seconds.
 
-    A time is None if no step was measured. Warm-up steps are not measured.
+    A time is None if no training step was measured. The first steps of each process are not measured,
+    because they are slower; `warmup_steps` is their number.
     """
 
     total_wall_time: float | None = None
@@ -314,12 +316,12 @@ class TimingStats:
     peak_memory_bytes: int | None = None
     flops_per_step: float | None = None
     flops_per_second: float | None = None
-    predicted_saving: float | None = None  # share of the FLOPs that freezing saves; calculated, not measured
+    predicted_saving: float | None = None  # fraction of FLOPs that freezing saves; calculated, not measured
 
 
 @dataclass(frozen=True)
 class MetricsRow:
-    """One line of metrics.jsonl: {"step": 20, "kind": "train", ...values}. It has no times."""
+    """One line of metrics.jsonl: {"step": 20, "kind": "train", ...values}. It does not contain times."""
 
     step: int
     kind: str  # "train", "validation", "attention" or "event"
@@ -327,7 +329,7 @@ class MetricsRow:
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str) -> MetricsRow:
-        """Build a row from a parsed line. Raise OelmError (naming `where`) if step or kind is missing."""
+        """Return the row of a parsed line. Raise OelmError that names `where` if step or kind is missing."""
         step, kind = row.pop("step", None), row.pop("kind", None)
         if type(step) is not int or not isinstance(kind, str):
             raise OelmError(f"{where}: expected a step and a kind, got {step!r} and {kind!r}")

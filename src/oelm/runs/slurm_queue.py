@@ -11,7 +11,7 @@ JOB_ID = "slurm_job"  # file in the run folder with the number of the last job s
 _SQUEUE_SECONDS = 20.0
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 
-# States of a SLURM job that has no process, because it waits for its first start or for a restart.
+# States of a SLURM job that has no process, because the job is waiting for its first start or for a restart.
 WAITING = frozenset(
     {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "CONFIGURING"}
 )
@@ -30,7 +30,7 @@ def job_of(folder: Path) -> str:
 def queue_states() -> dict[str, str] | None:
     """Return {job number: state} of all pending and running SLURM jobs; None if `squeue` does not answer.
 
-    A task of a job array is listed twice: as 12_3 and by its own job number.
+    A task of a job array has two keys: <array job number>_<task number>, such as 12_3, and its job number.
     """
     if shutil.which("squeue") is None:
         return None

@@ -9,13 +9,13 @@ from oelm.errors import OelmError, TransientError
 #: The states that a training process writes to status.json.
 State = Literal["running", "interrupted", "finished", "diverged", "failed", "oom"]
 
-# Exit codes of the process that trains a run. From them, a launcher decides whether to start the run again.
+# Exit codes of the process that trains a run. A launcher uses them to decide whether to start the run again.
 EXIT_FINISHED = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 75  # the same command continues the run (EX_TEMPFAIL of sysexits.h)
 EXIT_DIVERGED = 76
-EXIT_PERMANENT = 78  # the same command fails again until the user changes something (EX_CONFIG)
+EXIT_PERMANENT = 78  # the same command fails again until the user changes something (EX_CONFIG of sysexits.h)
 
 EXIT_CODES: dict[str, int] = {
     "finished": EXIT_FINISHED,
@@ -43,14 +43,17 @@ TROUBLE = frozenset({"dead", "stalled", "diverged", "oom", "failed", "broken"})
 
 
 def exit_code_of(error: OelmError) -> int:
-    """Return the exit code of a run that ended with `error`; 78 if the same command would fail again."""
+    """Return the exit code of a run that ended with `error`; 78 if the same command would fail again.
+
+    A launcher starts a run with exit code 1 again, but not a run with exit code 78.
+    """
     permanent = error.exit_code == EXIT_FAILED and not isinstance(error, TransientError)
     return EXIT_PERMANENT if permanent else error.exit_code
 
 
 def is_terminal(state: str) -> bool:
-    """Return whether a run in this state (finished or diverged) has nothing left to do.
+    """Return whether a run in `state` is not started again: true for finished and diverged runs.
 
-    A diverged run is not started again, because the same steps would diverge again.
+    A diverged run is not started again, because the same training steps would diverge again.
     """
     return state in ("finished", "diverged")

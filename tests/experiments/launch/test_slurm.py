@@ -362,7 +362,7 @@ def test_without_squeue_an_old_heartbeat_shows_as_stalled(
     submitted(tmp_path / "runs", state="running", heartbeat=time.time() - 3600)
     (run,) = scan(tmp_path / "runs")
     assert run.state == "stalled"
-    assert run.reason == "no heartbeat for 60 min: its SLURM job hangs, or was requeued"
+    assert run.reason == "no heartbeat for 60 min: the SLURM job hangs or was requeued"
 
 
 @pytest.mark.parametrize("content", ["$(reboot)", "12_0; rm", "x" * 10_000, ""])
