@@ -4,7 +4,7 @@
     applied = oelm.apply(model, "oelm-freeze", seed=42)
     print(applied)
 
-The names below are the whole public API. They load on first use, so that `import oelm` stays fast.
+The names in `__all__` are the whole public API. They load on first use, so that `import oelm` stays fast.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ if TYPE_CHECKING:
     from oelm.methods.saving.save import save as save
 
 
-if not TYPE_CHECKING:  # type checkers read the imports above, and report a name that is not there
+if not TYPE_CHECKING:  # type checkers must not see __getattr__: with it, they would accept any name
 
     def __getattr__(name: str) -> Any:
-        if name == "methods":  # a package whose call is `oelm.methods.presets.methods`, see its docstring
+        if name == "methods":  # the package `oelm.methods`, which can also be called; see its docstring
             return importlib.import_module("oelm.methods")
         if name in _HOME:
             try:

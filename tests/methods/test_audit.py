@@ -36,12 +36,12 @@ def test_an_intact_model_passes(model):
 
 def test_a_thawed_tensor(model):
     first_query(model).requires_grad_(True)
-    assert "thawed" in audit_faults(model)
+    assert "unfroze" in audit_faults(model)
 
 
 def test_a_frozen_tensor_in_the_optimizer(model):
     optimizer = torch.optim.AdamW(model.parameters())
-    assert "optimizer holds it, with weight decay" in audit_faults(model, optimizer)
+    assert "optimizer contains it, with weight decay" in audit_faults(model, optimizer)
 
 
 def test_a_tensor_changed_by_weight_decay(model):
@@ -54,7 +54,7 @@ def test_a_tensor_changed_by_weight_decay(model):
     query.requires_grad_(False)
     found = audit_faults(model, optimizer)
     assert "bytes changed" in found
-    assert "decays it" in found
+    assert "applies weight decay to it" in found
     assert "keeps state" in found
 
 
@@ -80,7 +80,7 @@ def test_a_weight_tied_to_a_frozen_one():
 
 def test_a_tensor_that_the_method_did_not_freeze(model):
     model.transformer.ln_f.weight.requires_grad_(False)
-    assert "not by the method" in audit_faults(model)
+    assert "the method does not freeze it" in audit_faults(model)
 
 
 def test_a_gradient_on_a_frozen_tensor(model):

@@ -80,7 +80,7 @@ def test_an_optimizer_that_decays_without_a_gradient_is_reported(decay):
     step(model, [optimizer])
     found = faults(oelm.audit(model, optimizer))
     query = next(name for name in found if name.endswith("c_attn.q.weight"))
-    assert "the optimizer holds it" in found[query]
+    assert "the optimizer contains it" in found[query]
     assert ("its bytes changed" in found[query]) == bool(decay)
     assert all(".c_attn.q." in name or ".c_attn.k." in name for name in found)
 
@@ -119,7 +119,7 @@ def test_a_parameter_left_out_of_the_optimizer_is_a_fault_unless_it_was_frozen_b
 
     model = applied_model("gpt2")
     assert faults(oelm.audit(model, without_embeddings(model))) == {
-        "transformer.wte.weight": "the optimizer does not hold it, so it will not train"
+        "transformer.wte.weight": "the optimizer does not contain it, so it will not train"
     }
     model = build("gpt2")
     model.transformer.wte.requires_grad_(False)

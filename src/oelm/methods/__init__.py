@@ -1,9 +1,9 @@
 """Methods: initialise and freeze the query and key projections of any transformer, in pure torch.
 
 Input: a model and a method (a name or an `oelm.Method`). Output: the same model, changed in place, with a
-record of what is frozen. Start reading at `apply.py`, which says what each module does.
+record of what is frozen. Start reading at `apply.py`, whose docstring says what each module does.
 
-The package itself can be called: `oelm.methods()` returns the named methods.
+The package itself can be called: `oelm.methods()` returns a dict from method name to `oelm.Method`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""`oelm.apply`: initialise and freeze the Q/K of a model as a method says.
+"""`oelm.apply`: initialise and freeze the query and key projections (Q/K) of a model as a method says.
 
 The steps, and the modules that do them:
 
     1. find the method by name                                  presets.py, method.py
     2. find the projections and FFN matrices of the model       reading/find.py
-    3. raise an error if the method does not fit the model      checks.py
+    3. raise an error if the method cannot be applied           checks.py
     4. verify numerically that the projections are Q and K      reading/verify.py
     5. split fused weights, initialise, add extras              install.py, extras/, orthogonal.py
-    6. freeze the tensors that the schedule freezes at step 0   record.py
+    6. freeze the tensors that are frozen from step 0           record.py
 """
 
 from __future__ import annotations
@@ -42,22 +42,25 @@ def apply(
 ) -> Applied:
     """Initialise and freeze the tensors of `model` as `method` says, in place.
 
-    Build the optimizer after apply: a fused Q/K/V is replaced by one tensor per part, and an older optimizer
-    still holds the fused one, so V would never train. `oelm.audit(model, optimizer)` reports this mistake.
+    Build the optimizer after `oelm.apply()`, which replaces a fused Q/K/V tensor by one tensor each for Q, K
+    and V. An optimizer built earlier still contains the fused tensor, so V would never train.
+    `oelm.audit(model, optimizer)` reports this mistake.
 
     Args:
-        model: Any transformer whose attention oelm can read: Hugging Face models, torch's own, our GPT, or
-            yours after `oelm.register_attention`. Load weights and cast to a dtype before apply: the bytes of
-            every frozen tensor are recorded.
+        model: Any transformer whose attention oelm can read: Hugging Face models, torch.nn.Transformer,
+            oelm's own GPT, or your own class after `oelm.register_attention()`. Load weights and cast to a
+            dtype before `oelm.apply()`, because a hash of each frozen tensor is recorded.
         method: A name from `oelm.methods()`, an alias, or an `oelm.Method`.
-        seed: Determines every random tensor; each has its own generator.
+        seed: Seed of all random tensors; each tensor has its own generator, made from the seed and its name.
         where: Act only on modules whose name matches this pattern, or one of a list of patterns, such as
-            "text_model.*". Patterns match names in `model.named_modules()` as in a shell, `*` matches dots,
-            too, and a matched module stands for everything inside it. Other modules need not be readable.
-            Layers keep their position in the whole stack. `oelm.preview` shows the effect.
-        exclude: Leave out modules that match this pattern, or one of these.
+            "text_model.*". They are shell patterns over the names in `model.named_modules()`, in which `*`
+            also matches dots; a matched module includes everything inside it. oelm need not recognise the
+            attention classes of other modules. Layers are counted in the whole model, not only among the
+            matched modules. `oelm.preview()` shows the effect.
+        exclude: Leave out modules that match this pattern, or one of a list of patterns.
         verify: Verify numerically, on a copy of each kind of attention module, that the projections found are
-            exactly Q and K (see `oelm.methods.reading.verify`). If False, `oelm.audit` says so.
+            exactly Q and K (see `oelm.methods.reading.verify`). If False, the report of `oelm.audit()` says
+            that the projections are not verified.
         example_inputs: A small batch that the model accepts (a dict, a tuple or a tensor). Needed only if an
             error asks for it, because oelm cannot guess how to call an attention module.
 
@@ -80,13 +83,14 @@ def apply(
 def check_model(
     model: nn.Module, method: Method, selection: Selection, *, verify: bool, example_inputs: Any
 ) -> None:
-    """Raise an error if the method cannot be applied to the selected modules of a plain model."""
+    """Raise an error if the method cannot be applied to the selected modules of an unwrapped model."""
     check_no_method_yet(model)
     projections = find_projections(model, selection)
     matrices = ffn_matrices(model, selection) if "ffn" in method.parts else []
     check_before_apply(model, method, projections, matrices)
     if verify and not method.changes_nothing:
-        # The numeric check needs all queries and keys of an attention module, also those left out.
+        # The numeric check needs all query and key projections of an attention module, also those that
+        # `where` or `exclude` leave out.
         names = dict.fromkeys(p.attention_name for p in projections)
         verify_projections(
             model, find_projections(model, Selection(() if "" in names else tuple(names))), example_inputs
@@ -94,7 +98,7 @@ def check_model(
 
 
 class Applied:
-    """A model with a method: exact parameter counts, and `step` to follow the method's schedule."""
+    """A model to which a method was applied: parameter counts, and `step()` to follow the schedule."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = unwrap(model)
@@ -110,7 +114,7 @@ class Applied:
 
     @property
     def progress(self) -> float:
-        """The position in the run at the last call of `step`, from 0 to 1."""
+        """The fraction of the training run that was completed at the last call of `step()`, from 0 to 1."""
         return self._record.progress
 
     @property
@@ -127,7 +131,7 @@ class Applied:
 
     @property
     def qk_total(self) -> int:
-        """Number of parameters in the query and key projections and in all extras (also those on v)."""
+        """The number of parameters in the query and key projections and in all extras, also extras on v."""
         return sum(size for size, _ in self._qk_sizes())
 
     @property
@@ -135,7 +139,7 @@ class Applied:
         return sum(size for size, trains in self._qk_sizes() if trains)
 
     def _qk_sizes(self) -> Iterator[tuple[int, bool]]:
-        """Yield (number of parameters, whether they train) for each part of Q/K."""
+        """Yield (number of parameters, whether they train) for each weight, bias and extra of Q/K."""
         for projection in find_projections(self.model, self._record.selection):
             for part in projection.slices:
                 yield part.size, part.parameter.requires_grad
@@ -144,17 +148,23 @@ class Applied:
             yield parameter.numel(), parameter.requires_grad
 
     def step(self, step: int, total_steps: int, optimizer: torch.optim.Optimizer | None = None) -> bool:
-        """Freeze and thaw tensors as the schedule says at this step; return whether anything changed.
+        """Freeze and unfreeze tensors as the schedule says at this step; return whether anything changed.
 
-        The result depends on `step` and `total_steps` alone. Call this before every optimizer step; after a
-        resume, load the weights first. Tensors that thaw later are in `oelm.param_groups` from the first step
-        on: torch's optimizers ignore parameters without a gradient, so the groups never have to change.
+        What is frozen afterwards depends on `step` and `total_steps` alone. Call this before every optimizer
+        step; after a resume, load the weights first. Tensors that are unfrozen later are in
+        `oelm.param_groups()` from the first step on: torch's optimizers ignore parameters without a gradient,
+        so the groups never have to change.
 
         Args:
-            optimizer: If given, the optimizer state of each tensor that freezes now is deleted.
+            step: The number of optimizer steps that are already done.
+            total_steps: The number of optimizer steps of the whole run.
+            optimizer: If given, its state for each tensor that becomes frozen now is deleted.
         """
         if total_steps < 1 or not 0 <= step <= total_steps:
-            raise UsageError(f"step must lie between 0 and total_steps, got step {step} of {total_steps}")
+            raise UsageError(
+                f"step must be between 0 and total_steps, and total_steps at least 1, "
+                f"got step {step} and total_steps {total_steps}"
+            )
         changed = follow_schedule(self.model, self._record, step / total_steps)
         for parameter in changed:
             if optimizer is not None and not parameter.requires_grad:

@@ -1,4 +1,4 @@
-"""`oelm.audit`: check that each tensor of a model is frozen, or trains, as the method says."""
+"""`oelm.audit`: check that each tensor of a model is frozen or trainable, as the method says."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ class AuditReport:
 def audit(
     model: nn.Module, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None
 ) -> AuditReport:
-    """Check that the method's frozen tensors are frozen, unchanged, and not trained by the optimizer.
+    """Return a report on whether the tensors that the method freezes are frozen and unchanged.
 
-    It also checks that they are orthonormal where the init says so, that nothing else is frozen, and that the
-    optimizer holds exactly the parameters that train.
+    The audit also checks that these tensors are orthonormal if the method's init makes them so, that nothing
+    else is frozen, and that the optimizer contains exactly the parameters that train.
 
     Args:
         model: The model or a wrapper around it (DistributedDataParallel, torch.compile, AveragedModel, PEFT).
-        optimizer: The optimizer, or several (Muon for matrices, AdamW for the rest). It is a fault if none of
-            them holds a trainable parameter, or if one holds a parameter that is not in the model. To leave a
-            parameter untrained on purpose, call its requires_grad_(False) before `oelm.apply`.
+        optimizer: The optimizer, or several (such as Muon for matrices and AdamW for the rest). A trainable
+            parameter that is in no optimizer is a fault, and so is a parameter of an optimizer that is not in
+            the model. To freeze a parameter on purpose, call its requires_grad_(False) before `oelm.apply()`.
 
     Examples:
         >>> import torch, oelm
@@ -91,24 +91,26 @@ def audit(
     record = require_record(model, "audit")
     parameters = plain_parameters(model)
     if meta := next((name for name, p in parameters.items() if p.is_meta), None):
-        raise OelmError(f"audit: {meta} is on the meta device and has no values; audit before .to('meta')")
+        raise OelmError(
+            f"audit: {meta} is on the meta device and has no values; call oelm.audit before .to('meta')"
+        )
     held = _Optimizers(optimizer)
     trainable = sum(p.numel() for p in parameters.values() if p.requires_grad)
-    # PEFT freezes the model under its adapters; after merging an adapter, nothing trains at all.
+    # PEFT freezes the base model of its adapters; after an adapter is merged, no parameter is trainable.
     others_may_be_frozen = uses_peft(model) or (not trainable and not held.given)
     context = _Context(record, held, _tied_names(model), trainable_adapters(model), others_may_be_frozen)
     rows = []
     for tensor in record.tensors.values():
         parameter = find_parameter(model, tensor.name)
         if parameter is None:
-            rows.append(AuditRow(tensor.name, "in the model", ("it is not: another module replaced it",)))
+            rows.append(AuditRow(tensor.name, "in the model", ("another module replaced it",)))
         else:
             rows.append(_check(tensor, parameter, context))
     for name in record.extras:
         found = find_parameter(model, name)
         faults = ["it is not in the model any more"] if found is None else _training_faults(found, held)
         if faults and uses_peft(model):
-            faults.append("PEFT froze it: call get_peft_model first, then oelm.apply")
+            faults.append("PEFT froze it: call get_peft_model before oelm.apply")
         if trainable or held.given or found is None:
             rows.append(AuditRow(name, "trains (an extra of the method)", tuple(faults)))
     if not others_may_be_frozen:
@@ -130,13 +132,13 @@ def audit(
 
 @dataclass(frozen=True)
 class _Context:
-    """The facts about the model and its optimizers that the check of each tensor needs."""
+    """The facts about a model and its optimizers that `_check()` needs for every tensor."""
 
     record: Record
     optimizers: _Optimizers
     tied: dict[int, list[str]]  # id of a parameter -> its names; a tied parameter has several
     adapters: dict[int, list[str]]  # id of a parameter -> names of the PEFT parameters that adapt it
-    others_may_be_frozen: bool  # whether parameters that the method does not freeze may be frozen, too
+    others_may_be_frozen: bool  # whether parameters outside the method may be frozen without a fault
 
 
 def _tied_names(model: nn.Module) -> dict[int, list[str]]:
@@ -146,7 +148,7 @@ def _tied_names(model: nn.Module) -> dict[int, list[str]]:
 
 
 class _Optimizers:
-    """The optimizers passed to `audit`: which parameters they hold, decay, and keep state for."""
+    """The parameters in the optimizers passed to `audit()`: which have weight decay, and which have state."""
 
     def __init__(self, given: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None) -> None:
         optimizers: list[Any] = []
@@ -166,13 +168,14 @@ class _Optimizers:
             id(p)
             for optimizer in optimizers
             for p, values in getattr(optimizer, "state", {}).items()
-            if not (isinstance(values, dict) and not values)  # reading a defaultdict leaves an empty entry
+            # Reading the state, a defaultdict, creates an empty entry, which does not count.
+            if not (isinstance(values, dict) and not values)
         }
 
     def not_in_model(self, parameters: dict[str, nn.Parameter]) -> list[AuditRow]:
-        """Return a row for each parameter of the optimizers that the model does not have.
+        """Return a row for each parameter that is in an optimizer but not among the model's `parameters`.
 
-        Such a parameter can be a fused Q/K/V that `oelm.apply` has replaced.
+        An example is a fused Q/K/V parameter that `oelm.apply()` has replaced.
         """
         known = {id(p) for p in parameters.values()}
         return [
@@ -180,8 +183,8 @@ class _Optimizers:
                 f"optimizer group {g}, parameter {i} of shape {tuple(p.shape)}",
                 "in the model",
                 (
-                    "it is not: the model changed after the optimizer was built (build the optimizer after "
-                    "oelm.apply), or the parameter belongs to another model",
+                    "it is not in the model: the model changed after the optimizer was built (build the "
+                    "optimizer after oelm.apply), or the parameter belongs to another model",
                 ),
             )
             for g, group in enumerate(self._groups)
@@ -222,10 +225,12 @@ def _check(tensor: TensorRecord, parameter: nn.Parameter, context: _Context) -> 
             faults.append(f"its heads are not orthonormal (off by {error:.1e})")
     tied = [name for name in context.tied[id(parameter)] if name != tensor.name]
     if tied:
-        faults.append(f"it is tied to {', '.join(tied)}, which is now frozen by accident")
+        faults.append(
+            f"it is the same tensor as {', '.join(tied)} (tied weights), which is now frozen by accident"
+        )
     if tensor.kind == "weight" and (adapters := context.adapters.get(id(parameter))):
         faults.append(
-            f"a PEFT adapter trains on top of it ({', '.join(adapters)}): leave it out of target_modules"
+            f"a PEFT adapter changes it ({', '.join(adapters)}): leave this layer out of target_modules"
         )
     return AuditRow(tensor.name, expected, tuple(faults))
 
@@ -233,19 +238,19 @@ def _check(tensor: TensorRecord, parameter: nn.Parameter, context: _Context) -> 
 def _frozen_faults(tensor: TensorRecord, parameter: nn.Parameter, optimizer: _Optimizers) -> list[str]:
     faults = []
     if parameter.requires_grad:
-        faults.append("it was thawed (requires_grad is True)")
+        faults.append("something unfroze it (requires_grad is True)")
     if parameter.grad is not None:
         faults.append("it has a gradient")
     if sha256(parameter) != tensor.sha256:
-        why = " (the optimizer decays it)" if optimizer.decays(parameter) else ""
+        why = " (the optimizer applies weight decay to it)" if optimizer.decays(parameter) else ""
         if parameter.dtype != torch.float32:
-            why += f" (it is {str(parameter.dtype).removeprefix('torch.')}: a cast after oelm.apply counts)"
+            why += f" (it is {str(parameter.dtype).removeprefix('torch.')}: cast the model before oelm.apply)"
         faults.append(f"its bytes changed since it was frozen{why}")
     if optimizer.holds(parameter) and not tensor.ever_trained:
         decay = ", with weight decay" if optimizer.decays(parameter) else ""
-        faults.append(f"the optimizer holds it{decay}")
+        faults.append(f"the optimizer contains it{decay}")
     if optimizer.has_state(parameter):
-        faults.append("the optimizer keeps state for it (applied.step(..., optimizer) drops it)")
+        faults.append("the optimizer keeps state for it (applied.step(..., optimizer) deletes that state)")
     return faults
 
 
@@ -254,7 +259,7 @@ def _training_faults(parameter: nn.Parameter, optimizer: _Optimizers) -> list[st
     if not parameter.requires_grad:
         faults.append("it is frozen (requires_grad is False)")
     if optimizer.given and not optimizer.holds(parameter):
-        faults.append("the optimizer does not hold it, so it will not train")
+        faults.append("the optimizer does not contain it, so it will not train")
     return faults
 
 
@@ -264,7 +269,8 @@ def _should_be_orthonormal(tensor: TensorRecord, record: Record, parameter: nn.P
         return False
     if tensor.freezes_at != 0.0:  # the tensor trained before it froze, so it need not be orthonormal
         return False
-    # With more rows than columns, init "global" has orthonormal columns, so single heads are not orthonormal.
+    # For a matrix with more rows than columns, init "global" makes the columns of the whole matrix
+    # orthonormal, so the rows of a single head are not.
     _, head_dim, d_in = tensor.heads(parameter).shape
     return method.init != "global" or tensor.num_heads == 1 or tensor.num_heads * head_dim <= d_in
 
@@ -272,7 +278,7 @@ def _should_be_orthonormal(tensor: TensorRecord, record: Record, parameter: nn.P
 def _not_in_optimizer(
     parameters: dict[str, nn.Parameter], optimizers: _Optimizers, reported: set[str]
 ) -> list[AuditRow]:
-    """Return a row for each trainable parameter that no optimizer holds."""
+    """Return a row for each trainable parameter that is in no optimizer and not yet `reported`."""
     return [
         AuditRow(name, "trains", tuple(_training_faults(parameter, optimizers)))
         for name, parameter in parameters.items()
@@ -281,10 +287,13 @@ def _not_in_optimizer(
 
 
 def _frozen_by_accident(record: Record, parameters: dict[str, nn.Parameter]) -> list[AuditRow]:
-    """Return a row for each frozen parameter that neither the method nor the user (before apply) froze."""
+    """Return a row for each frozen parameter that is frozen by mistake.
+
+    That is one that neither the method freezes nor the user froze before `oelm.apply()`.
+    """
     known = {id(parameters[name]) for name in (*record.tensors, *record.extras) if name in parameters}
     return [
-        AuditRow(name, "trains", ("it is frozen, but not by the method",))
+        AuditRow(name, "trains", ("it is frozen, although the method does not freeze it",))
         for name, parameter in parameters.items()
         if not parameter.requires_grad and id(parameter) not in known and name not in record.frozen_before
     ]

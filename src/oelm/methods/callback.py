@@ -1,4 +1,4 @@
-"""`oelm.OELMCallback` for the Hugging Face Trainer: it follows the schedule, audits and saves metadata."""
+"""`oelm.OELMCallback` for the Hugging Face Trainer: follow the schedule, audit the model, write oelm.json."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ from oelm.methods.saving.pretrained import SavePretrained
 from oelm.methods.saving.save import save_metadata
 
 _RESUME_HINT = (
-    "the checkpoint to resume from does not fit this model. Compare the method and seed in the checkpoint's "
-    "oelm.json with those of this run.\n"
+    "the checkpoint to resume from does not match this model. Compare the method and the seed in the "
+    "checkpoint's oelm.json with those passed to oelm.apply.\n"
 )
 
 
 class OELMCallback(TrainerCallback):
-    """Trainer callback that follows a method's schedule and audits the model. Use it after `oelm.apply`:
+    """Trainer callback that follows a method's schedule and audits the model. Use it after `oelm.apply()`:
 
         oelm.apply(model, "oelm-gradual", seed=42)
         trainer = Trainer(model, args, train_dataset=..., callbacks=[oelm.OELMCallback()])
         trainer.train()                              # or trainer.train(resume_from_checkpoint=True)
 
-    It freezes and thaws tensors by the position in the run, also after a resume. It writes oelm.json into
-    every checkpoint and into the folder of `trainer.save_model`, so that `oelm.load` can read them. It audits
-    the model at the start and at the end of training: `report` is the last result, and a fault raises an
-    error unless `strict` is False. The audit at the start detects an optimizer that was built before
-    `oelm.apply`, and a checkpoint that was written with another seed.
+    The callback freezes and unfreezes tensors according to the fraction of the run that is completed, also
+    after a resume. It writes oelm.json into every checkpoint and into the folder of `trainer.save_model()`,
+    so that `oelm.load()` can read them. It audits the model at the start and at the end of training and
+    stores the last result in `report`; a fault raises an error unless `strict` is False. The audit at the
+    start detects an optimizer that was built before `oelm.apply()`, and a checkpoint that was written with a
+    different seed.
 
     The Trainer builds its optimizer from the parameters that are trainable at that moment. So the callback
-    makes tensors that thaw later trainable from the Trainer's construction until training starts.
+    makes the tensors that are unfrozen later trainable until training starts, and then freezes them.
     """
 
     def __init__(self, *, strict: bool = True) -> None:
@@ -57,7 +58,9 @@ class OELMCallback(TrainerCallback):
         for parameter in thawing:
             parameter.requires_grad_(True)
         if thawing and args.ddp_find_unused_parameters is None:
-            args.ddp_find_unused_parameters = True  # else DDP would wait for the gradients of frozen tensors
+            args.ddp_find_unused_parameters = (
+                True  # without it, DDP waits for the gradients of frozen tensors
+            )
         _let_trainer_save(model)
 
     def on_train_begin(
@@ -66,14 +69,14 @@ class OELMCallback(TrainerCallback):
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         record = require_record(model, "OELMCallback")
         _check_cpu_precision(args, model)
-        _let_trainer_save(model)  # again, because model_init and add_callback skip on_init_end for this model
+        _let_trainer_save(model)  # with model_init or add_callback, on_init_end was not called for this model
         groups = [] if optimizer is None else optimizer.param_groups
         held = {id(p) for group in groups for p in group["params"]}
         if optimizer is not None and any(id(p) not in held for p in _thawing(model, record)):
             raise OelmError(
-                f"the optimizer does not hold the tensors that '{record.method.name}' thaws later. Pass the "
-                f"callback to Trainer(callbacks=[...]), or build the optimizer from oelm.param_groups after "
-                f"oelm.apply"
+                f"the optimizer does not contain the parameters that '{record.method.name}' unfreezes later. "
+                f"Pass oelm.OELMCallback() to Trainer(callbacks=[...]), or build the optimizer from "
+                f"oelm.param_groups after oelm.apply"
             )
         progress = state.global_step / max(state.max_steps, 1)
         for name, tensor in record.tensors.items():
@@ -91,9 +94,8 @@ class OELMCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
-        self._follow_schedule(
-            state, kwargs["model"], kwargs["optimizer"]
-        )  # oelm.json must hold the position at which a run resumes from this checkpoint
+        # So that oelm.json contains the fraction of the run at which this checkpoint resumes.
+        self._follow_schedule(state, kwargs["model"], kwargs["optimizer"])
         if state.is_world_process_zero and folder.is_dir():
             save_metadata(kwargs["model"], folder)
 
@@ -103,7 +105,7 @@ class OELMCallback(TrainerCallback):
         model, best = kwargs["model"], state.best_model_checkpoint
         self._follow_schedule(state, model, kwargs["optimizer"])
         if args.load_best_model_at_end and best and (Path(best) / METADATA).is_file():
-            restore_record(model, Metadata.read(best), best)  # the weights are those of the best checkpoint
+            restore_record(model, Metadata.read(best), best)  # the Trainer has loaded the best checkpoint
         self._audit(model, kwargs["optimizer"])
 
     def _audit(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, hint: str = "") -> None:
@@ -143,7 +145,7 @@ def _thawing(model: nn.Module, record: Record) -> list[nn.Parameter]:
 
 
 def _let_trainer_save(model: nn.Module) -> None:
-    """Make `save_pretrained` write folders that the Trainer can resume from and `oelm.load` can read."""
+    """Make `model.save_pretrained()` write folders that the Trainer can resume and `oelm.load()` can read."""
     for module in unwrap(model).modules():
         if isinstance(saving := module.__dict__.get("save_pretrained"), SavePretrained):
             saving.in_trainer = True

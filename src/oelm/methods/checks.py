@@ -1,6 +1,6 @@
 """Check that a method can be applied to a model, before `oelm.apply` changes anything.
 
-All checks run before the first change, so an error at the last layer never leaves earlier layers changed.
+All checks run before the first change, so that an error never leaves a model with only some layers changed.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ QUERY_NORMS = ("q_norm", "q_layernorm", "q_layer_norm", "q_ln", "query_layernorm
 
 def check_seed(seed: int) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise UsageError(f"seed must be an integer, 0 or more, got {seed!r} ({type(seed).__name__})")
+        raise UsageError(f"seed must be a non-negative integer, got {seed!r} ({type(seed).__name__})")
 
 
 def check_no_method_yet(model: nn.Module) -> None:
     if (earlier := record_of(model)) is not None:
         raise OelmError(
-            f"this model already has method '{earlier.method.name}', so a second one would act on frozen "
-            f"weights. Call oelm.remove(model) first, or build or load the model again"
+            f"method '{earlier.method.name}' was already applied to this model, and a second one would act "
+            f"on frozen weights. Call oelm.remove(model) first, or build or load the model again"
         )
     if inside := modules_with_record(model):
         raise OelmError(
-            f"the submodule '{inside[0]}' already has a method. Call oelm.remove on it first, or build or "
-            f"load the model again"
+            f"a method was already applied to the submodule '{inside[0]}'. Call oelm.remove on this "
+            f"submodule first, or build or load the model again"
         )
 
 
 def check_before_apply(
     model: nn.Module, method: Method, projections: list[Projection], matrices: list[FeedForward]
 ) -> None:
-    """Raise an error if the method cannot be applied to this model; warn if it discards trained weights."""
+    """Raise an error if the method cannot be applied to the model; warn if it discards trained weights."""
     targets = targets_of(method, projections, matrices)
     if "ffn" in method.parts and not matrices:
-        raise UsageError(f"method '{method.name}' acts on the FFN, but where and exclude leave no FFN matrix")
+        raise UsageError(f"method '{method.name}' acts on FFN matrices, but where= and exclude= select none")
     _check_adapters(model, method, projections, matrices)
     method.check_depth(max(p.place.depth for p in projections))
     _check_something_is_frozen(method, targets)
@@ -62,9 +62,9 @@ def check_before_apply(
 def _check_adapters(
     model: nn.Module, method: Method, projections: list[Projection], matrices: list[FeedForward]
 ) -> None:
-    """Raise OelmError for a PEFT adapter on a layer that the method freezes or replaces.
+    """Raise OelmError if a layer that the method freezes or replaces has a PEFT adapter.
 
-    The adapter would train a frozen layer, or be lost with the replaced one.
+    On a frozen layer, the adapter would change what must stay fixed; on a replaced layer, it would be lost.
     """
     adapters = {id(base_layer(m)): name for name, m in model.named_modules() if is_adapter(m)}
     if not adapters:
@@ -82,8 +82,9 @@ def _check_adapters(
     if names:
         raise OelmError(
             f"{names[0]} has a PEFT adapter, but '{method.name}' freezes or replaces that layer. "
-            f"Leave it out of target_modules (for a fused Q/K/V: apply first, then target its value part, "
-            f"such as 'c_attn.v'), or merge the adapter first (merge_and_unload)"
+            f"Leave the layer out of target_modules (for a fused Q/K/V: call oelm.apply before "
+            f"get_peft_model, and target the value part, such as 'c_attn.v'), or merge the adapter first "
+            f"(merge_and_unload)"
         )
 
 
@@ -91,8 +92,9 @@ def _check_something_is_frozen(method: Method, targets: list[Projection | FeedFo
     frozen = [t for t in targets if freeze_and_thaw_times(method, t.place)[0] is not None]
     if method.freeze != "none" and not frozen:
         raise UsageError(
-            f"method '{method.name}' freezes none of the modules that where and exclude choose. Layers are "
-            f"counted in the whole stack; oelm.preview(model, 'oelm-freeze') lists the modules"
+            f"method '{method.name}' freezes none of the modules that where= and exclude= select. Layers are "
+            f"counted in the whole model, also those that are not selected. "
+            f"oelm.preview(model, 'oelm-freeze') lists the modules"
         )
 
 
@@ -110,8 +112,8 @@ def _check_weight(method: Method, target: Projection | FeedForward) -> None:
     weight = target.weight.parameter
     if not isinstance(weight, nn.Parameter):
         raise UsageError(
-            f"{target.name}: its weight is computed from other tensors (a parametrization such as weight "
-            f"norm), so it can be neither initialised nor frozen. Remove the parametrization first"
+            f"{target.name}: the weight is computed from other tensors (a parametrization such as weight "
+            f"norm), so oelm can neither initialise nor freeze it. Remove the parametrization first"
         )
     if weight.is_meta:
         raise UsageError(f"{target.name} is on the meta device; load or initialise its weights first")
@@ -125,19 +127,19 @@ def _check_weight(method: Method, target: Projection | FeedForward) -> None:
 
 
 def _check_not_tied(model: nn.Module, method: Method, targets: list[Projection | FeedForward]) -> None:
-    """Raise UsageError for tied weights, because the other module that uses the tensor would change, too."""
+    """Raise UsageError if a target's weight is tied, because the module that shares it would change, too."""
     shared = names_by_parameter(model)
     for target in targets:
         names = shared[id(target.weight.parameter)]
         if len(names) > 1:
             raise UsageError(
-                f"{target.name} is tied: {' and '.join(names)} are one tensor, so '{method.name}' "
-                f"would change both. Untie them first (give one its own nn.Parameter)"
+                f"{target.name} has tied weights: {' and '.join(names)} are one tensor, so '{method.name}' "
+                f"would change all of them. Untie them first (give each its own nn.Parameter)"
             )
 
 
 def names_by_parameter(model: nn.Module) -> dict[int, list[str]]:
-    """Return all names of each parameter, by the parameter's id; a tied parameter has several names."""
+    """Return a dict from id(parameter) to all names of that parameter; a tied parameter has several."""
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         for attribute, parameter in module._parameters.items():
@@ -150,52 +152,56 @@ def _check_extras(method: Method, p: Projection) -> None:
     kind, where = type(p.attention).__name__, p.attention_name or "the model"
     if method.has_extras and isinstance(p.attention, nn.MultiheadAttention):
         raise UsageError(
-            f"method '{method.name}' adds trainable extras to the projections, which "
-            f"torch.nn.MultiheadAttention ({where}) has no place for"
+            f"method '{method.name}' adds trainable extras to the projections, but the projections of "
+            f"torch.nn.MultiheadAttention ({where}) are not modules, so they cannot be extended. Use a "
+            f"method without extras, such as oelm-freeze"
         )
     if method.extends_qk and not p.fused and not is_matrix(p.weight.owner):
         raise OelmError(
-            f"method '{method.name}' adds trainable extras to linear projections, but {p.name} is a "
-            f"{type(p.weight.owner).__name__}"
+            f"method '{method.name}' adds trainable extras, which need a linear projection, but {p.name} is "
+            f"a {type(p.weight.owner).__name__}. Use a method without extras, such as oelm-freeze"
         )
     if (method.conv or method.conv_value) and not _is_causal(p.attention):
         raise UsageError(
-            f"method '{method.name}' has a causal convolution, but {where} ({kind}) is not a causal "
-            f"self-attention, or does not say so (is_causal)"
+            f"method '{method.name}' adds a causal convolution, but {where} ({kind}) is not a causal "
+            f"self-attention, or does not say so in an attribute is_causal"
         )
     if method.conv_value:
         _check_value_projection(method, p)
     norms = {name for name, m in p.attention.named_children() if name in QUERY_NORMS and _is_per_head(m, p)}
     if method.temperature and norms:
         raise UsageError(
-            f"method '{method.name}' scales the queries of a head, but {where} ({kind}) "
-            f"normalises the queries ({', '.join(sorted(norms))}), which would undo the scaling. "
+            f"method '{method.name}' adds a temperature per head, but {where} ({kind}) normalises the "
+            f"queries of each head ({', '.join(sorted(norms))}), so the temperature would have no effect. "
             f"Use dataclasses.replace(method, temperature=False)"
         )
     if method.relative_bias and not hasattr(p.attention, "add_relative_bias"):
         raise UsageError(
-            f"method '{method.name}' needs an attention that adds a relative bias to its scores; {kind} "
-            f"does not. oelm's own GPT does, and any attention with a method add_relative_bias(span)"
+            f"method '{method.name}' adds a relative bias to the attention scores, which {kind} does not "
+            f"support: it has no method add_relative_bias(span), as the attention of oelm's own GPT has"
         )
 
 
 def _is_causal(attention: nn.Module) -> bool:
-    """Return whether an attention module is causal, by its attribute `is_causal` or `causal`.
+    """Return whether an attention module is causal, according to its attribute `is_causal` or `causal`.
 
-    Without these attributes, classes of transformers count as not causal, and all others as causal.
+    Without either attribute, a class of the transformers library counts as not causal, any other as causal.
     """
     default = not type(attention).__module__.startswith("transformers.")
     return getattr(attention, "is_causal", getattr(attention, "causal", default)) is True
 
 
 def _is_per_head(norm: nn.Module, p: Projection) -> bool:
-    """Return whether a norm acts on each head alone, so that it would undo a factor on one head."""
+    """Return whether a norm acts on each head separately, so that it would cancel a factor on one head."""
     sizes = {t.numel() for t in norm.parameters()}
     return not isinstance(norm, nn.Identity) and (not sizes or p.head_dim in sizes)
 
 
 def _check_value_projection(method: Method, p: Projection) -> None:
-    """Raise UsageError unless the attention has exactly one value projection; a fused Q/K/V counts as one."""
+    """Raise UsageError unless the attention module has exactly one value projection.
+
+    A fused Q/K/V counts as one.
+    """
     advice = "use dataclasses.replace(method, conv_value=0)"
     found = value_projections(p.attention)
     if len(found) + p.fused != 1:
@@ -208,8 +214,8 @@ def _check_value_projection(method: Method, p: Projection) -> None:
         weight = p.attention.get_submodule(name).weight
         if not isinstance(weight, nn.Parameter) or weight.is_meta:
             raise UsageError(
-                f"{p.attention_name}.{name}: its weight is computed from other tensors or on the meta "
-                f"device, so nothing can be added to it; {advice}"
+                f"{p.attention_name}.{name}: the weight is computed from other tensors or is on the meta "
+                f"device, so no convolution can be added; {advice}"
             )
 
 
@@ -218,11 +224,12 @@ def _warn_if_trained_weights_are_discarded(
 ) -> None:
     if not method.has_random_init or not {"q", "k"} & set(method.parts):
         return
-    # from_pretrained sets this mark on every tensor that it loads; a model built from a config has none.
+    # from_pretrained() sets `_is_hf_initialized` on every tensor that it loads; a model that was built from
+    # a config has no tensor with this attribute.
     if any(getattr(p.weight.parameter, "_is_hf_initialized", False) for p in projections):
         origin = getattr(model, "name_or_path", "") or "a checkpoint"
         warnings.warn(
-            f"'{method.name}' discards the trained Q/K that {type(model).__name__} was loaded with "
-            f"({origin}). '{PRETRAINED_DEFAULT}' keeps and freezes them",
+            f"'{method.name}' replaces the trained query and key weights of {type(model).__name__} (loaded "
+            f"from {origin}) by random ones. To keep and freeze them, use '{PRETRAINED_DEFAULT}'",
             stacklevel=5,
         )

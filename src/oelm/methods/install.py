@@ -1,4 +1,4 @@
-"""Change a model as a method says: split fused weights, initialise, add extras, and attach a record of it."""
+"""Change a model as a method says: split fused weights, initialise, add extras, and attach a `Record`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from oelm.methods.record import Record, TensorRecord, attach_record, freeze_and_
 
 @torch.no_grad()
 def install(model: nn.Module, method: Method, seed: int, *, init: bool, selection: Selection = ALL) -> Record:
-    """Change the model's architecture as the method says; return the record, attached to the model.
+    """Change the model's architecture as the method says; attach a `Record` to the model and return it.
 
-    Nothing is frozen yet; `follow_schedule` does that.
+    Nothing is frozen yet; `follow_schedule()` does that.
 
-    init: Whether to initialise the weights, too; False if the weights will be loaded from a file.
+    init: Whether to initialise the weights, too; False if they will be loaded from a file.
     """
     projections = find_projections(model, selection)
     replaced: list[tuple[str, nn.Module]] = []
@@ -52,12 +52,15 @@ def install(model: nn.Module, method: Method, seed: int, *, init: bool, selectio
 def targets_of(
     method: Method, projections: list[Projection], matrices: list[FeedForward]
 ) -> list[Projection | FeedForward]:
-    """Return the projections and matrices on which the method's `init` and `freeze` act."""
+    """Return the projections and FFN matrices on which the method's `init` and `freeze` act."""
     return [*(p for p in projections if p.role in method.parts), *matrices]
 
 
 def initial_weight(method: Method, seed: int, target: Projection | FeedForward) -> torch.Tensor:
-    """Return the weights that the method's init gives to a projection or FFN matrix, without writing them."""
+    """Return the initial weights of a projection or FFN matrix according to the method's `init`.
+
+    The model is not changed.
+    """
     generator = orthogonal.generator_for(seed, target.name) if method.has_random_init else None
     init = method.init
     if isinstance(target, Projection):
@@ -71,7 +74,7 @@ def initial_weight(method: Method, seed: int, target: Projection | FeedForward) 
 
 
 def _split_fused(model: nn.Module, projections: list[Projection]) -> list[tuple[str, nn.Module]]:
-    """Split fused weights; return the replaced modules, without their weights, by name."""
+    """Split fused weights; return (name, module) of each replaced module, whose weights are removed."""
     done: set[int] = set()
     replaced = []
     for p in (p for p in projections if p.fused):
@@ -85,13 +88,13 @@ def _split_fused(model: nn.Module, projections: list[Projection]) -> list[tuple[
             fused: Any = p.weight.owner
             name = p.name.rpartition(".")[0]
             replace_module(model, name, SplitProjection(fused, p.weight.layout, p.weight.transposed))
-            fused.weight = fused.bias = None  # free the memory; `oelm.remove` fills the module again
+            fused.weight = fused.bias = None  # free the memory; `oelm.remove()` restores both
             replaced.append((name, fused))
     return replaced
 
 
 def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
-    """Replace the module `name` by `new`, under every name by which the model refers to it."""
+    """Replace the module `name` by `new`, under every name that it has in the model."""
     old = model.get_submodule(name)
     for module in list(model.modules()):
         for child, value in list(module._modules.items()):
@@ -120,7 +123,7 @@ def _make_record(
 def _tensor_records(
     method: Method, names: dict[int, str], target: Projection | FeedForward
 ) -> list[TensorRecord]:
-    """Return the records of the weight and the bias of a projection or FFN matrix.
+    """Return a `TensorRecord` each for the weight and the bias (if any) of a projection or FFN matrix.
 
     `names` maps the id of a parameter to its name.
     """
@@ -166,7 +169,7 @@ def _add_extras(
         for p in projections:
             extend(p.name, p.weight.owner, p.role, p.num_heads, p.head_dim, method, p.place.layer)
     if method.conv_value:
-        on_v = Method(f"{method.name} on v", conv=method.conv_value)  # v trains anyway: no other extra
+        on_v = Method(f"{method.name} on v", conv=method.conv_value)  # v trains, so it needs no other extra
         for name, attention in attentions.items():
             (own,) = value_projections(attention)
             extend(f"{name}.{own}" if name else own, attention.get_submodule(own), "v", 1, 1, on_v)
@@ -181,9 +184,9 @@ def _add_extras(
 
 
 def _disable_cache(model: nn.Module, attentions: dict[str, nn.Module], record: Record) -> None:
-    """Turn off the key/value cache: with it, a projection gets only the new token, without earlier ones.
+    """Turn off the key/value cache of a model with convolutions over time.
 
-    A convolution over time needs the earlier tokens.
+    With the cache, a projection gets only the new token, but a convolution also needs the earlier tokens.
     """
     for name in ("config", "generation_config"):
         config: Any = getattr(model, name, None)
@@ -199,6 +202,6 @@ def _refuse_cache(_module: nn.Module, _args: Any, kwargs: dict[str, Any]) -> Non
         cache = kwargs.get(name)
         if cache is not None and getattr(cache, "get_seq_length", lambda: 1)() > 0:
             raise OelmError(
-                "the convolution of this method needs the earlier tokens, which a key/value cache hides; "
-                "call the model with use_cache=False"
+                "the model was called with a key/value cache, but the convolution of its method needs all "
+                "earlier tokens. Call the model with use_cache=False"
             )

@@ -1,7 +1,8 @@
-"""`oelm.Method`: how Q/K are initialised, when they are frozen, and which small trainable extras they get.
+"""`oelm.Method`: how query and key projections (Q/K) are initialised, when they are frozen, and their extras.
 
-This module does not import torch, so that the catalogue, the command line and configs load quickly. The inits
-are implemented in `orthogonal.py`; `apply.py` applies a method to a model.
+Extras are small trainable additions, such as a low-rank adapter. This module does not import torch, so that
+the command line and study files load quickly. The inits are implemented in `orthogonal.py`; `apply.py`
+applies a method to a model.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ Freeze = Literal["none", "all", "first", "all-but-last"]
 Schedule = Literal["constant", "gradual", "early"]
 Part = Literal["q", "k", "ffn"]
 
-#: Inits that discard the present weights and draw random ones. The random weights depend only on the seed and
-#: the tensor's name, so a compact save can leave them out. `oelm.apply` warns if they replace trained ones.
+#: Inits that replace the present weights by random ones. The random weights depend only on the seed and the
+#: tensor's name, so `oelm.save(..., compact=True)` leaves them out. `oelm.apply()` warns if the present
+#: weights are pretrained.
 RANDOM_INITS: frozenset[str] = frozenset({"headwise", "global", "normal", "normal-matched"})
 
-#: Inits with orthonormal rows within each head, which the audit checks.
+#: Inits that make the rows of each head orthonormal; `oelm.audit()` checks this.
 ORTHONORMAL_INITS: frozenset[str] = frozenset({"headwise", "global", "qr", "polar"})
 
 
@@ -31,8 +33,9 @@ class Method:
     """How Q/K (and optionally the FFN) are initialised, and when they train.
 
     A method combines `init`, `freeze`, `schedule` and small trainable extras. `oelm.methods()` lists the
-    named ones. Derive your own with `dataclasses.replace`, or set the fields you need. Every extra is the
-    identity at the start, so the first step equals that of the method without extras.
+    named methods. To define your own, change a named one with `dataclasses.replace`, or set the fields you
+    need. Every extra changes nothing at its initial value, so a model starts training with the same outputs
+    with and without extras.
 
     Examples:
         >>> import dataclasses
@@ -43,66 +46,69 @@ class Method:
 
     Attributes: Initialisation
         name: The name in tables, run folders and `oelm.methods()`.
-        init: The initial value of each Q/K matrix, seen as (heads, head_dim, d_in):
+        init: The initial weights of each Q/K matrix, which has the shape (heads, head_dim, d_in):
             "keep": the present weights (the model's own init, or pretrained weights).
-            "headwise": random orthonormal rows in each head (QR of a Gaussian matrix with fixed signs, so
-            Haar distributed): a head projects onto a random subspace without distortion inside it.
-            "global": one QR over all heads, the original study's first version; the heads are orthogonal to
-            each other, too.
-            "normal": N(0, 0.02), the init of GPT-2. Its rows have norm 0.02 sqrt(d_in), 0.45 at width 512,
-            so it differs from "headwise" in orthogonality and in scale.
-            "normal-matched": N(0, 1/d_in), rows of expected norm 1. It differs from "headwise" in
-            orthogonality alone, so it is the control for every claim about orthogonality.
-            "qr", "polar": orthonormal rows made from the present weights, by Gram-Schmidt (the first rows
-            keep their direction) or as the nearest orthonormal matrix (no row is preferred).
+            "headwise": random orthonormal rows in each head (QR decomposition of a Gaussian matrix with fixed
+            signs, so Haar distributed). A head projects onto a random subspace without distortion inside it.
+            "global": one QR decomposition over all heads, as in the first version of the original study; the
+            heads are also orthogonal to each other.
+            "normal": Gaussian with mean 0 and standard deviation 0.02, the init of GPT-2. Its rows have norm
+            0.02 sqrt(d_in), which is 0.45 at width 512, so it differs from "headwise" in orthogonality and
+            in scale.
+            "normal-matched": Gaussian with mean 0 and variance 1/d_in, so rows have norm 1 on average. It
+            differs from "headwise" only in orthogonality, so it is the control for claims about it.
+            "qr", "polar": orthonormal rows made from the present weights: "qr" by Gram-Schmidt (the first row
+            keeps its direction), "polar" as the nearest orthonormal matrix (all rows are treated alike).
             Random inits set the biases to zero; "keep", "qr" and "polar" keep them.
-        gain: Factor on the initial weights. Attention logits grow with its square, and scale alone can
-            change perplexity by tens of per cent. "match" keeps the Frobenius norm that each head had
-            before: use it for pretrained models, whose other layers expect logits of that size.
-        parts: What `init` and `freeze` act on: "q", "k", "ffn". The FFN matrices (up, down and gate) are
-            treated as one head each, orthonormal along the shorter side.
+        gain: Factor on the initial weights. Attention logits grow with the square of the gain, and this scale
+            alone can change perplexity by tens of per cent. "match" keeps the Frobenius norm that each head
+            had before: use it for pretrained models, whose other layers expect logits of that size.
+        parts: The matrices on which `init` and `freeze` act: "q", "k", "ffn". Each FFN matrix (up, down and
+            gate) is treated as one head; its rows or its columns, whichever are fewer, become orthonormal.
 
     Attributes: Freezing
-        freeze: "none", "all", "first" (the first `layers`) or "all-but-last" (all but the last `layers`).
-            Encoder and decoder are counted separately; cross attention belongs to its decoder layer. The
-            init acts on all layers, so that freezing is the only difference between them.
-        layers: The number of layers of "first" and "all-but-last".
-        schedule: "constant": frozen layers stay frozen. "gradual": they thaw one by one, the top layer
-            first, because upper layers are more task-specific. "early": everything trains until `freeze_at`,
-            then freezes; this tests whether Q/K converge early.
-        thaw_from, thaw_to: Fractions of the run at which the top and the bottom frozen layer thaw
-            ("gradual").
-        freeze_at: Fraction of the run at which the layers of `freeze` stop training ("early").
+        freeze: Which layers are frozen: "none", "all", "first" (the first `layers`) or "all-but-last" (all
+            but the last `layers`). Layers of encoder and decoder are counted separately; cross attention
+            belongs to its decoder layer. `init` acts on all layers, also on those that are not frozen.
+        layers: The number of layers for "first" and "all-but-last".
+        schedule: When they are frozen. "constant": during the whole run. "gradual": frozen at first, then
+            unfrozen one layer after the other, the top layer first, because upper layers are more
+            task-specific. "early": trained until `freeze_at`, then frozen, which tests whether Q/K converge
+            early.
+        thaw_from, thaw_to: With schedule "gradual", the fractions of the run at which the top and the bottom
+            frozen layer are unfrozen.
+        freeze_at: With schedule "early", the fraction of the run at which the layers are frozen.
 
     Attributes: Trainable extras
-        conv: Number of taps of a causal depthwise convolution over time on q and k (0 = none). It lets a
-            head compare shifted tokens, which random projections cannot. Adds taps x (rows of q and k)
-            parameters.
+        conv: Number of taps of a causal depthwise convolution over time on q and k (0 = none). With it, a
+            head can compare neighbours of tokens, which frozen random projections cannot. It adds taps x
+            (rows of q and k) parameters.
         conv_value: Number of taps of such a convolution on v (0 = none); counted as Q/K parameters.
-        bias: Whether q and k get a trainable bias, W x + f b, zero at first and without weight decay. Rotary
-            positions turn the constant part of q and k into a pattern of relative positions, which a frozen
-            W cannot supply. A projection's own bias stays and is frozen with its W; f b is added to it.
+        bias: Whether q and k get a trainable bias b, as in W x + f b. It is zero at first and has no weight
+            decay. Rotary positions turn the constant part of q and k into a pattern of relative positions,
+            which a frozen W cannot supply. If the projection already has a bias, that one is frozen with W.
             Without rotary positions the bias on k has no effect, because softmax cancels it.
-        bias_scale: The factor f. Adam changes b by about the learning rate, so f multiplies the learning rate
-            of the bias with every optimizer that normalises gradients.
-        lowrank: Rank r of a trainable low-rank adapter, W x + s B A x, on q and k (0 = none). A tuple has one
-            rank per layer, counted from the first; its last entry holds for all further layers. So (20, 2)
-            means 20 in the first layer and 2 in every other one, whatever the depth of the model. Encoder
-            and decoder are counted separately.
-        lowrank_scale: The factor s (LoRA's alpha / r). Adam changes every parameter by about the learning
-            rate, so a product of rank r changes more slowly than a full matrix; s > 1 compensates.
+        bias_scale: The factor f. An Adam step changes b by about the learning rate, so with Adam and similar
+            optimizers f multiplies the learning rate of the bias.
+        lowrank: Rank r of a trainable low-rank adapter on q and k, as in W x + s B A x (0 = none). A tuple
+            gives one rank per layer, from the first layer on; its last rank is used for all further layers.
+            So (20, 2) means rank 20 in the first layer and rank 2 in all others, whatever the depth of the
+            model. Layers of encoder and decoder are counted separately.
+        lowrank_scale: The factor s (LoRA's alpha / r). An Adam step changes every parameter by about the
+            learning rate, so the product B A changes more slowly than a full matrix; s > 1 compensates.
         core: Whether q gets a trainable head_dim x head_dim matrix C per head: the scores become q' C k.
         temperature: Whether q gets one trainable factor per head, which sets how sharp its attention is.
-        relative_bias: Number of distances with a trainable attention bias per head, farther ones sharing the
-            last (0 = none). It acts between q and k, so the attention class must implement it; our GPT does.
+        relative_bias: Number of token distances that have a trainable bias on the attention scores, per head
+            (0 = none); larger distances share the last one. The attention class must implement it, as that
+            of oelm's own GPT does.
 
     Attributes: Description
-        purpose: One line: what it is for.
-        controls: One line: what a comparison with it controls for.
-        reference: The idea or paper it comes from.
-        control: Name of the method with the same architecture and init whose Q/K train: the cost of freezing
-            is measured against it. It has no low-rank adapter, because W + s B A with a trained W is just
-            another trained W.
+        purpose: What the method is for, in one line.
+        controls: What a comparison with the method controls for, in one line.
+        reference: The idea or paper from which the method comes.
+        control: Name of the method with the same architecture and init but trained Q/K. The cost of freezing
+            is measured against it. A control has no low-rank adapter: if W is trained, adding s B A gives
+            nothing new.
     """
 
     name: str
@@ -144,26 +150,26 @@ class Method:
 
     @property
     def has_random_init(self) -> bool:
-        """Whether the init discards the present weights and draws random ones."""
+        """Whether `init` replaces the present weights by random ones."""
         return self.init in RANDOM_INITS
 
     @property
     def trains_qk(self) -> bool:
-        """Whether the projections train in every layer from the first step to the last."""
+        """Whether the query and key projections train in every layer from the first step to the last."""
         return self.freeze == "none" or not {"q", "k"} & set(self.parts)
 
     @property
     def extends_qk(self) -> bool:
-        """Whether q and k get trainable extras; a relative bias belongs to the attention instead."""
+        """Whether q and k get trainable extras. A relative bias does not count: it acts on the scores."""
         return bool(self.bias or self.conv or any(self.ranks) or self.core or self.temperature)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks of the low-rank adapters by layer; the last one holds for all further layers."""
+        """The ranks of the low-rank adapters by layer; the last rank is used for all further layers."""
         return self.lowrank if isinstance(self.lowrank, tuple) else (self.lowrank,)
 
     def rank_in(self, layer: int) -> int:
-        """Return the rank of the low-rank adapters in a layer, counted from 0; 0 means none.
+        """Return the rank of the low-rank adapters in a layer; layer 0 is the first, rank 0 means no adapter.
 
         >>> [Method("mine", lowrank=(20, 2)).rank_in(layer) for layer in range(4)]
         [20, 2, 2, 2]
@@ -184,15 +190,15 @@ class Method:
         """Raise UsageError if a model with `depth` layers has too few layers for this method."""
         if self.freeze == "all-but-last" and self.layers >= depth:
             raise UsageError(
-                f"method '{self.name}' leaves the last {self.layers} layers trained, but this model has only "
-                f"{depth}: it would freeze nothing. Set a smaller number of layers (method.layers) or use a "
+                f"method '{self.name}' would freeze nothing: it trains the last {self.layers} layers, and "
+                f"this model has only {depth}. Set a smaller number of layers (Method.layers), or use a "
                 f"deeper model"
             )
-        if len(self.ranks) > max(depth, 2):  # the second of two ranks is that of all other layers
+        if len(self.ranks) > max(depth, 2):  # two ranks fit every model: the second is for all other layers
             raise UsageError(
                 f"method '{self.name}' has ranks for {len(self.ranks)} layers, lowrank = {list(self.ranks)}, "
-                f"but this model has only {depth}. Give at most one rank per layer: the last one holds for "
-                f"all further layers, so (20, 2) fits every model"
+                f"but this model has only {depth}. Give at most one rank per layer; the last rank is "
+                f"used for all further layers, so (20, 2) fits every model"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -202,9 +208,9 @@ class Method:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Method:
-        """Return the method with the fields that `to_dict` wrote. Raise UsageError for an unknown field."""
+        """Return the method with these fields, as from `to_dict()`. Raise UsageError for an unknown field."""
         if not isinstance(fields, dict) or "name" not in fields:
-            raise UsageError(f"a method is a mapping of fields with a name, got {fields!r}")
+            raise UsageError(f"a method must be a mapping of fields with at least a name, got {fields!r}")
         valid = [f.name for f in dataclasses.fields(cls)]
         for key in fields:
             if key not in valid:
@@ -224,7 +230,7 @@ def _check_choices(m: Method) -> None:
         if part not in get_args(Part):
             raise unknown_name(f"part of method '{m.name}':", str(part), get_args(Part))
     if len(set(m.parts)) != len(m.parts):
-        raise UsageError(f"method '{m.name}': parts {m.parts} lists a part twice")
+        raise UsageError(f"method '{m.name}': parts contains a name twice: {m.parts}")
 
 
 def _check_numbers(m: Method) -> None:
@@ -250,7 +256,7 @@ def _check_numbers(m: Method) -> None:
             raise invalid(name, "true or false")
     for name in ("conv", "conv_value"):
         if getattr(m, name) == 1:
-            raise invalid(name, "0 (none) or at least 2 taps (a single tap sees no other token)")
+            raise invalid(name, "0 (none) or at least 2 taps, because one tap sees no other token")
 
 
 def _is_count(value: object) -> bool:
@@ -262,32 +268,34 @@ def _is_positive(value: object) -> bool:
 
 
 def _check_combinations(m: Method) -> None:
-    """Raise UsageError for a field that would have no effect with the other fields."""
+    """Raise UsageError if a field would have no effect in combination with the other fields."""
 
     def conflict(text: str) -> UsageError:
         return UsageError(f"method '{m.name}': {text}")
 
     if m.init == "keep" and m.gain != 1.0:
-        raise conflict('init "keep" leaves the weights as they are, so gain must stay 1')
+        raise conflict('gain has no effect with init "keep", which changes no weights; leave gain at 1')
     if not m.parts and (m.init != "keep" or m.freeze != "none"):
-        raise conflict('parts is empty, so init and freeze act on nothing; use ("q", "k")')
+        raise conflict('parts is empty, so init and freeze have no effect; use ("q", "k")')
     if m.bias_scale != 1.0 and not m.bias:
-        raise conflict("bias_scale has no effect without bias")
+        raise conflict("bias_scale has no effect without bias; set bias=True")
     if m.lowrank_scale != 1.0 and not any(m.ranks):
-        raise conflict("lowrank_scale has no effect without lowrank, the rank of the low-rank adapter")
+        raise conflict("lowrank_scale has no effect without a low-rank adapter; set its rank, lowrank")
     if m.freeze in ("first", "all-but-last") and m.layers == 0:
-        raise conflict(f'freeze "{m.freeze}" needs layers, a number of layers')
+        raise conflict(f'freeze "{m.freeze}" needs a number of layers; set layers to 1 or more')
     if m.freeze in ("none", "all") and m.layers:
         raise conflict(f'layers = {m.layers} has no effect with freeze "{m.freeze}"')
     if m.schedule != "constant" and m.freeze == "none":
         raise conflict(f'schedule "{m.schedule}" has no effect with freeze "none"')
     if m.schedule != "gradual" and (m.thaw_from or m.thaw_to):
-        raise conflict('thaw_from and thaw_to need schedule "gradual"')
+        raise conflict('thaw_from and thaw_to have no effect without schedule "gradual"')
     if m.schedule == "gradual" and not m.thaw_from <= m.thaw_to:
-        raise conflict("thaw_from must not be after thaw_to")
+        raise conflict("thaw_from is after thaw_to; layers are unfrozen from thaw_from to thaw_to")
     if m.schedule == "gradual" and m.thaw_to == 0:
-        raise conflict('schedule "gradual" needs thaw_to, the fraction of the run when the last layer thaws')
+        raise conflict(
+            'schedule "gradual" needs thaw_to, the fraction of the run when the last layer is unfrozen'
+        )
     if m.schedule != "early" and m.freeze_at:
-        raise conflict('freeze_at needs schedule "early"')
+        raise conflict('freeze_at has no effect without schedule "early"')
     if m.schedule == "early" and not 0 < m.freeze_at < 1:
         raise conflict('schedule "early" needs freeze_at, a fraction of the run between 0 and 1')

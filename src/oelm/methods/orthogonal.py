@@ -1,7 +1,7 @@
-"""The initialisations of a query or key matrix, as pure functions on tensors of shape (H, hs, d).
+"""The initialisations of a query or key matrix, as pure functions that return tensors of shape (H, hs, d).
 
 H is the number of heads, hs the head size, d the input width. Everything is computed on the CPU in float64
-from an explicit generator, and the caller casts the result. So the weights do not depend on the device.
+from an explicit generator, so the weights do not depend on the device. The caller casts them to its dtype.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from oelm.methods.method import Init
 def generator_for(seed: int, name: str) -> torch.Generator:
     """Return the random generator of one tensor, which depends only on the seed and the tensor's name.
 
-    So the order of the model's modules does not matter, and `oelm.load` can rebuild single tensors that a
-    compact save left out.
+    So the order of the model's modules does not matter, and `oelm.load()` can rebuild the tensors that
+    `oelm.save(..., compact=True)` left out.
     """
     digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -33,8 +33,8 @@ def gaussian(shape: tuple[int, ...], generator: torch.Generator, std: float = 1.
 def orthonormal_rows(w: Tensor) -> Tensor:
     """Return orthonormal rows that span the same space as the rows of w (..., hs, d), by QR.
 
-    LAPACK leaves the signs of Q's columns open. Multiplying by sign(diag R) makes the result unique, and
-    Haar distributed if w is Gaussian (Mezzadri 2007).
+    QR determines the columns of Q only up to their signs. Multiplying them by sign(diag R) makes the result
+    unique, and Haar distributed if w is Gaussian (Mezzadri 2007).
     """
     q, r = torch.linalg.qr(w.mT)  # (..., d, hs), (..., hs, hs)
     diagonal = r.diagonal(dim1=-2, dim2=-1)  # (..., hs)
@@ -47,7 +47,10 @@ def orthonormal_rows(w: Tensor) -> Tensor:
 
 
 def nearest_orthonormal(w: Tensor) -> Tensor:
-    """Return the orthonormal rows nearest to w (..., hs, d) in the Frobenius norm: its polar factor U V^T."""
+    """Return the matrix with orthonormal rows that is nearest to w (..., hs, d) in the Frobenius norm.
+
+    It is the polar factor U V^T of the singular value decomposition w = U S V^T.
+    """
     u, s, vt = torch.linalg.svd(w, full_matrices=False)  # (..., hs, hs), (..., hs), (..., hs, d)
     if not (s.amin(-1) > 1e-10 * s.amax(-1)).all():
         raise OelmError(
@@ -57,7 +60,7 @@ def nearest_orthonormal(w: Tensor) -> Tensor:
 
 
 def headwise(H: int, hs: int, d: int, generator: torch.Generator) -> Tensor:
-    """Draw random weights with orthonormal rows in each head, W_h W_h^T = 1; the heads are independent."""
+    """Return random weights with orthonormal rows in each head (W_h W_h^T = 1); the heads are independent."""
     if hs > d:
         raise OelmError(
             f"a head of {hs} rows cannot have orthonormal rows in {d} dimensions; "
@@ -67,7 +70,7 @@ def headwise(H: int, hs: int, d: int, generator: torch.Generator) -> Tensor:
 
 
 def across_heads(H: int, hs: int, d: int, generator: torch.Generator) -> Tensor:
-    """Draw a random (H hs, d) matrix with orthonormal rows over all heads, or columns if H hs > d."""
+    """Return random weights (H, hs, d) whose H hs rows are orthonormal, or the d columns if H hs > d."""
     if H * hs <= d:
         return orthonormal_rows(gaussian((H * hs, d), generator)).reshape(H, hs, d)
     return orthonormal_rows(gaussian((d, H * hs), generator)).mT.reshape(H, hs, d)
@@ -76,12 +79,12 @@ def across_heads(H: int, hs: int, d: int, generator: torch.Generator) -> Tensor:
 def init_weight(
     init: Init, gain: float | Literal["match"], old: Tensor, generator: torch.Generator | None
 ) -> Tensor:
-    """Return the initial weights of a projection whose present weights are `old` (H, hs, d), in float64."""
+    """Return the initial weights (H, hs, d), in float64, of a projection whose present weights are `old`."""
     old = old.detach().to("cpu", torch.float64)
     if init == "keep":
         return old
     new = _init_with_unit_gain(init, old, generator)
-    if gain == "match":  # each head keeps its Frobenius norm, which sets the scale of its attention logits
+    if gain == "match":  # keep the Frobenius norm of each head, which sets the scale of the attention logits
         return new * (_head_norms(old) / _head_norms(new))
     return new * gain
 
@@ -105,10 +108,10 @@ def _head_norms(w: Tensor) -> Tensor:
 
 
 def orthonormality_error(w: Tensor) -> float:
-    """Return the largest entry of |W_h W_h^T / s - 1| over all heads; s is the mean squared row norm.
+    """Return how far the rows of each head W_h of `w` are from orthonormal: max |W_h W_h^T / s - 1|.
 
-    Dividing by s makes the error independent of the gain. For heads with more rows than columns, the error is
-    that of the columns.
+    s is the mean squared row norm; dividing by s makes the error independent of the gain. For heads with more
+    rows than columns, the columns are used instead of the rows.
     """
     w = w.detach().to("cpu", torch.float64)
     w = w.mT if w.shape[-2] > w.shape[-1] else w  # (H, n, m) with n <= m

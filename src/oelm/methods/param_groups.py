@@ -1,9 +1,9 @@
 """Parameter groups for any optimizer: weight decay, layer-wise learning rates, a learning rate for Q/K.
 
-Tensors that stay frozen are left out. Tensors that thaw later are included from the first step on. This is
-safe because torch's optimizers skip parameters without a gradient. The groups are then the same at every
-step, so that the optimizer state of any checkpoint fits. If an optimizer decays parameters without a
-gradient, `oelm.audit` reports it.
+Tensors that stay frozen are left out. Tensors that are unfrozen later are included from the first step on.
+This is safe because torch's optimizers skip parameters without a gradient. The groups are then the same at
+every step, so that the optimizer state of any checkpoint can be loaded. If an optimizer applies weight decay
+to a frozen tensor, `oelm.audit()` reports that the tensor has changed.
 """
 
 from __future__ import annotations
@@ -31,24 +31,25 @@ def param_groups(
     layer_decay: float = 1.0,
     qk_lr: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Return parameter groups, as for `torch.optim.AdamW(oelm.param_groups(model, lr=1e-3))`.
+    """Return parameter groups for an optimizer: `torch.optim.AdamW(oelm.param_groups(model, lr=1e-3))`.
 
-    Build the optimizer after `oelm.apply` (and after PEFT's get_peft_model): both replace modules.
+    Build the optimizer after `oelm.apply()` and PEFT's `get_peft_model()`, because both replace modules.
 
     Args:
-        model: The model, or a wrapper around it such as PEFT's; its adapter parameters are included.
+        model: The model, or a wrapper around it. The parameters of PEFT adapters are included.
         lr: The learning rate.
-        weight_decay: For matrices and embeddings; biases, norms and extras with an identity init get none.
-        layer_decay: Factor on the learning rate per layer below the top; embeddings count as the layer below
-            the first. 1 = off. Encoder and decoder count from their own top.
-        qk_lr: Learning rate of the query and key projections that train or thaw, before layer_decay; None
-            means lr.
+        weight_decay: Weight decay of matrices and embeddings. Biases, norms, convolutions, cores,
+            temperatures and relative biases get none.
+        layer_decay: Factor by which the learning rate shrinks from each layer to the layer below it; the top
+            layer has this factor once, and embeddings count as the layer below the first. 1 = off. Encoder
+            and decoder are counted separately.
+        qk_lr: Learning rate of the query and key projections, before layer_decay; None means `lr`.
     """
     for name, value in (("lr", lr), ("weight_decay", weight_decay), ("qk_lr", qk_lr or 0.0)):
         if not value >= 0:
             raise UsageError(f"{name} must not be negative, got {value}")
     if not 0 < layer_decay <= 1:
-        raise UsageError(f"layer_decay must lie in (0, 1], got {layer_decay}")
+        raise UsageError(f"layer_decay must be greater than 0 and at most 1, got {layer_decay}")
     record = record_of(model)
     records = record.tensors if record else {}
     queries_and_keys = _qk_names(model) if qk_lr is not None else set()
@@ -82,19 +83,24 @@ def _qk_names(model: nn.Module) -> set[str]:
     for projection in _projections(model):
         if projection.fused:
             raise OelmError(
-                f"{projection.name} shares one tensor with V, so it cannot have its own learning rate "
-                f"(qk_lr). Leave qk_lr out, or use a method that freezes Q/K or adds extras to them, which "
-                f"splits the tensor"
+                f"qk_lr cannot be used: {projection.name} shares one tensor with V, so it cannot have its "
+                f"own learning rate. Leave qk_lr out, or use a method that freezes Q/K or adds extras to "
+                f"them; such a method splits the tensor"
             )
         found |= {names[id(part.parameter)] for part in projection.slices}
     return found
 
 
 def _layers_below_top(model: nn.Module) -> dict[str, int]:
-    """Return how many layers below the output each parameter is: 1 for the top layer, most for embeddings."""
+    """Return, by parameter name, the position of its layer counted from the top: 1 for the top layer.
+
+    Embeddings count as the layer below the first. Parameters outside the layers are left out.
+    """
     layers = {p.place.module: p.place for p in _projections(model) if p.place.stack}
     if not layers:
-        raise OelmError(f"layer_decay needs a list of attention layers; {type(model).__name__} has none")
+        raise OelmError(
+            f"layer_decay cannot be used: {type(model).__name__} has no list of layers. Leave it at 1"
+        )
     names = list(plain_parameters(model))
     stacks_begin = {
         place.stack: next(i for i, name in enumerate(names) if name.startswith(f"{place.stack}."))

@@ -1,7 +1,7 @@
 """The named methods: those of the original study, controls that it lacked, and methods with trainable extras.
 
-To add a method, add an entry here or call `oelm.register_method`; `docs/howto/own-method.md` describes both,
-and how to add an init. This module does not import torch, so that `oelm list` loads quickly.
+To add a method, add an entry here or call `oelm.register_method()`; `docs/howto/own-method.md` describes
+both, and how to add an init. This module does not import torch, so that `oelm list` starts quickly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from oelm.methods.method import Method
 _ELM = "extreme learning machine: random frozen features (Huang et al. 2006)"
 _ORTHOGONAL = "orthogonal initialisation (Saxe et al. 2014)"
 
-#: Factor on the biases of q and k. Under Adam it multiplies their learning rate. 8 and 64 were worse.
+#: Factor on the trainable biases of q and k; with Adam, it multiplies their learning rate. In our experiments
+#: 8 and 64 were worse.
 BIAS_SCALE = 24.0
 
 _WITHOUT_EXTRAS = [
@@ -252,7 +253,7 @@ _WITH_EXTRAS = [
 def _control_of(frozen: Method) -> Method:
     """Return the control of a method with extras: the same architecture and init, but with trained Q/K.
 
-    The control has no low-rank adapter: with a trained W, W + s B A is just another trained W.
+    The control has no low-rank adapter: if W is trained, adding s B A gives nothing new.
     """
     return replace(
         frozen,
@@ -270,7 +271,7 @@ def _control_of(frozen: Method) -> Method:
 _METHODS: dict[str, Method] = {m.name: m for m in [*_WITHOUT_EXTRAS, *_WITH_EXTRAS]}
 _METHODS |= {m.control: _control_of(m) for m in _WITH_EXTRAS if m.control not in _METHODS}
 
-#: Other names of methods, which the original study uses. There, "oelm" is the study's first version.
+#: Names that the original study uses -> our names. Its name "oelm" means its first version, not oelm-freeze.
 ALIASES: dict[str, str] = {
     "oelm_freeze": "oelm-freeze",
     "oelm_v2": "oelm-freeze",
@@ -284,7 +285,7 @@ PRETRAINED_DEFAULT = "freeze-pretrained"
 
 
 def methods() -> dict[str, Method]:
-    """Return all methods by name: those defined in oelm, and those added by `register_method`.
+    """Return a dict from name to method: those defined in oelm, and those added by `register_method()`.
 
     >>> "oelm-freeze" in methods()
     True
@@ -301,7 +302,7 @@ def find_method(method: str | Method) -> Method:
     if isinstance(method, Method):
         return method
     if not isinstance(method, str):
-        raise UsageError(f"a method is a name or an oelm.Method, got {type(method).__name__}: {method!r}")
+        raise UsageError(f"method must be a name or an oelm.Method, got {type(method).__name__}: {method!r}")
     name = ALIASES.get(method, method)
     if name not in _METHODS:
         name = ALIASES.get(method.lower(), method.lower().replace("_", "-"))
@@ -311,10 +312,12 @@ def find_method(method: str | Method) -> Method:
 
 
 def register_method(new: Method) -> Method:
-    """Register your own method, so that `oelm.apply`, the catalogue and the command line know its name."""
+    """Register your own method, so that `oelm.apply()` and the command line know its name; return it."""
     if not isinstance(new, Method):
         raise UsageError(f"register_method takes an oelm.Method, got {type(new).__name__}")
     if new.name in ALIASES or (new.name in _METHODS and _METHODS[new.name] != new):
-        raise UsageError(f"a method '{new.name}' with other settings exists already; choose another name")
+        raise UsageError(
+            f"the name '{new.name}' is already used by a method with other settings; choose another name"
+        )
     _METHODS[new.name] = new
     return new

@@ -1,4 +1,4 @@
-"""`oelm.preview`: the table of what `oelm.apply` would do, without a change to the model."""
+"""`oelm.preview`: return a table of what `oelm.apply` would do, without changing the model."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from oelm.methods.record import Record, TensorRecord
 
 @dataclass(frozen=True)
 class PreviewRow:
-    """What `oelm.apply` would do to one projection or FFN matrix."""
+    """What `oelm.apply()` would do to one projection or FFN matrix."""
 
     module: str
     part: str  # "q", "k" or "ffn"
     num_heads: int
     head_dim: int
     init: str
-    training: str  # "frozen", "trains", or when it changes
-    parameters: int  # weight and bias
-    extras: int  # trainable parameters that the method adds to it
+    training: str  # "frozen", "trains", or a text that says when this changes
+    parameters: int  # number of parameters in weight and bias
+    extras: int  # number of trainable parameters that the method adds to the module
 
 
 @dataclass(frozen=True)
 class Preview:
-    """The result of `oelm.preview`: one row per module, and the parameter counts after `oelm.apply`."""
+    """The result of `oelm.preview()`: a row per module, and the parameter counts after `oelm.apply()`."""
 
     model: str
     method: Method
@@ -77,9 +77,9 @@ def preview(
     verify: bool = True,
     example_inputs: Any = None,
 ) -> Preview:
-    """Return what `oelm.apply` would do with these arguments; `model` is not changed.
+    """Return what `oelm.apply()` would do with these arguments; `model` is not changed.
 
-    It raises the same errors and warnings as `oelm.apply`. The counts are exact.
+    Errors and warnings are the same as those of `oelm.apply()`. The counts are exact.
 
     Examples:
         >>> import torch
@@ -114,7 +114,7 @@ def preview(
 
 
 def _meta_copy(model: nn.Module) -> nn.Module:
-    """Return a copy of the model whose tensors have shapes but no memory."""
+    """Return a copy of the model whose parameters are on the meta device: they have shapes but no values."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         empty = torch.empty_like(parameter, device="meta")
@@ -153,7 +153,10 @@ def _training(tensor: TensorRecord | None) -> str:
 
 
 def _merge_layers(rows: tuple[PreviewRow, ...]) -> list[tuple[str, PreviewRow, int]]:
-    """Return (name, row, number of modules) for rows that are equal but for the numbers in their names."""
+    """Return (name, row, number of modules) for each group of rows that differ only in their layer numbers.
+
+    The name of a group has "*" in place of the numbers.
+    """
     groups: dict[Any, list[PreviewRow]] = {}
     for row in rows:
         key = (re.sub(r"\d+", "*", row.module), *list(vars(row).values())[1:])

@@ -1,6 +1,6 @@
-"""The record of the method on a model: which tensors it acts on, when each is frozen, and their hashes.
+"""The record of the method that was applied to a model: its tensors, when each is frozen, and their hashes.
 
-The record is an attribute of the model, where the schedule, the audit, saving and loading find it.
+The record is an attribute of the model; the schedule, the audit, saving and loading read it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _ATTRIBUTE = "_oelm"
 class TensorRecord:
     """One parameter that a method initialises or freezes."""
 
-    name: str  # name of the parameter in the plain model
+    name: str  # name of the parameter, without the parts that wrappers such as DDP add
     part: str  # "q", "k" or "ffn"
     kind: str  # "weight" or "bias"
     num_heads: int
     head_dim: int
     transposed: bool
-    rebuildable: bool  # whether seed, name and method determine it, so that a compact save leaves it out
-    freezes_at: float | None  # fraction of the run at which it freezes; None if it always trains
-    thaws_at: float | None  # fraction of the run at which it thaws; None if it never does
-    sha256: str = ""  # hash of its bytes while it is frozen; "" while it trains
+    rebuildable: bool  # whether seed, name and method determine its values, so compact saves leave it out
+    freezes_at: float | None  # fraction of the run at which it is frozen; None if it always trains
+    thaws_at: float | None  # fraction of the run at which it is unfrozen; None if never
+    sha256: str = ""  # hash of its values while it is frozen; "" while it trains
 
     def frozen_at(self, progress: float) -> bool:
         """Return whether the parameter is frozen at this fraction of the run."""
@@ -50,7 +50,7 @@ class TensorRecord:
         return self.freezes_at is None or self.freezes_at > 0 or self.thaws_at is not None
 
     def heads(self, tensor: Tensor) -> Tensor:
-        """Return a weight as (num_heads, head_dim, d_in), detached."""
+        """Return a weight, detached and reshaped to (num_heads, head_dim, d_in)."""
         full = full_tensor(tensor.detach())
         rows = full.flatten(1).t() if self.transposed else full
         return rows.reshape(self.num_heads, self.head_dim, -1)
@@ -58,16 +58,16 @@ class TensorRecord:
 
 @dataclass
 class Record:
-    """What `oelm.apply` did to a model: method, seed and tensors; and the current position in the run."""
+    """What `oelm.apply()` did to a model (method, seed, tensors), and the completed fraction of the run."""
 
     method: Method
     seed: int
     tensors: dict[str, TensorRecord]
     extras: list[str] = field(default_factory=list)  # names of the parameters that the method added
     frozen_before: list[str] = field(default_factory=list)  # parameters that the user froze before apply
-    selection: Selection = ALL  # the modules that `where` and `exclude` chose
-    replaced: list[tuple[str, nn.Module]] = field(default_factory=list)  # name and original, in order
-    use_cache: dict[str, bool] = field(default_factory=dict)  # settings of the model before they were changed
+    selection: Selection = ALL  # the modules that `where` and `exclude` selected
+    replaced: list[tuple[str, nn.Module]] = field(default_factory=list)  # (name, original module)
+    use_cache: dict[str, bool] = field(default_factory=dict)  # "config" or "generation_config" -> old value
     progress: float = 0.0
     verified: bool = True  # False: apply(..., verify=False) skipped the numeric check of Q and K
 
@@ -85,43 +85,45 @@ def record_of(model: nn.Module) -> Record | None:
 
 
 def require_record(model: nn.Module, caller: str) -> Record:
-    """Return the model's record. Raise OelmError, whose text starts with `caller`, if there is none."""
+    """Return the model's record. If there is none, raise OelmError, whose text starts with `caller`."""
     record = record_of(model)
     if record is None:
         inside = modules_with_record(model)
-        advice = f"pass its submodule '{inside[0]}', which has one" if inside else "call oelm.apply first"
-        raise OelmError(f"{caller}: this {type(unwrap(model)).__name__} has no method; {advice}")
+        advice = f"pass its submodule '{inside[0]}' instead" if inside else "call oelm.apply first"
+        raise OelmError(f"{caller}: no method was applied to this {type(unwrap(model)).__name__}; {advice}")
     return record
 
 
 def modules_with_record(model: nn.Module) -> list[str]:
-    """Return the names of the submodules that were passed to `oelm.apply` on their own."""
+    """Return the names of those submodules that were themselves passed to `oelm.apply()`."""
     modules = unwrap(model).named_modules()
     return [name for name, module in modules if name and _ATTRIBUTE in module.__dict__]
 
 
 def find_parameter(model: nn.Module, name: str) -> nn.Parameter | None:
-    """Return the parameter `name`, also from inside a PEFT adapter; None if the model does not have it."""
+    """Return the parameter `name`, also if a PEFT adapter wraps its layer; None if there is none."""
     try:
-        return unwrap(model).get_parameter(name)  # an adapter layer passes on the weight of its base layer
+        # A PEFT adapter layer returns the weight of its base layer as its own attribute.
+        return unwrap(model).get_parameter(name)
     except AttributeError:
         return None
 
 
 def require_parameter(model: nn.Module, name: str) -> nn.Parameter:
-    """Return the parameter `name`. Raise OelmError if another module has replaced it since `oelm.apply`."""
+    """Return the parameter `name`. Raise OelmError if it was replaced after `oelm.apply()`."""
     parameter = find_parameter(model, name)
     if parameter is None:
         raise OelmError(
-            f"{name} is not in the model any more: another module replaced it (a parametrization, or PEFT's "
-            f"modules_to_save, which trains a copy). Change the model before oelm.apply. PEFT adapters such "
-            f"as LoRA may be added afterwards, on layers that are not frozen"
+            f"{name} is not in the model any more: something replaced it after oelm.apply (such as a "
+            f"parametrization, or PEFT's modules_to_save, which trains a copy). Make such changes before "
+            f"oelm.apply. Only PEFT adapters such as LoRA may be added afterwards, to layers that are not "
+            f"frozen"
         )
     return parameter
 
 
 def freeze_and_thaw_times(method: Method, place: Place) -> tuple[float | None, float | None]:
-    """Return when a layer freezes and thaws, as fractions of the run; (None, None) if it always trains."""
+    """Return the fractions of the run at which a layer is frozen and unfrozen; None means never."""
     frozen_layers = {
         "none": 0,
         "all": place.depth,
@@ -140,9 +142,10 @@ def freeze_and_thaw_times(method: Method, place: Place) -> tuple[float | None, f
 
 
 def follow_schedule(model: nn.Module, record: Record, progress: float) -> list[nn.Parameter]:
-    """Freeze and thaw the model's tensors as the schedule says at `progress`; return those that changed.
+    """Freeze and unfreeze tensors as the schedule says; return the parameters for which this changed.
 
-    The result depends on `progress` alone, so a resumed run only has to call this once.
+    What is frozen depends only on `progress`, the completed fraction of the run. So one call is enough after
+    a resume.
     """
     changed: list[nn.Parameter] = []
     for tensor in record.tensors.values():
@@ -161,7 +164,9 @@ def follow_schedule(model: nn.Module, record: Record, progress: float) -> list[n
 def sha256(tensor: Tensor) -> str:
     """Return the hash of a tensor's bytes, shape and dtype: equal hashes mean bit-equal tensors."""
     if tensor.is_meta:
-        raise OelmError("the model is on the meta device, where tensors have no values to check or save")
+        raise OelmError(
+            "the model is on the meta device, so its tensors have no values to hash; load its weights first"
+        )
     data = full_tensor(tensor.detach()).cpu().contiguous()
     digest = hashlib.sha256(f"{data.dtype}{tuple(data.shape)}".encode())
     digest.update(data.reshape(-1).view(torch.uint8).numpy().data)

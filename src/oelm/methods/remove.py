@@ -1,4 +1,4 @@
-"""`oelm.remove` restores the plain model; `oelm.disabled` switches the trainable extras off for a while."""
+"""`oelm.remove` undoes `oelm.apply`; `oelm.disabled` turns the trainable extras off inside a `with` block."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from oelm.methods.saving.fold import added_parameters, folded_parameters, unfold
 
 @torch.no_grad()
 def remove(model: nn.Module, *, fold: bool = True) -> nn.Module:
-    """Undo `oelm.apply` in place, keep the weights, and return the plain model.
+    """Undo `oelm.apply()` in place, but keep the weights; return the model.
 
-    Q and K keep their present values and train again (unless they were frozen before `oelm.apply`). The
-    original module classes, parameter names and `save_pretrained` are restored, so that another method can be
-    applied. Build the optimizer again afterwards.
+    Q and K keep their present values and become trainable (unless they were frozen before `oelm.apply()`).
+    The original module classes, parameter names and `save_pretrained` are restored, so that another method
+    can be applied. Build a new optimizer afterwards.
 
     Args:
-        fold: Fold low-rank adapters, biases, cores and temperatures into the matrices, so that the model
-            computes the same as before. A convolution, a relative bias, and a bias on a projection that has
-            none cannot be folded and raise an error. If False, all extras are dropped, which changes what the
-            model computes.
+        fold: Fold low-rank adapters, biases, cores and temperatures into the matrices, so that the outputs
+            of the model do not change. A convolution, a relative bias, and a trainable bias on a projection
+            that had no bias cannot be folded and raise an error. If False, all extras are deleted, which
+            changes the outputs.
 
     Examples:
         >>> import torch, oelm
@@ -70,10 +70,10 @@ def remove(model: nn.Module, *, fold: bool = True) -> nn.Module:
 
 @contextmanager
 def disabled(model: nn.Module) -> Iterator[None]:
-    """Compute without the trainable extras of the method inside a `with` block; frozen tensors stay frozen.
+    """Turn off the trainable extras of the method inside a `with` block; frozen tensors stay frozen.
 
-    A method without extras computes the same inside the block. The extras are not among the model's
-    parameters there, so train, audit and save outside.
+    If the method has no extras, nothing changes. Inside the block, the extras are not among the model's
+    parameters, so do not train, audit or save the model there.
 
     Examples:
         >>> import torch, oelm
@@ -100,11 +100,11 @@ def disabled(model: nn.Module) -> Iterator[None]:
 
 
 def _check_removable(model: nn.Module, record: Record, fold: bool) -> None:
-    """Raise OelmError before anything changes if the plain model cannot be restored."""
+    """Raise OelmError if `remove()` cannot restore the plain model; nothing is changed."""
     if fold and (left := unfoldable_parameters(model)):
         raise OelmError(
-            f"remove: the plain model has no place for {', '.join(left[:3])}, which '{record.method.name}' "
-            f"added. To drop what they have learned, call oelm.remove(model, fold=False)"
+            f"remove: {', '.join(left[:3])}, which '{record.method.name}' added, cannot be folded into the "
+            f"plain model. To delete these parameters, call oelm.remove(model, fold=False)"
         )
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
         raise OelmError("remove: the parameters are sharded (FSDP); call oelm.remove before sharding")
@@ -116,7 +116,9 @@ def _check_removable(model: nn.Module, record: Record, fold: bool) -> None:
                 f"first"
             )
         if not isinstance(module, ExtendedProjection | SplitProjection):
-            raise OelmError(f"remove: {name} is now a {type(module).__name__}, which oelm did not put there")
+            raise OelmError(
+                f"remove: {name} was replaced after oelm.apply by a {type(module).__name__}; undo that first"
+            )
 
 
 def _restore_extended(module: ExtendedProjection, original: Any, fold: bool) -> None:

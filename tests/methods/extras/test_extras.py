@@ -164,7 +164,7 @@ def test_a_mask_passed_by_position_is_found():
 
 def test_a_temperature_on_normalised_queries_is_refused():
     model = build("qwen3")
-    with pytest.raises(OelmError, match=r"normalises the queries \(q_norm\), which would undo the scaling"):
+    with pytest.raises(OelmError, match=r"normalises the queries of each head \(q_norm\), so"):
         oelm.apply(model, "oelm-temperature")
     for layer in model.model.layers:
         layer.self_attn.q_norm = torch.nn.Identity()

@@ -149,7 +149,7 @@ def test_the_audit_reports_an_adapter_on_a_frozen_projection():
     model = adapted(applied_model("llama"), "q_proj", "v_proj")
     found = faults(oelm.audit(model))
     assert len(found) == 3
-    assert "a PEFT adapter trains on top of it" in found["model.layers.0.self_attn.q_proj.weight"]
+    assert "a PEFT adapter changes it" in found["model.layers.0.self_attn.q_proj.weight"]
     assert "lora_B.default" in found["model.layers.0.self_attn.q_proj.weight"]
     train(model, torch.optim.AdamW(p for p in model.parameters() if p.requires_grad))
     found = faults(oelm.audit(model.merge_and_unload()))
@@ -199,7 +199,7 @@ def test_a_method_that_freezes_nothing_works_with_adapters_on_q_and_k():
 def test_trainable_extras_need_get_peft_model_before_apply():
     found = faults(oelm.audit(adapted(applied_model("llama", "oelm-lowrank"), "v_proj")))
     assert len(found) == 12
-    assert all("call get_peft_model first, then oelm.apply" in text for text in found.values())
+    assert all("call get_peft_model before oelm.apply" in text for text in found.values())
     model = adapted(build("llama"), "v_proj")
     oelm.apply(model, "oelm-lowrank")
     assert oelm.audit(model, optimizer_of(model)).ok

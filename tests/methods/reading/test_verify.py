@@ -74,7 +74,7 @@ def test_an_unrecognised_position_key_is_refused():
             place = self.place(torch.ones_like(x)).unflatten(-1, (H, -1)).transpose(1, 2)
             return ((q @ (k + place).mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
 
-    with pytest.raises(OelmError, match=r"place.weight acts only through the attention scores"):
+    with pytest.raises(OelmError, match=r"place.weight affects only the attention scores"):
         oelm.apply(Relative(), "oelm-freeze")
 
 
@@ -152,7 +152,7 @@ def refused(model, match):
 
 def test_a_wrong_layout_is_refused():
     oelm.register_attention(Interleaved, fused="mix", layout="block", num_heads="num_heads")
-    refused(Interleaved(), "rows of mix.weight that are read as queries act on the output")
+    refused(Interleaved(), "rows of mix.weight that are read as queries affect the output")
     oelm.register_attention(Interleaved, fused="mix", layout="per-head", num_heads="num_heads")
     oelm.apply(Interleaved(), "oelm-freeze")
 
@@ -164,7 +164,9 @@ def test_a_wrong_layout_of_codegen_is_refused():
     refused(model, "CodeGenAttention")
 
 
-@pytest.mark.parametrize(("heads", "why"), [(8, "act on the same scores"), (2, "act on several heads")])
+@pytest.mark.parametrize(
+    ("heads", "why"), [(8, "affect the same scores"), (2, "affect the scores of several heads")]
+)
 def test_a_wrong_number_of_heads_is_refused(heads, why):
     oelm.register_attention(MHSA, q="to_queries", k="to_keys", num_heads=heads)
     refused(MHSA(), why)
@@ -174,7 +176,7 @@ def test_a_wrong_number_of_heads_is_refused(heads, why):
     ("q", "k", "why"),
     [
         ("to_keys", "to_queries", "are read as queries, but act as keys"),
-        ("to_queries", ("to_keys", "to_values"), "act on the output"),
+        ("to_queries", ("to_keys", "to_values"), "affect the output"),
         (("to_queries", "to_keys"), "to_keys", "act as keys"),
     ],
 )
@@ -191,7 +193,7 @@ def test_a_registration_does_not_affect_other_classes_of_the_same_name():
     assert len(qk_projections(build("bert"))) == 6
     with pytest.raises(UsageError, match="Pass the class itself"):
         oelm.register_attention("BertSelfAttention", ignore=True)
-    with pytest.raises(UsageError, match=r"a class of nn\.Module"):
+    with pytest.raises(UsageError, match=r"a subclass of nn\.Module"):
         oelm.register_attention(dict, ignore=True)
 
 
@@ -278,7 +280,7 @@ def test_torchs_functional_attention_with_separate_weights_is_verified():
 
     model = Functional()
     model.gated = True
-    assert "act on the output" in verify_attention(model, qk_projections(model)).problem
+    assert "affect the output" in verify_attention(model, qk_projections(model)).problem
     oelm.apply(Functional(), "oelm-freeze")
 
 

@@ -246,7 +246,7 @@ def test_a_wrong_seed_in_a_compact_save_is_an_error(tmp_path):
 
 
 def test_save_needs_a_method_and_load_needs_a_plain_model(tmp_path):
-    with pytest.raises(OelmError, match="has no method"):
+    with pytest.raises(OelmError, match="no method was applied"):
         oelm.save(build("bert"), tmp_path)
     model = half_trained("torch-encoder", "oelm-freeze")
     oelm.save(model, tmp_path)

@@ -1,1 +1,1 @@
-"""Modules that replace projections: one adds trainable extras, one splits a fused Q/K/V into its parts."""
+"""Modules that replace projections: one adds trainable extras, the other splits a fused Q/K/V."""

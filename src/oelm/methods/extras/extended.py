@@ -1,7 +1,8 @@
 """A projection with the trainable extras of a method: adapter and bias, core, temperature, convolution.
 
-The extras act in this order on y = W x. They are initialised to the identity, so at first the projection
-computes exactly what the plain one does. Weight and bias keep their names, and so their keys in a state dict.
+The extras act in this order on y = W x; `oelm.Method` describes them. They are initialised so that they
+change nothing: at first, the extended projection computes exactly what the plain one does. Weight and bias
+keep their names, and so their keys in a state dict.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from oelm.methods.extras.kernels import causal_conv, lowrank_linear, rank_is_sma
 from oelm.methods.method import Method
 from oelm.methods.orthogonal import gaussian, generator_for
 
-#: Extras that are the identity at 1, not at 0. They get no weight decay, which would pull them towards 0.
+#: Extras that multiply, so that they change nothing at the value 1 (other extras: 0). They get no weight
+#: decay, which would pull them towards 0.
 IDENTITY_INIT = ("conv", "core", "temperature")
 EXTRAS = ("lowrank_a", "lowrank_b", "extra_bias", *IDENTITY_INIT)
 _MASK = "attention_mask"
@@ -28,10 +30,11 @@ _MASK = "attention_mask"
 class ExtendedProjection(nn.Module):
     """A query, key or value projection with the trainable extras of a method; it replaces the plain module.
 
-    Core and temperature act on the queries alone: in the score q' C k, a second matrix would be redundant.
+    Core and temperature act on the queries only: in the score q' C k, a second matrix on the keys would be
+    redundant. Letters in shapes: H = heads, hs = head size, rows = H hs.
     """
 
-    bias: nn.Parameter | None  # the projection's own
+    bias: nn.Parameter | None  # the bias of the plain projection
     lowrank_a: nn.Parameter | None  # (rank, d_in)
     lowrank_b: nn.Parameter | None  # (rows, rank)
     extra_bias: nn.Parameter | None  # (rows,)
@@ -73,7 +76,11 @@ class ExtendedProjection(nn.Module):
 
     @torch.no_grad()
     def init_extras(self, seed: int, name: str) -> None:
-        """Initialise each extra to the identity: B, bias = 0 (A is random); core, temperature, tap 0 = 1."""
+        """Initialise the extras so that they change nothing.
+
+        The adapter's B, the bias and all later taps are 0; core, temperature and tap 0 are the identity. The
+        adapter's A is random, drawn from the generator of `seed` and `name`, the projection's name.
+        """
         if self.lowrank_a is not None:
             generator = generator_for(seed, f"{name}.lowrank_a")
             self.lowrank_a.copy_(gaussian(self.lowrank_a.shape, generator, self.in_features**-0.5))
@@ -103,7 +110,7 @@ class ExtendedProjection(nn.Module):
         return y
 
     def total_bias(self) -> Tensor | None:
-        """Return the projection's own bias plus f times the trainable one; None if it has neither."""
+        """Return the plain projection's bias plus bias_scale times the trainable bias, or None."""
         if self.extra_bias is None:
             return self.bias
         extra = self.extra_bias * self.bias_scale
@@ -111,7 +118,7 @@ class ExtendedProjection(nn.Module):
 
     @property
     def needs_full_weight_gradient(self) -> bool:
-        """Whether training the low-rank adapter costs as much as the gradient of the weight itself."""
+        """Whether training the low-rank adapter costs as much as computing the gradient of the weight."""
         a, b = self.lowrank_a, self.lowrank_b
         return a is not None and b is not None and not rank_is_small(a, b)
 
@@ -123,9 +130,9 @@ class ExtendedProjection(nn.Module):
 def mask_padding_in_conv(attention: nn.Module) -> None:
     """Keep padding tokens out of the convolutions of an attention module that accepts an attention mask.
 
-    The projections inside the attention module do not get the mask as an argument. Hooks set it before each
-    forward pass of the attention and clear it afterwards, so that no mask remains for the next batch, and
-    activation checkpointing uses the right one.
+    The projections inside the attention module do not get the mask as an argument. So hooks store it in the
+    projections before each forward pass of the attention module, and clear it afterwards. No mask remains for
+    the next batch, and a recomputation by activation checkpointing uses the mask of its own batch.
     """
     if _MASK in _argument_names(type(attention).forward):
         attention.register_forward_pre_hook(_set_mask, with_kwargs=True)
@@ -153,10 +160,10 @@ def _argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def real_tokens(mask: Any) -> Tensor | None:
-    """Return which tokens are real and not padding, as (B, T), from an attention mask; None if unknown.
+    """Return a bool tensor (B, T), False for padding tokens, from an attention mask; None if unknown.
 
-    The mask has the shape (B, T) or (B, 1, T, T). In the second, the diagonal decides: a real token attends
-    to itself, and padding is masked everywhere.
+    The mask has the shape (B, T) or (B, 1, T, T). For the second shape, the diagonal is used: a token that is
+    not padding attends to itself, and padding is masked everywhere.
     """
     if not isinstance(mask, Tensor):
         return None

@@ -12,17 +12,17 @@ from torch.autograd.function import once_differentiable
 
 from oelm.errors import OelmError
 
-_CHUNK = 2**20  # elements per partial sum in the convolution's backward pass, 4 MB in fp32
+_CHUNK = 2**20  # elements of x per partial sum in the convolution's backward pass, 4 MB in fp32
 
 
 def lowrank_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
 ) -> Tensor:
-    """Return (W + scale B A) x + bias at about the cost of W x, by adding scale B A to W once per call.
+    """Return (W + scale B A) x + bias at about the cost of W x, by computing W + scale B A once per call.
 
-    If the rank is small (see `rank_is_small`), the gradients of A and B are computed without a full weight
-    gradient. A frozen W gets no gradient. With few tokens, as in decoding, adding B A to W would cost more
-    than two products, so W x and B A x are computed separately.
+    If the rank is small (see `rank_is_small()`), the gradients of A and B are computed without the gradient
+    of the sum, which has the size of W. A frozen W gets no gradient. With few tokens, as in decoding,
+    computing W + scale B A would be the largest cost, so W x and B A x are computed separately.
     """
     few_tokens = x.numel() // x.shape[-1] * sum(weight.shape) < weight.numel()
     if few_tokens or not is_autocast_available(x.device.type):
@@ -39,10 +39,10 @@ def lowrank_linear(
 
 
 def rank_is_small(a: Tensor, b: Tensor) -> bool:
-    """Return whether four thin products give the gradients of A and B faster than a full weight gradient.
+    """Return whether four thin matrix products give the gradients of A and B faster than one full product.
 
-    A thin product has `rank` rows. On a CPU, a full product reaches about eight times the FLOP rate of a thin
-    one, hence the factor 4 x 8 = 32.
+    The full product is the gradient of the merged weight W + s B A. A thin product has only `rank` rows. On a
+    CPU, a full product reaches about eight times the FLOP/s of a thin one, hence the factor 4 x 8 = 32.
     """
     return 32 * len(a) <= min(a.shape[1], b.shape[0])
 
@@ -71,13 +71,13 @@ class _LowRankLinear(torch.autograd.Function):
         x, weight, a, b = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         flat, grad_flat = x.flatten(0, -2), grad.flatten(0, -2)  # (N, d_in), (N, rows)
-        # In each product, the rank is the first dimension: transposed, it is up to ten times slower on a CPU.
-        # Padding the rank to a multiple of 8 makes the first product even faster.
+        # The rank is the first dimension of each product: the transposed products are up to ten times slower
+        # on a CPU. Padding the rank to a multiple of 8 makes the first product faster still.
         padded = F.pad(b * ctx.scale, (0, -len(a) % 8)).to(x.dtype).mT  # (rank', rows)
         grad_a = (padded @ grad_flat.mT @ flat)[: len(a)]
         grad_b = ((a * ctx.scale).to(x.dtype) @ flat.mT @ grad_flat).mT
         grad_x = None
-        if needs_x:  # adding B A again is cheaper than keeping the sum of each projection in memory
+        if needs_x:  # computing W + s B A again is cheaper than keeping it in memory for every projection
             grad_x = grad @ torch.addmm(weight, b, a, alpha=ctx.scale).to(x.dtype)
         return (
             grad_x,
@@ -93,13 +93,14 @@ class _LowRankLinear(torch.autograd.Function):
 def causal_conv(x: Tensor, taps: Tensor) -> Tensor:
     """Return the causal depthwise convolution y[b, t, c] = sum_i taps[i, c] x[b, t - i, c].
 
-    It adds shifted copies of x in the (B, T, rows) layout of the projection, without transposes and padding.
-    F.conv1d(groups=rows) is several times slower on a CPU, forward and backward.
+    x has the shape (batch, time, channels), taps (number of taps, channels). Shifted copies of x are added in
+    this layout, without transposes and padding. F.conv1d(groups=channels) is several times slower on a CPU.
     """
     if x.dim() != 3:
         raise OelmError(
-            f"the convolution needs an input (batch, time, width), got {tuple(x.shape)}: this model packs "
-            f"sequences without padding, so the convolution would mix different sequences"
+            f"the method's convolution needs an input of shape (batch, time, width), got {tuple(x.shape)}. "
+            f"This model packs sequences without padding, so the convolution would mix different sequences: "
+            f"use a method without convolution"
         )
     return _CausalConv.apply(x, taps.to(x.dtype))
 

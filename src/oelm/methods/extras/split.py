@@ -1,8 +1,8 @@
-"""Split a fused Q/K/V weight into one parameter per part, so that parts of it can be frozen.
+"""Split a fused Q/K/V weight into one parameter each for Q, K and V, so that Q and K can be frozen alone.
 
 A frozen part gets no gradient, no optimizer state and no weight decay, and costs no weight-gradient FLOPs.
-State dicts keep the keys and shapes of the fused weight, for saving and for loading, so that files stay
-compatible with the plain model.
+State dicts keep the keys and shapes of the fused weight, so that saved files fit the plain model and the
+reverse.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from oelm.methods.reading.projection import RowLayout
 
 
 class SplitProjection(nn.Module):
-    """A fused Linear (or transformers' Conv1D) split into one Linear per part, with the same output."""
+    """A fused Linear (or transformers' Conv1D) split into one Linear per role, with the same output.
+
+    The roles, such as "q", "k" and "v", and the order of the rows are given by `layout`.
+    """
 
     def __init__(self, fused: nn.Module, layout: RowLayout, transposed: bool) -> None:
         super().__init__()
@@ -39,7 +42,7 @@ class SplitProjection(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The fused weight, for other code that reads its dtype, device or norm."""
+        """The fused weight, for code of other libraries that reads its dtype, device or norm."""
         columns = self.layout.join([getattr(self, role).weight.t() for role in self.layout.roles])
         return columns if self.transposed else columns.t()
 
@@ -56,7 +59,7 @@ def _linear(weight: nn.Parameter) -> nn.Linear:
 
 
 def _own_parameter(part: Tensor, *, like: Tensor) -> nn.Parameter:
-    """Return a copy of `part` as a parameter; it is frozen if the fused tensor `like` is."""
+    """Return a copy of `part` as a parameter that requires gradients if the fused tensor `like` does."""
     own = part.detach().clone(memory_format=torch.contiguous_format)
     return nn.Parameter(own, requires_grad=like.requires_grad)
 
@@ -66,7 +69,7 @@ def _join_keys(module: nn.Module, state: dict[str, Tensor], prefix: str, _metada
     for kind in ("weight", "bias"):
         names = [f"{prefix}{role}.{kind}" for role in module.layout.roles]
         if not all(name in state for name in names):
-            continue  # there is no bias, or PEFT renamed a part inside its adapter
+            continue  # the projection has no bias, or PEFT renamed the keys of an adapted part
         found = [state.pop(name) for name in names]
         if kind == "bias":
             state[prefix + kind] = module.layout.join(found)
@@ -90,8 +93,8 @@ def _split_keys(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: An
 class SplitMultiheadAttention(nn.MultiheadAttention):
     """torch's MultiheadAttention with separate weights and biases for q, k and v instead of packed ones.
 
-    With gradients, it uses the code path that torch has for different key and value widths. Without
-    gradients, it offers the packed tensors, so that torch's fused inference kernels keep working.
+    With gradients enabled, it uses the code path that torch has for different key and value widths. Without
+    gradients, its properties return the packed tensors, so that torch's fused inference kernels still work.
     """
 
     @property
@@ -114,7 +117,10 @@ _PARTS = ("q", "k", "v")
 
 
 def split_multihead(attention: nn.MultiheadAttention) -> None:
-    """Split the packed weights of a torch attention in place; other objects may refer to the module."""
+    """Split the packed weights of torch's attention module in place.
+
+    The object stays the same, because other objects may refer to it.
+    """
     packed = attention._qkv_same_embed_dim
     if packed:
         fused = attention.in_proj_weight
@@ -137,7 +143,7 @@ def split_multihead(attention: nn.MultiheadAttention) -> None:
 
 
 def join_multihead(attention: SplitMultiheadAttention) -> None:
-    """Undo `split_multihead` in place; a joined tensor trains if any of its parts does."""
+    """Undo `split_multihead()` in place; a packed tensor requires gradients if any of its parts does."""
     names = [f"{part}_proj_{kind}" for kind in ("weight", "bias") for part in _PARTS]
     own = {name: attention._parameters.pop(name) for name in names}
     rest = dict(attention._parameters)

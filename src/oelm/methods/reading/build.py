@@ -14,17 +14,17 @@ from oelm.methods.reading.wrappers import base_layer
 
 
 class _Found(NamedTuple):
-    """A projection whose number of heads is not known yet."""
+    """A projection that `build_projections()` has found, before its number of heads is known."""
 
     role: str
     path: str
     weight: ParameterSlice
     bias: ParameterSlice | None
-    head_dim: int | None  # None if it is the head size that most projections of the module have
+    head_dim: int | None  # None: the common head size of the attention module
 
 
 def build_projections(model: nn.Module, name: str, spec: AttentionSpec, place: Place) -> list[Projection]:
-    """Return the query and key projections of the attention module `name`."""
+    """Return the query and key projections of the attention module `name`, which `spec` describes."""
     module = model.get_submodule(name)
     if isinstance(module, nn.MultiheadAttention):
         return _multihead_projections(name, module, place)
@@ -74,20 +74,20 @@ def _fused(model: nn.Module, name: str, module: nn.Module, spec: AttentionSpec) 
 
 
 def _child(name: str, module: nn.Module, path: str) -> Any:
-    """Return the module, or the three-dimensional parameter, at a path that the `AttentionSpec` names."""
+    """Return the module or parameter at `path`, an attribute path inside the attention module `name`."""
     found: Any = module
     for step in path.split("."):
         found = getattr(found, step, None)
     if not isinstance(found, nn.Module | nn.Parameter):
         raise OelmError(
-            f"{name or 'the model'} ({type(module).__name__}) has no '{path}': register_attention was called "
-            f"with a name that the class does not have"
+            f"{name or 'the model'} ({type(module).__name__}) has no attribute '{path}', which was passed to "
+            f"register_attention. Register the class again with an existing name"
         )
     return base_layer(found) if isinstance(found, nn.Module) else found
 
 
 def _unfused_slices(name: str, module: nn.Module, path: str) -> tuple[ParameterSlice, ParameterSlice | None]:
-    """Return the weight and the bias of a projection that has its own parameters."""
+    """Return the weight and the bias (or None) of a projection that is not part of a fused matrix."""
     child = _child(name, module, path)
     if isinstance(child, nn.Parameter):
         owner, _, attribute = path.rpartition(".")
@@ -97,7 +97,10 @@ def _unfused_slices(name: str, module: nn.Module, path: str) -> tuple[ParameterS
 
 
 def _multihead_projections(name: str, module: nn.MultiheadAttention, place: Place) -> list[Projection]:
-    """Return the projections of torch's own attention; its weights are packed, separate, or split by oelm."""
+    """Return the query and key projections of torch's MultiheadAttention.
+
+    Its weights are packed into one tensor, separate, or split by oelm.
+    """
     width, split = module.embed_dim, isinstance(module, SplitMultiheadAttention)
     packed = RowLayout(("q", "k", "v"), (width, width, width))
     projections = []
@@ -122,7 +125,7 @@ def _row_layout(
     weight = fused.weight
     assert isinstance(weight, Tensor)
     rows = weight.shape[1] if is_transposed(fused) else weight.shape[0]
-    if "q" not in spec.roles:  # the fused matrix of a cross attention holds keys and values only
+    if "q" not in spec.roles:  # the fused matrix of a cross attention contains only keys and values
         return RowLayout(spec.roles, (rows // 2, rows // 2))
     heads = find_number(model, module, spec.num_heads, NUM_HEADS)
     if heads is None:
@@ -133,8 +136,9 @@ def _row_layout(
     head_dim = find_number(model, module, spec.head_dim, HEAD_DIM) or rows // (heads + 2 * kv_heads)
     if (heads + 2 * kv_heads) * head_dim != rows or heads % kv_heads:
         raise OelmError(
-            f"{name} ({type(module).__name__}): {rows} fused rows do not divide into "
-            f"{heads} query and {kv_heads} key heads of {head_dim}"
+            f"{name} ({type(module).__name__}): the {rows} rows of the fused matrix are not {heads} query "
+            f"heads, {kv_heads} key heads and {kv_heads} value heads of size {head_dim}. Register the class "
+            f"with oelm.register_attention"
         )
     groups = {"block": 1, "per-head": heads, "grouped": kv_heads}[spec.layout]
     return RowLayout(spec.roles, (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim), groups)
@@ -147,11 +151,11 @@ def _head_dim(model: nn.Module, name: str, module: nn.Module, spec: AttentionSpe
         used = next((size for n in HEAD_DIM if isinstance(size := getattr(module, n, None), int)), None)
         if used is not None:
             raise OelmError(
-                f"{name} ({type(module).__name__}): {q_rows} query rows are not {heads} heads of {used}, so "
-                f"the matrix holds more than the queries, such as a gate, which must not be frozen. Register "
-                f"the class with oelm.register_attention, or leave it out with ignore=True"
+                f"{name} ({type(module).__name__}): the query matrix has {q_rows} rows, not {heads} heads of "
+                f"size {used}, so it contains more than the queries, such as a gate, which must not be "
+                f"frozen. Register the class with oelm.register_attention, or leave it out with ignore=True"
             )
-        # Some configs have a head size that the module does not use, so compute it from the number of heads.
+        # Some configs contain a head size that the module does not use, so compute the size from the heads.
         return _divide(name, q_rows, heads)
     if head_dim is None:
         raise _unknown_heads(name, module, f"q={spec.q!r}, k={spec.k!r}")
@@ -171,17 +175,17 @@ def _unknown_heads(name: str, module: nn.Module, arguments: str) -> OelmError:
 
 def _divide(name: str, rows: int, by: int) -> int:
     if by < 1 or rows % by:
-        raise OelmError(f"{name}: {rows} rows do not divide by {by}, so they cannot be split into heads")
+        raise OelmError(f"{name}: {rows} rows are not divisible by {by}, so they cannot be split into heads")
     return rows // by
 
 
 def find_number(
     model: nn.Module, module: nn.Module, given: str | int | None, usual: tuple[str, ...]
 ) -> int | None:
-    """Return a number, such as the number of heads; None if it is not found.
+    """Return an integer setting of an attention module, such as its number of heads; None if not found.
 
-    `given` is the number itself or the name of an attribute. If it is None, the names in `usual` are tried.
-    The attribute is looked up on the module, then on its config, then on the model's config.
+    `given` is the integer itself or the name of an attribute. If it is None, the names in `usual` are tried.
+    The attribute is looked up in the module, then in the module's config, then in the model's config.
     """
     if isinstance(given, int):
         return given

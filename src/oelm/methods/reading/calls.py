@@ -1,4 +1,7 @@
-"""Find arguments for a call of an attention module: guessed from its signature, or observed in the model."""
+"""Find arguments with which an attention module can be called.
+
+They are guessed from the signature of its `forward()`, or observed while the model runs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from torch import Tensor, nn
 TOKENS = 6
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-# Usual names of the arguments that take the inputs of the keys, the inputs of the queries, and positions.
+# Usual argument names of `forward()` for the input of the key projection, the input of the query projection,
+# rotary position embeddings, and other position embeddings.
 _KEY_INPUTS = {
     *("key", "value", "k", "v", "keys", "values", "key_states", "value_states", "context", "memory", "kv"),
     *("encoder_hidden_states", "key_value_states", "current_states", "key_value", "latents"),
@@ -29,7 +33,7 @@ _ROTARY = {
 _ROTARY_SIZES = ("qk_rope_head_dim", "rotary_ndims", "rotary_dim", "rope_head_dim")
 _POSITIONS = {"relative_position_embeddings", "pos_emb", "r", "position_embeds", "pos_embeds"}
 
-#: Shapes of the input to try. The width of the input is added as the last dimension, or replaces -1.
+#: Input shapes to try. The input width replaces -1, or is appended as the last dimension if there is no -1.
 _SHAPES = ((1, TOKENS), (TOKENS,), (1, 4, 4), (1, -1, TOKENS), (1, -1, 4, 4), (TOKENS, 1))
 _POSITION_FORMS = ("cos and sin", "relative", "absolute", "complex")
 
@@ -37,7 +41,7 @@ _POSITION_FORMS = ("cos and sin", "relative", "absolute", "complex")
 def guess_calls(
     module: nn.Module, config: Any, width: int, key_width: int, head_dim: int, generator: torch.Generator
 ) -> Iterator[Call]:
-    """Yield arguments for `module.forward` that fit its signature, with the most common shapes first.
+    """Yield (args, kwargs) for `module.forward()` that fit its signature, with the most common shapes first.
 
     width, key_width: The input widths (d_in) of the query and of the key projections.
     """
@@ -84,7 +88,10 @@ def _sized(shape: tuple[int, ...], width: int) -> list[int]:
 
 
 def _positions(form: str, shape: tuple[int, ...], rotary: int, width: int, draw: Any) -> Any:
-    """Return position embeddings in one of the _POSITION_FORMS; `rotary` is the size of the rotated part."""
+    """Return random position embeddings of the kind `form`, one of _POSITION_FORMS.
+
+    `rotary` is the number of rotated dimensions of a head.
+    """
     batch = () if shape == (TOKENS,) else (1,)
     if form == "relative":
         return draw(1, 2 * TOKENS - 1, width)
@@ -120,7 +127,7 @@ def guess_inputs(model: nn.Module) -> list[Any]:
 
 @torch.no_grad()
 def observe_calls(model: nn.Module, attentions: Mapping[str, nn.Module], inputs: Any) -> dict[str, Call]:
-    """Run the model once on `inputs`, and return the arguments with which each attention module was called.
+    """Run the model once on `inputs`; return the (args, kwargs) with which it called each attention module.
 
     Tensors among the arguments are copied to the CPU in float32. The model is not changed.
     """
@@ -153,9 +160,9 @@ def observe_calls(model: nn.Module, attentions: Mapping[str, nn.Module], inputs:
 
 
 def _plain(value: Any) -> Any:
-    """Return an argument with its tensors copied to the CPU in float32.
+    """Return an argument in which all tensors are copied to the CPU, floating-point ones in float32.
 
-    A key/value cache becomes None, because each further call would add to it.
+    A key/value cache becomes None, because each further call would add tokens to the cache.
     """
     if isinstance(value, Tensor):
         value = value.detach().cpu()

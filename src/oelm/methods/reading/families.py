@@ -1,13 +1,14 @@
 """Tables of known attention classes: the names of their projections, and the row order of fused weights.
 
-A weight counts as Q/K if it acts on the output of its attention only through the attention scores. So
-projections of relative positions (`linear_pos` of a Conformer, `r_kernel` of Funnel, `r` of XLNet) are keys.
-In multi-head latent attention (DeepSeek-V2 and later), Q/K consist of both factors of the queries
-(`q_a_proj`, `q_b_proj`), the key rows of `kv_b_proj`, and the rotary key rows of `kv_a_proj_with_mqa`. The
-latent rows of `kv_a_proj_with_mqa` also feed the values, so they are not Q/K, and train. Embeddings, relative
-position biases, norms and vectors that are added to the queries are not projections, so they train, too.
+A weight counts as Q/K if it affects the output of its attention module only through the attention scores. So
+projections of relative positions (`linear_pos` of a Conformer, `r_kernel` of Funnel, `r` of XLNet) count as
+key projections. In multi-head latent attention (DeepSeek-V2 and later), Q/K consist of both low-rank factors
+of the query projection (`q_a_proj`, `q_b_proj`), the key rows of `kv_b_proj`, and the rotary key rows of
+`kv_a_proj_with_mqa`. The latent rows of `kv_a_proj_with_mqa` also feed the values, so they are not Q/K, and
+train. Embeddings, relative position biases, norms and vectors that are added to the queries are not
+projections, so they train, too.
 
-What these tables say is only a guess, which `verify.py` checks numerically before anything is changed.
+An entry of these tables can be wrong for a model; `verify.py` checks it numerically before anything changes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LayoutName = Literal["block", "per-head", "grouped"]
 
 @dataclass(frozen=True)
 class FusedPart:
-    """A fused matrix with an explicit row layout; `head_dims` holds the head sizes of q and k in it."""
+    """A fused matrix with an explicit row layout; `head_dims` maps "q" and "k" to their head sizes."""
 
     name: str
     layout: RowLayout
@@ -37,14 +38,14 @@ class FusedPart:
 class AttentionSpec:
     """Where an attention class stores its Q and K. Strings are attribute names, with dots if nested.
 
-    q, k: Separate projections.
-    fused, layout, roles: One fused matrix, the order of its rows, and what they hold.
+    q, k: The separate query and key projections.
+    fused, layout, roles: One fused matrix, the order of its rows, and which of q, k and v the rows contain.
     parts: Fused matrices with an explicit layout, instead of `fused`.
     num_heads, num_kv_heads, head_dim: Attribute names or numbers; if None, the usual names are tried.
-    single: Names in q and k that have one head (a low-rank factor), whatever the number of heads is.
-    per_head: Names in q and k that have the module's number of heads, but another head size.
-    q_bias: A parameter that is added to the queries but is not the bias of their projection.
-    ignore: The class has no Q and K.
+    single: Those names in `q` and `k` that count as one head, because they are a low-rank factor.
+    per_head: Those names in `q` and `k` that have the module's number of heads, but a different head size.
+    q_bias: A parameter that is added to the queries but is not the bias of the query projection.
+    ignore: Whether the class has no Q and K.
     """
 
     q: tuple[str, ...] = ()
@@ -69,28 +70,28 @@ _PATTERNS = (
 )
 
 #: Names of separate projections, in lower case. They include the position projections of DeBERTa and the
-#: projections of Longformer's global attention, which are queries and keys, too.
+#: projections of Longformer's global attention, which are also query and key projections.
 QUERY_NAMES = frozenset(p.format(word) for p in _PATTERNS for word in ("q", "query", "queries"))
 KEY_NAMES = frozenset(p.format(word) for p in _PATTERNS for word in ("k", "key", "keys"))
 VALUE_NAMES = frozenset(p.format(word) for p in _PATTERNS for word in ("v", "value", "values"))
 
-#: Paths, inside an attention module, of projections that turn relative positions into keys.
+#: Attribute paths, inside an attention module, of projections that turn relative positions into keys.
 POSITION_KEYS = (
     *("linear_pos", "pos_proj", "relative_k_proj", "r_kernel", "r", "linear_k_pos"),
     "relative_position_embedding.pos_proj",
 )
 
-#: Names of a matrix that holds queries, keys and values. Names that contain a word of FUSED_WORDS count, too.
+#: Names of a fused matrix for queries, keys and values, besides the names that contain a word of FUSED_WORDS.
 FUSED_NAMES = frozenset({"c_attn", "query_key_value", "in_proj", "att_proj", "queries_keys_values"})
 
-#: A matrix in any module whose name contains one of these words holds several of q, k and v. The words also
-#: match the linear attention of hybrid models (in_proj_qkv, in_proj_qkvz).
+#: Words in the name of a fused matrix, which contains several of q, k and v, in any module. They also match
+#: the linear attention of hybrid models (in_proj_qkv, in_proj_qkvz).
 FUSED_WORDS = frozenset({"qk", "kv", "qkv", "qkvz", "wqkv", "wkv"})
 
-#: A matrix inside an attention module whose name contains one of these words probably holds Q or K.
+#: Words in the name of a matrix inside an attention module which suggest that the matrix contains Q or K.
 QK_WORDS = frozenset({"q", "k", "qk", "kv", "qkv", "query", "key", "wq", "wk", "wqkv", "keys", "queries"})
 
-#: The usual names of these attributes of an attention module or its config.
+#: The usual attribute names, in an attention module or its config, for the numbers and sizes of heads.
 NUM_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_query_heads")
 NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 HEAD_DIM = (
@@ -98,7 +99,8 @@ HEAD_DIM = (
     *("d_kv", "dim_head", "d_head"),
 )
 
-#: (matrices that read the residual stream, the matrix that writes to it), as attribute paths of one module.
+#: Attribute paths of the FFN matrices in one module: (input matrices, output matrix). The input matrices read
+#: the residual stream, the output matrix writes to it.
 FFN_NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("gate_proj", "up_proj"), "down_proj"),
     (("gate_up_proj",), "down_proj"),
@@ -141,7 +143,7 @@ def _falcon(attention: nn.Module) -> AttentionSpec:
 def _codegen(attention: nn.Module) -> AttentionSpec:
     sizes: Any = attention
     width, heads = int(sizes.embed_dim), int(sizes.num_attention_heads)
-    layout = RowLayout(("q", "v", "k"), (width, width, width), groups=4)  # CodeGen has one per TPU core
+    layout = RowLayout(("q", "v", "k"), (width, width, width), groups=4)  # one group per TPU core
     part = FusedPart("qkv_proj", layout, {"q": width // heads, "k": width // heads})
     return AttentionSpec(parts=(part,), num_heads="num_attention_heads")
 
@@ -158,7 +160,10 @@ def _deberta(attention: nn.Module) -> AttentionSpec:
 
 
 def multi_latent(attention: nn.Module) -> AttentionSpec | None:
-    """Return the spec of multi-head latent attention (see the top of this file); None for other modules."""
+    """Return the spec of a multi-head latent attention module; None for other modules.
+
+    The module docstring says which of its weights are Q/K.
+    """
     found = {name for name, child in attention.named_children() if child is not None}
     sizes = [getattr(attention, n, None) for n in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
     if not {"kv_a_proj_with_mqa", "kv_b_proj"} <= found or not all(isinstance(n, int) for n in sizes):
@@ -205,9 +210,9 @@ _registered: dict[type | str, AttentionSpec] = {}
 
 
 def known_spec(attention: nn.Module) -> AttentionSpec | None:
-    """Return the spec that was registered for the module's class or a base class, or is known to oelm.
+    """Return the spec of an attention module; None if its class is not known.
 
-    None if there is neither.
+    A spec that the user registered for the class, or for a base class, comes before the tables of oelm.
     """
     for cls in type(attention).__mro__:
         spec = _registered.get(cls) or _registered.get(f"{cls.__module__}.{cls.__qualname__}")
@@ -239,36 +244,38 @@ def register_attention(
         oelm.register_attention(MyFused, fused="qkv", layout="per-head", num_heads="n_heads")
         oelm.register_attention(AttentionPooling, ignore=True)
 
-    `oelm.apply` verifies it numerically before anything is changed: see `oelm.methods.reading.verify`.
+    `oelm.apply()` verifies numerically that these are Q and K before anything is changed; see
+    `oelm.methods.reading.verify`.
 
     Args:
-        attention: The class that directly holds the projections, or its full name "package.module.ClassName".
-            It applies to derived classes, too.
+        attention: The class whose attributes are the projections, or its full name
+            "package.module.ClassName". Derived classes are included.
     q, k: Attribute names of the nn.Linear modules; a tuple if there are several.
     Args:
-        fused: Attribute name of one nn.Linear whose rows hold q, k and v.
+        fused: Attribute name of one nn.Linear whose rows are those of q, k and v.
         layout: The row order of `fused`: "block" [all q; all k; all v], "per-head" [q1; k1; v1; q2; ...], or
-            "grouped" [the q heads of the first key head; its k; its v; ...].
+            "grouped" [the q heads that share the first key head; that key head; its v head; ...].
     num_heads, num_kv_heads, head_dim: Attribute names or numbers. If left out, oelm tries the usual names.
     Args:
-        ignore: The class has no Q and K to freeze, though it looks like attention.
+        ignore: Whether the class has no Q and K to freeze, although it looks like attention.
     """
     if isinstance(attention, str):
         name = attention
         if "." not in attention:
             raise UsageError(
-                f"register_attention({name!r}): several libraries may have a class of this name. Pass the "
-                f'class itself (type(module)) or its full name, such as "package.module.{name}"'
+                f"register_attention({name!r}): the name of the class is ambiguous, because several "
+                f"libraries may have such a class. Pass the class itself or its full name, such as "
+                f'"package.module.{name}"'
             )
     elif isinstance(attention, type) and issubclass(attention, nn.Module):
         name = attention.__name__
     else:
-        raise UsageError(f"register_attention takes a class of nn.Module, got {attention!r}")
+        raise UsageError(f"register_attention needs a subclass of nn.Module, got {attention!r}")
     queries, keys = ((q,) if isinstance(q, str) else q), ((k,) if isinstance(k, str) else k)
     if layout not in ("block", "per-head", "grouped"):
         raise UsageError(f'layout must be "block", "per-head" or "grouped", got {layout!r}')
     if not ignore and bool(fused) == bool(queries and keys):
-        raise UsageError(f"register_attention({name}): pass q and k, or fused, or ignore=True")
+        raise UsageError(f"register_attention({name}): pass either q and k, or fused, or ignore=True")
     _registered[attention] = AttentionSpec(
         queries,
         keys,

@@ -1,7 +1,7 @@
-"""Find every query and key projection of a model, and its feed-forward matrices.
+"""Find all query and key projections and all feed-forward (FFN) matrices of a model.
 
-If a part of an attention module is not recognised, an error names it, because freezing only some of the
-queries and keys would go unnoticed. The row order of an unknown fused matrix is found by trying the usual
+If a part of an attention module is not recognised, an error names it; otherwise nobody would notice that only
+some of the queries and keys are frozen. The row order of an unknown fused matrix is found by trying the usual
 layouts until the numeric check of `verify.py` accepts one.
 """
 
@@ -48,16 +48,16 @@ _QUERY_WORDS = {"q", "query", "queries", "wq"}
 _KEY_WORDS = {"k", "key", "keys", "wk"}
 _MAX_CANDIDATES = 8  # an error message lists at most this many modules
 
-#: Cache of the specs that `_detect_layout` found by trying layouts, by class and shapes of the module.
+#: Cache for `_detect_layout()`: class, names and shapes of an attention module -> the spec that was found.
 _detected: dict[Any, AttentionSpec | None] = {}
 
 
 def qk_projections(model: nn.Module, *, where: Patterns = None, exclude: Patterns = None) -> list[Projection]:
-    """Return every query and key projection of the model, in the order of its modules.
+    """Return all query and key projections of the model, in the order of `model.named_modules()`.
 
     Args:
-        where: Return only those that match one of these name patterns, as in `oelm.apply`.
-        exclude: Leave out those that match one of these.
+        where: Return only projections that match one of these name patterns, as in `oelm.apply()`.
+        exclude: Leave out projections that match one of these name patterns.
 
     Examples:
         >>> from torch import nn
@@ -68,7 +68,10 @@ def qk_projections(model: nn.Module, *, where: Patterns = None, exclude: Pattern
 
 
 def find_projections(model: nn.Module, selection: Selection = ALL) -> list[Projection]:
-    """Return the selected query and key projections. Modules outside the selection need not be readable."""
+    """Return the selected query and key projections.
+
+    Raise OelmError if a selected attention module is not recognised. Other modules need not be.
+    """
     model = unwrap(model)
     specs = {
         name: spec for name, module in model.named_modules() if (spec := _find_spec(model, name, module))
@@ -77,7 +80,7 @@ def find_projections(model: nn.Module, selection: Selection = ALL) -> list[Proje
     specs = {name: spec for name, spec in specs.items() if not spec.ignore}
     if not specs:
         raise OelmError(
-            f"{type(model).__name__} has no attention with query and key projections that oelm can read."
+            f"oelm found no query and key projections in {type(model).__name__}."
             + _candidates(model, [(n, m) for n, m in model.named_modules() if is_matrix(m)])
         )
     places = layer_places(model, specs)
@@ -92,14 +95,14 @@ def find_projections(model: nn.Module, selection: Selection = ALL) -> list[Proje
     selected = [p for p in found if selection.includes(p.name)]
     if not selected and not selection.is_everything:
         raise UsageError(
-            f"where={list(selection.where)} and exclude={list(selection.exclude)} leave no query or key "
-            f"projection of {type(model).__name__}; it has {', '.join(p.name for p in found[:4])}, ..."
+            f"where={list(selection.where)} and exclude={list(selection.exclude)} select no query or key "
+            f"projection of {type(model).__name__}. It has {', '.join(p.name for p in found[:4])}, ..."
         )
     return selected
 
 
 def ffn_matrices(model: nn.Module, selection: Selection = ALL) -> list[FeedForward]:
-    """Return the selected up, gate and down matrices. Raise OelmError if a selected layer has none."""
+    """Return the selected FFN matrices (up, gate and down). Raise OelmError if a selected layer has none."""
     model = unwrap(model)
     found: dict[str, tuple[str, ...]] = {}
     for name, module in model.named_modules():
@@ -116,8 +119,8 @@ def ffn_matrices(model: nn.Module, selection: Selection = ALL) -> list[FeedForwa
     if missing:
         known = ", ".join("+".join(ups) + "/" + down for ups, down in FFN_NAMES)
         raise OelmError(
-            f"no feed-forward matrices found in the layer of {missing[0]} (and {len(missing) - 1} more): "
-            f"methods that freeze the FFN know the names {known}"
+            f"no feed-forward matrices found in the layer of {missing[0]} (and {len(missing) - 1} more). "
+            f"Methods that freeze the FFN need matrices with one of these sets of names: {known}"
         )
     matrices = []
     for (owner, paths), place in zip(found.items(), places.values(), strict=True):
@@ -138,9 +141,9 @@ def _get(module: nn.Module, path: str) -> nn.Module | None:
 
 
 def value_projections(attention: nn.Module) -> list[str]:
-    """Return the paths of the matrices in an attention module that have a usual name for values.
+    """Return the paths of the value projections in an attention module, recognised by their usual names.
 
-    There is usually one; a fused Q/K/V has none.
+    There is usually one; a module with a fused Q/K/V has none.
     """
     return [
         name
@@ -150,17 +153,17 @@ def value_projections(attention: nn.Module) -> list[str]:
 
 
 def _find_spec(model: nn.Module, name: str, module: nn.Module) -> AttentionSpec | None:
-    """Return where a module stores Q and K; None if it is not recognised as an attention module."""
+    """Return where a module stores Q and K; None if the module is not recognised as attention."""
     if isinstance(module, nn.MultiheadAttention):
         return AttentionSpec(num_heads="num_heads")
     if isinstance(module, SplitProjection):
-        return None  # the spec of the attention module around it covers its parts q and k
+        return None  # the spec of its parent, the attention module, includes q and k
     if (spec := known_spec(module) or multi_latent(module)) is not None:
         return spec
     found = _projection_names(module)
     if {"sampling_offsets", "attention_weights"} <= set(found):
         return AttentionSpec(ignore=True)  # deformable attention has no keys
-    parameters = {n for n in module._parameters if n in found}  # such a "..._query" is a learned token
+    parameters = {n for n in module._parameters if n in found}  # a parameter "..._query" is a learned token
     queries = [
         p
         for p, own in found.items()
@@ -182,7 +185,7 @@ def _separate_spec(module: nn.Module, queries: list[str], keys: list[str]) -> At
     own_size = frozenset(
         p for p in (*queries, *keys) if p.endswith(("_query", "_key")) and p not in QUERY_NAMES | KEY_NAMES
     )
-    # An attention between pixels, with 1x1 convolutions, has one head but no attribute with this number.
+    # Attention between pixels projects with 1x1 convolutions. It has one head, but often no attribute for it.
     pixels = isinstance(getattr(module, queries[0], None), nn.Conv2d)
     one_head = pixels and not any(hasattr(module, n) for n in NUM_HEADS)
     return AttentionSpec(
@@ -191,10 +194,10 @@ def _separate_spec(module: nn.Module, queries: list[str], keys: list[str]) -> At
 
 
 def _projection_names(module: nn.Module) -> dict[str, str]:
-    """Return {path: name in lower case} of the projections that a module directly holds.
+    """Return {path: name in lower case} for the projections that are direct children of a module.
 
-    A projection inside a wrapper (`q_proj.linear`) gets the name of the wrapper. A parameter of three
-    dimensions (d_in, heads, head_dim) counts as a projection, too.
+    A projection inside a wrapper (`q_proj.linear`) gets the name of the wrapper. A parameter with three
+    dimensions (d_in, heads, head_dim) also counts as a projection.
     """
     found = {}
     for child, inner in module.named_children():
@@ -220,7 +223,10 @@ def _words(name: str) -> set[str]:
 def _detect_layout(
     model: nn.Module, name: str, module: nn.Module, queries: tuple[str, ...], fused: str
 ) -> AttentionSpec | None:
-    """Return a spec with the first row layout of a fused matrix that the numeric check accepts, else None."""
+    """Return a spec with the row layout of the matrix `fused`, found by trying the usual layouts.
+
+    It is the first layout that the numeric check accepts. Return None if it accepts none of them.
+    """
     roles = ("k", "v") if queries else ("q", "k", "v")
     if isinstance(module.get_submodule(fused), SplitProjection):
         return AttentionSpec(q=queries, fused=fused, roles=roles)
@@ -244,7 +250,7 @@ def _detect_layout(
 def check_all_attention_recognized(
     model: nn.Module, specs: dict[str, AttentionSpec], selection: Selection
 ) -> None:
-    """Raise OelmError, which names the modules, if selected modules look like Q or K but are in no spec."""
+    """Raise OelmError if selected modules look like Q or K, but no spec mentions them; it names them."""
     covered = _covered_modules(model, specs)
     unrecognised = []
     for name, module in model.named_modules():
@@ -258,14 +264,14 @@ def check_all_attention_recognized(
             not _overlaps(attention, set(specs)) or bool(_words(own) & QK_WORDS)
         )
         if suspect and isinstance(module, nn.Conv1d | nn.Conv2d):
-            suspect = bool(_words(own) & QK_WORDS)  # most convolutions inside an attention are no projections
+            suspect = bool(_words(own) & QK_WORDS)  # most convolutions inside attention are not projections
         if suspect or _words(own) & FUSED_WORDS or own in QUERY_NAMES or own in KEY_NAMES:
             unrecognised.append((name, module))
     if unrecognised:
         raise OelmError(
-            f"{type(model).__name__}: some attention modules are not recognised, so nothing was changed."
+            f"{type(model).__name__}: oelm does not recognise some attention modules, so nothing was changed."
             + _candidates(model, unrecognised)
-            + "\nTo act on the other modules only: oelm.apply(model, method, where=..., exclude=...)"
+            + "\nTo leave them out: oelm.apply(model, method, exclude=...), or where=... for the others"
         )
 
 
@@ -284,7 +290,10 @@ def _covered_modules(model: nn.Module, specs: dict[str, AttentionSpec]) -> set[s
 
 
 def _attention_around(model: nn.Module, name: str) -> str | None:
-    """Return the innermost module around `name` whose class name contains "attention" or the like."""
+    """Return the name of the innermost module that contains `name` and has "attention" in its class name.
+
+    Short forms such as "attn" count, too. Return None if there is no such module.
+    """
     steps = name.split(".")
     for depth in range(len(steps) - 1, -1, -1):
         around = ".".join(steps[:depth])
@@ -300,9 +309,9 @@ def _overlaps(name: str, others: set[str]) -> bool:
 
 
 def _candidates(model: nn.Module, modules: list[tuple[str, nn.Module]]) -> str:
-    """Return the end of an error message: modules that may hold Q or K, and the code that registers them."""
+    """Return the end of an error message: modules that may contain Q or K, and code to register them."""
     if not modules:
-        return " It has no linear layers at all."
+        return " The model has no linear layers at all."
     shown = "\n".join(f"    {name}: {type(module).__name__}" for name, module in modules[:_MAX_CANDIDATES])
     left = len(modules) - _MAX_CANDIDATES
     more = f"\n    ... and {left} more" if left > 0 else ""
@@ -310,7 +319,7 @@ def _candidates(model: nn.Module, modules: list[tuple[str, nn.Module]]) -> str:
 
 
 def _how_to_register(model: nn.Module, names: list[str]) -> str:
-    """Return the code that registers the class around the first module, with its real attribute names."""
+    """Return code that registers the class that contains the first of these modules, for an error message."""
     around, _, own = names[0].rpartition(".")
     holder = model.get_submodule(around)
     children = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == around]

@@ -1,4 +1,4 @@
-"""Data classes for the projections of a model: their layers, and where their weights are stored."""
+"""Data classes that describe projections: in which layer they are, and where their weights are stored."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from oelm.methods.reading.wrappers import base_layer
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Return the full tensor of an FSDP shard (all ranks must call this); any other tensor unchanged."""
+    """Return the full tensor of a tensor that FSDP has sharded; return any other tensor unchanged.
+
+    All ranks must call this, because it gathers the shards.
+    """
     gather = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
 
 def is_matrix(module: object) -> bool:
-    """Return whether a module is a Linear, a Conv1D of transformers, or oelm's ExtendedProjection."""
+    """Return whether a module is an nn.Linear, transformers' Conv1D, or oelm's ExtendedProjection."""
     if isinstance(module, nn.Module):
         module = base_layer(module)
     return isinstance(module, nn.Linear) or type(module).__name__ in ("Conv1D", "ExtendedProjection")
@@ -31,16 +34,16 @@ def is_transposed(module: object) -> bool:
 
 
 def is_projection(module: object) -> bool:
-    """Return whether a module can be a query or key projection: a matrix, or a convolution."""
+    """Return whether a module can be a query or key projection: a linear layer or a convolution."""
     inner = base_layer(module) if isinstance(module, nn.Module) else module
     return is_matrix(inner) or isinstance(inner, nn.Conv1d | nn.Conv2d)
 
 
 @dataclass(frozen=True)
 class Place:
-    """The position of a layer: index `layer` (0 is nearest the input) of `depth` layers in `stack`.
+    """The position of a layer: index `layer` (0 is nearest to the input) of `depth` layers in `stack`.
 
-    `module` is the name of the layer.
+    `stack` is the name of the list of layers, `module` the name of the layer itself.
     """
 
     stack: str
@@ -50,11 +53,12 @@ class Place:
 
 
 def layer_places(model: nn.Module, names: Iterable[str]) -> dict[str, Place]:
-    """Return the layer position of each named module.
+    """Return a dict from the name of each module to the position of its layer.
 
     A stack is a ModuleList or Sequential whose members have one type, such as "encoder.layers". The index of
-    a member is its layer. Lists of mixed types (a T5 block holds attention and MLP) are not stacks. Layers of
-    nested lists (stages of blocks) are numbered consecutively. A module outside any list counts as a layer.
+    a member in the stack is its layer number. Lists of mixed types (such as the list of attention and MLP in
+    a T5 block) are not stacks. The layers of nested lists (stages that contain blocks) are numbered
+    consecutively. A module outside any stack counts as a layer of its own.
     """
     paths = {name: _path(model, name) for name in names}
     stacks: dict[str, list[tuple[int, ...]]] = {}
@@ -73,7 +77,7 @@ def layer_places(model: nn.Module, names: Iterable[str]) -> dict[str, Place]:
 
 
 def _path(model: nn.Module, name: str) -> tuple[str, tuple[int, ...], str]:
-    """Return (outermost stack, index in each nested stack, name of the innermost member) around `name`."""
+    """Return (outermost stack, index in each nested stack, innermost stack member) that contain `name`."""
     stack, indices, member, module, walked = "", [], "", model, ""
     for step in name.split(".") if name else []:
         in_stack = isinstance(module, (nn.ModuleList, nn.Sequential)) and len({type(m) for m in module}) == 1
@@ -87,10 +91,11 @@ def _path(model: nn.Module, name: str) -> tuple[str, tuple[int, ...], str]:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The row order of a fused weight: `groups` times one block of rows for each role (q, k and v).
+    """The row order of a fused weight: a number of groups, each with a block of rows for every role.
 
-    One group is [q; k; v] (GPT-2, ModernBERT, Phi-3); one group per head is [q1; k1; v1; q2; ...] (GPT-NeoX);
-    one group per key head is [several q; k; v; ...] (Falcon). `sizes` holds the number of rows of each role.
+    The roles are "q", "k" and "v" or some of them; `sizes` is the total number of rows of each role. With one
+    group, the order is [q; k; v] (GPT-2, ModernBERT, Phi-3); with one group per head, [q1; k1; v1; q2; ...]
+    (GPT-NeoX); with one group per key head, [several q; k; v; ...] (Falcon).
     """
 
     roles: tuple[str, ...]
@@ -98,19 +103,19 @@ class RowLayout:
     groups: int = 1
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the fused tensor (..., sum of sizes), in row order, from one tensor (..., size) per role."""
+        """Join one tensor (..., size) per role to the fused tensor (..., sum of sizes), in this row order."""
         if self.groups == 1:
             return torch.cat(list(parts), dim=-1)
         return torch.cat([p.unflatten(-1, (self.groups, -1)) for p in parts], dim=-1).flatten(-2)
 
     def split(self, fused: Tensor) -> list[Tensor]:
-        """Return the part of each role in a fused tensor; this is the inverse of `join`."""
+        """Return one tensor (..., size) per role from a fused tensor; this is the inverse of `join()`."""
         sizes = [size // self.groups for size in self.sizes]
         parts = fused.unflatten(-1, (self.groups, -1)).split(sizes, dim=-1)
         return [p.flatten(-2) for p in parts]
 
     def rows_in_group(self, role: str) -> tuple[int, int]:
-        """Return the first row of `role` within one group, and its number of rows there."""
+        """Return (first row, number of rows) of `role` within one group."""
         index = self.roles.index(role)
         sizes = [size // self.groups for size in self.sizes]
         return sum(sizes[:index]), sizes[index]
@@ -118,7 +123,10 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class ParameterSlice:
-    """The part of a parameter that belongs to one projection: all rows, or those of `role` in `layout`."""
+    """The rows of a parameter that belong to one projection.
+
+    These are all rows if `layout` is None, otherwise the rows of `role` in the fused parameter.
+    """
 
     owner: nn.Module
     attribute: str
@@ -132,7 +140,7 @@ class ParameterSlice:
 
     @property
     def rows(self) -> int:
-        """The number of output features; it is computed from shapes, so it works on the meta device."""
+        """The number of output features of the projection, computed from shapes only (meta device)."""
         if self.layout is None:
             return self._all_rows
         return self.layout.sizes[self.layout.roles.index(self.role)]
@@ -147,15 +155,15 @@ class ParameterSlice:
         return math.prod(shape[1:]) if self.transposed else shape[0]
 
     def view(self) -> Tensor:
-        """Return a writable view of this part of the parameter, as (groups, rows per group, ...)."""
+        """Return a writable view of these rows of the parameter, as (groups, rows per group, ...)."""
         return self.cut(self.parameter.detach())
 
     def values(self) -> Tensor:
-        """Return the values of this part, gathered from all ranks if the parameter is sharded."""
+        """Return the values of these rows, gathered from all ranks if the parameter is sharded."""
         return self.cut(full_tensor(self.parameter.detach()))
 
     def cut(self, tensor: Tensor) -> Tensor:
-        """Return this part of any tensor with the parameter's shape, such as its gradient."""
+        """Return these rows of a tensor that has the parameter's shape, such as its gradient."""
         tensor = tensor.flatten(1).t() if self.transposed else tensor
         if self.layout is None:
             return tensor[None]
@@ -182,12 +190,12 @@ class Projection:
     bias: ParameterSlice | None
 
     def heads(self) -> Tensor:
-        """Return the weights as (num_heads, head_dim, d_in), detached."""
+        """Return the weights, detached and reshaped to (num_heads, head_dim, d_in)."""
         return self.weight.values().reshape(self.num_heads, self.head_dim, -1)
 
     @property
     def fused(self) -> bool:
-        """Whether the projection shares a parameter with another, so it must be split before freezing."""
+        """Whether the projection shares a parameter with others, which must be split before freezing."""
         return self.weight.layout is not None or (self.bias is not None and self.bias.layout is not None)
 
     @property

@@ -1,4 +1,4 @@
-"""Choose modules by name patterns: the arguments `where` and `exclude` of `oelm.apply`."""
+"""Select modules by name patterns: the arguments `where` and `exclude` of `oelm.apply`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Patterns = str | Sequence[str] | None
 
 @dataclass(frozen=True)
 class Selection:
-    """The modules that match a pattern of `where` (no pattern: all) and none of `exclude`.
+    """The modules that match a pattern of `where` and no pattern of `exclude`; an empty `where` matches all.
 
     A pattern is a shell pattern over the names in `model.named_modules()`, in which `*` also matches dots.
-    It selects the modules that it matches and everything inside them.
+    A pattern that matches a module also matches everything inside this module.
 
     >>> text = Selection.of("text_model.*", exclude="*.layers.0")
     >>> text.includes("text_model.layers.1.q_proj"), text.includes("text_model.layers.0.q_proj")
@@ -39,7 +39,7 @@ class Selection:
         return not self.where and not self.exclude
 
     def includes(self, name: str) -> bool:
-        """Return whether a module is selected, by its own name or that of a module around it."""
+        """Return whether the module `name` is selected, by its own name or that of a module containing it."""
         if self.is_everything:
             return True
         names = _with_modules_around(name)
@@ -47,18 +47,22 @@ class Selection:
         return selected and not any(_matches(names, pattern) for pattern in self.exclude)
 
     def reaches(self, name: str, module: nn.Module) -> bool:
-        """Return whether a module, or any module inside it, is selected."""
+        """Return whether the module `name`, or any module inside it, is selected."""
         inside = (inner for inner, _ in module.named_modules())
         return any(self.includes(".".join(part for part in (name, inner) if part)) for inner in inside)
 
     def check_patterns(self, model: nn.Module, projections: Iterable[str]) -> None:
-        """Raise UsageError for a pattern that matches no module and no projection; it names near matches."""
+        """Raise UsageError if a pattern matches no module and no projection; the error suggests names."""
         names = [*(name for name, _ in model.named_modules()), *projections]
         for argument, patterns in (("where", self.where), ("exclude", self.exclude)):
             for pattern in patterns:
                 if not _matches(names, pattern):
                     near = difflib.get_close_matches(pattern.rstrip(".*"), set(names), n=3, cutoff=0.4)
-                    hint = f"did you mean {', '.join(sorted(near))}?" if near else f"it has {_top(model)}."
+                    hint = (
+                        f"did you mean {', '.join(sorted(near))}?"
+                        if near
+                        else f"the model has {_top(model)}."
+                    )
                     raise UsageError(
                         f"{argument}: '{pattern}' matches no module of {type(model).__name__}; {hint} "
                         f"Patterns match the names in model.named_modules(); * also matches dots"
@@ -73,7 +77,7 @@ def _as_patterns(argument: str, given: Patterns) -> tuple[str, ...]:
         return ()
     patterns = (given,) if isinstance(given, str) else tuple(given)
     if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
-        raise UsageError(f"{argument} is a name pattern or a list of them, got {given!r}")
+        raise UsageError(f"{argument} must be a name pattern or a list of name patterns, got {given!r}")
     return patterns
 
 

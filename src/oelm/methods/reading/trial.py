@@ -1,13 +1,14 @@
 """Test numerically whether certain projections are the Q and K of an attention module.
 
-A `Trial` runs a copy of the module with random float32 weights on random tokens. `ScoreRecorder` records the
-attention scores and detaches them from the output, so that gradients separate two paths: through the scores,
-and past them. Four properties are tested; a claimed projection is one that was found to be Q or K:
+A `Trial` runs a copy of the attention module with random float32 weights on random tokens. `ScoreRecorder`
+records the attention scores and detaches them from the output, so that gradients separate two paths from a
+parameter to the output: through the scores, and past them. A claimed projection is one that oelm has read as
+Q or K by its name. Four properties are tested:
 
-1. Every row of a claimed projection changes the scores and nothing else; so it is no value, gate or output.
-2. No other projection acts only through the scores; such a projection would train by mistake.
-3. A query row acts on score (i, j) through token i, a key row through token j.
-4. The rows of one claimed head change the scores of one head, and different heads change different ones.
+1. Every row of a claimed projection affects the scores and nothing else, so it is no value, gate or output.
+2. No other projection affects only the scores; such a projection would be Q or K that is not frozen.
+3. A query row affects score (i, j) through token i, a key row through token j.
+4. The rows of one claimed head affect the scores of one head, and different heads affect different scores.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from oelm.methods.reading.wrappers import is_adapter
 
 ROLE_NAMES = {"q": "queries", "k": "keys"}
 
-#: logsumexp is included because models with attention sinks rescale the output by it (Granite).
+#: The functions whose input counts as attention scores. logsumexp is included because models with attention
+#: sinks (Granite) use it to rescale the output of attention.
 _SOFTMAX = {
     *(F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax),
     *(torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp),
@@ -39,10 +41,11 @@ _SOFTMAX = {
 
 
 class ScoreRecorder(TorchFunctionMode):
-    """Record the input of every softmax, the attention scores, and detach it from the softmax.
+    """Context in which the inputs of every softmax, the attention scores, are recorded in `scores`.
 
-    Then a gradient of the output reaches only parameters that act past the scores, and a gradient of the
-    scores only parameters that act through them. torch's fused attention functions become plain ones.
+    The softmax gets a detached copy of its input. So the gradient of the module's output reaches only
+    parameters that act past the scores, and the gradient of the scores only those that act through them.
+    torch's fused attention functions, which hide the scores, are replaced by plain ones.
     """
 
     def __init__(self) -> None:
@@ -66,9 +69,12 @@ class ScoreRecorder(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _multi_head_attention(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
-        """Compute torch's multi_head_attention_forward on (T, B, d) without padding masks and extra keys."""
+        """Return the output of torch's multi_head_attention_forward for inputs (T, B, d).
+
+        Padding masks and extra keys are not supported.
+        """
         if any(given[name] is not None for name in ("bias_k", "bias_v")) or given["add_zero_attn"]:
-            raise NotImplementedError("extra keys of multi_head_attention_forward")
+            raise NotImplementedError("multi_head_attention_forward with bias_k, bias_v or add_zero_attn")
         packed = given["in_proj_weight"], given["in_proj_bias"]
         weights, biases = ((None,) * 3 if t is None else t.chunk(3) for t in packed)
         if given["use_separate_proj_weight"]:
@@ -95,7 +101,7 @@ class ScoreRecorder(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Compute torch's scaled_dot_product_attention without dropout."""
+        """Return the output of torch's scaled_dot_product_attention without dropout; record its scores."""
         if enable_gqa:
             key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
             value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
@@ -111,7 +117,7 @@ class ScoreRecorder(TorchFunctionMode):
 
 
 class Trial:
-    """A random float32 copy of an attention module, and the projections claimed to be its Q and K."""
+    """A copy of an attention module with random float32 weights, and the projections claimed as Q and K."""
 
     def __init__(self, model: nn.Module, projections: Sequence[Projection]) -> None:
         self.generator = torch.Generator().manual_seed(0)
@@ -130,14 +136,17 @@ class Trial:
         self.config = getattr(attention, "config", None) or getattr(model, "config", None)
 
     def _randomize(self, module: nn.Module) -> None:
-        """Replace the parameters of a module by random ones, and move its buffers to the CPU in float32."""
+        """Replace the parameters of a module by random ones, and move its buffers to the CPU in float32.
+
+        Hooks of the module are removed.
+        """
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 noise = torch.randn(parameter.shape, generator=self.generator)
                 fan_in = math.prod(parameter.shape[1:]) if parameter.dim() > 1 else 0
-                mean = 0.0 if "bias" in name else 1.0  # a vector that is no bias is the scale of a norm
+                mean = 0.0 if "bias" in name else 1.0  # a vector that is not a bias is the scale of a norm
                 module._parameters[name] = nn.Parameter(
                     noise * fan_in**-0.5 if fan_in else mean + 0.3 * noise
                 )
@@ -147,22 +156,26 @@ class Trial:
                 module._buffers[name] = plain.float() if plain.is_floating_point() else plain
 
     def guess_calls(self) -> Iterator[Call]:
-        """Yield arguments that the module may accept; the keys' input has the key or the query width."""
+        """Yield (args, kwargs) that the attention module may accept.
+
+        The key input has the input width of the key projection first, then that of the query projection.
+        """
         first, last = self.claims[0], next(c for c in reversed(self.claims) if c.role == "k")
         width, key_width = first.heads().shape[-1], last.heads().shape[-1]
         for size in dict.fromkeys((key_width, width)):
             yield from guess_calls(self.module, self.config, width, size, first.head_dim, self.generator)
 
     def run(self, args: Any, kwargs: Any) -> tuple[list[Tensor], Tensor]:
-        """Run the copy, and return the attention scores that depend on its parameters, and its output."""
+        """Run the copied attention module; return the scores that depend on parameters, and the output."""
         with torch.enable_grad(), ScoreRecorder() as recorder:
             output = self.module(*args, **kwargs)
         return [s for s in recorder.scores if s.requires_grad], next(_tensors(output))
 
     def contradiction(self, args: Any, kwargs: Any, scores: list[Tensor], output: Tensor) -> str:
-        """Return how this call contradicts that the claimed projections are Q and K.
+        """Return why the claimed projections cannot be Q and K, or "" if all four properties hold.
 
-        Return "" if all four properties (see the top of this file) hold.
+        The properties are listed in the module docstring. `scores` and `output` are what `run()` returned for
+        `args` and `kwargs`.
         """
         names, parameters = zip(*self.module.named_parameters(), strict=True)
         through_scores = dict(zip(names, _gradients(scores, parameters), strict=True))
@@ -178,8 +191,10 @@ class Trial:
             return problem
         used = [claim for claim in self.claims if claim not in unused]
         if unused_role := {c.role for c in unused} - {c.role for c in used}:
-            return f"nothing that is read as {ROLE_NAMES[min(unused_role)]} acts on the attention scores"
-        # Roles are tested before heads: testing heads swaps rows in place, which makes the graph invalid.
+            return (
+                f"no projection that is read as {ROLE_NAMES[min(unused_role)]} affects the attention scores"
+            )
+        # Test roles before heads: testing heads reverses rows in place, which invalidates the autograd graph.
         roles = (self._wrong_role(claim, scores) for claim in used)
         heads = (self._wrong_heads(claim, args, kwargs, scores) for claim in used)
         return next(filter(None, itertools.chain(roles, heads)), "")
@@ -190,29 +205,32 @@ class Trial:
     def _wrong_paths(
         self, claim: Projection, through_scores: dict[str, Tensor], past_scores: dict[str, Tensor]
     ) -> tuple[str, bool]:
-        """Test property 1; return (problem, whether this call does not use the projection at all)."""
+        """Test property 1 of the module docstring for one claimed projection.
+
+        Return (problem or "", whether the forward pass did not use the projection at all).
+        """
         for part in claim.slices:
             name = self._name(part)
             if part.cut(past_scores[name]).any():
                 return (
-                    f"rows of {name} that are read as {ROLE_NAMES[claim.role]} act on the output "
-                    f"without passing the attention scores: they hold values, or a gate"
+                    f"rows of {name} that are read as {ROLE_NAMES[claim.role]} affect the output not only "
+                    f"through the attention scores, so they belong to values or a gate"
                 ), False
         name = self._name(claim.weight)
         idle = ~claim.weight.cut(through_scores[name]).flatten(2).any(-1)
         if idle.all() and _is_named_like_its_role(claim):
-            return "", True  # for example Longformer's global attention, without global tokens
+            return "", True  # for example Longformer's global attention if no token is global
         if idle.any():
             return (
                 f"{int(idle.sum())} rows of {name} that are read as {ROLE_NAMES[claim.role]} do "
-                f"not act on the attention scores"
+                f"not affect the attention scores"
             ), False
         return "", False
 
     def _forgotten_projection(
         self, args: Any, kwargs: Any, through_scores: dict[str, Tensor], past_scores: dict[str, Tensor]
     ) -> str:
-        """Test property 2; return the problem or ""."""
+        """Test property 2 of the module docstring; return the problem, or "" if there is none."""
         claimed = {n: torch.zeros(p.shape, dtype=torch.bool) for n, p in self.module.named_parameters()}
         for claim in self.claims:
             for part in claim.slices:
@@ -222,14 +240,14 @@ class Trial:
             if not only_scores.any() or not self._is_projection(name, parameter):
                 continue
             if not self._is_position_bias(args, kwargs, parameter, through_scores[name]):
-                return f"{name} acts only through the attention scores, but is not read as Q or K"
+                return f"{name} affects only the attention scores, but is not read as Q or K"
         return ""
 
     def _is_projection(self, name: str, parameter: Tensor) -> bool:
-        """Return whether a parameter is a matrix that projects tokens or positions, or a bias of q or k."""
+        """Return whether a parameter is a matrix that projects tokens or positions, or a bias of Q or K."""
         owner, own = self.module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
         if isinstance(owner, nn.Embedding | nn.MultiheadAttention) or self._is_in_adapter(name):
-            return False  # torch's attention has its own specs
+            return False  # a nested MultiheadAttention counts as an attention module of its own
         if parameter.dim() < 2:
             rows = {c.num_heads * c.head_dim for c in self.claims}
             return own in ("q_bias", "k_bias") and parameter.numel() in rows
@@ -239,19 +257,26 @@ class Trial:
         return width in parameter.shape and parameter.numel() >= width * self.claims[0].head_dim
 
     def _is_in_adapter(self, name: str) -> bool:
-        """Return whether PEFT added this parameter. `checks.py` handles such parameters."""
+        """Return whether PEFT added this parameter. `checks.py` decides about adapters."""
         steps = name.split(".")
         around = (self.module.get_submodule(".".join(steps[:n])) for n in range(len(steps)))
         return any(is_adapter(module) for module in around) and "base_layer" not in steps
 
     def _is_position_bias(self, args: Any, kwargs: Any, parameter: Tensor, before: Tensor) -> bool:
-        """Return whether a parameter's effect on the scores does not depend on the tokens."""
+        """Return whether a parameter's effect on the scores is independent of the tokens.
+
+        The scores are computed again with half the input. `before` is the gradient with the whole input.
+        """
         scores, _ = self.run(_halved(args), _halved(kwargs))
         (after,) = _gradients(scores, [parameter])
         return torch.allclose(before, after, rtol=1e-3, atol=1e-6)
 
     def _wrong_role(self, claim: Projection, scores: list[Tensor]) -> str:
-        """Test property 3: the gradient of score (i, j) by a query row has the same direction for all j."""
+        """Test property 3 of the module docstring; return the problem, or "" if there is none.
+
+        The gradient of score (i, j) with respect to a query row has the same direction for all j; for a key
+        row, it has the same direction for all i.
+        """
         for s in scores:
             if s.shape[-1] < 2 or s.shape[-2] < 2:
                 continue
@@ -272,10 +297,11 @@ class Trial:
 
     @torch.no_grad()
     def _wrong_heads(self, claim: Projection, args: Any, kwargs: Any, scores: list[Tensor]) -> str:
-        """Test property 4 by reversing the order of rows, which no normalisation can undo.
+        """Test property 4 of the module docstring; return the problem, or "" if there is none.
 
-        Reversing the first quarter of a head must change the same scores as reversing all of it, and
-        different heads must change different scores.
+        The order of rows is reversed, an effect that no normalisation can cancel. Reversing the first quarter
+        of a head's rows must change the same scores as reversing all of them, and different heads must change
+        different scores.
         """
         if claim.head_dim < 2:
             return ""
@@ -288,13 +314,14 @@ class Trial:
             some_rows = self._scores_after_reversing(claim, quarter, args, kwargs, scores)
             if some_rows.sum() < 0.75 * all_rows.sum():
                 return (
-                    f"the rows of one head of {claim.name} act on several heads of the scores: its heads are "
-                    f"not {claim.num_heads} of {claim.head_dim} rows, or its rows are in another order"
+                    f"the rows of one head of {claim.name} affect the scores of several heads, so it does "
+                    f"not have {claim.num_heads} heads of {claim.head_dim} rows, or its rows are in another "
+                    f"order"
                 )
             if taken is not None and (taken & all_rows).sum() > 0.1 * all_rows.sum():
                 return (
-                    f"two heads of {claim.name} act on the same scores: its heads are not "
-                    f"{claim.num_heads} of {claim.head_dim} rows, or its rows are in another order"
+                    f"two heads of {claim.name} affect the same scores, so it does not have "
+                    f"{claim.num_heads} heads of {claim.head_dim} rows, or its rows are in another order"
                 )
             taken = all_rows if taken is None else taken | all_rows
         return ""
@@ -302,7 +329,10 @@ class Trial:
     def _scores_after_reversing(
         self, claim: Projection, rows: Tensor, args: Any, kwargs: Any, before: list[Tensor]
     ) -> Tensor:
-        """Return which scores change if the order of `rows` is reversed; the order is restored afterwards."""
+        """Return a bool tensor: which scores change if the order of `rows` is reversed.
+
+        `before` are the scores without the change. The rows are restored afterwards.
+        """
         kept = []
         for part in claim.slices:
             view = part.view()
@@ -319,7 +349,10 @@ class Trial:
 
 
 def _gradients(targets: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradient of a random combination of the targets for each parameter; zeros if unused."""
+    """Return, for each parameter, the gradient of a random linear combination of all entries of `targets`.
+
+    A parameter that does not affect them gets zeros.
+    """
     generator = torch.Generator().manual_seed(1)
     parts = [
         (torch.where(t.isfinite(), t, 0.0) * torch.randn(t.shape, generator=generator)).sum()
@@ -334,7 +367,7 @@ def _gradients(targets: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[
 
 
 def _is_named_like_its_role(claim: Projection) -> bool:
-    """Return whether a projection is named like its role, so that it may be unused in one call."""
+    """Return whether the name of a projection says its role, so that it may be unused in one call."""
     words = {"q": {"q", "query"}, "k": {"k", "key"}}[claim.role]
     return bool(words & set(claim.name.rpartition(".")[2].split("_")))
 
@@ -346,13 +379,15 @@ def _rows_of_gradient(score: Tensor, claim: Projection) -> Tensor:
 
 
 def _parallel(a: Tensor, b: Tensor) -> Tensor:
-    """Return |cosine| of each row of a with the same row of b; 1 where a row is zero and shows nothing."""
+    """Return |cosine| between each row of a and the same row of b; 1 if one of them is zero."""
     norms = a.norm(dim=-1) * b.norm(dim=-1)
     return torch.where(norms > 1e-12, (a * b).sum(-1).abs() / norms.clamp_min(1e-12), 1.0)
 
 
 def _changed(before: Tensor, after: Tensor) -> Tensor:
-    scale = before[before.isfinite()].abs().median()  # the median, because masks of -1e4 would distort a mean
+    scale = (
+        before[before.isfinite()].abs().median()
+    )  # not the mean, which masked scores of -1e4 would distort
     return (((after - before).abs() > 1e-5 * scale) & before.isfinite()).flatten()
 
 

@@ -1,7 +1,8 @@
-"""Verify numerically that the projections found in a model are exactly its queries and keys.
+"""Verify numerically that the projections found in a model are exactly its query and key projections.
 
-`trial.py` describes the tests. Each kind of attention module (same class, shapes and projections) is verified
-once per process. Its `forward` is called as its signature suggests, or as the model itself calls it.
+The docstring of `trial.py` describes the tests. Each kind of attention module (same class, shapes and
+projections) is verified once per process. The arguments of its `forward()` are guessed from the signature, or
+observed while the model runs.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from oelm.methods.reading.trial import ROLE_NAMES, Trial
 class Verification:
     """The result of verifying that the projections of one attention module are Q and K.
 
-    problem: Why the projections are not Q and K. not_run: Why the module could not be run. Both are "" if the
-    projections are verified.
+    problem: Why the projections are not Q and K. not_run: Why the attention module could not be tested. Both
+    are "" if the projections are verified.
     """
 
     problem: str = ""
@@ -35,7 +36,7 @@ class Verification:
         return not self.problem and not self.not_run
 
 
-_results: dict[Any, Verification] = {}  # by kind of attention module
+_results: dict[Any, Verification] = {}  # kind of attention module, see `_kind_of()` -> result
 
 
 def verify_projections(
@@ -45,8 +46,8 @@ def verify_projections(
 
     torch's own MultiheadAttention needs no verification.
 
-    example_inputs: A batch that the model accepts (a dict, a tuple or a tensor), to see how the model calls
-        its attention modules. Without it, calls are guessed from their signatures.
+    example_inputs: A batch that the model accepts (a dict, a tuple or a tensor). oelm runs the model on it to
+        see how it calls its attention modules. Without it, calls are guessed from their signatures.
     """
     by_attention: dict[str, list[Projection]] = {}
     for p in projections:
@@ -59,7 +60,7 @@ def verify_projections(
             result = Verification(not_run="not tried")
             if example_inputs is None:
                 result = verify_attention(model, group)
-            if not result.verified:  # a guessed call may be wrong, unlike one that the model makes
+            if not result.verified:  # guessed arguments may be wrong, unlike those that the model passes
                 if calls is None:
                     calls = _observe_calls(model, by_attention, example_inputs)
                 result = verify_attention(model, group, [calls[name]]) if name in calls else result
@@ -75,11 +76,12 @@ def verify_attention(
 ) -> Verification:
     """Verify that the projections of one attention module are exactly its Q and K, and return the result.
 
-    calls: (args, kwargs) with which the model calls the module; guessed from the signature if empty.
+    calls: The (args, kwargs) with which the model calls the module. If empty, they are guessed.
     """
     result = _try_calls(model, projections, calls, eager=False)
     if not result.verified and _attention_kernel(projections[0].attention) not in (None, "eager"):
-        # Some attention kernels hide the scores. transformers' kernel "eager" shows them; results are equal.
+        # Some attention kernels hide the scores. The "eager" kernel of transformers computes the same, and
+        # its scores can be recorded.
         eager = _try_calls(model, projections, calls, eager=True)
         result = eager if eager.verified or result.not_run else result
     return result
@@ -88,24 +90,27 @@ def verify_attention(
 def _try_calls(
     model: nn.Module, projections: Sequence[Projection], calls: Sequence[Call], *, eager: bool
 ) -> Verification:
-    """Return the result of the first call that runs; later ones might fit the signature by chance only."""
+    """Return the result for the first of `calls` (or guessed calls) that runs without an error.
+
+    Later guesses are less usual, so they might run only by chance.
+    """
     try:
         trial = Trial(model, projections)
         if eager:
             trial.module.config._attn_implementation = "eager"  # type: ignore[union-attr]
-    except Exception as error:  # copying a user's module can fail in any way
-        return Verification(not_run=f"it cannot be copied in float32 ({_short(error)})")
+    except Exception as error:  # deepcopy of a user's module can raise anything
+        return Verification(not_run=f"a float32 copy of it cannot be made, {_short(error)}")
     first_error = ""
     for args, kwargs in calls or trial.guess_calls():
         try:
             scores, output = trial.run(args, kwargs)
-        except Exception as error:  # the guess does not fit the signature
+        except Exception as error:  # the module does not accept the guessed arguments
             first_error = first_error or _short(error)
             continue
         if scores:
             try:
                 return Verification(problem=trial.contradiction(args, kwargs, scores, output))
-            except Exception as error:  # the module cannot be called twice with the same arguments
+            except Exception as error:  # the tests call the module again, which can fail
                 return Verification(not_run=f"a second call with the same arguments failed, {_short(error)}")
     return Verification(not_run=first_error or "it computes no softmax over scores")
 
@@ -125,10 +130,10 @@ def _kind_of(group: Sequence[Projection]) -> Any:
 
 
 def _observe_calls(model: nn.Module, groups: dict[str, list[Projection]], inputs: Any) -> dict[str, Call]:
-    """Return how the model calls its attention modules on the given inputs, or on guessed ones.
+    """Run the model on `inputs`, or on guessed inputs if None; return how it calls its attention modules.
 
-    Guessed inputs are used only if the model computes in float32 or on an accelerator: low precision on a
-    CPU is slow and crashes the process on some machines.
+    Guessed inputs are used only if the model computes in float32 or on an accelerator, because low precision
+    on a CPU is slow and crashes the process on some machines. Otherwise, return {}.
     """
     attentions = {name: group[0].attention for name, group in groups.items()}
     if inputs is not None:
@@ -146,10 +151,11 @@ def _observe_calls(model: nn.Module, groups: dict[str, list[Projection]], inputs
 
 def _not_run_error(name: str, group: Sequence[Projection], reason: str) -> OelmError:
     return OelmError(
-        f"{_title(name, group)}: read as {_listed(group)}, but this could not be verified numerically "
+        f"{_title(name, group)}: oelm could not verify numerically that the projections are {_listed(group)} "
         f"({reason}), so nothing was changed. Pass a small batch that the model accepts:\n"
         f"    oelm.apply(model, method, example_inputs=batch)  # a dict, a tuple or a tensor\n"
-        f"or oelm.apply(model, method, verify=False) if you are certain; oelm.audit then says so"
+        f"or, if you are certain, oelm.apply(model, method, verify=False); oelm.audit then reports that the "
+        f"projections are not verified"
     )
 
 
@@ -157,11 +163,12 @@ def _problem_error(name: str, group: Sequence[Projection], problem: str) -> Oelm
     kind = type(group[0].attention)
     heads = next(p.num_heads for p in group if p.role == "q")
     return OelmError(
-        f"{_title(name, group)}: read as {_listed(group)}, but {problem}. So nothing was changed. Query rows "
-        f"must change only the queries, key rows only the keys, head by head. Tell oelm where they are:\n"
+        f"{_title(name, group)}: oelm read the projections as {_listed(group)}, but {problem}. So nothing "
+        f"was changed. Tell oelm where the queries and keys are:\n"
         f'    oelm.register_attention("{kind.__module__}.{kind.__qualname__}", q=..., k=..., '
-        f"num_heads={heads})  # every matrix that makes queries or keys\n"
-        f'or fused=..., layout="block", "per-head" or "grouped"; for a class without Q and K, ignore=True'
+        f"num_heads={heads})  # all matrices that compute queries or keys\n"
+        f'or, for a fused matrix, fused=..., layout=... ("block", "per-head" or "grouped"); for a class '
+        f"without Q and K, ignore=True"
     )
 
 

@@ -1,7 +1,7 @@
 """Find the plain model and its parameter names inside DDP, torch.compile, AveragedModel and PEFT.
 
-PEFT wraps twice: it puts a `PeftModel` around the model, and an adapter around each targeted layer, whose
-weight is then named `<layer>.base_layer.weight`. oelm's records always use the names of the plain model.
+PEFT wraps twice: it puts a `PeftModel` around the model, and an adapter around each targeted layer. The
+weight of the layer is then named `<layer>.base_layer.weight`. oelm always uses the names of the plain model.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from torch import nn
 
 from oelm.errors import UsageError
 
-#: Parts that wrappers around a single module add to the names of its parameters.
+#: Parts that the wrapper of a module inserts into the names of the module's parameters.
 _WRAPPER_STEPS = frozenset({"base_layer", "_orig_mod", "_checkpoint_wrapped_module"})
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside DistributedDataParallel, torch.compile, AveragedModel, PEFT and the like."""
+    """Return the plain model inside wrappers such as DistributedDataParallel, torch.compile and PEFT."""
     if not isinstance(model, nn.Module):
-        raise UsageError(f"a model is a torch.nn.Module, got {type(model).__name__}: {model!r:.80}")
+        raise UsageError(f"model must be a torch.nn.Module, got {type(model).__name__}: {model!r:.80}")
     while (inner := _inner(model)) is not None:
         model = inner
     return model
@@ -27,7 +27,7 @@ def _inner(model: nn.Module) -> nn.Module | None:
     if (compiled := model._modules.get("_orig_mod")) is not None:
         return compiled
     if _is_from_peft(model):
-        # With prompt learning, the model is PeftModel.base_model; with adapters, PeftModel.base_model.model.
+        # With prompt learning, the plain model is PeftModel.base_model; with adapters, base_model.model.
         return model._modules.get("base_model") or model._modules.get("model")
     kind = type(model).__name__
     return model._modules.get("module") if kind.endswith("Parallel") or kind == "AveragedModel" else None
@@ -38,12 +38,12 @@ def _is_from_peft(module: nn.Module) -> bool:
 
 
 def is_adapter(module: object) -> bool:
-    """Return whether this module is a PEFT adapter around a layer (LoRA, DoRA, IA3 and so on)."""
+    """Return whether a module is a PEFT adapter around a layer (LoRA, DoRA, IA3 and so on)."""
     return isinstance(module, nn.Module) and _is_from_peft(module) and "base_layer" in module._modules
 
 
 def base_layer(module: nn.Module) -> nn.Module:
-    """Return the layer inside PEFT's adapters; the module itself if it has none."""
+    """Return the layer inside PEFT's adapters; a module without adapter is returned unchanged."""
     while is_adapter(module):
         module = module.get_submodule("base_layer")
     return module
@@ -60,7 +60,9 @@ def plain_name(name: str) -> str:
 
 
 def plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return every parameter by its name in the plain model; a wrapper's own parameters keep their names.
+    """Return a dict from name to parameter, with the names in the plain model.
+
+    Parameters that belong to a wrapper itself keep their full names.
 
     >>> list(plain_parameters(nn.DataParallel(nn.Linear(2, 2))))
     ['weight', 'bias']
@@ -71,7 +73,7 @@ def plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def trainable_adapters(model: nn.Module) -> dict[int, list[str]]:
-    """Return the names of trainable adapter parameters, by the id of the parameter that they adapt."""
+    """Return a dict from id(parameter) to the names of the trainable PEFT parameters that adapt it."""
     found: dict[int, list[str]] = {}
     for name, module in unwrap(model).named_modules():
         if is_adapter(module):
