@@ -72,6 +72,14 @@ def build_parser() -> argparse.ArgumentParser:
     folders.add_argument("-o", "--output", default="")
     folders.set_defaults(run=run_folders)
 
+    startup = kinds.add_parser("startup", help="CPU seconds that `oelm run` needs to start each run")
+    startup.add_argument("--ids", nargs="+", default=["GPT-02", "SST-2-02"])
+    startup.add_argument("--scales", nargs="+", default=["smoke", "mini"])
+    startup.add_argument("--further", type=int, default=3, help="runs after the first one")
+    startup.add_argument("--data-dir", default=os.environ.get("OELM_DATA_DIR", ""))
+    startup.add_argument("-o", "--output", default="")
+    startup.set_defaults(run=run_startup)
+
     regime = kinds.add_parser("regime", help="compare the noise and CPU time of regimes at scale mini")
     regime.add_argument("regimes", nargs="+", help="such as budget.steps=1200,budget.batch_size=4")
     regime.add_argument("--ids", nargs="+", default=["GAP-TS-baseline-rope", "GAP-TS-oelm-freeze-rope"])
@@ -149,6 +157,14 @@ def run_folders(args: argparse.Namespace) -> int:
     load = load_average()
     result = folders.run(folders.FoldersBench(counts=tuple(args.counts), rounds=args.rounds), say)
     return finish(args, load, result, page.folders)
+
+
+def run_startup(args: argparse.Namespace) -> int:
+    from benchmarks import startup
+
+    load = load_average()
+    bench = startup.StartupBench(tuple(args.ids), tuple(args.scales), args.further, args.data_dir)
+    return finish(args, load, startup.run(bench, say), startup.table)
 
 
 def run_regime(args: argparse.Namespace) -> int:

@@ -46,6 +46,25 @@ def build_model(config: RunConfig, *, vocab_size: int, classes: int, pad_id: int
     return _build_transformers(config, vocab_size, classes, pad_id, eos_id)
 
 
+def import_model_code(config: RunConfig) -> None:
+    """Import the code of the config's transformers model, which takes seconds, without building the model."""
+    from transformers.models.auto import modeling_auto
+
+    if config.model.name in TINY:
+        shape = _tiny_shape(config, 1, 0, 0, {})
+    elif Path(model_folder(config) or "").is_dir():
+        shape = _known_shape(config, {})
+    else:  # a name on the hub: its architecture is not known without the network
+        return
+    classify = config.task == "classification"
+    classes: Any = (
+        modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+        if classify
+        else modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    )
+    classes[type(shape)]
+
+
 def _build_gpt(config: RunConfig, vocab_size: int, classes: int) -> GPT:
     shape = gpt_config(
         config.model.name,

@@ -15,13 +15,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from oelm.config.run_config import Machine
 from oelm.experiments.launch.attempts import Attempt, append_attempt
 from oelm.experiments.launch.jobs import NO_RETRY, RETRIES, Events, Job, skip_if_ended
 from oelm.experiments.launch.signals import handle_signals, killed_by
 from oelm.experiments.launch.slots import Slot
-from oelm.experiments.launch.worker import CONSOLE, worker_command
+from oelm.experiments.launch.warm import WarmWorker, can_fork
+from oelm.experiments.launch.worker import CONSOLE, WORKER, worker_arguments
 from oelm.runs.folder import RunFolder
 from oelm.runs.lock import Busy, is_held
 from oelm.runs.scan import state_of
@@ -32,18 +34,22 @@ from oelm.training.signals import signals_to_handle
 _POLL_SECONDS = 0.2
 _ELSEWHERE_SECONDS = 2.0  # time between two checks of a run that another launcher works on
 
+Process = subprocess.Popen[bytes] | WarmWorker
+
 
 @dataclass
 class _Active:
     job: Job
     slot: Slot
-    process: subprocess.Popen[bytes] = field(repr=False)
+    process: Process = field(repr=False)
 
 
 class LocalLauncher:
     """Runs jobs in the slots of this machine.
 
     `launch` returns when all runs have ended or the user has stopped the launcher.
+
+    warm: import torch once for each CPU slot instead of once for each run (`oelm.experiments.launch.warm`)
     """
 
     def __init__(
@@ -53,6 +59,7 @@ class LocalLauncher:
         *,
         retries: int = RETRIES,
         events: Events | None = None,
+        warm: bool = True,
     ) -> None:
         self.slots = list(slots)
         self.machine = machine
@@ -62,6 +69,10 @@ class LocalLauncher:
         self._active: list[_Active] = []
         self._progress: dict[Path, tuple[int, int]] = {}
         self._interrupts = 0
+        self.warm = warm
+        self._servers: dict[
+            str, WarmWorker
+        ] = {}  # by the name of their slot; without `close` they end with this process
 
     def launch(self, jobs: Sequence[Job]) -> Sequence[Job]:
         waiting = deque(job for job in jobs if not skip_if_ended(job, self.events))
@@ -81,6 +92,11 @@ class LocalLauncher:
                 self.events.tick(jobs)
                 time.sleep(_POLL_SECONDS)
         return jobs
+
+    def close(self) -> None:
+        """End the servers that fork workers; a worker that still runs goes on."""
+        while self._servers:
+            self._servers.popitem()[1].close()
 
     def _ended_meanwhile(self, job: Job) -> bool:
         """Return whether the run has ended since this launch began, because another launcher ran it."""
@@ -115,23 +131,34 @@ class LocalLauncher:
 
     def _start(self, job: Job, slot: Slot) -> None:
         machine = replace(self.machine, threads=self.machine.threads or slot.threads)
+        arguments = worker_arguments(job.folder, machine, "--processes", str(slot.processes))
         try:
             console = open(job.folder / CONSOLE, "ab")  # noqa: SIM115
         except OSError:  # the disk is full; the worker notices and reports it, too
             console = open(os.devnull, "ab")  # noqa: SIM115
         with console:
-            process = subprocess.Popen(
-                worker_command(job.folder, machine, "--processes", str(slot.processes)),
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=console,
-                env={**os.environ, **slot.environment},
-                # In a new session, Ctrl-C reaches only the launcher, which asks the workers to checkpoint.
-                start_new_session=True,
-            )
+            process = self._worker(slot, arguments, console)
         self._active.append(_Active(job, slot, process))
         job.slot, job.reason = slot.name, ""  # why the previous attempt ended was already reported
         self._change(job, "running")
+
+    def _worker(self, slot: Slot, arguments: list[str], console: BinaryIO) -> Process:
+        environment = {**os.environ, **slot.environment}
+        if self.warm and can_fork(slot):
+            server = self._servers.get(slot.name)
+            if server is None or not server.alive:
+                server = self._servers[slot.name] = WarmWorker(environment, console)
+            server.start(arguments)
+            return server
+        return subprocess.Popen(
+            [*WORKER, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            env=environment,
+            # In a new session, Ctrl-C reaches only the launcher, which asks the workers to checkpoint.
+            start_new_session=True,
+        )
 
     def _collect(self) -> Iterator[Job]:
         """Yield the jobs whose worker process has ended, with their new state."""

@@ -33,10 +33,16 @@ from oelm.runs.states import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, State
 CONSOLE = "console.log"
 
 
+WORKER = (sys.executable, "-m", "oelm.experiments.launch.worker")
+
+
 def worker_command(folder: Path | str, machine: Machine, *options: str) -> list[str]:
     """Return the command line of a worker process for the run in `folder`."""
-    module = "oelm.experiments.launch.worker"
-    return [sys.executable, "-m", module, str(folder), "--machine", machine_to_json(machine), *options]
+    return [*WORKER, *worker_arguments(folder, machine, *options)]
+
+
+def worker_arguments(folder: Path | str, machine: Machine, *options: str) -> list[str]:
+    return [str(folder), "--machine", machine_to_json(machine), *options]
 
 
 def train_folder(path: Path | str, machine: Machine, processes: int = 1, nodes: Nodes = ONE_NODE) -> int:

@@ -1,0 +1,209 @@
+"""Start workers without the seconds that importing torch takes: a server imports once and forks each worker.
+
+A local launcher with CPU slots has one server for each slot, which starts one worker at a time. The server
+runs no torch operation, so it has no threads that a forked worker would miss. A worker started here behaves
+like the process `python -m oelm.experiments.launch.worker`: own session, own console.log, the same signals
+and exit codes. Workers on GPUs are not started here, because CUDA does not survive a fork.
+
+The launcher sends messages of JSON through a socket: the arguments of a worker, or a signal for it. The
+server answers "started" and later the exit code. If the launcher ends, a running worker goes on, as other
+workers do, and the server ends after it. If the server is killed, the kernel kills its worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from oelm.experiments.launch.slots import Slot
+from oelm.experiments.launch.worker import CONSOLE
+from oelm.runs.folder import RunFolder
+from oelm.training.signals import signals_to_handle
+
+_POLL_SECONDS = 0.05
+_MESSAGE_BYTES = 1 << 16
+
+
+def can_fork(slot: Slot) -> bool:
+    """Return whether the runs of a slot can be forked: one process on the CPU, killed with its server."""
+    return sys.platform == "linux" and slot.processes == 1 and "CUDA_VISIBLE_DEVICES" not in slot.environment
+
+
+class WarmWorker:
+    """The launcher's side of one server; `poll` and `send_signal` work as those of `subprocess.Popen`.
+
+    `close` lets the server end; a worker that still runs goes on.
+    """
+
+    def __init__(self, environment: dict[str, str], console: BinaryIO) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "oelm.experiments.launch.warm", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=console,  # shows why the server cannot start, if so; each worker opens its own
+                stderr=console,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._socket.setblocking(False)
+        self._started = False
+        self._code: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server can start another worker."""
+        return self._server.poll() is None
+
+    def start(self, argv: Sequence[str]) -> None:
+        """Start a worker with these arguments; the one before must have ended."""
+        self._started, self._code = False, None
+        self._send({"argv": list(argv)})
+
+    def poll(self) -> int | None:
+        """Return the exit code of the worker, -N if signal N killed it, or None while it runs."""
+        ended = self._server.poll()  # read before the socket, which has all that an ended server has sent
+        for answer in self._answers():
+            if answer == "started":
+                self._started = True
+            elif self._code is None:
+                self._code = int(answer)
+        if self._code is None and ended is not None:
+            self._code = -signal.SIGKILL if self._started else ended
+        return self._code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the worker; SIGKILL, or any signal while the server still imports, ends both."""
+        if self.poll() is not None:
+            return
+        if self._started and number != signal.SIGKILL:
+            self._send({"signal": int(number)})
+        else:
+            self._code = -number
+            self._server.kill()
+
+    def close(self) -> None:
+        self._socket.close()
+        if self._code is not None:  # otherwise a worker runs, and the server waits for it
+            self._server.wait()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the server has ended; `poll` reports it
+            self._socket.send(json.dumps(message).encode())
+
+    def _answers(self) -> Iterator[str]:
+        with contextlib.suppress(OSError):  # BlockingIOError: no more for now
+            while answer := self._socket.recv(_MESSAGE_BYTES):
+                yield answer.decode()
+
+
+def serve(launcher: socket.socket) -> list[str]:
+    """Start workers until the launcher ends; return only in a forked worker, with its arguments."""
+    before = {number: signal.signal(number, _ignore) for number in signals_to_handle()}
+    _import_training()
+    gc.freeze()  # the collector of a worker need not look at the modules, so their memory stays shared
+    _write_to(os.devnull)
+    server = os.getpid()
+    while message := launcher.recv(_MESSAGE_BYTES):
+        argv = json.loads(message).get("argv")
+        if argv is None:  # a signal for a worker that has ended meanwhile
+            continue
+        with contextlib.suppress(Exception):  # the worker will meet the same problem and report it
+            _import_model_code(argv[0])
+        # A signal that arrives before the worker can handle it must wait.
+        signal.pthread_sigmask(signal.SIG_BLOCK, before)
+        pid = os.fork()
+        if pid == 0:
+            launcher.close()
+            _become_worker(server, argv[0])
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, before)
+            return list(argv)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, before)
+        _answer(launcher, "started")
+        _answer(launcher, str(_wait(pid, launcher)))
+    os._exit(0)
+
+
+def _ignore(number: int, frame: object) -> None:
+    """Ignore the signals that a cluster sends to all processes: the launcher decides when to stop."""
+
+
+def _import_training() -> None:
+    """Import the modules that every run needs."""
+    import tokenizers  # noqa: F401
+
+    import oelm.training.fit  # noqa: F401
+
+
+def _import_model_code(folder: str) -> None:
+    """Import the code of the model of the run in `folder`, if it is a transformers model."""
+    config = RunFolder(folder).config()
+    if config.model.family != "gpt":
+        from oelm.training.build_model import import_model_code
+
+        import_model_code(config)
+
+
+def _become_worker(server: int, folder: str) -> None:
+    """Make this forked process independent: own session, own console.log, but it ends if the server does."""
+    os.setsid()
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:  # it ended before the line above
+        os._exit(1)
+    try:
+        _write_to(str(Path(folder) / CONSOLE))
+    except OSError:  # the disk is full; the run notices and reports it, too
+        _write_to(os.devnull)
+    random.seed()
+
+
+def _write_to(path: str) -> None:
+    """Append what this process prints to a file."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def _wait(pid: int, launcher: socket.socket) -> int:
+    """Pass signals on to the worker until it ends, and return its exit code."""
+    sources = [launcher]
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if select.select(sources, [], [], _POLL_SECONDS)[0]:
+            message = launcher.recv(_MESSAGE_BYTES)
+            if message:
+                os.kill(pid, json.loads(message)["signal"])
+            else:  # the launcher has ended
+                sources = []
+
+
+def _answer(launcher: socket.socket, text: str) -> None:
+    with contextlib.suppress(OSError):  # the launcher has ended
+        launcher.send(text.encode())
+
+
+if __name__ == "__main__":
+    argv = serve(socket.socket(fileno=int(sys.argv[1])))
+    from oelm.experiments.launch import worker
+
+    sys.argv = [worker.__file__, *argv]
+    sys.exit(worker.main(argv))
