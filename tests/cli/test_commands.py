@@ -103,7 +103,7 @@ def test_the_completion_script_knows_commands_options_and_choices() -> None:
             ["run", "GPT-02", "--scale", "smoke", "--data-dir", "."],
             "--data-dir has no effect at smoke scale",
         ),
-        (["run", "GPT-01", "--phase", "2"], "either by their IDs or by"),
+        (["run", "GPT-01", "--phase", "2"], "cannot be combined with --phase"),
         (["run", "--study", "gap", "--phase", "2"], "the study gap has no phase 2"),
         (["run", "GPT-01", "--partition", "gpu", "--time", "8h"], "--partition, --time: only for SLURM"),
         (["run", "GPT-01", "--on", "slurm", "--slots", "2"], "use --parallel"),

@@ -104,11 +104,11 @@ def test_arms_become_experiments_that_differ_only_in_their_method(tmp_path: Path
             "task lm cannot train",
         ),
         ("tokens: 100000", "steps: -5", 10, "budget.steps must be at least 0, not -5"),
-        ("tokens: 100000", "tokens: 100000, epochs: 1", 10, "budget.tokens: tokens is for"),
+        ("tokens: 100000", "tokens: 100000, epochs: 1", 10, "budget.tokens: tokens is allowed only"),
         ("seeds: [3, 4]", "seeds: []", 11, "seeds: needs at least one seed"),
         ("seeds: [3, 4]", "smoke: {budget.step: 2}", 11, "did you mean 'budget.steps'?"),
         ("seeds: [3, 4]", "grid: [0.001, 0]", 11, "grid: learning rates must be above 0"),
-        ("margin: 0.1", "margin: 5", 13, "questions[0].margin: a margin is a share such as 0.05"),
+        ("margin: 0.1", "margin: 5", 13, "questions[0].margin: must be a fraction below 1"),
         ("rule: superior", "rule: suprior", 14, "did you mean 'superior'?"),
         ("study: mine", "study: a/b", 1, "'a/b' cannot be a study's name"),
         ("study: mine", "study: [mine", 0, "not valid YAML (line "),
@@ -191,7 +191,7 @@ def test_init_writes_a_file_once(
     assert "is my-study-frozen non-inferior to my-study-trained? margin 1 %" in shown
     assert main(["init", "study.txt"]) == 2
     assert main(["train", "new.yaml"]) == 2
-    assert "add one of their names: baseline, trained, frozen" in capsys.readouterr().err
+    assert "add its name: baseline, trained, frozen" in capsys.readouterr().err
     assert main(["run", "other.yaml"]) == 2
     assert "`oelm init other.yaml` writes one" in capsys.readouterr().err
 
@@ -243,5 +243,5 @@ def test_the_rules_of_questions_are_those_of_their_names() -> None:
 
 def test_a_study_cannot_take_the_name_of_a_built_in_one(tmp_path: Path) -> None:
     (tmp_path / "gap.yaml").write_text(FILE.replace("study: mine", "study: gap"), encoding="utf-8")
-    with pytest.raises(UsageError, match="belongs to a built-in study"):
+    with pytest.raises(UsageError, match="the name of a built-in study"):
         catalogue.select([str(tmp_path / "gap.yaml")])

@@ -1,8 +1,8 @@
-"""The catalogue of all experiments, by ID. `register_experiment(Experiment(...))` adds one.
+"""The catalogue of all experiments, by ID. `register_experiment(Experiment(...))` adds an experiment.
 
-Users keep their own experiments in study files (`my.yaml`, see `study_file`) or in Python files. They name
-these files with `--catalogue FILE` or with the environment variable OELM_CATALOGUE, where several files are
-separated as in PATH. A command that takes IDs takes a study file in their place.
+Users keep their own experiments in study files (`my.yaml`, see `study_file`) or in Python files. The option
+`--catalogue FILE` or the environment variable OELM_CATALOGUE names these files; in the variable, several
+files are separated as in PATH. Commands accept the path of a study file in place of experiment IDs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.scales import SCALES
 
-# The phases into which the original study divides its experiments; "extra" holds our additions.
+# The phases into which the original study divides its experiments. The phase "extra" is ours: it has the
+# experiments that we added.
 PHASES: dict[int | str, str] = {
     1: "BERT fine-tuning on XNLI",
     2: "GPT language modelling on TinyStories",
@@ -29,8 +30,9 @@ PHASES: dict[int | str, str] = {
     "paper": "BERT fine-tuning on SST-2 and MNLI",
     "extra": "controls and next steps that the original study does not have",
 }
-# Phase of a report -> phases whose experiments it shows. The original study's report of phase 3 compares all
-# seven GPT runs, two of which belong to phase 2. A phase that is not listed shows only its own experiments.
+# Phase -> phases whose experiments the report of that phase shows. The original study's report of phase 3
+# compares all seven GPT runs, two of which belong to phase 2. The report of a phase that is not listed here
+# shows only the experiments of that phase.
 REPORT_COVERS: dict[int | str, tuple[int | str, ...]] = {3: (2, 3)}
 
 STUDIES = {
@@ -71,7 +73,8 @@ def experiment(name: str) -> Experiment:
     """
     if is_study_file(name):
         raise UsageError(
-            f"this command takes one experiment: name an arm of {name} by its ID (`oelm show {name}`)"
+            f"{name} is a study file, but this command takes the ID of one experiment; "
+            f"`oelm show {name}` lists the IDs of its arms"
         )
     known = experiments()
     if name in known:
@@ -85,7 +88,7 @@ def experiment(name: str) -> Experiment:
 def select(
     ids: Sequence[str] = (), *, phases: Sequence[int | str] = (), study: str = "", everything: bool = False
 ) -> list[Experiment]:
-    """Return the experiments that a command names by their IDs, by study files, by phases or by a study.
+    """Return the experiments that the user selects by ID or study file (`ids`), by phase or by study.
 
     everything: return all experiments of the study `paper` (the option --all)
     """
@@ -95,11 +98,15 @@ def select(
     wanted = [find_phase(phase) for phase in phases]
     if ids:
         if wanted or study or everything:
-            raise UsageError("name experiments either by their IDs or by --phase, --study or --all")
+            raise UsageError(
+                "experiment IDs cannot be combined with --phase, --study or --all; use one or the other"
+            )
         chosen = (study_arms(name) if is_study_file(name) else [experiment(name)] for name in ids)
         return list({e.id: e for arms in chosen for e in arms}.values())  # without repetitions
     if everything and (study or wanted):
-        raise UsageError("--all selects the study `paper`: leave out --phase and --study, or leave out --all")
+        raise UsageError(
+            "--all selects the whole study `paper`, so it cannot be combined with --phase or --study"
+        )
     if study and wanted and not any(e.phase in wanted for e in known.values() if e.study == study):
         named = ", ".join(map(str, wanted))
         raise UsageError(
@@ -108,21 +115,26 @@ def select(
     if wanted or study or everything:
         of_study = [e for e in known.values() if e.study == (study or "paper")]
         return [e for e in of_study if not wanted or e.phase in wanted]
-    raise UsageError("name experiments by their IDs, --phase N, --study NAME or --all (see `oelm list`)")
+    raise UsageError(
+        "no experiments selected: give experiment IDs, --phase N, --study NAME or --all (see `oelm list`)"
+    )
 
 
 def is_study_file(name: str) -> bool:
-    """Return whether a name on the command line is a study file instead of the ID of an experiment."""
+    """Return whether `name` is the path of a study file (ends with .yaml or .yml), not an experiment ID."""
     return name.lower().endswith((".yaml", ".yml"))
 
 
 def study_arms(path: str) -> list[Experiment]:
-    """Return the experiments of a study file, and add them to the catalogue."""
+    """Return the experiments of the study file `path`, one per arm, and add them to the catalogue."""
     from oelm.experiments.study_file.load import load_study
 
     study = load_study(path)
     if study.name in STUDIES:
-        raise UsageError(f"{path}: the name '{study.name}' belongs to a built-in study; give yours another")
+        raise UsageError(
+            f"{path}: the study is called '{study.name}', which is the name of a built-in study; "
+            "choose a different name"
+        )
     known = experiments()
     for e in study.experiments:
         if known.get(e.id) != e:
@@ -140,11 +152,16 @@ def one_experiment(name: str, arm: str = "") -> Experiment:
     """
     if not is_study_file(name):
         if arm:
-            raise UsageError(f"'{arm}': a second name is for study files, as in `oelm train my.yaml {arm}`")
+            raise UsageError(
+                f"'{arm}' after the experiment ID {name} is not allowed: the name of an arm may follow only "
+                f"a study file, as in `oelm train my.yaml {arm}`"
+            )
         return experiment(name)
     arms = {e.arm: e for e in study_arms(name)}
     if not arm and len(arms) > 1:
-        raise UsageError(f"{name} has several arms; add one of their names: {', '.join(arms)}")
+        raise UsageError(
+            f"{name} has several arms, but this command takes one; add its name: {', '.join(arms)}"
+        )
     by_id = {e.id: e for e in arms.values()}
     found = arms.get(arm or next(iter(arms))) or by_id.get(arm)
     if found is None:
@@ -161,9 +178,9 @@ def find_phase(name: int | str) -> int | str:
 
 
 def planned_configs() -> dict[str, dict[str, RunConfig]]:
-    """Return experiment ID -> scale -> the config in the catalogue.
+    """Return the config that the catalogue has for each experiment and scale, as {ID: {scale: config}}.
 
-    `oelm.analysis.analyze` compares these configs with those of the runs.
+    `oelm.analysis.analyze` compares these configs with the configs of the runs.
     """
     return {id: {scale: e.planned(scale) for scale in SCALES} for id, e in experiments().items()}
 
@@ -176,7 +193,7 @@ def reported_with(phases: Sequence[int | str]) -> list[str]:
 
 
 def load_catalogue_files(paths: Iterable[str]) -> None:
-    """Load the user's catalogue files, so that their experiments are known; a Python file runs only once."""
+    """Add the experiments of the user's catalogue files to the catalogue; a Python file runs only once."""
     for path in paths:
         if is_study_file(path):
             study_arms(path)
@@ -185,15 +202,15 @@ def load_catalogue_files(paths: Iterable[str]) -> None:
 
 
 def loaded_catalogue_files() -> tuple[str, ...]:
-    """Return the files that worker processes must load too, because they may register datasets.
+    """Return the loaded catalogue files that may register datasets, so that worker processes load them, too.
 
-    These are all Python files, and study files with a dataset of the hub.
+    These are all Python files, and the study files that describe a dataset of the Hugging Face Hub.
     """
     return tuple(_loaded)
 
 
 def catalogue_files() -> list[str]:
-    """Return the files that the environment variable OELM_CATALOGUE names."""
+    """Return the paths of the catalogue files in the environment variable OELM_CATALOGUE."""
     return [path for path in os.environ.get(CATALOGUE, "").split(os.pathsep) if path]
 
 
@@ -201,16 +218,17 @@ def catalogue_files() -> list[str]:
 def _run_file(path: str) -> None:
     if not Path(path).is_file():
         raise UsageError(
-            f"the catalogue file {path} does not exist; correct --catalogue or the variable {CATALOGUE}"
+            f"the catalogue file {path} does not exist; "
+            f"correct --catalogue or the environment variable {CATALOGUE}"
         )
     try:
         runpy.run_path(path)
         _loaded.append(path)
-    except Exception as error:  # show the line of the user's file instead of a traceback through this package
+    except Exception as error:  # the user needs the line of the catalogue file, not a traceback through oelm
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         where = f"{path}, line {lines[-1]}" if lines else path
         message = str(error) if isinstance(error, OelmError) else f"{type(error).__name__}: {error}"
-        raise UsageError(f"the catalogue file {where}: {message}") from None
+        raise UsageError(f"error in the catalogue file {where}: {message}") from None
 
 
 def _studies_of(known: Iterable[Experiment]) -> list[str]:
@@ -227,5 +245,7 @@ def _load_catalogue() -> None:
 
 def _add(entry: Experiment) -> None:
     if entry.id in _registered:
-        raise UsageError(f"the experiment '{entry.id}' is already registered; give yours another ID")
+        raise UsageError(
+            f"the catalogue already has an experiment with the ID '{entry.id}'; choose a different ID"
+        )
     _registered[entry.id] = entry

@@ -1,7 +1,7 @@
 """The checks of `oelm doctor`, which find in minutes the problems that would stop a run after hours.
 
-`examine` checks software, hardware, precision and disk. For each planned experiment it then checks the data
-and runs one real training step and one evaluation in a temporary folder.
+`examine()` checks software, hardware, precision and disk space. For each planned experiment it then checks
+the data, and runs one real training step and one evaluation in a temporary folder.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from oelm.experiments.plan import estimate
 from oelm.runs.folder import RunFolder
 from oelm.units import bytes_text
 
-TRAIN_ROWS, EVAL_ROWS = 200, 20  # rows of a short test run; enough for one batch of any experiment
+# Rows of a short test run. 200 training rows are enough for one batch of any experiment.
+TRAIN_ROWS, EVAL_ROWS = 200, 20
 
 _SPARE_BYTES = 2 * 2**30  # disk space that must stay free for token files, logs and the system
-_DATA_REMEDY = "name the folder of your datasets with --data-dir, or use --scale smoke, which needs no data"
+_DATA_REMEDY = "give the folder of your datasets with --data-dir, or use --scale smoke, which needs no data"
 _MEMORY_REMEDY = (
     "lower budget.batch_size and raise budget.accumulation by the same factor (--set budget.batch_size=...), "
-    "so that the effective batch stays the same"
+    "so that the effective batch size stays the same"
 )
 _OTHER_REMEDY = "correct the setting that the message names; `oelm show` prints the complete config"
 
@@ -48,9 +49,10 @@ class Finding:
 def examine(
     planned: Sequence[tuple[RunConfig, int]], root: Path | str, machine: Machine
 ) -> Iterator[Finding]:
-    """Run all checks and yield each finding as soon as it is known.
+    """Run all checks and yield the result of each as soon as it is known.
 
     planned: for each experiment, one of its configs and its number of runs including tuning trials
+    root: the runs folder
     """
     yield _software()
     yield from _hardware(machine)
@@ -68,8 +70,8 @@ def examine(
         if checked[data]:
             yield _one_step(config, machine)
         else:
-            remedy = f"first solve the problem of the data {config.data.dataset}"
-            text = "no training step was tried, because the check of its data failed"
+            remedy = f"first solve the problem with the dataset {config.data.dataset}"
+            text = "no training step was tried, because the check of the dataset failed"
             yield Finding(config.id, False, text, remedy)
 
 
@@ -121,7 +123,7 @@ def _writable(root: Path) -> Finding:
     parent = existing_parent(root)
     if os.access(parent, os.W_OK):
         return Finding("runs folder", True, str(root.resolve()))
-    remedy = "choose another runs folder with --runs"
+    remedy = "choose a different runs folder with --runs"
     return Finding("runs folder", False, f"no permission to write in {parent}", remedy)
 
 
@@ -130,13 +132,13 @@ def _disk(root: Path, needed: int, runs: int) -> Finding:
     free = shutil.disk_usage(place).free
     text = f"{runs} runs need at most {bytes_text(needed)}; {bytes_text(free)} are free on {place}"
     if needed + _SPARE_BYTES > free:
-        remedy = "make room (`oelm clean`), or choose a runs folder on another disk with --runs"
+        remedy = "free disk space (`oelm clean`), or choose a runs folder on another disk with --runs"
         return Finding("disk", False, text, remedy)
     return Finding("disk", True, text)
 
 
 def _data(config: RunConfig, machine: Machine) -> Finding:
-    """Check the data of one experiment: every row of every split, so that a wrong label is found early."""
+    """Check every row of every split of an experiment's dataset, so that an invalid label is found early."""
     from oelm.data.checks import check_corpus
     from oelm.data.sources.open import open_corpus
 
@@ -168,13 +170,13 @@ def _data(config: RunConfig, machine: Machine) -> Finding:
 
 
 def _one_step(config: RunConfig, machine: Machine) -> Finding:
-    """Run one training step and one evaluation of the experiment on a few of its rows."""
+    """Run one training step and one evaluation of an experiment on a few rows of its dataset."""
     from oelm.training.fit import fit
 
     short = replace(
         with_few_rows(config),
         budget=replace(config.budget, steps=1, epochs=0, eval_every=1, log_every=1, checkpoint_every=0),
-        tune=replace(config.tune, trial=True),  # a tuning trial never uses the test split
+        tune=replace(config.tune, trial=True),  # as a tuning trial, so that the test split is not used
     )
     with tempfile.TemporaryDirectory(prefix="oelm-doctor-") as place:
         folder = RunFolder(Path(place) / "run")

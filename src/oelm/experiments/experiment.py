@@ -1,4 +1,4 @@
-"""An experiment of the catalogue: its settings at full scale, and how they become the config of one run."""
+"""An experiment of the catalogue: its settings at full scale, and how to make the config of a run of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEFAULT_SEED = 42  # the seed of the original study
 
 @dataclass(frozen=True)
 class Reported:
-    """A result that the original study reported. Tables show it next to our results and never pool them."""
+    """A result that the original study reported. Tables show it beside our results but never average both."""
 
     metric: Literal["ppl", "accuracy"]
     value: float
@@ -47,7 +47,7 @@ def require_folder_name(name: str, what: str) -> None:
     """Raise UsageError unless `name` can be the name of one folder below the runs folder."""
     if not name or name.startswith(".") or any(c in name for c in "/\\= ") or not name.isprintable():
         raise UsageError(
-            f"'{name}' cannot be {what}, because a folder is named after it: "
+            f"'{name}' cannot be {what}, because it is also the name of a folder: "
             "it must not be empty, start with a dot, or contain spaces, slashes or '='"
         )
 
@@ -56,8 +56,8 @@ def require_folder_name(name: str, what: str) -> None:
 class Experiment:
     """One experiment of the catalogue: a method on a dataset, which is one arm of a comparison.
 
-    The fields hold the settings at full scale. `scales.py` derives the smaller scales `mini` and `smoke` from
-    them; the fields `mini` and `smoke` override single values of the result.
+    The fields contain the settings at full scale. `scales.py` derives the settings at the smaller scales
+    `mini` and `smoke` from them; the fields `mini` and `smoke` then override some of the derived values.
 
         Experiment(id="MY-01", study="mine", task="lm", data=DataConfig("tinystories"), method="oelm-freeze")
     """
@@ -72,21 +72,24 @@ class Experiment:
     budget: BudgetConfig = field(default_factory=lambda: BudgetConfig(steps=100_000))
     phase: int | str = 0  # phase of the original study (`catalogue.PHASES`); 0 = not in the original study
     title: str = ""
-    group: str = ""  # experiments of one group are compared; "" = "<study>/<dataset>"
+    group: str = ""  # experiments of one group are compared with each other; "" = "<study>/<dataset>"
     baseline: str = ""  # ID of the experiment that this one is compared with
     control: str = ""  # ID of the control experiment: same architecture and init, but trained Q/K
-    questions: tuple[QuestionConfig, ...] = ()  # what its comparisons are to decide
+    questions: tuple[QuestionConfig, ...] = ()  # the questions that comparisons with this arm must answer
     arm: str = ""  # name of this experiment in tables; "" = the method's name
     reported: Reported | None = None
-    published: bool = False  # keeps the original study's settings even where they differ from the baseline's
+    # Whether the experiment keeps the original study's settings even where those of its baseline differ.
+    published: bool = False
     tuned: bool = False  # the learning rate is chosen from a grid before the runs
     grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # scale -> learning rates to try
-    trial_share: float = 1.0  # length of a tuning trial as a share of a run's steps or epochs
-    seeds: tuple[int, ...] = (DEFAULT_SEED,)  # seeds of the runs, unless a command names others
+    trial_share: float = 1.0  # length of a tuning trial as a fraction of a run's steps or epochs
+    seeds: tuple[int, ...] = (DEFAULT_SEED,)  # seeds of the runs, unless the user gives others
     notes: tuple[str, ...] = ()
-    left_out_at: Mapping[str, str] = field(default_factory=dict)  # scale -> why it is not run at that scale
-    mini: Mapping[str, Any] = field(default_factory=dict)  # dotted field -> value at scale mini
-    smoke: Mapping[str, Any] = field(default_factory=dict)  # dotted field -> value at scale smoke
+    # Scale -> reason why the experiment is not run at that scale.
+    left_out_at: Mapping[str, str] = field(default_factory=dict)
+    # Config field ("budget.steps") -> its value at the scale `mini` or `smoke`.
+    mini: Mapping[str, Any] = field(default_factory=dict)
+    smoke: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_folder_name(self.id, "an experiment ID")
@@ -94,7 +97,7 @@ class Experiment:
 
     @property
     def kind(self) -> str:
-        """The kind of experiment: "lm", "denoising", "gpt-cls" or "finetune", the keys in `scales.py`."""
+        """The kind of experiment: "lm", "denoising", "gpt-cls" or "finetune" (the keys of `scales.GRIDS`)."""
         if self.task == "classification":
             return "gpt-cls" if self.model.family == "gpt" else "finetune"
         return self.task
@@ -104,7 +107,10 @@ class Experiment:
         return self.method if isinstance(self.method, str) else self.method.name
 
     def grid(self, scale: str) -> tuple[float, ...]:
-        """Return the learning rates to try: the experiment's own grid, or else the grid of its kind."""
+        """Return the learning rates that tuning tries at `scale`.
+
+        This is the experiment's own grid, or the grid of its kind (`scales.GRIDS`) if it has none.
+        """
         return self.grids.get(scale) or GRIDS[scale][self.kind]
 
     def at(
@@ -114,16 +120,19 @@ class Experiment:
         data_dir: str = "",
         changes: Mapping[str, Any] | None = None,
     ) -> RunConfig:
-        """Return the config of one run on this machine, with its data source and model decided.
+        """Return the config of one run on this machine, with the data source and the model chosen.
 
-        changes: dotted field -> value that the user set. A model that the user named here is never replaced
-            by a smaller one.
+        changes: config field ("budget.steps") -> value that the user set. If the user set "model.name", that
+            model is never replaced by a smaller one.
         """
         config = override(self.planned(scale, seed), changes or {})
         return resolve_model(resolve_source(config, data_dir), named_by_user="model.name" in (changes or {}))
 
     def planned(self, scale: Scale = "full", seed: int = DEFAULT_SEED) -> RunConfig:
-        """Return the config in the catalogue, which does not depend on this machine's data and packages."""
+        """Return the config that the catalogue has for this experiment.
+
+        It does not depend on the datasets and packages that this machine has.
+        """
         if scale not in SCALES:
             raise unknown_name("scale", scale, SCALES)
         if seed < 0:
@@ -155,12 +164,12 @@ class Experiment:
 
 
 def resolve_source(config: RunConfig, data_dir: str = "") -> RunConfig:
-    """Return `config` with its data source decided: the hub, the user's data folder or built-in text.
+    """Return `config` with its data source chosen: the hub, the user's data folder or built-in text.
 
-    The scales `mini` and `smoke` never download anything. If the user names a data folder that lacks the
-    dataset, that is an error: built-in text does not replace it.
+    The scales `mini` and `smoke` never download anything. If the user gives a data folder that does not
+    contain the dataset, this raises an error instead of using built-in text.
     """
-    # Imported here because it loads numpy, which `oelm list` does not need.
+    # Imported here, because this module imports numpy, which `oelm list` does not need.
     from oelm.data.sources.open import data_folder, require_dataset_folder
 
     entry, data = datasets().get(config.data.dataset), config.data
@@ -175,9 +184,9 @@ def resolve_source(config: RunConfig, data_dir: str = "") -> RunConfig:
 
 
 def resolve_model(config: RunConfig, named_by_user: bool = False) -> RunConfig:
-    """Return `config` with MiniLM replaced by a tiny random model if MiniLM's package is not installed.
+    """Return `config`, with a tiny randomly initialised model if it needs MiniLM and MiniLM is not installed.
 
-    Raises UsageError instead if the user asked for MiniLM by name.
+    named_by_user: the user asked for MiniLM by name; then raise UsageError instead of replacing it
     """
     if config.model.name != MINILM or minilm_installed():
         return config
@@ -195,7 +204,7 @@ def minilm_installed() -> bool:
 
 
 def stand_ins(config: RunConfig) -> list[str]:
-    """Return notes for the user about built-in text or a small model that replaces the real one."""
+    """Return notes for the user: which built-in text or small model replaces the real dataset or model."""
     entry = datasets().get(config.data.dataset)
     notes = []
     if config.data.source == "builtin" and entry is not None and not entry.builtin:
@@ -207,9 +216,12 @@ def stand_ins(config: RunConfig) -> list[str]:
 
 
 def model_stand_ins(config: RunConfig) -> list[str]:
-    """Return notes for the user about a small model that replaces the full-size pretrained model."""
+    """Return notes for the user: which small model replaces the full-size pretrained model."""
     if config.scale != "full" and config.model.name == MINILM:
         return ["all-MiniLM-L6-v2 (pretrained, from pip) replaces the full-size pretrained model"]
     if config.model.name in TINY:
-        return [f"a random '{config.model.name}' replaces the pretrained model, so scores are meaningless"]
+        return [
+            f"the randomly initialised model '{config.model.name}' replaces the pretrained model, "
+            "so scores are meaningless"
+        ]
     return []

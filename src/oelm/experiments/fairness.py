@@ -1,4 +1,4 @@
-"""Find the settings besides the method in which the arms (methods) of a comparison differ."""
+"""Find the settings, other than the method, in which the arms (methods) of a comparison differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oelm.config.run_config import RunConfig
 from oelm.experiments.catalogue import experiments
 from oelm.experiments.experiment import Experiment
 
-# Config fields that may differ: those that identify a run, and the method, which is what is compared.
+# Config fields that may differ between arms: those that identify a run, and the method that is compared.
 _ALLOWED = ("id", "seed", "compare.", "method.")
 
 
@@ -22,8 +22,8 @@ class UnequalSetting:
     arm: str  # experiment ID
     other: str  # experiment ID of the baseline or control
     field: str
-    values: tuple[Any, Any]  # (value of the arm, value of the other)
-    why: str = ""  # why they differ, if it is known
+    values: tuple[Any, Any]  # (value in the arm, value in the baseline or control)
+    why: str = ""  # why the values differ, if this is known
 
     def __str__(self) -> str:
         value, other = (f"{v:g}" if isinstance(v, float) else str(v) for v in self.values)
@@ -35,9 +35,10 @@ class UnequalSetting:
 
 
 def compare_settings(arm: RunConfig, other: RunConfig) -> list[UnequalSetting]:
-    """Return the fields besides the method that differ, any of which could also explain a result.
+    """Return the config fields other than the method in which two arms differ.
 
-    Two learning rates that were tuned on the same grid count as equal.
+    Any of them, instead of the method, could be the cause of a difference in results. Two learning rates that
+    were tuned on the same grid count as equal.
     """
     tuned_alike = bool(arm.tune.grid) and arm.tune == other.tune
     found = []
@@ -50,9 +51,9 @@ def compare_settings(arm: RunConfig, other: RunConfig) -> list[UnequalSetting]:
 
 
 def check_arms(configs: Sequence[RunConfig], published: Iterable[str] = ()) -> list[UnequalSetting]:
-    """Compare the settings of each arm with those of its baseline and control at the same scale.
+    """Return the settings in which arms differ from their baseline or control at the same scale.
 
-    A baseline or control that is not among `configs` is left out.
+    An arm is not compared with a baseline or control that is not among `configs`.
 
     published: IDs of experiments that keep the original study's settings even where they are unequal
     """
@@ -72,9 +73,9 @@ def check_arms(configs: Sequence[RunConfig], published: Iterable[str] = ()) -> l
 
 
 def check_experiment(e: Experiment, config_of: Callable[[Experiment], RunConfig]) -> list[UnequalSetting]:
-    """Compare the settings of one experiment with those of its baseline and control in the catalogue.
+    """Return the settings in which an experiment differs from its baseline or control in the catalogue.
 
-    config_of: returns the config of an experiment
+    config_of: function that returns the config of an experiment
     """
     known = experiments()
     partners = [known[name] for name in dict.fromkeys((e.baseline, e.control)) if name in known]

@@ -1,4 +1,4 @@
-"""The pilot of a study: a baseline and one method run first, and the other runs start only if both pass."""
+"""The pilot of a study: one method and its baseline run first; the other runs start only if both succeed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from oelm.runs.folder import RunFolder
 if TYPE_CHECKING:
     from oelm.experiments.study import ArmPlan
 
-# Largest ratio of a method's validation perplexity to its baseline's (for accuracy: the inverse) that passes
-# the pilot. The largest ratio in the original study is 1.16; a pilot should find only broken runs.
+# The pilot passes if the validation perplexity of the method is at most this factor higher than that of the
+# baseline (or its accuracy at most this factor lower). The largest factor in the original study is 1.16; the
+# limit is higher, because a pilot should stop only broken runs.
 PILOT_FACTOR = 1.5
 
 
@@ -33,10 +34,14 @@ def pilot_pair(arms: Sequence[ArmPlan]) -> list[ArmPlan]:
 def pilot_problems(
     pair: Sequence[ArmPlan], jobs: Sequence[Job], factor: float, say: Callable[[str], None]
 ) -> list[str]:
-    """Return the reasons why the other runs should not start; [] if the pilot passed.
+    """Return the reasons why the other runs of the study should not start; [] if the pilot passed.
 
     The pilot fails if one of its runs did not finish, if a freeze audit failed, or if the arm is more than
     `factor` times worse than the baseline.
+
+    pair: the baseline and the arm of the pilot (`pilot_pair()`)
+    jobs: the runs and tuning trials of the pilot
+    say: receives a message for the user if the pilot passed
     """
     order = [arm.id for arm in pair]
     runs = sorted(
@@ -60,9 +65,9 @@ def pilot_problems(
 
 
 def _compare(baseline: Job, arm: Job) -> tuple[str, float]:
-    """Return a sentence for the user, and how many times worse the arm is on the validation split.
+    """Return (sentence for the user, factor by which the arm is worse on the validation split).
 
-    This is the ratio of the two perplexities or accuracies.
+    The factor is the ratio of the two perplexities or accuracies.
     """
     found = [RunFolder(job.folder).results() for job in (baseline, arm)]
     metric = found[0].metric if found[0] else ""

@@ -1,7 +1,8 @@
-"""Estimate before a run starts how many parameters, steps, tokens, bytes on disk and seconds it needs.
+"""Estimate the parameters, steps, tokens, disk space and time of a run before it starts.
 
 Parameters are counted on the real network with the method applied; no pretrained weights are loaded. The disk
-space is an upper bound. The time comes from earlier runs of the same experiment, or else from FLOPs.
+space is an upper bound. The time comes from earlier runs of the same experiment, or if there are none, from
+the number of FLOPs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 GPT2_VOCABULARY = 50257
-# If no earlier run was timed, training is assumed to reach this share of the speed of large matrix products.
+# If no earlier run was timed, training is assumed to reach this fraction of the FLOP/s of large matrix
+# products.
 ASSUMED_PEAK_SHARE = 0.5
 
 # Pretrained model -> its architecture and sizes, so that its parameters can be counted without a download.
@@ -40,7 +42,7 @@ KNOWN_SHAPES: dict[str, tuple[str, dict[str, int]]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What one run needs. None means that a number cannot be known yet; a text field says why."""
+    """What one run needs. A number that cannot be known yet is None."""
 
     folder: Path
     steps: int | None
@@ -64,7 +66,10 @@ class Plan:
 
 
 def estimate(config: RunConfig, root: Path | str) -> Plan:
-    """Return the plan of one run. This builds the network, which takes seconds, but downloads nothing."""
+    """Return what a run with this config needs; earlier runs below the runs folder `root` give the time.
+
+    This builds the network, which takes seconds, but downloads nothing.
+    """
     steps = planned_steps(config)
     rows = config.budget.batch_size * config.budget.accumulation
     tokens = steps * rows * config.data.max_length if steps else None
@@ -75,7 +80,7 @@ def estimate(config: RunConfig, root: Path | str) -> Plan:
 
 
 def planned_steps(config: RunConfig) -> int | None:
-    """Return the number of optimizer steps; None if it depends on a dataset whose size is not known."""
+    """Return the number of optimizer steps of a run; None if it depends on a dataset of unknown size."""
     if config.budget.steps:
         return config.budget.steps
     rows = dataset(config.data.dataset).sizes.get("train", 0)
@@ -87,13 +92,16 @@ def planned_steps(config: RunConfig) -> int | None:
 
 
 def _count(config: RunConfig, rows: int) -> tuple[dict[str, int] | None, float | None, str]:
-    """Return (parameter counts, FLOPs of one step, ""), or (None, None, why they cannot be counted)."""
+    """Return (parameter counts, FLOPs of one step, ""), or (None, None, why they cannot be counted).
+
+    rows: rows of one optimizer step
+    """
     from oelm.methods.apply import apply
     from oelm.training.measure.flops import flop_model
 
     try:
         network = _network(config)
-        # The init of Q/K does not change any count, and "keep" is the fastest init.
+        # The init of Q/K does not change any count, so use "keep", which computes nothing.
         applied = apply(network, replace(config.method, init="keep", gain=1.0), seed=0)
     except OelmError as error:
         return None, None, str(error)
@@ -132,9 +140,10 @@ def _vocabulary(config: RunConfig) -> int:
 
 
 def _disk(counts: dict[str, int]) -> int:
-    """Return the largest number of bytes that the run needs on disk.
+    """Return an upper bound of the bytes that a run needs on disk.
 
-    A checkpoint holds fp32 weights and two Adam moments for each trainable parameter.
+    counts: parameter counts; a checkpoint contains each parameter in fp32, and two Adam moments for each
+        trainable one
     """
     from oelm.training.measure.disk import DiskPlan
 

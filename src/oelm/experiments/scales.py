@@ -15,9 +15,10 @@ from oelm.config.run_config import RunConfig, Scale
 
 SCALES: tuple[Scale, ...] = get_args(Scale)
 
-# A small batch, because the CPU time of a step is proportional to its tokens: more and smaller steps reach a
-# lower loss with the same tokens, and the difference between two arms varies less between seeds. docs/log.md
-# has the figures. With 1,200 steps a run takes about two minutes on one core.
+# Language modelling at scale `mini`. The CPU time of a step is proportional to its tokens, so the batch is
+# small: with the same number of tokens, more and smaller steps reach a lower loss, and the difference between
+# two arms varies less between seeds (measured in docs/log.md). A run of 1,200 steps takes about two minutes
+# on one core.
 _LM_MINI: dict[str, Any] = {
     "data.tokenizer": "bpe-1024",
     "data.max_length": 128,
@@ -89,7 +90,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
-# Encoder-decoder family -> small random model that replaces it at both small scales.
+# Encoder-decoder family -> small randomly initialised model used instead at the scales `mini` and `smoke`.
 SMALL_MODELS = {"t5": "tiny-t5", "bart": "tiny-bart"}
 
 # Scale -> kind -> steps at that scale / steps at full scale. One factor for all experiments of a kind keeps
@@ -101,8 +102,8 @@ STEP_SHARE: dict[str, dict[str, float]] = {
 
 MIN_STEPS = 2
 
-# Kind -> learning rate at a small scale / learning rate at full scale. Small networks that train for few
-# steps need larger learning rates.
+# Kind -> learning rate at the scales `mini` and `smoke` / learning rate at full scale. Small networks that
+# train for few steps need larger learning rates.
 LR_FACTOR = {"lm": 4.0, "denoising": 4.0, "gpt-cls": 1.0, "finetune": 5.0}
 
 # Scale -> kind -> learning rates that tuning tries. All experiments of a kind share one grid, so that none of
@@ -141,7 +142,7 @@ def shrink(config: RunConfig, scale: str, kind: str) -> RunConfig:
             small = override(
                 small, {"model.name": name, "model.pretrained": False, "data.tokenizer": "bpe-1024"}
             )
-    # Not below MIN_STEPS, so that a short experiment of a user does not shrink to nothing.
+    # At least MIN_STEPS, so that a user's experiment with few steps does not shrink to zero steps.
     steps = max(min(config.budget.steps, MIN_STEPS), round(config.budget.steps * STEP_SHARE[scale][kind]))
     factor = LR_FACTOR[kind]
     return replace(

@@ -32,7 +32,7 @@ class ArmPlan:
 
     experiment: Experiment
     runs: tuple[RunConfig, ...]
-    trials: tuple[RunConfig, ...] = ()  # tuning trials, which run first; () = the learning rate is not tuned
+    trials: tuple[RunConfig, ...] = ()  # tuning trials, to be run first; () = the learning rate is not tuned
 
     @property
     def id(self) -> str:
@@ -49,14 +49,14 @@ class ArmPlan:
 
 @dataclass(frozen=True)
 class Request:
-    """The experiments, scales, seeds and settings that a command names."""
+    """What the user wants to run: experiments, scales, seeds and changed settings."""
 
     experiments: Sequence[Experiment]
     scales: Sequence[Scale] = ("full",)
     seeds: Sequence[int] = ()  # () = the seeds of each experiment
-    changes: Mapping[str, Any] = field(default_factory=dict)  # dotted field -> value
-    study: str = ""  # name of the study folder; "" = the experiment's study
-    tune: bool | None = None  # whether to tune the learning rate; None = if the catalogue says so
+    changes: Mapping[str, Any] = field(default_factory=dict)  # config field ("budget.steps") -> value
+    study: str = ""  # name of the study folder; "" = the study of each experiment
+    tune: bool | None = None  # whether to tune the learning rate; None = as the catalogue says
     grid: Sequence[float] = ()  # learning rates to try; () = the experiment's grid
     trial_seeds: Sequence[int] = TRIAL_SEEDS
     data_dir: str = ""
@@ -78,7 +78,7 @@ class Request:
         return kept
 
     def left_out(self) -> list[str]:
-        """Return a note for each reason why experiments are not run at one of the scales."""
+        """Return notes for the user: which experiments are not run at one of the scales, and why."""
         ids: dict[tuple[str, str], list[str]] = {}
         for scale in dict.fromkeys(self.scales):
             for e in self.experiments:
@@ -100,7 +100,7 @@ class Request:
         return ArmPlan(e, runs, tuple(trial_configs(runs[0], grid, seeds, e.trial_share)))
 
     def config(self, e: Experiment, scale: Scale, seed: int) -> RunConfig:
-        """Return the checked config of one run; raise UsageError if the run could never work."""
+        """Return the config of one run; raise UsageError if its settings are invalid."""
         try:
             config = e.at(scale, seed, self.data_dir, self.changes)
             check_config(config, self.data_dir)
@@ -114,8 +114,8 @@ class Request:
     def _study(self, e: Experiment) -> str:
         """Return the name of the study folder.
 
-        If the user tunes an experiment that the catalogue does not tune, or the reverse, its runs get another
-        folder, because they are not the runs that the catalogue describes.
+        The runs get a different folder if the user tunes an experiment that the catalogue does not tune, or
+        the other way round, because they are not the runs that the catalogue describes.
         """
         if self._tunes(e) == e.tuned:
             return e.study
@@ -128,7 +128,7 @@ class StudyOutcome:
 
     jobs: list[Job] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)  # learning rates that tuning chose
-    unequal: list[UnequalSetting] = field(default_factory=list)  # settings that are not comparable
+    unequal: list[UnequalSetting] = field(default_factory=list)  # settings in which compared arms differ
     problems: list[str] = field(default_factory=list)  # why planned runs were not started
 
 
@@ -143,9 +143,10 @@ def run_study(
 ) -> StudyOutcome:
     """Run all arms of a study and return how their runs ended.
 
+    root: the runs folder
     pilot_factor: if it is not 0, a pilot runs first: one arm and its baseline, one seed each. The other runs
-        start only if the arm is at most this many times worse than its baseline.
-    retry_diverged: run diverged runs again from their last checkpoint
+        start only if the arm is worse than its baseline by at most this factor.
+    retry_diverged: let diverged runs continue from their last checkpoint
     say: receives each message for the user
     """
     unequal = unequal_settings(arms)
@@ -211,7 +212,7 @@ def run_arms(
 
 
 def unequal_settings(arms: Sequence[ArmPlan]) -> list[UnequalSetting]:
-    """Return the settings besides the method in which arms differ from their baseline or control.
+    """Return the settings other than the method in which arms differ from their baseline or control.
 
     Learning rates that will be tuned on the same grid count as equal.
     """

@@ -1,7 +1,8 @@
-"""Learning-rate tuning: all arms of a comparison try the same grid, and the validation loss decides.
+"""Learning-rate tuning: all arms of a comparison try the same grid, and each gets the best value for it.
 
-A trial is a run that is used only to choose the learning rate; it never uses the test split. The loss decides
-rather than the accuracy, because on a few hundred validation examples accuracy differences are mostly noise.
+The best learning rate is the one with the lowest validation loss. The loss is used rather than the accuracy,
+because on a few hundred validation examples accuracy differences are mostly noise. A trial is a run that is
+used only to choose the learning rate; it never uses the test split.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ TRIAL_SEEDS = (0, 1)
 
 @dataclass(frozen=True)
 class Choice:
-    """The learning rate chosen for one experiment, and the losses that decided the choice."""
+    """The learning rate chosen for one experiment, and the validation losses it was chosen by."""
 
     id: str
     lr: float
     losses: dict[float, float]  # lr -> best validation loss, averaged over seeds; inf if a trial diverged
-    seed_spread: float = 0.0  # largest difference between the seeds of the chosen learning rate
+    seed_spread: float = 0.0  # largest difference in loss between the seeds of the chosen learning rate
 
     @property
     def at_edge(self) -> bool:
-        """Whether the choice is the smallest or largest value of the grid; a better one may lie outside."""
+        """Whether the chosen learning rate is the smallest or largest of a grid of more than two."""
         return len(self.losses) > 2 and self.lr in (min(self.losses), max(self.losses))
 
     @property
     def lead(self) -> float:
-        """How much larger the loss of the second-best learning rate is; infinite if there is none."""
+        """Loss of the second-best learning rate minus loss of the best; infinite if only one was tried."""
         best, *others = sorted(self.losses.values())
         return others[0] - best if others else math.inf
 
@@ -51,14 +52,14 @@ class Choice:
 def trial_configs(
     config: RunConfig, grid: Sequence[float], seeds: Sequence[int] = TRIAL_SEEDS, share: float = 1.0
 ) -> list[RunConfig]:
-    """Return the config of one trial per learning rate and seed.
+    """Return the configs of the tuning trials of a run: one trial per learning rate and seed.
 
-    share: length of a trial as a share of the run's steps or epochs
+    share: length of a trial as a fraction of the run's steps or epochs
     """
     if not grid or any(lr <= 0 for lr in grid):
-        raise UsageError(f"the grid of learning rates (--grid) needs numbers above 0, not {list(grid)}")
+        raise UsageError(f"the learning rates of the grid (--grid) must be above 0, not {list(grid)}")
     if not seeds:
-        raise UsageError("tuning needs at least one seed for its trials (--trial-seeds)")
+        raise UsageError("no seeds for tuning trials: give at least one with --trial-seeds")
     steps, epochs = (
         amount and max(1, round(amount * share)) for amount in (config.budget.steps, config.budget.epochs)
     )
@@ -76,7 +77,7 @@ def trial_configs(
 
 
 def choose_lr(trials: Sequence[RunConfig], root: Path | str) -> Choice:
-    """Return the learning rate with the lowest mean validation loss.
+    """Return the choice of the learning rate with the lowest mean validation loss among these trials.
 
     Raises OelmError if a trial has not ended, or if no learning rate gave a finite loss.
     """
@@ -94,7 +95,7 @@ def choose_lr(trials: Sequence[RunConfig], root: Path | str) -> Choice:
 
 
 def with_chosen_lr(config: RunConfig, choice: Choice, trials: Sequence[RunConfig]) -> RunConfig:
-    """Return `config` with the chosen learning rate and with the grid it was chosen from."""
+    """Return `config` with the chosen learning rate, and with the grid of learning rates that was tried."""
     return replace(
         config,
         optim=replace(config.optim, lr=choice.lr),
@@ -103,7 +104,10 @@ def with_chosen_lr(config: RunConfig, choice: Choice, trials: Sequence[RunConfig
 
 
 def validation_loss(folder: RunFolder) -> float:
-    """Return the best validation loss of a trial, or infinity if it diverged; raise if it has not ended."""
+    """Return the best validation loss of a tuning trial, or infinity if the trial diverged.
+
+    Raises OelmError if the trial has not ended.
+    """
     results, status = folder.finished_results(), folder.status()
     if results is not None:
         return results.validation.loss if results.validation else math.inf

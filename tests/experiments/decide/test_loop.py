@@ -146,7 +146,7 @@ def test_a_failed_run_stops_its_question_and_is_tried_again(tmp_path):
 def test_seeds_that_exist_with_other_settings_are_refused(tmp_path):
     write_run(tmp_path, replace(FAR, seed=0, optim=replace(FAR.optim, lr=1e-3)))
     with pytest.raises(
-        UsageError, match=r"seed=0 was run with other settings(.|\n)*optim.lr: 0.001 -> 0.004"
+        UsageError, match=r"seed=0 was trained with different settings(.|\n)*optim.lr: 0.001 -> 0.004"
     ):
         run(tmp_path, BASE, FAR)
     assert len(scan(tmp_path)) == 1  # nothing was started
@@ -215,5 +215,5 @@ def test_questions_of_a_study_file_replace_the_pre_set_ones(tmp_path):
 
 
 def test_a_margin_of_zero_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="with a margin of zero no number of seeds"):
+    with pytest.raises(UsageError, match="cannot have a margin of zero"):
         run(tmp_path, BASE, asking(FAR, QuestionConfig(BASE.id, "non-inferior", 0.0)))

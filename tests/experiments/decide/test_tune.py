@@ -89,5 +89,5 @@ def test_the_hash_of_a_trial_does_not_depend_on_its_grid():
 
 
 def test_one_trial_seed_is_refused(tmp_path: Path):
-    with pytest.raises(UsageError, match="at least two trial seeds"):
+    with pytest.raises(UsageError, match="too few trial seeds"):
         tune_by_halving(arms(FROZEN, seeds=(1000,)), tmp_path, TrialWriter({}), lambda _: None)

@@ -145,7 +145,7 @@ def test_a_job_that_sbatch_refuses_is_an_error_with_its_message(
     process = start_oelm("GOOD-1", "GOOD-2", "--on", "slurm", "--partition", "nowhere", **slurm)
     output = process.communicate(timeout=300)[0]
     assert process.returncode == 1, output
-    assert "sbatch refused the jobs" in output
+    assert "sbatch rejected the jobs" in output
     assert "partition" in output
     assert "Traceback" not in output
 
@@ -189,7 +189,7 @@ def test_an_invalid_sbatch_value_never_reaches_the_script(
     assert main([*words, f"--{option}", "x\nrm -rf ~"]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert f"--{option} 'x\\nrm -rf ~': allowed are" in printed.err
+    assert f"--{option} 'x\\nrm -rf ~' has a character that is not allowed" in printed.err
     for value in ("a b", "x;reboot", "$(id)", "`id`", "x'", 'x"', "\x1b[2J", "x#", "é"):
         with pytest.raises(UsageError, match="allowed are"):
             SlurmOptions(**{option: value})
@@ -275,9 +275,9 @@ def test_a_site_profile_holds_the_options_of_a_cluster(
     for text, message in (
         ("partition: gpu\npartion: x\n", "wrong.yaml, line 2: unknown field of Site 'partion'; did you mean"),
         ("partition: [a]\n", "wrong.yaml, line 1: partition: expected text"),
-        ("account: 'x; reboot'\n", "--account 'x; reboot': allowed are"),
+        ("account: 'x; reboot'\n", "--account 'x; reboot' has a character"),
         ("sbatch: {comment: 'a$b'}\n", "allowed are"),
-        (None, "does not exist; correct the variable OELM_SITE"),
+        (None, "does not exist; correct the environment variable OELM_SITE"),
     ):
         wrong.unlink(missing_ok=True)
         if text is not None:

@@ -1,4 +1,4 @@
-"""What a study still needs before its questions are answered: runs, hours and disk."""
+"""Predict what a study still needs before its questions are answered: runs, time and disk space."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ from oelm.units import duration_text
 
 @dataclass(frozen=True)
 class Forecast:
-    """Runs and seconds of training that are still to come, without tuning trials, and their disk space."""
+    """The runs, seconds of training and disk space that a study still needs, without tuning trials."""
 
-    least_runs: int  # if the first look at each question closes it
-    expected_runs: int | None  # if each question takes as many seeds as predicted; None = not all are known
-    most_runs: int  # if every question takes the maximum of seeds
+    least_runs: int  # if the next paired seed (at least the third) answers each open question
+    expected_runs: int | None  # with the predicted number of seeds; None = some question has no prediction
+    most_runs: int  # if every open question needs the maximum number of seeds
     least_seconds: float | None
     expected_seconds: float | None
     most_seconds: float | None
-    disk_bytes: int | None  # with `most_runs`, while checkpoints of finished runs are kept
+    disk_bytes: int | None  # for `most_runs` runs, if the checkpoints of finished runs are kept
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def plans_of(design: Design, root: Path | str) -> dict[ArmKey, Plan]:
-    """Return the plan of one run of every arm. Arms that differ only in their method share an estimate."""
+    """Return, for every arm, what one of its runs needs (time, disk space and so on).
+
+    Arms that differ only in their method get the same `Plan`, because computing one takes seconds.
+    """
     known: dict[tuple[object, ...], Plan] = {}
     found = {}
     for key, config in design.by_arm().items():
@@ -49,7 +52,10 @@ def guessed_seconds(plans: Mapping[ArmKey, Plan]) -> dict[ArmKey, float]:
 
 
 def forecast(design: Design, look: Look, plans: Mapping[ArmKey, Plan]) -> Forecast:
-    """Return what the open questions still need."""
+    """Return how many runs, seconds and bytes the open questions still need.
+
+    plans: what one run of each arm needs (`plans_of()`)
+    """
     seconds = run_seconds(design, look.seconds, guessed_seconds(plans))
     timed = bool(look.seconds) or all(plan.seconds for plan in plans.values())
     least, most, expected = ({}, {}, {})  # type: tuple[dict[ArmKey, int], dict[ArmKey, int], dict[ArmKey, int]]
@@ -84,7 +90,7 @@ def forecast(design: Design, look: Look, plans: Mapping[ArmKey, Plan]) -> Foreca
 
 
 def check_budget(budget: float, design: Design, look: Look, plans: Mapping[ArmKey, Plan]) -> None:
-    """Raise a UsageError if the budget is shorter than one run of some arm with an open question."""
+    """Raise UsageError if `budget` seconds are less than one run of an arm with an open question takes."""
     seconds = {**guessed_seconds(plans), **look.seconds}
     for q in look.questions:
         for arm in (q.arm, q.reference):

@@ -1,4 +1,4 @@
-"""Read the run folders of a study and answer its questions. Nothing is written, and nothing else is read."""
+"""Read the run folders of a study and answer its questions; nothing is written."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ from oelm.runs.scan import study_names
 
 @dataclass(frozen=True)
 class Design:
-    """What is decided, and how: fixed before the first run, because the error rate depends on it."""
+    """The arms of a study and the rules of its decisions.
 
-    configs: tuple[RunConfig, ...]  # one per arm, with any seed; learning rates are those to train with
+    The design must be fixed before the first run, because the error rate of the verdicts depends on it.
+    """
+
+    configs: tuple[RunConfig, ...]  # one per arm, with its final learning rate; the seed does not matter
     max_seeds: int = 20
     rules: tuple[str, ...] = RULES
-    planned: Planned | None = None  # the catalogued experiments
-    trial_seeds: tuple[int, ...] = ()  # seeds of tuning trials, which are not used for runs
+    planned: Planned | None = None  # configs that the catalogue has for each experiment and scale
+    trial_seeds: tuple[int, ...] = ()  # seeds of tuning trials, which other runs must not use
 
     def by_arm(self) -> dict[ArmKey, RunConfig]:
         return {(c.study, c.scale, c.id): c for c in self.configs}
@@ -38,22 +41,22 @@ class Design:
 
 @dataclass(frozen=True)
 class Look:
-    """The questions of a study with their present answers, and what the runs took so far."""
+    """The questions of a study with their present answers, and the training time of the runs so far."""
 
     questions: tuple[Question, ...]
-    seeds: tuple[int, ...]  # all seeds in the order in which they are looked at, at most `max_seeds`
-    seconds: Mapping[ArmKey, float]  # mean time of one finished run; arms without one are missing
+    seeds: tuple[int, ...]  # the `max_seeds` seeds of the design, in the order in which they are used
+    seconds: Mapping[ArmKey, float]  # mean time of the finished runs of an arm; only arms with such runs
     spent_seconds: float  # time of all runs and tuning trials of these arms
 
 
 def look_at(design: Design, root: Path | str) -> Look:
-    """Return what the run folders below `root` say about the questions of a study."""
+    """Return the answers to the questions of a study that follow from the run folders below `root`."""
     loaded = _load(root, {c.study for c in design.configs})
     return look_at_runs(design, loaded)
 
 
 def look_at_runs(design: Design, loaded: Loaded) -> Look:
-    """Return what runs say about the questions of a study. The result depends on nothing else."""
+    """Return the answers to the questions of a study that follow from the loaded runs."""
     arms = [_arm(config, loaded, design.planned or {}) for config in design.configs]
     for arm in arms:
         _check_same_design(arm, design.max_seeds)
@@ -72,7 +75,9 @@ def look_at_runs(design: Design, loaded: Loaded) -> Look:
 
 
 def seed_order(existing: Iterable[int], count: int, trial_seeds: Collection[int] = ()) -> list[int]:
-    """Return `count` seeds: those that exist already, in order, then the numbers that follow.
+    """Return `count` seeds: first the seeds that have runs already, sorted, then the next larger numbers.
+
+    Seeds of tuning trials are left out.
 
     >>> seed_order([], 4), seed_order([1, 2, 5], 5), seed_order([], 3, trial_seeds=[0, 1])
     ([0, 1, 2, 3], [1, 2, 5, 6, 7], [2, 3, 4])
@@ -88,7 +93,7 @@ def _load(root: Path | str, studies: set[str]) -> Loaded:
 
 
 def _arm(config: RunConfig, loaded: Loaded, planned: Planned) -> Arm:
-    """Return the arm with its runs, or with one pending run if it has none."""
+    """Return the arm of `config` with all its runs, or with one pending run if it has none."""
     key = (config.study, config.scale, config.id)
     runs = [r for r in loaded.runs if (r.config.study, r.config.scale, r.id) == key]
     if not runs:
@@ -98,7 +103,7 @@ def _arm(config: RunConfig, loaded: Loaded, planned: Planned) -> Arm:
 
 
 def check_settings(design: Design, root: Path | str) -> None:
-    """Raise a UsageError if a run of these arms was trained with other settings than the design's."""
+    """Raise UsageError if a run below `root` was trained with different settings than the design has."""
     wanted = design.by_arm()
     for run in _load(root, {c.study for c in design.configs}).runs:
         config = wanted.get((run.config.study, run.config.scale, run.id))
@@ -106,8 +111,8 @@ def check_settings(design: Design, root: Path | str) -> None:
         if lines:
             listed = "\n".join(lines)
             raise UsageError(
-                f"{run.path} was run with other settings (in the folder -> requested):\n{listed}\n"
-                "Give the same settings, or store new runs under another study name with --as NAME."
+                f"{run.path} was trained with different settings (in the folder -> requested):\n{listed}\n"
+                "Use the same settings, or store new runs under a different study name with --as NAME."
             )
 
 
@@ -115,9 +120,9 @@ def _check_same_design(arm: Arm, max_seeds: int) -> None:
     others = {r.config.compare.max_seeds for r in arm.runs} - {0, max_seeds}
     if others:
         raise UsageError(
-            f"{arm.id}: its runs were started with --max-seeds {max(others)}. Changing it after looking at "
-            f"results would invalidate the error rate: use --max-seeds {max(others)}, or store new runs "
-            "under another study name with --as NAME"
+            f"{arm.id}: its runs were started with --max-seeds {max(others)}, which must not change after "
+            f"results have been looked at, because the error rate depends on it: use --max-seeds "
+            f"{max(others)}, or store new runs under a different study name with --as NAME"
         )
 
 

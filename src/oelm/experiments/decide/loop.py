@@ -1,7 +1,7 @@
 """The loop of `oelm decide`: look at the runs, choose the next ones, train them, look again.
 
-All state is in the run folders. The loop keeps nothing that a restart would need, so the same command goes
-on after it was killed at any moment, and ends with the same decisions.
+All state is in the run folders. If the command is killed at any moment, the same command continues, and
+ends with the same decisions.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from oelm.files.locks import Lock, holder_name
 from oelm.units import duration_text
 
 Say = Callable[[str], None]
-EXIT_UNDECIDED = 3  # at least one question has no verdict: out of budget, given up, or not comparable
+# Exit code if a question has no verdict, because the budget is spent, too many seeds would be needed, or its
+# arms are not comparable.
+EXIT_UNDECIDED = 3
 
 
 @dataclass
 class DecideOutcome:
-    """How a study ended: its questions, the runs that were started, and why it stopped."""
+    """How `oelm decide` ended: the questions of the study, the runs that were started, and why it stopped."""
 
     look: Look
     jobs: list[Job] = field(default_factory=list)
-    stopped: str = ""  # "" if every question is closed; "budget", "interrupted" or "failed"
+    stopped: str = ""  # "budget", "interrupted" or "failed"; "" if no question is open any more
 
     @property
     def questions(self) -> tuple[Question, ...]:
@@ -40,20 +42,20 @@ class DecideOutcome:
 
 
 class StudyLock(Lock):
-    """Context manager that keeps a second `oelm decide` away from a study; raises Busy at once."""
+    """Context manager that lets only one `oelm decide` at a time work on a study; raises Busy at once."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / ".decide.lock", patience=0.0)
 
     def _busy(self) -> str:
         return (
-            f"another `oelm decide` works on {self.path.parent}: {holder_name(self.path)}. Wait for it, or "
-            "stop it first; nothing was changed"
+            f"another `oelm decide` works on {self.path.parent}: {holder_name(self.path)}. Wait until it "
+            "ends, or stop it first; nothing was changed"
         )
 
 
 def lock_studies(design: Design, root: Path | str) -> ExitStack:
-    """Return the held locks of all study folders of a design."""
+    """Lock all study folders of a design; the returned stack releases the locks when it is closed."""
     with ExitStack() as stack:
         for study in sorted({c.study for c in design.configs}):
             stack.enter_context(StudyLock(Path(root) / study))
@@ -61,18 +63,19 @@ def lock_studies(design: Design, root: Path | str) -> ExitStack:
 
 
 def require_questions(look: Look, design: Design) -> None:
-    """Raise a UsageError if nothing could be decided."""
+    """Raise UsageError if the study has no question, or one that no number of seeds could answer."""
     for q in look.questions:
         if q.rule.name == "non-inferior" and q.rule.margins == (0.0,):
             raise UsageError(
-                f"{q.arm.id} against {q.reference.id}: with a margin of zero no number of seeds shows that "
-                "an arm is not worse if both are equal; give a margin above 0, or ask whether it is superior"
+                f"{q.arm.id} against {q.reference.id}: the rule non-inferior cannot have a margin of zero, "
+                "because no number of seeds could show it for two equal arms; give a margin above 0, or use "
+                "the rule superior"
             )
     if not look.questions:
         named = ", ".join(c.id for c in design.configs)
         raise UsageError(
-            f"there is no question to decide about {named}: name at least one frozen experiment that has a "
-            "baseline or a control (`oelm list` shows them), and check --rules"
+            f"there is no question to decide about {named}: select at least one experiment with frozen Q/K "
+            "that has a baseline or a control (`oelm list` shows them), and check --rules"
         )
 
 
@@ -86,11 +89,12 @@ def decide_study(
     guess: Mapping[ArmKey, float] | None = None,
     say: Say = print,
 ) -> DecideOutcome:
-    """Train seeds until every question is closed, the budget is spent, or the user stops the launcher.
+    """Train seeds until no question is open, the budget is spent, or the user stops the launcher.
 
     width: how many runs the launcher trains at the same time
-    budget: seconds of training, summed over all runs and tuning trials of these arms, also earlier ones
-    guess: expected seconds of one run, used for arms without a finished run
+    budget: limit for the seconds of training of all runs and tuning trials of these arms, including earlier
+        ones
+    guess: expected seconds of one run of each arm, used while no arm has a finished run
     """
     check_settings(design, root)
     failed: set[RunKey] = set()
@@ -115,13 +119,20 @@ def decide_study(
 def run_seconds(
     design: Design, measured: Mapping[ArmKey, float], guess: Mapping[ArmKey, float]
 ) -> dict[ArmKey, float]:
-    """Return the expected time of a run of every arm: measured, else the mean of the others, else a guess."""
+    """Return the expected seconds of one run of every arm.
+
+    This is the measured time of the arm, or if there is none, the mean of the other arms, or if no arm was
+    measured, the guess.
+    """
     mean = sum(measured.values()) / len(measured) if measured else 0.0
     return {key: measured.get(key) or mean or guess.get(key) or 1.0 for key in design.by_arm()}
 
 
 def exit_code(outcome: DecideOutcome) -> int:
-    """Return 0 if every question is decided, 1 if runs failed, 75 if interrupted, else 3."""
+    """Return the exit code of `oelm decide`: 0 if all questions are decided, 3 if not.
+
+    It is 1 if open questions wait for failed runs, and 75 if the command was interrupted.
+    """
     if outcome.stopped == "interrupted":
         return 75
     if outcome.stopped == "failed":
@@ -149,7 +160,10 @@ def _why_stopped(look: Look, failed: set[RunKey]) -> str:
 
 
 def _tell(look: Look, told: dict[QuestionKey, tuple[str, int]], say: Say) -> None:
-    """Print each question that was closed since the last look, and one line about the others."""
+    """Print each question that was closed since the last look, and one line with the counts of all questions.
+
+    told: question -> (state, seeds) that was printed last; updated here
+    """
     for q in look.questions:
         now = (q.state, q.n)
         if not q.is_open and told.get(q.key) != now:
@@ -161,7 +175,7 @@ def _tell(look: Look, told: dict[QuestionKey, tuple[str, int]], say: Say) -> Non
 
 
 def describe(q: Question) -> str:
-    """Return a question and its present answer in one line."""
+    """Return one line with a question and its present answer."""
     pair = f"{q.arm.id} against {q.reference.id} ({q.kind}), {q.rule.name}"
     if q.decided:
         return f"{pair}: {q.state}, stopped at n = {q.n} by the sequential rule; {estimate_text(q)}"
@@ -172,7 +186,7 @@ def describe(q: Question) -> str:
 
 
 def estimate_text(q: Question) -> str:
-    """Return the difference and its interval with their units."""
+    """Return the estimated difference of a question and its confidence interval, with units."""
     e = q.estimate
     if e is None or e.interval is None:
         return "no interval yet"

@@ -1,8 +1,9 @@
-"""Choose the runs that follow: those with the best chance of a verdict per hour of training.
+"""Choose the runs to train next: those with the best chance of a verdict per hour of training.
 
-A step of a question is its next paired seed (its first three seeds, if it has fewer). Its value is the
-predicted probability that the question is decided by that step. Steps of several questions often need the
-same runs, for example those of a shared baseline: a run counts once, and its step counts for all of them.
+For each open question, the code below calls the runs that the next look at it needs a "step": the runs of
+its next paired seed, or of its first three seeds if it has fewer. The value of a step is the predicted
+probability that it decides the question. Several questions often need the same runs, for example those of a
+shared baseline. Such a run is trained once, and the value of every question that it helps is counted.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from oelm.analysis.questions import Question, QuestionKey
 from oelm.analysis.sequential import MIN_SEEDS
 
 ArmKey = tuple[str, str, str]  # study, scale, experiment ID
-RunKey = tuple[ArmKey, int]  # an arm and a seed
+RunKey = tuple[ArmKey, int]  # arm, seed
 
-# The value of a question without three paired seeds, whose chance cannot be predicted yet.
+# Assumed probability that the first look at a question decides it; it cannot be predicted from no results.
 FIRST_LOOK_CHANCE = 0.3
 
 
 def missing_runs(question: Question, seeds: Sequence[int]) -> list[RunKey]:
-    """Return the runs that the next look at this question needs and that have not ended; [] if closed."""
+    """Return the runs that the next look at a question needs and that have not ended.
+
+    Returns [] if the question is closed.
+    """
     if not question.is_open:
         return []
     wanted = seeds[: max(MIN_SEEDS, question.n + 1)]
@@ -38,7 +42,7 @@ def next_chance(question: Question) -> float:
     """Return the predicted probability that the next look decides the question."""
     if question.estimate is None:
         return FIRST_LOOK_CHANCE
-    # At least a little, so that a question whose verdict is several seeds away goes on when all others ended.
+    # Not 0, so that a question whose verdict is several seeds away still gets runs when no other is open.
     return max(1e-3, chance_of_verdict(question.rule, question.estimate, question.n + 1))
 
 
@@ -51,11 +55,14 @@ def next_runs(
     most_seconds: float = float("inf"),
     failed: Collection[RunKey] = (),
 ) -> list[RunKey]:
-    """Return the next runs, at most as many steps as needed to fill `width` slots.
+    """Return the runs to train next, best first; [] if no question can continue.
+
+    Questions are added until the runs fill the `width` slots of the launcher. All runs that the next look at
+    a question needs are added together, so there may be a few more than `width`.
 
     seconds: time of one run of each arm
-    most_seconds: what is left of the budget; a step that needs more is left out
-    failed: runs that failed in this session; their questions wait for the user
+    most_seconds: what is left of the budget; questions whose runs would exceed it are left out
+    failed: runs that failed since the command started; questions that need them are left out
     """
     steps = {q.key: frozenset(missing_runs(q, seeds)) for q in questions if q.is_open}
     steps = {key: runs for key, runs in steps.items() if runs and not runs & set(failed)}
@@ -82,7 +89,10 @@ def _verdicts_per_second(
     done: set[RunKey],
     seconds: Mapping[ArmKey, float],
 ) -> float:
-    """Return how many verdicts are expected per second from the step `key`, if the runs `done` come first."""
+    """Return how many verdicts per second of training are expected from the runs of the question `key`.
+
+    done: runs that are chosen already, which cost nothing more
+    """
     after = done | steps[key]
     gained = sum(value[other] for other, runs in steps.items() if runs <= after)
     return gained / max(1e-9, _cost(steps[key] - done, seconds))

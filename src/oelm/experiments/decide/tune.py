@@ -1,12 +1,14 @@
-"""Tune learning rates by successive halving, with a grid that grows where its best value is at the edge.
+"""Tune learning rates by successive halving, with a grid that grows if the best value is at its edge.
 
-1. Every learning rate of the grid is tried with the first trial seed, in half the length of a usual trial.
-2. The better half (at least two) is tried with the other trial seeds.
-3. The lowest mean validation loss decides. If that is the smallest or largest learning rate for any arm of a
-   comparison, the grid grows on that side for all its arms, and the finished trials are kept.
+1. Every learning rate of the grid is tried with the first trial seed, for half the steps of a trial of
+   `oelm run`.
+2. The better half of the learning rates (at least two) is tried with the other trial seeds.
+3. The learning rate with the lowest mean validation loss is chosen. If it is the smallest or largest of the
+   grid for any arm of a comparison, the grid grows on that side for all arms of the comparison. Finished
+   trials are kept.
 
-With two seeds and a grid of G values this costs 0.75 G usual trials, less than a grid with one seed. The
-trials that are needed follow from the finished ones, so that a restart goes on where it stopped.
+With two seeds and a grid of G values, this costs as much as 0.75 G trials of `oelm run`. The trials that are
+still needed are computed from the finished ones, so a restarted command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
 from oelm.runs.states import is_terminal
 
-TRIAL_SEEDS = (1000, 1001)  # no run uses them
-LENGTH = 0.5  # length of a trial / length of a trial of `oelm run`
-MAX_EXTENSIONS = 3  # how many values a grid may grow by
+TRIAL_SEEDS = (1000, 1001)  # large, so that no other run uses them
+LENGTH = 0.5  # steps of a tuning trial here / steps of a tuning trial of `oelm run`
+MAX_EXTENSIONS = 3  # how many learning rates may be added to a grid
 
 
 @dataclass
 class Tuned:
-    """How tuning ended: the arms with their learning rates, or why there are none."""
+    """How tuning ended: the arms with their chosen learning rates, or why tuning stopped before that."""
 
     arms: list[ArmPlan]
     choices: list[Choice]
@@ -40,7 +42,10 @@ class Tuned:
 
 
 def tune_by_halving(arms: Sequence[ArmPlan], root: Path | str, launcher: Launcher, say: Say = print) -> Tuned:
-    """Run tuning trials until every tuned arm has its learning rate. Arms that are not tuned are kept."""
+    """Run tuning trials until every arm that is to be tuned has a learning rate.
+
+    Arms without tuning trials are returned unchanged.
+    """
     groups: dict[tuple[str, str], list[ArmPlan]] = {}
     for arm in arms:
         if arm.trials:
@@ -82,25 +87,31 @@ def count_trials(arm: ArmPlan) -> int:
 
 
 def _kept(values: int) -> int:
-    """Return how many of the learning rates go on to the other trial seeds."""
+    """Return how many learning rates, of a grid of `values`, are tried with more than one seed."""
     return min(values, max(2, math.ceil(values / 2)))
 
 
 def _configs(arm: ArmPlan, grid: Sequence[float]) -> list[RunConfig]:
     seeds = tuple(dict.fromkeys(t.seed for t in arm.trials))
     if len(seeds) < 2:
-        raise UsageError("tuning by `oelm decide` needs at least two trial seeds (--trial-seeds 1000 1001)")
+        raise UsageError(
+            "too few trial seeds: tuning by `oelm decide` needs at least two, such as --trial-seeds 1000 1001"
+        )
     return trial_configs(arm.runs[0], grid, seeds, arm.experiment.trial_share * LENGTH)
 
 
 def _trials(arm: ArmPlan, grid: Sequence[float], root: Path | str) -> list[RunConfig]:
-    """Return the trials that are known to be needed: the first round, and once it has ended the second."""
+    """Return the trials that are known to be needed now.
+
+    These are the trials with the first seed, and when they have ended, also those of the better half of the
+    learning rates with the other seeds.
+    """
     first = [t for t in _configs(arm, grid) if t.seed == arm.trials[0].seed]
     return first if not all(_ended(t, root) for t in first) else [*first, *_finalists(arm, grid, root)]
 
 
 def _finalists(arm: ArmPlan, grid: Sequence[float], root: Path | str) -> list[RunConfig]:
-    """Return the trials, with all seeds, of the better half of the learning rates after the first round."""
+    """Return the trials, with all seeds, of the learning rates that were best with the first seed."""
     trials, seed = _configs(arm, grid), arm.trials[0].seed
     first = {t.optim.lr: validation_loss(RunFolder(run_path(root, t))) for t in trials if t.seed == seed}
     kept = sorted(grid, key=lambda lr: (first[lr], lr))[: _kept(len(grid))]
@@ -108,7 +119,10 @@ def _finalists(arm: ArmPlan, grid: Sequence[float], root: Path | str) -> list[Ru
 
 
 def _grow(grid: list[float], choices: Sequence[Choice]) -> bool:
-    """Add a value below or above the grid if an arm's best value is at that edge; return whether it grew."""
+    """Add a learning rate below or above the grid if the choice of an arm is at that edge of the grid.
+
+    Returns whether the grid has grown.
+    """
     if len(grid) < 2:
         return False
     low, high = ([c.lr for c in choices].count(edge) for edge in (grid[0], grid[-1]))
@@ -142,5 +156,5 @@ def _why_stopped(jobs: Sequence[Job], say: Say) -> str:
     for job in failed:
         say(f"failed: {job.name}: {job.reason}")
     if not failed:
-        say("not all tuning trials have ended; the same command goes on")
+        say("not all tuning trials have ended; run the same command again to continue")
     return "failed" if failed else "interrupted"

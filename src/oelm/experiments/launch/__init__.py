@@ -1,4 +1,5 @@
 """Launchers start the runs of a study on this machine or through SLURM and watch them until they end.
 
-Each run is described by its config and writes its own folder. One `Job` per run says how the run ended.
+Each run has its own config and its own folder. A launcher returns one `Job` per run, which says how the run
+ended.
 """

@@ -34,7 +34,7 @@ class Attempt:
 def append_attempt(folder: Path, attempt: Attempt) -> None:
     """Append one attempt to attempts.jsonl of the run folder.
 
-    Does nothing if the disk is full or the folder was moved: status.json also has the reason of the ending.
+    Does nothing if the disk is full or the folder was moved: status.json also says why the process ended.
     """
     line = (json.dumps(asdict(attempt)) + "\n").encode()
     with contextlib.suppress(OSError):

@@ -16,7 +16,8 @@ from oelm.runs.scan import state_of
 from oelm.runs.states import EXIT_INTERRUPTED, EXIT_PERMANENT, EXIT_USAGE, is_terminal
 
 RETRIES = 2  # how often a launcher starts a failed run again
-# Exit codes of workers whose run would fail in the same way again until the user changes something.
+# Exit codes of workers after which a retry is useless: the run would fail again until the user changes
+# something.
 NO_RETRY = frozenset({EXIT_USAGE, EXIT_PERMANENT})
 
 
@@ -30,7 +31,7 @@ class Job:
     reason: str = ""
     failures: int = 0
     slot: str = ""  # name of the slot that the run occupies
-    ended_before: bool = False  # the run had ended before this launch
+    ended_before: bool = False  # whether the run had ended before the launcher started
 
     @property
     def name(self) -> str:
@@ -45,25 +46,25 @@ class Job:
 
 @dataclass
 class Events:
-    """Callbacks of a launcher: it calls `changed` when a job changes its state, and `tick` at each poll."""
+    """Callbacks of a launcher: `changed` is called when the state of a job changes, `tick` at each poll."""
 
     changed: Callable[[Job], None] = lambda job: None
     tick: Callable[[Sequence[Job]], None] = lambda jobs: None
 
 
 class Launcher(Protocol):
-    """A launcher: its method `launch` runs jobs until each has ended or the user stops the launcher."""
+    """A launcher: `launch()` runs jobs until all have ended or the user stops it, and returns them."""
 
     def launch(self, jobs: Sequence[Job]) -> Sequence[Job]: ...
 
 
 def make_jobs(configs: Iterable[RunConfig], root: Path | str, *, retry_diverged: bool = False) -> list[Job]:
-    """Return one job per config, and create its run folder below `root`.
+    """Return one job per config, and create the run folder of each below `root`.
 
-    Raises UsageError if a run folder already holds another config.
+    Raises UsageError if a run folder already contains a different config.
 
-    retry_diverged: let diverged runs continue from their last checkpoint. This excludes tuning trials: that a
-        trial diverged is its result.
+    retry_diverged: let diverged runs continue from their last checkpoint, except tuning trials, because
+        divergence is a valid result of a trial
     """
     jobs = []
     for config in configs:
@@ -87,9 +88,9 @@ def _reopen_diverged(folder: RunFolder) -> None:
 
 
 def skip_if_ended(job: Job, events: Events) -> bool:
-    """Return whether the run ended before this launch, and if so, set the job's state.
+    """Return whether the run of a job has ended already, and if so, set the state of the job.
 
-    The files of the run are verified against their checksums.
+    The files of the run are verified against their checksums; a damaged run counts as not ended.
     """
     state, status, _ = state_of(job.folder, verify=True)
     job.ended_before = is_terminal(state)
@@ -102,9 +103,8 @@ def skip_if_ended(job: Job, events: Events) -> bool:
 def exit_code(jobs: Sequence[Job]) -> int:
     """Return the exit code of a command that ran these jobs.
 
-    It is 0 if all jobs finished, 1 if at least one failed or diverged, and otherwise 75: some jobs are not
-    finished, and the same command continues them.
-    A tuning trial that diverged does not count as a failure.
+    It is 0 if all jobs finished, 1 if at least one failed or diverged, and 75 if some jobs are not finished
+    and the same command would continue them. A tuning trial that diverged counts as finished.
     """
     states = {job.state for job in jobs if not (job.state == "diverged" and job.config.tune.trial)}
     if states & {"failed", "diverged"}:

@@ -1,8 +1,8 @@
 """Run many jobs on this machine until every run has ended: one worker process per run, one run per slot.
 
-A launch can be repeated. It skips finished runs, continues interrupted runs, and retries failed runs a
-limited number of times. It waits for runs that another launcher works on, and takes them over if that
-launcher dies. All state is in the run folders, so after a launcher was killed, the same command continues.
+The launcher skips finished runs, continues interrupted runs, and retries failed runs a limited number of
+times. It waits for runs that another launcher works on, and takes them over if that launcher dies. All state
+is in the run folders, so if a launcher is killed, the same command continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from oelm.runs.states import EXIT_DIVERGED, EXIT_FINISHED, EXIT_INTERRUPTED, is_
 from oelm.training.signals import signals_to_handle
 
 _POLL_SECONDS = 0.2
-_ELSEWHERE_SECONDS = 2.0  # time between two checks of a run that another launcher works on
+_ELSEWHERE_SECONDS = 2.0  # seconds between two checks of a run that another launcher works on
 
 Process = subprocess.Popen[bytes] | WarmWorker
 
@@ -47,7 +47,7 @@ class _Active:
 class LocalLauncher:
     """Runs jobs in the slots of this machine.
 
-    `launch` returns when all runs have ended or the user has stopped the launcher.
+    `launch()` returns when all runs have ended or the user has stopped the launcher.
 
     warm: import torch once for each CPU slot instead of once for each run (`oelm.experiments.launch.warm`)
     """
@@ -99,7 +99,7 @@ class LocalLauncher:
             self._servers.popitem()[1].close()
 
     def _ended_meanwhile(self, job: Job) -> bool:
-        """Return whether the run has ended since this launch began, because another launcher ran it."""
+        """Return whether another launcher has run this job to its end, and if so, set the job's state."""
         state, status, note = state_of(job.folder)
         if is_terminal(state):
             job.reason = note or (status.reason if status else "")
@@ -119,7 +119,7 @@ class LocalLauncher:
                 self._start(job, free.pop(0))
 
     def _check_elsewhere(self, elsewhere: deque[tuple[float, Job]], waiting: deque[Job]) -> None:
-        """Move runs that other launchers no longer work on, and did not end, back to `waiting`."""
+        """Move runs from `elsewhere` to `waiting` if another launcher stopped before they ended."""
         while elsewhere and time.monotonic() - elsewhere[0][0] > _ELSEWHERE_SECONDS:
             _, job = elsewhere.popleft()
             if self._ended_meanwhile(job):
@@ -134,12 +134,12 @@ class LocalLauncher:
         arguments = worker_arguments(job.folder, machine, "--processes", str(slot.processes))
         try:
             console = open(job.folder / CONSOLE, "ab")  # noqa: SIM115
-        except OSError:  # the disk is full; the worker notices and reports it, too
+        except OSError:  # probably the disk is full; the worker will find and report the same problem
             console = open(os.devnull, "ab")  # noqa: SIM115
         with console:
             process = self._worker(slot, arguments, console)
         self._active.append(_Active(job, slot, process))
-        job.slot, job.reason = slot.name, ""  # why the previous attempt ended was already reported
+        job.slot, job.reason = slot.name, ""  # the reason of the previous attempt was already reported
         self._change(job, "running")
 
     def _worker(self, slot: Slot, arguments: list[str], console: BinaryIO) -> Process:
@@ -172,13 +172,14 @@ class LocalLauncher:
             yield active.job
 
     def _judge(self, job: Job, code: int) -> None:
-        """Set the state of a job from the exit code of its worker."""
-        # `state_of` never raises, so a broken run folder does not stop the other runs.
+        """Set the state of a job from the exit code of its worker process."""
+        # `state_of()` never raises, so a damaged run folder does not stop the other runs.
         state, status, note = state_of(job.folder)
         job.reason = status.reason if status else note
         if code < 0:
             append_attempt(job.folder, Attempt(code, killed_by(code)))
-        if code == EXIT_FINISHED or (code < 0 and state == "finished"):  # killed after the run had finished
+        # A negative code and the state "finished": the worker was killed after the run had finished.
+        if code == EXIT_FINISHED or (code < 0 and state == "finished"):
             return self._change(job, "finished")
         if code == EXIT_DIVERGED or (code < 0 and state == "diverged"):
             return self._change(job, "diverged")
@@ -186,7 +187,7 @@ class LocalLauncher:
             return self._change(job, "elsewhere")
         if code < 0:
             job.reason = killed_by(code)
-            if self.stopped:  # this launcher killed the worker, because the user stopped it twice
+            if self.stopped:  # the user pressed Ctrl-C twice, so this launcher killed the worker
                 return self._change(job, "interrupted")
         progressed = self._progressed(job, status)
         if code == EXIT_INTERRUPTED and (self.stopped or progressed):
@@ -198,9 +199,9 @@ class LocalLauncher:
         return self._change(job, "interrupted" if self.stopped else "again")
 
     def _progressed(self, job: Job, status: Status | None) -> bool:
-        """Return whether this attempt got further than the previous one.
+        """Return whether the last attempt at a run got further than the attempt before it.
 
-        It did if it reached a later step, or if it split batches further after it ran out of memory.
+        It did if it reached a later training step, or if it ran out of memory and split the batches further.
         """
         reached = (status.step if status else 0, RunFolder(job.folder).wanted_split())
         before = self._progress.get(job.folder, (-1, 0))

@@ -5,7 +5,7 @@ failure, and its ranks can outlive it and continue to write (docs/decisions/0001
 this module starts
 
 - find each other through a file in a private folder and communicate only over the loopback interface (ranks
-  on several nodes meet at a port of the first node instead, which every node of the network can reach),
+  on several nodes instead connect to a port of the first node, which is open to the network),
 - end when the worker that started them ends, even if that worker is killed,
 - share the run's lock with the worker, so no second worker can start while a rank is alive.
 """
@@ -38,38 +38,41 @@ from oelm.runs.schema import Status
 from oelm.runs.states import EXIT_CODES, EXIT_FAILED, State
 from oelm.training.signals import RANK_DIR, signals_to_handle
 
-# After one rank has ended, the other ranks have this long to notice it and exit.
+# When one rank has ended, the other ranks get this much time to notice it and exit.
 _GRACE_SECONDS = 30.0
-# After status.json has a final state, the ranks have this long to exit: experiment trackers may still upload.
+# When the run has ended, its ranks get this much time to exit, because experiment trackers may still upload.
 _FINAL_STATE_SECONDS = 300.0
 _POLL_SECONDS = 0.1
 _STATUS_SECONDS = 1.0
 
-# Environment variables that tell a rank the file descriptors it inherits from the worker.
+# Environment variables with the numbers of the file descriptors that a rank inherits from its worker.
 _PARENT_PIPE = "OELM_PARENT_PIPE"
 _LOCK_FILE = "OELM_LOCK_FILE"
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes of a run, and which of them this is; every node has a worker with its own ranks."""
+    """The number of nodes of a run, and the index of this node. Every node has a worker that starts ranks."""
 
     count: int = 1
-    index: int = 0  # 0 is the node of rank 0, whose worker holds the lock and writes the run folder
-    address: str = ""  # HOST:PORT where the ranks meet; "" for a run on one node
+    index: int = 0  # 0 is the node of rank 0; its worker holds the lock and writes the run folder
+    address: str = ""  # HOST:PORT of node 0 to which all ranks connect; "" for a run on one node
 
     @property
     def is_first(self) -> bool:
         return self.index == 0
 
     def flags(self) -> list[str]:
-        """Return the flags that tell a worker its place."""
+        """Return the command-line flags that pass these values to a worker."""
         if self.count == 1:
             return []
         return ["--nodes", str(self.count), "--node", str(self.index), "--meet", self.address]
 
     def environment(self) -> dict[str, str]:
-        """Return this process's environment with the place where the ranks meet, as torchrun sets it."""
+        """Return the environment of this process, with MASTER_ADDR and MASTER_PORT as torchrun sets them.
+
+        For a run on one node, both variables are left out.
+        """
         names = ("MASTER_ADDR", "MASTER_PORT")
         own = {name: value for name, value in os.environ.items() if name not in names}
         host, _, port = self.address.rpartition(":")
@@ -84,7 +87,7 @@ def run_ranks(
 ) -> int:
     """Start `count` ranks with `command`, wait until all have ended, and return the exit code of the run.
 
-    lock: the lock of the run, which only the worker of the first node holds
+    lock: the lock of the run; None on nodes other than the first, whose worker holds the lock for all
     """
     return _Ranks(command, count, folder, lock, nodes).run()
 
@@ -103,8 +106,8 @@ class _Ranks:
     def run(self) -> int:
         before = self.folder.status()
         self.attempt = before.attempt if before else 0
-        # Nothing is ever written to this pipe. Only this process can write to it, so when this process ends,
-        # the ranks read the end of the file and know that they must end, too.
+        # Nothing is ever written to this pipe. Only this process has its writing end open. So when this
+        # process ends, the ranks read end-of-file from the pipe and know that they must end, too.
         reader, writer = os.pipe()
         with tempfile.TemporaryDirectory(prefix="oelm-ranks-", ignore_cleanup_errors=True) as private:
             self.private = Path(private)
@@ -140,7 +143,7 @@ class _Ranks:
             start_new_session=True,  # so that Ctrl-C reaches only this process, which asks the ranks to stop
         )
         self.processes.append(process)
-        if self.asked_to_stop:  # `_stop` ran before this rank was in the list, so it did not signal this rank
+        if self.asked_to_stop:  # `_stop()` ran before this rank was in `processes`, so it got no signal yet
             process.send_signal(signal.SIGTERM)
 
     def _stop(self, number: int, frame: object) -> None:
@@ -150,7 +153,7 @@ class _Ranks:
                 process.send_signal(signal.SIGTERM)
 
     def _wait(self) -> None:
-        """Wait until every rank has ended; kill ranks that still live some time after the run has ended."""
+        """Wait until every rank has ended; kill ranks that do not exit in time after the run has ended."""
         deadline, look_at_status = math.inf, 0.0
         while self._living():
             now = time.monotonic()
@@ -168,13 +171,13 @@ class _Ranks:
         return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
 
     def _one_has_ended(self) -> bool:
-        """Return whether a rank has exited or has reported a failure; it may hang while it cleans up."""
+        """Return whether a rank has exited or reported a failure (it may hang after its report)."""
         return len(self._living()) < self.count or bool(self._reports())
 
     def _stopped_before_training(self) -> bool:
         """Return whether SIGTERM killed a rank before it could handle the signal.
 
-        The other ranks cannot train without this rank.
+        If so, the other ranks must be killed, because they would wait for this rank forever.
         """
         codes = [process.returncode for process in self.processes]
         return bool(self.asked_to_stop) and -signal.SIGTERM in codes
@@ -186,12 +189,12 @@ class _Ranks:
             self.processes[rank].wait()
 
     def _reports(self) -> list[dict[str, Any]]:
-        """Return the failures that ranks other than rank 0 have reported, earliest first."""
+        """Return the failure reports of the ranks other than rank 0, earliest first."""
         found = [read_json_object(path) for path in self.private.glob("rank-*.json")]
         return sorted(found, key=lambda report: report["time"])
 
     def _final_status(self) -> Status | None:
-        """Return the status that this attempt wrote if its state is final; None otherwise."""
+        """Return the status of the run if this attempt has written a final one; None otherwise."""
         with contextlib.suppress(OelmError):
             status = self.folder.status()
             if status is not None and status.attempt > self.attempt and status.state != "running":
@@ -201,7 +204,7 @@ class _Ranks:
     def _conclude(self) -> int:
         """Return the exit code of the run, which is that of rank 0 unless another rank failed first.
 
-        If rank 0 could not write the reason of a failure to status.json, write it here.
+        If rank 0 could not write the reason of a failure to status.json, this method writes it.
         """
         status, code = self._final_status(), self.processes[0].returncode
         if not self.nodes.is_first:  # the first node records how the run ended
@@ -220,9 +223,11 @@ class _Ranks:
         return EXIT_CODES[state]
 
     def _cause(self, status: Status | None) -> tuple[State, str] | None:
-        """Return the state and reason of the run if a rank was killed or a rank other than 0 failed first.
+        """Return (state, reason) of the run if a rank was killed or a rank other than 0 failed first.
 
         In these cases rank 0 can only report that its connections were closed. Otherwise return None.
+
+        status: the final status that rank 0 wrote, or None
         """
         if status is not None and status.state != "failed":
             return None
@@ -238,7 +243,7 @@ class _Ranks:
         return None
 
     def _without_final_status(self, code: int) -> tuple[State, str]:
-        """Return the state and reason of the run if rank 0 was killed before it wrote them."""
+        """Return (state, reason) of a run whose rank 0 was killed before it wrote them to status.json."""
         if self.asked_to_stop:
             return (
                 "interrupted",
@@ -252,9 +257,9 @@ class _Ranks:
 
 
 def follow_parent() -> None:
-    """Keep the run's lock, and end this process when the worker that started it ends.
+    """Keep the lock of the run that this rank inherited, and end the rank when its worker ends.
 
-    Every rank calls this when it starts; in other processes it does nothing.
+    Every rank calls this when it starts. In a process that is not a rank it does nothing.
     """
     if _PARENT_PIPE not in os.environ:
         return
@@ -262,21 +267,22 @@ def follow_parent() -> None:
     os.set_inheritable(pipe, False)
     if lock:
         keep_inherited_lock(int(lock))
-    if sys.platform == "linux":  # the kernel ends this rank even if a deadlock stops the thread below
+    if sys.platform == "linux":  # the kernel then kills this rank even if a deadlock blocks the thread below
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
 
 
 def _end_with_parent(pipe: int) -> None:
-    os.read(pipe, 1)  # blocks until the worker, the only writer, has ended
+    os.read(pipe, 1)  # blocks until the worker, which alone has the writing end open, has ended
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def exit_rank(main: Callable[[], int]) -> NoReturn:
-    """Run `main`, flush logs and streams, then exit at once with the exit code of `main`.
+    """Run `main`, flush logs and streams, then exit at once with the exit code that `main` returned.
 
-    C++ destructors do not run, because those of communication libraries can wait for a rank that has ended.
+    C++ destructors are skipped, because those of communication libraries can wait forever for a rank that has
+    ended.
     """
     code = EXIT_FAILED
     try:

@@ -12,7 +12,7 @@ from typing import Any
 @contextlib.contextmanager
 def handle_signals(numbers: Iterable[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Call `handler` for these signals inside the `with` block; has no effect outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():  # Python forbids to set a handler here
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
         yield
         return
     previous = {number: signal.signal(number, handler) for number in numbers}

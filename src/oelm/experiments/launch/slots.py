@@ -1,6 +1,6 @@
-"""Divide this machine into slots, each of which runs one run at a time.
+"""Divide this machine into slots; one run at a time is trained in each slot.
 
-A slot is a GPU or a group of GPUs; without GPUs, it is a share of the CPU cores.
+A slot is a GPU or a group of GPUs, or on a machine without GPUs, a part of the CPU cores.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ class Slot:
     """The GPUs or CPU threads of this machine that one run at a time may use."""
 
     name: str
-    environment: dict[str, str] = field(default_factory=dict)  # variables for the run's processes
-    threads: int = 0  # CPU threads of each process
-    processes: int = 1  # processes of one run
+    environment: dict[str, str] = field(default_factory=dict)  # environment variables for the run's processes
+    threads: int = 0  # CPU threads per process
+    processes: int = 1  # processes per run
 
 
 def make_slots(
     runs: int, *, gpus: str = "auto", gpus_per_run: int = 1, slots: int = 0, threads: int = 0
 ) -> list[Slot]:
-    """Return the slots of this machine; on a CPU at most `runs` slots, so that none stays empty.
+    """Return the slots of this machine.
 
+    runs: number of runs to train; there are at most so many CPU slots, because more would stay empty
     gpus: "auto" (all GPUs), "none" (run on the CPU), or device numbers such as "0,1"
-    slots, threads: number of slots, and of CPU threads per process; 0 = automatic
+    slots: number of slots; 0 = automatic
+    threads: CPU threads per process; 0 = automatic
     """
     if slots < 0 or threads < 0 or gpus_per_run < 1:
         raise UsageError("--slots and --threads must be 0 (automatic) or more, --gpus-per-run 1 or more")
@@ -84,7 +86,7 @@ def _require_gpus(gpus: str, devices: Sequence[str]) -> None:
 
 def cuda_count() -> int:
     """Return how many GPUs torch can use; 0 if torch was built without CUDA."""
-    import torch  # the import takes a second or two, so it is done only if there may be GPUs
+    import torch  # imported here, because the import takes a second or two and is not needed without GPUs
 
     return torch.cuda.device_count()
 
@@ -109,7 +111,9 @@ def _split(visible: str) -> list[str]:
 
 def _gpu_slots(devices: Sequence[str], per_run: int, slots: int, threads: int) -> list[Slot]:
     if len(devices) < per_run:
-        raise UsageError(f"--gpus-per-run {per_run} needs more GPUs than are available: {', '.join(devices)}")
+        raise UsageError(
+            f"--gpus-per-run {per_run} is more than the number of available GPUs ({', '.join(devices)})"
+        )
     groups = [devices[i : i + per_run] for i in range(0, len(devices) - per_run + 1, per_run)]
     groups = groups[: slots or len(groups)]
     share = threads or max(1, usable_cores() // (len(groups) * per_run))
@@ -127,7 +131,8 @@ def _gpu_slots(devices: Sequence[str], per_run: int, slots: int, threads: int) -
 def _cpu_slots(runs: int, slots: int, threads: int) -> list[Slot]:
     """Return at most `runs` CPU slots; by default about one for every four cores, but at least two.
 
-    Small models gain more from two runs side by side than from two threads in one run.
+    At least two, because two runs of small models at the same time finish sooner than one after the other
+    with twice the threads.
     """
     count = slots or min(usable_cores(), max(2, usable_cores() // 4))
     count = max(1, min(count, runs))
@@ -136,5 +141,6 @@ def _cpu_slots(runs: int, slots: int, threads: int) -> list[Slot]:
 
 
 def _thread_environment(threads: int) -> dict[str, str]:
-    # "passive": OpenMP threads that wait in a busy loop make other processes several times slower.
+    # OMP_WAIT_POLICY: waiting OpenMP threads must sleep, because threads that wait in a busy loop make other
+    # processes several times slower.
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}

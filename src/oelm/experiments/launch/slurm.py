@@ -38,13 +38,15 @@ from oelm.runs.states import EXIT_DIVERGED, EXIT_FINISHED, EXIT_INTERRUPTED, is_
 from oelm.training.signals import TIME_LIMIT_NEAR
 
 JOBS_FOLDER = ".slurm"  # folder below the runs folder with submitit's scripts, pickles and logs
-_FIRST_PORT, _PORTS = 10_000, 20_000  # below the ports that systems give to outgoing connections
-_SIGNAL_SLACK = 60  # SLURM may send its signal up to a minute early
-_REQUEUES = 1000  # a long run is requeued at each time limit, so submitit's own bound must not end it
+# The ranks of a job on several nodes connect to one of _PORTS ports from _FIRST_PORT. These are below the
+# ports that operating systems use for outgoing connections.
+_FIRST_PORT, _PORTS = 10_000, 20_000
+_SIGNAL_SLACK = 60  # seconds; SLURM may send its signal up to a minute early
+_REQUEUES = 1000  # submitit's limit of requeues; high, because a long run is requeued at each time limit
 
 
 class SlurmTask:
-    """The callable that submitit pickles and a SLURM task runs: it starts the worker as a child process."""
+    """The function of one SLURM task, which submitit pickles: it runs a worker as a child process."""
 
     def __init__(self, folder: str, machine: Machine, options: SlurmOptions) -> None:
         self.folder = folder
@@ -57,20 +59,21 @@ class SlurmTask:
         nodes = _nodes(self.options.nodes)
         processes = str(max(1, self.options.gpus_per_run))
         command = worker_command(self.folder, self.machine, "--processes", processes, *nodes.flags())
-        # Older versions of SLURM do not set SLURM_JOB_END_TIME; there, the end is computed from now, because
-        # the job has just started.
+        # Older versions of SLURM do not set SLURM_JOB_END_TIME. The job has just started, so its end is then
+        # computed from the present time.
         end = float(os.environ.get("SLURM_JOB_END_TIME") or time.time() + self.options.time_limit)
         near = f"{end - self.options.grace_seconds - _SIGNAL_SLACK:.0f}"
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive", TIME_LIMIT_NEAR: near}
         if self.machine.threads:
             environment["OMP_NUM_THREADS"] = str(self.machine.threads)
         self._child = subprocess.Popen(command, env=environment, start_new_session=True)
-        # `checkpoint` runs as a signal handler on top of this frame and also waits for the child. If both
-        # called `wait`, the handler could block forever on the lock of the Popen object, so a thread waits.
+        # The signal handler `checkpoint()` interrupts this function and also waits for the child. If both
+        # called `Popen.wait()`, the handler could block forever on the lock of the Popen object. So only a
+        # separate thread calls it.
         threading.Thread(target=self._wait_for_child, daemon=True).start()
         code = self._exit_code()
         if code == EXIT_INTERRUPTED and not nodes.is_first:
-            return code  # the task of the first node requeues the job; an error here would end that task
+            return code  # the task of the first node requeues the job; raising here would kill that task
         if code not in (EXIT_FINISHED, EXIT_DIVERGED, *([Busy.exit_code] if nodes.count == 1 else [])):
             raise OelmError(f"the run in {self.folder} ended with exit code {code}; see slurm.err there")
         return code
@@ -101,7 +104,7 @@ class SlurmTask:
 
 
 class SlurmLauncher:
-    """Submits jobs as one SLURM array; with `wait`, watches their run folders until all runs have ended."""
+    """Submits jobs as one SLURM array; with `wait`, also watches the run folders until all have ended."""
 
     poll_seconds = 5.0
 
@@ -125,14 +128,14 @@ class SlurmLauncher:
         self.wait = wait
         self.retries = retries
         self.events = events or Events()
-        self._states: dict[str, str] | None = None  # SLURM job -> state, from the last call of `squeue`
+        self._states: dict[str, str] | None = None  # SLURM job -> state, as `squeue` last answered
         self._asked = -math.inf  # time of the last call of `squeue`
 
     def launch(self, jobs: Sequence[Job]) -> Sequence[Job]:
         waiting = [job for job in jobs if not skip_if_ended(job, self.events) and not self._update(job)]
         self._submit([job for job in waiting if not self._active(job)])
         if self.wait:
-            with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends only the watching; the jobs go on
+            with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends only the watching; the jobs continue
                 self._watch(jobs, waiting)
         return jobs
 
@@ -146,7 +149,7 @@ class SlurmLauncher:
             self.events.tick(jobs)
 
     def script(self, count: int) -> str:
-        """Return the sbatch script of an array of `count` runs; works without SLURM and submits nothing."""
+        """Return the sbatch script for an array of `count` runs. Submits nothing and does not need SLURM."""
         from submitit.slurm import slurm
 
         folder = self.root / JOBS_FOLDER / "%j"
@@ -154,7 +157,7 @@ class SlurmLauncher:
         return str(slurm._make_sbatch_string(command, folder, map_count=count, **self.options.parameters()))
 
     def _update(self, job: Job) -> bool:
-        """Read the state of the run from its folder; return whether the run has ended."""
+        """Set the state of a job from its run folder and the SLURM queue; return whether it has ended."""
         state, status, _ = state_of(job.folder)
         job.reason = status.reason if status else ""
         if is_terminal(state):
@@ -167,11 +170,14 @@ class SlurmLauncher:
         return job.ended
 
     def _waits_in_queue(self, job: Job) -> bool:
-        """Return whether the SLURM job of the run waits to be started, for the first time or again."""
+        """Return whether SLURM has the run in its queue and has not started it, or not started it again."""
         return (self._queue() or {}).get(job_of(job.folder), "") in WAITING and not is_held(job.folder)
 
     def _active(self, job: Job) -> bool:
-        """Return whether a process works on the run or SLURM still has the run's job in its queue."""
+        """Return whether a process works on the run, or SLURM still has the run in its queue.
+
+        If SLURM has never answered, a submitted run counts as active.
+        """
         if is_held(job.folder):
             return True
         name = job_of(job.folder)
@@ -181,7 +187,7 @@ class SlurmLauncher:
         return queue is None or name in queue
 
     def _may_retry(self, job: Job) -> bool:
-        """Count a failure of a run whose SLURM job has disappeared; return whether to submit it again."""
+        """Count a failure of a job that has disappeared from SLURM; return whether to submit it again."""
         job.failures += 1
         if job.failures <= self.retries and last_exit_code(job.folder) not in NO_RETRY:
             return True
@@ -192,7 +198,7 @@ class SlurmLauncher:
     def _queue(self) -> dict[str, str] | None:
         """Return the states of the SLURM jobs in the queue; calls `squeue` at most once per poll.
 
-        Returns None if SLURM has never answered; then no job may be considered lost.
+        Returns None if SLURM has never answered. No job may then be considered lost.
         """
         if time.monotonic() - self._asked > self.poll_seconds / 2:
             states = queue_states()
@@ -215,7 +221,7 @@ class SlurmLauncher:
                 ]
         except (FailedJobError, subprocess.CalledProcessError) as error:
             raise OelmError(
-                f"sbatch refused the jobs: {_last_line(error)}. Check the SLURM options of this command"
+                f"sbatch rejected the jobs: {_last_line(error)}. Check the SLURM options of this command"
             ) from None
         for job, handle in zip(jobs, submitted, strict=True):
             (job.folder / JOB_ID).write_text(f"{handle.job_id}\n", encoding="utf-8")
@@ -246,13 +252,13 @@ class SlurmLauncher:
 
 
 def _nodes(count: int) -> Nodes:
-    """Return the place of this task among the nodes of its job; the ranks meet on the first node."""
+    """Return the index of this node among the `count` nodes of this SLURM job, and the address of node 0."""
     if count == 1:
         return ONE_NODE
     import submitit
 
     job = submitit.JobEnvironment()
-    # All nodes must know the port, so it follows from the number of the job.
+    # All nodes must use the same port, so it is computed from the job ID.
     port = _FIRST_PORT + int(job.raw_job_id) % _PORTS
     return Nodes(count, job.node, f"{job.hostnames[0]}:{port}")
 

@@ -1,4 +1,4 @@
-"""Options of SLURM jobs, checked so that no value can add lines or commands to the sbatch script."""
+"""Options of SLURM jobs. They are checked, so that no value can add commands to the sbatch script."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from oelm.errors import UsageError
 
-_GRACE_SECONDS = 120  # longest default time from SLURM's signal to its kill
+_GRACE_SECONDS = 120  # maximum of the default time between SLURM's warning signal and SIGKILL
 
-# sbatch option -> characters allowed in its value, as the inside of a regular-expression set.
+# sbatch option -> characters that its value may contain, as they are written in a regular expression [...].
 _ALLOWED = {
     "partition": r"\w.,+-",
     "account": r"\w.,+@-",
@@ -21,7 +21,7 @@ _ALLOWED = {
 }
 _ALLOWED_IN_OTHERS = r"\w .,:;=+@%/&|*!()\[\]~-"
 
-# sbatch options that have a flag of `oelm run`.
+# sbatch option -> the flag of `oelm run` that sets it.
 _FLAGS = {name: f"--{name}" for name in (*_ALLOWED, "time", "nodes")}
 _FLAGS |= {"cpus-per-task": "--cpus", "mem": "--memory"}
 # sbatch options that would break the launcher.
@@ -39,17 +39,18 @@ class SlurmOptions:
     partition: str = ""
     account: str = ""
     qos: str = ""
-    gres: str = ""  # of each node; "" = gpu:<gpus_per_run>, or none if gpus_per_run is 0
+    gres: str = ""  # resources per node; "" = gpu:<gpus_per_run>, or none if gpus_per_run is 0
     constraint: str = ""
     time_limit: float = 24 * 3600.0  # seconds
     cpus: int = 4  # per node
     memory_gb: float = 0.0  # per node; 0 = the cluster's default
-    gpus_per_run: int = 1  # GPUs of each node
-    nodes: int = 1  # nodes for each run
-    parallel: int = 64  # tasks that run at the same time
-    grace: int = 0  # seconds from SLURM's signal to its kill; 0 = time_limit / 5, at most 120
-    setup: tuple[str, ...] = ()  # shell commands that the script runs first, such as `module load cuda`
-    sbatch: Mapping[str, str | int | bool] = field(default_factory=dict)  # others; True = no value
+    gpus_per_run: int = 1  # per node
+    nodes: int = 1  # per run
+    parallel: int = 64  # how many tasks of the array may run at the same time
+    grace: int = 0  # seconds between SLURM's warning signal and SIGKILL; 0 = time_limit / 5, 10 to 120
+    setup: tuple[str, ...] = ()  # shell commands at the start of the script, such as `module load cuda`
+    # Other sbatch options, name -> value; True for a flag without a value.
+    sbatch: Mapping[str, str | int | bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise UsageError for a value that could add lines or commands to the sbatch script."""
@@ -58,11 +59,13 @@ class SlurmOptions:
         for name, value in self.sbatch.items():
             _check_sbatch_name(name)
             if value is False:
-                raise UsageError(f"--sbatch {name}: leave the option out instead of setting it to false")
+                raise UsageError(f"--sbatch {name} cannot be false; leave the option out instead")
             _check_characters(f"--sbatch {name}:", "" if value is True else str(value), _ALLOWED_IN_OTHERS)
         for line in self.setup:
             if not line.strip() or any(ord(c) < 32 and c != "\t" for c in line):
-                raise UsageError(f"--setup {line!a}: give one command per --setup, without line breaks")
+                raise UsageError(
+                    f"--setup {line!a} is empty or has line breaks; give one command per --setup option"
+                )
         least = {"cpus": 1, "parallel": 1, "nodes": 1, "gpus_per_run": 0, "memory_gb": 0, "grace": 0}
         for name, low in least.items():
             if not low <= getattr(self, name) < 1e6:
@@ -74,7 +77,7 @@ class SlurmOptions:
         return self.grace or int(min(_GRACE_SECONDS, max(10, self.time_limit / 5)))
 
     def parameters(self) -> dict[str, Any]:
-        """Return the options under the names that submitit expects, most of which are those of sbatch."""
+        """Return the options as parameters of submitit, most of which have the same names as in sbatch."""
         gres = self.gres or (f"gpu:{self.gpus_per_run}" if self.gpus_per_run else "")
         optional = {
             "partition": self.partition,
@@ -85,9 +88,9 @@ class SlurmOptions:
             "mem": f"{self.memory_gb:g}GB" if self.memory_gb else "",
             "setup": list(self.setup),
         }
-        # Since SLURM 22.05, srun does not take over the CPUs that sbatch asked for.
+        # Since SLURM 22.05, srun does not inherit --cpus-per-task from sbatch.
         srun = ["--cpus-per-task", str(self.cpus)]
-        if self.nodes > 1:  # if the ranks of one node fail, those of the other nodes must not wait for them
+        if self.nodes > 1:  # if one node fails, the ranks of the other nodes must end, not wait for it
             srun += ["--kill-on-bad-exit=1", "--wait=300"]
         return {
             "job_name": "oelm",
@@ -106,7 +109,7 @@ class SlurmOptions:
 
 
 def parse_sbatch(words: tuple[str, ...]) -> dict[str, str | bool]:
-    """Return the further sbatch options that `--sbatch key=value` or `--sbatch key` name.
+    """Return the sbatch options in the arguments of `--sbatch`, as {name: value}; True = no value given.
 
     >>> parse_sbatch(("reservation=tuesday", "exclusive"))
     {'reservation': 'tuesday', 'exclusive': True}
@@ -120,14 +123,20 @@ def parse_sbatch(words: tuple[str, ...]) -> dict[str, str | bool]:
 
 def _check_sbatch_name(name: str) -> None:
     if re.fullmatch(r"[a-z][a-z0-9-]{1,40}", name, re.ASCII) is None:
-        raise UsageError(f"--sbatch {name!a}: write the long name of an sbatch option, such as mail-type=END")
+        raise UsageError(
+            f"--sbatch {name!a} is not the long name of an sbatch option; write for example mail-type=END"
+        )
     if name in _FLAGS:
-        raise UsageError(f"--sbatch {name}: use {_FLAGS[name]}")
+        raise UsageError(f"--sbatch {name} is not allowed; use {_FLAGS[name]} instead")
     if name in _FORBIDDEN:
-        raise UsageError(f"--sbatch {name}: oelm sets this option itself, to start and requeue the runs")
+        raise UsageError(
+            f"--sbatch {name} is not allowed, because oelm sets this option itself to start and requeue runs"
+        )
 
 
 def _check_characters(flag: str, value: str, allowed: str) -> None:
     if value and re.fullmatch(f"[{allowed}]+", value, re.ASCII) is None:
         signs = " ".join(allowed.replace(r"\w", "_").replace("\\", ""))
-        raise UsageError(f"{flag} {value!a}: allowed are letters, digits and {signs}")
+        raise UsageError(
+            f"{flag} {value!a} has a character that is not allowed; allowed are letters, digits and {signs}"
+        )

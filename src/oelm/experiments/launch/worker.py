@@ -37,7 +37,7 @@ WORKER = (sys.executable, "-m", "oelm.experiments.launch.worker")
 
 
 def worker_command(folder: Path | str, machine: Machine, *options: str) -> list[str]:
-    """Return the command line of a worker process for the run in `folder`."""
+    """Return the command that starts a worker process for the run in `folder`."""
     return [*WORKER, *worker_arguments(folder, machine, *options)]
 
 
@@ -46,9 +46,10 @@ def worker_arguments(folder: Path | str, machine: Machine, *options: str) -> lis
 
 
 def train_folder(path: Path | str, machine: Machine, processes: int = 1, nodes: Nodes = ONE_NODE) -> int:
-    """Train the run in the folder `path` until it ends or is interrupted; return the exit code.
+    """Train the run in the folder `path` until it ends or is interrupted; return the exit code of the worker.
 
     processes: number of ranks on this node
+    nodes: the nodes of the run; on nodes other than the first, only ranks are started
     """
     folder = RunFolder(path)
     if not nodes.is_first:
@@ -58,11 +59,12 @@ def train_folder(path: Path | str, machine: Machine, processes: int = 1, nodes: 
         # If the user started this process with torchrun, rank 0 holds the lock for all ranks.
         with RunLock(folder.path) if is_rank_zero() else contextlib.nullcontext() as lock:
             return _train_locked(folder, machine, processes, lock, nodes)
-    except OSError as error:  # raised by RunLock
+    except OSError as error:  # RunLock could not write its file
         if not is_disk_full(error):
             raise
         raise DiskFull(
-            f"disk full: {folder.path} cannot be locked ({error}); make room, then run the same command again"
+            f"disk full: {folder.path} cannot be locked ({error}); "
+            "free disk space, then run the same command again"
         ) from None
 
 
@@ -100,13 +102,13 @@ def _fit(folder: RunFolder, machine: Machine) -> int:
 
 
 def is_rank_zero() -> bool:
-    """Return whether this process is rank 0 or the run's only process; only it writes the run folder."""
+    """Return whether this process is rank 0 or the only process of the run; only rank 0 writes run files."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def _record_failure(folder: RunFolder, reason: str, code: int) -> None:
     """Write a failure outside the training loop to status.json and attempts.jsonl."""
-    if not is_rank_zero():  # only rank 0 writes; it fails too, because its connection to this rank is closed
+    if not is_rank_zero():  # rank 0 fails too, because this rank closes its connection, and writes the files
         return
     status = Status(started=time.time(), pid=os.getpid(), host=socket.gethostname())
     with contextlib.suppress(OelmError, OSError):
@@ -129,11 +131,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=1, help="number of processes, one for each GPU")
     parser.add_argument("--nodes", type=int, default=1, help="number of nodes, each with its own worker")
     parser.add_argument("--node", type=int, default=0, help="number of this node; node 0 has rank 0")
-    parser.add_argument("--meet", default="", help="HOST:PORT of node 0, where the ranks of all nodes meet")
+    parser.add_argument("--meet", default="", help="HOST:PORT of node 0, to which all ranks connect")
     parser.add_argument("--rank", action="store_true", help="this process is one rank of the run")
     args = parser.parse_args(argv)
     machine = from_mapping(Machine, json.loads(args.machine), "machine")
-    load_catalogue_files(machine.catalogue_files)  # the run may need a dataset that they register
+    load_catalogue_files(machine.catalogue_files)  # they may register the dataset of the run
     if args.rank:
         follow_parent()
         return _fit(RunFolder(args.folder), machine)

@@ -1,9 +1,9 @@
-"""Check on this machine that an interrupted run, started again, ends with the same bytes.
+"""Check on this machine that a run that is interrupted and started again writes the same bytes.
 
 A short version of an experiment runs twice without interruption, with the device, precision and file system
 of the real runs. These two runs show whether the device is deterministic. In each case of the check, the same
 short run is interrupted in a training step or while it writes a checkpoint, started again, and compared with
-the first run. Every run is a separate worker process, as a launcher would start it.
+the first uninterrupted run. Every run is a separate worker process, as a launcher would start it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from oelm.runs.states import EXIT_FINISHED, EXIT_INTERRUPTED
 from oelm.training.signals import STOP_SIGNALS
 
 STEPS, EVAL_EVERY = 6, 2  # the short run validates and writes a checkpoint after steps 2, 4 and 6
-# Allowed difference on a device that is not deterministic, as a multiple of the largest difference between
-# uninterrupted runs. The limit is generous, because only four runs are compared, and because a resumed run
-# that lost state differs by orders of magnitude.
+# On a device that is not deterministic, a resumed run may differ by this many times the largest difference
+# between uninterrupted runs. The limit is generous, because only four uninterrupted runs are compared, and
+# because a resumed run that lost state differs by orders of magnitude.
 SPREAD_FACTOR = 10.0
-_RUN_SECONDS = 3600.0  # a run that takes longer hangs; loading a model from a slow disk takes only minutes
+_RUN_SECONDS = 3600.0  # a short run that takes longer hangs, even if it loads a model from a slow disk
 
 CaseResult = Literal["equal", "within spread", "differs", "failed"]
 
 
 @dataclass(frozen=True)
 class Interruption:
-    """When a run is interrupted, and by which signal."""
+    """The moment in which a run is interrupted, and the signal that interrupts it."""
 
     moment: Literal["step", "checkpoint"]
     number: int  # number of the step or checkpoint, from 1
@@ -87,7 +87,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Case:
-    """One interruption, and how the interrupted run compares with the first uninterrupted run."""
+    """The result of one case: how a run with this interruption compares with the first uninterrupted run."""
 
     interruption: Interruption
     result: CaseResult
@@ -115,11 +115,11 @@ class Case:
 
 
 class _Failed(Exception):
-    """A run behaved differently from what the check expects; the message says how."""
+    """Raised if a run does not behave as the check expects; the message says what it did."""
 
 
 def short_run(config: RunConfig) -> RunConfig:
-    """Return `config` limited to a few steps and rows; model, method, precision and batch stay the same."""
+    """Return `config` limited to a few steps and rows, with the same model, method and batch size."""
     budget = replace(
         config.budget,
         steps=STEPS,
@@ -129,19 +129,22 @@ def short_run(config: RunConfig) -> RunConfig:
         checkpoint_every=0,
         patience=0,
     )
-    # trial=False, because a finished tuning trial deletes its checkpoints, and the check compares them.
+    # trial=False, because a finished tuning trial deletes its checkpoints, which the check must compare.
     return replace(with_few_rows(config), budget=budget, tune=replace(config.tune, trial=False))
 
 
 @contextlib.contextmanager
 def resume_check(config: RunConfig, root: Path | str, machine: Machine) -> Iterator[ResumeCheck]:
-    """Make a resume check of `config` in a temporary folder on the file system of the runs folder `root`."""
+    """Yield a resume check of `config` that works in a temporary folder on the file system of `root`.
+
+    root: the runs folder, whose file system is tested, too
+    """
     with tempfile.TemporaryDirectory(prefix=".oelm-doctor-", dir=existing_parent(Path(root))) as folder:
         yield ResumeCheck(short_run(config), Path(folder), replace(machine, trackers=()))
 
 
 class ResumeCheck:
-    """A resume check of one config: call `reference` first, then `case` for each interruption."""
+    """A resume check of one config: call `reference()` first, then `case()` for each interruption."""
 
     def __init__(self, config: RunConfig, place: Path, machine: Machine) -> None:
         self.config, self.place, self.machine = config, place, machine
@@ -149,9 +152,9 @@ class ResumeCheck:
         self.cases = 0
 
     def reference(self) -> Reference:
-        """Run twice without interruption, and twice more if these two runs differ.
+        """Run the config twice without interruption, and twice more if these two runs differ.
 
-        Raises OelmError if a run fails.
+        Returns how long one run takes and how much the runs differ. Raises OelmError if a run fails.
         """
         first, _ = self._uninterrupted(1)
         second, seconds = self._uninterrupted(2)
@@ -170,13 +173,13 @@ class ResumeCheck:
         return Reference(seconds, device, manifest.precision.dtype if manifest else "", self.spread)
 
     def _uninterrupted(self, number: int) -> tuple[RunFolder, float]:
-        """Run once without interruption; return the run folder and how many seconds the run took."""
+        """Run the config once without interruption; return the run folder and the seconds that this took."""
         folder = self._claim(f"uninterrupted-{number}")
         begin = time.monotonic()
         code = _exit_code(self._start(folder))
         if code != EXIT_FINISHED:
             raise OelmError(
-                f"{self.config.id}: the uninterrupted run failed, so the resume check cannot start. "
+                f"{self.config.id}: a run without interruption failed, so resuming cannot be checked. "
                 f"{self._reason(folder, code)}"
             )
         return folder, time.monotonic() - begin
@@ -207,7 +210,7 @@ class ResumeCheck:
         return folder
 
     def _interrupt(self, folder: RunFolder, interruption: Interruption) -> float:
-        """Start the run and interrupt it; return the seconds from the signal to the end of its process."""
+        """Start the run, interrupt it, and return the seconds from the signal to the end of the process."""
         marker = folder.path.with_suffix(".reached")
         moment = (interruption.moment, str(interruption.number), str(marker))
         process = self._start(folder, *moment)
@@ -234,13 +237,14 @@ class ResumeCheck:
         return seconds
 
     def _resume(self, folder: RunFolder, interruption: Interruption) -> int:
-        """Start the run again; return the step of the checkpoint that it continued from."""
+        """Start the interrupted run again; return the step of the checkpoint that it continued from."""
         from oelm.training.checkpoints.file import load_checkpoint
 
         step = load_checkpoint(folder.latest)["progress"]["step"] if folder.latest.exists() else 0
         if step != interruption.resumes_after:
             raise _Failed(
-                f"after the interruption, latest.pt holds step {step}, not step {interruption.resumes_after}"
+                f"after the interruption, latest.pt is the checkpoint of step {step}, "
+                f"not of step {interruption.resumes_after}"
             )
         code = _exit_code(self._start(folder))
         if code != EXIT_FINISHED:
@@ -274,13 +278,13 @@ class ResumeCheck:
 def judge(differences: Sequence[FileDifference], spread: Sequence[FileDifference]) -> CaseResult:
     """Return how an interrupted run compares with the first uninterrupted run.
 
-    differences: between these two runs
-    spread: between uninterrupted runs, which shows how much this device varies by itself
+    differences: differences between these two runs
+    spread: differences between uninterrupted runs, which show how much this device varies by itself
     """
     if not differences:
         return "equal"
-    # A few runs are too small a sample for one limit per file. So all files with numbers (losses) share one
-    # limit, and all files with tensors (weights and optimizer states) share another.
+    # Four uninterrupted runs are too few for a separate limit per file. So all files with numbers (losses)
+    # share one limit, and all files with tensors (weights and optimizer states) share another.
     limits = dict.fromkeys(("numbers", "tensors"), 0.0)
     for difference in spread:
         kind = _kind(difference)
@@ -303,7 +307,7 @@ def _console(folder: RunFolder) -> Path:
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Wait until the process ends and return its exit code; kill it if the check itself is interrupted."""
+    """Wait until a process ends and return its exit code; kill the process if the wait is interrupted."""
     try:
         return process.wait(_RUN_SECONDS)
     finally:

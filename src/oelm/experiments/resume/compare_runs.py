@@ -1,7 +1,7 @@
-"""Compare the folders of two finished runs with the same config, which should be equal byte by byte.
+"""Compare the folders of two finished runs with the same config, whose files should be equal byte by byte.
 
-The comparison covers metrics, results, predictions, freeze audit, best model and last checkpoint. It leaves
-out times, host names and logs, because they differ between any two runs.
+Compared are metrics, results, predictions, freeze audit, best model and last checkpoint. Times, host names
+and logs are not compared, because they differ between any two runs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class FileDifference:
 
     file: str
     where: str  # the first value that differs: "step 3, train, loss" or "model.blocks.0.attn.v.weight"
-    largest: float | None = None  # largest absolute difference of a float or tensor; None if no such differs
-    others: int = 0  # number of differing values that are no floats or tensors: counts, names, missing fields
-    step: int | None = None  # step of the first row that differs, for metrics.jsonl
+    largest: float | None = None  # largest absolute difference of floats and tensors; None if all are equal
+    others: int = 0  # number of other values that differ: integers, names, missing fields
+    step: int | None = None  # training step of the first row that differs; only for metrics.jsonl
 
     def __str__(self) -> str:
         size = "" if self.largest is None else f", by up to {self.largest:.3g}"
@@ -43,7 +43,7 @@ def compare_runs(one: Path, other: Path) -> list[FileDifference]:
     found = [_metrics(a, b)]
     for name in ("results.json", "predictions.json", "test_losses.json", "freeze_audit.json"):
         found.append(_file(one, other, name, read_json))
-    # The file of checksums is left out, because it follows from the other files.
+    # The file of checksums is not compared, because it is computed from the other files.
     for name in sorted((_names(a.best) | _names(b.best)) - {CHECKSUMS}):
         found.append(_file(one, other, f"best/{name}", _read_tensors))
     found.append(_file(one, other, a.latest.name, _read_checkpoint))
@@ -109,7 +109,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _read_checkpoint(path: Path) -> Any:
-    # Leave out the checkpoint's hash of metrics.jsonl, because `compare_runs` compares that file itself.
+    # Leave out the hash of metrics.jsonl in the checkpoint, because `compare_runs()` compares that file.
     state = load_checkpoint(path)
     return {name: value for name, value in state.items() if not name.startswith("metrics_")}
 

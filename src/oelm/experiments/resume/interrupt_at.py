@@ -15,13 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
 
-_PATIENCE_SECONDS = 120.0  # the worker goes on if the caller does not delete the file within this time
+_PATIENCE_SECONDS = 120.0  # the worker continues if the caller does not delete MARKER within this time
 
 
 def wait_at(moment: str, number: int, marker: Path) -> None:
-    """Make training in this process wait at the `number`-th "step" or "checkpoint" until `marker` is deleted.
+    """Make training in this process wait at its `number`-th step or checkpoint until `marker` is deleted.
 
-    In a step it waits before the parameters are updated, in a checkpoint after the first bytes are written.
+    moment: "step" (wait before the optimizer updates the parameters) or "checkpoint" (wait after the first
+        bytes of the checkpoint file are written)
+    marker: file that is created at that moment
     """
     import torch
 
@@ -58,7 +60,7 @@ def wait_at(moment: str, number: int, marker: Path) -> None:
 
 
 class _AfterFirstBytes:
-    """A wrapper around a file that calls `then` once, after the first write."""
+    """A wrapper around a file that calls the function `then` once, after the first write."""
 
     def __init__(self, file: Any, then: Callable[[], None]) -> None:
         self.file, self.then, self.called = file, then, False

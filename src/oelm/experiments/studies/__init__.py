@@ -1,1 +1,1 @@
-"""The experiments of the catalogue. Each module defines a list EXPERIMENTS of one study or a part of it."""
+"""The built-in experiments. The list EXPERIMENTS of each module has those of one study or of a part of it."""

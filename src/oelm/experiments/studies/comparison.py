@@ -11,7 +11,7 @@ from oelm.methods.presets import find_method
 
 
 class ArmSpec(NamedTuple):
-    """One arm (a method in a comparison); `oelm list` shows its `title`."""
+    """One arm (a method in a comparison); `oelm list` shows the `title`."""
 
     name: str
     method: str | Method
@@ -19,7 +19,7 @@ class ArmSpec(NamedTuple):
 
 
 def arms_of(methods: Iterable[str | Method], note: str = "") -> list[ArmSpec]:
-    """Return one arm per method, with the method's name and its purpose as title.
+    """Return one arm per method. It has the name of the method, and the method's purpose as its title.
 
     note: text that is appended to each title
     """
@@ -39,12 +39,13 @@ def comparison(
 ) -> list[Experiment]:
     """Return one experiment per arm, with the ID <stem>-<arm><suffix>; all are tuned on the same grid.
 
-    The first arm is the baseline of the others. The control of an arm is the arm with the method that the
-    field `control` of its own method names.
+    The first arm is the baseline of the others. If the method of an arm names a control method, the arm with
+    that control method is the control of this arm.
 
-    make: builds an experiment with the settings that all arms share (`paper.language_model`, ...)
-    baseline_of_first: ID of the baseline of the first arm; "" = it has none
-    settings: further fields of `Experiment` for all arms
+    make: function that builds an experiment from a dataset and fields of `Experiment`, such as
+        `paper.language_model`
+    baseline_of_first: ID of the experiment that the first arm is compared with; "" = none
+    settings: further fields of `Experiment`, the same for all arms
     """
     ids = {arm.name: f"{stem}-{arm.name}{suffix}" for arm in arms}
     by_method = {find_method(arm.method).name: ids[arm.name] for arm in arms}
@@ -76,9 +77,12 @@ def with_rotary_arms(
     rotary_model: Any,
     **settings: Any,
 ) -> list[Experiment]:
-    """Return two comparisons: `arms` with learned and `rotary_arms` with rotary position embeddings.
+    """Return the experiments of `arms` with learned, and of `rotary_arms` with rotary position embeddings.
 
-    The first arm with rotary position embeddings is compared with the first arm with learned ones.
+    The baseline of the first rotary arm is the first arm with learned position embeddings.
+
+    rotary_model: the model of the rotary arms
+    settings: further arguments of `comparison()`, for both sets of arms
     """
     learned = comparison(make, dataset, arms, **settings)
     rotary = {"suffix": "-rope", "baseline_of_first": learned[0].id, "model": rotary_model}

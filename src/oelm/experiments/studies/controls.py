@@ -1,7 +1,7 @@
 """Additions to the original study: the controls it lacks, tuned arms, and the next steps it proposes.
 
-The controls separate the effect of the init's norm from that of its orthogonality, and the effect of
-discarding pretrained Q/K from that of freezing them. All experiments of this module have the phase "extra".
+The controls separate two pairs of effects: the norm of the initial Q/K from their orthogonality, and
+discarding pretrained Q/K from freezing them. All experiments of this module have the phase "extra".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from oelm.methods.presets import find_method
 
 PHASE = "extra"
 
-# (start of the experiment IDs, dataset, steps of the original study on this dataset)
+# (prefix of the experiment IDs, dataset, steps of the original study on this dataset)
 _LM_SETS = (
     ("TS", "tinystories", 100_000),
     ("OWT", "openwebtext", 100_000),
@@ -51,7 +51,7 @@ _BERT_ARMS = (
 
 CONTROLS: dict[str, Any] = {"study": "paper", "phase": PHASE}
 
-# Next steps that the original study proposes. They run on TinyStories, the first corpus of that study.
+# Methods that the original study proposes as next steps. They run on TinyStories, its first corpus.
 PARTIAL_2 = replace(find_method("oelm-partial"), name="oelm-partial-2", layers=2)
 
 _NEXT_STEPS = (
@@ -66,8 +66,8 @@ def _language_models() -> list[Experiment]:
     for stem, dataset, steps in _LM_SETS:
         arms = (*_LM_ARMS, *(_NEXT_STEPS if stem == "TS" else ()))
         group, budget = f"GPT/{dataset}/tuned", replace(LM_BUDGET, steps=steps)
-        # The arm PARTIAL-2 trains the Q/K of two layers, so it needs a model with a third layer to freeze.
-        # The other arms of the group get the same model.
+        # The arm PARTIAL-2 trains the Q/K of two layers, so it needs a model with at least one more layer to
+        # freeze. The other arms of the group get the same model.
         smoke = {"model.name": "smoke-3"} if stem == "TS" else {}
         made += comparison(
             language_model, dataset, arms, stem=stem, group=group, budget=budget, smoke=smoke, **CONTROLS
@@ -95,7 +95,7 @@ _SEQ2SEQ_ARMS = (
 
 
 def _denoiser(dataset: str, model: str, **own: Any) -> Experiment:
-    own["arm"] = own["method"]  # the IDs end with mere numbers (T5-01), so tables show the method's name
+    own["arm"] = own["method"]  # tables show the method's name, because the IDs have only numbers (T5-01)
     return Experiment(
         task="denoising",
         data=DataConfig(dataset=dataset, tokenizer="model", max_length=256),

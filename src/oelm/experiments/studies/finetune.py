@@ -1,4 +1,4 @@
-"""Study `finetune`: what happens if the Q/K of a pretrained encoder are frozen, orthonormalised or replaced?
+"""Study `finetune`: freeze, orthonormalise or replace the Q/K of a pretrained encoder, then fine-tune it.
 
 The encoder is bert-base-uncased at full scale and all-MiniLM-L6-v2, installed with pip, at scale `mini`. All
 arms share one grid of learning rates. Scale `mini` is sized for two CPU cores; MNLI, the hardest task, gets
@@ -37,7 +37,9 @@ ARMS = (
 BUDGET = BudgetConfig(batch_size=32, epochs=3, eval_every=0)
 
 MINI_ROWS = {"sst2": 640, "mnli": 960, "agnews": 320}  # training rows at scale `mini`
-TRIAL_SHARE = 0.5  # a tuning trial trains for one of two epochs at scale `mini`, two of three at full scale
+# Epochs of a tuning trial / epochs of a run. Rounded, a trial has one epoch of two at scale `mini`, and two
+# epochs of three at full scale.
+TRIAL_SHARE = 0.5
 
 
 def _mini(dataset: str) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 An extra is a trainable part that is added to frozen Q/K, such as a bias or a low-rank adapter. The
 control of an arm with extras is the same architecture with trained Q/K, so that a gain of the architecture is
-not attributed to freezing. (The control of a low-rank adapter is the plain architecture.) All arms share one
-grid of learning rates.
+not attributed to freezing. (The control of a low-rank adapter has no adapter, because an adapter adds nothing
+to trained Q/K.) All arms share one grid of learning rates.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from oelm.methods.presets import find_method
 
 SETS = (("TS", "tinystories"), ("WT2", "wikitext2"), ("OWT", "openwebtext"))
 
-# The original study uses learned position embeddings. Rotary ones make the stronger architecture, so the
-# extras are tried with these.
+# The original study uses learned position embeddings. Rotary position embeddings make a stronger model, so
+# the extras are tried with them.
 LEARNED_ARMS = ("baseline", "orthogonal-init", "oelm-freeze")
 BIAS_ARMS = ("baseline-bias", "oelm-bias", "trained-bias")
 HEADLINE_ARMS = ("baseline", "oelm-freeze", *BIAS_ARMS, "oelm-plus", "trained-plus")
@@ -33,7 +33,7 @@ ROPE_ARMS = (
     "trained-conv",
     "oelm-lowrank",
 )
-# These arms run on one corpus only, to save time: single extras, and biases with learned positions.
+# To save time, single extras (VARIATIONS) and biases with learned positions run only on the corpus VARIED.
 VARIED = "tinystories"
 VARIATIONS: tuple[str | Method, ...] = (
     "oelm-core",
@@ -52,8 +52,9 @@ VARIATIONS: tuple[str | Method, ...] = (
     ),
 )
 
-# Overrides at scale `mini`; `scales.RECIPES` has the other settings. They are older than the regime there and
-# stay as long as results/ has runs that were made with them: another budget would withhold their verdicts.
+# Overrides at scale `mini`; `scales.RECIPES` has the other settings. These values are older than those of
+# `scales.RECIPES`. They stay while results/ contains runs with them, because a run whose settings differ from
+# the catalogue gets no verdict.
 MINI: dict[str, Any] = {
     "optim.beta2": 0.999,
     "data.tokenizer": "bpe-1024",
@@ -62,8 +63,8 @@ MINI: dict[str, Any] = {
     "budget.eval_every": 300,
     "optim.warmup_steps": 60,
 }
-# Evaluation rows per split at scale `mini`, which are 55,000 to 125,000 tokens. With more rows, evaluation
-# would take as long as training.
+# Rows of the validation and of the test split at scale `mini`. Each split has 55,000 to 125,000 tokens; with
+# more, evaluation would take as long as training.
 EVAL_ROWS = {"tinystories": 200, "wikitext2": 15, "openwebtext": 60}
 GRIDS: dict[str, tuple[float, ...]] = {"mini": (1.5e-3, 3e-3, 6e-3)}
 TRIAL_SHARE = 0.5  # steps of a tuning trial / steps of a run

@@ -19,8 +19,8 @@ FROZEN_LM_LR = 1e-3  # the original study gave frozen arms 3.3 times the baselin
 # The original study's public scripts train on 88,000 of OpenWebText's 8 million pages, about 99M tokens.
 OWT_PAGES = 88_000
 
-# At scale `mini`, WikiText-2 replaces WikiText-103; it is a smaller sample of the same source. A row is a
-# whole article, so few evaluation rows suffice.
+# At scale `mini`, WikiText-2 replaces WikiText-103, because it is a smaller sample of the same source. A row
+# is a whole article, so few evaluation rows are enough.
 WIKITEXT_MINI: dict[str, object] = {"data.dataset": "wikitext2", "data.eval_rows": 15}
 
 # Settings of BERT fine-tuning: bert-base-uncased, 3 epochs, linear decay after 10 % of the steps as warm-up.
@@ -38,8 +38,8 @@ NOTE_UNEQUAL_LR = (
     "the original study gave the frozen arm a higher learning rate and did not tune the baseline"
 )
 NOTE_PRETRAINED_ROWS = (
-    "the original study's code orthonormalised the pretrained rows instead of random ones, and did so in the "
-    "baseline, too; so the reported result belongs to neither arm as the study describes it"
+    "the original study's code orthonormalised the pretrained rows instead of random ones, also in the "
+    "baseline; so neither reported result belongs to the method that the study describes"
 )
 NOTE_BATCH_32 = "batch 32 comes from the original study's public scripts; its reports do not state it"
 
@@ -47,7 +47,7 @@ NOTE_BATCH_32 = "batch 32 comes from the original study's public scripts; its re
 def language_model(dataset: str, **own: Any) -> Experiment:
     """Return a language-modelling experiment with the original study's GPT and its settings.
 
-    own: fields of `Experiment` that replace or complete these settings
+    own: further fields of `Experiment`; they override the settings of the original study
     """
     rows = OWT_PAGES if dataset == "openwebtext" else 0
     data = DataConfig(dataset=dataset, tokenizer="gpt2", max_length=512, train_rows=rows)
@@ -56,7 +56,10 @@ def language_model(dataset: str, **own: Any) -> Experiment:
 
 
 def fine_tuned(dataset: str, **own: Any) -> Experiment:
-    """Return a fine-tuning experiment with the original study's BERT; for `own` see `language_model`."""
+    """Return a fine-tuning experiment with the original study's BERT and its settings.
+
+    own: further fields of `Experiment`; they override the settings of the original study
+    """
     data = DataConfig(dataset=dataset, variant=_variant(dataset), tokenizer="model", max_length=128)
     budget = BudgetConfig(batch_size=16 if dataset == "xnli" else 32, epochs=3, eval_every=0)
     return _experiment(
@@ -67,7 +70,7 @@ def fine_tuned(dataset: str, **own: Any) -> Experiment:
 def classifier(dataset: str, **own: Any) -> Experiment:
     """Return an experiment with the original study's GPT classifier, which is trained from scratch.
 
-    own: as in `language_model`
+    own: further fields of `Experiment`; they override the settings of the original study
     """
     data = DataConfig(dataset=dataset, variant=_variant(dataset), tokenizer="gpt2", max_length=512)
     return _experiment(
@@ -86,7 +89,10 @@ def _variant(dataset: str) -> str:
 def _published(
     make: Callable[..., Experiment], id: str, dataset: str, method: str, baseline: str, **own: Any
 ) -> Experiment:
-    """Return an experiment as the original study ran it: frozen arms have a higher learning rate."""
+    """Return an experiment as the original study ran it, with a higher learning rate if Q/K are frozen.
+
+    make: `language_model`, `fine_tuned` or `classifier`
+    """
     settings = {"id": id, "study": "paper", "method": method, "baseline": baseline, "published": True}
     plain = make(dataset, **{**settings, **own})
     if method == "baseline":

@@ -3,7 +3,7 @@
 A row of the task `recall` has key-value pairs, then keys whose values must be predicted (induction). A row of
 the task `copy` has a random string, a separator, and the same string again. The perplexity depends mostly on
 tokens that a model can predict only if it attends to the right position. All arms use rotary position
-embeddings, as most arms of the study `gap`; the baseline also runs with learned ones.
+embeddings, like most arms of the study `gap`; the baseline also runs with learned position embeddings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Study `wide`: the headline arms of the study `gap` at the original study's width, 512 with 6 layers.
 
-The cost of freezing may depend on the width: a head of 64 rows in 512 dimensions sees less of its input than
-one of 16 rows in 128. At scale `mini` only the text is small (vocabulary 1,024, context 128); a step takes
+The cost of freezing may depend on the width: a head with a frozen projection to 64 dimensions sees less of an
+input of width 512 than one with 16 dimensions sees of an input of width 128. At scale `mini` the model keeps
+its full size, and only the vocabulary (1,024) and the context length (128) are smaller. A step then takes
 about a second on two cores, so the study takes days there. Its runs can be interrupted and resumed.
 """
 
@@ -18,7 +19,8 @@ from oelm.experiments.studies.paper import LM_MODEL, language_model
 SETS = (("TS", "tinystories"), ("WT2", "wikitext2"))
 ROTARY = replace(LM_MODEL, position="rope")
 
-# 1,500 steps of 1,024 tokens are past the first, steep part of the loss curve.
+# Overrides at scale `mini`. With 1,500 steps of 1,024 tokens, a run gets past the first, steep part of its
+# loss curve.
 MINI: dict[str, Any] = {
     **GAP_MINI,
     "model.name": ROTARY.name,

@@ -1,5 +1,5 @@
-"""Study files: a YAML file that describes the data, model, arms, budget and questions of a study.
+"""Study files: YAML files that describe the data, model, arms, budget and questions of a study.
 
-`load.load_study` reads one and returns experiments like those of the catalogue; `schema` describes the format
-for editors, and template.yaml is what `oelm init` writes.
+`load.load_study()` reads a study file and returns experiments like those of the catalogue. `schema.py` makes
+the JSON Schema of the format for editors. `oelm init` writes a copy of template.yaml.
 """

@@ -40,17 +40,18 @@ class Study:
     name: str
     title: str
     experiments: tuple[Experiment, ...]  # one per arm, in the order of the file
-    registers_data: bool  # the file describes a dataset of the hub, which worker processes must know, too
+    # Whether the file describes a dataset of the hub. Worker processes must then load the file, too.
+    registers_data: bool
 
 
 def load_study(path: Path | str) -> Study:
-    """Return the study that a YAML file describes; its dataset, if it is on the hub, is registered.
+    """Return the study that a YAML file describes. If its dataset is on the hub, the dataset is registered.
 
-    Raises UsageError for an unknown key, a wrong value, or settings that could never train.
+    Raises UsageError for an unknown key, an invalid value, or settings that cannot be trained.
     """
     place = Path(path).expanduser()
     if not place.is_file():
-        raise UsageError(f"there is no study file {path}; `oelm init {path}` writes one to start from")
+        raise UsageError(f"the study file {path} does not exist; `oelm init {path}` writes one to start from")
     file, lines = read_yaml_as(StudyFile, place)
     with errors_with_lines(path, lines):
         return _study(file, place.resolve().parent)
@@ -58,7 +59,7 @@ def load_study(path: Path | str) -> Study:
 
 @contextmanager
 def _about(field: str) -> Iterator[None]:
-    """Say which key an error is about, if the error does not say it itself."""
+    """Add the key `field` of the study file to errors of the `with` block that do not name a key."""
     try:
         yield
     except UsageError as error:
@@ -113,7 +114,11 @@ def _arm(name: str, arm: ArmSection, written: str | ArmSection) -> ArmSpec:
 
 
 def _own_method(name: str, given: dict[str, Any], place: str) -> Method:
-    """Return a method that is described by its fields; `base` names the method that has the other fields."""
+    """Return the method that the user describes by its fields.
+
+    given: fields of `Method`; the key "base" may name a known method, whose values the other fields get
+    place: where the fields are in the study file, for error messages
+    """
     given = dict(given)
     base: dict[str, Any] = {}
     if "base" in given:
@@ -126,7 +131,9 @@ def _model(section: ModelSection, folder: Path) -> ModelConfig:
     shape = [section.width, section.layers, section.heads]
     named = [key for key in ("size", "hub", "folder") if getattr(section, key)] + ["width"] * any(shape)
     if len(named) > 1:
-        raise UsageError(f"name the model once: {' and '.join(named)} exclude each other", field="model")
+        raise UsageError(
+            f"the model is given twice: {' and '.join(named)} exclude each other; keep one", field="model"
+        )
     if section.hub or section.folder:
         name = section.hub or str((folder / Path(section.folder).expanduser()).resolve())
         pretrained = section.pretrained and (section.hub == "minilm" or not section.is_built_in)
@@ -134,7 +141,7 @@ def _model(section: ModelSection, folder: Path) -> ModelConfig:
     size = section.size or ModelConfig.name
     if any(shape):
         if not all(shape):
-            raise UsageError("a shape needs width, layers and heads", field="model")
+            raise UsageError("the shape is incomplete: give width, layers and heads", field="model")
         size = shape_name(section.width, section.layers, section.heads, section.ff or 4 * section.width)
     return ModelConfig("gpt", size, False, section.dropout, section.position, section.causal)
 
@@ -144,7 +151,7 @@ def _data(file: StudyFile, folder: Path, model: ModelConfig) -> DataConfig:
     named = [key for key in ("dataset", "folder", "hub") if getattr(section, key)]
     if len(named) != 1:
         given = " and ".join(named) if named else "none of them"
-        raise UsageError(f"name the data by one of dataset, folder and hub, not {given}", field="data")
+        raise UsageError(f"give exactly one of dataset, folder and hub, not {given}", field="data")
     name = section.dataset
     if section.folder:
         name = str((folder / Path(section.folder).expanduser()).resolve())
@@ -154,7 +161,7 @@ def _data(file: StudyFile, folder: Path, model: ModelConfig) -> DataConfig:
             name = register_dataset(entry).name
     for key in ("config", "splits", "columns", "classes"):
         if getattr(section, key) and not section.hub:
-            raise UsageError(f"{key} is only for data of the hub", field=f"data.{key}")
+            raise UsageError(f"{key} is allowed only together with the key hub", field=f"data.{key}")
     with _about(f"data.{named[0]}"):
         dataset(name)
     pretrained = model.family == "hf" and model.pretrained
@@ -169,7 +176,7 @@ def _hub_dataset(study: str, section: DataSection) -> Dataset:
                 raise unknown_name(f"key of data.{key}", name, valid, field=f"data.{key}.{name}")
     pairs = {"premise", "hypothesis"} & set(section.columns)
     if len(pairs) == 1 or (pairs and "text" in section.columns):
-        raise UsageError("name either text, or both premise and hypothesis", field="data.columns")
+        raise UsageError("must have either text, or both premise and hypothesis", field="data.columns")
     return Dataset(
         name=f"{study}-{section.hub.rpartition('/')[2]}",
         about=f"{section.hub}, described in the study file of {study}",
@@ -188,7 +195,8 @@ def _budget(section: BudgetSection, data: DataConfig, task: str) -> BudgetConfig
         return budget
     if task != "lm" or budget.steps or budget.epochs:
         raise UsageError(
-            "tokens is for language modelling, without steps and epochs: a classifier counts rows",
+            "tokens is allowed only for language modelling and without steps and epochs; "
+            "give steps or epochs instead",
             field="budget.tokens",
         )
     per_step = budget.batch_size * budget.accumulation * data.max_length
@@ -196,12 +204,15 @@ def _budget(section: BudgetSection, data: DataConfig, task: str) -> BudgetConfig
 
 
 def _base(cls: Any, section: Any) -> Any:
-    """Return the config that a section extends, without the keys that only study files have."""
+    """Return the config `cls` that `section` extends, without the keys that only study files have."""
     return cls(**{f.name: getattr(section, f.name) for f in fields(cls)})
 
 
 def _compared(name: str, arm: ArmSection, arms: dict[str, Experiment], file: StudyFile) -> Experiment:
-    """Return the experiment of an arm with the baseline, control and questions that the file names."""
+    """Return the experiment of the arm `name` with the baseline, control and questions of the study file.
+
+    arms: the experiments of all arms, by arm name
+    """
     e = arms[name]
     if arm.baseline:
         e = replace(e, baseline=_id_of(arm.baseline, arms, f"arms.{name}.baseline"))
@@ -215,10 +226,16 @@ def _compared(name: str, arm: ArmSection, arms: dict[str, Experiment], file: Stu
             continue
         reference = _id_of(asked.reference, arms, f"{place}.reference") if asked.reference else e.baseline
         if reference in ("", e.id):
-            raise UsageError("name another arm as the reference", field=f"{place}.reference")
+            raise UsageError(
+                f"the arm {name} cannot be compared with itself; name a different arm",
+                field=f"{place}.reference",
+            )
         margin = MARGINS[asked.rule] if asked.margin is None else asked.margin
         if not 0 <= margin < 1 or (margin == 0 and asked.rule == "equivalent"):
-            raise UsageError("a margin is a share such as 0.05, below 1", field=f"{place}.margin")
+            raise UsageError(
+                "must be a fraction below 1, such as 0.05 for 5 %; 0 is not allowed for equivalent",
+                field=f"{place}.margin",
+            )
         questions.append(QuestionConfig(reference, asked.rule, margin))
     return replace(e, arm=name, questions=tuple(questions))
 
@@ -230,7 +247,7 @@ def _id_of(arm: str, arms: dict[str, Experiment], place: str) -> str:
 
 
 def _check(e: Experiment) -> None:
-    """Raise UsageError if the settings of the file could never train."""
+    """Raise UsageError if a run with the settings of this experiment could not be trained."""
     with _about("model"):
         check_model(e.planned())
     with _about("data"):
@@ -243,4 +260,4 @@ def _check(e: Experiment) -> None:
     if not 0 < e.trial_share <= 1:
         raise UsageError("must be above 0 and at most 1", field="trial_share")
     if not e.seeds or min(e.seeds) < 0:
-        raise UsageError("needs at least one seed, 0 or more", field="seeds")
+        raise UsageError("must have at least one seed, and each must be 0 or more", field="seeds")

@@ -23,7 +23,7 @@ def study_schema() -> dict[str, Any]:
     arm = _object(ArmSection)
     named = {"type": "string", "examples": list(methods())}
     own = _object(Method)
-    own["properties"]["base"] = {**named, "description": "method whose other fields are taken over"}
+    own["properties"]["base"] = {**named, "description": "method from which the other fields are copied"}
     del own["properties"]["name"], own["required"]
     arm["properties"]["method"] |= {"anyOf": [named, own]}
     schema["properties"]["arms"] |= {"additionalProperties": {"anyOf": [named, arm]}, "minProperties": 1}
@@ -67,7 +67,7 @@ def _of(kind: Any) -> dict[str, Any]:
 
 
 def _comments(cls: Any) -> dict[str, str]:
-    """Return {field: comment beside it} of a dataclass and the dataclasses that it extends."""
+    """Return {field: comment on its line} for a dataclass and the dataclasses that it extends."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):  # without `object`
         found |= dict(_COMMENT.findall(inspect.getsource(base)))
