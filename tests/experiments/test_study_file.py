@@ -105,7 +105,7 @@ def test_arms_become_experiments_that_differ_only_in_their_method(tmp_path: Path
         ),
         ("tokens: 100000", "steps: -5", 10, "budget.steps must be at least 0, not -5"),
         ("tokens: 100000", "tokens: 100000, epochs: 1", 10, "budget.tokens: tokens is allowed only"),
-        ("seeds: [3, 4]", "seeds: []", 11, "seeds: needs at least one seed"),
+        ("seeds: [3, 4]", "seeds: []", 11, "seeds: must have at least one seed"),
         ("seeds: [3, 4]", "smoke: {budget.step: 2}", 11, "did you mean 'budget.steps'?"),
         ("seeds: [3, 4]", "grid: [0.001, 0]", 11, "grid: learning rates must be above 0"),
         ("margin: 0.1", "margin: 5", 13, "questions[0].margin: must be a fraction below 1"),

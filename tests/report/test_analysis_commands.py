@@ -59,7 +59,7 @@ def test_analyze_names_a_broken_run_folder(tmp_path, capsys):
 def test_a_missing_runs_folder_is_an_error_without_traceback(tmp_path, capsys, command):
     assert main([command, "--runs", str(tmp_path / "none")]) == 1
     error = capsys.readouterr().err
-    assert "there is no runs folder" in error
+    assert "does not exist; train something first" in error
     assert "Traceback" not in error
 
 

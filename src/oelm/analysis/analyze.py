@@ -29,7 +29,7 @@ class Analysis:
     comparisons: Comparisons
     benchmarks: list[StepRatio]
     never_started: tuple[str, ...]  # IDs of experiments without a run, in studies that have other runs
-    answers: tuple[Answer, ...] = ()  # to the questions of study files
+    answers: tuple[Answer, ...] = ()  # answers to the questions of study files
 
     @property
     def warnings(self) -> list[LoadWarning]:
@@ -58,7 +58,7 @@ class Analysis:
 
     @cached_property
     def compute_seconds(self) -> float:
-        """The wall time of all runs and tuning trials together."""
+        """The sum of the wall times of all runs and tuning trials."""
         times = (r.timing.total_wall_time for r in (*self.loaded.runs, *self.loaded.trials))
         return sum(t for t in times if isinstance(t, int | float) and math.isfinite(t))
 
@@ -101,11 +101,11 @@ def analyze(
     """Load the runs in the runs folder `root`, compare them, and add costs and benchmarks.
 
     studies: analyse only these studies (default: all)
-    benchmarks: folder of step-time benchmarks that measured the methods in alternation
-    planned: the catalogued experiments, to recognise runs whose budget differs from the catalogue, and
-        experiments without runs
+    benchmarks: folder with interleaved step-time benchmarks (`oelm bench step`); None = show no step times
+    planned: configs that the catalogue has for each experiment and scale. They show which runs have a
+        different budget than the catalogue, and which experiments have no runs
     ids: analyse only these experiments (default: all)
-    level: confidence level of the intervals; use `level_per_look` if seeds are added until there is a verdict
+    level: confidence level of the intervals; give `level_per_look()` if seeds are added until a verdict
     """
     loaded = load_runs(root, studies)
     if ids is not None:
@@ -118,7 +118,7 @@ def analyze(
 
 
 def _never_started(loaded: Loaded, planned: Planned, ids: Collection[str] | None) -> tuple[str, ...]:
-    """Return the IDs of catalogued experiments without a run, in studies that have at least one run."""
+    """Return the IDs of the experiments of the catalogue that have no run although their study has runs."""
     studies = {r.config.study for r in loaded.runs}
     present = {r.id for r in loaded.runs}
     return tuple(

@@ -1,4 +1,4 @@
-"""Answer the questions of a study file: an arm, a reference, a rule and a margin."""
+"""Answer the questions of study files. A question has an arm, a reference arm, a rule and a margin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from oelm.config.run_config import QuestionConfig
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """A question about an arm, and its answer, which is None before both arms have finished runs."""
+    """A question about an arm, and its answer.
+
+    `comparison` and `verdict` are None while an arm of the question has no finished runs.
+    """
 
     arm: Arm
     question: QuestionConfig
@@ -27,7 +30,11 @@ class Answer:
 
 
 def answers(arms: Sequence[Arm], trials: Sequence[LoadedRun] = (), level: float = LEVEL) -> list[Answer]:
-    """Return the answer to each question that the configs of the arms ask, in the order of the arms."""
+    """Return the answers to the questions in the configs of the arms, in the order of the arms.
+
+    trials: the tuning trials of the runs folder
+    level: confidence level of the intervals
+    """
     return [_answer(arm, q, arms, trials, level) for arm in arms for q in arm.config.compare.questions]
 
 

@@ -14,9 +14,9 @@ from oelm.config.run_config import RunConfig
 from oelm.data.synthetic.tasks import RECALL_TASKS
 from oelm.methods.method import Method
 
-Planned = Mapping[str, Mapping[str, RunConfig]]  # experiment ID -> scale -> config as catalogued
+Planned = Mapping[str, Mapping[str, RunConfig]]  # experiment ID -> scale -> config in the catalogue
 
-# Parts of the names of transformers models, from which `Arm.architecture` recognises the architecture.
+# `Arm.architecture` recognises the architecture of a transformers model by these parts of its name.
 _ENCODER_DECODERS = ("t5", "bart")
 _ENCODERS = ("bert", "minilm", "electra", "albert", "deberta")
 _DECODERS = ("gpt", "opt", "llama", "qwen", "neox")
@@ -27,7 +27,7 @@ class Arm:
     """One side of a comparison: all runs of one experiment at one scale, one run per seed."""
 
     runs: tuple[LoadedRun, ...]
-    planned: Mapping[str, RunConfig]  # scale -> config as catalogued; empty if the ID is not in the catalogue
+    planned: Mapping[str, RunConfig]  # scale -> config in the catalogue; {} if the catalogue lacks the ID
 
     @property
     def config(self) -> RunConfig:
@@ -56,7 +56,7 @@ class Arm:
 
     @property
     def group(self) -> str:
-        """The name of the arm's comparison group, with the dataset, for display."""
+        """The name of the arm's comparison group for display; it always contains the dataset."""
         dataset = self.config.data.dataset
         group = self.config.compare.group or f"{self.config.study}/{dataset}"
         names_dataset = dataset in group or group.rpartition("/")[2] in dataset
@@ -97,7 +97,7 @@ class Arm:
 
     @property
     def validation(self) -> float | None:
-        """The mean validation score over seeds; None if a finished run has none."""
+        """The mean validation score over seeds; None if a finished run has no validation score."""
         values = [r.validation for r in self.results]
         known = [v for v in values if v is not None]
         return self._mean_of(known) if known and len(known) == len(values) else None
@@ -112,12 +112,12 @@ class Arm:
 
     @property
     def ended(self) -> dict[int, str]:
-        """Seed -> state of the runs that have ended: "finished" with a test score, or "diverged"."""
+        """Seed -> "finished" or "diverged", for the runs that have a test score or diverged."""
         return {r.seed: r.state for r in (*self.finished, *self.diverged)}
 
     @property
     def max_seeds(self) -> int:
-        """The maximum number of seeds under which `oelm decide` ran this arm; 0 if it did not."""
+        """The option --max-seeds of the `oelm decide` that ran this arm; 0 if another command ran it."""
         return max(r.config.compare.max_seeds for r in self.runs)
 
     def with_seeds(self, seeds: Collection[int]) -> Arm:
@@ -141,12 +141,12 @@ class Arm:
 
     @property
     def test_rows(self) -> str:
-        """The fingerprint of the test rows; "" if no manifest.json records it."""
+        """The fingerprint of the test rows; "" if no run has finished or recorded it."""
         return self.finished[0].manifest.data.fingerprints.get("test", "") if self.finished else ""
 
     @property
     def dataset_name(self) -> str:
-        """The dataset that the experiment uses at full scale; a smaller scale may use a substitute."""
+        """The dataset of the experiment at full scale; at a smaller scale, a different one may replace it."""
         return self.planned.get("full", self.config).data.dataset
 
     @property

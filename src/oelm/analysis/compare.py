@@ -1,4 +1,4 @@
-"""Compare arms: measure their difference, apply the verdict rules, and collect notes for the reader."""
+"""Compare arms: measure their difference, apply the rules for verdicts, and collect notes for the reader."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Comparison:
     flags: tuple[Message, ...]  # what else a reader must know about the comparison
     test_error: TestError = "none"
     mcnemar_p: float | None = None
-    max_seeds: int = 0  # most seeds of the sequential design; 0 = the number of seeds was fixed
+    max_seeds: int = 0  # maximum number of seeds of the sequential design; 0 = a fixed number of seeds
 
     @property
     def metric(self) -> str:
@@ -68,18 +68,18 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Comparisons:
-    """All comparisons of an analysis, and those that still wait for finished runs."""
+    """All comparisons of an analysis, and messages about those that still wait for finished runs."""
 
     made: tuple[Comparison, ...]
     arms: tuple[Arm, ...]
-    waiting: tuple[Message, ...]  # comparisons named in a config that lack finished runs
+    waiting: tuple[Message, ...]  # comparisons that a config asks for but that lack finished runs
 
     def of(self, kind: Kind) -> list[Comparison]:
         return [c for c in self.made if c.kind == kind]
 
 
 def compare_all(loaded: Loaded, planned: Planned, level: float = LEVEL) -> Comparisons:
-    """Make every comparison for which both arms have finished runs."""
+    """Return all comparisons of which both arms have finished runs, and messages about the others."""
     arms = gather_arms(loaded.runs, planned)
     names = _datasets_by_test_rows(arms)
     made: list[Comparison] = []
@@ -92,7 +92,7 @@ def compare_all(loaded: Loaded, planned: Planned, level: float = LEVEL) -> Compa
                 made += compare_sequentially(pair, loaded.trials, same_rows, max_seeds)
             else:
                 made.append(compare(pair.kind, arm, reference, loaded.trials, same_rows, level))
-        elif pair.kind in ("baseline", "control"):  # the pairs that a config names
+        elif pair.kind in ("baseline", "control"):  # the pairs that a config asks for
             waiting.append(
                 Message(
                     "{id} against {reference} ({scale}): waiting for finished runs of {missing}",
@@ -150,9 +150,12 @@ def compare(
 def compare_sequentially(
     pair: Pair, trials: Sequence[LoadedRun], same_rows: Sequence[str], max_seeds: int
 ) -> list[Comparison]:
-    """Compare two arms whose seeds `oelm decide` added until there were verdicts; [] before the first pair.
+    """Return the comparison of two arms to which `oelm decide` added seeds until there were verdicts.
 
-    Only the seeds up to the last stop are used, with intervals that are valid at every look.
+    Only the seeds up to the look that closed the last question are used, with intervals that are valid at
+    every look. Returns [] if no seed has ended in both arms.
+
+    same_rows: as in `compare()`
     """
     questions, sides = looks_of(pair, rules_of(pair.kind, pair.arm), max_seeds)
     if sides is None:
@@ -167,7 +170,10 @@ def compare_sequentially(
 def looks_of(
     pair: Pair, rules: Iterable[Rule], max_seeds: int
 ) -> tuple[list[Question], tuple[Arm, Arm] | None]:
-    """Return the answered questions of a pair, and the two arms with the seeds up to the last stop."""
+    """Return (questions, arms): the questions about a pair of arms, and the arms with the seeds they used.
+
+    The arms are None if no seed has ended in both.
+    """
     assert pair.reference is not None
     seeds = sorted({r.seed for r in (*pair.arm.runs, *pair.reference.runs)})
     questions = answer_pair(pair, rules, seeds, max_seeds)
@@ -176,7 +182,7 @@ def looks_of(
 
 
 def stopped_verdict(question: Question) -> Verdict | None:
-    """Return the verdict at which the sequential rule stopped; None if the question is open or forbidden."""
+    """Return the verdict of a question that `oelm decide` closed; None if it is open or gets no verdict."""
     name, regions, n = question.rule.name, question.rule.regions, question.n
     if question.decided:
         return Verdict(name, question.state, (question.state,), stopped=n)

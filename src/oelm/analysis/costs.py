@@ -1,7 +1,7 @@
 """The cost of an arm: parameters, checkpoint size, memory and step time.
 
-Ratios of step times come only from interleaved benchmarks, which measure the methods in alternation on one
-machine. The wall times of two runs are not compared, because they also depend on the machine's other load.
+Ratios of step times come only from interleaved benchmarks, which measure the methods in turn on one machine.
+The wall times of two runs are not compared, because they also depend on what else the machine was doing.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class StepRatio:
     position: str | None
     ratio: float
     interval: tuple[float, float]
-    bound: float | None  # share of the step time that could be saved according to the FLOP count
+    bound: float | None  # fraction of the step time that could be saved according to the FLOP count
     source: Path
     fields: dict[str, Any] | None = None  # the fields of the measured method
-    memory_ratio: float | None = None  # peak memory divided by that of the baseline
+    memory_ratio: float | None = None  # peak memory divided by the peak memory of the baseline
     rounds: int = 0  # number of interleaved measurements of each method
 
     def fits(self, arm: Arm) -> bool:
@@ -58,13 +58,13 @@ class StepRatio:
 
 @dataclass(frozen=True)
 class Cost:
-    """What an arm costs: memory is the median over its seeds, `compute_seconds` the sum."""
+    """What an arm costs: the memory is the median over seeds, `compute_seconds` is the sum over seeds."""
 
     parameters: ParameterCounts
     checkpoint_bytes: int | None
     peak_memory_bytes: int | None
     compute_seconds: float
-    bound: float | None  # share of the FLOPs per step that the method saves
+    bound: float | None  # fraction of the FLOPs per step that the method saves
     step: StepRatio | None  # the benchmark of this method and model, if there is one
 
 
@@ -88,7 +88,10 @@ def cost(arm: Arm, benchmarks: list[StepRatio]) -> Cost | None:
 
 
 def read_benchmarks(folder: Path, warnings: list[LoadWarning]) -> list[StepRatio]:
-    """Return the step-time ratios of all interleaved benchmarks in `folder`; warn of unreadable ones."""
+    """Return the step-time ratios of all interleaved benchmarks in `folder`.
+
+    For a file that cannot be read, a warning is added to `warnings`.
+    """
     found: list[StepRatio] = []
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         try:

@@ -27,7 +27,7 @@ TestError = Literal["predictions", "documents", "binomial", "none"]
 
 @dataclass(frozen=True)
 class Effects:
-    """The difference between two arms: `effect` is shown, `ratio` is for rules with margins in percent."""
+    """The difference between two arms, on two scales: tables show `effect`, most rules apply to `ratio`."""
 
     effect: Estimate  # log ratio of perplexity, or points of accuracy
     ratio: Estimate  # log ratio of perplexity or accuracy
@@ -44,9 +44,10 @@ def measure(arm: Arm, reference: Arm, level: float = LEVEL) -> Effects:
 
 
 def _measure_perplexity(arm: Arm, reference: Arm, level: float) -> Effects:
-    """Return the difference in log perplexity.
+    """Return the difference between two arms in log perplexity.
 
-    The test-set error needs the loss of every document, which runs of older versions do not have.
+    The test-set error is computed from the losses of single documents. If a run does not have them, because
+    an older version of oelm made it, the interval is computed without this error.
     """
     logs = [{seed: math.log(ppl) for seed, ppl in a.scores.items()} for a in (arm, reference)]
     ratio = difference(*logs, level=level)
@@ -66,7 +67,7 @@ def _measure_perplexity(arm: Arm, reference: Arm, level: float) -> Effects:
 
 
 def _measure_accuracy(arm: Arm, reference: Arm, level: float) -> Effects:
-    # No correct answer counts as half a correct one, because the logarithm of 0 is infinite.
+    # An accuracy of 0 is replaced by that of half a correct answer, because the logarithm of 0 is infinite.
     floor = 0.5 / max(1, *(r.test_n for r in arm.results))
     points = [{seed: 100 * x for seed, x in a.scores.items()} for a in (arm, reference)]
     logs = [{seed: math.log(max(x, floor)) for seed, x in a.scores.items()} for a in (arm, reference)]
@@ -98,14 +99,17 @@ def _log_scales(accuracy: float, reference: float, floor: float) -> tuple[float,
 
 
 def _errors(a: np.ndarray, b: np.ndarray, scales: tuple[float, float], paired: bool) -> tuple[float, float]:
-    """Return `example_se` and `interaction_se` of the difference between two (seeds, examples) arrays."""
+    """Return `example_se()` and `interaction_se()` of the difference between two (seeds, examples) arrays.
+
+    scales: factors of the two arrays
+    """
     a, b = scales[0] * a, scales[1] * b
     blocks = (a - b,) if paired else (a, -b)
     return example_se(*blocks), interaction_se(*blocks)
 
 
 def _used_seeds(arm: Arm, reference: Arm, estimate: Estimate) -> tuple[list[int], list[int]]:
-    """Return the seeds of the arm and of the reference that `difference` used for `estimate`."""
+    """Return (seeds of the arm, seeds of the reference) that `difference()` used to compute `estimate`."""
     shared = sorted(arm.scores.keys() & reference.scores.keys())
     if estimate.interval_kind == "Welch" or not shared:
         return sorted(arm.scores), sorted(reference.scores)
@@ -122,9 +126,9 @@ def _hits(arm: Arm, seeds: Iterable[int]) -> np.ndarray | None:
 
 
 def _test_losses(arm: Arm, seeds: Iterable[int]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the tokens per test document and a (seeds, documents) array of summed losses.
+    """Return (tokens of each test document, (seeds, documents) array with the summed loss of each document).
 
-    None if a run has no losses per document, or if the runs have different documents.
+    Returns None if a run has no losses per document, or if the runs have different documents.
     """
     chosen = set(seeds)
     rows = [r.test_losses for r in arm.finished if r.seed in chosen]

@@ -1,4 +1,4 @@
-"""Flags: what a reader must know about a comparison, for example that runs are missing.
+"""Flags: sentences that tell the reader of a comparison about a problem, for example that runs are missing.
 
 Each function returns the flags of one kind, or an empty list.
 """
@@ -64,7 +64,7 @@ def result_flags(measured: Effects, reference: Arm) -> list[Message]:
 
 
 def missing_runs(arm: Arm, reference: Arm) -> list[Message]:
-    """Flag runs that diverged or have not finished."""
+    """Return flags for runs that diverged or have not finished."""
     found = []
     runs = (*arm.runs, *reference.runs)
     if diverged := [r for r in runs if r.state == DIVERGED]:
@@ -85,7 +85,7 @@ def missing_runs(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def selected_on_test(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> list[Message]:
-    """Flag runs whose learning rate or checkpoint may have been selected on the test split."""
+    """Return flags for runs whose learning rate or checkpoint may have been selected on the test split."""
     found = []
     ids = {arm.id, reference.id}
     if tested := [t for t in trials if t.id in ids and t.result and t.result.test is not None]:
@@ -113,7 +113,7 @@ def _validated_on_test(run: LoadedRun) -> bool:
 
 
 def failed_audits(arm: Arm) -> list[Message]:
-    """Flag runs whose freeze audit found that frozen parameters changed."""
+    """Return a flag if the freeze audit of a run found that frozen parameters had changed."""
     failed = [r for r in arm.finished if not r.audited]
     if not failed:
         return []
@@ -121,7 +121,7 @@ def failed_audits(arm: Arm) -> list[Message]:
 
 
 def weak_tuning(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> list[Message]:
-    """Flag learning rates that were not tuned or are at the edge of their grid, and missing tuning trials."""
+    """Return flags for learning rates that are not tuned or at the edge of their grid, and missing trials."""
     a, b = arm.finished[0].config, reference.finished[0].config
     found = []
     if not a.tune.grid and not b.tune.grid and a.optim.lr == b.optim.lr:
@@ -141,7 +141,8 @@ def weak_tuning(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> list[M
             )
         place = (config.study, config.id, config.scale)
         own = [t for t in trials if (t.config.study, t.id, t.config.scale) == place]
-        # Every learning rate needs the first trial seed, and the chosen one needs all of them.
+        # At least these trials must exist: every learning rate with the first trial seed, and the chosen
+        # learning rate with all trial seeds.
         seeds = config.tune.seeds or tuple(t.seed for t in own[:1])
         needed = {(lr, s) for lr in grid for s in seeds[:1]} | {(config.optim.lr, s) for s in seeds if grid}
         ended = {(t.config.optim.lr, t.seed) for t in own if t.result or t.state == DIVERGED}
@@ -159,7 +160,7 @@ def weak_tuning(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> list[M
 
 
 def other_settings(arm: Arm, reference: Arm) -> list[Message]:
-    """Flag differences in the model or in other settings that do not make the comparison invalid."""
+    """Return flags for differences in the model or in settings that do not make the comparison invalid."""
     found = []
     for name, (mine, theirs) in setting_differences(arm, reference).items():
         if name in EQUAL_SETTINGS:
@@ -179,7 +180,7 @@ def other_settings(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def unrecorded(arm: Arm, reference: Arm) -> list[Message]:
-    """Flag facts that neither arm recorded, so that it is unknown whether they are equal."""
+    """Return a flag for values, such as the batch size, that were not compared: neither arm recorded them."""
     fields = tuple(
         what
         for name, what in RECORDED.items()
@@ -191,7 +192,10 @@ def unrecorded(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def identical_seeds(arm: Arm) -> list[Message]:
-    """Flag an arm whose seeds all have the same perplexity: runs were copied, or the seed has no effect."""
+    """Return a flag if all seeds of an arm have the same perplexity.
+
+    The runs are then probably copies of each other, or the seed has no effect.
+    """
     if arm.metric != "ppl" or len(arm.scores) < 2 or len(set(arm.scores.values())) > 1:
         return []
     return [

@@ -1,10 +1,10 @@
 """Predict whether more seeds will decide a question, from the seeds that have run so far.
 
-The prediction averages over what is unknown: after n paired seeds with mean m and standard deviation s, the
-mean over N > n seeds is distributed as m + s sqrt((N - n) / (N n)) T, where T has Student's t distribution
-with n - 1 degrees of freedom (a flat prior for mean and log variance). So three seeds that happen to lie on a
-margin do not end a question. The prediction only plans: no verdict is computed from it, and giving up a
-question cannot cause a wrong one.
+The prediction takes into account that the true mean and variance are unknown: after n paired seeds with mean
+m and standard deviation s, the mean over N > n seeds is distributed as m + s sqrt((N - n) / (N n)) T, where T
+has Student's t distribution with n - 1 degrees of freedom (a flat prior for mean and log variance). So a
+question is not given up only because its first three seeds lie on a margin by chance. The prediction is used
+only for planning: no verdict is computed from it, and giving up a question cannot cause a wrong verdict.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from scipy.special import stdtr
 from oelm.analysis.statistics import Estimate, t_quantile, z_quantile
 from oelm.analysis.verdict import Rule
 
-GIVE_UP = 0.15  # a question whose probability of a verdict within the maximum of seeds is lower is given up
+GIVE_UP = 0.15  # a question is given up if the probability of a verdict with the maximum of seeds is lower
 
 
 def chance_of_verdict(rule: Rule, estimate: Estimate, seeds: int) -> float:
-    """Return the probability that the interval of the first `seeds` paired seeds decides `rule`.
+    """Return the predicted probability that an interval from `seeds` paired seeds decides `rule`.
+
+    estimate: the difference after the paired seeds that have run so far
 
     >>> from oelm.analysis.statistics import difference
     >>> from oelm.analysis.verdict import PPL_TARGET
@@ -47,7 +49,7 @@ def chance_of_verdict(rule: Rule, estimate: Estimate, seeds: int) -> float:
 def seeds_expected(rule: Rule, estimate: Estimate, max_seeds: int) -> int | None:
     """Return the smallest number of seeds with which a verdict is more likely than not.
 
-    None if it is above `max_seeds`.
+    Returns None if this number is above `max_seeds`.
     """
     for seeds in range(estimate.n + 1, max_seeds + 1):
         if chance_of_verdict(rule, estimate, seeds) >= 0.5:
@@ -56,7 +58,7 @@ def seeds_expected(rule: Rule, estimate: Estimate, max_seeds: int) -> int | None
 
 
 def _deciding_means(rule: Rule, half: float) -> list[tuple[float, float]]:
-    """Return the ranges of the mean, without overlaps, whose interval mean ± `half` decides the rule."""
+    """Return disjoint ranges of the mean for which the interval mean ± `half` decides the rule."""
     borders = [-math.inf, *rule.margins, math.inf]
     ranges = [*itertools.pairwise(borders), (-rule.equivalence, rule.equivalence)]
     merged: list[tuple[float, float]] = []

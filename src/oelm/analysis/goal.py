@@ -1,9 +1,10 @@
-"""Decide from several comparisons whether freezing a language model loses nothing.
+"""Decide from several comparisons whether freezing the Q/K of a language model loses nothing.
 
-This goal is stricter than the 5 % target. The perplexity must be at most 1 % above that of the same
-architecture with trained Q/K (the control) and of the trained baseline with the same biases, and lower than
-that of every other trained model that a user could choose instead. The goal is met if every confidence
-interval shows this, missed if one interval shows the opposite, and otherwise undecided.
+This goal is stricter than the 5 % target. The perplexity of the frozen model must be at most 1 % above the
+perplexity of two trained models: the same architecture with trained Q/K (the control), and the baseline with
+the same biases. It must be lower than the perplexity of every other trained model that a user could choose
+instead. The goal is met if every confidence interval shows this, missed if one interval shows the opposite,
+and otherwise undecided.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ REFERENCES: tuple[Kind, ...] = ("control", "bias", "init", "baseline", "plain")
 
 @dataclass(frozen=True, eq=False)
 class Goal:
-    """Whether one frozen language model loses nothing, and the comparisons that decide it."""
+    """Whether one frozen language model loses nothing, with the comparisons that decide this."""
 
     arm: Arm
     against: dict[Kind, Comparison]
@@ -60,7 +61,7 @@ def _required(arm: Arm, arms: Sequence[Arm]) -> list[Kind]:
     required: list[Kind] = ["control", "baseline"]
     if arm.method.bias:
         required.append("bias")
-    if arm.method.control != TRAINED_INIT:  # otherwise the control is the same comparison
+    if arm.method.control != TRAINED_INIT:  # otherwise "control" and "init" are the same comparison
         required.append("init")
     baseline = find_arm(arms, arm, arm.config.compare.baseline)
     if baseline is not None and baseline.config.compare.baseline:

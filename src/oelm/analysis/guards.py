@@ -1,8 +1,8 @@
 """Decide when a comparison is refused, and when it gets no verdict.
 
 A comparison is refused if the arms differ in data, tokenizer, budget or evaluation set, because their scores
-are not comparable. It has a caveat if the scores are comparable but a verdict would mislead; then only the
-difference is shown.
+are not comparable. A comparison has a caveat if the scores are comparable but a verdict would mislead. Such a
+comparison shows only the difference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from oelm.config.diff import config_diff
 from oelm.config.run_config import RunConfig
 from oelm.data.catalogue import datasets
 
-# What the runs recorded and must be equal in both arms: the metric, and `fairness` of results.json.
+# Values that the runs recorded in results.json and that must be equal in both arms: the metric, and the
+# fields of `fairness`.
 RECORDED = {
     "metric": Message("the metric"),
     "data": Message("the training data"),
@@ -34,7 +35,7 @@ EQUAL_SETTINGS = {
     "data.eval_rows", "budget.steps", "budget.epochs", "optim.schedule", "optim.warmup_steps",
     "optim.warmup_share", "optim.final_lr_share",
 }  # fmt: skip
-# Settings of the config in which arms may differ, or that another check covers.
+# Settings of the config that are not compared here: arms may differ in them, or another check compares them.
 FREE_SETTINGS = (
     "id", "study", "seed", "method", "compare", "tune", "optim.lr", "data.source",
     "budget.batch_size", "budget.accumulation", "budget.log_every", "budget.checkpoint_every",
@@ -56,7 +57,7 @@ def refusals(arm: Arm, reference: Arm) -> tuple[Message, ...]:
 
 
 def mixed_settings(arm: Arm) -> list[Message]:
-    """Return a refusal if the seeds of an arm were run with different settings."""
+    """Return a refusal if the seeds of an arm were trained with different settings."""
     first = arm.finished[0]
     for run in arm.finished[1:]:
         if replace(run.config, seed=first.seed) == first.config:
@@ -141,7 +142,7 @@ def unequal_tuning(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def other_budget(arm: Arm) -> list[Message]:
-    """Return a caveat if an experiment was run with another budget than its catalogue entry has."""
+    """Return a caveat if an experiment was run with a different budget than it has in the catalogue."""
     config = arm.settings
     planned = arm.planned.get(config.scale)
     differing = config_diff(config, planned) if planned else {}
@@ -169,8 +170,9 @@ def builtin_text(arm: Arm, reference: Arm) -> list[Message]:
 def undecidable(arm: Arm, reference: Arm) -> str:
     """Return why the confidence interval must not decide: "chance" or "diverged"; "" if it may decide.
 
-    "chance": the accuracy of the reference is at chance, so it learned nothing that freezing could lose.
-    "diverged": a seed diverged, which is a bad result that the estimate leaves out.
+    "chance": the accuracy of the reference is at chance, so the reference learned nothing that freezing could
+        lose
+    "diverged": a seed diverged; this is a bad result, but the estimated difference does not contain it
     """
     if at_chance(reference):
         return "chance"
@@ -180,7 +182,8 @@ def undecidable(arm: Arm, reference: Arm) -> str:
 def at_chance(arm: Arm) -> bool:
     """Return whether a classifier is no better than always predicting the most frequent class.
 
-    It counts as better if its mean accuracy is more than two standard errors above that of the guess.
+    The classifier counts as better if its mean accuracy is at least two standard errors above the accuracy of
+    that prediction.
     """
     shares = [r.most_frequent for r in arm.finished if r.most_frequent is not None]
     if not shares:
@@ -190,7 +193,10 @@ def at_chance(arm: Arm) -> bool:
 
 
 def recorded(arm: Arm, name: str) -> set[str]:
-    """Return the distinct values that the arm's finished runs recorded for `name`, a key of `RECORDED`."""
+    """Return the distinct values that the finished runs of an arm recorded for `name`.
+
+    name: a key of `RECORDED`
+    """
     return {str(r.metric if name == "metric" else getattr(r.fairness, name)) for r in arm.results}
 
 
@@ -218,5 +224,5 @@ def _tuning_text(config: RunConfig) -> Message:
 
 
 def _shortened(values: set[str]) -> str:
-    """Return recorded values as text for display; hashes are cut to 12 characters."""
+    """Return recorded values as one text for display; long values (hashes) are cut to 12 characters."""
     return " | ".join(v if len(v) <= 24 else v[:12] + "…" for v in sorted(values)) or "-"

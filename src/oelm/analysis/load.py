@@ -1,8 +1,8 @@
-"""Load run folders as typed objects. A folder that cannot be read gives a warning, never an error.
+"""Load run folders as typed objects. A folder that cannot be read causes a warning, never an error.
 
-Only config.yaml, status.json and results.json are read at once, so that a thousand runs load in seconds. The
-other files are read when they are first used, and their problems become warnings too. All files of a
-finished run are compared with their checksums; a run with a damaged file is not counted.
+Only config.yaml, status.json and results.json are read immediately, so that a thousand runs load in seconds.
+The other files are read when they are first used; one that cannot be read also causes a warning. All files of
+a finished run are compared with their checksums; a run with a damaged file is not counted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LoadWarning:
     what: Message
 
     def __str__(self) -> str:
-        return " ".join(f"{self.path}: {self.what}".split())  # a parser's error may have several lines
+        return " ".join(f"{self.path}: {self.what}".split())  # one line, even if a parser's error has several
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ class LoadedRun:
 
     @property
     def command(self) -> str:
-        """The command that repeats the run."""
+        """The command line that trains this run again."""
         default = f"oelm train {self.id} --scale {self.config.scale} --seed {self.seed}"
         return self.manifest.command or default
 
     @cached_property
     def most_frequent(self) -> float | None:
-        """The share of the most frequent class in the test split; None if the run saved no predictions."""
+        """The fraction of the most frequent class in the test split; None if the run has no predictions."""
         if self._predictions is None:
             return None
         labels, _ = self._predictions
@@ -110,7 +110,7 @@ class LoadedRun:
 
     @cached_property
     def hits(self) -> np.ndarray | None:
-        """1 for each test example that is predicted correctly, else 0; None if there are no predictions."""
+        """Array with 1 for each correctly predicted test example, else 0; None without valid predictions."""
         if self._predictions is None:
             return None
         labels, predicted = self._predictions
@@ -138,8 +138,8 @@ class LoadedRun:
             return np.asarray(stored.labels), np.asarray(stored.predicted)
         self._warn(
             Message(
-                "predictions.json does not hold two lists of equal length; the test-set error is estimated "
-                "from the binomial distribution instead"
+                "predictions.json does not contain two lists of equal length; the test-set error is "
+                "estimated from the binomial distribution instead"
             )
         )
         return None
@@ -156,7 +156,8 @@ class LoadedRun:
             tokens = losses = np.empty(0)
         n, stated = self.result.test_n, math.log(self.result.test)
         if len(tokens) == len(losses) > 0 and tokens.min() > 0 and tokens.sum() == n:
-            # The file has three decimals, and results.json comes from sums in another order.
+            # The losses in the file have three decimals, and results.json was summed in a different order, so
+            # the two values may differ a little.
             tolerance = 1e-5 * max(1.0, stated) + 1e-3 * len(losses) / n
             if abs(float(losses.sum()) / n - stated) <= tolerance:
                 return tokens, losses
@@ -198,22 +199,23 @@ class Loaded:
 
     root: Path
     runs: tuple[LoadedRun, ...]
-    trials: tuple[LoadedRun, ...]  # tuning trials of the learning rate, which have no test score
+    trials: tuple[LoadedRun, ...]  # learning-rate tuning trials, which have no test score
     warnings: list[LoadWarning]
 
 
 def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
-    """Load the runs in the runs folder `root`, of the given studies or else of all studies."""
+    """Load the runs in the runs folder `root` that belong to `studies` (default: all studies)."""
     root = Path(root)
     if not root.is_dir():
         raise OelmError(
-            f"there is no runs folder {root}; run something first (`oelm demo`), or name another folder with "
-            "--runs"
+            f"the runs folder {root} does not exist; train something first (`oelm demo`), or give a "
+            "different folder with --runs"
         )
     wanted, known = set(studies), study_names(root)
     if missing := wanted - set(known):
         raise OelmError(
-            f"no runs of {', '.join(sorted(missing))} in {root}; there are: {', '.join(known) or 'none'}"
+            f"{root} has no runs of the study {', '.join(sorted(missing))}; "
+            f"it has runs of: {', '.join(known) or 'no study'}"
         )
     warnings: list[LoadWarning] = []
     found = [f for f in find_runs(root) if not wanted or f.study in wanted]
@@ -221,7 +223,10 @@ def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
 
 
 def collect(root: Path, found: Iterable[LoadedRun | None], warnings: list[LoadWarning]) -> Loaded:
-    """Return the results of `read_run` as one object: without None and copies, tuning trials apart."""
+    """Return the runs that `read_run()` returned as one object, with tuning trials separated from other runs.
+
+    None values and copies of the same run are dropped.
+    """
     runs = _drop_copies([run for run in found if run is not None], warnings)
     return Loaded(
         root,
@@ -272,7 +277,7 @@ def read_run(reader: RunReader, warnings: list[LoadWarning]) -> LoadedRun | None
             )
         )
         if "config.yaml" in damage:
-            return None  # the config may belong to another run
+            return None  # the damaged config may describe a different run
         state = BROKEN
     for part in _missing_in_path(reader.path, config):
         warn(
@@ -316,13 +321,13 @@ def _result(results: Results, config: RunConfig) -> RunResult:
 
 
 def _missing_in_path(path: Path, config: RunConfig) -> list[str]:
-    """Return the folder names (scale, seed, ID) that the config requires in `path` but `path` lacks."""
+    """Return the folder names (scale, seed, ID) that `path` should contain, by the config, but does not."""
     expected = (f"scale={config.scale}", f"seed={config.seed}", config.id)
     return [part for part in expected if part not in path.parts]
 
 
 def _drop_copies(runs: Sequence[LoadedRun], warnings: list[LoadWarning]) -> list[LoadedRun]:
-    """Return the runs, each only once; every further copy of a run adds a warning."""
+    """Return the runs without copies: of two folders with the same run, keep the first and add a warning."""
     first: dict[tuple[object, ...], LoadedRun] = {}
     for run in runs:
         c = run.config

@@ -1,10 +1,10 @@
 """Compute the mean difference between two arms over several datasets of a study.
 
-The same seed draws the same frozen matrices on every dataset, so the results of one seed may be correlated
-between datasets. Therefore the mean over datasets is computed for each seed, and the confidence interval
-from these means. The errors of the test sets are independent. With few seeds the spread between seeds can be
-small by chance, so the interval is never narrower than it would be if the seeds of different datasets were
-independent.
+The same seed gives the same frozen matrices on every dataset, so the results of one seed may be correlated
+between datasets. Therefore the mean over datasets is computed for each seed, and the confidence interval is
+computed from these means. The errors of the test sets are independent. With few seeds the spread between
+seeds can be small by chance. So the interval is never narrower than it would be if the results of one seed
+were independent between datasets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Mean:
 
     comparisons: tuple[Comparison, ...]  # one per dataset
     effect: Estimate
-    verdict: Verdict  # of the 5 % target; for kind "orthogonality", whether there is a difference at all
+    verdict: Verdict  # verdict of the 5 % target; for kind "orthogonality", of the rule "sign"
 
     @property
     def first(self) -> Comparison:
@@ -36,8 +36,8 @@ class Mean:
 def means(comparisons: Comparisons) -> list[Mean]:
     """Return the means over datasets of all frozen arms that were compared on at least two datasets.
 
-    There is no mean if the comparison on one dataset is refused, has no verdict or has unpaired seeds: a mean
-    over the remaining datasets would answer another question.
+    There is no mean if the comparison on one dataset is refused, may get no verdict or has unpaired seeds,
+    because a mean over only the other datasets would answer a different question.
     """
     groups: dict[tuple[str, ...], list[Comparison]] = {}
     for c in comparisons.made:
@@ -72,10 +72,11 @@ def _has_paired_verdict(c: Comparison) -> bool:
 def _estimate(
     group: Sequence[Comparison], seeds: set[int], single: Sequence[Estimate], *, logarithm: bool
 ) -> Estimate:
-    """Return the difference between the per-seed means over datasets.
+    """Return the estimated difference between two methods, averaged over datasets for each seed.
 
-    single: the estimate of each dataset
-    logarithm: whether the scores are compared on the log scale instead of in points
+    group: the comparison of the two methods on each dataset
+    single: the estimated difference on each dataset
+    logarithm: compare the logarithm of the scores; otherwise percentage points
     """
 
     def scale(score: float) -> float:
@@ -88,7 +89,7 @@ def _estimate(
     def pooled(errors: Sequence[float]) -> float:
         return math.hypot(*errors) / len(errors)
 
-    # `difference` multiplies `interaction_se` by z; the factor t / z makes it an interval of Student's t.
+    # `difference()` multiplies `interaction_se` by z. The factor t / z turns this into a t interval.
     df = sum(e.n - 1 for e in single)
     independent_se = pooled([(e.seed_sd or 0.0) / math.sqrt(e.n) for e in single])
     level = single[0].level

@@ -1,4 +1,4 @@
-"""`Message`: a sentence as data, an English template with named values that is translated when shown."""
+"""`Message`: a sentence as an English template with named values, which is translated when it is shown."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, init=False)
 class Message:
-    """A sentence as data: an English template and the values of its fields.
+    """A sentence as an English template and the values of its placeholders.
 
-    The template must be a string literal in the source, because translations are extracted from there, and
-    because the printed sentence can then be found with grep.
+    The template must be a string literal in the source code, because tools/translations.py extracts the
+    sentences to translate from there, and because a printed sentence can then be found with grep.
 
     >>> print(Message("{n} runs diverged: {runs}", n=2, runs=("GPT-01", "GPT-02")))
     2 runs diverged: GPT-01, GPT-02
@@ -26,9 +26,9 @@ class Message:
         object.__setattr__(self, "values", tuple(values.items()))
 
     def text(self, translate: Callable[[str], str] = str) -> str:
-        """Return the sentence in the language of `translate`, which maps a template to its translation.
+        """Return the sentence in the language of `translate`, a function from a template to its translation.
 
-        A value may be a message itself, or a tuple, which is shown as a list.
+        A value may be a `Message` itself. A tuple is shown as a list separated by commas.
         """
         shown = {name: _shown(value, translate) for name, value in self.values}
         return translate(self.template).format(**shown)
@@ -53,7 +53,7 @@ STATES = {
 
 
 def state_name(state: str) -> Message:
-    """Return the state of a run in words; a state that this version does not know is shown unchanged."""
+    """Return the state of a run in words for display; an unknown state is shown unchanged."""
     return STATES.get(state) or Message("{state}", state=state)
 
 

@@ -1,8 +1,8 @@
-"""Find the pairs of arms to compare. The kind of a comparison says which reference the arm has.
+"""Find the pairs of arms to compare. The kind of a comparison says which reference the arm is compared with.
 
 baseline        the baseline named in the arm's config: shows the total cost or gain of the method
 control         the same architecture and init with trained Q/K: shows the cost of freezing alone
-orthogonality   frozen Gaussian rows of the same norm: shows the effect of frozen orthonormal rows
+orthogonality   frozen Gaussian rows of the same norm: shows what orthonormal rows gain or lose
 bias            the trained baseline with the same biases on q and k, for arms that have such biases
 init            the same model without extras, with orthonormal init and trained Q/K
 plain           the baseline of the arm's baseline, which is a simpler architecture
@@ -34,12 +34,15 @@ class Pair:
 
 
 def find_pairs(arms: Sequence[Arm]) -> list[Pair]:
-    """Return all pairs of arms to compare, found from their configs: the arms may lack finished runs."""
+    """Return all pairs of arms to compare according to their configs, even if they have no finished runs."""
     return [*_named_in_configs(arms), *_orthogonality_pairs(arms), *_no_loss_pairs(arms)]
 
 
 def find_arm(arms: Sequence[Arm], arm: Arm, id: str) -> Arm | None:
-    """Return the arm of experiment `id` at the scale of `arm`, from the same study if possible; else None."""
+    """Return the arm of the experiment `id` at the scale of `arm`; None if there is none.
+
+    If several studies have such an arm, the one in the study of `arm` is returned.
+    """
     found = [a for a in arms if a.id == id and a.config.scale == arm.config.scale]
     same_study = [a for a in found if a.config.study == arm.config.study]
     return next(iter([*same_study, *found]), None)
@@ -63,7 +66,7 @@ def _orthogonality_pairs(arms: Sequence[Arm]) -> Iterator[Pair]:
 
 
 def _no_loss_pairs(arms: Sequence[Arm]) -> Iterator[Pair]:
-    """Yield the "bias", "init" and "plain" pairs of frozen language models, which `goal.py` needs."""
+    """Yield the pairs of kind "bias", "init" and "plain" of frozen language models, for `goal.py`."""
     for arm in arms:
         if not arm.is_frozen_language_model or not arm.config.compare.control:
             continue
@@ -87,7 +90,8 @@ def _same_model(arm: Arm, other: Arm) -> bool:
 def _only_rows_differ(orthogonal: Method, gaussian: Method) -> bool:
     """Return whether the methods are equal except for Gaussian instead of orthonormal rows of the same norm.
 
-    With gain "match" every Gaussian init is rescaled to that norm; otherwise only N(0, 1/d) has it.
+    With gain "match" every Gaussian init is rescaled to the norm of the orthonormal rows. Otherwise only rows
+    from N(0, 1/d) ("normal-matched") have this norm.
     """
     inits = ("normal", "normal-matched") if orthogonal.gain == "match" else ("normal-matched",)
     return gaussian.init in inits and replace(gaussian, init="headwise", name=orthogonal.name) == orthogonal

@@ -1,11 +1,12 @@
-"""The questions of a study, and what the seeds that have run so far say about each of them.
+"""The questions of a study, and their answers from the seeds that have run so far.
 
-A question asks one rule (the 5 % target, a scenario, the 1 % goal, or the sign) of one pair of arms.
-`oelm decide` looks at the paired seeds after 3, 4, 5, ... of them, with the stricter intervals of
-`sequential.py`, and closes a question at the first look that decides it or shows that it will stay undecided.
+A question asks for the verdict of one rule (the 5 % target, a scenario, the 1 % goal, or the sign) about one
+pair of arms. `oelm decide` looks at the results after 3, 4, 5, ... paired seeds, with the wider intervals of
+`sequential.py`. It closes a question at the first look that decides it or shows that more seeds will probably
+not decide it.
 
-The state of a question follows from its own runs alone, taken in the order of their seeds. So it does not
-depend on which runs ended first, on runs of other questions, or on the machine that computes it.
+The answer to a question depends only on the runs of its two arms, taken in the order of their seeds. So it
+does not depend on which runs ended first, on runs of other arms, or on the machine that computes it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ GIVEN_UP, NO_VERDICT = "given up", "no verdict"
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """One rule asked of one pair of arms, with its present answer."""
+    """The question what the verdict of one rule about one pair of arms is, with its present answer."""
 
     kind: Kind
     arm: Arm
@@ -52,11 +53,11 @@ class Question:
     # A region of the rule ("met", "worse", "A", ...), "equivalent", "undecided" (more seeds follow),
     # "given up" (more seeds would not decide it), or "no verdict" (the arms may not be judged).
     state: str = UNDECIDED
-    n: int = 0  # paired seeds that were used; at a closed question, the seeds at which it was closed
-    estimate: Estimate | None = None  # at this n, with an interval that is valid in spite of all looks
-    chance: float = 0.0  # predicted probability of a verdict within the maximum of seeds
+    n: int = 0  # paired seeds that were used; for a closed question, those of the look that closed it
+    estimate: Estimate | None = None  # difference after n seeds; the interval allows for repeated looks
+    chance: float = 0.0  # predicted probability of a verdict with the maximum number of seeds
     expected: int | None = None  # seeds with which a verdict is more likely than not; None = unknown
-    why: str = ""  # why it was given up or has no verdict
+    why: str = ""  # why the question was given up or gets no verdict
 
     @property
     def key(self) -> QuestionKey:
@@ -99,7 +100,7 @@ class Question:
 
 
 def rules_of(kind: Kind, arm: Arm) -> list[Rule]:
-    """Return the rules that a comparison of this kind asks about."""
+    """Return the rules to apply to a comparison of `arm` of this kind."""
     perplexity = arm.config.task != "classification"
     rules = []
     if kind in ("baseline", "control"):
@@ -116,11 +117,11 @@ def answer_questions(
 ) -> list[Question]:
     """Return every question of a study with its present answer.
 
-    If configs ask questions of their own (study files), these; otherwise the pre-set rules between the frozen
-    arms and their references.
+    If the configs contain questions (from study files), these are the questions. Otherwise there is one for
+    each pair of a frozen arm and a reference and for each of the rules in `rules`.
 
-    arms: all arms of the study, also those without finished runs
-    seeds: all seeds in the order in which they are looked at
+    arms: all arms of the study, including those without finished runs
+    seeds: all seeds of the study in the order in which they are used
     """
     found: list[Question] = []
     for arm in arms:
@@ -138,7 +139,10 @@ def answer_questions(
 
 
 def answer_pair(pair: Pair, rules: Iterable[Rule], seeds: Sequence[int], max_seeds: int) -> list[Question]:
-    """Return the questions between two arms, which share their looks."""
+    """Return one question per rule about a pair of arms, with its present answer.
+
+    seeds: all seeds of the study in the order in which they are used
+    """
     arm, reference = pair.arm, pair.reference
     assert reference is not None
     paired = _leading_pairs(arm, reference, seeds)[:max_seeds]
@@ -177,7 +181,11 @@ def answer_pair(pair: Pair, rules: Iterable[Rule], seeds: Sequence[int], max_see
 
 
 def take_look(question: Question, estimate: Estimate, max_seeds: int, *, withhold: str = "") -> Question:
-    """Return the question after one look at its paired seeds."""
+    """Return the question with its answer after one more look at the results.
+
+    estimate: the difference between the arms at this look
+    withhold: why there must be no verdict (`guards.undecidable()`); "" if there may be one
+    """
     verdict = decide(question.rule, estimate, withhold=withhold, plan=False)
     looked = replace(question, n=estimate.n, estimate=estimate)
     if verdict.decided:
@@ -186,7 +194,7 @@ def take_look(question: Question, estimate: Estimate, max_seeds: int, *, withhol
         return replace(looked, state=NO_VERDICT, why=_NO_VERDICT[verdict.reason])
     if estimate.n >= max_seeds:
         return replace(looked, state=GIVEN_UP, why=f"undecided after the maximum of {max_seeds} seeds")
-    # A verdict at any later look ends the question; the last one has the narrowest interval.
+    # The probability of a verdict at the last possible look, which has the narrowest interval.
     chance = chance_of_verdict(question.rule, estimate, max_seeds)
     if chance < GIVE_UP:
         why = (
@@ -202,7 +210,7 @@ def _estimates(rule: Rule, effects: Effects) -> Estimate:
 
 
 def _leading_pairs(arm: Arm, reference: Arm, seeds: Sequence[int]) -> list[int]:
-    """Return the first seeds, up to the first one that has not ended in both arms."""
+    """Return the seeds before the first one whose run has not ended in both arms."""
     ended = arm.ended.keys() & reference.ended.keys()
     leading: list[int] = []
     for seed in seeds:
@@ -221,7 +229,7 @@ def _forbidden(arm: Arm, reference: Arm) -> str:
         if state == DIVERGED
     ]
     if diverged:
-        return f"diverged, which is a result too: {', '.join(diverged)}"
+        return f"runs diverged, which is a result too: {', '.join(diverged)}"
     if arm.finished and reference.finished and (refused := guards.refusals(arm, reference)):
         return f"not comparable: {'; '.join(map(str, refused))}"
     return "; ".join(map(str, guards.caveats(arm, reference)))

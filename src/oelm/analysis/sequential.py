@@ -1,11 +1,11 @@
 """Confidence levels for a study that checks its results after every seed and stops at a verdict.
 
 A 95 % confidence interval that is checked after each of the seeds 3, 4, ..., 20 excludes the true difference
-at some check in about 23 % of studies. Group-sequential designs (Pocock 1977) use the same stricter level at
-every check, chosen so that the probability of an error at any check is 5 %. The intervals at that level are
-repeated confidence intervals (Jennison and Turnbull 1989): with probability 95 % all of them contain the
-true difference. They stay valid whenever and for whatever reason the study stops, and for any number of
-margins.
+at one or more checks in about 23 % of studies. Group-sequential designs (Pocock 1977) use the same stricter
+level at every check, chosen so that the probability of an error at one or more checks is 5 %. The intervals
+at that level are repeated confidence intervals (Jennison and Turnbull 1989): with probability 95 % all of
+them contain the true difference. They stay valid whenever and for whatever reason the study stops, and for
+any number of margins.
 
 The level depends only on the maximum number of seeds, because the t statistics have the same joint
 distribution for every mean and spread. The table assumes normally distributed differences. In simulations
@@ -31,7 +31,9 @@ MAX_SEEDS = MIN_SEEDS + len(LEVELS) - 1
 
 
 def level_per_look(max_seeds: int) -> float:
-    """Return the level for each check at 3, 4, ..., `max_seeds` seeds that gives 95 % over all checks.
+    """Return the confidence level of each check, so that all checks together have a confidence of 95 %.
+
+    max_seeds: number of seeds at the last check; the checks are at 3, 4, ..., `max_seeds` seeds
 
     >>> from oelm.analysis.statistics import difference
     >>> scores, reference = {0: 2.10, 1: 2.14, 2: 2.09}, {0: 2.00, 1: 2.02, 2: 2.01}

@@ -7,9 +7,9 @@ predictions, or from the loss per document, and added to the half width of the i
 
     half_width^2 = (t(n-1) * seed_se)^2 + (z * test_se)^2
 
-With few seeds the spread between seeds can be small by chance. Which examples are correct also varies between
-seeds, and the predictions (or losses) give a precise lower bound for the seed error from this variation alone
-(`interaction_se`). The first term is never smaller than z times that bound.
+With few seeds the spread between seeds can be small by chance. But the predictions (or losses) show precisely
+how much single examples vary between seeds, and this gives a lower bound for the seed error
+(`interaction_se()`). The first term is never smaller than the square of z times that bound.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from scipy import special  # scipy.stats takes a second to import
 
 LEVEL = 0.95
-MIN_SHARED = 3  # shared seeds needed to drop the unpaired seeds instead of using Welch's test
+MIN_SHARED = 3  # with at least so many shared seeds, unpaired seeds are dropped instead of using Welch's test
 MAX_WIDTH_POINTS, MAX_WIDTH_LOG = 100.0, math.log(4)  # a wider confidence interval carries no information
 
 IntervalKind = Literal["paired t", "Welch", "none"]
@@ -33,30 +33,32 @@ Interval = tuple[float, float]
 
 @cache
 def t_quantile(level: float, df: float) -> float:
-    """Return the half width of a two-sided interval of Student's t, in standard errors."""
+    """Return the half width, in standard errors, of a two-sided Student's t interval."""
     return float(special.stdtrit(df, 0.5 + level / 2))
 
 
 @cache
 def z_quantile(level: float) -> float:
-    """Return the half width of a two-sided interval of the normal distribution, in standard errors."""
+    """Return the half width, in standard errors, of a two-sided interval of the normal distribution."""
     return float(special.ndtri(0.5 + level / 2))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated difference arm minus reference, with its confidence interval (None with one seed)."""
+    """The estimated difference "arm minus reference" and its confidence interval (None with one seed)."""
 
     value: float
     interval: Interval | None
     interval_kind: IntervalKind
     n: int  # number of seeds of the arm that were used
     n_reference: int  # number of seeds of the reference that were used
-    seed_sd: float | None  # standard deviation of the paired differences; for Welch the pooled equivalent
+    # Standard deviation of the paired differences; for Welch's test, that of paired differences with the same
+    # standard error. None with one seed.
+    seed_sd: float | None
     test_se: float = 0.0  # standard error from the finite test set; 0 if unknown
-    p_value: float | None = None  # of the null hypothesis of no difference, without the test-set error
+    p_value: float | None = None  # for the null hypothesis of no difference; ignores the test-set error
     unpaired: tuple[int, ...] = ()  # seeds that only one arm has: dropped (paired t) or used (Welch)
-    interaction_se: float = 0.0  # lower bound of the seeds' standard error; see the function of this name
+    interaction_se: float = 0.0  # lower bound of the standard error over seeds; see `interaction_se()`
     level: float = LEVEL  # confidence level of the interval
 
     def exp(self) -> Estimate:
@@ -69,7 +71,11 @@ class Estimate:
 
 
 def is_wide(estimate: Estimate, *, points: bool) -> bool:
-    """Return whether the interval is too wide to be informative: over 100 points, or a factor over 4."""
+    """Return whether the interval is too wide to be informative.
+
+    points: the estimate is in points of accuracy, and the limit is 100 points; otherwise it is a log ratio,
+        and the limit is a factor of 4
+    """
     if estimate.interval is None:
         return False
     low, high = estimate.interval
@@ -90,7 +96,7 @@ def difference(
     over the shared seeds if there are at least three, or else Welch's t interval over all seeds. If an arm
     has only one seed, there is no interval.
 
-    test_se, interaction_se: standard errors from predictions, by `example_se` and `interaction_se`
+    test_se, interaction_se: results of `example_se()` and `interaction_se()`; 0 if there are no predictions
 
     >>> e = difference({0: 2.10, 1: 2.14, 2: 2.09}, {0: 2.00, 1: 2.02, 2: 2.01})
     >>> round(e.value, 3), e.interval_kind, e.n
@@ -99,7 +105,7 @@ def difference(
     True
     """
     if not arm or not reference:
-        raise ValueError("both arms need at least one seed")
+        raise ValueError("an arm has no seeds; both arms need at least one")
     shared = sorted(arm.keys() & reference.keys())
     unpaired = tuple(sorted(arm.keys() ^ reference.keys()))
     if len(shared) >= 2 and (not unpaired or len(shared) >= MIN_SHARED):
@@ -152,15 +158,15 @@ def _welch_t(
     df = total**2 / sum(v**2 / (len(x) - 1) for v, x in zip(variances, (a, b), strict=True)) if total else 1.0
     half, p = _student(value, math.sqrt(total), df, interaction_se, level)
     n = min(len(a), len(b))
-    sd = math.sqrt(max(total, interaction_se**2) * n)  # the sd of n paired differences with the same error
+    sd = math.sqrt(max(total, interaction_se**2) * n)  # n paired differences would have the same error
     interval = _add_test_error(value, half, test_se, level)
     return Estimate(value, interval, "Welch", len(a), len(b), sd, test_se, p, unpaired, interaction_se, level)
 
 
 def _student(value: float, se: float, df: float, interaction_se: float, level: float) -> tuple[float, float]:
-    """Return the half width and the p-value of a t test over seeds.
+    """Return (half width of the interval, p-value) of a t test over seeds.
 
-    `interaction_se` is a lower bound of the standard error `se`, which can be small by chance.
+    interaction_se: lower bound of the standard error, used because `se` can be small by chance
     """
     if se > 0:
         half = t_quantile(level, df) * se
@@ -201,9 +207,10 @@ def example_se(*blocks: np.ndarray) -> float:
 
 
 def interaction_se(*blocks: np.ndarray) -> float:
-    """Return the part of the mean's standard error that comes from rest[s, i] in the model of `example_se`.
+    """Return the part of the standard error over seeds that comes from single examples.
 
-    It is a lower bound of the standard error over seeds: which examples are correct varies between seeds.
+    This is the standard error of the mean of rest[s, i] in the model of `example_se()`: which examples are
+    predicted correctly varies between seeds. It is a lower bound of the standard error over seeds.
     """
     return math.sqrt(sum(_interaction_variance(b) / b.size for b in blocks))
 
@@ -218,10 +225,13 @@ def _interaction_variance(block: np.ndarray) -> float:
 
 
 def loss_block(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Return the block for `example_se` of summed losses (seeds, documents) with `tokens` per document.
+    """Return an array like `losses` for `example_se()` whose rows have the mean loss per token as their mean.
 
-    The mean of a row is the mean loss per token of that seed. Documents differ in length, so this mean is a
-    ratio, sum of losses / sum of tokens. Its error comes from the losses minus what their lengths predict.
+    losses: (seeds, documents) array with the summed loss of each document
+    tokens: number of tokens of each document
+
+    Documents differ in length, so the mean loss per token is a ratio: sum of losses / sum of tokens. Its
+    error comes from the difference between the loss of each document and the loss expected from its length.
 
     >>> loss_block(np.array([[6.0, 3.0]]), np.array([2, 1]))
     array([[3., 3.]])
@@ -231,9 +241,11 @@ def loss_block(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 
 def few_documents_factor(tokens: np.ndarray, level: float = LEVEL) -> float:
-    """Return t / z for the number of documents, weighted by their length.
+    """Return the factor t / z that makes an interval over few documents a t interval.
 
-    A standard error from few documents is itself uncertain; this factor makes its interval a t interval.
+    The factor is needed because a standard error from few documents is itself uncertain.
+
+    tokens: number of tokens of each document; long documents have more weight
     """
     effective = tokens.sum() ** 2 / (tokens**2).sum()
     return t_quantile(level, max(1.0, float(effective) - 1)) / z_quantile(level)
@@ -242,10 +254,12 @@ def few_documents_factor(tokens: np.ndarray, level: float = LEVEL) -> float:
 def binomial_se(
     accuracy: float, reference: float, examples: int, scales: tuple[float, float] = (1.0, 1.0)
 ) -> float:
-    """Return the test-set standard error of the difference of two accuracies, each times its scale.
+    """Return the standard error, from a test set of `examples` rows, of the difference of two accuracies.
 
-    It needs no predictions. It ignores that both arms were tested on the same examples, so it is too large
-    rather than too small.
+    It is used if there are no predictions. It ignores that both arms were tested on the same examples, so it
+    is too large rather than too small.
+
+    scales: factors by which the two accuracies are multiplied
     """
     variances = [x * (1 - x) / max(1, examples) for x in (accuracy, reference)]
     return math.hypot(*(scale * math.sqrt(v) for scale, v in zip(scales, variances, strict=True)))
@@ -264,7 +278,10 @@ def mcnemar(arm: np.ndarray, reference: np.ndarray) -> float:
 
 
 def trend(x: Sequence[float], y: Sequence[float]) -> tuple[float, float] | None:
-    """Return Kendall's tau and its p-value; None below five points, where no order can be significant."""
+    """Return (Kendall's tau, its p-value) of two lists.
+
+    Returns None with fewer than five points, because then no order is significant, or if a list is constant.
+    """
     if len(x) < 5 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
     from scipy import stats

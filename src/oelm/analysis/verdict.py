@@ -1,9 +1,9 @@
 """Reach a verdict by applying a rule, such as "at most 5 % worse", to a confidence interval.
 
 A rule divides the possible differences into regions, separated by its margins. If the whole interval lies in
-one region, that region is the outcome. If the interval contains a margin, the verdict is undecided, with the
-number of seeds that would probably decide it. With a 95 % interval each one-sided claim is wrong in at most
-2.5 % of studies.
+one region, that region is the outcome. If the interval contains a margin, the verdict is undecided, and says
+how many seeds would probably decide it. With a 95 % interval, each verdict about one margin is wrong in at
+most 2.5 % of studies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TARGET = 0.05  # target of the original study: at most 5 % worse than the baseli
 GOAL = 0.01  # goal of frozen language models: at most 1 % above the same architecture with trained Q/K
 EQUIVALENCE = 0.01  # arms that differ by less than 1 % either way are equivalent
 SCENARIO_A, SCENARIO_B = -2.0, -5.0  # margins of the original study's scenarios, in points of accuracy
-POWER = 0.8
+POWER = 0.8  # probability of a verdict with the number of seeds that an undecided verdict suggests
 MAX_PLANNED_SEEDS = 50  # more seeds than this are not realistic
 
 MET, MISSED = "met", "missed"
@@ -35,8 +35,9 @@ NO_INTERVAL, REFUSED, WITHHELD = "no interval", "refused", "withheld"
 class Rule:
     """A division of the possible differences into regions, which are the possible outcomes.
 
-    `regions[i]` lies below `margins[i]`, and the last region lies above all margins.
-    An interval that contains a margin but lies within ± `equivalence` gives the outcome "equivalent".
+    The margins are the borders of the regions, in ascending order: `regions[i]` lies below `margins[i]`, and
+    the last region lies above all margins. An interval that contains a margin but lies within ± `equivalence`
+    gives the outcome "equivalent".
     """
 
     name: str
@@ -73,7 +74,7 @@ def question_rule(question: QuestionConfig, *, perplexity: bool) -> Rule:
 
 @dataclass(frozen=True)
 class SeedsNeeded:
-    """The total number of seeds that would decide a rule with 80 % power, if the estimates are right."""
+    """The number of seeds with which a rule would be decided with 80 % power, if the estimates are right."""
 
     seeds: int | None
     # Why `seeds` is None: "spread" (the spread between seeds is unknown), "wide" (the interval is too wide),
@@ -103,7 +104,7 @@ class Verdict:
 def decide(rule: Rule, estimate: Estimate, *, withhold: str = "", plan: bool = True) -> Verdict:
     """Return the verdict of a rule for an estimated difference.
 
-    withhold: why the interval must not decide ("caveat", or a result of `guards.undecidable`); "" if it may
+    withhold: why the interval must not decide: "caveat", or a result of `guards.undecidable()`; "" if it may
     plan: whether to compute how many seeds would decide an undecided verdict
 
     >>> from oelm.analysis.statistics import difference
@@ -116,7 +117,7 @@ def decide(rule: Rule, estimate: Estimate, *, withhold: str = "", plan: bool = T
         return Verdict(rule.name, NO_INTERVAL, needed=SeedsNeeded(None, "spread"))
     low, high = estimate.interval
     possible = rule.regions[_region(rule, low) : _region(rule, high) + 1]
-    if withhold:  # no number of seeds is suggested, because more seeds would not help
+    if withhold:  # without a number of seeds, because more seeds would not help
         return Verdict(rule.name, UNDECIDED, possible, reason=withhold)
     if low == high:  # without variation between seeds, the runs are probably copies of each other
         reason = "no variation" if estimate.value else "identical"
@@ -131,14 +132,14 @@ def decide(rule: Rule, estimate: Estimate, *, withhold: str = "", plan: bool = T
 
 
 def _region(rule: Rule, value: float) -> int:
-    """Return the index of the region of a value; a value equal to a margin is in the region above it."""
+    """Return the index of the region that contains `value`; a margin itself is in the region above it."""
     return sum(value >= margin for margin in rule.margins)
 
 
 def seeds_needed(rule: Rule, estimate: Estimate) -> SeedsNeeded:
     """Return the smallest number of paired seeds whose interval excludes the nearest margin with 80 % power.
 
-    The calculation takes the estimated difference and spread as the true ones, so it is only for planning.
+    This assumes that the estimated difference and spread are the true ones, so it is only for planning.
     """
     if estimate.seed_sd is None:
         return SeedsNeeded(None, "spread")
