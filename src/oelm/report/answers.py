@@ -1,4 +1,4 @@
-"""The table of the questions that study files ask, each with its answer."""
+"""Make the table of the questions in study files, with their answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ANSWERS = {MET: Message("yes"), MISSED: Message("no")}
 
 
 def question_table(analysis: Analysis, _: Translator) -> list[Block]:
-    """Return the questions of study files with their answers; [] if no run asks one."""
+    """Return the table of the questions of study files with their answers; [] if there is no question."""
     if not analysis.answers:
         return []
     about = _(

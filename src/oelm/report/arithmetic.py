@@ -1,4 +1,4 @@
-"""Compute what the figures of the original study imply by arithmetic alone, without training a model."""
+"""Compute what follows from the figures of the original study by arithmetic, without training a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 MIB = 2**20
 BERT_TOTAL = 109_484_547
-BERT_FROZEN = 12 * 2 * (768 * 768 + 768)  # twelve layers, Q and K, weights and biases
+BERT_FROZEN = 12 * 2 * (768 * 768 + 768)  # weights and biases of Q and K in twelve layers of BERT-base
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,14 @@ class GPTShape:
 
 
 def weight_gradient_bound(expansion: int = 4) -> float:
-    """Return the share of a block's matmul FLOPs for the weight gradients of Q and K: 4/72 for a 4x MLP.
+    """Return the fraction of a block's matmul FLOPs that the weight gradients of Q and K take.
 
-    Count in units of d^2 per token. A block has 4 projections of 1 unit and an MLP of 2 x expansion units: 12
-    units with a 4x MLP. Each unit takes 2 FLOPs in the forward pass, 2 for the input gradient and 2 for the
-    weight gradient: 72 FLOPs. Freezing Q and K saves the weight gradients of 2 units: 4 FLOPs.
+    It is 4/72 for an MLP of 4 times the width: a d x d projection has d^2 weights, which we call one unit. A
+    block has 4 projections of 1 unit and an MLP of 2 x expansion units, together 12 units. For each token,
+    each unit takes 2 d^2 FLOPs in the forward pass, 2 for the input gradient and 2 for the weight gradient,
+    together 72 d^2 FLOPs. Freezing Q and K saves the weight gradients of 2 units, 4 d^2 FLOPs.
+
+    expansion: hidden size of the MLP / width of the model
 
     >>> round(100 * weight_gradient_bound(), 2)
     5.56
@@ -64,7 +67,7 @@ def weight_gradient_bound(expansion: int = 4) -> float:
 
 
 def row_norm(sd: float, width: int) -> float:
-    """Return the expected norm of a row of N(0, sd) entries. (An orthonormal row has norm 1.)
+    """Return the expected norm of a row of `width` entries from N(0, sd). (An orthonormal row has norm 1.)
 
     >>> round(row_norm(0.02, 512), 2)
     0.45
@@ -86,7 +89,8 @@ def accuracy_noise(accuracy: float, reference: float, examples: int) -> float:
     """Return the standard error, in percentage points, of the difference of two accuracies in per cent.
 
     Both accuracies are measured on `examples` test rows, and the answers of the two models are assumed to be
-    independent. The same test rows for both models usually make the error smaller, the seeds make it larger.
+    independent. The true error is usually smaller, because both models have the same test rows, and larger,
+    because results also vary between seeds.
     """
     a, b = accuracy / 100, reference / 100
     return 100 * math.sqrt((a * (1 - a) + b * (1 - b)) / examples)

@@ -1,4 +1,4 @@
-"""The forest plots and curves of the HTML report, as data. They are drawn like those of `oelm board`."""
+"""Prepare the forest plots and curves of the HTML report as data; they look like those of `oelm board`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEASUREMENTS = ("validation_loss", "entropy")
 
 
 def all_charts(analysis: Analysis, _: Translator) -> dict[str, list[Block]]:
-    """Return the charts of each section of the report, by the anchor of the section."""
+    """Return {anchor of a section of the report: charts of that section}."""
     groups = by_group(analysis.comparisons.made).values()
     main = {_key(c) for comparisons in groups for c in main_comparisons(comparisons)}
     questions = all_questions(analysis.comparisons, analysis.loaded.trials)
@@ -42,7 +42,7 @@ def _key(c: Comparison | None) -> tuple[object, ...]:
 
 
 def forest_plots(questions: Sequence[ShownQuestion], _: Translator) -> list[Block]:
-    """Return one forest plot for each study and metric of questions that have a comparison."""
+    """Return one forest plot per study and metric. All questions must have a comparison."""
 
     def study_and_metric(q: ShownQuestion) -> tuple[str, str]:
         return q.study, q.comparison.metric if q.comparison else ""
@@ -69,7 +69,10 @@ def _curves(baseline: Sequence[Comparison], _: Translator) -> Iterator[Charts]:
 
 
 def curves(arms: Sequence[Arm], measurements: Sequence[str], _: Translator) -> list[dict[str, Any]]:
-    """Return one chart of the finished runs for each of the measurements that they have."""
+    """Return one chart per measurement, with the finished runs of the arms.
+
+    Measurements that no run has are left out.
+    """
     columns = {run.path: _columns(run) for arm in arms for run in arm.finished}
     charts = []
     for measurement in measurements:
@@ -93,10 +96,10 @@ def _columns(run: LoadedRun) -> dict[str, Column]:
 
 
 def in_parts(group: Sequence[Comparison]) -> Iterator[list[Arm]]:
-    """Yield the arms of a group in parts of at most MAX_ARMS, one chart each.
+    """Yield the arms of a group in parts of at most MAX_ARMS arms; each part is drawn in one chart.
 
-    Each part starts with a reference, followed by the arms that are compared with it. An arm and its control
-    are in the same part.
+    Each part starts with a reference arm, followed by the arms that are compared with it. An arm and its
+    control are in the same part.
     """
     references = {c.reference.id: c.reference for c in group}
     for reference in references.values():

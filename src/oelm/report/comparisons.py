@@ -1,7 +1,7 @@
 """The report's tables of comparisons.
 
-Each arm (a method in a comparison) is compared with its baseline, its control, and Gaussian rows;
-further tables show averages over datasets and the 1 % goal.
+Each arm (a method in a comparison) is compared with its baseline, with its control, and with Gaussian rows.
+Further tables show averages over datasets, and which arms reach the 1 % goal.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def baseline_tables(analysis: Analysis, _: Translator) -> list[Block]:
 
 
 def _baseline_table(comparisons: Sequence[Comparison], _: Translator) -> Table:
-    """Return the table of one group, without the columns Scenario and Relative where they would be empty."""
+    """Return the table of one group; the columns Scenario and Relative are left out if they are empty."""
     accuracy = comparisons[0].metric == "accuracy"
     scenarios = any(c.scenario for c in comparisons)
     head = [_("Arm"), _("Verdict")]
@@ -72,9 +72,9 @@ def _baseline_table(comparisons: Sequence[Comparison], _: Translator) -> Table:
 
 
 def _relative(ratio: Estimate, _: Translator) -> str:
-    """Return a change of accuracy relative to the baseline's, with its interval.
+    """Return the change of accuracy in per cent of the baseline's accuracy, with its confidence interval.
 
-    The 5 % target is relative, so the change in percentage points does not show whether it is met.
+    The 5 % target is relative, so a change in percentage points does not show whether the target is met.
     """
     return _(
         "{change} ({interval})", change=numbers.change(ratio.value), interval=numbers.interval(ratio, "ppl")
@@ -102,7 +102,7 @@ def notes(comparisons: Sequence[Comparison], _: Translator) -> list[Block]:
 
 
 def control_table(analysis: Analysis, _: Translator) -> list[Block]:
-    """Return the table that compares each frozen arm with its control: the same architecture, trained Q/K."""
+    """Return the table of each frozen arm against its control, the same architecture with trained Q/K."""
     comparisons = analysis.comparisons.of("control")
     if not comparisons:
         return [Paragraph(_("No arm has a control of the same architecture with finished runs."))]
@@ -115,7 +115,7 @@ def control_table(analysis: Analysis, _: Translator) -> list[Block]:
 
 
 def orthogonality_table(analysis: Analysis, _: Translator) -> list[Block]:
-    """Return the table that compares frozen orthonormal rows with frozen Gaussian rows of the same scale."""
+    """Return the table of frozen orthonormal rows against frozen Gaussian rows of the same norm."""
     comparisons = analysis.comparisons.of("orthogonality")
     if not comparisons:
         return [
@@ -151,7 +151,7 @@ def pair_table(comparisons: Sequence[Comparison], _: Translator) -> Table:
 
 
 def mean_table(analysis: Analysis, _: Translator) -> list[Block]:
-    """Return the table of changes averaged over the datasets of a study; [] if no study has several."""
+    """Return the table of changes averaged over the datasets of a study; [] if there are no averages."""
     rows = []
     for mean in analysis.means:
         c = mean.first
@@ -173,7 +173,7 @@ def mean_table(analysis: Analysis, _: Translator) -> list[Block]:
 
 
 def goal_table(analysis: Analysis, _: Translator) -> list[Block]:
-    """Return the table of language models that shows which frozen arms reach the 1 % goal; [] without any."""
+    """Return the table that shows which frozen language models reach the 1 % goal; [] if there are none."""
     columns = {
         "control": _("Against control"),
         "bias": _("Against baseline with biases"),

@@ -1,4 +1,4 @@
-"""Build the short report, a Markdown page with a figure and a table for each of four questions."""
+"""Build the short report: a Markdown page with a figure and a table for each of four subjects."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from oelm.report.translate import Translator
 def build_digest(analysis: Analysis, *, lang: str = "en", command: str = "oelm report") -> Document:
     """Return the short report.
 
-    Its sections are language modelling with frozen Q/K alone and with extras, classification, step time and
-    memory.
+    Its main sections are language modelling with frozen Q/K alone, language modelling with trainable extras,
+    classification, and step time with memory.
+
+    command: the command that generates the report, to be shown in it
     """
     _ = Translator(lang)
     frozen = [c for c in frozen_against_baseline(analysis) if c.effect is not None]
@@ -90,7 +92,10 @@ def _question(
     *,
     name: str,
 ) -> tuple[Block, ...]:
-    """Return the verdicts in words, the figure, and the table with intervals; () without comparisons."""
+    """Return the content of a section: the verdicts in words, a figure, and a table with intervals.
+
+    Returns () if there are no comparisons.
+    """
     if not comparisons:
         return ()
     return (

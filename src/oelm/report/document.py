@@ -1,6 +1,6 @@
 """The content of a report as data, which other modules render as HTML, as Markdown and in the terminal.
 
-Texts hold no markup, and the renderers escape them, so a text from a run's config can never become markup.
+Texts contain no markup, and the renderers escape them, so a text from a run's config cannot become markup.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Link:
 
     @property
     def safe(self) -> bool:
-        """Whether the link leads to this page or a relative path, and not to a URL from a run's config."""
+        """Whether the link leads to this page or a relative path. (A run's config could contain any URL.)"""
         return self.href.startswith(("#", "./", "../"))
 
 
@@ -59,7 +59,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Card:
-    """The findings on one dataset, in sentences. The badge is the verdict of the first sentence."""
+    """A box with the findings on one dataset in sentences; `badge` is the verdict of the first sentence."""
 
     title: str
     lines: tuple[Text, ...]
@@ -86,13 +86,13 @@ class Table:
     head: tuple[str, ...]
     rows: tuple[Row, ...]
     caption: str = ""
-    words: int = 1  # number of leading columns that hold words; the other columns hold numbers, aligned right
-    verdict: int = -1  # index of the column that takes the colour of the row's tone; -1 for none
+    words: int = 1  # the first `words` columns contain words; the others contain numbers, aligned right
+    verdict: int = -1  # index of the column that is coloured by the row's tone; -1 for none
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing beside a Markdown report; the HTML report has charts and forest plots instead."""
+    """A drawing of the Markdown report; the HTML report has charts and forest plots instead."""
 
     kind: ClassVar = "figure"
     name: str  # file name without .svg
@@ -105,15 +105,15 @@ class ForestPlot:
     """A table with one question per row: the verdict, the change, and its interval drawn as a bar."""
 
     kind: ClassVar = "forest"
-    rows: tuple[tuple[ForestRow, str, str], ...]  # the row, its dataset, and the anchor of its runs
-    ticks: tuple[tuple[float, str], ...]  # position on the axis in per cent, and label
+    rows: tuple[tuple[ForestRow, str, str], ...]  # (row, dataset, anchor of the arm's runs)
+    ticks: tuple[tuple[float, str], ...]  # (position on the axis in per cent, label)
     caption: str
     head: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves of several arms, drawn by charts.js. `data` is what `board.curves.chart` returns."""
+    """Curves of several arms, drawn by charts.js. `data` is the result of `board.curves.chart()`."""
 
     kind: ClassVar = "chart"
     data: dict[str, Any]

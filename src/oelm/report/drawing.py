@@ -1,7 +1,7 @@
-"""The style of the drawn figures: those beside a Markdown report, and those for a paper.
+"""The style of the figures that matplotlib draws for the Markdown report and for papers.
 
 Arms (the compared methods) differ in colour (Okabe and Ito's palette for colour-blind readers), marker and
-line style, so that they can be told apart in a grey print too.
+line style, so that they can also be distinguished in a grey print.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ PAPER = Style(3.4, 8, "STIXGeneral", "black")  # one column of a two-column pape
 
 
 def plot_style(style: Style = PAGE) -> AbstractContextManager[None]:
-    """Return the context manager in which all figures of this style must be drawn."""
+    """Return a context manager that sets the style; figures must be drawn inside its `with` block."""
     settings: dict[Any, Any] = {  # Any, because matplotlib declares the allowed keys as literals
-        "svg.fonttype": "none",  # labels stay text
-        "pdf.fonttype": 42,  # many publishers refuse the default, Type 3 fonts
-        "text.parse_math": False,  # a "$" in an arm's name does not start a formula
+        "svg.fonttype": "none",  # write labels as text instead of paths
+        "pdf.fonttype": 42,  # TrueType; many publishers do not accept the default, Type 3 fonts
+        "text.parse_math": False,  # a "$" in an arm's name must not start a formula
         "font.size": style.size,
         "font.family": style.font,
         "figure.figsize": (style.width, style.width / 2),
@@ -65,14 +65,14 @@ def plot_style(style: Style = PAGE) -> AbstractContextManager[None]:
 
 
 class ArmStyles:
-    """The colour, marker and line style of each arm: unique, and equal in all figures that share them."""
+    """Gives each arm its own colour, marker and line style, the same in all figures that use this object."""
 
     def __init__(self, arms: Sequence[str]) -> None:
         self.order = {name: i for i, name in enumerate(dict.fromkeys(arms))}
 
     def of(self, arm: str) -> dict[str, Any]:
         i = self.order.setdefault(arm, len(self.order))
-        turn = i // len(COLOURS)  # after the last colour, markers and line styles shift against the colours
+        turn = i // len(COLOURS)  # when the colours repeat, they get other markers and line styles
         return {
             "color": COLOURS[i % len(COLOURS)],
             "marker": MARKERS[(i + turn) % len(MARKERS)],
@@ -121,13 +121,13 @@ def _save(canvas: Canvas, file: Any, kind: str, **options: Any) -> None:
 
 
 def new_canvas(height: float, columns: int = 1, **options: Any) -> tuple[Canvas, Any]:
-    """Return a new figure, `height` inches high, and its axes. Unlike pyplot's, it is no global state."""
+    """Return a new figure, `height` inches high, and its axes; pyplot, with its global state, is not used."""
     canvas = Canvas(figsize=(mpl.rcParams["figure.figsize"][0], height), layout="constrained")
     return canvas, canvas.subplots(1, columns, **options)
 
 
 def legend_below(canvas: Canvas, axes: Any) -> None:
-    """Add a legend below the axes, with as many columns as fit, and enlarge the figure by its height."""
+    """Add a legend below the axes, with as many columns as fit, and make the figure higher to hold it."""
     handles, labels = axes.get_legend_handles_labels()
     width, height = canvas.get_size_inches()
     letter, line = 0.009 * mpl.rcParams["font.size"], 0.021 * mpl.rcParams["font.size"]  # inches

@@ -30,7 +30,7 @@ _LATEX = {
 
 
 def write_csv(analysis: Analysis, path: Path) -> Path:
-    """Write one row per comparison: the change with its interval (in % or points), n and the verdict."""
+    """Write a CSV file with one row per comparison: the change (in % or points), its interval, n, verdict."""
     rows = [_csv_row(c) for c in analysis.comparisons.made]
     out = io.StringIO()
     if rows:

@@ -1,6 +1,7 @@
-"""Render a document as one HTML file that loads nothing, readable on a phone, in dark mode, and in print.
+"""Render a document as one HTML file that loads no other file and is readable on a phone and in print.
 
-Its only script draws the charts; the page allows no other one, by the script's hash.
+The only script of the page draws the charts. The page's security policy contains the hash of this script, so
+browsers run no other script.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _static(name: str) -> str:
 
 
 def _data(value: Any) -> Markup:
-    """Return JSON for a script element: without `<`, it cannot end the element."""
+    """Return JSON for a script element, with `<` escaped, so that no text can end the element."""
     return Markup(json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
 
 

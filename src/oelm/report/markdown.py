@@ -1,4 +1,4 @@
-"""Render a document as Markdown, which shows its figures from SVG files."""
+"""Render a document as Markdown; its figures are separate SVG files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from oelm.report.document import (
 
 
 def to_markdown(document: Document, figures: str = "") -> str:
-    """Return the document as Markdown; `figures` is the folder of its SVG files, relative to that file."""
+    """Return the document as Markdown.
+
+    figures: folder of the SVG files, relative to the Markdown file
+    """
     parts = [
         f"# {_escape(document.title)}",
         f"**{_text(document.headline)}**",
@@ -88,7 +91,7 @@ def _inline(part: Inline) -> str:
         case Code():
             if re.fullmatch(r"[^`<>&|\n]+", part.text):
                 return f"`{printable(part.text)}`"
-            return f"<code>{_escape(part.text)}</code>"  # in backticks, they would break a table
+            return f"<code>{_escape(part.text)}</code>"  # in backticks, such characters would break a table
         case Strong():
             return f"**{_escape(part.text)}**"
         case _:
@@ -96,7 +99,7 @@ def _inline(part: Inline) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return the text with HTML, Markdown, the bars of tables and line breaks escaped."""
+    """Return the text with HTML, Markdown, table separators and line breaks escaped."""
     text = printable(text, lines=True)
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")
     return re.sub(r"([\\`*_\[\]|#!])", r"\\\1", text)

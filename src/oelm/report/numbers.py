@@ -1,4 +1,4 @@
-"""Format numbers as text: a change always has its sign, an interval is shown only if it is informative."""
+"""Format numbers as text. A change always has its sign; a very wide interval is not shown."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def interval(estimate: Estimate, metric: str) -> Message:
 
 
 def seeds(estimate: Estimate) -> str:
-    """Return the number of seeds; the numbers of both arms if their seeds are not paired."""
+    """Return the number of paired seeds, or "n / m" with the numbers of both arms if they are not paired."""
     return f"{estimate.n} / {estimate.n_reference}" if estimate.interval_kind == "Welch" else str(estimate.n)
 
 

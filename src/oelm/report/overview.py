@@ -1,7 +1,7 @@
 """The report's tables over all arms (the methods that were compared).
 
-They show where freezing works, what each arm costs, the trend over datasets, and the original
-study's figures.
+They show where freezing works, what each arm costs, the trend over datasets, and the results that the
+original study reported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WEIGHTS = {True: Message("pretrained"), False: Message("from scratch")}
 
 
 def where_freezing_works(analysis: Analysis, _: Translator) -> list[Block]:
-    """Return the table of where each frozen arm meets the 5 % target, misses it, or is not decided.
+    """Return the table of the datasets on which each frozen arm meets the 5 % target, misses it, or is open.
 
     It has one row for each combination of architecture, task, initial weights and arm.
     """
@@ -109,7 +109,7 @@ def _quality(arm: Arm, c: Comparison | None, _: Translator) -> Text:
         return _("not comparable")
     values = {
         "change": numbers.change(c.ratio.value),
-        "interval": numbers.interval(c.ratio, "ppl"),  # shown as a ratio for accuracy too
+        "interval": numbers.interval(c.ratio, "ppl"),  # "ppl": show the change in per cent, for accuracy too
         "n": numbers.seeds(c.ratio),
     }
     if c.metric == "ppl":
@@ -125,7 +125,7 @@ def _step_time(cost: Cost, _: Translator) -> str:
 
 
 def trend_table(analysis: Analysis, _: Translator) -> list[Block]:
-    """Return the table of each frozen arm's gap to the baseline on several datasets, with a test for a trend.
+    """Return the table of the change of each frozen arm on several datasets, with a test for a trend.
 
     The datasets are ordered by their number of training tokens.
     """

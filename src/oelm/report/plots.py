@@ -20,9 +20,9 @@ from oelm.report.sentences import group_title
 from oelm.report.summary import by_group
 from oelm.report.translate import Translator
 
-MIN_BAND = 3  # seeds; the t interval of two seeds is wider than any plot
+MIN_BAND = 3  # fewest seeds with which an interval is drawn; with two, it is wider than any plot
 MAX_NAME = 30  # characters; a longer name is cut in a figure
-MAX_ROWS = 40  # rows of one forest plot; more rows go to a further plot
+MAX_ROWS = 40  # most rows of one forest plot; further rows go to another plot
 
 _Row = tuple[str, dict[str, Any], float, tuple[float, float] | None]  # label, styles, value, interval
 
@@ -41,7 +41,7 @@ def all_drawings(analysis: Analysis, _: Translator) -> Iterator[Drawing]:
 
 
 def _forests(comparisons: Sequence[Comparison]) -> Iterator[Sequence[Comparison]]:
-    """Yield the comparisons of each forest plot: at most MAX_ROWS of the same study and metric."""
+    """Yield the comparisons for each forest plot: at most MAX_ROWS of the same study and metric."""
     for _key, found in groupby(comparisons, key=lambda c: (c.arm.config.study, c.metric)):
         rows = list(found)
         for start in range(0, len(rows), MAX_ROWS):
@@ -89,7 +89,7 @@ def changes(comparisons: Sequence[Comparison], styles: ArmStyles, _: Translator,
 
 
 def step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translator) -> Drawing:
-    """Draw step time and peak memory against the baseline, from interleaved benchmarks."""
+    """Draw how step time and peak memory differ from the baseline in interleaved benchmarks."""
     canvas, (left, right) = new_canvas(1.1 + 0.3 * len(benchmarks), 2, sharey=True)
     times: list[_Row] = []
     memory: list[_Row] = []
@@ -131,7 +131,10 @@ def _draw_margin(axes: Any, x: float, text: str) -> None:
 
 
 def curves(arms: Sequence[Arm], _: Translator, title: str, *, name: str) -> Drawing | None:
-    """Draw the validation loss over steps, as mean over seeds and 95 % interval; None without data."""
+    """Draw the mean validation loss over seeds and its 95 % interval at each step.
+
+    Returns None if no run has a validation loss.
+    """
     found = charts.curves(arms, ("validation_loss",), _)
     if not found:
         return None

@@ -18,7 +18,11 @@ from oelm.report.translate import Translator
 
 
 def build(analysis: Analysis, folder: Path, *, lang: str = "en", command: str = "oelm report") -> Document:
-    """Return the full report. Its links to run folders are relative to `folder`, where it will be written."""
+    """Return the full report.
+
+    folder: folder of the report file; the links to run folders are relative to it
+    command: the command that generates the report, to be shown in it
+    """
     _ = Translator(lang)
     charts = all_charts(analysis, _)
     sections = []
@@ -64,7 +68,7 @@ def write_html(analysis: Analysis, path: Path, *, lang: str = "en", command: str
 
 
 def _shown_root(root: Path) -> str:
-    """Return the path of the runs folder, relative to the working folder if it lies inside it."""
+    """Return the path of the runs folder; it is relative if the runs folder is inside the working folder."""
     try:
         return str(root.resolve().relative_to(Path.cwd()))
     except ValueError:

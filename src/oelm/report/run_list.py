@@ -18,7 +18,7 @@ from oelm.report.summary import anchor
 from oelm.report.translate import Translator
 from oelm.units import duration_text
 
-LONG_COMMAND = 80  # characters; a longer command is printed once, and the runs refer to it by a number
+LONG_COMMAND = 80  # characters; a longer command is printed only once, with a number that the runs refer to
 
 
 def limitations(analysis: Analysis, _: Translator) -> list[Block]:
@@ -87,7 +87,7 @@ def limitation_texts(analysis: Analysis, _: Translator) -> list[str]:
 
 
 def _origins(arms: Sequence[Arm]) -> tuple[Message, ...]:
-    """Return where the text of each dataset came from, because a synthetic stand-in may have its name."""
+    """Return where the text of each dataset came from, because synthetic text may replace a dataset."""
     found: dict[str, str] = {}
     for arm in arms:
         if arm.finished and (origin := arm.finished[0].manifest.data.origin):
@@ -143,7 +143,10 @@ def warnings(analysis: Analysis, _: Translator) -> list[Block]:
 
 
 def run_list(analysis: Analysis, _: Translator, folder: Path) -> list[Block]:
-    """Return the list of all runs: score, command, and a link from `folder` to the folder of each run."""
+    """Return the list of all runs with score, command and a link to the run folder.
+
+    folder: folder of the report file; the links are relative to it
+    """
     blocks: list[Block] = [
         Paragraph(
             _(
@@ -197,7 +200,10 @@ def _rows_text(arm: Arm, _: Translator) -> str:
 
 
 def relative_link(path: Path, folder: Path) -> str:
-    """Return the link from a file in `folder` to `path`. It starts with a dot, so it cannot be a full URL."""
+    """Return the relative link from a file in `folder` to `path`.
+
+    It always starts with a dot, so that no path can be mistaken for a URL.
+    """
     relative = os.path.relpath(path.resolve(), folder.resolve())
     quoted = quote(Path(relative).as_posix(), safe="/=")
     return quoted if quoted.startswith("../") else "./" + quoted

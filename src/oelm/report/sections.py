@@ -1,4 +1,4 @@
-"""The list of the report's sections in reading order, which all outputs share."""
+"""The sections of the report in reading order. `oelm analyze` and `oelm report` use the same list."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Shown(IntEnum):
 class SectionPlan:
     """A section of the report: its name, and the function that builds its content."""
 
-    anchor: str  # `charts.all_charts` gives the charts of each section under this name
+    anchor: str  # target of links to the section; also its key in `charts.all_charts()`
     title: Message
     blocks: Callable[[Analysis, Translator], list[Block]]  # a section without blocks is left out
     shown: Shown

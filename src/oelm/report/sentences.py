@@ -1,4 +1,4 @@
-"""Write comparisons and verdicts as sentences, which the terminal, the report and the claims page share."""
+"""Write comparisons and verdicts as sentences, for the terminal, the report and the claims page."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ REASONS = {  # reasons why a confidence interval decides nothing
     "identical": Message("both arms gave the same result for every seed, so the seed variation is unknown"),
     "no variation": Message("every seed gave exactly the same difference, so the seed variation is unknown"),
 }
-NOT_PLANNED = {  # what an undecided verdict says if no number of seeds can be named that would decide it
+NOT_PLANNED = {  # sentences for undecided verdicts for which no sufficient number of seeds can be given
     "spread": Message("run at least 3 seeds"),
     "test set": Message("the test set is too small to decide, with any number of seeds"),
     "too close": Message("too close to the margin to decide with a realistic number of seeds"),
@@ -72,7 +72,7 @@ ORTHOGONALITY = {
 
 
 def place(arm: Arm, _: Translator) -> str:
-    """Return the group and scale of an arm, for a table cell."""
+    """Return the comparison group and the scale of an arm, for a table cell."""
     return _("{name} ({scale})", name=arm.group, scale=SCALES[arm.config.scale])
 
 
@@ -97,7 +97,11 @@ def outcome(verdict: Verdict) -> Message:
 
 
 def shown_verdict(c: Comparison) -> Verdict:
-    """Return the verdict to show for a comparison: on the 5 % target, or on which of the two is better."""
+    """Return the verdict to show for a comparison.
+
+    For kinds "baseline" and "control", this is the verdict on the 5 % target; for others, on which arm is
+    better.
+    """
     return c.target if c.kind in ("baseline", "control") else c.sign
 
 
@@ -128,12 +132,12 @@ def conclusion(c: Comparison) -> Message | None:
     if c.caveats:
         return no_verdict(c)
     if c.kind == "orthogonality":
-        return Message("Orthogonality or scale?")  # the last of `sentences` answers this
+        return Message("Orthogonality or scale?")  # `sentences()` contains the answer
     if c.effect is None or c.sign.outcome not in (BETTER, WORSE, EQUIVALENT, UNDECIDED):
         return None
     names = {"arm": c.arm.name, "reference": c.reference.name}
     unknown = c.sign.reason or (c.sign.needed is not None and c.sign.needed.limit in ("wide", "spread"))
-    if c.sign.outcome == UNDECIDED and unknown:  # "no significant cost" would claim too much
+    if c.sign.outcome == UNDECIDED and unknown:  # too little is known to write "no significant difference"
         return Message("{arm} and {reference}: no conclusion is possible yet.", **names)
     value = numbers.effect(c.effect, c.metric).lstrip("+" + numbers.MINUS)
     size = (
@@ -215,7 +219,7 @@ def sentences(c: Comparison) -> tuple[Message, ...]:
 
 
 def _stopped(c: Comparison) -> tuple[Message, ...]:
-    """Return how many seeds a verdict of `oelm decide` took, and why its interval is valid; () for others."""
+    """Return the sentence about the seeds that a verdict of `oelm decide` took; () for other verdicts."""
     verdict = shown_verdict(c)
     if not verdict.stopped:
         return ()

@@ -14,11 +14,11 @@ from oelm.report.document import Block, Card, Cards, Inline, Link, Strong, Text
 from oelm.report.sentences import conclusion, group_title, outcome, sentences, shown_verdict, tone
 from oelm.report.translate import Translator
 
-MAIN_METHOD = "oelm-freeze"  # the method of the original study; its verdict comes first
+MAIN_METHOD = "oelm-freeze"  # the method of the original study, whose verdict is shown first
 
 
 def anchor(arm: Arm) -> str:
-    """Return the anchor of an arm's rows in the list of runs; its characters are safe in any document."""
+    """Return the HTML anchor of an arm in the list of runs; it has only letters, digits, "_", "." and "-"."""
     return "runs-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(arm.key))
 
 
@@ -28,7 +28,7 @@ def linked(text: str, arm: Arm) -> Text:
 
 
 def by_group(comparisons: Iterable[Comparison]) -> dict[tuple[str, str, str], list[Comparison]]:
-    """Return the comparisons by (study, scale, group), in their given order."""
+    """Return {(study, scale, group): comparisons}, in the order in which they are given."""
     found: dict[tuple[str, str, str], list[Comparison]] = {}
     for c in comparisons:
         found.setdefault((c.arm.config.study, c.arm.config.scale, c.group), []).append(c)
@@ -70,7 +70,7 @@ def count_verdicts(frozen: Sequence[Comparison], _: Translator) -> str:
 
 
 def cards(analysis: Analysis, _: Translator) -> list[Block]:
-    """Return one card per group of experiments, with sentences on its `main_comparisons`."""
+    """Return one card per group of experiments, with sentences on its `main_comparisons()`."""
     made: list[Card] = []
     for comparisons in by_group(analysis.comparisons.made).values():
         chosen = main_comparisons(comparisons)
@@ -92,10 +92,10 @@ def _line(c: Comparison, group: Sequence[Comparison], _: Translator) -> Text:
 
 
 def main_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Return the comparisons of a group that get a sentence.
+    """Return the most important comparisons of a group, which the first page of the report describes.
 
-    They are the original study's method, the best other frozen arm if it does better, the control of each,
-    and orthonormal against Gaussian rows.
+    These are the comparisons with the baseline of the original study's method and of the best other frozen
+    arm (if it is better), the comparisons of both with their controls, and orthonormal against Gaussian rows.
     """
     controls = {c.arm.key: c for c in comparisons if c.kind == "control"}
     chosen = [
@@ -113,10 +113,10 @@ def _main(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def best_other(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Return the best frozen arm besides the main one, if it does better than the main one; else [].
+    """Return the comparison of the best frozen arm other than the main one; [] if the main one is better.
 
-    The arm is chosen by its validation score, not its test score. The best of several arms has often had
-    lucky seeds, so the report says that it was chosen from several.
+    The best arm is chosen by its validation score, not its test score. The best of several arms has often had
+    lucky seeds, so the report says from how many arms it was chosen.
     """
     main = _main(comparisons)
     others = [c for c in comparisons if c.kind == "baseline" and c.arm.freezes and c.ratio and c not in main]
@@ -125,9 +125,9 @@ def best_other(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _validation_loss(c: Comparison) -> float:
-    """Return the log ratio of an arm's validation score to its reference's; lower is better.
+    """Return how much worse the validation score of an arm is than that of its reference, as a log ratio.
 
-    An unknown score gives infinity, so that the arm is sorted last.
+    If a score is unknown, the result is infinity, so that the arm is sorted last.
     """
     own, other = c.arm.validation, c.reference.validation
     if c.ratio is None or not own or not other:

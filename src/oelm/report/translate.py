@@ -1,4 +1,4 @@
-"""Translate the report. The English texts are in the source, the Chinese in locale/zh/LC_MESSAGES/oelm.po."""
+"""Translate the report. English texts are in the source code, Chinese in locale/zh/LC_MESSAGES/oelm.po."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOCALE = Path(__file__).parent / "locale"
 
 
 class Translator:
-    """A callable that returns a text in one language.
+    """A callable that returns an English text translated into one language.
 
     By gettext's convention, an instance is named `_`, so that `make translations` finds the texts.
 

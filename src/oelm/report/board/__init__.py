@@ -1,5 +1,5 @@
-"""The live board of `oelm board`: a local web page that shows runs, curves and verdicts while they come in.
+"""The live board of `oelm board`: local web pages that show runs, curves and verdicts while runs train.
 
-In: a runs folder, which is only read. Out: HTML pages and JSON for their charts, on 127.0.0.1.
-Order: `metrics` and `snapshot` read, `curves`, `forest` and `pages` prepare, `server` answers requests.
+The board only reads the runs folder. `metrics` and `snapshot` read it, `curves`, `forest`, `questions` and
+`pages` prepare the content, and `server` answers requests on 127.0.0.1 with HTML pages and JSON for charts.
 """

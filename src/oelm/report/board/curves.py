@@ -1,6 +1,6 @@
-"""Prepare the curves of a chart: the mean of each arm over its seeds with its interval, and the seeds.
+"""Prepare the curves of a chart: for each arm, its seeds, their mean, and the interval of the mean.
 
-The result is plain JSON. static/charts.js draws it, on the board or in any other page that loads it.
+The result is plain JSON. The script static/charts.js draws it, on the board and in the HTML report.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from oelm.report.board.snapshot import Board
 from oelm.report.translate import Translator
 from oelm.runs.scan import RunInfo
 
-MAX_POINTS = 400  # per curve; of a longer curve, the mean of each of so many equal parts is drawn
+MAX_POINTS = 400  # most points of a curve; a longer curve is divided into so many parts, which are averaged
 
 
 def arm_curves(board: Board, arms: Sequence[Arm], measurement: str, _: Translator) -> dict[str, Any]:
-    """Return the chart of one measurement for the arms of a group. The mean leaves out diverged runs."""
+    """Return the chart of one measurement with one curve per arm; the mean leaves out diverged runs."""
     lines = []
     for arm in arms:
         seeds = {}
@@ -60,7 +60,10 @@ class Seed:
 
 
 def chart(lines: Sequence[tuple[str, Mapping[str, Seed]]], measurement: str, _: Translator) -> dict[str, Any]:
-    """Return the chart of one measurement; `lines` are the arms: name and seeds, by the path of the run."""
+    """Return the chart of one measurement as JSON data.
+
+    lines: one (name, seeds) per arm; `seeds` is {path of the run: its values}
+    """
     columns = [seed.column for _name, seeds in lines for seed in seeds.values()]
     width = _part_width(columns)
     steps = sorted({step for column in columns for step in _thinned(column, width)})
@@ -84,7 +87,10 @@ def chart(lines: Sequence[tuple[str, Mapping[str, Seed]]], measurement: str, _: 
 def _line(
     name: str, seeds: Mapping[str, Seed], steps: Sequence[int], width: int, _: Translator
 ) -> dict[str, Any]:
-    """Return one arm: at each step the mean of the seeds that have a value there, and its t interval."""
+    """Return the curve of one arm: at each step, the mean of the seeds that have a value, and its t interval.
+
+    width: how many steps are averaged into one point
+    """
     table = {key: _thinned(seed.column, width) for key, seed in seeds.items()}
     counted = [table[key] for key, seed in seeds.items() if not seed.diverged]
     values = np.array([[column.get(step, math.nan) for step in steps] for column in counted])
@@ -120,7 +126,7 @@ def _numbers(values: np.ndarray) -> list[float | None]:
 
 
 def _part_width(columns: Iterable[Column]) -> int:
-    """Return how many steps are averaged into one point, so that no curve has more than MAX_POINTS."""
+    """Return how many steps to average into one point, so that no curve has more than MAX_POINTS points."""
     most = max((len(column) for column in columns), default=0)
     if most <= MAX_POINTS:
         return 1
@@ -129,7 +135,7 @@ def _part_width(columns: Iterable[Column]) -> int:
 
 
 def _thinned(column: Column, width: int) -> Column:
-    """Return the mean of each part of `width` steps, at the last step of the part."""
+    """Return a shorter curve: the mean over every `width` steps, placed at the last of these steps."""
     if width == 1:
         return column
     parts: dict[int, list[float]] = {}

@@ -1,4 +1,4 @@
-"""Rows of a forest plot: each question with its change, interval, margin and verdict, on one common axis."""
+"""Prepare forest plots: each row shows the change, interval, margin and verdict of a question on one axis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oelm.report.board.questions import ShownQuestion
 from oelm.report.document import Tone
 from oelm.report.translate import Translator
 
-_MOST_PERCENT = 300.0
+_MOST_PERCENT = 300.0  # end of the axis; larger changes are drawn there
 CAPTIONS = {
     "ppl": Message("Change of perplexity against the reference; lower is better."),
     "accuracy": Message("Change of accuracy against the reference; higher is better."),
@@ -23,7 +23,7 @@ CAPTIONS = {
 
 @dataclass(frozen=True)
 class Bar:
-    """An interval on the axis of a forest plot; all positions are in per cent of the axis."""
+    """An interval on the axis of a forest plot; all positions are in per cent of the length of the axis."""
 
     value: float
     low: float | None
@@ -34,7 +34,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class ForestRow:
-    """One row: a question and its answer, or the same question with fewer seeds."""
+    """One row of a forest plot: a question with its answer, or (in `by_seeds()`) a question after n seeds."""
 
     title: str
     verdict: str
@@ -51,7 +51,7 @@ class Forest:
     """A forest plot. Its axis is the change in per cent of the reference's score."""
 
     rows: tuple[ForestRow, ...]
-    ticks: tuple[tuple[float, str], ...]  # position on the axis and label
+    ticks: tuple[tuple[float, str], ...]  # (position on the axis, label)
 
 
 def forest(questions: Sequence[ShownQuestion], _: Translator) -> Forest:
@@ -65,7 +65,7 @@ def forest(questions: Sequence[ShownQuestion], _: Translator) -> Forest:
 
 
 def by_seeds(question: ShownQuestion, _: Translator) -> Forest | None:
-    """Return how the interval of a question changed while seeds came in; None with fewer than two seeds."""
+    """Return a forest plot of one question with one row after each seed; None with fewer than two seeds."""
     c = question.comparison
     shared = sorted(c.arm.scores.keys() & c.reference.scores.keys()) if c else []
     if c is None or c.ratio is None or len(shared) < 2:
@@ -100,7 +100,7 @@ def _row(
         verdict,
         tone,
         numbers.change(ratio.value),
-        _(numbers.interval(ratio, "ppl")),  # a change in per cent, for accuracy too
+        _(numbers.interval(ratio, "ppl")),  # "ppl": show the change in per cent, for accuracy too
         numbers.seeds(ratio),
         note,
         axis.bar(ratio, margins),
@@ -108,7 +108,7 @@ def _row(
 
 
 class _Axis:
-    """The common axis of some estimates, in per cent of change; 0 and all margins are on it."""
+    """The common axis of several estimates: the change in per cent. 0 and all margins are on the axis."""
 
     def __init__(self, shown: Iterable[tuple[Estimate | None, Sequence[float]]]) -> None:
         values = [0.0]
@@ -121,7 +121,7 @@ class _Axis:
         self.low, self.high = low - room, high + room
 
     def at(self, percent: float) -> float:
-        """Return the position of a change in per cent of the axis; what lies outside is moved to its end."""
+        """Return the position of a change in per cent of the axis length; outside values are at the ends."""
         place = 100 * (percent - self.low) / (self.high - self.low)
         return round(min(100.0, max(0.0, place)), 2)
 
@@ -131,7 +131,7 @@ class _Axis:
         return Bar(self.at(_percent(ratio.value)), low, high, at_margins, self.at(0))
 
     def ticks(self) -> tuple[tuple[float, str], ...]:
-        """Return a few round values on the axis, 0 among them."""
+        """Return (position, label) of a few round values on the axis, including 0."""
         step = 10 ** math.floor(math.log10((self.high - self.low) / 2))
         step *= next(k for k in (1, 2, 5, 10) if (self.high - self.low) / (step * k) <= 5)
         first, last = math.ceil(self.low / step), math.floor(self.high / step)

@@ -1,4 +1,4 @@
-"""Read the measurements of a run again and again: each time, only what was appended since the last time."""
+"""Read the measurements of a run repeatedly: each time, only what was appended to its files since then."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oelm.files.read import MIB, parse_json_lines
 from oelm.runs.reader import RunReader
 from oelm.runs.schema import MetricsRow
 
-# The measurements that the board can draw: their names, and their labels in the list to choose from.
+# Name of a measurement that the board can draw -> its label in the list from which the user chooses.
 MEASUREMENTS: dict[str, Message] = {
     "ppl": Message("validation perplexity"),
     "accuracy": Message("validation accuracy"),
@@ -26,7 +26,7 @@ MEASUREMENTS: dict[str, Message] = {
     "step_time": Message("step time, seconds"),
     "entropy": Message("entropy of attention, nats"),
 }
-# The rows of metrics.jsonl that they come from: (kind of row, field).
+# Name of a measurement -> (kind of row, field) in metrics.jsonl that contains it.
 _FIELDS = {
     "ppl": ("validation", "ppl"),
     "accuracy": ("validation", "accuracy"),
@@ -36,14 +36,15 @@ _FIELDS = {
     "grad_norm": ("train", "grad_norm"),
 }
 _MOST_AT_ONCE = 256 * MIB
-_CHECKED = 256  # bytes before the last position that must be unchanged, else the file is read from its start
-_STEP_RECORD = np.dtype([("seconds", "<f8"), ("rest", "<f8", (3,))])  # of step_times.bin
+# If this many bytes before the position reached so far have changed, the file is read from its start again.
+_CHECKED = 256
+_STEP_RECORD = np.dtype([("seconds", "<f8"), ("rest", "<f8", (3,))])  # one step in step_times.bin
 
 Column = dict[int, float]  # step -> value
 
 
 class RunMetrics:
-    """The measurements of one run by name and step. `update` reads what has been appended."""
+    """The measurements of one run, by name and step. `update()` reads what was appended to its files."""
 
     def __init__(self) -> None:
         self.columns: dict[str, Column] = {}
@@ -52,7 +53,10 @@ class RunMetrics:
         self._times = _Appended("step_times.bin")
 
     def update(self, reader: RunReader, *, step_times: bool = True) -> None:
-        """Read the new rows. A file that became shorter, or has other rows, is read from its start."""
+        """Read the new rows of the run's files; a file whose old rows have changed is read from its start.
+
+        step_times: also read the time of each step
+        """
         try:
             content, from_start = self._metrics.read(reader)
             if from_start:
@@ -96,7 +100,7 @@ class RunMetrics:
 
 
 class _Appended:
-    """A file of a run that grows; remembers how far it was read."""
+    """A growing file of a run; remembers up to which position it was read."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -104,7 +108,7 @@ class _Appended:
         self._before = b""  # the last bytes before the position
 
     def read(self, reader: RunReader) -> tuple[bytes, bool]:
-        """Return what was appended since the last call, and whether this is the file from its start."""
+        """Return (bytes, from_start): what was appended since the last call, or the file from its start."""
         try:
             file = reader.open(self.name)
         except FileNotFoundError:
@@ -122,7 +126,7 @@ class _Appended:
         return content, start == 0
 
     def give_back(self, rest: bytes) -> None:
-        """Read `rest`, which is not a complete row yet, again next time."""
+        """Let the next `read()` return `rest` again, because it is not a complete row yet."""
         self.position -= len(rest)
         self._before = self._before[: len(self._before) - len(rest)][-_CHECKED:]
 
@@ -132,7 +136,7 @@ class _Appended:
 
 
 def _mean_entropy(values: Mapping[str, Any]) -> float | None:
-    """Return the mean of the layers' attention entropies; None if the row has none."""
+    """Return the attention entropy in a row of metrics.jsonl, averaged over layers; None if it has none."""
     layers = values.get("layers")
     found = (
         [entry.get("entropy") for entry in layers if isinstance(entry, dict)]

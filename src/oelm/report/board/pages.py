@@ -1,4 +1,4 @@
-"""The content of the board's pages as plain values, which the templates show."""
+"""Prepare the content of the board's pages as plain values for the templates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from oelm.units import bytes_text, duration_text
 LOG_LINES = 20
 _UNFINISHED = frozenset(STATES) - {"finished", "diverged"}
 _TONES: dict[str, Tone] = {"running": "good", "finished": "", "interrupted": "open", "queued": "open"}
-_PREFERRED = ("ppl", "accuracy", "validation_loss", "loss")  # what a chart shows first
+_PREFERRED = ("ppl", "accuracy", "validation_loss", "loss")  # a chart shows the first of these that runs have
 
 _TIMES = {
     "total_wall_time": Message("wall time"),
@@ -45,7 +45,7 @@ _TIMES = {
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run in a table."""
+    """One row of a table of runs."""
 
     key: str
     name: str
@@ -62,7 +62,7 @@ class RunRow:
 
 @dataclass(frozen=True)
 class StudyCard:
-    """A study on the overview."""
+    """A study on the overview page."""
 
     name: str
     tone: Tone
@@ -72,7 +72,7 @@ class StudyCard:
     states: tuple[tuple[str, Tone], ...]
     eta: str
     forests: tuple[dict[str, Any], ...]
-    hidden: int  # questions that are only on the page of the study
+    hidden: int  # number of questions that only the page of the study shows
 
 
 def run_row(key: str, run: RunInfo, _: Translator) -> RunRow:
@@ -156,14 +156,14 @@ def find_question(board: Board, study: str, key: Mapping[str, str]) -> ShownQues
 
 
 def question_arms(board: Board, question: ShownQuestion) -> list[Arm]:
-    """Return the reference and the arm of a question with all their runs, also those that it does not use."""
+    """Return the reference arm and the arm of a question with all their runs, even those not compared."""
     c, arms = question.comparison, {arm.key: arm for arm in board.verdicts.arms}
     keys = ([c.reference.key] if c else []) + [question.arm.key]
     return [arms[key] for key in keys if key in arms]
 
 
 def forests(asked: Iterable[ShownQuestion], _: Translator) -> list[dict[str, Any]]:
-    """Return one forest plot per metric, of the questions that have a comparison."""
+    """Return one forest plot per metric; questions without a comparison are left out."""
     by_metric: dict[str, list[ShownQuestion]] = {}
     for q in asked:
         if q.comparison:
@@ -180,8 +180,8 @@ def forests(asked: Iterable[ShownQuestion], _: Translator) -> list[dict[str, Any
 def time_left(runs: Iterable[RunInfo], _: Translator) -> str:
     """Return the time until all runs have finished at the present speed, or "" if none is running.
 
-    A run that has not started yet is taken to be as long as the running ones. As many runs as now are taken
-    to run at a time.
+    This assumes that runs that have not started are as long as the running ones, and that as many runs as now
+    train at the same time.
     """
     runs = list(runs)
     active = [run.status for run in runs if run.state == "running" and run.status]
@@ -197,9 +197,11 @@ def time_left(runs: Iterable[RunInfo], _: Translator) -> str:
 
 
 def study(board: Board, name: str, chosen: str, _: Translator) -> dict[str, Any] | None:
-    """Return the page of a study, about the group of arms `chosen`; None if there is no such study.
+    """Return the page of a study for one group of arms; None if there is no such study.
 
-    Runs that belong to no group, for example because they cannot be read, are on the page of every group.
+    Runs that belong to no group, for example because they cannot be read, are shown with every group.
+
+    chosen: the group (a key of `arm_groups()`); an unknown one is replaced by the first group
     """
     runs = {key: run for key, run in board.runs.items() if run.study == name}
     if not runs:
@@ -226,7 +228,7 @@ def study(board: Board, name: str, chosen: str, _: Translator) -> dict[str, Any]
 
 
 def arm_groups(board: Board, study: str) -> dict[str, list[Arm]]:
-    """Return the arms of a study by the groups in which they are compared."""
+    """Return {group: arms} for the groups of a study in which arms are compared with each other."""
     found: dict[str, list[Arm]] = {}
     for arm in board.verdicts.arms:
         if arm.config.study == study:
@@ -244,7 +246,11 @@ def _keys(board: Board, arms: Iterable[Arm]) -> list[str]:
 
 
 def charts(known: Sequence[str], most: int, _: Translator) -> list[dict[str, Any]]:
-    """Return the charts of a page: the first measurement of each, and the list to choose from."""
+    """Return the charts of a page: the measurement that each shows first, and the list to choose from.
+
+    known: measurements that the runs have
+    most: maximum number of charts
+    """
     options = [(name, _(MEASUREMENTS[name])) for name in known]
     first = [name for name in _PREFERRED if name in known] + [
         name for name in known if name not in _PREFERRED
@@ -346,7 +352,7 @@ def duration(seconds: float | None) -> str:
 
 
 def compare(board: Board, a: str, b: str, _: Translator) -> dict[str, Any]:
-    """Return the page that compares two runs; without two known runs, only the form to choose them."""
+    """Return the page that compares the runs `a` and `b`; if one is unknown, only the form to choose runs."""
     runs = board.runs
     chosen = [(key, runs[key]) for key in (a, b) if key in runs]
     page: dict[str, Any] = {"keys": list(runs), "a": a, "b": b, "runs": [run_row(k, r, _) for k, r in chosen]}

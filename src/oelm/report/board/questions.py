@@ -1,4 +1,4 @@
-"""`ShownQuestion`: what a study asks about an arm and a reference, with the answer as far as there is one.
+"""`ShownQuestion`: a question about an arm and a reference arm, with its answer if there is one yet.
 
 Questions come from study files, and from the comparisons that every analysis makes (`analysis.pairs`).
 """
@@ -26,11 +26,11 @@ _TARGET = QuestionConfig("", "non-inferior", TARGET)
 
 @dataclass(frozen=True, eq=False)
 class ShownQuestion:
-    """A question about an arm and a reference. Without finished runs of both, it has no comparison yet."""
+    """A question about an arm and a reference arm; `comparison` is None until both have finished runs."""
 
-    kind: str  # the rule of a question of a study file, else the kind of comparison
+    kind: str  # for a question of a study file, its rule; otherwise the kind of comparison
     arm: Arm
-    reference: str  # ID of the reference
+    reference: str  # experiment ID of the reference arm
     reference_name: str
     asked: Message
     comparison: Comparison | None = None
@@ -63,7 +63,7 @@ class ShownQuestion:
 
     @property
     def note(self) -> Message | None:
-        """The answer in one sentence, or why there is none; None if nothing has to be said."""
+        """The answer in one sentence, or the reason why there is no answer; None if there is neither."""
         if self.comparison is None or self.verdict is None:
             return None
         if self.verdict.decided:
@@ -73,14 +73,14 @@ class ShownQuestion:
 
     @property
     def sentences(self) -> tuple[Message, ...]:
-        """The difference with its interval and n, then the verdict."""
+        """Sentences about the difference with its interval and number of seeds, and about the verdict."""
         if self.comparison is None:
             return (self.asked, self.answer)
         found = sentences(self.comparison)
         return (found[0], self.asked) if self.kind in RULES else found
 
     def key(self) -> dict[str, str]:
-        """The query parameters of the question's page."""
+        """Return the URL parameters that identify the page of this question."""
         scale = self.arm.config.scale
         return {"kind": self.kind, "scale": scale, "arm": self.arm.id, "reference": self.reference}
 

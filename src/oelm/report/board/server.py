@@ -1,7 +1,7 @@
-"""The web server of the board: it answers GET requests from this machine that know the token, nothing else.
+"""The web server of the board: it answers only GET requests to this machine that contain the secret token.
 
 Every address starts with the token and the language: /<token>/en/study?name=paper. Names of studies and runs
-are only looked up in what the scan has found, so a request cannot name a file.
+in a request are only looked up among the runs that were found, so a request cannot read other files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from oelm.report.board.metrics import MEASUREMENTS
 from oelm.report.board.snapshot import Board
 from oelm.report.translate import LANGUAGES, Translator
 
-HOSTS = ("127.0.0.1", "localhost")  # with any port: `ssh -L` may use another one
+HOSTS = ("127.0.0.1", "localhost")  # accepted with any port, because `ssh -L` may use a different one
 _HERE = Path(__file__).parent
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
@@ -45,9 +45,10 @@ _HEADERS = {
 
 
 class Guard:
-    """Refuses requests with another method, host name or token, and adds the security headers to all answers.
+    """Refuses requests with a wrong method, host name or token, and adds security headers to all responses.
 
-    The host name is checked because a website can let its own name point to 127.0.0.1 (DNS rebinding).
+    The host name is checked, because a malicious website can make its own host name point to 127.0.0.1 (DNS
+    rebinding).
     """
 
     def __init__(self, app: ASGIApp, token: str) -> None:
@@ -69,13 +70,15 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("only GET", 405, {"Allow": "GET, HEAD"})
+            return PlainTextResponse("only GET requests are allowed", 405, {"Allow": "GET, HEAD"})
         host = Headers(scope=scope).get("host", "").rsplit(":", 1)[0]
         if host not in HOSTS:
-            return PlainTextResponse("wrong host name", 400)
+            return PlainTextResponse("the host name must be 127.0.0.1 or localhost", 400)
         given = scope["path"].split("/")[1].encode()
         if not secrets.compare_digest(given, self.token):
-            return PlainTextResponse("open the address that `oelm board` printed, with its token", 403)
+            return PlainTextResponse(
+                "the token is missing or wrong: open the address that `oelm board` printed", 403
+            )
         return None
 
 
@@ -137,7 +140,7 @@ class Site:
         return self._page(request, "compare.html", lambda _: pages.compare(self.board, a, b, _))
 
     def curves(self, request: Request) -> Response:
-        """Answer with the JSON of one chart: of runs (run=, repeatable), of a question, or of a group."""
+        """Return the JSON of one chart: of the runs in the parameters run=, of a question, or of a group."""
         self.board.refresh()
         _, measurement = self._translator(request), _get(request, "measurement")
         runs, study = self.board.runs, _get(request, "study")
@@ -186,7 +189,7 @@ def _question(request: Request) -> dict[str, str]:
 
 
 def _answer(request: Request, text: str, kind: str, status: int = 200) -> Response:
-    """Return the text, or an empty 304 if the browser has the same text already."""
+    """Return a response with the text, or an empty response 304 if the browser already has the same text."""
     content = text.encode("utf-8", "replace")
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     if request.headers.get("if-none-match") == tag:

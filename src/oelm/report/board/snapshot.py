@@ -1,4 +1,4 @@
-"""`Board`: the runs of a folder as they are now, and their comparisons, kept up to date at little cost."""
+"""`Board`: the current runs of a runs folder and their comparisons; only changed runs are read again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_AGE = 1.0  # seconds; several open pages share one scan
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The arms of all runs that could be read, and the questions about them."""
+    """The arms of all runs that could be read, and the questions about these arms."""
 
     arms: tuple[Arm, ...] = ()
     questions: tuple[ShownQuestion, ...] = ()
@@ -31,7 +31,7 @@ class Verdicts:
 
 @dataclass(frozen=True)
 class Progress:
-    """How many runs the analysis has read so far."""
+    """How many of all runs the analysis has read so far."""
 
     read: int
     total: int
@@ -42,11 +42,11 @@ class Board:
 
     def __init__(self, root: Path | str, planned: Planned) -> None:
         self.root = Path(root)
-        self.runs: Mapping[str, RunInfo] = {}  # by their paths below the runs folder
+        self.runs: Mapping[str, RunInfo] = {}  # path relative to the runs folder -> run
         self.planned = planned
         self.problem = ""  # why the runs folder cannot be scanned
         self.verdicts = Verdicts()
-        self.progress: Progress | None = None  # of the first analysis, while it runs
+        self.progress: Progress | None = None  # progress of the first analysis; None when it is complete
         self._scanned = -_MAX_AGE
         self._cache = ScanCache()
         self._loaded: dict[str, tuple[object, LoadedRun | None]] = {}
@@ -57,9 +57,9 @@ class Board:
         self._thread: threading.Thread | None = None
 
     def refresh(self) -> None:
-        """Scan the runs folder, unless this was done in the last second.
+        """Scan the runs folder, unless it was scanned in the last second.
 
-        A change of the finished runs starts a new analysis in the background.
+        If the results of runs have changed, a new analysis starts in the background.
         """
         with self._lock:
             if time.monotonic() - self._scanned >= _MAX_AGE:
@@ -80,7 +80,7 @@ class Board:
         before, self._contents = self._contents, {}
         for key, run in self.runs.items():
             seen = before.get(key)
-            # The scan returns the same object for a run that has ended, unless its files have changed.
+            # For a run that has ended, the scan returns the same object again unless its files have changed.
             self._contents[key] = seen if seen is not None and seen[0] is run else (run, _content(run))
         states = {key: content for key, (_run, content) in self._contents.items()}
         if states != self._analysed and (self._thread is None or not self._thread.is_alive()):
@@ -111,13 +111,13 @@ class Board:
             found.append(known[1])
             self.progress = None if self.verdicts.arms else Progress(number, len(runs))
         loaded = collect(self.root, found, warnings)
-        if not self.verdicts.arms:  # the first curves need not wait for the comparisons
+        if not self.verdicts.arms:  # show the arms before they are compared, so that curves appear early
             self.verdicts = Verdicts(gather_arms(loaded.runs, self.planned))
         made = compare_all(loaded, self.planned)
         self.verdicts = Verdicts(made.arms, all_questions(made, loaded.trials))
 
     def metrics(self, key: str) -> RunMetrics:
-        """Return the measurements of a run, after reading what has been appended to its files."""
+        """Return the measurements of a run, including what was appended to its files since the last call."""
         run = self.runs[key]
         with self._lock:
             metrics = self._metrics.setdefault(key, RunMetrics())
@@ -126,7 +126,7 @@ class Board:
 
 
 def _content(run: RunInfo) -> object:
-    """Return what the analysis of a run depends on; it changes if the run has to be read again."""
+    """Return a value that changes when the analysis must read the run again: its state and its files."""
     file = run.reader.file  # the run folder, or the results file
     stored = isinstance(run.reader, StoredRun)
     return run.state, signature(*([file] if stored else [file / name for name in _READ_BY_ANALYSIS]))

@@ -1,11 +1,11 @@
-// Keeps the page current: asks the server every two seconds, and replaces only what has changed.
+// Keeps the page up to date: asks the server every two seconds, and replaces only elements that have changed.
 "use strict";
 (() => {
   const EVERY = 2000;
   const tags = new Map();      // address -> the ETag of its last answer
   const contents = new Map();  // id of a live element -> its last content from the server
 
-  // Returns the text of a changed answer, null if nothing has changed.
+  // Returns the text of the server's answer, or null if it has not changed since the last request.
   async function changed(address) {
     const headers = tags.has(address) ? { "If-None-Match": tags.get(address) } : {};
     const answer = await fetch(address, { headers, cache: "no-store" });
@@ -34,7 +34,7 @@
     applyFilters();
   }
 
-  // Charts stay, but a measurement that a run has for the first time is added to the lists of choices.
+  // Charts are not replaced. Measurements that are new are added to their lists of choices.
   function updateChoices(page) {
     const fresh = page.querySelector(".charts"), old = document.querySelector(".charts");
     if (!fresh || !old) return;
@@ -53,7 +53,7 @@
     });
   }
 
-  // The place of an element below another one, as indices, to give the focus back after a replacement.
+  // The path from an ancestor to an element as child indices, to restore the focus after a replacement.
   function path(top, node) {
     const steps = [];
     for (; node !== top; node = node.parentElement) steps.unshift([...node.parentElement.children].indexOf(node));

@@ -1,12 +1,13 @@
-// Draws the curves that oelm/report/board/curves.py prepares, with uPlot. It needs no server: a page that holds
-// the data can call oelmChart(figure, data). A figure gets a plot, a legend of buttons, a readout and a table.
+// Draws the curves that oelm/report/board/curves.py prepares, with uPlot. It needs no server: a page that has
+// the data can call oelmChart(figure, data). A figure gets a plot, a legend of buttons, the values at the cursor
+// and a table.
 "use strict";
 (() => {
   const COLOURS = 8;
-  const MOST_BANDS = 4;  // with more lines, intervals hide each other: they appear with the seeds
+  const MOST_BANDS = 4;  // with more lines, intervals hide each other, so only those of chosen lines are drawn
   const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 2], [3, 2, 1, 2], [1, 2], [12, 6]];
 
-  // After the last colour, the dashes shift against the colours, so that 64 lines differ.
+  // When the colours repeat, they get other dashes, so that 64 lines can be distinguished.
   function dash(line) { return DASHES[(line + 3 * Math.floor(line / COLOURS)) % DASHES.length]; }
 
   function element(tag, properties = {}, ...children) {
