@@ -301,7 +301,9 @@ def test_members_must_be_those_of_the_index(tmp_path: Path, changes: dict[str, o
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no archive" * 100, gzip.compress(b""), gzip.compress(bytes(range(256)) * 100)]
+    "content",
+    [b"", b"no archive" * 100, gzip.compress(b""), gzip.compress(bytes(range(256)) * 100)],
+    ids=["empty", "text", "gzip of nothing", "gzip of bytes"],  # a gzip holds the time: no id of a test
 )
 def test_a_file_that_is_no_archive_is_one_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.tar.gz").write_bytes(content)
