@@ -142,6 +142,13 @@ def test_code_of_the_peft_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not any(".query." in name for name in trained)
 
 
+def test_code_of_the_page_about_sharing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    space = run_blocks(HOWTO / "share.md")
+    assert space["plain"].config.attention_bias
+    assert not space["model"].config.attention_bias
+
+
 @pytest.mark.parametrize("page", [README, HOWTO / "trainer.md"], ids=lambda page: page.name)
 def test_code_for_the_trainer_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from oelm.on_import import register_with_transformers
+
 __version__ = "0.1.0"
 
 _HOME = {
@@ -23,11 +25,13 @@ _HOME = {
     "folded_state": "oelm.methods.saving.fold",
     "load": "oelm.methods.saving.load",
     "Method": "oelm.methods.method",
+    "model_card": "oelm.methods.saving.hub",
     "OELMCallback": "oelm.methods.callback",
     "OelmError": "oelm.errors",
     "param_groups": "oelm.methods.param_groups",
     "Preview": "oelm.methods.preview",
     "preview": "oelm.methods.preview",
+    "push_to_hub": "oelm.methods.saving.hub",
     "qk_projections": "oelm.methods.reading.find",
     "register_attention": "oelm.methods.reading.families",
     "register_method": "oelm.methods.presets",
@@ -56,6 +60,8 @@ if TYPE_CHECKING:
     from oelm.methods.remove import disabled as disabled
     from oelm.methods.remove import remove as remove
     from oelm.methods.saving.fold import folded_state as folded_state
+    from oelm.methods.saving.hub import model_card as model_card
+    from oelm.methods.saving.hub import push_to_hub as push_to_hub
     from oelm.methods.saving.load import load as load
     from oelm.methods.saving.peft import save_peft_adapter as save_peft_adapter
     from oelm.methods.saving.save import save as save
@@ -80,3 +86,6 @@ if not TYPE_CHECKING:  # type checkers must not see __getattr__: with it, they w
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+register_with_transformers()

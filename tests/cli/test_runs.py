@@ -136,6 +136,9 @@ def test_export_loads_in_transformers_with_the_same_logits(
     assert AutoTokenizer.from_pretrained(target)(text).input_ids == ids[0].tolist()
     with torch.inference_mode():
         torch.testing.assert_close(ours.logits(ids), theirs(ids).logits, atol=1e-4, rtol=1e-4)
+    card = (target / "README.md").read_text(encoding="utf-8")
+    assert "| method | `oelm-freeze`: " in card
+    assert "| test perplexity | " in card
     assert main(words) == 2  # a folder that is not empty is never overwritten
     assert "already exists" in capsys.readouterr().err
 

@@ -13,6 +13,7 @@ from oelm.cli.output import print, print_json
 from oelm.cli.values import Integer
 from oelm.config.run_config import Scale
 from oelm.errors import OelmError, UsageError
+from oelm.files.atomic import write_text
 from oelm.runs.folder import RunFolder
 from oelm.runs.scan import find_run
 
@@ -112,10 +113,12 @@ def export(
     *,
     to: Literal["hf"] = "hf",
     output: Annotated[str, OUTPUT] = "",
+    push_to_hub: str = "",
+    public: Annotated[bool, Parameter(negative=())] = False,
     which: OneRun = OneRun(),
     json: Json = False,
 ) -> None:
-    """Write the best model of a run and its tokenizer to a folder.
+    """Write the best model of a run, its tokenizer and a model card to a folder, and upload it if asked.
 
     Parameters
     ----------
@@ -125,24 +128,48 @@ def export(
         Format of the model; hf = Hugging Face transformers.
     output
         Folder to write to (default: exports/<ID>).
+    push_to_hub
+        Repository on the Hugging Face hub, such as me/my-model, to which the folder is uploaded.
+    public
+        Make a new repository visible to everybody; by default it is private.
     """
     folder = which.folder(run)
     target = Path(output or Path("exports") / folder.config().id)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} already exists and is not an empty folder; name another folder with -o")
     from oelm.data.tokenize.tokenizers import Tokenizer
-    from oelm.methods.saving.fold import folded_state
+    from oelm.methods.saving.hub import model_card, upload_folder
     from oelm.methods.saving.load import load
+    from oelm.methods.saving.save import save
     from oelm.models.gpt import GPT
     from oelm.models.huggingface import export_hf
 
     model, tokenizer = load(folder.best), Tokenizer.load(folder.best)
     if isinstance(model, GPT):
         export_hf(model, target, eos_id=tokenizer.eos_id)
+        usage = (
+            "from transformers import AutoModelForCausalLM\n\n"
+            f'model = AutoModelForCausalLM.from_pretrained("{push_to_hub or "FOLDER"}")'
+        )
     else:
-        model.save_pretrained(target, state_dict=folded_state(model))  # type: ignore[operator]
+        save(model, target)
+        usage = ""
     tokenizer.save(target)
+    results, config = folder.results(), folder.config()
+    scores = results.test if results is not None else None
+    measured = {} if scores is None else {"test perplexity": scores.ppl, "test accuracy": scores.accuracy}
+    card = model_card(
+        model,
+        name=f"{config.id}, scale {config.scale}, seed {config.seed}",
+        data=config.data.dataset,
+        results={name: value for name, value in measured.items() if value is not None},
+        usage=usage,
+    )
+    write_text(target / "README.md", card)
+    address = upload_folder(target, push_to_hub, private=not public) if push_to_hub else ""
     if json:
-        print_json({"run": str(folder.path), "folder": str(target)})
+        print_json({"run": str(folder.path), "folder": str(target), "address": address})
     else:
         print(f"{target}: load it with transformers' from_pretrained")
+        if address:
+            print(address)

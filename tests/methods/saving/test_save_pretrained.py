@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -27,7 +29,12 @@ COMBINED = [
 
 
 def has_no_place(family, method):
-    return bool(method.conv or method.conv_value or (method.bias and family == "llama"))
+    return bool(method.conv or method.conv_value or (method.bias and family == "mistral"))
+
+
+def applies(family, method):
+    """Whether the method fits the family: a causal convolution needs a decoder."""
+    return not (family == "bert" and (method.conv or method.conv_value))
 
 
 def load_with_transformers(model, folder):
@@ -39,10 +46,8 @@ def load_with_transformers(model, folder):
 @pytest.mark.parametrize(
     ("family", "method"),
     [
-        *(("llama", method) for method in (*NAMED, *COMBINED)),
-        *(("gpt2", method) for method in (find_method("oelm-freeze"), *COMBINED)),
-        *((family, find_method("oelm-plus")) for family in ("gpt2", "bert", "gpt-neox", "qwen2")),
-        *(("bert", method) for method in (find_method("oelm-freeze"), COMBINED[0])),
+        *((f, m) for f in ("llama", "gpt2", "bert") for m in (*NAMED, *COMBINED) if applies(f, m)),
+        *((family, find_method("oelm-plus")) for family in ("gpt-neox", "qwen2", "mistral")),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
@@ -66,17 +71,55 @@ def test_plain_transformers_computes_the_same_or_saving_is_refused(family, metho
     assert oelm.audit(again).ok
 
 
-@pytest.mark.parametrize("name", ["oelm-lowrank", "oelm-plus"])
+@pytest.mark.parametrize("name", ["oelm-lowrank", "oelm-plus", "oelm-conv"])
 def test_transformers_never_loads_another_function_from_oelm_save(name, tmp_path):
     model = trained_model("llama", name)
     oelm.save(model, tmp_path)
     assert torch.equal(outputs(oelm.load(tmp_path)), outputs(model))
     assert torch.equal(outputs(oelm.load(tmp_path, model=build("llama"))), outputs(model))
-    if name == "oelm-plus":
+    if name == "oelm-conv":
         with pytest.raises(OSError, match="safetensors"):
             type(model).from_pretrained(tmp_path)
     else:
         assert torch.allclose(outputs(load_with_transformers(model, tmp_path)), outputs(model), atol=1e-4)
+
+
+def test_biases_of_a_llama_are_saved_as_a_llama_with_biases(tmp_path):
+    model = trained_model("llama", "oelm-bias")
+    model.save_pretrained(tmp_path)
+    plain = load_with_transformers(model, tmp_path)
+    assert plain.config.attention_bias
+    assert not plain.model.layers[0].self_attn.o_proj.bias.any()
+    assert not model.config.attention_bias  # the model itself is unchanged
+    assert oelm.load(tmp_path).config.attention_bias is False
+    assert torch.equal(outputs(oelm.load(tmp_path, model=build("llama")).eval()), outputs(model))
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_auto_classes_load_what_only_oelm_can_load(compact, tmp_path):
+    model = trained_model("llama", "oelm-conv")
+    oelm.save(model, tmp_path, compact=compact)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert type(loaded) is type(model)
+    assert torch.equal(outputs(loaded), outputs(model))
+    assert oelm.audit(loaded).ok
+    with pytest.raises(OelmError, match="LlamaForCausalLM, which AutoModelForTokenClassification does not"):
+        transformers.AutoModelForTokenClassification.from_pretrained(tmp_path)
+    with pytest.raises(OelmError, match="device_map"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cpu")
+
+
+def test_import_oelm_alone_registers_the_auto_classes(tmp_path):
+    """In a new process, where transformers is imported after oelm; in this one, it was before."""
+    oelm.save(trained_model("llama", "oelm-conv"), tmp_path)
+    program = f"""
+import oelm, sys
+assert "torch" not in sys.modules and "transformers" not in sys.modules
+from transformers import AutoConfig, AutoModelForCausalLM
+print(AutoModelForCausalLM._model_mapping[type(AutoConfig.from_pretrained({str(tmp_path)!r}))].__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "OelmAutoModelForCausalLM"
 
 
 def test_a_given_state_dict_must_fit_the_plain_architecture(tmp_path):
@@ -94,7 +137,7 @@ def test_save_pretrained_of_a_submodule_folds_or_is_refused(tmp_path):
     model.bert.save_pretrained(tmp_path / "part")
     assert not any("core" in key for key in load_file(tmp_path / "part" / "model.safetensors"))
     with pytest.raises(OelmError, match="has no place for"):
-        trained_model("llama", "oelm-plus").model.save_pretrained(tmp_path / "refused")
+        trained_model("llama", "oelm-conv").model.save_pretrained(tmp_path / "refused")
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -131,7 +174,7 @@ def causal_trainer(model, folder, **changes):
     return run
 
 
-@pytest.mark.parametrize("name", ["oelm-lowrank", "oelm-plus"])
+@pytest.mark.parametrize("name", ["oelm-lowrank", "oelm-plus", "oelm-conv"])
 def test_checkpoints_of_the_trainer_load_and_resume_bit_equal(name, tmp_path):
     model = applied_model("llama", name)
     run = causal_trainer(model, tmp_path / "first", steps=4, save_steps=2)
@@ -144,14 +187,16 @@ def test_checkpoints_of_the_trainer_load_and_resume_bit_equal(name, tmp_path):
         resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-2")
     )
     assert equal_parameters(model, resumed)
-    # Plain transformers loads the same function or raises an error, but never another function.
+    # Plain transformers loads the same function or raises an error, but never another function; the auto
+    # classes always load it.
     for folder in (tmp_path / "final", tmp_path / "first" / "checkpoint-4"):
-        if name == "oelm-lowrank":
-            plain = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-            assert torch.allclose(outputs(plain), outputs(model), atol=1e-4)
+        auto = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        assert torch.allclose(outputs(auto), outputs(model), atol=1e-4)
+        if name == "oelm-lowrank" or (name == "oelm-plus" and folder.name == "final"):
+            assert torch.allclose(outputs(type(model).from_pretrained(folder)), outputs(model), atol=1e-4)
         else:
             with pytest.raises((OSError, RuntimeError)):
-                transformers.AutoModelForCausalLM.from_pretrained(folder)
+                type(model).from_pretrained(folder)
 
 
 def test_the_trainer_loads_the_best_checkpoint_unfolded(tmp_path):
@@ -173,8 +218,9 @@ def test_the_trainer_loads_the_best_checkpoint_unfolded(tmp_path):
     assert torch.equal(outputs(oelm.load(tmp_path / "checkpoint-1")), outputs(model.eval()))
 
 
-def test_a_trainer_without_the_callback_cannot_save_a_convolution(tmp_path):
-    model = applied_model("llama", "oelm-conv")
+@pytest.mark.parametrize(("name", "folder"), [("oelm-conv", "final"), ("oelm-bias", "checkpoint-2")])
+def test_a_trainer_without_the_callback_cannot_save_what_it_could_not_resume(name, folder, tmp_path):
+    model = applied_model("llama", name)
     arguments = transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
     with pytest.raises(OelmError, match=r"callbacks=\[oelm\.OELMCallback\(\)\]"):
-        transformers.Trainer(model, arguments).save_model(tmp_path / "final")
+        transformers.Trainer(model, arguments).save_model(tmp_path / folder)

@@ -20,7 +20,6 @@ from oelm.methods.reading.wrappers import unwrap
 UNFOLDED_PREFIX = "needs_oelm_load."
 
 
-@torch.no_grad()
 def folded_state(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dict of the plain model that computes the same function; `model` is not changed.
 
@@ -32,6 +31,12 @@ def folded_state(model: nn.Module) -> dict[str, Tensor]:
             f"the plain model has no place for what the method adds to it: {', '.join(left[:3])}. "
             f"Use oelm.save instead"
         )
+    return fold_all(model)
+
+
+@torch.no_grad()
+def fold_all(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict with every extra folded that can be; the others are left out."""
     extras = set(added_parameters(model))
     before: list[tuple[nn.Parameter, Tensor]] = []
     try:
@@ -50,7 +55,9 @@ def unfolded_tensors(model: nn.Module, folded: dict[str, Tensor]) -> dict[str, T
     """Return the tensors that a folded state dict lacks: added parameters, and those that folding changed."""
     own = model.state_dict()
     added = {name: own[name] for name in added_parameters(model)}
-    changed = {UNFOLDED_PREFIX + n: own[n] for n, t in folded.items() if not torch.equal(t, own[n])}
+    changed = {
+        UNFOLDED_PREFIX + n: own[n] for n, t in folded.items() if n in own and not torch.equal(t, own[n])
+    }
     return added | changed
 
 

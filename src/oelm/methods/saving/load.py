@@ -30,6 +30,7 @@ from oelm.methods.saving.save import (
     storage_key,
     weight_files,
 )
+from oelm.methods.saving.ties import take_ties
 
 
 def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
@@ -60,7 +61,8 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
     )
     if metadata.compact:
         names = set(named_tensors(plain)) - rebuildable_tensors(record)
-        _copy_tensors(plain, _read_tensors(folder / COMPACT_WEIGHTS), folder, names)
+        tensors = take_ties(plain, record, _read_tensors(folder / COMPACT_WEIGHTS))
+        _copy_tensors(plain, tensors, folder, names)
     elif metadata.kind == "transformers" and model is None and not only_oelm_can_load(folder):
         _load_extras(plain, folder, record)  # from_pretrained has loaded the rest
     else:
@@ -100,7 +102,8 @@ def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> 
             if metadata.compact and tensor.rebuildable:
                 raise OelmError(
                     f"{folder}: {name}, rebuilt from the seed, is not the tensor that was saved (its hash "
-                    f"differs). Save the model in full on the machine that trained it"
+                    f"differs). It was saved with torch {metadata.torch or 'of unknown version'}, this is "
+                    f"{torch.__version__}. Save the model in full on the machine that trained it"
                 )
             raise OelmError(
                 f"{folder}: the frozen tensor {name} has changed since it was saved (its hash differs). "
@@ -131,14 +134,19 @@ def _build(folder: Path, metadata: Metadata) -> nn.Module:
     cls, dtype = _model_class(folder, metadata), DTYPES[metadata.dtype]
     if metadata.kind == "oelm":
         return cls.from_config(folder).to(dtype)
+    from oelm.methods.saving.auto import read_config  # imports transformers
+
     try:
+        config = read_config(cls.config_class, folder)
         if metadata.compact or only_oelm_can_load(folder):
-            model = cls(cls.config_class.from_pretrained(folder)).to(dtype)
+            model = cls(config).to(dtype)
             if (folder / "generation_config.json").is_file():
                 model.generation_config = model.generation_config.from_pretrained(folder)
             return model.eval()  # like from_pretrained
         with _quiet_transformers():
-            return cls.from_pretrained(folder, use_safetensors=True)  # a pickle could run code
+            for setting in metadata.settings:
+                setattr(config, setting, False)
+            return cls.from_pretrained(folder, config=config, use_safetensors=True)  # a pickle could run code
     except Exception as error:  # transformers, safetensors, torch and huggingface_hub raise many types
         raise OelmError(f"{folder}: transformers cannot load it: {error}") from error
 
@@ -172,6 +180,9 @@ def _load_full(model: nn.Module, folder: Path, record: Record) -> None:
     state: dict[str, Tensor] = {}
     for path in weight_files(folder):
         state.update(_read_tensors(path))
+    if (folder / METADATA).is_file() and Metadata.read(folder).settings:
+        own = model.state_dict()  # without the biases that only the plain model needs
+        state = {name: t for name, t in state.items() if name in own or not name.endswith(".bias")}
     _load_state(model, prefer_unfolded(state), folder, record)
     _load_extras(model, folder, record)
 

@@ -15,6 +15,7 @@ from oelm.files.atomic import write_json
 from oelm.files.read import read_json_object
 from oelm.methods.method import Method
 from oelm.methods.record import TensorRecord, require_record
+from oelm.methods.saving.plain import BIAS_SETTINGS
 
 METADATA = "oelm.json"
 KINDS = ("transformers", "oelm", "module")  # who defines the model class; "module" is the user's code
@@ -44,10 +45,12 @@ class Metadata:
     tensors: list[TensorRecord]
     where: list[str] = field(default_factory=list)  # name patterns that chose the modules
     exclude: list[str] = field(default_factory=list)
+    settings: dict[str, bool] = field(default_factory=dict)  # changed in config.json to hold biases
+    torch: str = ""  # version that wrote the folder
     format: int = _FORMAT
 
     @classmethod
-    def of(cls, model: nn.Module, *, compact: bool) -> Metadata:
+    def of(cls, model: nn.Module, *, compact: bool, settings: dict[str, bool]) -> Metadata:
         record = require_record(model, "save")
         return cls(
             model_class=f"{type(model).__module__}:{type(model).__qualname__}",
@@ -63,6 +66,8 @@ class Metadata:
             tensors=list(record.tensors.values()),
             where=list(record.selection.where),
             exclude=list(record.selection.exclude),
+            settings=settings,
+            torch=torch.__version__,
         )
 
     def write(self, folder: Path) -> None:
@@ -106,6 +111,8 @@ class Metadata:
             "frozen_before": all(isinstance(name, str) for name in metadata.frozen_before),
             "where": all(isinstance(pattern, str) for pattern in metadata.where),
             "exclude": all(isinstance(pattern, str) for pattern in metadata.exclude),
+            "torch": isinstance(metadata.torch, str),
+            "settings": all(n in BIAS_SETTINGS and v is True for n, v in metadata.settings.items()),
             "tensors": all(isinstance(t.name, str) and isinstance(t.sha256, str) for t in tensors),
         }
         for name, is_valid in valid.items():

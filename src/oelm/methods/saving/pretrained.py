@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from oelm.errors import OelmError
 from oelm.methods.reading.wrappers import uses_peft
 from oelm.methods.record import record_of
+from oelm.methods.saving.auto import wrap_config
 from oelm.methods.saving.fold import (
     UNFOLDED_PREFIX,
     added_parameters,
@@ -26,7 +27,10 @@ from oelm.methods.saving.fold import (
     unfoldable_parameters,
     unfolded_tensors,
 )
+from oelm.methods.saving.plain import plain_model
 from oelm.methods.saving.save import changed_since_frozen, remove_files_of_earlier_save, save, save_metadata
+
+_CHECKPOINT = re.compile(r"checkpoint-\d+")  # the folder of a Trainer's checkpoint
 
 
 class SavePretrained:
@@ -52,20 +56,30 @@ class SavePretrained:
             rest["is_main_process"] = False
         if uses_peft(self.model):  # with PEFT, transformers writes only the adapter
             return write(self.model, folder, state_dict=state_dict, **rest)
-        if state_dict is None and unfoldable_parameters(self.model) and not self._is_checkpoint(folder):
-            return self._save_for_oelm_only(folder)
-        state = self._state_to_write(folder, state_dict)
-        if is_blocked(state):
+        if state_dict is None and not self._is_checkpoint(folder):
+            plain = plain_model(self.model)
+            # Without the callback, the Trainer cannot resume from a folder whose config has other settings.
+            if plain is None or (plain.settings and _CHECKPOINT.fullmatch(folder.name)):
+                return self._save_for_oelm_only(folder)
+            result = plain.write(self.model, folder, **rest)
+            if is_main_process:
+                self._write_metadata(folder, own_state=True)
+            return result
+        state = self._state_to_write(state_dict)
+        if blocked := is_blocked(state):
             rest["save_original_format"] = False  # oelm.load needs the keys of the state dict
         result = write(self.model, folder, state_dict=state, **rest)
         if is_main_process:
+            if blocked:
+                wrap_config(folder)
             self._write_metadata(folder, own_state=state_dict is None or self.in_trainer)
         return result
 
     def _is_checkpoint(self, folder: Path) -> bool:
-        return self.in_trainer and re.fullmatch(r"checkpoint-\d+", folder.name) is not None
+        return self.in_trainer and _CHECKPOINT.fullmatch(folder.name) is not None
 
-    def _state_to_write(self, folder: Path, given: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    def _state_to_write(self, given: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        """Return the state dict for a checkpoint of the Trainer, or check the one that the caller gave."""
         added = added_parameters(self.model)
         if given is not None:
             if not set(added) & set(given):
@@ -79,19 +93,17 @@ class SavePretrained:
             return block_plain_loading(given, added)
         if unfoldable_parameters(self.model):
             return block_plain_loading(self.model.state_dict(), added)
+        # The Trainer resumes by load_state_dict from this file alone, so it needs the unfolded tensors, too.
         folded = folded_state(self.model)
-        if added and self._is_checkpoint(folder):
-            # The Trainer resumes by load_state_dict from this file alone, so it needs the unfolded tensors.
-            return folded | unfolded_tensors(self.model, folded)
-        return folded
+        return folded | unfolded_tensors(self.model, folded)
 
     def _save_for_oelm_only(self, folder: Path) -> None:
         if not self.in_trainer or record_of(self.model) is None:
             raise OelmError(
                 f"save_pretrained: a plain {type(self.model).__name__} has no place for "
                 f"{', '.join(unfoldable_parameters(self.model)[:3])}, and transformers would drop them on "
-                f"loading. Use oelm.save(model, folder) and oelm.load(folder); in the Trainer, pass "
-                f"callbacks=[oelm.OELMCallback()]"
+                f"loading. Use oelm.save(model, folder) and oelm.load(folder), or transformers' auto classes "
+                f"after `import oelm`; in the Trainer, pass callbacks=[oelm.OELMCallback()]"
             )
         save(self.model, folder)
 

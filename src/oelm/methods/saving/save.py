@@ -4,9 +4,9 @@ oelm.json, beside the weights, holds the method, the seed, the position in the s
 each frozen tensor. A full save of a transformers model consists of that library's own files with low-rank
 adapters, biases, cores and temperatures folded into the matrices, so that plain transformers loads a model
 that computes the same; oelm_extras.safetensors holds the unfolded tensors. A plain model cannot hold a
-convolution, or a bias where its projections have none; a model with one gets a weight file that transformers
-does not look for. A compact save
-leaves out the frozen random tensors: `oelm.load` rebuilds them from the seed and checks their hashes.
+convolution, or a bias if its config has no setting for biases; a model with one gets a weight file that
+transformers does not look for, and a config that says so (auto.py). A compact save leaves out the frozen
+random tensors: `oelm.load` rebuilds them from the seed and checks their hashes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from oelm.files.atomic import atomic_open
 from oelm.files.checksums import CHECKSUMS
 from oelm.methods.reading.wrappers import unwrap, uses_peft
 from oelm.methods.record import Record, require_parameter, require_record, sha256
-from oelm.methods.saving.fold import UNFOLDED_PREFIX, folded_state, unfoldable_parameters, unfolded_tensors
+from oelm.methods.saving.fold import UNFOLDED_PREFIX, unfolded_tensors
 from oelm.methods.saving.metadata import METADATA, Metadata, kind_of
+from oelm.methods.saving.plain import plain_model
+from oelm.methods.saving.ties import rounding_ties
 
 WEIGHTS = "model.safetensors"
 # transformers does not look for files with these names.
@@ -38,8 +40,8 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
 
     Args:
         compact: Leave out frozen random tensors and rebuild them from the seed when loading. The folder is
-            smaller by their share, and plain transformers cannot load it. If the linear algebra library of
-            another machine rounds differently, the hashes differ and `oelm.load` raises an error.
+            smaller by their share, and plain transformers cannot load it. It loads on other devices and
+            machines, too (ties.py), and a tensor whose hash differs is an error.
     """
     record = require_record(model, "save")
     _refuse_peft(model)
@@ -51,17 +53,19 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
         )
     folder.mkdir(parents=True, exist_ok=True)
     kind = kind_of(model)
-    unfoldable = kind == "transformers" and bool(unfoldable_parameters(model))
+    plain = plain_model(model) if kind == "transformers" and not compact else None
     remove_files_of_earlier_save(folder)
-    if compact or unfoldable:
+    if compact or (kind == "transformers" and plain is None):
         for stale in folder.glob("model*.safetensors*"):  # one file, or shards and their index
             stale.unlink()
         _save_without_weights(model, folder, kind)
         left_out = rebuildable_tensors(record) if compact else set()
         kept = {n: t for n, t in named_tensors(model).items() if n not in left_out}
+        if compact:
+            kept |= rounding_ties(model, record)
         write_tensors(folder / (COMPACT_WEIGHTS if compact else OELM_WEIGHTS), kept)
-    elif kind == "transformers":
-        type(model).save_pretrained(model, folder, state_dict=folded_state(model))  # type: ignore[attr-defined]
+    elif plain is not None:
+        plain.write(model, folder)
     elif kind == "oelm":
         model.save(folder)  # type: ignore[operator]
     else:
@@ -73,15 +77,16 @@ def save_metadata(model: nn.Module, folder: Path | str, *, compact: bool = False
     """Write oelm.json, and a file with the unfolded tensors, into a folder that already has the weights."""
     record = require_record(model, "save")
     model, folder = unwrap(model), Path(folder)
+    settings: dict[str, bool] = {}
     if record.extras and not compact and not (folder / OELM_WEIGHTS).exists():
         extras = {name: require_parameter(model, name).detach() for name in record.extras}
-        if kind_of(model) == "transformers" and not (
-            unfoldable_parameters(model) or only_oelm_can_load(folder)
-        ):
-            extras |= unfolded_tensors(model, folded_state(model))
+        readable = kind_of(model) == "transformers" and not only_oelm_can_load(folder)
+        if readable and (plain := plain_model(model)) is not None:
+            extras |= unfolded_tensors(model, plain.state)
+            settings = plain.settings
         write_tensors(folder / EXTRA_WEIGHTS, extras)
     (folder / CHECKSUMS).unlink(missing_ok=True)  # the checksums of the earlier files
-    Metadata.of(model, compact=compact).write(folder)
+    Metadata.of(model, compact=compact, settings=settings).write(folder)
 
 
 def remove_files_of_earlier_save(folder: Path) -> None:
@@ -157,6 +162,9 @@ def _save_without_weights(model: nn.Module, folder: Path, kind: str) -> None:
         model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
         if model.can_generate():  # type: ignore[operator]
             model.generation_config.save_pretrained(folder)  # type: ignore[union-attr, operator]
+        from oelm.methods.saving.auto import wrap_config  # imports transformers
+
+        wrap_config(folder)
     elif kind == "oelm":
         model.save(folder)  # type: ignore[operator]
         (folder / WEIGHTS).unlink()

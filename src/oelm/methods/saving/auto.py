@@ -1,0 +1,84 @@
+"""Load with transformers' auto classes what only oelm can load.
+
+`AutoModelForCausalLM.from_pretrained(folder)` reads `model_type` from config.json. If plain transformers has
+no place for what a method adds, oelm writes "oelm" there and puts the model's own config under `base`. The
+classes below, which `import oelm` registers, pass such a folder to `oelm.load`. The folder holds no code.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers.configuration_utils import PreTrainedConfig
+
+from oelm.errors import OelmError
+from oelm.files.atomic import write_json
+from oelm.files.read import read_json_object
+
+_CONFIG = "config.json"
+_HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
+_HARMLESS = (*_HUB_OPTIONS, "config", "_from_auto", "trust_remote_code", "adapter_kwargs", "use_safetensors")
+
+
+class OelmConfig(PreTrainedConfig):
+    """The config of a model that only `oelm.load` can build; `base` is the config of the model's class."""
+
+    model_type = "oelm"
+
+
+def wrap_config(folder: Path) -> None:
+    """Change config.json so that transformers loads the folder through oelm, or refuses it without oelm."""
+    fields = read_json_object(folder / _CONFIG)
+    if fields.get("model_type") != OelmConfig.model_type:
+        wrapped = {"model_type": OelmConfig.model_type, "architectures": fields.get("architectures")}
+        write_json(folder / _CONFIG, {**wrapped, "base": fields})
+
+
+def read_config(config_class: Any, folder: Path) -> Any:
+    """Return the config of the model's own class, also from a config.json of `wrap_config`."""
+    fields = read_json_object(folder / _CONFIG)
+    if fields.get("model_type") != OelmConfig.model_type:
+        return config_class.from_pretrained(folder)
+    return config_class.from_dict(fields["base"])
+
+
+class _OelmModel:
+    """What an auto class finds for `OelmConfig`: `from_pretrained` returns the model of `oelm.load`."""
+
+    config_class = OelmConfig
+    auto_class: Any
+
+    @classmethod
+    def from_pretrained(cls, name: Path | str, *_: Any, **options: Any) -> nn.Module:
+        from oelm.methods.saving.load import load
+
+        for option, value in options.items():
+            if option not in _HARMLESS and value not in (None, False, "auto"):
+                raise OelmError(f"{name}: oelm cannot load this folder with {option}=...; leave it out")
+        folder = Path(name)
+        if not folder.is_dir():
+            from huggingface_hub import snapshot_download
+
+            hub = {option: options[option] for option in _HUB_OPTIONS if option in options}
+            folder = Path(snapshot_download(str(name), **hub))
+        model = load(folder)
+        wanted = cls.auto_class._model_mapping.get(type(model.config), ())
+        if not isinstance(model, wanted):
+            raise OelmError(
+                f"{name} holds a {type(model).__name__}, which {cls.auto_class.__name__} does not load. Use "
+                f"the auto class of its task, or oelm.load"
+            )
+        return model
+
+
+def register_config(configuration_auto: Any) -> None:
+    configuration_auto.AutoConfig.register(OelmConfig.model_type, OelmConfig, exist_ok=True)
+
+
+def register_models(modeling_auto: Any) -> None:
+    for name, auto_class in vars(modeling_auto).items():
+        if name.startswith("AutoModel") and getattr(auto_class, "_model_mapping", None) is not None:
+            model_class = type(f"Oelm{name}", (_OelmModel,), {"auto_class": auto_class})
+            auto_class.register(OelmConfig, model_class, exist_ok=True)

@@ -1,0 +1,62 @@
+"""Make compact saves portable: keep the entries that another machine could round to another value.
+
+A frozen random tensor is a function of seed, name and method (orthogonal.py): random numbers of torch's CPU
+generator (Mersenne Twister, float64), a QR in float64, one rounding to the model's dtype. It does not depend
+on the device. But linear algebra libraries differ in the last bits of float64, and an entry that lies almost
+exactly between two values of the model's dtype can then be rounded to either. There are few of them, so a
+compact save contains them, and `oelm.load` writes them over the rebuilt ones before it checks the hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from oelm.methods.install import initial_weight, targets_of
+from oelm.methods.reading.find import ffn_matrices, find_projections
+from oelm.methods.reading.projection import FeedForward, Projection
+from oelm.methods.reading.wrappers import plain_parameters
+from oelm.methods.record import Record
+
+#: Entries that come within this distance of a rounding boundary are kept. Float64 QRs differ by about 1e-15.
+MARGIN = 1e-13
+_AT, _VALUES = ".rounding_ties_at", ".rounding_ties"  # keys in the compact file
+
+
+@torch.no_grad()
+def rounding_ties(model: nn.Module, record: Record) -> dict[str, Tensor]:
+    """Return positions and values of the entries of rebuildable tensors that could be rounded otherwise."""
+    ties = {}
+    for target in _rebuildable(model, record):
+        exact = initial_weight(record.method, record.seed, target)
+        values = target.weight.values().flatten()
+        low, high = (exact - MARGIN).to(values.dtype), (exact + MARGIN).to(values.dtype)
+        at = (low != high).flatten().nonzero()[:, 0]
+        if len(at) and values.dtype != torch.float64:
+            ties[target.name + _AT] = at.to(torch.int32)
+            ties[target.name + _VALUES] = values[at.to(values.device)]
+    return ties
+
+
+@torch.no_grad()
+def take_ties(model: nn.Module, record: Record, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Write the kept entries into the model; return the other tensors of a compact file."""
+    for target in _rebuildable(model, record):
+        at, kept = tensors.get(target.name + _AT), tensors.get(target.name + _VALUES)
+        if at is not None and kept is not None and at.shape == kept.shape:
+            values = target.weight.values().flatten().clone()
+            values[at.long().clamp(0, len(values) - 1)] = kept.to(values.dtype)  # the file may be damaged
+            target.weight.write(values)
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith((_AT, _VALUES))}
+
+
+def _rebuildable(model: nn.Module, record: Record) -> Iterator[Projection | FeedForward]:
+    """Yield the projections and FFN matrices whose weight a compact save leaves out."""
+    names = {id(parameter): name for name, parameter in plain_parameters(model).items()}
+    matrices = ffn_matrices(model, record.selection) if "ffn" in record.method.parts else []
+    for target in targets_of(record.method, find_projections(model, record.selection), matrices):
+        tensor = record.tensors.get(names[id(target.weight.parameter)])
+        if tensor is not None and tensor.rebuildable:
+            yield target
