@@ -90,7 +90,7 @@ def test_arms_become_experiments_that_differ_only_in_their_method(tmp_path: Path
         ("dataset: stories", "folder: nowhere", 2, "nowhere does not exist"),
         ("dataset: stories", "dataset: stories, hub: a/b", 2, "one of dataset, folder and hub"),
         ("layers: 2", "layers: two", 3, "model.layers: expected a whole number, got 'two'"),
-        ("heads: 4", "heads: 5", 3, "GPT width 32 is not divisible by its 5 heads"),
+        ("heads: 4", "heads: 5", 3, "GPT width 32 is not divisible by the number of heads, 5"),
         (
             "width: 32, layers: 2, heads: 4",
             "size: tinny",

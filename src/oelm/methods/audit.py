@@ -138,7 +138,7 @@ class _Context:
     optimizers: _Optimizers
     tied: dict[int, list[str]]  # id of a parameter -> its names; a tied parameter has several
     adapters: dict[int, list[str]]  # id of a parameter -> names of the PEFT parameters that adapt it
-    others_may_be_frozen: bool  # whether parameters outside the method may be frozen without a fault
+    others_may_be_frozen: bool  # whether it is no fault if a parameter is frozen by something else
 
 
 def _tied_names(model: nn.Module) -> dict[int, list[str]]:
@@ -267,7 +267,7 @@ def _should_be_orthonormal(tensor: TensorRecord, record: Record, parameter: nn.P
     method = record.method
     if tensor.kind != "weight" or tensor.part not in method.parts or method.init not in ORTHONORMAL_INITS:
         return False
-    if tensor.freezes_at != 0.0:  # the tensor trained before it froze, so it need not be orthonormal
+    if tensor.freezes_at != 0.0:  # it trained before it was frozen, so it need not be orthonormal
         return False
     # For a matrix with more rows than columns, init "global" makes the columns of the whole matrix
     # orthonormal, so the rows of a single head are not.

@@ -164,7 +164,7 @@ def _check_extras(method: Method, p: Projection) -> None:
     if (method.conv or method.conv_value) and not _is_causal(p.attention):
         raise UsageError(
             f"method '{method.name}' adds a causal convolution, but {where} ({kind}) is not a causal "
-            f"self-attention, or does not say so in an attribute is_causal"
+            f"self-attention, or does not say so in an attribute is_causal. Use a method without convolution"
         )
     if method.conv_value:
         _check_value_projection(method, p)
@@ -178,7 +178,8 @@ def _check_extras(method: Method, p: Projection) -> None:
     if method.relative_bias and not hasattr(p.attention, "add_relative_bias"):
         raise UsageError(
             f"method '{method.name}' adds a relative bias to the attention scores, which {kind} does not "
-            f"support: it has no method add_relative_bias(span), as the attention of oelm's own GPT has"
+            f"support: it has no function add_relative_bias(span), unlike the attention of oelm's own GPT. "
+            f"Use a method without relative bias"
         )
 
 

@@ -284,9 +284,9 @@ def _check_combinations(m: Method) -> None:
     if m.freeze in ("first", "all-but-last") and m.layers == 0:
         raise conflict(f'freeze "{m.freeze}" needs a number of layers; set layers to 1 or more')
     if m.freeze in ("none", "all") and m.layers:
-        raise conflict(f'layers = {m.layers} has no effect with freeze "{m.freeze}"')
+        raise conflict(f'layers = {m.layers} has no effect with freeze "{m.freeze}"; leave layers at 0')
     if m.schedule != "constant" and m.freeze == "none":
-        raise conflict(f'schedule "{m.schedule}" has no effect with freeze "none"')
+        raise conflict(f'schedule "{m.schedule}" has no effect with freeze "none"; set freeze')
     if m.schedule != "gradual" and (m.thaw_from or m.thaw_to):
         raise conflict('thaw_from and thaw_to have no effect without schedule "gradual"')
     if m.schedule == "gradual" and not m.thaw_from <= m.thaw_to:

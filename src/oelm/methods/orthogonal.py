@@ -40,7 +40,8 @@ def orthonormal_rows(w: Tensor) -> Tensor:
     diagonal = r.diagonal(dim1=-2, dim2=-1)  # (..., hs)
     if not (diagonal.abs().amin(-1) > 1e-10 * diagonal.abs().amax(-1)).all():
         raise OelmError(
-            "the rows of a head are linearly dependent or zero, so they cannot be orthonormalised"
+            "the rows of a head are linearly dependent or zero, so they cannot be orthonormalised; "
+            'use a random init such as "headwise"'
         )
     signs = torch.where(diagonal < 0, -1.0, 1.0)  # (..., hs)
     return (q * signs[..., None, :]).mT  # (..., hs, d)
@@ -54,7 +55,8 @@ def nearest_orthonormal(w: Tensor) -> Tensor:
     u, s, vt = torch.linalg.svd(w, full_matrices=False)  # (..., hs, hs), (..., hs), (..., hs, d)
     if not (s.amin(-1) > 1e-10 * s.amax(-1)).all():
         raise OelmError(
-            "the rows of a head are linearly dependent or zero, so they cannot be orthonormalised"
+            "the rows of a head are linearly dependent or zero, so they cannot be orthonormalised; "
+            'use a random init such as "headwise"'
         )
     return u @ vt
 

@@ -99,7 +99,7 @@ def _layers_below_top(model: nn.Module) -> dict[str, int]:
     layers = {p.place.module: p.place for p in _projections(model) if p.place.stack}
     if not layers:
         raise OelmError(
-            f"layer_decay cannot be used: {type(model).__name__} has no list of layers. Leave it at 1"
+            f"layer_decay cannot be used: {type(model).__name__} has no list of layers. Leave it at 1.0"
         )
     names = list(plain_parameters(model))
     stacks_begin = {

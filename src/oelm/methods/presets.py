@@ -30,7 +30,7 @@ _WITHOUT_EXTRAS = [
         bias=True,
         bias_scale=BIAS_SCALE,
         purpose="the unchanged model with biases on q and k, all parameters trained",
-        controls="the biases: every trained model gains from them, too",
+        controls="the biases, from which models with trained Q/K gain, too",
         reference="biases of q and k with rotary positions (Bai et al. 2023, Qwen)",
     ),
     Method(
@@ -47,7 +47,7 @@ _WITHOUT_EXTRAS = [
         init="headwise",
         gain="match",
         freeze="all",
-        purpose="oelm-freeze at the norm that each head had before, for pretrained models",
+        purpose="oelm-freeze with the norm that each head had before, for pretrained models",
         controls="the directions of Q/K alone: the logits keep the size that later layers expect",
         reference=f"{_ELM}; norm matching",
         control="orthogonal-init-matched",
@@ -84,7 +84,7 @@ _WITHOUT_EXTRAS = [
         init="qr",
         gain="match",
         freeze="all",
-        purpose="pretrained Q/K made orthonormal by QR at their norm, frozen",
+        purpose="pretrained Q/K made orthonormal by QR, scaled to their old norm, frozen",
         controls="orthonormality, while the learned directions stay",
         reference="the original study's BERT code, with the norm kept",
         control="baseline",
@@ -94,7 +94,7 @@ _WITHOUT_EXTRAS = [
         init="polar",
         gain="match",
         freeze="all",
-        purpose="the orthonormal rows nearest to the pretrained Q/K, at their norm, frozen",
+        purpose="the orthonormal rows nearest to the pretrained Q/K, scaled to their old norm, frozen",
         controls="the way of orthonormalising: polar factor instead of Gram-Schmidt",
         reference="orthogonal Procrustes (Schönemann 1966)",
         control="baseline",
@@ -102,7 +102,7 @@ _WITHOUT_EXTRAS = [
     Method(
         "freeze-pretrained",
         freeze="all",
-        purpose="the present Q/K, frozen: the default for pretrained models",
+        purpose="the present Q/K weights, frozen: the default for pretrained models",
         controls="freezing alone: no weight is changed",
         reference="layer freezing in transfer learning (Lee et al. 2019)",
         control="baseline",
@@ -111,15 +111,15 @@ _WITHOUT_EXTRAS = [
         "orthogonal-init",
         init="headwise",
         purpose="random orthonormal Q/K rows per head, trained: the control of the frozen methods",
-        controls="the init: its difference to oelm-freeze is the freezing",
+        controls="the init: it differs from oelm-freeze only in freezing",
         reference=_ORTHOGONAL,
     ),
     Method(
         "orthogonal-init-matched",
         init="headwise",
         gain="match",
-        purpose="random orthonormal Q/K rows at the norm that each head had before, trained",
-        controls="the init: its difference to oelm-freeze-matched is the freezing",
+        purpose="random orthonormal Q/K rows with the norm that each head had before, trained",
+        controls="the init: it differs from oelm-freeze-matched only in freezing",
         reference=f"{_ORTHOGONAL}; norm matching",
     ),
     Method(
@@ -139,7 +139,7 @@ _WITHOUT_EXTRAS = [
         schedule="gradual",
         thaw_from=0.2,
         thaw_to=0.8,
-        purpose="orthogonal init, frozen, then thawed layer by layer from the top",
+        purpose="orthogonal init, frozen, then unfrozen layer by layer from the top",
         controls="whether freezing hurts only if it lasts to the end",
         reference="gradual unfreezing (Howard & Ruder 2018)",
         control="orthogonal-init",
@@ -262,7 +262,7 @@ def _control_of(frozen: Method) -> Method:
         lowrank=0,
         lowrank_scale=1.0,
         purpose=f"the architecture and init of {frozen.name} with trained Q/K",
-        controls=f"the architecture: its difference to {frozen.name} is the freezing",
+        controls=f"the architecture: it differs from {frozen.name} only in freezing",
         reference=f"control of {frozen.name}",
         control="",
     )
@@ -314,7 +314,7 @@ def find_method(method: str | Method) -> Method:
 def register_method(new: Method) -> Method:
     """Register your own method, so that `oelm.apply()` and the command line know its name; return it."""
     if not isinstance(new, Method):
-        raise UsageError(f"register_method takes an oelm.Method, got {type(new).__name__}")
+        raise UsageError(f"register_method needs an oelm.Method, got {type(new).__name__}")
     if new.name in ALIASES or (new.name in _METHODS and _METHODS[new.name] != new):
         raise UsageError(
             f"the name '{new.name}' is already used by a method with other settings; choose another name"

@@ -1,8 +1,9 @@
 """Compute the last layer of an encoder classifier for the first token only.
 
-BERT and similar models classify from the first token's final hidden state, so the last layer's query, output
-projection and MLP are not needed for the other tokens. They are 10/12 of the work of the layer's matrix
-products. Keys and values are still computed for all tokens. Logits and gradients do not change.
+BERT and similar models classify from the final hidden state of the first token. So in the last layer, the
+query projection, the output projection and the MLP are needed only for this token; they are 10/12 of the
+FLOPs of the layer's matrix products. Keys and values are still computed for all tokens. Logits and gradients
+do not change.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Model types whose classifiers read hidden[:, 0] and whose layers are post-LN like BERT's.
+# Hugging Face model types whose classifiers read hidden[:, 0] and whose layers are post-LN, as in BERT.
 FAMILIES = ("bert", "roberta", "xlm-roberta", "electra", "camembert")
 
 
 def compute_only_first_token(model: nn.Module) -> bool:
-    """Patch the last layer of a Hugging Face sequence classifier; return False for unsupported models.
+    """Make the last layer of a Hugging Face sequence classifier compute only the first token.
 
-    Only `forward` of this one layer changes; names, shapes and values of its weights do not.
+    Return False, without a change, for unsupported models. Only the `forward` of this layer is replaced; the
+    names, shapes and values of the weights stay the same.
     """
     layer = _last_layer(model)
     if layer is None:
@@ -30,7 +32,7 @@ def compute_only_first_token(model: nn.Module) -> bool:
 
 
 def computes_only_first_token(layer: nn.Module) -> bool:
-    """Return whether `compute_only_first_token` patched this layer."""
+    """Return whether `compute_only_first_token()` has patched this layer."""
     return getattr(layer.forward, "__func__", None) is _first_token_forward
 
 
@@ -47,7 +49,7 @@ def _last_layer(model: nn.Module) -> nn.Module | None:
 def _first_token_forward(
     layer: Any, hidden: Tensor, mask: Tensor | None = None, *_: Any, **__: Any
 ) -> Tensor:
-    """Return the layer's output (B, 1, d) for the first token of hidden (B, T, d), with its own modules."""
+    """Return the layer's output (B, 1, d) for the first token of `hidden` (B, T, d)."""
     attention = layer.attention.self
     first = hidden[:, :1]
     q, k, v = (

@@ -1,4 +1,4 @@
-"""Generate text by sampling with temperature, top-k and top-p."""
+"""Generate tokens by sampling with temperature, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def generate(
 ) -> Tensor:
     """Return the prompt `ids` (T,) followed by up to `new_tokens` generated tokens.
 
-    Temperature 0 takes the most likely token. The model sees the last `context` tokens. Generation ends
-    when `stop_id` has been generated.
+    Temperature 0 takes the most likely token. Each token is predicted from the last `model.config.context`
+    tokens. Generation stops after the token `stop_id`, if given.
     """
     if not len(ids):
-        raise UsageError("the prompt is empty: give at least one token")
+        raise UsageError("the prompt is empty; it needs at least one token")
     if new_tokens < 0:
         raise UsageError(f"new_tokens must not be negative, got {new_tokens}")
     was_training = model.training
@@ -53,11 +53,15 @@ def sample(
     top_p: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Sample one token from logits (V,), limited to the top-k tokens and then to probability mass top-p."""
+    """Return one token ID, sampled from logits (V,).
+
+    Only the `top_k` most likely tokens are allowed (0 = all), and of these only the most likely ones whose
+    probabilities sum to `top_p`.
+    """
     if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
         raise UsageError(
             f"sampling needs temperature >= 0, top_k >= 0 and 0 < top_p <= 1, "
-            f"not temperature {temperature}, top_k {top_k} and top_p {top_p}"
+            f"got temperature {temperature}, top_k {top_k} and top_p {top_p}"
         )
     if temperature == 0:
         return logits.argmax()
@@ -67,6 +71,6 @@ def sample(
     probabilities = logits.softmax(-1)
     if top_p < 1:
         ordered, order = probabilities.sort(descending=True, stable=True)
-        beyond = ordered.cumsum(-1) - ordered >= top_p  # keep the token that crosses top_p
+        beyond = ordered.cumsum(-1) - ordered >= top_p  # False for the token with which the sum reaches top_p
         probabilities[order[beyond]] = 0
     return torch.multinomial(probabilities, 1, generator=generator)[0]

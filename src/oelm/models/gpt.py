@@ -30,7 +30,7 @@ ROTARY_BASE = 10_000.0
 
 
 def rotary_table(config: GPTConfig) -> Tensor:
-    """Return (context, 2, hs): cosines and signed sines of each position's rotation angles."""
+    """Return the cosines and signed sines of the rotation angles of each position, as (context, 2, hs)."""
     half = config.width // config.heads // 2
     frequency = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.arange(config.context, dtype=torch.float64)[:, None] * frequency  # (context, hs / 2)
@@ -39,13 +39,13 @@ def rotary_table(config: GPTConfig) -> Tensor:
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Apply rotary positions to x (B, T, nh, hs) with the first T rows of the table (T, 2, hs)."""
+    """Return x (B, T, nh, hs) with rotary positions applied; `table` (T, 2, hs) is from `rotary_table()`."""
     cos, sin = table[:, 0, None, :].to(x.dtype), table[:, 1, None, :].to(x.dtype)  # (T, 1, hs)
     return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
 
 class Attention(nn.Module):
-    """Multi-head attention with separate Q, K, V and O matrices, so that Q and K can be frozen alone."""
+    """Multi-head attention with separate Q, K, V and output matrices, so that Q and K can be frozen alone."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -59,7 +59,10 @@ class Attention(nn.Module):
         self.register_parameter("relative_bias", None)
 
     def add_relative_bias(self, span: int) -> None:
-        """Add a trained bias per head and distance (T5, Raffel et al. 2020); `span` limits the distance."""
+        """Add a trainable bias on the attention scores per head and token distance (Raffel et al. 2020, T5).
+
+        All distances larger than `span` share the bias of distance `span`.
+        """
         size = span + 1 if self.causal else 2 * span + 1
         self.relative_bias = nn.Parameter(self.q.weight.new_zeros(self.num_heads, size))
 
@@ -77,7 +80,7 @@ class Attention(nn.Module):
         return self.o(y.transpose(1, 2).reshape(B, T, d))
 
     def relative_scores(self, T: int, mask: Tensor | None) -> Tensor:
-        """Return the relative bias as additive scores (1, nh, T, T), -inf at masked positions."""
+        """Return the relative bias as an additive mask (1 or B, nh, T, T); masked entries are -inf."""
         bias = self.relative_bias
         assert bias is not None
         position = torch.arange(T, device=bias.device)
@@ -116,10 +119,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A GPT. `forward` returns hidden states; `loss`, `logits` and `classify` apply the head."""
+    """A GPT. `forward()` returns hidden states; `loss()`, `logits()` and `classify()` also apply the head."""
 
     rotation: Tensor | None
-    # Besides `forward`, FSDP must gather parameters for these.
+    # Methods besides `forward` for which FSDP must gather the parameters.
     entry_points = ("loss", "token_losses", "logits", "classify")
 
     def __init__(self, config: GPTConfig, generator: torch.Generator | None = None) -> None:
@@ -146,7 +149,7 @@ class GPT(nn.Module):
     def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the hidden states (B, T, d) of ids (B, T).
 
-        `lengths` (B,) is the number of valid tokens in each row if rows are padded on the right.
+        If rows are padded on the right, `lengths` (B,) is the number of tokens in each row without padding.
         """
         return self._hidden(ids, lengths)
 
@@ -157,20 +160,25 @@ class GPT(nn.Module):
         """Return the hidden states (B, T, d) of token embeddings (B, T, d)."""
         T = x.shape[1]
         if self.config.context < T:
-            raise UsageError(f"{T} tokens do not fit the GPT's context of {self.config.context}")
+            raise UsageError(
+                f"the input has {T} tokens, but the GPT's context length is {self.config.context}"
+            )
         if self.positions is not None:
             x = x + self.positions.weight[:T]
         x = self.drop(x)
         rotation = self.rotation[:T] if self.rotation is not None else None
         mask = None
-        if lengths is not None and not self.config.causal:  # causal rows never attend to right padding
+        if lengths is not None and not self.config.causal:  # causal attention never sees padding on the right
             mask = (torch.arange(T, device=x.device) < lengths[:, None])[:, None, None, :]  # (B, 1, 1, T)
         for block in self.blocks:
             x = block(x, rotation, mask)
         return self.norm(x)
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
-        """Return the cross-entropy of the next tokens `targets` (B, T) of ids (B, T); -100 is ignored."""
+        """Return the cross-entropy of predicting the next tokens `targets` (B, T) from ids (B, T).
+
+        Targets of -100 are ignored.
+        """
         self._require_head("a language model", classifier=False)
         weight = self.tokens.weight
         tied = TiedGradient() if weight.requires_grad and saves_memory(weight) else None
@@ -180,7 +188,7 @@ class GPT(nn.Module):
         return total if reduction == "sum" else total / (targets >= 0).sum().clamp(min=1)
 
     def token_losses(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy of each next token (B, T), without gradients."""
+        """Return the cross-entropy of each of the `targets` (B, T), without gradients; 0 for target -100."""
         self._require_head("a language model", classifier=False)
         hidden = self._hidden(ids)
         losses = cross_entropy_each(hidden.flatten(0, 1), self.tokens.weight, targets.flatten())
@@ -192,9 +200,9 @@ class GPT(nn.Module):
         return F.linear(self._hidden(ids), self.tokens.weight)
 
     def classify(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """Return the class logits (B, classes) of ids (B, T), read at the last valid token of each row.
+        """Return the class logits (B, classes) of ids (B, T), computed from the last token of each row.
 
-        Rows are padded on the right; `lengths` (B,) is the number of valid tokens in each row.
+        Rows are padded on the right; `lengths` (B,) is the number of tokens in each row without padding.
         """
         self._require_head("a classifier", classifier=True)
         assert self.head is not None
@@ -207,7 +215,10 @@ class GPT(nn.Module):
             raise UsageError(f"this GPT is not {kind}: its config has classes={self.config.classes}")
 
     def save(self, folder: Path | str) -> None:
-        """Write model.safetensors and config.json. `GPT.load` or `oelm.load` reads them."""
+        """Write model.safetensors and config.json, which `GPT.load()` reads.
+
+        A model with a method needs `oelm.save()` instead.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         state = {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}
@@ -216,7 +227,7 @@ class GPT(nn.Module):
 
     @classmethod
     def load(cls, folder: Path | str) -> GPT:
-        """Return the GPT that `save` wrote to `folder`."""
+        """Return the GPT that `save()` wrote into `folder`."""
         model = cls.from_config(folder)
         path = Path(folder) / "model.safetensors"
         try:
@@ -233,7 +244,7 @@ class GPT(nn.Module):
 
     @classmethod
     def from_config(cls, folder: Path | str) -> GPT:
-        """Return a newly initialised GPT with the shape in a saved folder's config.json."""
+        """Return a newly initialised GPT with the shape in `folder`/config.json, which `save()` wrote."""
         path = Path(folder) / "config.json"
         try:
             fields = read_json_object(path)
@@ -245,13 +256,13 @@ class GPT(nn.Module):
             config = GPTConfig(**fields)
         except (TypeError, UsageError) as error:
             raise OelmError(f"{path} is not a valid GPT config: {error}") from None
-        # A damaged config.json could ask for terabytes, so compare its shape with the size of the weight
-        # files before allocating. Each stored parameter takes at least one byte.
+        # A damaged config.json could describe a GPT of many terabytes, so compare its shape with the size of
+        # the weight files before memory is allocated. Each stored parameter takes at least one byte.
         stored = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
         least = config.vocab_size * config.width + config.layers * config.width**2
         if least > stored:
             raise OelmError(
                 f"{path} and the weight files (such as model.safetensors) do not match: a GPT of this shape "
-                "has more parameters than they have bytes. Restore the damaged file"
+                "has more parameters than the files have bytes. Restore the damaged file from a copy"
             )
         return cls(config)

@@ -1,9 +1,10 @@
-"""Export our GPT to Hugging Face formats: learned positions as GPT-2, rotary positions as GPT-NeoX.
+"""Export oelm's GPT to Hugging Face formats: with learned positions to GPT-2, with rotary ones to GPT-NeoX.
 
-Both have the same architecture as our GPT (pre-LN, exact GELU, tied head; for GPT-NeoX a sequential residual
-and rotation of the whole head) plus attention biases. Biases that a method trains are exported, all others
-are zeros; low-rank adapters, cores and temperatures are folded into the matrices. What no plain model can
-represent (a convolution, a relative bias) and a classification head raise an error. GPT-2 can be imported.
+With the right config, both have the same architecture as oelm's GPT (pre-LN, exact GELU, tied head; for
+GPT-NeoX sequential residuals and rotation of all dimensions of a head) and also have attention biases. Biases
+that a method trains are exported, all others are zeros; low-rank adapters, cores and temperatures are folded
+into the matrices. A classification head, a convolution and a relative bias raise an error, because GPT-2 and
+GPT-NeoX cannot represent them. GPT-2 models can also be imported.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def gpt_neox_config(config: GPTConfig, *, eos_id: int | None = None) -> GPTNeoXC
         rope_parameters={
             "rope_type": "default",
             "rope_theta": ROTARY_BASE,
-            "partial_rotary_factor": 1.0,  # rotates the whole head
+            "partial_rotary_factor": 1.0,  # rotate all dimensions of a head
         },
         bos_token_id=eos_id,
         eos_token_id=eos_id,
@@ -85,18 +86,21 @@ def to_hf(model: GPT, *, eos_id: int | None = None) -> GPT2LMHeadModel | GPTNeoX
         theirs = GPT2LMHeadModel(gpt2_config(model.config, eos_id=eos_id))
         state = _gpt2_state(model)
     missing, unexpected = theirs.load_state_dict({n: t.detach() for n, t in state.items()}, strict=False)
-    assert len(missing) == 1, missing  # the head, which is the embedding itself
+    assert len(missing) == 1, missing  # the LM head, which is tied to the embedding
     assert not unexpected, unexpected
     return theirs.eval()
 
 
 def export_hf(model: GPT, folder: Path | str, *, eos_id: int | None = None) -> None:
-    """Write a folder that `transformers.AutoModelForCausalLM.from_pretrained` loads."""
+    """Write the model as a folder that `transformers.AutoModelForCausalLM.from_pretrained()` can load."""
     to_hf(model, eos_id=eos_id).save_pretrained(folder)
 
 
 def import_hf(folder: Path | str) -> GPT:
-    """Return our GPT with the weights of a GPT-2 folder; raise OelmError if our GPT cannot represent it."""
+    """Return oelm's GPT with the weights of a GPT-2 in `folder`.
+
+    Raise OelmError if oelm's GPT cannot compute the same outputs.
+    """
     from transformers import GPT2LMHeadModel
 
     c = _read_gpt2_config(Path(folder))
@@ -121,7 +125,7 @@ def import_hf(folder: Path | str) -> GPT:
         if name.endswith(("attn.c_attn.bias", "attn.c_proj.bias")):
             if theirs_tensor.abs().max() > 0:
                 raise OelmError(
-                    f"cannot import {folder}: {name} is not zero, but our GPT has no bias in Q/K/V/O"
+                    f"cannot import {folder}: {name} is not zero, but oelm's GPT has no biases in attention"
                 )
         elif name.endswith("attn.c_attn.weight"):
             block = cast(Block, ours.blocks[int(name.split(".")[2])])
@@ -132,7 +136,7 @@ def import_hf(folder: Path | str) -> GPT:
     return ours
 
 
-# GPT-2 settings that change its output and are fixed in our GPT: field -> the only supported value.
+# Config fields of GPT-2 that affect its outputs and are fixed in oelm's GPT -> the only supported value.
 _SUPPORTED = {
     "activation_function": "gelu",
     "tie_word_embeddings": True,
@@ -143,7 +147,7 @@ _SUPPORTED = {
 
 
 def _read_gpt2_config(folder: Path) -> GPT2Config:
-    """Return the folder's GPT-2 config; raise OelmError if our GPT cannot compute the same outputs."""
+    """Return the GPT-2 config in `folder`; raise OelmError if oelm's GPT does not support it."""
     from transformers import AutoConfig, GPT2Config
 
     if not (folder / "config.json").is_file():
@@ -156,12 +160,12 @@ def _read_gpt2_config(folder: Path) -> GPT2Config:
         raise OelmError(f"{folder} is a {config.model_type} model; only GPT-2 can be imported")
     for field, ours in _SUPPORTED.items():
         if (value := getattr(config, field)) != ours:
-            raise OelmError(f"{folder}: our GPT cannot represent {field}={value!r}, only {ours!r}")
+            raise OelmError(f"{folder}: oelm's GPT does not support {field}={value!r}, only {ours!r}")
     return config
 
 
 def _gpt2_state(model: GPT) -> dict[str, Tensor]:
-    """Return our tensors under GPT-2's names and in its layout (Conv1D weights are (in, out))."""
+    """Return the model's tensors with the names and shapes of GPT-2, whose Conv1D weights are (in, out)."""
     assert model.positions is not None
     state: dict[str, Tensor] = {
         "transformer.wte.weight": model.tokens.weight,
@@ -190,7 +194,10 @@ def _gpt2_state(model: GPT) -> dict[str, Tensor]:
 
 
 def _gpt_neox_state(model: GPT) -> dict[str, Tensor]:
-    """Return our tensors under GPT-NeoX's names; its fused matrix holds q, k and v of each head in turn."""
+    """Return the model's tensors with the names and shapes of GPT-NeoX.
+
+    The rows of its fused matrix are q, k and v of the first head, then of the second head, and so on.
+    """
     state: dict[str, Tensor] = {
         "gpt_neox.embed_in.weight": model.tokens.weight,
         "gpt_neox.final_layer_norm.weight": model.norm.weight,
@@ -220,7 +227,7 @@ def _gpt_neox_state(model: GPT) -> dict[str, Tensor]:
 
 
 def _folded_qkv(attn: Attention) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the weights and the biases of q, k and v with the method's parameters folded in."""
+    """Return (weights, biases) of q, k and v, with the extras of the method folded in."""
     folded = [_folded(projection) for projection in (attn.q, attn.k, attn.v)]
     weights = [weight for weight, _ in folded]
     return weights, [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in folded]
@@ -243,6 +250,6 @@ def _check_exportable(model: GPT) -> None:
     left = [name for name in unfoldable_parameters(model) if not name.endswith(".extra_bias")]
     if left:
         raise OelmError(
-            f"cannot export this model: GPT-2 and GPT-NeoX have no place for what the method adds to it: "
-            f"{', '.join(left[:3])}. Use oelm.save instead."
+            f"cannot export this model: GPT-2 and GPT-NeoX cannot represent these parameters, which the "
+            f"method added: {', '.join(left[:3])}. Use oelm.save instead."
         )

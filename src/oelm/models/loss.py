@@ -1,8 +1,9 @@
 """Compute the cross-entropy of a language model in chunks, so that not all logits are in memory at once.
 
-With GPT-2's vocabulary the logits are the largest tensor of a training step: 4 x 512 tokens x 50257 words
-are 412 MB in fp32, and plain cross-entropy keeps three such tensors. Here the LM head processes a chunk of
-tokens at a time, computes the chunk's gradients in the forward pass, and discards the logits.
+With GPT-2's vocabulary of 50257 tokens, the logits are the largest tensor of a training step: for 4 x 512
+positions, they take 412 MB in fp32, and plain cross-entropy keeps three such tensors. Here the forward pass
+processes one chunk of positions after the other: it computes the logits of the chunk and their gradients, and
+discards the logits.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from torch import Tensor
 
 from oelm.models.memory_saving import TiedGradient
 
-IGNORE = -100  # this target is ignored, as in torch.nn.functional.cross_entropy
+IGNORE = -100  # targets with this value are ignored, as in torch.nn.functional.cross_entropy
 
-# Logits per chunk. 512 x 50257 logits are 98 MB in fp32, which is large enough for fast matrix products and
-# small compared with the weights.
+# Number of logits per chunk. 512 x 50257 logits are 98 MB in fp32: enough for fast matrix products, and small
+# compared with the weights.
 CHUNK_ELEMENTS = 512 * 50_304
 
 
-@torch.compiler.disable  # inductor (torch 2.13) fails on softmax with out=
+@torch.compiler.disable  # the inductor of torch 2.13 fails on softmax with out=
 def cross_entropy_sum(
     hidden: Tensor, weight: Tensor, targets: Tensor, tied: TiedGradient | None = None
 ) -> Tensor:
     """Return the sum over tokens of -log softmax(hidden @ weight.T)[target].
 
-    hidden (N, d), weight (V, d), targets (N,); a target of IGNORE does not count.
-    If `tied` is given, the gradient of `weight` is stored in it, and `tied_embedding` adds its own part.
+    The shapes are hidden (N, d), weight (V, d), targets (N,). Targets equal to IGNORE do not count.
+    If `tied` is given, the gradient of `weight` is stored in it, and the backward pass of `tied_embedding()`
+    adds the gradient of the embedding.
     """
     wants_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if not wants_grad:
@@ -38,7 +40,10 @@ def cross_entropy_sum(
 
 
 def _compute_dtype(hidden: Tensor) -> torch.dtype:
-    """Return the dtype that autocast would choose, because autocast does not apply in autograd functions."""
+    """Return the dtype of the matrix products.
+
+    It is the dtype that autocast would choose, because autocast does not act inside autograd functions.
+    """
     kind = hidden.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
@@ -50,7 +55,10 @@ def _chunks(tokens: int, vocabulary: int) -> list[slice]:
 
 @torch.no_grad()
 def cross_entropy_each(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each token (N,) in fp32, without gradients; arguments as in `cross_entropy_sum`."""
+    """Return the cross-entropy of each target (N,) in fp32, without gradients.
+
+    The arguments are those of `cross_entropy_sum()`.
+    """
     dtype = _compute_dtype(hidden)
     w = weight.to(dtype)
     losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
@@ -73,13 +81,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_w = torch.empty_like(weight) if weight.requires_grad else None
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         parts = _chunks(len(targets), len(weight))
-        # Pad rows to a multiple of 64: with GPT-2's odd 50257 columns the matrix products are 25 % slower.
+        # Pad the vocabulary to a multiple of 64: with the 50257 columns of GPT-2, the matrix products are
+        # 25 % slower.
         aligned = -(-len(w) // 64) * 64
         buffer = _scratch(parts[0].stop * aligned, dtype, w.device).view(-1, aligned)
         for part in parts:
             p, loss = _softmax_and_loss(buffer[: part.stop - part.start], h[part], w, targets[part])
             total += loss
-            _subtract_onehot(p, targets[part])  # p becomes d loss / d logits
+            _subtract_onehot(p, targets[part])  # p is now d loss / d logits
             if grad_h is not None:
                 grad_h[part] = p @ w
             if grad_w is not None:
@@ -91,8 +100,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         (scale,) = upstream
         if ctx.grads is None:
-            raise RuntimeError("cross_entropy_sum: a second backward pass is not supported")
-        grads, ctx.grads = ctx.grads, None  # scaled in place, so they can be used only once
+            raise RuntimeError(
+                "cross_entropy_sum: a second backward pass is not supported; compute the loss again"
+            )
+        grads, ctx.grads = ctx.grads, None  # mul_ scales them in place, so they can be used only once
         grad_h, grad_w = (g.mul_(scale) if g is not None else None for g in grads)
         if ctx.tied is not None:
             ctx.tied.gradient, grad_w = grad_w, None
@@ -103,9 +114,10 @@ _kept = threading.local()
 
 
 def _scratch(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return uninitialised memory for the logits of a chunk.
+    """Return an uninitialised tensor with `size` elements for the logits of a chunk.
 
-    On a CPU the memory is reused between steps, because the system spends time zeroing newly allocated pages.
+    On a CPU, the memory is reused in the next training step, because the operating system has to zero newly
+    allocated pages, which takes time.
     """
     if device.type != "cpu":
         return torch.empty(size, dtype=dtype, device=device)
@@ -113,13 +125,16 @@ def _scratch(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     if held is None or held.dtype != dtype or held.numel() < size:
         with torch.inference_mode(False):
             held = torch.empty(size, dtype=dtype, device=device)
-        if type(held) is Tensor:  # do not keep the FakeTensor of a trace
+        if type(held) is Tensor:  # while torch.compile traces, it is a FakeTensor, which must not be reused
             _kept.memory = held
     return held[:size]
 
 
 def _softmax_and_loss(buffer: Tensor, h: Tensor, w: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return softmax(h w^T) (n, V), stored in `buffer` if that is fp32, and the summed loss of its rows."""
+    """Return p = softmax(h w^T) (n, V), and the sum of the cross-entropies of its rows.
+
+    If `buffer` is in fp32, p is stored in it.
+    """
     buffer[:, len(w) :] = float("-inf")  # padding columns get probability 0
     torch.mm(h, w.T, out=buffer[:, : len(w)])
     if buffer.dtype == torch.float32:
@@ -129,7 +144,7 @@ def _softmax_and_loss(buffer: Tensor, h: Tensor, w: Tensor, targets: Tensor) -> 
     counts = targets != IGNORE
     p_target = p.gather(1, _target_index(targets)[:, None]).squeeze(1)
     losses = -p_target.log()
-    tiny = counts & (p_target < 1e-30)  # underflow is rare, so recompute only these rows with log-softmax
+    tiny = counts & (p_target < 1e-30)  # p underflows in these few rows: recompute them with log-softmax
     if bool(tiny.any()):
         logits = (h[tiny] @ w.T).float()
         losses[tiny] = torch.nn.functional.cross_entropy(logits, targets[tiny], reduction="none")
@@ -137,7 +152,7 @@ def _softmax_and_loss(buffer: Tensor, h: Tensor, w: Tensor, targets: Tensor) -> 
 
 
 def _target_index(targets: Tensor) -> Tensor:
-    """Return the targets with 0 for IGNORE. Other negative targets are kept, so that indexing fails."""
+    """Return the targets with IGNORE replaced by 0. Other negative targets stay, so that indexing fails."""
     return targets.masked_fill(targets == IGNORE, 0)
 
 
@@ -151,7 +166,7 @@ def _subtract_onehot(p: Tensor, targets: Tensor) -> None:
 
 
 def _accumulate(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
-    """Store a @ b in `total` if `first`, else add it to `total`."""
+    """Add a @ b to `total`; if `first`, overwrite `total` with it instead."""
     if total.dtype != a.dtype:
         product = (a @ b).to(total.dtype)
         total.copy_(product) if first else total.add_(product)

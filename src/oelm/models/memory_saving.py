@@ -1,6 +1,6 @@
-"""Two operations that keep less in memory between forward and backward pass than plain autograd.
+"""Two operations that store fewer tensors between the forward and the backward pass than plain autograd.
 
-They return the same values as plain PyTorch and are used in eager mode on CPUs.
+Their values are the same as those of plain PyTorch. They are used in eager mode on CPUs.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from torch import Tensor, nn
 
 
 def saves_memory(x: Tensor) -> bool:
-    """Return whether to use the operations below for `x`: on a CPU, without autocast or torch.compile."""
+    """Return whether to use the operations of this module for x.
+
+    That is the case on a CPU without autocast and torch.compile.
+    """
     kind = x.device.type
     return kind == "cpu" and not torch.is_autocast_enabled(kind) and not torch.compiler.is_compiling()
 
 
 def gelu_linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """Return layer(gelu(x)); the backward pass recomputes gelu(x), the widest activation of a block."""
+    """Return layer(gelu(x)). The backward pass recomputes gelu(x), so that it need not be stored."""
     return _GeluLinear.apply(x, layer.weight, layer.bias)
 
 
@@ -44,15 +47,15 @@ class _GeluLinear(torch.autograd.Function):
 
 @dataclass
 class TiedGradient:
-    """Passes the LM head's gradient of a tied weight to the backward pass of the embedding."""
+    """The gradient of a tied weight from the LM head, to which the embedding adds its own gradient."""
 
     gradient: Tensor | None = None
 
 
 def tied_embedding(ids: Tensor, weight: Tensor, tied: TiedGradient) -> Tensor:
-    """Return weight[ids]; the backward pass adds its gradient to the LM head's gradient of the same weight.
+    """Return weight[ids]; the backward pass adds its gradient to the one in `tied`, from the LM head.
 
-    Plain autograd would allocate a second gradient of the same size, almost all zeros.
+    Plain autograd would allocate a second gradient of the size of the weight, with zeros in most rows.
     """
     return _TiedEmbedding.apply(ids, weight, tied)
 

@@ -135,7 +135,7 @@ def test_peft_loads_the_low_rank_adapters(family, rank, tmp_path):
     ("family", "method", "message"),
     [
         ("gpt2", "oelm-lowrank", "a part of the fused matrix"),
-        ("llama", "oelm-temperature", "LoRA has no place for .*temperature"),
+        ("llama", "oelm-temperature", "a LoRA adapter cannot contain .*temperature"),
         ("llama", "oelm-freeze", "adds no low-rank adapter"),
     ],
 )
@@ -241,5 +241,5 @@ def test_the_trainer_with_an_adapter(tmp_path):
     run = trainer(model(), tmp_path, callback, steps=4, save_steps=2)
     run.train()
     assert callback.report.ok
-    with pytest.raises(OelmError, match="holds a PEFT adapter without its base model"):
+    with pytest.raises(OelmError, match="contains a PEFT adapter without its base model"):
         oelm.load(tmp_path / "checkpoint-2")

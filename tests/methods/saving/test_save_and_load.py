@@ -122,7 +122,7 @@ def test_the_error_names_what_is_wrong_with_a_folder(tmp_path):
     with pytest.raises(OelmError, match="is not a folder"):
         oelm.load(tmp_path / "nowhere")
     build("bert").save_pretrained(tmp_path / "plain")
-    with pytest.raises(OelmError, match=r"holds no oelm\.json"):
+    with pytest.raises(OelmError, match=r"contains no oelm\.json"):
         oelm.load(tmp_path / "plain")
 
     good = tmp_path / "good"
@@ -152,10 +152,10 @@ def test_the_error_names_what_is_wrong_with_a_folder(tmp_path):
         ("cut", lambda f: (f / "oelm.json").write_text("{", encoding="utf-8"), "oelm.json: not JSON"),
         ("list", lambda f: (f / "oelm.json").write_text("[]", encoding="utf-8"), "oelm.json"),
         ("future", edit(format=99), "format 99"),
-        ("code", edit(model_class="os:system"), "class of your own"),
+        ("code", edit(model_class="os:system"), "custom class"),
         ("gone", edit(model_class="oelm.models.gpt:GPT9"), "does not have"),
-        ("noclass", edit(model_class="oelm.models.gpt:gpt_config"), "no model class"),
-        ("other", edit(tensors=[]), "another architecture"),
+        ("noclass", edit(model_class="oelm.models.gpt:gpt_config"), "not a model class"),
+        ("other", edit(tensors=[]), "a different architecture"),
         ("weights", lambda f: (f / "model.safetensors").unlink(), "missing"),
         ("dtype", edit(dtype="load"), "field dtype has an invalid value"),
         ("position", edit(progress=7), "field progress has an invalid value"),
@@ -164,10 +164,10 @@ def test_the_error_names_what_is_wrong_with_a_folder(tmp_path):
         ("kind", edit(kind="anything"), "field kind has an invalid value"),
         ("names", edit(tensors=[{"name": [], "sha256": ""}]), "damaged"),
         ("frozen", edit(frozen_before=["no.such.tensor"]), "has no no.such.tensor"),
-        ("method", edit(method={"init": "keep"}), "damaged: a method is a mapping"),
+        ("method", edit(method={"init": "keep"}), "damaged: a method must be a mapping"),
         ("typo", edit(method={"name": "x", "init": "headwize"}), "damaged: unknown init"),
-        ("block", edit(model_class="oelm.models.gpt:Block"), "no model class"),
-        ("swap", edit(kind="transformers"), "no model class"),
+        ("block", edit(model_class="oelm.models.gpt:Block"), "not a model class"),
+        ("swap", edit(kind="transformers"), "not a model class"),
         ("heads", reshape(heads=config["heads"] // 2), "was saved with"),
         ("shape", reshape(width="32"), "config.json"),
         ("field", reshape(new=1), "config.json"),
@@ -213,7 +213,7 @@ def test_loading_a_damaged_transformers_folder_is_an_error(compact, tmp_path):
     weights = "oelm_compact.safetensors" if compact else "model.safetensors"
     for name in (weights, "config.json"):
         for content in (None, b"", b"[1]"):
-            with pytest.raises(OelmError, match=r"cannot load it|is missing|is damaged|do not fit"):
+            with pytest.raises(OelmError, match=r"cannot load it|is missing|is damaged|do not match"):
                 oelm.load(damaged(name, content))
 
 
@@ -221,7 +221,9 @@ def test_another_number_of_heads_in_a_config_is_an_error(tmp_path):
     oelm.save(half_trained("bert", "oelm-freeze"), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_attention_heads": 2}), encoding="utf-8")
-    with pytest.raises(OelmError, match="was saved with 4 heads of 8, this model has 2 of 16"):
+    with pytest.raises(
+        OelmError, match="was saved with 4 heads of size 8, but this model has 2 heads of size 16"
+    ):
         oelm.load(tmp_path)
 
 
@@ -250,9 +252,9 @@ def test_save_needs_a_method_and_load_needs_a_plain_model(tmp_path):
         oelm.save(build("bert"), tmp_path)
     model = half_trained("torch-encoder", "oelm-freeze")
     oelm.save(model, tmp_path)
-    with pytest.raises(OelmError, match="class of your own"):
+    with pytest.raises(OelmError, match="custom class"):
         oelm.load(tmp_path)
-    with pytest.raises(OelmError, match="already has a method"):
+    with pytest.raises(OelmError, match="a method was already applied"):
         oelm.load(tmp_path, model=model)
 
 

@@ -157,13 +157,13 @@ def _find_spec(model: nn.Module, name: str, module: nn.Module) -> AttentionSpec 
     if isinstance(module, nn.MultiheadAttention):
         return AttentionSpec(num_heads="num_heads")
     if isinstance(module, SplitProjection):
-        return None  # the spec of its parent, the attention module, includes q and k
+        return None  # the spec of its parent, the attention module, covers the q and k inside it
     if (spec := known_spec(module) or multi_latent(module)) is not None:
         return spec
     found = _projection_names(module)
     if {"sampling_offsets", "attention_weights"} <= set(found):
         return AttentionSpec(ignore=True)  # deformable attention has no keys
-    parameters = {n for n in module._parameters if n in found}  # a parameter "..._query" is a learned token
+    parameters = {n for n in module._parameters if n in found}  # "..._query" is then a learned token
     queries = [
         p
         for p, own in found.items()

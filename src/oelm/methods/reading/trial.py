@@ -385,9 +385,7 @@ def _parallel(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _changed(before: Tensor, after: Tensor) -> Tensor:
-    scale = (
-        before[before.isfinite()].abs().median()
-    )  # not the mean, which masked scores of -1e4 would distort
+    scale = before[before.isfinite()].abs().median()  # masked scores of -1e4 would distort a mean
     return (((after - before).abs() > 1e-5 * scale) & before.isfinite()).flatten()
 
 

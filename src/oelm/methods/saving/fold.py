@@ -1,7 +1,8 @@
-"""Fold the extras of a method into the matrices that they act on, so that a plain model can hold them.
+"""Fold the extras of a method into the matrices that they act on, so that a plain model computes the same.
 
-Adapter, bias, core and temperature are affine: y = T C ((W + s B A) x + f b) is one matrix and one bias. The
-bias needs a projection that has one. A convolution over time and a relative bias cannot be folded.
+With adapter, bias, core and temperature, a projection is y = T C ((W + s B A) x + f b), which is one matrix
+and one bias. The trainable bias b can be folded only if the plain projection has a bias. A convolution over
+time and a relative bias cannot be folded.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from oelm.errors import OelmError
 from oelm.methods.extras.extended import EXTRAS, ExtendedProjection
 from oelm.methods.reading.wrappers import unwrap
 
-#: Prefix of the keys under which the tensors before folding are saved. transformers reports such keys as
-#: unexpected when it loads the file, so the prefix tells the user to load with oelm.
+#: Prefix of the state dict keys of unfolded tensors. When transformers loads the file, it reports these keys
+#: as unexpected, so the prefix tells the user to load with oelm.
 UNFOLDED_PREFIX = "needs_oelm_load."
 
 
 def folded_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of the plain model that computes the same function; `model` is not changed.
+    """Return the state dict of a plain model with the same outputs as `model`, which is not changed.
 
-    `model.save_pretrained(folder)` after `oelm.apply` writes this state dict.
+    After `oelm.apply()`, `model.save_pretrained(folder)` writes this state dict.
     """
     model = unwrap(model)
     if left := unfoldable_parameters(model):
         raise OelmError(
-            f"the plain model has no place for what the method adds to it: {', '.join(left[:3])}. "
-            f"Use oelm.save instead"
+            f"these parameters, which the method added, cannot be folded into a plain model: "
+            f"{', '.join(left[:3])}. Use oelm.save instead"
         )
     return fold_all(model)
 
@@ -52,7 +53,11 @@ def fold_all(model: nn.Module) -> dict[str, Tensor]:
 
 
 def unfolded_tensors(model: nn.Module, folded: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors that a folded state dict lacks: added parameters, and those that folding changed."""
+    """Return the tensors of `model` that its folded state dict `folded` does not contain.
+
+    These are the parameters that the method added, and, under UNFOLDED_PREFIX, the tensors that folding
+    changed.
+    """
     own = model.state_dict()
     added = {name: own[name] for name in added_parameters(model)}
     changed = {
@@ -62,7 +67,7 @@ def unfolded_tensors(model: nn.Module, folded: dict[str, Tensor]) -> dict[str, T
 
 
 def prefer_unfolded(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-    """Return a saved state dict in which the unfolded tensors replace the folded ones of the same name."""
+    """Return a saved state dict in which the unfolded tensors, if any, replace the folded ones."""
     mark = prefix + UNFOLDED_PREFIX
     unfolded = {prefix + k.removeprefix(mark): t for k, t in state.items() if k.startswith(mark)}
     return {k: t for k, t in state.items() if not k.startswith(mark)} | unfolded
@@ -81,7 +86,7 @@ def added_parameters(model: nn.Module) -> list[str]:
 
 
 def unfoldable_parameters(model: nn.Module) -> list[str]:
-    """Return the added parameters that no matrix of the plain architecture can absorb."""
+    """Return the names of the parameters that the method added and that cannot be folded."""
 
     def unfoldable(name: str) -> bool:
         owner, _, own = name.rpartition(".")
@@ -93,7 +98,7 @@ def unfoldable_parameters(model: nn.Module) -> list[str]:
 
 
 def folded_parameters(module: ExtendedProjection) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Yield the weight, and the bias if any, with the value that gives an nn.Linear the same output."""
+    """Yield (parameter, folded value) for the weight of a projection, and for its bias if it has one."""
     weight, bias = folded_projection(module)
     yield module.weight, (weight.t() if module.transposed else weight).to(module.weight.dtype).contiguous()
     if module.bias is not None and bias is not None:
@@ -101,7 +106,10 @@ def folded_parameters(module: ExtendedProjection) -> Iterator[tuple[nn.Parameter
 
 
 def folded_projection(module: ExtendedProjection) -> tuple[Tensor, Tensor | None]:
-    """Return the weight (rows, d_in) and the bias of an nn.Linear with the same output, in fp32 or better."""
+    """Return the weight (rows, d_in) and the bias of an nn.Linear with the same output as `module`.
+
+    Both are at least in float32.
+    """
     exact = torch.promote_types(module.weight.dtype, torch.float32)
     weight = (module.weight.t() if module.transposed else module.weight).to(exact)  # (rows, d_in)
     total = module.total_bias()
@@ -118,6 +126,9 @@ def folded_projection(module: ExtendedProjection) -> tuple[Tensor, Tensor | None
 
 
 def _apply_per_head(matrices: Tensor, rows: Tensor) -> Tensor:
-    """Multiply each head's rows of a weight or bias by its own matrix of `matrices` (H, hs, hs)."""
+    """Return a weight or bias in which the rows of each head are multiplied by that head's matrix.
+
+    `matrices` (H, hs, hs) has one matrix per head.
+    """
     heads = rows.reshape(*matrices.shape[:2], -1)  # (H, hs, d_in) or (H, hs, 1)
     return (matrices @ heads).reshape(rows.shape)

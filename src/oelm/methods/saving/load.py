@@ -34,24 +34,25 @@ from oelm.methods.saving.ties import take_ties
 
 
 def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
-    """Return the model that `oelm.save`, or a Trainer with `oelm.OELMCallback`, wrote into `folder`.
+    """Return the model that `oelm.save()`, or a Trainer with `oelm.OELMCallback`, wrote into `folder`.
 
     Args:
-        model: Required if the class is neither ours nor transformers': a new model of the same architecture
-            without a method. Code is never loaded from a folder, only weights.
+        folder: A folder with the weights and oelm.json.
+        model: A new model of the same architecture, without a method. Required if its class is defined
+            neither in oelm nor in transformers, because a folder contains no code.
     """
     folder = Path(folder)
     _check_files(folder)
     metadata = Metadata.read(folder)
     if (folder / "adapter_config.json").is_file():
         raise OelmError(
-            f"{folder} holds a PEFT adapter without its base model. Load both with "
+            f"{folder} contains a PEFT adapter without its base model. Load both with "
             f"PeftModel.from_pretrained(oelm.load(BASE), {str(folder)!r}). To write the folder BASE, call "
             f"oelm.save before get_peft_model or after model.unload()"
         )
     plain = unwrap(model) if model is not None else _build(folder, metadata)
     if record_of(plain) is not None:
-        raise OelmError("load(folder, model=...) needs a plain model; this one already has a method")
+        raise OelmError("load: a method was already applied to the given model; pass a new model without one")
     record = install(
         plain,
         metadata.method,
@@ -64,7 +65,7 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
         tensors = take_ties(plain, record, _read_tensors(folder / COMPACT_WEIGHTS))
         _copy_tensors(plain, tensors, folder, names)
     elif metadata.kind == "transformers" and model is None and not only_oelm_can_load(folder):
-        _load_extras(plain, folder, record)  # from_pretrained has loaded the rest
+        _load_extras(plain, folder, record)  # from_pretrained has loaded all other weights
     else:
         _load_full(plain, folder, record)
     restore_record(plain, metadata, folder)
@@ -72,7 +73,10 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
 
 
 def load_weights(model: nn.Module, folder: Path | str) -> None:
-    """Load the weights in `folder`, a full save, into a model with the same architecture and method."""
+    """Load the weights from `folder` into a model with the same architecture and method.
+
+    The folder must contain a full save, not a compact one.
+    """
     record = require_record(model, "load_weights")
     model, folder = unwrap(model), Path(folder)
     _check_files(folder)
@@ -80,17 +84,21 @@ def load_weights(model: nn.Module, folder: Path | str) -> None:
 
 
 def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> None:
-    """Restore the position in the schedule, freeze the same tensors as before, and check their hashes."""
+    """Set the model's record to the saved one: freeze the same tensors, and check their hashes.
+
+    `metadata` is the content of oelm.json in `folder`. Raise OelmError if the model does not match it.
+    """
     record = require_record(model, "load")
     saved = {tensor.name: tensor for tensor in metadata.tensors}
     if odd := sorted(set(saved) ^ set(record.tensors)):
         raise OelmError(
-            f"{folder} was saved from another architecture: {odd[0]} (and {len(odd) - 1} more) do not match"
+            f"{folder} was saved from a different architecture: {odd[0]} and {len(odd) - 1} other tensors "
+            f"are only in one of the two"
         )
     parameters = plain_parameters(model)
     if unknown := set(metadata.frozen_before) - set(parameters):
         raise OelmError(
-            f"{folder} was saved from another architecture: this model has no {sorted(unknown)[0]}"
+            f"{folder} was saved from a different architecture: this model has no {sorted(unknown)[0]}"
         )
     record.progress, record.verified = metadata.progress, metadata.verified
     record.frozen_before = list(metadata.frozen_before)
@@ -101,9 +109,10 @@ def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> 
         if frozen and sha256(parameters[name]) != tensor.sha256:
             if metadata.compact and tensor.rebuildable:
                 raise OelmError(
-                    f"{folder}: {name}, rebuilt from the seed, is not the tensor that was saved (its hash "
-                    f"differs). It was saved with torch {metadata.torch or 'of unknown version'}, this is "
-                    f"{torch.__version__}. Save the model in full on the machine that trained it"
+                    f"{folder}: {name}, rebuilt from the seed, differs from the saved tensor (its hash "
+                    f"differs). The folder was saved with torch {metadata.torch or 'of unknown version'}, "
+                    f"this is {torch.__version__}. Call oelm.save with compact=False on the machine that trained "
+                    f"the model"
                 )
             raise OelmError(
                 f"{folder}: the frozen tensor {name} has changed since it was saved (its hash differs). "
@@ -118,19 +127,22 @@ def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> 
 def _check_heads(folder: Path | str, num_heads: int, head_dim: int, tensor: Any) -> None:
     if (num_heads, head_dim) != (tensor.num_heads, tensor.head_dim):
         raise OelmError(
-            f"{folder}: {tensor.name} was saved with {num_heads} heads of {head_dim}, this model has "
-            f"{tensor.num_heads} of {tensor.head_dim}, so the same weights would compute something else"
+            f"{folder}: {tensor.name} was saved with {num_heads} heads of size {head_dim}, but this model "
+            f"has {tensor.num_heads} heads of size {tensor.head_dim}. Pass a model with the saved shape"
         )
 
 
 def _check_files(folder: Path) -> None:
-    """Raise OelmError if a file does not match checksums.json, which the best model of a run has."""
+    """Raise OelmError if a file does not match checksums.json; not every folder has this file."""
     if damage := find_damage(folder):
-        raise OelmError(f"{folder} is damaged: {'; '.join(damage.values())}. Restore the folder from a copy.")
+        raise OelmError(f"{folder} is damaged: {'; '.join(damage.values())}. Restore it from a copy.")
 
 
 def _build(folder: Path, metadata: Metadata) -> nn.Module:
-    """Return a plain model of the saved class; for a full save of transformers, with its weights."""
+    """Return a plain model of the saved class.
+
+    Only a full save of a transformers model gets its weights here; other models are newly initialised.
+    """
     cls, dtype = _model_class(folder, metadata), DTYPES[metadata.dtype]
     if metadata.kind == "oelm":
         return cls.from_config(folder).to(dtype)
@@ -142,21 +154,23 @@ def _build(folder: Path, metadata: Metadata) -> nn.Module:
             model = cls(config).to(dtype)
             if (folder / "generation_config.json").is_file():
                 model.generation_config = model.generation_config.from_pretrained(folder)
-            return model.eval()  # like from_pretrained
+            return model.eval()  # from_pretrained returns a model in eval mode, too
         with _quiet_transformers():
             for setting in metadata.settings:
                 setattr(config, setting, False)
-            return cls.from_pretrained(folder, config=config, use_safetensors=True)  # a pickle could run code
-    except Exception as error:  # transformers, safetensors, torch and huggingface_hub raise many types
-        raise OelmError(f"{folder}: transformers cannot load it: {error}") from error
+            # Only safetensors, because loading a pickle can run code.
+            return cls.from_pretrained(folder, config=config, use_safetensors=True)
+    except Exception as error:  # the libraries raise many types of error
+        raise OelmError(f"{folder}: transformers cannot load the model: {error}") from error
 
 
 def _model_class(folder: Path, metadata: Metadata) -> Any:
-    """Return the class named in the metadata; only classes of oelm and transformers are ever imported."""
+    """Return the model class that the metadata names; for safety, only from oelm and transformers."""
     module, _, name = metadata.model_class.partition(":")
     if metadata.kind == "module" or module.split(".")[0] not in ("oelm", "transformers"):
         raise OelmError(
-            f"{folder} holds a {name}, a class of your own: build one and call oelm.load(folder, model=...)"
+            f"{folder} contains a model of the custom class {name}, which oelm cannot construct. Create an "
+            f"instance and call oelm.load(folder, model=instance)"
         )
     try:
         cls = getattr(importlib.import_module(module), name)
@@ -165,11 +179,13 @@ def _model_class(folder: Path, metadata: Metadata) -> Any:
         if isinstance(error, ModuleNotFoundError) and (missing := missing_library(error, needs)):
             raise missing from None
         raise OelmError(
-            f"{folder} holds a {module}.{name}, which the installed version of the library does not have"
+            f"{folder} contains a {module}.{name}, but the installed version of the library has no such class"
         ) from None
     constructor = "from_config" if metadata.kind == "oelm" else "from_pretrained"
     if not (isinstance(cls, type) and issubclass(cls, nn.Module) and hasattr(cls, constructor)):
-        raise OelmError(f"{folder / METADATA} names {module}.{name}, which is no model class of that kind")
+        raise OelmError(
+            f"{folder / METADATA} names {module}.{name}, which is not a model class that oelm can load"
+        )
     return cls
 
 
@@ -188,7 +204,7 @@ def _load_full(model: nn.Module, folder: Path, record: Record) -> None:
 
 
 def _load_extras(model: nn.Module, folder: Path, record: Record) -> None:
-    """Load the parameters that the method added, and replace folded tensors by the unfolded ones."""
+    """Load the parameters that the method added, and overwrite folded tensors with the unfolded ones."""
     if not record.extras:
         return
     tensors = _read_tensors(folder / EXTRA_WEIGHTS)
@@ -206,7 +222,7 @@ def _load_state(model: nn.Module, state: dict[str, Tensor], folder: Path, record
     if reshaped:
         raise _mismatch(folder, reshaped, set())
     missing, unknown = model.load_state_dict(state, strict=False)
-    # A file holds tied weights once, under either name.
+    # A file contains tied weights only once, under one of their names.
     loaded = {storage_key(own[name]) for name in state if name in own}
     not_loaded = {name for name in missing if name not in own or storage_key(own[name]) not in loaded}
     not_loaded -= set(record.extras)
@@ -215,7 +231,7 @@ def _load_state(model: nn.Module, state: dict[str, Tensor], folder: Path, record
 
 
 def _copy_tensors(model: nn.Module, tensors: dict[str, Tensor], folder: Path, expected: set[str]) -> None:
-    """Copy `tensors` into the model's named tensors; their names must be exactly the expected ones."""
+    """Copy `tensors` into the model by name. Raise OelmError unless their names are those in `expected`."""
     if expected != set(tensors):
         raise _mismatch(folder, expected - set(tensors), set(tensors) - expected)
     own = named_tensors(model)
@@ -228,8 +244,8 @@ def _copy_tensors(model: nn.Module, tensors: dict[str, Tensor], folder: Path, ex
 
 def _mismatch(folder: Path, missing: set[str], unknown: set[str]) -> OelmError:
     return OelmError(
-        f"{folder}: the weights do not fit the model (missing or of another shape: {sorted(missing)[:3]}, "
-        f"unknown: {sorted(unknown)[:3]})"
+        f"{folder}: the saved weights do not match the model (missing or with a different shape: "
+        f"{sorted(missing)[:3]}, unknown: {sorted(unknown)[:3]})"
     )
 
 
@@ -237,14 +253,14 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise OelmError(f"{path} is missing: the folder is incomplete; copy or save it again") from None
+        raise OelmError(f"{path} is missing, so the folder is incomplete; copy or save it again") from None
     except Exception as error:  # safetensors raises several types for damaged files
         raise OelmError(f"{path} is damaged ({error}); restore it from a copy") from None
 
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Silence transformers' warning about unknown keys in a weight file; `load` handles these keys."""
+    """Turn off transformers' warning about unknown keys in a weight file; `load()` handles these keys."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()

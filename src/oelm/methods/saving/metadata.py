@@ -1,4 +1,4 @@
-"""Read and write oelm.json, the file beside the weights with the model class, method and frozen tensors."""
+"""Read and write oelm.json, a file next to the weights with the model class, method and frozen tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oelm.methods.record import TensorRecord, require_record
 from oelm.methods.saving.plain import BIAS_SETTINGS
 
 METADATA = "oelm.json"
-KINDS = ("transformers", "oelm", "module")  # who defines the model class; "module" is the user's code
+KINDS = ("transformers", "oelm", "module")  # where the model class is defined; "module" is the user's code
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -34,16 +34,16 @@ class Metadata:
 
     model_class: str  # "module:qualified name"
     kind: str  # one of KINDS
-    compact: bool  # whether frozen random tensors are left out of the weights
+    compact: bool  # whether the weight file leaves out frozen random tensors
     dtype: str
     method: Method
     seed: int
-    progress: float  # position in the run, from 0 to 1
+    progress: float  # completed fraction of the run, from 0 to 1
     verified: bool  # whether oelm.apply verified numerically that the projections are Q and K
     extras: list[str]  # names of the parameters that the method added
     frozen_before: list[str]  # names of the parameters that the user froze before apply
     tensors: list[TensorRecord]
-    where: list[str] = field(default_factory=list)  # name patterns that chose the modules
+    where: list[str] = field(default_factory=list)  # name patterns, the argument of oelm.apply
     exclude: list[str] = field(default_factory=list)
     settings: dict[str, bool] = field(default_factory=dict)  # changed in config.json to hold biases
     torch: str = ""  # version that wrote the folder
@@ -75,20 +75,21 @@ class Metadata:
 
     @classmethod
     def read(cls, folder: Path | str) -> Metadata:
-        """Read oelm.json, and check every field, because the file may come from an untrusted source."""
+        """Return the content of oelm.json; check every field, because the file may be untrusted."""
         path = Path(folder) / METADATA
         if not Path(folder).is_dir():
             raise OelmError(f"{folder} is not a folder")
         if not path.is_file():
             raise OelmError(
-                f"{folder} holds no {METADATA}: it was not written by oelm.save. Load it with the library "
-                f"that wrote it, then call oelm.apply"
+                f"{folder} contains no {METADATA}, so it was not written by oelm.save. Load it with the "
+                f"library that wrote it, then call oelm.apply"
             )
         try:
             fields = read_json_object(path)
             if fields.get("format") != _FORMAT:
                 raise OelmError(
-                    f"{path} has format {fields.get('format')!r}; this oelm reads format {_FORMAT}"
+                    f"{path} has format {fields.get('format')!r}, but this version of oelm reads only format "
+                    f"{_FORMAT}"
                 )
             return cls._from_dict(fields)
         except (ValueError, TypeError, UsageError) as error:
@@ -122,7 +123,7 @@ class Metadata:
 
 
 def kind_of(model: nn.Module) -> str:
-    """Return which library defines the model's class, as one of KINDS."""
+    """Return where the model's class is defined, as one of KINDS."""
     if type(model).__module__.startswith("transformers."):
         return "transformers"
     ours = type(model).__module__.startswith("oelm.")

@@ -1,6 +1,6 @@
 """`oelm.save_peft_adapter`: write the low-rank adapters of a method in PEFT's format, as a LoRA adapter.
 
-The files are written without PEFT, so it need not be installed.
+PEFT need not be installed for this.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _LOWRANK = ("lowrank_a", "lowrank_b")
 
 
 def save_peft_adapter(model: nn.Module, folder: Path | str) -> None:
-    """Write the low-rank adapters that a method added as a LoRA adapter, which PEFT loads.
+    """Write the low-rank adapters that a method added as a LoRA adapter that PEFT can load.
 
-    The adapter belongs to the plain model with the frozen Q/K of this one:
+    Load it together with the plain model that `oelm.remove(model, fold=False)` returns:
 
         oelm.save_peft_adapter(model, "adapter")
         oelm.remove(model, fold=False).save_pretrained("base")
         PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("base"), "adapter")
 
-    Raise OelmError if the method adds anything else (LoRA has no place for it), or if the adapters act on
-    parts of a fused matrix (in the plain model, these are not modules of their own).
+    Raise OelmError if the method adds anything else, which LoRA cannot represent, or if the adapters act on
+    parts of a fused matrix, which are not separate modules in the plain model.
     """
     record = require_record(model, "save_peft_adapter")
     model, folder = unwrap(model), Path(folder)
     added = added_parameters(model)
     if other := [name for name in added if name.rpartition(".")[2] not in _LOWRANK]:
-        raise OelmError(f"save_peft_adapter: LoRA has no place for {other[0]}; use oelm.save")
+        raise OelmError(f"save_peft_adapter: a LoRA adapter cannot contain {other[0]}; use oelm.save instead")
     adapters = {n: m for n, m in model.named_modules() if isinstance(m, ExtendedProjection)}
     adapters = {name: module for name, module in adapters.items() if module.lowrank_a is not None}
     if not adapters:
@@ -47,8 +47,9 @@ def save_peft_adapter(model: nn.Module, folder: Path | str) -> None:
         around = name.rpartition(".")[0]
         if isinstance(model.get_submodule(around), SplitProjection):
             raise OelmError(
-                f"save_peft_adapter: {name} is a part of the fused matrix {around}, so a plain model has no "
-                f"module for its adapter. oelm.remove(model) folds the adapters into the matrix instead"
+                f"save_peft_adapter: {name} is a part of the fused matrix {around}, so the plain model has "
+                f"no module for its adapter. Call oelm.remove(model) instead: it folds the adapters into the "
+                f"matrix"
             )
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / "adapter_model.safetensors", _lora_tensors(adapters))
@@ -66,7 +67,7 @@ def _lora_tensors(adapters: dict[str, ExtendedProjection]) -> dict[str, Tensor]:
 
 
 def _lora_config(adapters: dict[str, ExtendedProjection]) -> dict[str, Any]:
-    """Return the fields of peft.LoraConfig. LoRA scales by alpha / rank, so alpha is s times the rank."""
+    """Return the fields of peft.LoraConfig. LoRA scales by alpha / rank, so alpha is lowrank_scale * rank."""
     ranks = {name: len(m.lowrank_a) for name, m in adapters.items() if m.lowrank_a is not None}
     first = next(iter(adapters))
     return {

@@ -1,9 +1,9 @@
 """Replace `model.save_pretrained` of a transformers model to which a method was applied.
 
-When transformers loads a model, it drops tensors that the architecture does not have. So a low-rank adapter
-or a convolution would be lost, and the loaded model would compute something else. Therefore `oelm.apply`
-replaces `save_pretrained` of the model: the replacement folds extras into the plain matrices, raises an error
-for extras that cannot be folded, and writes the files that `oelm.load` needs beside the weights.
+When transformers loads a model, it ignores tensors that the architecture does not have. So a low-rank adapter
+or a convolution would be lost, and the loaded model would have different outputs. Therefore `oelm.apply()`
+replaces `save_pretrained` of the model. The replacement folds extras into the plain matrices, raises an error
+for extras that cannot be folded, and also writes the files that `oelm.load()` needs.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ _CHECKPOINT = re.compile(r"checkpoint-\d+")  # the folder of a Trainer's checkpo
 class SavePretrained:
     """A callable that replaces `save_pretrained` of one model.
 
-    It is an object and not a closure, so that a deep copy of the model saves the copy.
+    It is an object and not a closure, because `copy.deepcopy(model)` copies an object but not a closure. So
+    `save_pretrained` of the copied model saves the copied model.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.in_trainer = False  # OELMCallback sets this, as the Trainer must be able to save and resume
+        self.in_trainer = False  # OELMCallback sets this to True, so that the Trainer can save and resume
 
     def __call__(
         self,
@@ -54,11 +55,11 @@ class SavePretrained:
         folder = Path(save_directory)
         if not is_main_process:
             rest["is_main_process"] = False
-        if uses_peft(self.model):  # with PEFT, transformers writes only the adapter
+        if uses_peft(self.model):  # transformers then writes only the adapter
             return write(self.model, folder, state_dict=state_dict, **rest)
         if state_dict is None and not self._is_checkpoint(folder):
             plain = plain_model(self.model)
-            # Without the callback, the Trainer cannot resume from a folder whose config has other settings.
+            # Without OELMCallback, the Trainer cannot resume from a folder whose config has other settings.
             if plain is None or (plain.settings and _CHECKPOINT.fullmatch(folder.name)):
                 return self._save_for_oelm_only(folder)
             result = plain.write(self.model, folder, **rest)
@@ -67,7 +68,7 @@ class SavePretrained:
             return result
         state = self._state_to_write(state_dict)
         if blocked := is_blocked(state):
-            rest["save_original_format"] = False  # oelm.load needs the keys of the state dict
+            rest["save_original_format"] = False  # keep the state dict's keys, which oelm.load needs
         result = write(self.model, folder, state_dict=state, **rest)
         if is_main_process:
             if blocked:
@@ -86,36 +87,37 @@ class SavePretrained:
                 return given
             if not self.in_trainer:
                 raise OelmError(
-                    f"the state_dict holds {sorted(set(added) & set(given))[0]}, which a plain "
-                    f"{type(self.model).__name__} has no place for and would drop on loading: leave "
+                    f"the state_dict contains {sorted(set(added) & set(given))[0]}, which a plain "
+                    f"{type(self.model).__name__} does not have and would ignore on loading. Leave "
                     f"state_dict out, or pass state_dict=oelm.folded_state(model)"
                 )
             return block_plain_loading(given, added)
         if unfoldable_parameters(self.model):
             return block_plain_loading(self.model.state_dict(), added)
-        # The Trainer resumes by load_state_dict from this file alone, so it needs the unfolded tensors, too.
+        # The Trainer resumes by loading only this file, so the file needs the unfolded tensors, too.
         folded = folded_state(self.model)
         return folded | unfolded_tensors(self.model, folded)
 
     def _save_for_oelm_only(self, folder: Path) -> None:
         if not self.in_trainer or record_of(self.model) is None:
             raise OelmError(
-                f"save_pretrained: a plain {type(self.model).__name__} has no place for "
-                f"{', '.join(unfoldable_parameters(self.model)[:3])}, and transformers would drop them on "
-                f"loading. Use oelm.save(model, folder) and oelm.load(folder), or transformers' auto classes "
-                f"after `import oelm`; in the Trainer, pass callbacks=[oelm.OELMCallback()]"
+                f"save_pretrained: a plain {type(self.model).__name__} does not have "
+                f"{', '.join(unfoldable_parameters(self.model)[:3])}, so transformers would ignore these "
+                f"parameters on loading. Use oelm.save(model, folder) and oelm.load(folder), or "
+                f"transformers' auto classes after `import oelm`; in the Trainer, pass callbacks=[oelm.OELMCallback()]"
             )
         save(self.model, folder)
 
     def _write_metadata(self, folder: Path, *, own_state: bool) -> None:
-        remove_files_of_earlier_save(folder)  # those files do not fit the weights just written
+        remove_files_of_earlier_save(folder)  # they do not match the weights that were just written
         record = record_of(self.model)
         if record is None or not own_state:
             return
         if not self.in_trainer and (changed := changed_since_frozen(self.model, record)):
             warnings.warn(
-                f"{folder} holds the weights but no oelm.json, because {changed} has changed since "
-                f"'{record.method.name}' froze it (written to or cast), so oelm.load would refuse the folder",
+                f"save_pretrained wrote the weights to {folder}, but no oelm.json, so oelm.load cannot load "
+                f"the folder. The reason: the frozen tensor {changed} has changed since "
+                f"'{record.method.name}' froze it (something wrote to it or cast it)",
                 stacklevel=3,
             )
             return
@@ -123,7 +125,7 @@ class SavePretrained:
 
 
 def replace_save_pretrained(model: nn.Module) -> None:
-    """Replace `save_pretrained` of a transformers model, and of the transformers models inside it."""
+    """Replace `save_pretrained` of a transformers model and of all transformers models inside it."""
     for module in model.modules():
         if type(module).__module__.startswith("oelm.") or not hasattr(type(module), "save_pretrained"):
             continue
@@ -133,10 +135,10 @@ def replace_save_pretrained(model: nn.Module) -> None:
 
 
 def block_plain_loading(state: dict[str, Tensor], added: list[str]) -> dict[str, Tensor]:
-    """Return the state dict with one tensor moved to another key, and an empty tensor in its place.
+    """Return the state dict with one tensor moved to another key and an empty tensor in its place.
 
-    The Trainer needs the weight file under its usual name. Plain transformers would load this file and drop
-    the parameters that the method added; the empty tensor makes the loading fail with a shape error instead.
+    The Trainer needs the weight file under its usual name. Plain transformers would load this file and ignore
+    the parameters `added` by the method. With the empty tensor, it raises a shape error instead.
     """
     owner = next(name for name in added if name in state).rpartition(".")[0]
     while not (keys := [k for k in state if k.startswith(owner and f"{owner}.") and k not in added]):
@@ -146,7 +148,7 @@ def block_plain_loading(state: dict[str, Tensor], added: list[str]) -> dict[str,
 
 
 def is_blocked(state: dict[str, Tensor]) -> bool:
-    """Return whether a state dict was returned by `block_plain_loading`."""
+    """Return whether `block_plain_loading()` returned this state dict."""
     moved = [key for key in state if key.startswith(UNFOLDED_PREFIX)]
     return any(state[key.removeprefix(UNFOLDED_PREFIX)].numel() == 0 for key in moved)
 

@@ -1,12 +1,16 @@
 """`oelm.save`: write a model with its method so that `oelm.load` restores it bit for bit.
 
-oelm.json, beside the weights, holds the method, the seed, the position in the schedule and the hash of
-each frozen tensor. A full save of a transformers model consists of that library's own files with low-rank
-adapters, biases, cores and temperatures folded into the matrices, so that plain transformers loads a model
-that computes the same; oelm_extras.safetensors holds the unfolded tensors. A plain model cannot hold a
-convolution, or a bias if its config has no setting for biases; a model with one gets a weight file that
-transformers does not look for, and a config that says so (auto.py). A compact save leaves out the frozen
-random tensors: `oelm.load` rebuilds them from the seed and checks their hashes.
+oelm.json, next to the weights, contains the method, the seed, the completed fraction of the run and the hash
+of each frozen tensor.
+
+A full save of a transformers model consists of the usual files of transformers, with low-rank adapters,
+biases, cores and temperatures folded into the matrices. So plain transformers loads a model with the same
+outputs. oelm_extras.safetensors contains the unfolded tensors. A convolution cannot be folded, and a bias
+only if the config of the model has a setting for biases. If something cannot be folded, the weights are in
+oelm_model.safetensors, a file that transformers ignores, and the config says so (see `auto.py`).
+
+A compact save leaves out the frozen random tensors: `oelm.load()` rebuilds them from the seed and checks
+their hashes.
 """
 
 from __future__ import annotations
@@ -29,27 +33,28 @@ from oelm.methods.saving.plain import plain_model
 from oelm.methods.saving.ties import rounding_ties
 
 WEIGHTS = "model.safetensors"
-# transformers does not look for files with these names.
+# The weight files that only oelm reads; transformers does not look for these names.
 COMPACT_WEIGHTS = "oelm_compact.safetensors"
 OELM_WEIGHTS = "oelm_model.safetensors"
 EXTRA_WEIGHTS = "oelm_extras.safetensors"
 
 
 def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None:
-    """Write a model to which a method was applied, for `oelm.load`.
+    """Write a model to which a method was applied into `folder`, so that `oelm.load()` can load it.
 
     Args:
-        compact: Leave out frozen random tensors and rebuild them from the seed when loading. The folder is
-            smaller by their share, and plain transformers cannot load it. It loads on other devices and
-            machines, too (ties.py), and a tensor whose hash differs is an error.
+        compact: Leave out frozen random tensors, which `oelm.load()` rebuilds from the seed. The folder is
+            smaller, but plain transformers cannot load it. It can be loaded on other devices and machines,
+            too (see `ties.py`); a rebuilt tensor whose hash differs raises an error.
     """
     record = require_record(model, "save")
     _refuse_peft(model)
     model, folder = unwrap(model), Path(folder)
     if changed := changed_since_frozen(model, record):
         raise OelmError(
-            f"{changed} has changed since '{record.method.name}' froze it: something wrote to it or cast it "
-            f"(oelm.audit tells more). Save before casting to a dtype, or cast before oelm.apply"
+            f"the frozen tensor {changed} has changed since '{record.method.name}' froze it: something wrote "
+            f"to it or cast it (see the report of oelm.audit). Save before casting to a dtype, or cast "
+            f"before oelm.apply"
         )
     folder.mkdir(parents=True, exist_ok=True)
     kind = kind_of(model)
@@ -74,7 +79,7 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
 
 
 def save_metadata(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None:
-    """Write oelm.json, and a file with the unfolded tensors, into a folder that already has the weights."""
+    """Write oelm.json, and a file with the unfolded tensors, into a folder that already has weight files."""
     record = require_record(model, "save")
     model, folder = unwrap(model), Path(folder)
     settings: dict[str, bool] = {}
@@ -85,18 +90,18 @@ def save_metadata(model: nn.Module, folder: Path | str, *, compact: bool = False
             extras |= unfolded_tensors(model, plain.state)
             settings = plain.settings
         write_tensors(folder / EXTRA_WEIGHTS, extras)
-    (folder / CHECKSUMS).unlink(missing_ok=True)  # the checksums of the earlier files
+    (folder / CHECKSUMS).unlink(missing_ok=True)  # it describes the files of an earlier save
     Metadata.of(model, compact=compact, settings=settings).write(folder)
 
 
 def remove_files_of_earlier_save(folder: Path) -> None:
-    """Delete the files of oelm that an earlier save wrote into the folder; model.safetensors stays."""
+    """Delete the files that an earlier save wrote and only oelm reads; model.safetensors is kept."""
     for stale in (CHECKSUMS, METADATA, COMPACT_WEIGHTS, OELM_WEIGHTS, EXTRA_WEIGHTS):
         (folder / stale).unlink(missing_ok=True)
 
 
 def changed_since_frozen(model: nn.Module, record: Record) -> str:
-    """Return the name of a tensor whose bytes changed since it was frozen; "" if there is none."""
+    """Return the name of a frozen tensor whose values changed after it was frozen; "" if there is none."""
     for name, tensor in record.tensors.items():
         if tensor.sha256 and sha256(require_parameter(model, name)) != tensor.sha256:
             return name
@@ -109,7 +114,10 @@ def rebuildable_tensors(record: Record) -> set[str]:
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return every parameter and persistent buffer by name; split projections are not fused again."""
+    """Return a dict from name to tensor of all parameters and persistent buffers.
+
+    Unlike in `model.state_dict()`, Q, K and V of a split fused weight are separate tensors.
+    """
     tensors = {name: p.detach() for name, p in model.named_parameters()}
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
@@ -119,9 +127,9 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def only_oelm_can_load(folder: Path) -> bool:
-    """Return whether plain transformers cannot load the weights, because they hold unfoldable extras.
+    """Return whether plain transformers cannot load `folder`, because some extras cannot be folded.
 
-    Such a folder has the weight file OELM_WEIGHTS, or an empty tensor whose values are under another key.
+    Such a folder contains the file OELM_WEIGHTS, or a weight file that `block_plain_loading()` changed.
     """
     if (folder / OELM_WEIGHTS).exists():
         return True
@@ -135,7 +143,7 @@ def only_oelm_can_load(folder: Path) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weight file, or the shards that transformers writes for a large model."""
+    """Return the paths of the weight file, or of the shards that transformers writes for a large model."""
     shards = sorted(folder.glob("model-*-of-*.safetensors"))
     return [folder / WEIGHTS] if (folder / WEIGHTS).exists() or not shards else shards
 
@@ -148,15 +156,16 @@ def storage_key(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
 def _refuse_peft(model: nn.Module) -> None:
     if uses_peft(model):
         raise OelmError(
-            "save: this model has a PEFT adapter. Save two parts: model.save_pretrained(folder) writes "
-            "the adapter, oelm.save(base, folder) the model under it, before get_peft_model or after "
-            "base = model.unload() (merge_and_unload() instead makes one model of both). To load: "
-            "PeftModel.from_pretrained(oelm.load(base folder), adapter folder)"
+            "save: oelm.save cannot save a model with a PEFT adapter. Save two parts: "
+            "model.save_pretrained(adapter_folder) writes the adapter; oelm.save(base, base_folder) writes "
+            "the base model, before get_peft_model or after base = model.unload(). To load them: "
+            "PeftModel.from_pretrained(oelm.load(base_folder), adapter_folder). "
+            "Or merge both into one model with merge_and_unload()"
         )
 
 
 def _save_without_weights(model: nn.Module, folder: Path, kind: str) -> None:
-    """Write the files from which the model can be built, but not its weights."""
+    """Write the config files from which the model can be built, but not the weights."""
     if kind == "transformers":
         model.config.architectures = [type(model).__name__]  # type: ignore[union-attr]
         model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
@@ -171,7 +180,7 @@ def _save_without_weights(model: nn.Module, folder: Path, kind: str) -> None:
 
 
 def _without_aliases(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state dict with one name per tensor, since a safetensors file cannot hold one twice."""
+    """Return the state dict with one name per tensor: safetensors cannot store tied weights twice."""
     seen: set[tuple[int, tuple[int, ...]]] = set()
     unique = {}
     for name, tensor in state.items():
