@@ -51,7 +51,7 @@ def test_a_seed_must_be_a_non_negative_integer(seed):
 
 
 def test_a_model_without_attention_is_refused():
-    with pytest.raises(OelmError, match="no attention"):
+    with pytest.raises(OelmError, match="found no query and key projections"):
         oelm.apply(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), "oelm-freeze")
     with pytest.raises(OelmError, match="no linear layers"):
         oelm.apply(nn.Conv2d(3, 3, 3), "oelm-freeze")

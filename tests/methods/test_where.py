@@ -100,7 +100,7 @@ def test_modules_outside_the_choice_need_not_be_readable():
             "where: 'txt_model.*' matches no module of CLIPModel; did.*text_model",
         ),
         (None, "vison_model", "exclude: 'vison_model' matches no module.*vision_model"),
-        ("zzzzz", None, "it has text_model, vision_model"),
+        ("zzzzz", None, "the model has text_model, vision_model"),
         ("*.mlp", None, "select no query or key projection"),
         ([], None, "a name pattern or a list"),
         (["text_model", 3], None, "a name pattern or a list"),

@@ -40,8 +40,9 @@ class OELMCallback(TrainerCallback):
     start detects an optimizer that was built before `oelm.apply()`, and a checkpoint that was written with a
     different seed.
 
-    The Trainer builds its optimizer from the parameters that are trainable at that moment. So the callback
-    makes the tensors that are unfrozen later trainable until training starts, and then freezes them.
+    The Trainer builds its optimizer from the parameters that are trainable at that moment. The optimizer also
+    needs the tensors that the schedule unfreezes later. So the callback makes them trainable when the Trainer
+    is constructed, and freezes them again when training starts.
     """
 
     def __init__(self, *, strict: bool = True) -> None:

@@ -101,7 +101,7 @@ def modules_with_record(model: nn.Module) -> list[str]:
 
 
 def find_parameter(model: nn.Module, name: str) -> nn.Parameter | None:
-    """Return the parameter `name`, also if a PEFT adapter wraps its layer; None if there is none."""
+    """Return the parameter `name`, also if a PEFT adapter wraps its layer; None if not found."""
     try:
         # A PEFT adapter layer returns the weight of its base layer as its own attribute.
         return unwrap(model).get_parameter(name)

@@ -214,7 +214,7 @@ def test_the_adapter_and_the_base_model_are_saved_separately(tmp_path):
     model = adapted(applied_model("llama"), "v_proj")
     train(model, optimizer_of(model))
     want = outputs(model.get_base_model().eval())
-    with pytest.raises(OelmError, match=r"has a PEFT adapter.*unload"):
+    with pytest.raises(OelmError, match=r"with a PEFT adapter.*unload"):
         oelm.save(model, tmp_path / "base")
     model.save_pretrained(tmp_path / "adapter")
     oelm.save(model.unload(), tmp_path / "base")

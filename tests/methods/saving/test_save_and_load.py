@@ -153,7 +153,7 @@ def test_the_error_names_what_is_wrong_with_a_folder(tmp_path):
         ("list", lambda f: (f / "oelm.json").write_text("[]", encoding="utf-8"), "oelm.json"),
         ("future", edit(format=99), "format 99"),
         ("code", edit(model_class="os:system"), "custom class"),
-        ("gone", edit(model_class="oelm.models.gpt:GPT9"), "does not have"),
+        ("gone", edit(model_class="oelm.models.gpt:GPT9"), "has no such class"),
         ("noclass", edit(model_class="oelm.models.gpt:gpt_config"), "not a model class"),
         ("other", edit(tensors=[]), "a different architecture"),
         ("weights", lambda f: (f / "model.safetensors").unlink(), "missing"),
@@ -213,7 +213,7 @@ def test_loading_a_damaged_transformers_folder_is_an_error(compact, tmp_path):
     weights = "oelm_compact.safetensors" if compact else "model.safetensors"
     for name in (weights, "config.json"):
         for content in (None, b"", b"[1]"):
-            with pytest.raises(OelmError, match=r"cannot load it|is missing|is damaged|do not match"):
+            with pytest.raises(OelmError, match=r"cannot load the model|is missing|is damaged|do not match"):
                 oelm.load(damaged(name, content))
 
 

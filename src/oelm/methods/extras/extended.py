@@ -110,7 +110,7 @@ class ExtendedProjection(nn.Module):
         return y
 
     def total_bias(self) -> Tensor | None:
-        """Return the plain projection's bias plus bias_scale times the trainable bias, or None."""
+        """Return bias + bias_scale * extra_bias, without a term that is None; None if both are None."""
         if self.extra_bias is None:
             return self.bias
         extra = self.extra_bias * self.bias_scale

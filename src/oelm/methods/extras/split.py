@@ -1,8 +1,8 @@
 """Split a fused Q/K/V weight into one parameter each for Q, K and V, so that Q and K can be frozen alone.
 
 A frozen part gets no gradient, no optimizer state and no weight decay, and costs no weight-gradient FLOPs.
-State dicts keep the keys and shapes of the fused weight, so that saved files fit the plain model and the
-reverse.
+State dicts keep the keys and shapes of the fused weight, so that the plain model can load files of the split
+model, and the reverse.
 """
 
 from __future__ import annotations

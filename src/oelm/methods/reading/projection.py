@@ -103,7 +103,7 @@ class RowLayout:
     groups: int = 1
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Join one tensor (..., size) per role to the fused tensor (..., sum of sizes), in this row order."""
+        """Return the fused tensor (..., sum of sizes) made from one tensor (..., size) per role."""
         if self.groups == 1:
             return torch.cat(list(parts), dim=-1)
         return torch.cat([p.unflatten(-1, (self.groups, -1)) for p in parts], dim=-1).flatten(-2)
@@ -140,7 +140,7 @@ class ParameterSlice:
 
     @property
     def rows(self) -> int:
-        """The number of output features of the projection, computed from shapes only (meta device)."""
+        """The number of output features, computed from shapes only, so that it works on the meta device."""
         if self.layout is None:
             return self._all_rows
         return self.layout.sizes[self.layout.roles.index(self.role)]
@@ -155,15 +155,15 @@ class ParameterSlice:
         return math.prod(shape[1:]) if self.transposed else shape[0]
 
     def view(self) -> Tensor:
-        """Return a writable view of these rows of the parameter, as (groups, rows per group, ...)."""
+        """Return a writable view of the rows of this slice, as (groups, rows per group, ...)."""
         return self.cut(self.parameter.detach())
 
     def values(self) -> Tensor:
-        """Return the values of these rows, gathered from all ranks if the parameter is sharded."""
+        """Return the values of this slice, gathered from all ranks if the parameter is sharded."""
         return self.cut(full_tensor(self.parameter.detach()))
 
     def cut(self, tensor: Tensor) -> Tensor:
-        """Return these rows of a tensor that has the parameter's shape, such as its gradient."""
+        """Return the rows of this slice from a tensor with the parameter's shape, such as its gradient."""
         tensor = tensor.flatten(1).t() if self.transposed else tensor
         if self.layout is None:
             return tensor[None]

@@ -257,7 +257,7 @@ class Trial:
         return width in parameter.shape and parameter.numel() >= width * self.claims[0].head_dim
 
     def _is_in_adapter(self, name: str) -> bool:
-        """Return whether PEFT added this parameter. `checks.py` decides about adapters."""
+        """Return whether PEFT added this parameter; `oelm.methods.checks` handles PEFT adapters."""
         steps = name.split(".")
         around = (self.module.get_submodule(".".join(steps[:n])) for n in range(len(steps)))
         return any(is_adapter(module) for module in around) and "base_layer" not in steps
@@ -265,7 +265,8 @@ class Trial:
     def _is_position_bias(self, args: Any, kwargs: Any, parameter: Tensor, before: Tensor) -> bool:
         """Return whether a parameter's effect on the scores is independent of the tokens.
 
-        The scores are computed again with half the input. `before` is the gradient with the whole input.
+        The gradient is computed again with all inputs multiplied by 0.5. `before` is the gradient without
+        this change; for a position bias, both are equal.
         """
         scores, _ = self.run(_halved(args), _halved(kwargs))
         (after,) = _gradients(scores, [parameter])
