@@ -1,8 +1,9 @@
-"""Load with transformers' auto classes what only oelm can load.
+"""Let transformers' auto classes load folders that only oelm can load.
 
-`AutoModelForCausalLM.from_pretrained(folder)` reads `model_type` from config.json. If plain transformers has
-no place for what a method adds, oelm writes "oelm" there and puts the model's own config under `base`. The
-classes below, which `import oelm` registers, pass such a folder to `oelm.load`. The folder holds no code.
+`AutoModelForCausalLM.from_pretrained(folder)` reads `model_type` from config.json. If a method adds
+parameters that plain transformers cannot represent, oelm writes `model_type` "oelm" and stores the config of
+the model in the field `base`. `import oelm` registers classes for this model type, which pass the folder to
+`oelm.load()`. The folder contains no code.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _HARMLESS = (*_HUB_OPTIONS, "config", "_from_auto", "trust_remote_code", "adapte
 
 
 class OelmConfig(PreTrainedConfig):
-    """The config of a model that only `oelm.load` can build; `base` is the config of the model's class."""
+    """The config of a model that only `oelm.load()` can build; the field `base` is the model's own config."""
 
     model_type = "oelm"
 
 
 def wrap_config(folder: Path) -> None:
-    """Change config.json so that transformers loads the folder through oelm, or refuses it without oelm."""
+    """Change config.json so that transformers loads the folder through oelm; without oelm, it must fail."""
     fields = read_json_object(folder / _CONFIG)
     if fields.get("model_type") != OelmConfig.model_type:
         wrapped = {"model_type": OelmConfig.model_type, "architectures": fields.get("architectures")}
@@ -37,7 +38,7 @@ def wrap_config(folder: Path) -> None:
 
 
 def read_config(config_class: Any, folder: Path) -> Any:
-    """Return the config of the model's own class, also from a config.json of `wrap_config`."""
+    """Return the model's own config from config.json, also if `wrap_config()` has changed the file."""
     fields = read_json_object(folder / _CONFIG)
     if fields.get("model_type") != OelmConfig.model_type:
         return config_class.from_pretrained(folder)
@@ -45,7 +46,7 @@ def read_config(config_class: Any, folder: Path) -> Any:
 
 
 class _OelmModel:
-    """What an auto class finds for `OelmConfig`: `from_pretrained` returns the model of `oelm.load`."""
+    """The class that an auto class uses for `OelmConfig`; its `from_pretrained()` calls `oelm.load()`."""
 
     config_class = OelmConfig
     auto_class: Any
@@ -56,7 +57,9 @@ class _OelmModel:
 
         for option, value in options.items():
             if option not in _HARMLESS and value not in (None, False, "auto"):
-                raise OelmError(f"{name}: oelm cannot load this folder with {option}=...; leave it out")
+                raise OelmError(
+                    f"{name}: oelm does not support the option {option} for this folder; leave it out"
+                )
         folder = Path(name)
         if not folder.is_dir():
             from huggingface_hub import snapshot_download
@@ -67,8 +70,8 @@ class _OelmModel:
         wanted = cls.auto_class._model_mapping.get(type(model.config), ())
         if not isinstance(model, wanted):
             raise OelmError(
-                f"{name} holds a {type(model).__name__}, which {cls.auto_class.__name__} does not load. Use "
-                f"the auto class of its task, or oelm.load"
+                f"{name} contains a {type(model).__name__}, which {cls.auto_class.__name__} does not load. "
+                f"Use the auto class of its task, or oelm.load"
             )
         return model
 

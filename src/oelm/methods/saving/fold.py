@@ -37,7 +37,7 @@ def folded_state(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def fold_all(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict with every extra folded that can be; the others are left out."""
+    """Return a state dict with the extras folded into the matrices, without those that cannot be folded."""
     extras = set(added_parameters(model))
     before: list[tuple[nn.Parameter, Tensor]] = []
     try:

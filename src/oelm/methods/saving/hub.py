@@ -1,4 +1,4 @@
-"""`oelm.model_card` and `oelm.push_to_hub`: describe a model with a method, and upload it to the hub."""
+"""`oelm.model_card` describes a model with a method; `oelm.push_to_hub` uploads it to Hugging Face."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def model_card(
     results: Mapping[str, float] | None = None,
     usage: str = "",
 ) -> str:
-    """Return the text of a model card (README.md) with the method, exact counts, audit, data and results.
+    """Return the text of a model card (README.md): method, parameter counts, audit, data and results.
 
     Args:
         name: Title of the card; by default the class of the model.
         data: What the model was trained on, for example a dataset's name.
         results: Measured values by name, for example `{"test accuracy": 0.91}`.
-        usage: Python code that loads the model; by default that of a folder written by `oelm.save`.
+        usage: Python code that loads the model; by default, code for a folder written by `oelm.save()`.
 
     Examples:
         >>> import torch, oelm
@@ -70,7 +70,7 @@ def model_card(
 
 
 def _usage(model: nn.Module, repo: str = "") -> str:
-    """Return the code that loads a folder of `oelm.save`, or a repository with its files."""
+    """Return code that loads the model from a folder of `oelm.save()`, or from the repository `repo`."""
     lines, kind, name = ["import oelm"], kind_of(model), type(model).__name__
     folder = f'snapshot_download("{repo}")' if repo else '"FOLDER"'
     if repo:
@@ -98,16 +98,16 @@ def push_to_hub(
     private: bool = True,
     api: Any = None,
 ) -> str:
-    """Save a model with its method and a model card, upload the folder, and return its address.
+    """Upload a model with its method and a model card to the Hugging Face Hub; return the URL.
 
     Log in first with `hf auth login`.
 
     Args:
-        repo: Name on the hub, such as "me/frozen-bert". It is created if it does not exist.
-        data: For the model card, like `results`; see `oelm.model_card`.
-        compact: As in `oelm.save`.
-        private: Whether a new repository is visible to you alone.
-        api: A `huggingface_hub.HfApi` of your own, for example with another endpoint.
+        repo: Name of the repository, such as "me/frozen-bert". It is created if it does not exist.
+        data, results: For the model card; see `oelm.model_card()`.
+        compact: As in `oelm.save()`.
+        private: Whether a new repository is private.
+        api: A `huggingface_hub.HfApi`, for example with a different endpoint.
     """
     with tempfile.TemporaryDirectory() as folder:
         save(model, folder, compact=compact)
@@ -118,7 +118,7 @@ def push_to_hub(
 
 
 def upload_folder(folder: Path | str, repo: str, *, private: bool = True, api: Any = None) -> str:
-    """Upload a folder to the repository, which is created if it does not exist; return its address."""
+    """Upload a folder to the repository `repo`, which is created if it does not exist; return its URL."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 

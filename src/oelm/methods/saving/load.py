@@ -111,8 +111,8 @@ def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> 
                 raise OelmError(
                     f"{folder}: {name}, rebuilt from the seed, differs from the saved tensor (its hash "
                     f"differs). The folder was saved with torch {metadata.torch or 'of unknown version'}, "
-                    f"this is {torch.__version__}. Call oelm.save with compact=False on the machine that trained "
-                    f"the model"
+                    f"this is {torch.__version__}. Call oelm.save with compact=False on the machine that "
+                    f"trained the model"
                 )
             raise OelmError(
                 f"{folder}: the frozen tensor {name} has changed since it was saved (its hash differs). "

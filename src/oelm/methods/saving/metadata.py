@@ -45,8 +45,8 @@ class Metadata:
     tensors: list[TensorRecord]
     where: list[str] = field(default_factory=list)  # name patterns, the argument of oelm.apply
     exclude: list[str] = field(default_factory=list)
-    settings: dict[str, bool] = field(default_factory=dict)  # changed in config.json to hold biases
-    torch: str = ""  # version that wrote the folder
+    settings: dict[str, bool] = field(default_factory=dict)  # config settings that were turned on for biases
+    torch: str = ""  # version of torch that wrote the folder
     format: int = _FORMAT
 
     @classmethod

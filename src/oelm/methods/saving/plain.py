@@ -1,7 +1,8 @@
-"""Write a model with a method as a plain transformers model that computes the same function.
+"""Write a model with a method as a plain transformers model with the same outputs.
 
-Extras are folded into the matrices. A bias that the method adds to a projection without one needs a config
-with biases: a Llama with `attention_bias=True` has them on q, k, v and o, and those of v and o are zero here.
+Extras are folded into the matrices. If the method adds a bias to a projection without bias, the config of the
+plain model must turn biases on. For example, a Llama with `attention_bias=True` has biases on q, k, v and o;
+those of v and o are then set to zero.
 """
 
 from __future__ import annotations
@@ -22,20 +23,23 @@ BIAS_SETTINGS = ("attention_bias", "qkv_bias")
 
 
 class PlainModel(NamedTuple):
-    """The state dict of a plain model, and the settings in which its config differs from the model's."""
+    """The state dict of a plain model, and the config settings that must be changed for it."""
 
     state: dict[str, Tensor]
     settings: dict[str, bool]
 
     def write(self, model: nn.Module, folder: Any, **rest: Any) -> Any:
-        """Write the plain model with transformers' own `save_pretrained`."""
+        """Write the plain model with the `save_pretrained()` of transformers."""
         with changed_settings(model, self.settings):
             return type(model).save_pretrained(model, folder, state_dict=self.state, **rest)  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
 def plain_model(model: nn.Module) -> PlainModel | None:
-    """Return the plain model that computes the same as a transformers model; None if there is none."""
+    """Return the plain model with the same outputs as a transformers model with a method.
+
+    Return None if no plain model has the same outputs.
+    """
     left = unfoldable_parameters(model)
     if not left:
         return PlainModel(fold_all(model), {})
@@ -64,7 +68,7 @@ def plain_model(model: nn.Module) -> PlainModel | None:
 
 @contextmanager
 def changed_settings(model: nn.Module, settings: dict[str, bool]) -> Iterator[None]:
-    """Change settings of the model's config inside a `with` block."""
+    """Change settings of the model's config inside a `with` block; restore them at its end."""
     config: Any = getattr(model, "config", None)
     before = {name: getattr(config, name) for name in settings}
     try:
@@ -77,7 +81,7 @@ def changed_settings(model: nn.Module, settings: dict[str, bool]) -> Iterator[No
 
 
 def _state_with(model: nn.Module, setting: str) -> dict[str, Tensor]:
-    """Return the state dict, without values, of a model of the same class with this setting on."""
+    """Return the state dict, on the meta device, that a model of this class has if `setting` is True."""
     config: Any = copy.deepcopy(model.config)
     setattr(config, setting, True)
     with torch.device("meta"):

@@ -104,7 +104,8 @@ class SavePretrained:
                 f"save_pretrained: a plain {type(self.model).__name__} does not have "
                 f"{', '.join(unfoldable_parameters(self.model)[:3])}, so transformers would ignore these "
                 f"parameters on loading. Use oelm.save(model, folder) and oelm.load(folder), or "
-                f"transformers' auto classes after `import oelm`; in the Trainer, pass callbacks=[oelm.OELMCallback()]"
+                f"transformers' auto classes after `import oelm`; in the Trainer, pass "
+                f"callbacks=[oelm.OELMCallback()]"
             )
         save(self.model, folder)
 

@@ -1,10 +1,11 @@
-"""Make compact saves portable: keep the entries that another machine could round to another value.
+"""Make compact saves portable: store the entries that another machine could round to a different value.
 
-A frozen random tensor is a function of seed, name and method (orthogonal.py): random numbers of torch's CPU
-generator (Mersenne Twister, float64), a QR in float64, one rounding to the model's dtype. It does not depend
-on the device. But linear algebra libraries differ in the last bits of float64, and an entry that lies almost
-exactly between two values of the model's dtype can then be rounded to either. There are few of them, so a
-compact save contains them, and `oelm.load` writes them over the rebuilt ones before it checks the hash.
+A frozen random tensor depends only on seed, name and method (see `orthogonal.py`): it is made from random
+numbers of torch's CPU generator (Mersenne Twister, float64) by a QR decomposition in float64, and then
+rounded to the model's dtype. It does not depend on the device. But linear algebra libraries differ in the
+last bits of float64, so an entry that is almost exactly between two values of the model's dtype (a rounding
+tie) can be rounded to either. There are few such entries, so a compact save contains them, and `oelm.load()`
+writes them over the rebuilt ones before it checks the hash.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from oelm.methods.reading.projection import FeedForward, Projection
 from oelm.methods.reading.wrappers import plain_parameters
 from oelm.methods.record import Record
 
-#: Entries that come within this distance of a rounding boundary are kept. Float64 QRs differ by about 1e-15.
+#: Entries closer than this to a rounding boundary are stored. Results of QR in float64 differ by about 1e-15.
 MARGIN = 1e-13
 _AT, _VALUES = ".rounding_ties_at", ".rounding_ties"  # keys in the compact file
 
 
 @torch.no_grad()
 def rounding_ties(model: nn.Module, record: Record) -> dict[str, Tensor]:
-    """Return positions and values of the entries of rebuildable tensors that could be rounded otherwise."""
+    """Return the positions and values of all rounding ties in the tensors that a compact save leaves out."""
     ties = {}
     for target in _rebuildable(model, record):
         exact = initial_weight(record.method, record.seed, target)
@@ -42,12 +43,13 @@ def rounding_ties(model: nn.Module, record: Record) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def take_ties(model: nn.Module, record: Record, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Write the kept entries into the model; return the other tensors of a compact file."""
+    """Write the rounding ties in the `tensors` of a compact file into the model; return the other tensors."""
     for target in _rebuildable(model, record):
         at, kept = tensors.get(target.name + _AT), tensors.get(target.name + _VALUES)
         if at is not None and kept is not None and at.shape == kept.shape:
             values = target.weight.values().flatten().clone()
-            values[at.long().clamp(0, len(values) - 1)] = kept.to(values.dtype)  # the file may be damaged
+            # Clamp, because the positions in a damaged file can be out of range.
+            values[at.long().clamp(0, len(values) - 1)] = kept.to(values.dtype)
             target.weight.write(values)
     return {name: tensor for name, tensor in tensors.items() if not name.endswith((_AT, _VALUES))}
 
