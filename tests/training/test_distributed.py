@@ -245,7 +245,7 @@ def test_ddp_drops_the_process_group_before_it_is_destroyed(tmp_path, monkeypatc
 
 
 def test_sharding_needs_several_processes():
-    with pytest.raises(UsageError, match="but this run has one"):
+    with pytest.raises(UsageError, match="but this run has only one"):
         make_world(Machine(device="cpu", shard=True))
 
 

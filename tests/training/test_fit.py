@@ -298,7 +298,7 @@ def test_fp16_model_files_are_trained_in_fp32(tmp_path, make):
     assert model.config.hidden_dropout_prob == 0.3
     hf.BertForSequenceClassification(shape).save_pretrained(tmp_path / "two")  # a head of two classes
     other = make("bert", model={"name": str(tmp_path / "two"), "pretrained": True})
-    with pytest.raises(OelmError, match="another number of classes"):
+    with pytest.raises(OelmError, match="a different number of classes"):
         build_model(other, vocab_size=300, classes=3, pad_id=0, eos_id=1)
 
 

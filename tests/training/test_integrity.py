@@ -160,7 +160,7 @@ def test_another_seed_or_config_is_refused_before_the_first_step(stopped, tmp_pa
     folder.config_file.write_text(config_to_yaml(other), encoding="utf-8")  # edited by hand
     outcome = fit(other, folder.path, machine)
     assert outcome.state == "failed"
-    assert "belongs to another config" in outcome.reason
+    assert "was written with a different config" in outcome.reason
     assert folder.metrics_file.read_bytes() == rows
 
 
@@ -312,7 +312,7 @@ def test_a_folder_that_is_moved_away_is_an_interrupted_run_at_its_new_place(
     monkeypatch.setattr(LanguageModelling, "loss", loss)
     outcome = fit(config, tmp_path / "run", machine)
     assert (outcome.state, outcome.exit_code) == ("interrupted", 75)
-    assert "was moved or removed" in outcome.reason
+    assert "was moved or deleted" in outcome.reason
     assert RunFolder(tmp_path / "moved").status().state == "interrupted"
     assert not (tmp_path / "run").exists()
     assert fit(config, tmp_path / "moved", machine).state == "finished"

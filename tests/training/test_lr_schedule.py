@@ -59,5 +59,5 @@ def test_optimizer_state_is_saved_by_name_and_only_for_trainable_parameters(tmp_
     load_optimizer_state(model, other, state)
     again = optimizer_state(model, other)
     assert all(torch.equal(again[n][k], v) for n, values in state.items() for k, v in values.items())
-    with pytest.raises(OelmError, match="which this model lacks"):
+    with pytest.raises(OelmError, match="which this model does not have"):
         load_optimizer_state(model, other, {"no.such": {}})

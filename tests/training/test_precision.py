@@ -48,5 +48,5 @@ def test_cuda_precision_follows_the_card(monkeypatch, native_bf16, capability, c
     assert word in found.reason
     assert precision.choose_precision("fp32", cuda).reason == "requested"
     if not native_bf16:
-        with pytest.raises(UsageError, match="no bf16 matmuls"):
+        with pytest.raises(UsageError, match="precision bf16 is not supported"):
             precision.choose_precision("bf16", cuda)

@@ -45,7 +45,7 @@ def test_attention_by_distance_sums_to_one_and_follows_the_biases() -> None:
         assert weights.shape == (4, 16)
         assert torch.allclose(weights.sum(1), torch.ones(4), atol=1e-5)  # the last query sees 16 tokens
         assert (weights.argmax(1) == 0).all()
-    with pytest.raises(ValueError, match="between 1 and the 16 tokens"):
+    with pytest.raises(ValueError, match="between 1 and 16"):
         attention_by_distance(model, IDS, 17)
 
 

@@ -1,7 +1,8 @@
-"""Build the model of a run from its config: our GPT, or a model of the transformers library.
+"""Build the model of a run from its config: the built-in GPT, or a model of the transformers library.
 
-The config names a transformers model by its folder, its hub id, "minilm" (a pip package), or the name of a
-tiny random model in `models.sizes`. All models are loaded in fp32, whatever the dtype of their files.
+The name of a transformers model is a folder, a hub ID, "minilm" (a model in a pip package), or the name of a
+tiny, randomly initialised model in `oelm.models.sizes`. All models are loaded in fp32, whatever the dtype of
+their files.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _DROPOUTS = (
 
 
 def model_folder(config: RunConfig) -> str | None:
-    """Return the folder or hub id of the config's transformers model; None for our GPT and tiny models."""
+    """Return the folder or hub ID of the config's transformers model; None for the GPT and tiny models."""
     name = config.model.name
     if config.model.family == "gpt" or name in TINY:
         return None
@@ -40,7 +41,7 @@ def model_folder(config: RunConfig) -> str | None:
 
 
 def build_model(config: RunConfig, *, vocab_size: int, classes: int, pad_id: int, eos_id: int) -> nn.Module:
-    """Return the config's model before its method is applied; random weights depend only on the seed."""
+    """Return the model of the config, without the method applied; random weights depend only on the seed."""
     if config.model.family == "gpt":
         return _build_gpt(config, vocab_size, classes)
     return _build_transformers(config, vocab_size, classes, pad_id, eos_id)
@@ -93,13 +94,13 @@ def _build_transformers(
         shape = _known_shape(config, labels)
     if not classify and not shape.is_encoder_decoder:
         raise UsageError(
-            f"the task denoising needs an encoder-decoder, but model.name='{config.model.name}' is not one; "
-            "choose a T5 or BART model"
+            f"the task denoising needs an encoder-decoder, but model '{config.model.name}' is not one: set "
+            "model.name to a T5 or BART model"
         )
     for name in _DROPOUTS:
         if isinstance(getattr(shape, name, None), float):
             setattr(shape, name, config.model.dropout)
-    torch.manual_seed(config.seed)  # transformers draws weights from the global generator; `fit` restores it
+    torch.manual_seed(config.seed)  # transformers uses the global generator; `fit()` restores it at the end
     if config.model.pretrained:
         model = _pretrained(config, kind, shape)
     else:
@@ -111,14 +112,14 @@ def _build_transformers(
 
 def _pretrained(config: RunConfig, kind: Any, shape: Any) -> nn.Module:
     try:
-        # Without dtype=, transformers keeps the dtype of the files, and fp16 files would train in fp16.
+        # Without dtype=, transformers keeps the dtype of the files, so that weights in fp16 would stay fp16.
         return kind.from_pretrained(
             model_folder(config), config=shape, dtype=torch.float32, trust_remote_code=False
         )
     except (OSError, RuntimeError) as error:
         raise TransientError(
             f"the weights of the model '{config.model.name}' cannot be loaded ({first_line(error)}). If the "
-            "model has a classification head for another number of classes, use a version without that head"
+            "model has a classification head for a different number of classes, use a model without that head"
         ) from None
 
 
@@ -143,8 +144,8 @@ def _known_shape(config: RunConfig, labels: dict[str, int]) -> Any:
     except (OSError, ValueError) as error:
         name = config.model.name
         raise TransientError(
-            f"the model '{name}' is neither a readable folder nor a hub repository that can be reached "
-            f"({first_line(error)}); check model.name and the network"
+            f"the model '{name}' is neither a readable folder nor a reachable hub repository "
+            f"({first_line(error)}): check model.name and the network"
         ) from None
 
 

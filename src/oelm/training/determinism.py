@@ -1,6 +1,6 @@
-"""Deterministic CUDA kernels, and a random state that is private to the run.
+"""Make a run reproducible: deterministic CUDA kernels, and a random state that is private to the run.
 
-On the CPU, every operation used here is already deterministic for a fixed number of threads.
+On the CPU, every operation of a run is deterministic without this for a fixed number of threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RandomState = dict[str, torch.Tensor]
 
 @contextlib.contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """Return a context with deterministic CUDA kernels; its end restores the caller's random state."""
+    """Use deterministic CUDA kernels in the `with` block; restore the caller's random state at its end."""
     cuda = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if cuda else []):
         if not cuda:
@@ -33,7 +33,7 @@ def deterministic(device: torch.device) -> Iterator[None]:
 
 
 def random_state(device: torch.device) -> RandomState:
-    """Return the state of the generators that dropout draws from."""
+    """Return the state of torch's global random generators, which dropout uses."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -41,7 +41,7 @@ def random_state(device: torch.device) -> RandomState:
 
 
 def set_random_state(state: RandomState, device: torch.device) -> None:
-    """Set the generators that dropout draws from to a `state` returned by `random_state`."""
+    """Set torch's global random generators to a `state` that `random_state()` returned."""
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,9 +1,9 @@
-"""`fit` trains one run, from its config to its results, and handles every way in which the run can end.
+"""`fit()` trains one run, from its config to its results, and handles every way in which the run can end.
 
     outcome = fit(config, "runs/paper/GPT-01/scale=mini/seed=42")
 
-The same call resumes a run that was stopped for any reason. The result is bit-identical to that of an
-uninterrupted run.
+The same call resumes a run that was stopped for any reason. The results of the resumed run are bit-identical
+to those of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from oelm.training.state import Diverged, Interrupted, Training, TrainingJob
 
 @dataclass(frozen=True)
 class Outcome:
-    """The state in which a call of `fit` left the run, and why."""
+    """The state of a run at the end of a call of `fit()`, with the reason."""
 
     state: State
     reason: str = ""
@@ -48,10 +48,10 @@ class Outcome:
 
 
 def fit(config: RunConfig, folder: Path | str, machine: Machine = Machine()) -> Outcome:  # noqa: B008
-    """Check `config`, claim `folder` for it, and train until it is finished, interrupted, diverged or failed.
+    """Train the run `config` in `folder` until it is finished, interrupted, diverged or failed.
 
-    Run-time failures are returned as an `Outcome`. Invalid user input, such as a folder that holds another
-    config, raises UsageError.
+    Run-time failures are returned as an `Outcome`. Invalid user input, such as a folder that contains a run
+    with a different config, raises UsageError.
     """
     check_config(config, machine.data_dir)
     if make_world(machine).is_main:
@@ -60,7 +60,7 @@ def fit(config: RunConfig, folder: Path | str, machine: Machine = Machine()) -> 
 
 
 def fit_claimed(config: RunConfig, folder: Path | str, machine: Machine) -> Outcome:
-    """Train a checked config in a folder that is claimed for it, as the launchers' folders are; see `fit`."""
+    """Train like `fit()`, but expect that `config` is checked and `folder` contains it as config.yaml."""
     run_folder = RunFolder(folder)
     with (
         contextlib.closing(run_folder),
@@ -68,7 +68,7 @@ def fit_claimed(config: RunConfig, folder: Path | str, machine: Machine) -> Outc
         StopRequest(machine.time_limit) as stop,
         deterministic(world.device),
     ):
-        world.barrier()  # rank 0 may have claimed the folder just now
+        world.barrier()  # the other ranks must not read the folder before rank 0 has written config.yaml
         ended = run_folder.ended()
         if ended is not None:
             return Outcome(ended.state, ended.reason or f"this run had already {ended.state}")
@@ -82,7 +82,7 @@ def _fit(job: TrainingJob) -> Outcome:
         outcome = _train_and_finish(training)
         _close(training, outcome)
         if job.config.tune.trial and job.world.is_main and job.folder.ended() is not None:
-            with contextlib.suppress(OSError):  # checkpoints of many tuning trials would fill a disk
+            with contextlib.suppress(OSError):  # the checkpoints of many tuning trials would fill the disk
                 job.folder.drop_checkpoints()
         job.world.wait_before_exit()
         return outcome
@@ -104,8 +104,8 @@ def _train_and_finish(training: Training) -> Outcome:
         train(training)
         finish(training)
     except Interrupted as stopped:
-        # While the test split is scored, the last step is already saved. Saving again would be wrong, because
-        # the model then holds the best weights instead of the last ones.
+        # If the run was stopped while it scored the test split, the checkpoint of the last step is already
+        # saved. Saving again would be wrong, because the model then has the best weights, not the last ones.
         if not training.is_saved:
             save_training(training)
         step = training.progress.step
@@ -141,7 +141,7 @@ def _close(training: Training, outcome: Outcome) -> None:
 
 
 def _record_failure(job: TrainingJob, training: Training | None, outcome: Outcome, trace: str = "") -> None:
-    """Write the failure to status.json and the log; this also works if set-up failed or the disk is full."""
+    """Write the failure to status.json and training.log, even if set-up failed or the disk is full."""
     job.world.report_failure(outcome.state, outcome.reason)
     if not job.world.is_main:
         return

@@ -1,4 +1,4 @@
-"""`Learner`: the model together with everything that updates it."""
+"""`Learner`: the model of a run, together with its method, optimizer and precision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from oelm.training.tasks.task import Batch, Objective
 
 
 class Learner:
-    """Applies the method to the model, and holds the optimizer, the precision and the gradient averaging."""
+    """The model of a run with the method applied, its optimizer, its precision and its loss.
+
+    `objective` computes the loss of a batch, and averages the gradients over the ranks in its backward pass.
+    """
 
     def __init__(self, config: RunConfig, prepared: Prepared, world: World, precision: Precision) -> None:
         self.model = prepared.model
@@ -27,12 +30,12 @@ class Learner:
         world.place_model(self.model)
         self.optimizer = build_optimizer(self.model, config.optim)
         self.schedule_changed = False  # whether the current step has frozen or unfrozen parameters
-        self.in_update = False  # whether optimizer.step is running: some weights are new, others old
+        self.in_update = False  # whether optimizer.step() is running, so that only some weights are updated
         self._max_qk_trainable = 0
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Build the objective and the FLOP count again; call this after parameters are frozen or unfrozen."""
+        """Build the objective and the FLOP model again; call this after parameters are frozen or unfrozen."""
         objective = Objective(self.model, self.task)
         if self.compile:
             objective.compile()
@@ -42,13 +45,13 @@ class Learner:
         self._max_qk_trainable = max(self._max_qk_trainable, self.applied.qk_trainable)
 
     def follow_schedule(self, step: int, total_steps: int) -> None:
-        """Freeze and unfreeze the parameters that the method's schedule names for `step`."""
+        """Freeze and unfreeze parameters as the method's schedule says for the optimizer step `step`."""
         if self.applied.step(step, total_steps, self.optimizer):
             self.schedule_changed = True
             self.rebuild()
 
     def step_flops(self, batches: list[Batch]) -> tuple[float, float]:
-        """Return the FLOPs of a step over `batches`: with the current freezing, and with nothing frozen."""
+        """Return the FLOPs of a step over `batches`, as currently frozen and with all parameters trained."""
         shapes = [(b.rows, b.length, b.target_length) for b in batches]
         return (
             sum(self._flops.step(*shape).total for shape in shapes),
@@ -56,7 +59,7 @@ class Learner:
         )
 
     def parameter_counts(self) -> ParameterCounts:
-        """Return the parameter counts; a parameter that trained in any step counts as trainable."""
+        """Return the parameter counts; a parameter that is trainable in any step counts as trainable."""
         trained = sum(p.numel() for group in self.optimizer.param_groups for p in group["params"])
         return ParameterCounts(
             total=self.applied.total,

@@ -1,4 +1,4 @@
-"""The training loop: take steps, validate, save, and test the best model at the end."""
+"""The training loop: take optimizer steps, validate, save, and score the best model on the test split."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from oelm.training.tasks.task import Batch, Evaluation, evaluate
 
 
 def train(training: Training) -> None:
-    """Train until the budget is used up or early stopping ends the run.
+    """Train until the last step of the budget, or until early stopping.
 
-    All counters are in `training.progress`, so the loop can start at any step.
+    All counters are in `training.progress`, so that a resumed run continues the loop at any step.
     """
     while True:
         if validation_is_due(training):
@@ -80,17 +80,22 @@ def take_step(training: Training) -> None:
     p.running_loss, p.last_loss = running_loss, loss
     p.window_loss += loss
     p.window_steps += 1
-    p.grad_norm = norm if math.isfinite(norm) else None  # fp16 may overflow; the scaler skips that update
-    if learner.schedule_changed:  # reported after the step, so that a repeated step does not report it twice
-        training.event(f"the method's schedule changed: {learner.applied.trainable:,} parameters train now")
+    p.grad_norm = norm if math.isfinite(norm) else None  # if fp16 overflows, the scaler skips the update
+    # This is reported after the step, so that a step that is repeated does not report it twice.
+    if learner.schedule_changed:
+        training.event(
+            f"the method's schedule has frozen or unfrozen parameters: {learner.applied.trainable:,} "
+            "parameters are trainable now"
+        )
         learner.schedule_changed = False
 
 
 def backward(training: Training, batches: list[Batch]) -> float:
-    """Compute the gradients of the mean loss over all rows of the step; return that loss.
+    """Compute the gradients of the mean loss over all rows of an optimizer step; return the mean loss.
 
-    The summed loss of each micro-batch is divided by the weight of the full step. So two micro-batches of 8
-    rows give the same gradients as one of 16, for any padding, partial batch and number of ranks.
+    The summed loss of each micro-batch is divided by the total weight (target tokens or rows) of the step. So
+    two micro-batches of 8 rows give the same gradients as one of 16 rows, for any padding, number of rows and
+    number of ranks.
     """
     learner, world = training.learner, training.world
     weight = sum(batch.weight for batch in batches)
@@ -102,21 +107,22 @@ def backward(training: Training, batches: list[Batch]) -> float:
                 loss = learner.objective(rows) / weight
             if not world.has_rows(batch.rows):
                 loss = loss * 0.0
-            # Averaging divides the gradients by the number of ranks, but here they must be summed.
+            # DDP and FSDP divide the gradients by the number of ranks, but the sum over the ranks is needed.
             learner.scaler.scale(loss * world.size).backward()
         total += loss.detach()
         training.check_stop()
     summed, stops = world.sum([float(total), float(bool(training.stop_reason))])
-    if stops and world.size > 1:  # every rank stops at the same step
+    if stops and world.size > 1:  # if one rank must stop, all ranks stop at this step
         raise Interrupted(training.stop_reason or "a signal to another process")
     return summed
 
 
 def check_divergence(training: Training, loss: float, norm: float) -> float:
-    """Return the moving average of the loss including this step; raise Diverged if training has failed.
+    """Return the moving average of the loss, including this step; raise Diverged if training has diverged.
 
-    The first loss of a run is that of the untrained model. Training has failed if a value is not finite, or
-    if the moving average exceeds twice the first loss plus 4 nats, from which training does not recover.
+    Training has diverged if the loss or the gradient norm is not finite, or if the moving average exceeds
+    twice the first loss plus 4 nats. Training does not recover from there. The first loss of a run is the
+    loss of the untrained model.
     """
     p = training.progress
     last = "none" if p.last_loss is None else f"{p.last_loss:.4g}"
@@ -133,7 +139,7 @@ def check_divergence(training: Training, loss: float, norm: float) -> float:
 
 
 def log_step(training: Training) -> None:
-    """Show the progress; every `log_every` steps, also write the mean loss to metrics.jsonl and the log."""
+    """Update the progress bar; every `log_every` steps, write the mean loss to metrics.jsonl and the log."""
     p, recorder, total = training.progress, training.recorder, training.total_steps
     if p.step % training.config.budget.log_every == 0 or p.step == total:
         optim = training.config.optim
@@ -155,8 +161,8 @@ def validate(training: Training) -> None:
     if not math.isfinite(found.loss):
         raise Diverged(f"the validation loss became {found.loss} at step {p.step}")
     metrics = found.metrics()
-    # Stop requests are not checked from here on, because a stop in between would leave metrics.jsonl, the
-    # best model and the counters in disagreement.
+    # From here to the end, stop requests are not checked: a stop in between would leave metrics.jsonl, the
+    # best model and the counters inconsistent.
     p.validated = p.step
     training.row("validation", **metrics)
     if layers:
@@ -180,7 +186,7 @@ def validate(training: Training) -> None:
 
 
 def score(training: Training, split: str) -> Evaluation:
-    """Return the scores of a split with the current weights."""
+    """Return the scores of the model, with its current weights, on a split."""
     return evaluate(
         training.prepared.task,
         training.learner.model,
@@ -193,18 +199,21 @@ def score(training: Training, split: str) -> Evaluation:
 
 
 def finish(training: Training) -> None:
-    """Audit the frozen parameters, score the best model on the test split, write the results."""
+    """Audit the frozen parameters, score the best model on the test split, and write the results."""
     audit_freezing(training, "end")
     load_best(training)
     test = None
-    if not training.config.tune.trial:  # a tuning trial is judged on validation only
+    if not training.config.tune.trial:  # a tuning trial must not use the test split
         test = retry_with_less_memory(training, lambda: score(training, "test"))
     if training.world.is_main:
         write_results(training, test)
 
 
 def audit_freezing(training: Training, when: str) -> None:
-    """Write to freeze_audit.json whether the frozen parameters are unchanged; raise OelmError if not."""
+    """Check that the frozen parameters are unchanged, and write the result to freeze_audit.json.
+
+    `when` is "start" or "end" of the run. Raise OelmError if a frozen parameter has changed.
+    """
     report = audit(training.learner.model, training.learner.optimizer)
     training.recorder.write_audit(when, report.to_dict())
     if not report.ok:

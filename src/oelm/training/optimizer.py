@@ -1,7 +1,7 @@
 """AdamW and the learning-rate schedule.
 
-The learning rate is a pure function of the step, so a resumed run needs no saved scheduler state.
-Optimizer state is saved by parameter name; frozen parameters have none.
+The learning rate is a pure function of the step, so a resumed run needs no saved scheduler state. The
+optimizer state is saved by parameter name; frozen parameters have no optimizer state.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ OptimizerState = dict[str, dict[str, Tensor]]  # parameter name -> name of the s
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
-    """Return fused AdamW over the parameter groups of the applied method.
+    """Return a fused AdamW optimizer for the trainable parameters of `model`, to which the method is applied.
 
-    Each group keeps its peak learning rate as `full_lr`; `set_learning_rate` scales it at every step.
+    Each parameter group has its peak learning rate as `full_lr`. `set_learning_rate()` sets `lr` from it.
     """
     groups = param_groups(
         model,
@@ -33,7 +33,10 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
         qk_lr=optim.qk_lr or None,
     )
     if not groups:
-        raise OelmError("the method freezes every parameter of the model, so there is nothing to train")
+        raise OelmError(
+            "the method freezes every parameter of the model, so there is nothing to train: choose a method "
+            "that leaves parameters trainable"
+        )
     for group in groups:
         group["full_lr"] = group["lr"]
     return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True)
@@ -42,7 +45,7 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
 def warmup_steps(optim: OptimConfig, total_steps: int) -> int:
     """Return the number of warm-up steps.
 
-    It is `optim.warmup_steps`, or if that is 0 the share `optim.warmup_share` of all steps.
+    This is `optim.warmup_steps`; if it is 0, the fraction `optim.warmup_share` of `total_steps`.
     """
     return optim.warmup_steps or round(optim.warmup_share * total_steps)
 
@@ -50,7 +53,8 @@ def warmup_steps(optim: OptimConfig, total_steps: int) -> int:
 def lr_factor(optim: OptimConfig, step: int, total_steps: int) -> float:
     """Return the factor by which the peak learning rate is multiplied in optimizer step `step` (from 0).
 
-    The factor rises linearly to 1 during the warm-up, then falls to `final_lr_share` along the schedule.
+    The factor rises linearly to 1 during the warm-up. With the schedules "linear" and "cosine", it then falls
+    to `final_lr_share` at the last step.
 
     >>> optim = OptimConfig(schedule="linear", warmup_steps=2)
     >>> [lr_factor(optim, s, 6) for s in range(6)]
@@ -73,7 +77,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scale the gradients to a global norm of at most `max_norm` (0 = no limit); return the unscaled norm."""
+    """Scale the gradients to a global norm of at most `max_norm` (0 = no limit); return the original norm."""
     held = [p for p in parameters if p.grad is not None]
     norm = full_tensor(nn.utils.get_total_norm([p.grad for p in held if p.grad is not None]))
     if max_norm > 0:
@@ -82,19 +86,20 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> OptimizerState:
-    """Return the optimizer state by parameter name."""
+    """Return the state of `optimizer` as {parameter name: {name of the state, e.g. "exp_avg": tensor}}."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {names[p]: dict(values) for p, values in optimizer.state.items() if values}
 
 
 def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
-    """Load a state returned by `optimizer_state`; raise OelmError if the model lacks one of its names."""
+    """Load the result of `optimizer_state()`; raise OelmError if the model lacks one of its parameters."""
     parameters = dict(model.named_parameters())
     for name, values in state.items():
         if name not in parameters:
             raise OelmError(
-                f"the checkpoint has optimizer state for the parameter '{name}', which this model lacks; was "
-                "the checkpoint written with another model or method?"
+                f"the checkpoint has optimizer state for the parameter '{name}', which this model does not "
+                "have. The checkpoint was probably written with a different model or method: start over in "
+                "another folder"
             )
         parameter = parameters[name]
         optimizer.state[parameter] = {

@@ -1,6 +1,6 @@
-"""Recognise that memory ran out, and repeat the work with smaller micro-batches.
+"""Recognise that memory ran out, and repeat the optimizer step with smaller micro-batches.
 
-An optimizer step keeps its rows; only the number of rows that go through the model at once changes.
+The rows of an optimizer step stay the same; fewer of them go through the model at once.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from oelm.training.state import Interrupted, Training
 
 T = TypeVar("T")
 
-# Out-of-memory messages of torch's CPU allocator, which raises a plain RuntimeError.
+# Out-of-memory messages of torch's CPU allocator, which raises RuntimeError instead of OutOfMemoryError.
 _CPU_MESSAGES = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "bad_alloc")
 
 
 class OutOfMemory(OelmError):
-    """Memory ran out and smaller micro-batches do not help; the message says why."""
+    """Memory ran out, and this process cannot go on with smaller micro-batches; the message says why."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -32,26 +32,27 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def retry_with_less_memory(training: Training, action: Callable[[], T]) -> T:
-    """Return `action()`; when memory runs out, halve the micro-batches and call `action` again."""
+    """Return `action()`; if memory runs out, halve the micro-batches and call `action()` again."""
     learner, world = training.learner, training.world
     while True:
         before = random_state(world.device)
         try:
             return action()
         except (Interrupted, MemoryError, RuntimeError) as error:
-            # Undo the unfinished step. The weights are unchanged unless the error came from the update.
+            # Undo the unfinished step. Its weights are unchanged, unless optimizer.step() raised the error.
             learner.optimizer.zero_grad(set_to_none=True)
             set_random_state(before, world.device)
             if not is_out_of_memory(error):
                 raise
             if learner.in_update:
                 raise OutOfMemory(
-                    f"the optimizer's update does not fit into memory. Smaller batches do not help: {error}"
+                    "memory ran out in the update of the optimizer, where smaller batches do not help: use a "
+                    f"smaller model, or more memory ({error})"
                 ) from error
             if training.micro_rows <= world.size:
                 raise OutOfMemory(
-                    "a step does not fit into memory even with one row at a time; use a smaller model or a "
-                    f"smaller data.max_length: {error}"
+                    "a training step does not fit into memory, even with one row at a time: use a smaller "
+                    f"model or a smaller data.max_length ({error})"
                 ) from error
             if world.size > 1:  # the other ranks are blocked in all-reduce, so the run must restart
                 training.folder.want_split(2 * training.progress.split)
@@ -60,7 +61,7 @@ def retry_with_less_memory(training: Training, action: Callable[[], T]) -> T:
 
 
 def split_micro_batches(training: Training, parts: int) -> None:
-    """Cut every micro-batch of `budget.batch_size` rows into this number of parts."""
+    """Split every micro-batch of `budget.batch_size` rows into `parts` parts from now on, and log it."""
     training.progress.split = parts
     if training.world.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""The floating-point format of matrix products. Weights and optimizer state are always fp32."""
+"""Choose the floating-point format of matmuls. Weights and optimizer state are always fp32."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Precision:
         return torch.autocast(self.device, dtype=torch.bfloat16 if self.dtype == "bf16" else torch.float16)
 
     def scaler(self) -> torch.amp.GradScaler:
-        """Return a scaler that keeps small fp16 gradients from underflowing; other formats need none."""
+        """Return a gradient scaler that prevents underflow in fp16; it does nothing in other formats."""
         return torch.amp.GradScaler(self.device, enabled=self.dtype == "fp16")
 
 
@@ -53,7 +53,7 @@ def _on_cuda(requested: Requested) -> Precision:
     native = torch.cuda.is_bf16_supported(including_emulation=False)
     capability = torch.cuda.get_device_capability()
     if requested == "bf16" and not native:
-        raise UsageError(f"precision bf16: {name} has no bf16 matmuls; use fp16, fp32 or auto")
+        raise UsageError(f"precision bf16 is not supported by the GPU {name}: use fp16, fp32 or auto")
     if requested != "auto":
         return Precision(requested, "requested", "cuda")
     if native:

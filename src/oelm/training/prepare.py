@@ -30,7 +30,7 @@ Splits = Mapping[str, TokenFile | EncodedSplit]
 
 @dataclass
 class Prepared:
-    """The task, model and tokenizer of a run, and the facts about its data for manifest.json."""
+    """The task, model and tokenizer of a run, and the description of the data for manifest.json."""
 
     task: Task
     model: nn.Module
@@ -44,14 +44,14 @@ class Prepared:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Hashes of the data and the tokenizer, which must not change between attempts of a run."""
+        """Hashes of the data and the tokenizer; they must be the same when a run is resumed."""
         return {"fingerprints": dict(self.data_facts.fingerprints), "tokenizer": self.tokenizer.hash}
 
 
 def prepare(config: RunConfig, machine: Machine, report: Report | None = None) -> Prepared:
-    """Open and encode the data (or load the cached encoding), and build the model and the task.
+    """Open and tokenize the data of a run (or load the cached tokens), and build its model and task.
 
-    `report` is called repeatedly while the data is encoded.
+    `report` is called repeatedly while the data is tokenized.
     """
     folders: dict[str, Any] = {
         "data_dir": machine.data_dir or None,
@@ -75,12 +75,12 @@ def prepare(config: RunConfig, machine: Machine, report: Report | None = None) -
 
 
 def splits_of(config: RunConfig) -> tuple[str, ...]:
-    """Return the splits that a run reads; a tuning trial never reads the test split."""
+    """Return the names of the splits that a run uses; a tuning trial does not use the test split."""
     return ("train", "validation") if config.tune.trial else ("train", "validation", "test")
 
 
 def rows_per_step(config: RunConfig) -> int:
-    """Return the number of rows of one optimizer step, over all micro-batches and ranks."""
+    """Return the number of rows per optimizer step, summed over all micro-batches and ranks."""
     return config.budget.batch_size * config.budget.accumulation
 
 
@@ -91,7 +91,8 @@ def _language(
     for split, file in splits.items():
         if len(file) < 2:
             raise UsageError(
-                f"the {split} split of {corpus.name} has {len(file)} tokens; predicting one needs at least 2"
+                f"the {split} split of {corpus.name} has {len(file)} tokens, but next-token prediction needs "
+                "at least 2: use a dataset with more text"
             )
     shape = {"context": config.data.max_length, "rows_per_step": rows_per_step(config), "seed": config.seed}
     if config.task == "lm":
@@ -130,7 +131,10 @@ def _model(config: RunConfig, tokenizer: Tokenizer, vocabulary: int, classes: in
 
 
 def _noise(config: RunConfig, tokenizer: Tokenizer) -> tuple[int, Noise]:
-    """Return the vocabulary size including mask tokens, and the noise, of a T5 or BART model."""
+    """Return the vocabulary size with mask tokens, and the `Noise` that matches the model (T5 or BART).
+
+    If the tokenizer has no mask tokens, they get new ids after its vocabulary.
+    """
     style: Literal["t5", "bart"] = "bart" if "bart" in config.model.name.lower() else "t5"
     names = ["<mask>"] if style == "bart" else [f"<extra_id_{i}>" for i in range(SENTINELS)]
     known = {entry["content"]: entry["id"] for entry in json.loads(tokenizer.to_json()[0])["added_tokens"]}
@@ -145,8 +149,8 @@ def _check_embedding_size(model: nn.Module, vocabulary: int) -> None:
     size = getattr(getattr(model, "config", None), "vocab_size", vocabulary)
     if size < vocabulary:
         raise UsageError(
-            f"the tokenizer has {vocabulary} tokens, but the model's embedding has only {size}; "
-            "use the model's own tokenizer (data.tokenizer=model)"
+            f"the tokenizer has {vocabulary} tokens, but the model's embedding has only {size}: use the "
+            "tokenizer of the model (data.tokenizer=model)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Set up a run before its first step: data, model, method, optimizer, and the checkpoint to resume from."""
+"""Set up a run before training: data, model, method, optimizer, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from oelm.training.state import Interrupted, Training, TrainingJob
 
 
 def set_up(job: TrainingJob) -> Training:
-    """Return a run that is ready for its next step: the first step, or the step after its checkpoint."""
+    """Return the state of a run that is ready to train: from step 0, or from its newest checkpoint."""
     config, folder, world = job.config, job.folder, job.world
     _check_machine(job.machine, config)
     if job.machine.threads:
@@ -55,10 +55,11 @@ def set_up(job: TrainingJob) -> Training:
     _write_manifest(training, resumed=snapshot is not None)
     _warn_if_warmup_is_too_long(training)
 
-    torch.manual_seed(config.seed + world.rank)  # so that dropout differs between ranks
+    torch.manual_seed(config.seed + world.rank)  # every rank needs different random numbers for dropout
     audit_freezing(training, "start")
     _resume_or_start(training, snapshot)
-    if checkpoint.rejected:  # replace the unusable latest.pt, or the next save would rename it to previous.pt
+    # Replace an unusable latest.pt by previous.pt; otherwise the next save would rename it to previous.pt.
+    if checkpoint.rejected:
         world.barrier()
         if world.is_main:
             folder.previous.replace(folder.latest)
@@ -68,20 +69,20 @@ def set_up(job: TrainingJob) -> Training:
 
 def _check_machine(machine: Machine, config: RunConfig) -> None:
     if machine.shard and config.compile:
-        raise UsageError("--shard cannot be used with compile=true; set compile=false")
+        raise UsageError("--shard does not work with compile=true: set compile=false, or leave out --shard")
     if machine.threads < 0:
         raise UsageError(f"threads must be 0 (torch's default) or more, not {machine.threads}")
 
 
 def _open_recorder(job: TrainingJob) -> Recorder:
-    """Open the log of the run and write status.json for the first time in this attempt."""
+    """Return the recorder of the run, after opening training.log and writing the first status.json."""
     config, folder, world = job.config, job.folder, job.world
     recorder = Recorder(folder, world, title=config.id)
     journal = recorder.journal
     before: Status = _read_or_none(folder.status, journal) or Status(attempt=0)
     if before.state == "finished":
         damage = "; ".join(folder.damage().values())
-        journal.line(f"this run had finished, but its files are damaged ({damage}); completing it again")
+        journal.line(f"this run had finished, but files are damaged ({damage}); completing the run again")
     recorder.status = Status(
         started=time.time(),
         pid=os.getpid(),
@@ -107,7 +108,7 @@ def _open_recorder(job: TrainingJob) -> Recorder:
 
 
 def _prepare_on_rank0_first(job: TrainingJob, recorder: Recorder) -> Prepared:
-    """Prepare the data on rank 0, then on the other ranks, which find it in the cache.
+    """Return the prepared run. Rank 0 tokenizes the data first; the other ranks then read it from the cache.
 
     If rank 0 is asked to stop while it tokenizes, all ranks raise Interrupted.
     """
@@ -141,7 +142,7 @@ def _prepare_on_rank0_first(job: TrainingJob, recorder: Recorder) -> Prepared:
 
 
 def _write_manifest(training: Training, *, resumed: bool) -> None:
-    """Check the free disk space and write manifest.json; a resumed run keeps an intact manifest.json."""
+    """Check the free disk space and write manifest.json; a resumed run keeps its undamaged manifest.json."""
     folder, prepared, recorder = training.folder, training.prepared, training.recorder
     plan = disk_plan(training.learner.model, training.learner.optimizer)
     recorder.journal.line(str(training.learner.applied))
@@ -194,14 +195,14 @@ def _resume_or_start(training: Training, snapshot: Snapshot | None) -> None:
         )
         recorder.metrics = MetricsLog(folder.metrics_file, offset=offset, trackers=trackers)
     parts = folder.wanted_split() if restart_with_smaller_batches(training) else 0
-    training.world.barrier()  # every rank reads split.json before a faster rank can run out of memory again
+    training.world.barrier()  # every rank must read split.json before a faster rank may change it again
     if parts:
         split_micro_batches(training, parts)
     training.report_status(force=True)
 
 
 def _read_or_none(read: Callable[[], Any], journal: Journal) -> Any:
-    """Return `read()`; if the file is damaged, log it and return None, so that the run writes it again."""
+    """Return `read()`; if the file is damaged, log this and return None, so that it is written again."""
     try:
         return read()
     except OelmError as error:

@@ -1,4 +1,4 @@
-"""Requests to stop a run: signals from a cluster or a user, and a time limit."""
+"""Requests to stop a run: signals from SLURM or the user, and a time limit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import time
 from types import FrameType
 from typing import Any
 
-# SLURM sends SIGTERM or, with --signal, SIGUSR1/2. Ctrl-C sends SIGINT, a closed ssh session SIGHUP.
+# SLURM sends SIGTERM or, with its option --signal, SIGUSR1 or SIGUSR2. Ctrl-C sends SIGINT. A terminal that
+# is closed (the end of an ssh session) sends SIGHUP.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 
-# Environment variable that the launcher sets for each rank: a private folder through which the ranks find
-# each other (torch's FileStore) and report failures.
+# Environment variable that the launcher sets for each rank. Its value is a private folder, in which the ranks
+# find each other (torch's FileStore) and report failures.
 RANK_DIR = "OELM_RANK_DIR"
 
 
@@ -23,14 +24,15 @@ def signals_to_handle() -> list[signal.Signals]:
     return [number for number in STOP_SIGNALS if not (number == signal.SIGHUP and ignored)]
 
 
-# Environment variable that our SLURM scripts set: a signal after this unix time is due to the time limit.
+# Environment variable that the SLURM scripts of oelm set to a unix time. A signal after that time is sent
+# because the time limit of the job is near.
 TIME_LIMIT_NEAR = "OELM_TIME_LIMIT_NEAR"
-# In other SLURM scripts, a signal in the last seconds before SLURM_JOB_END_TIME is due to the time limit.
+# Without that variable, a signal in the last 240 seconds before SLURM_JOB_END_TIME counts as the time limit.
 _DEFAULT_NOTICE = 240.0
 
 
 def describe_signal(number: int) -> str:
-    """Return why the process was asked to stop: the name of the signal, and under SLURM the likely cause."""
+    """Return why signal `number` was sent to the process: its name and, in a SLURM job, the likely cause."""
     name = signal.Signals(number).name
     if number == signal.SIGINT or "SLURM_JOB_ID" not in os.environ:
         return name
@@ -53,9 +55,10 @@ def _number(variable: str) -> float | None:
 
 
 class StopRequest:
-    """Context in which a stop signal only sets `reason`, which the loop checks between micro-batches.
+    """A context in which a stop signal only sets `reason`, which the training loop checks regularly.
 
-    A second Ctrl-C raises KeyboardInterrupt at once, so the run resumes from its last checkpoint.
+    So the run can write a checkpoint before it stops. A second Ctrl-C raises KeyboardInterrupt at once,
+    without a new checkpoint.
 
     >>> with StopRequest() as stop:
     ...     signal.raise_signal(signal.SIGTERM)
@@ -76,7 +79,7 @@ class StopRequest:
 
     @property
     def reason(self) -> str:
-        """Why the run must stop, or "" if it may continue."""
+        """Why the run must stop: the signal or the time limit; "" if it may continue."""
         if not self._signal and self.deadline is not None and time.monotonic() >= self.deadline:
             return f"time limit of {self.time_limit:g} s"
         return self._signal

@@ -1,7 +1,7 @@
 """`Training`: the complete state of one run on one process, in five parts.
 
-`TrainingProgress` holds every counter and loss that later steps depend on. An exact resume needs only these
-numbers, the weights, the optimizer state and the state of the random generators.
+`TrainingProgress` contains every counter and loss that later training steps depend on. To resume exactly, a
+run needs only these values, the weights, the optimizer state and the state of the random generators.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from oelm.training.tasks.task import Evaluation
 
 
 class Interrupted(Exception):
-    """The run was asked to stop. It writes a checkpoint, and the same command resumes it."""
+    """The run was asked to stop. `fit()` catches this and writes a checkpoint; the same command resumes."""
 
 
 class Diverged(Exception):
@@ -30,7 +30,7 @@ class Diverged(Exception):
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What to train and where: the inputs of `fit`, and the processes that train."""
+    """What to train and where: the inputs of `fit()`, the ranks of the run, and the stop request."""
 
     config: RunConfig
     machine: Machine
@@ -41,11 +41,11 @@ class TrainingJob:
 
 @dataclass
 class TrainingProgress:
-    """How far a run has come: counters and losses, which are saved with every checkpoint."""
+    """The progress of a run: counters and losses, which every checkpoint contains."""
 
     step: int = 0  # optimizer steps done
     tokens: int = 0  # training tokens seen, without padding
-    split: int = 1  # parts that each micro-batch is cut into (1, 2, 4, ...) after running out of memory
+    split: int = 1  # number of parts that each micro-batch is split into; doubles when memory runs out
     window_loss: float = 0.0  # sum of the losses since the last "train" row of metrics.jsonl
     window_steps: int = 0  # number of steps in `window_loss`
     first_loss: float | None = None  # loss of the untrained model
@@ -70,7 +70,7 @@ class Training:
 
     job: TrainingJob  # what to train, where, and on which processes
     prepared: Prepared  # data, task, tokenizer and model
-    learner: Learner  # what updates the model: method, optimizer, precision
+    learner: Learner  # the model with its method, optimizer and precision
     recorder: Recorder  # what the run writes: log, metrics, status, step times
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     saved_at: tuple[int, int] | None = None  # (step, validated) of the last checkpoint
@@ -95,7 +95,7 @@ class Training:
 
     @property
     def micro_rows(self) -> int:
-        """The number of rows per micro-batch over all ranks, after any halving for lack of memory."""
+        """The number of rows per micro-batch, summed over all ranks; it is halved when memory runs out."""
         return max(1, self.config.budget.batch_size // self.progress.split)
 
     @property
@@ -104,14 +104,14 @@ class Training:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the newest checkpoint, latest.pt, holds exactly the current state."""
+        """Whether the newest checkpoint, latest.pt, contains exactly the current state."""
         return self.saved_at == (self.progress.step, self.progress.validated)
 
     @property
     def stop_reason(self) -> str:
         """Why the run must stop now, or "" if it may continue.
 
-        A time limit counts only after the first step of this process, so that every attempt makes progress.
+        A time limit counts only after this process has taken one step, so that every start makes progress.
         """
         stop = self.job.stop
         return stop.reason if stop.signalled or self.recorder.timer.steps_here else ""
@@ -119,23 +119,23 @@ class Training:
     def check_stop(self) -> None:
         """Raise Interrupted if the run was asked to stop.
 
-        With several ranks this does not raise, because `backward` stops all ranks at the same step.
+        With several ranks this does not raise, because `backward()` stops all ranks at the same step.
         """
         self.report_status()
         if self.world.size == 1 and self.stop_reason:
             raise Interrupted(self.stop_reason)
 
     def row(self, kind: str, **values: Any) -> None:
-        """Append a row for the current step to metrics.jsonl."""
+        """Append a row to metrics.jsonl: the current step, `kind` (such as "train") and `values`."""
         self.recorder.row(self.progress.step, kind, **values)
 
     def event(self, text: str) -> None:
-        """Write `text`, which describes an event of the run, to metrics.jsonl and to the log."""
+        """Write `text`, which describes an event of the run, to metrics.jsonl and to training.log."""
         self.row("event", text=text)
         self.recorder.journal.line(f"step {self.progress.step}: {text}")
 
     def report_status(self, *, force: bool = False, **changes: Any) -> None:
-        """Write status.json with `changes`; unless `force` is set, at most once every two seconds."""
+        """Write the progress and `changes` to status.json; without `force`, at most every two seconds."""
         if not force and not self.recorder.status_is_due:
             return
         p, metric, speed = self.progress, self.prepared.task.metric, self.recorder.timer.steps_per_second

@@ -1,4 +1,4 @@
-"""The folder best/: the model with the best validation score, which `oelm.load` opens without the run."""
+"""The folder best/ of a run: the model with the best validation score, which `oelm.load()` can open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oelm.training.state import Training
 def save_best(training: Training) -> None:
     """Replace the best model in best/ by the current model and tokenizer.
 
-    If the process is killed meanwhile, either the old or the new best/ exists (see `recover_best`).
+    If the process is killed in between, `recover_best()` keeps either the old or the new model.
     """
     with training.world.full_params_on_rank0(training.prepared.model):
         if training.world.is_main:
@@ -38,12 +38,12 @@ def repair_best(training: Training) -> None:
     problem = best_problem(training.folder) if training.world.is_main else ""
     if problem:
         training.recorder.journal.line(f"{problem}; writing it again from the checkpoint")
-    if training.world.any(bool(problem)):  # every rank takes part in saving
+    if training.world.any(bool(problem)):  # every rank must take part in saving a sharded model
         save_best(training)
 
 
 def best_problem(folder: RunFolder) -> str:
-    """Return why the best model in best/ cannot be used, or "" if it is intact."""
+    """Return why the best model in best/ cannot be used; "" if the model is undamaged."""
     if not folder.best.is_dir():
         return f"{folder.best} is missing"
     damage = find_damage(folder.best)
@@ -52,7 +52,7 @@ def best_problem(folder: RunFolder) -> str:
 
 
 def recover_best(folder: RunFolder) -> None:
-    """Clean up if the process was killed inside `save_best`; restore the old best/ if there is no new one."""
+    """Delete what a process killed in `save_best()` left; restore the old best/ if there is no new one."""
     fresh, old = _temporary_folders(folder)
     if old.exists() and not folder.best.exists():
         old.rename(folder.best)
@@ -65,12 +65,12 @@ def _replace_best(training: Training) -> None:
     fresh, old = _temporary_folders(folder)
     shutil.rmtree(fresh, ignore_errors=True)
     try:
-        fresh.mkdir()  # no parents=True: a run folder that was moved away must not be created again
+        fresh.mkdir()  # without parents=True, because a run folder that was moved must not be created again
         save(training.prepared.model, fresh)
         training.prepared.tokenizer.save(fresh)
         write_checksums(fresh)
         _flush_to_disk(fresh)
-    except BaseException:  # an incomplete model must not occupy space, especially if the disk is full
+    except BaseException:  # the files of an incomplete model must not use disk space, which may be full
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)

@@ -1,7 +1,8 @@
 """The file format of latest.pt and previous.pt.
 
-A checkpoint is an ordinary torch file (a zip archive) with its SHA-256 in the archive's comment, so that one
-rename publishes file and checksum together. It is loaded with `weights_only=True`, so it cannot run code.
+A checkpoint is an ordinary torch file (a zip archive). The comment of the archive is the SHA-256 of the file,
+so that one rename replaces content and checksum together. A checkpoint is loaded with `weights_only=True`, so
+that it cannot execute code.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from oelm.errors import OelmError
 from oelm.files.atomic import atomic_open, is_disk_full
 
 _DIGEST_BYTES = 64  # length of the archive comment: a SHA-256 in hex
-_NO_COMMENT = b"\0\0"  # a zip archive ends with the length of its comment
+_NO_COMMENT = b"\0\0"  # length of the comment, at the end of a zip archive without a comment
 _COMMENT_LENGTH = _DIGEST_BYTES.to_bytes(2, "little")
 
 
@@ -35,16 +36,16 @@ class UnusableCheckpoint(OelmError):
 
 @dataclass(frozen=True)
 class NewestCheckpoint:
-    """The content of the newest usable checkpoint (None if there is no file), and rejected newer files."""
+    """The content of the newest usable checkpoint (None if there is none), and the unusable newer files."""
 
     state: dict[str, Any] | None
     rejected: tuple[UnusableCheckpoint, ...] = ()
 
 
 def save_checkpoint(state: dict[str, Any], latest: Path, previous: Path) -> int:
-    """Write `state` to `latest`, keep the older file as `previous`, and return the number of bytes written.
+    """Write `state` to `latest`, after renaming the old `latest` to `previous`; return the size in bytes.
 
-    If the process is killed or the disk is full (OSError), the older `latest` stays in place.
+    If the process is killed or the disk is full (OSError), the old `latest` stays in place.
     """
     with atomic_open(latest) as file:
         writer = _HashingWriter(file)
@@ -71,8 +72,8 @@ def load_newest(
 ) -> NewestCheckpoint:
     """Load `latest`, or `previous` if `latest` is unusable.
 
-    `check` returns why an intact checkpoint cannot be used, or "". If files exist but none is usable, raise
-    OelmError, because a run that started over would overwrite them.
+    `check` returns why an undamaged checkpoint cannot be used, or "". If there are checkpoints but none is
+    usable, raise OelmError, because a run that starts over would overwrite them.
     """
     rejected: list[UnusableCheckpoint] = []
     for path in (path for path in (latest, previous) if path.exists()):
@@ -87,16 +88,16 @@ def load_newest(
     if rejected:
         raise OelmError(
             f"no checkpoint of this run is usable: {'; '.join(map(str, rejected))}. Restore the files from a "
-            f"copy, or remove {latest.name} and {previous.name} to start the run over."
+            f"copy, or delete {latest.name} and {previous.name} to start the run over."
         )
     return NewestCheckpoint(None)
 
 
 class _HashingWriter:
-    """A file object for torch.save that hashes the bytes it writes.
+    """A file object for torch.save() that hashes the bytes it writes.
 
-    `write` keeps an OSError for `finish` to raise. Raised at once, it would pass through C++ code that
-    replaces "no space left on device" by an unrelated error.
+    `write()` stores an OSError, and `finish()` raises it. If `write()` raised it, torch's C++ code would
+    replace "no space left on device" by an unrelated error.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -120,16 +121,16 @@ class _HashingWriter:
         self.last = (self.last + bytes(view[-2:]))[-2:]
 
     def flush(self) -> None:
-        """Do nothing: torch.save calls this, and atomic_open flushes the file at the end."""
+        """Do nothing. torch.save() requires this method; `atomic_open()` flushes the file at the end."""
 
     def finish(self) -> None:
-        """Write the checksum as the comment of the zip archive."""
+        """Write the checksum as the comment of the zip archive; raise the OSError of an earlier `write()`."""
         if self.error is not None:
             raise self.error
         if self.last != _NO_COMMENT:
             raise OelmError(
-                "cannot add a checksum to the checkpoint: torch.save did not write a zip archive without a "
-                "comment, as the supported versions of torch do"
+                "cannot add a checksum to the checkpoint, because this version of torch does not write a zip "
+                "archive without a comment: install a supported version of torch"
             )
         self.file.seek(-len(_NO_COMMENT), os.SEEK_CUR)
         self.file.write(_COMMENT_LENGTH + self.hash.hexdigest().encode())
@@ -154,8 +155,9 @@ def _verify(path: Path) -> None:
 def _intern_strings(value: Any) -> Any:
     """Return `value` with equal strings replaced by the same object, so that equal states give equal bytes.
 
-    Pickle writes the second use of the same object as a reference, but an equal string in another object as
-    a full string. Without this, the bytes would depend on whether keys were created here or read from a file.
+    Pickle writes the second use of the same string object as a reference, but a different object with an
+    equal string as a full string. Without this function, the bytes of a checkpoint would depend on whether a
+    dict key was created by this process or read from an older checkpoint.
     """
     if isinstance(value, str):
         return sys.intern(value)
@@ -167,7 +169,7 @@ def _intern_strings(value: Any) -> Any:
 
 
 def _keep_as_previous(latest: Path, previous: Path) -> None:
-    """Hard-link `latest` as `previous`. A rename would leave the run without `latest` for a moment."""
+    """Make `previous` a hard link to `latest`; with a rename, `latest` would be missing for a moment."""
     link = previous.with_name(f".{previous.name}.{os.getpid()}.tmp")
     link.unlink(missing_ok=True)
     try:

@@ -1,4 +1,4 @@
-"""What a checkpoint contains, when it is usable, and how a run continues exactly from it."""
+"""Save the state of a run as a checkpoint, check whether the checkpoint is usable, and resume from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Snapshot:
     """The content of a checkpoint."""
 
     config_hash: str
-    progress: dict[str, Any]  # the fields of TrainingProgress
+    progress: dict[str, Any]  # the fields of `TrainingProgress`
     metrics_bytes: int  # length of metrics.jsonl when the checkpoint was written
     metrics_sha256: str  # hash of the first `metrics_bytes` bytes of metrics.jsonl
     data: dict[str, Any]  # hashes of the data and the tokenizer
@@ -38,8 +38,8 @@ class Snapshot:
             return cls(**state)
         except TypeError:
             raise OelmError(
-                "the run cannot be resumed, because its checkpoint was written by another version of oelm; "
-                "use that version, or start over in another folder"
+                "the run cannot be resumed, because its checkpoint was written by a different version of "
+                "oelm: use that version, or start over in another folder"
             ) from None
 
 
@@ -70,23 +70,24 @@ def save_training(training: Training) -> None:
 
 
 def find_checkpoint(job: TrainingJob) -> NewestCheckpoint:
-    """Load the newest checkpoint from which the run can continue exactly."""
+    """Return the newest checkpoint from which the run can continue exactly."""
     return load_newest(job.folder.latest, job.folder.previous, lambda state: _problem(state, job))
 
 
 def _problem(state: dict[str, Any], job: TrainingJob) -> str:
-    """Return why the run cannot continue exactly from this intact checkpoint, or "" if it can."""
+    """Return why the run cannot continue exactly from this undamaged checkpoint; "" if it can."""
     snapshot = Snapshot.from_dict(state)
-    if snapshot.config_hash != config_hash(job.config):  # previous.pt cannot help: it has the same config
+    # Raise at once instead of trying previous.pt, which has the same config as latest.pt.
+    if snapshot.config_hash != config_hash(job.config):
         raise OelmError(
-            f"the checkpoint {job.folder.latest} belongs to another config than {job.folder.config_file}; "
-            "restore the config, or start over in another folder"
+            f"the checkpoint {job.folder.latest} was written with a different config than "
+            f"{job.folder.config_file}: restore the config, or start over in another folder"
         )
     if problem := metrics_problem(job.folder.metrics_file, snapshot.metrics_bytes, snapshot.metrics_sha256):
         return problem
     best = snapshot.progress["best"]
     if best is not None and best["step"] != snapshot.progress["step"]:
-        # Only from a checkpoint of the best step could `repair_best` write a damaged best/ again.
+        # The checkpoint does not contain the best weights, so `repair_best()` could not repair best/.
         return best_problem(job.folder)
     return ""
 
@@ -108,13 +109,13 @@ def check_same_data(snapshot: Snapshot, prepared: Prepared) -> None:
 
 
 def restore_training(training: Training, snapshot: Snapshot) -> None:
-    """Restore the state that `save_training` saved, except metrics.jsonl, which `MetricsLog` cuts back."""
+    """Restore the state that `save_training()` saved, except metrics.jsonl, which `MetricsLog` truncates."""
     learner, world, journal = training.learner, training.world, training.recorder.journal
     training.progress = p = TrainingProgress(**snapshot.progress)
     with world.write_params_on_rank0(learner.model):
         if world.is_main:
             learner.model.load_state_dict(snapshot.model)
-    # Freeze as in the last completed step. The next step applies and reports its own changes of the schedule.
+    # Freeze the parameters as in the last completed step. The next step follows the method's schedule itself.
     learner.applied.step(max(0, p.step - 1), training.total_steps)
     moments = world.shard_state(snapshot.optimizer, dict(learner.model.named_parameters()))
     load_optimizer_state(learner.model, learner.optimizer, moments)
@@ -123,7 +124,7 @@ def restore_training(training: Training, snapshot: Snapshot) -> None:
         set_random_state(snapshot.rng[world.rank], world.device)
     else:
         journal.line(
-            f"the checkpoint was written by {len(snapshot.rng)} processes and this run has {world.size}: "
+            f"the checkpoint was written by {len(snapshot.rng)} processes, but this run has {world.size}: "
             "dropout will differ from an uninterrupted run"
         )
     if snapshot.precision != learner.precision.dtype:

@@ -1,5 +1,5 @@
 """What a run writes while it trains: log, metrics, status, manifest and results.
 
-The loop passes numbers and messages; they are written to files of the run folder and, if the user asks for
-it, to dashboards such as TensorBoard. The authoritative record of the metrics is metrics.jsonl.
+Input: numbers and messages from the training loop. Output: files in the run folder and, if the user asks for
+it, dashboards such as TensorBoard. Analyses read only metrics.jsonl, not the dashboards.
 """

@@ -1,4 +1,4 @@
-"""`Journal` writes training.log; on a terminal it also shows the same lines and a progress bar."""
+"""`Journal` writes training.log; in a terminal it also shows the same lines and a progress bar."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from oelm.printable import printable
 
 
 class Journal:
-    """Writes time-stamped lines to training.log; on a terminal it also shows them and a progress bar.
+    """Writes time-stamped lines to training.log; in a terminal it also shows them and a progress bar.
 
-    A log that cannot be written does not stop the run, because nothing is computed from it.
+    If the log cannot be written, the run continues, because no result depends on the log.
     """
 
     def __init__(self, path: Path | None, *, title: str = "", show: bool | None = None) -> None:
@@ -29,7 +29,7 @@ class Journal:
         self._title = title
 
     def line(self, text: str) -> None:
-        """Write `text`, with a time stamp before each of its lines."""
+        """Write the line or lines of `text` to the log, each with a time stamp, and show them."""
         text = printable(text, lines=True)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         if self._file is not None:
@@ -41,7 +41,7 @@ class Journal:
                 self._console().print(text, markup=False, highlight=False)
 
     def progress(self, step: int, total: int, text: str) -> None:
-        """Update the progress bar; nothing is written to the file."""
+        """Update the progress bar in the terminal; nothing is written to training.log."""
         if not self._show:
             return
         with self._terminal_may_vanish():
@@ -52,9 +52,9 @@ class Journal:
 
     @contextlib.contextmanager
     def _terminal_may_vanish(self) -> Iterator[None]:
-        """Return a context that turns off the display if the terminal is gone, so that the run continues.
+        """Turn off the display, instead of raising, if the `with` block cannot write to the terminal.
 
-        A terminal disappears, for example, when an ssh session ends.
+        A terminal is gone, for example, when an ssh session has ended.
         """
         try:
             yield

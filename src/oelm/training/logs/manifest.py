@@ -1,4 +1,4 @@
-"""Collect manifest.json: the command, package versions and machine of a run, to check or repeat the run."""
+"""Collect the content of manifest.json: the command, package versions and machine of a run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def base_manifest(config_hash: str, command: str = "") -> Manifest:
-    """Return the parts of manifest.json that do not depend on the data; `command` is what the user typed."""
+    """Return a manifest without the fields about the data; `command` is the command that the user typed."""
     return Manifest(
         config_hash=config_hash,
         command=_command(command),
@@ -56,9 +56,10 @@ def base_manifest(config_hash: str, command: str = "") -> Manifest:
 
 
 def _command(typed: str) -> str:
-    """Return the command that repeats the run: `typed`, or if that is "" the command of this process.
+    """Return the command that repeats the run: `typed`; if that is "", the command of this process.
 
-    The program is named without its folder. OELM_DATA_DIR is put in front if no option names the data folder.
+    The path of the program is shortened to its name. If OELM_DATA_DIR is set and the command has no option
+    --data-dir, the command starts with the variable.
     """
     program, *rest = shlex.split(typed) or sys.argv
     data = os.environ.get("OELM_DATA_DIR", "")
@@ -77,7 +78,7 @@ def _cpu_name() -> str:
 
 
 def _git_commit() -> str | None:
-    """Return the git commit of the source tree; None for an installed package."""
+    """Return the git commit of oelm's source code; None if oelm does not run from a git repository."""
     try:
         done = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],

@@ -1,8 +1,8 @@
 """Write metrics.jsonl, one JSON row per measurement or event.
 
-The file is bit-identical however often a run was interrupted: rows contain no times and no host names. A
-checkpoint stores the length and the hash of the file. A resumed run checks the hash and cuts the file back
-to the stored length, so that repeated steps do not write their rows twice.
+The file is bit-identical however often a run was interrupted, because rows contain no times and no host
+names. A checkpoint contains the length and the hash of the file. A resumed run checks the hash and truncates
+the file to that length, so that repeated training steps do not write their rows twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oelm.training.logs.trackers import Tracker
 
 
 class MetricsLog:
-    """Appends rows to metrics.jsonl after its first `offset` bytes, and passes them to the trackers."""
+    """Truncates metrics.jsonl to `offset` bytes, then appends rows and also sends them to the trackers."""
 
     def __init__(self, path: Path, *, offset: int = 0, trackers: Sequence[Tracker] = ()) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class MetricsLog:
                 tracker.log(step, {f"{kind}/{name}": float(value) for name, value in numbers.items()})
 
     def sync(self) -> tuple[int, str]:
-        """Flush the rows to the disk; return the length and the SHA-256 of the file."""
+        """Flush the rows to disk; return the length in bytes and the SHA-256 of metrics.jsonl."""
         os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size, self._hash.hexdigest()
 
@@ -73,7 +73,7 @@ def metrics_problem(path: Path, length: int, sha256: str) -> str:
 
 
 def _hash_prefix(path: Path, length: int) -> hashlib._Hash | None:
-    """Return the SHA-256 of the first `length` bytes of the file, or None if the file is shorter."""
+    """Return the SHA-256 object of the first `length` bytes of a file, or None if the file is shorter."""
     digest = hashlib.sha256()
     if length:
         try:

@@ -1,4 +1,4 @@
-"""`Recorder`: everything a run writes while it trains, except checkpoints and models."""
+"""`Recorder` writes all files of a run during training, except checkpoints and models."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Recorder:
         return self.is_writer and time.time() - self.status.heartbeat >= _STATUS_SECONDS
 
     def write_status(self, **changes: Any) -> None:
-        """Write status.json: its last content, with these changes."""
+        """Write status.json: the last written status, with the fields in `changes` replaced."""
         if self.is_writer:
             self.status = self.folder.write_status(dataclasses.replace(self.status, **changes))
 
     def write_audit(self, when: str, report: dict[str, Any]) -> None:
-        """Add the freeze audit at the "start" or "end" of the run to freeze_audit.json."""
+        """Add `report`, the freeze audit at the "start" or "end" of the run, to freeze_audit.json."""
         self._audits = dataclasses.replace(self._audits, **{when: AuditRecord(**report)})
         if self.is_writer:
             self.folder.write(self._audits)
@@ -58,9 +58,9 @@ class Recorder:
         if self.metrics is not None:
             try:
                 self.metrics.close()
-            except Exception as error:  # a dashboard may fail, but the run is complete without it
+            except Exception as error:  # the results are complete even if a tracker fails
                 self.journal.line(
-                    "a tracker could not be closed, so it may lack the last rows: "
+                    "a tracker could not be closed, so its last rows may be missing: "
                     f"{type(error).__name__}: {error}"
                 )
             self.metrics = None

@@ -1,4 +1,4 @@
-"""Write the files of a finished run: its results, test predictions or test losses, times and checksums."""
+"""Write the files of a finished run: results, test predictions or test losses, times and checksums."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from oelm.training.tasks.task import Evaluation
 
 
 def write_results(training: Training, test: Evaluation | None) -> None:
-    """Write the results of a finished run; the checksums come last, because they mark it as complete."""
+    """Write the results of a finished run; `test` is None for a tuning trial.
+
+    checksums.json is written last, because it marks the run as complete.
+    """
     folder, step = training.folder, training.progress.step
     _restore_changed_files(training)
     if test is not None and test.accuracy is not None:
         folder.write(Predictions(test.labels, test.predicted))
     elif test is not None:
-        # Three decimals keep the file small; a document has hundreds of tokens with a loss of some nats each.
+        # Three decimals keep the file small, and are enough for the summed loss of hundreds of tokens.
         losses = tuple(round(loss, 3) for loss in test.part_losses)
         folder.write(TestLosses(test.part_tokens, losses))
     folder.write(training.recorder.timer.stats(step))
@@ -33,7 +36,7 @@ def write_results(training: Training, test: Evaluation | None) -> None:
 def _restore_changed_files(training: Training) -> None:
     """Write config.yaml and manifest.json again if they changed during the run; also check metrics.jsonl.
 
-    Otherwise the checksums, which are written next, would declare the changed files intact.
+    Otherwise checksums.json, which is written next, would have the hashes of the changed files.
     """
     folder, recorder = training.folder, training.recorder
     if recorder.metrics is not None:
@@ -56,7 +59,7 @@ def _holds(read: Callable[[], Any], expected: Any) -> bool:
 def _results(training: Training, test: Evaluation | None) -> Results:
     """Return the content of results.json.
 
-    It has no times and no host names, so that a resumed run writes the same bytes as an uninterrupted one.
+    It has no times and no host names, so that a resumed run writes the same bytes as an uninterrupted run.
     """
     config, p = training.config, training.progress
     return Results.of(
@@ -74,7 +77,7 @@ def _results(training: Training, test: Evaluation | None) -> Results:
 
 
 def _fairness(training: Training) -> Fairness:
-    """Return the facts that must be equal in two runs for a fair comparison of their methods."""
+    """Return the properties that must be equal in two runs for a fair comparison of their methods."""
     config = training.config
     fingerprints = training.prepared.data_facts.fingerprints
     return Fairness(

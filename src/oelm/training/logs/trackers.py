@@ -19,7 +19,7 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 class TensorBoard:
     """Writes event files for TensorBoard to the run folder.
 
-    `purge_step` hides rows that were written after the checkpoint from which the run resumes.
+    After a resume, TensorBoard hides the rows after the checkpoint at `step`, which are written again.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -36,10 +36,10 @@ class TensorBoard:
 
 
 class Service:
-    """Sends metrics to Weights & Biases or trackio, which have the same functions.
+    """Sends metrics to Weights & Biases or trackio, which have the same Python functions.
 
-    The run's name and id come from its config, so that a resumed run continues the same curves. The last step
-    sent is kept in a file, so that no step is sent twice.
+    The name and the id of the run depend only on its config, so that a resumed run continues the same curves.
+    A file in the run folder contains the last step that was sent, so that no step is sent twice.
     """
 
     def __init__(self, module: ModuleType, config: RunConfig, folder: Path) -> None:
@@ -62,7 +62,7 @@ class Service:
         if step != self.step:
             self._send()
             self.step = step
-        self.pending.update(values)  # one call per step, because the services count calls as steps
+        self.pending.update(values)  # sent in one call per step, because the services count calls as steps
 
     def _send(self) -> None:
         if self.pending and self.step > self.sent:
@@ -89,7 +89,7 @@ def check_trackers(names: Iterable[str]) -> None:
 
 
 def open_trackers(names: tuple[str, ...], config: RunConfig, folder: Path, step: int) -> list[Tracker]:
-    """Open the named trackers (dashboards such as TensorBoard) for a run that continues after `step`."""
+    """Return the trackers (dashboards such as TensorBoard) `names` for a run that continues after `step`."""
     check_trackers(names)
     opened: list[Tracker] = []
     for name in names:

@@ -1,4 +1,4 @@
 """Measurements of a run: step times, FLOPs, disk space and attention statistics.
 
-They are taken from the model and from the steps of the loop, and written to the log and the run folder.
+Input: the model, and the steps of the training loop. Output: numbers for the log and the run folder.
 """

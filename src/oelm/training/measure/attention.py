@@ -1,7 +1,7 @@
-"""Attention statistics of our GPT during training: entropy, logit scale, distance from orthogonality.
+"""Attention statistics of the built-in GPT during training: entropy, logit scale, orthogonality of Q and K.
 
-They are computed from a few sequences. They are deterministic, so a resumed run writes the same
-metrics.jsonl as an uninterrupted one.
+The statistics are computed from a few sequences. They are deterministic, so that a resumed run writes the
+same metrics.jsonl as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ MAX_TOKENS = 256
 def attention_statistics(
     model: nn.Module, tensors: dict[str, Tensor], device: torch.device
 ) -> list[dict[str, Any]]:
-    """Return attention statistics per layer for the first rows of a batch; [] for models other than our GPT.
+    """Return the attention statistics of each layer for the first rows of a batch.
+
+    The result is [] for models other than the built-in GPT.
 
     entropy: entropy in nats of the attention weights of a query, averaged over queries and heads
-    entropy_heads: the entropy of each head, averaged over queries
+    entropy_heads: the same entropy for each head, averaged over queries
     logit_scale: standard deviation of the attention logits
-    off_orthogonal_q, off_orthogonal_k: see `off_orthogonal`; only for projections that train
+    off_orthogonal_q, off_orthogonal_k: see `off_orthogonal()`; only for trainable projections
     """
     if not isinstance(model, GPT):
         return []
@@ -66,9 +68,9 @@ def attention_statistics(
 
 
 def off_orthogonal(heads: Tensor) -> float:
-    """Return the root mean square of the cosines between different rows of a head, over all heads.
+    """Return how far the rows of each head are from orthogonal: the RMS of the cosines between two rows.
 
-    It is 0 for orthogonal rows. `heads` is a Q or K projection of shape (heads, head size, width).
+    The value is 0 for orthogonal rows. `heads` is a Q or K projection of shape (heads, head size, width).
     """
     unit = heads.double() / heads.double().norm(dim=-1, keepdim=True).clamp(min=1e-30)
     cosines = unit @ unit.mT  # (nh, hs, hs)

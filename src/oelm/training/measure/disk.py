@@ -1,4 +1,4 @@
-"""Compute how much disk space a run needs, and recognise errors of a disk that cannot be written."""
+"""Compute how much disk space a run needs, and recognise errors of a disk that cannot be written to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNWRITABLE = (errno.EIO, errno.EROFS, errno.ESTALE, errno.ENFILE, errno.EMFILE)
 
 @dataclass(frozen=True)
 class DiskPlan:
-    """The disk space that a run needs at most, which is while a checkpoint or the best model is written."""
+    """The disk space that a run needs: its peak, while a checkpoint or the best model is being written."""
 
     checkpoint: int  # bytes of one checkpoint
     best: int  # bytes of one saved model
@@ -37,12 +37,12 @@ class DiskPlan:
 
 
 def disk_plan(model: nn.Module, optimizer: torch.optim.Optimizer) -> DiskPlan:
-    """Return the disk space that the run needs for weights and for Adam's two moments per trained weight."""
+    """Return the disk space of a run: its weights, and Adam's two moments of each trainable parameter."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     trained = sum(
         p.numel() * p.element_size() for g in optimizer.param_groups for p in g["params"] if p.requires_grad
     )
-    slack = 256 * 1024  # for random states, counters and names
+    slack = 256 * 1024  # bytes for random states, counters and parameter names
     return DiskPlan(checkpoint=weights + 2 * trained + slack, best=weights + slack)
 
 
@@ -55,22 +55,22 @@ def require_disk(plan: DiskPlan, folder: RunFolder) -> None:
     if free < needed:
         raise DiskFull(
             f"disk full: this run needs {bytes_text(needed)} more in {folder.path}, but only "
-            f"{bytes_text(free)} are free. Free some space (oelm clean) or choose another runs folder."
+            f"{bytes_text(free)} are free. Free some space (`oelm clean`) or choose another runs folder."
         )
 
 
 def storage_failure(error: BaseException, folder: RunFolder) -> str:
-    """Return why the run folder cannot be written if that is the cause of `error`, otherwise "".
+    """Return why the run folder cannot be written to, if this has caused `error`; otherwise "".
 
-    Nothing is wrong with such a run: it can resume from its last checkpoint once the cause is gone.
+    Such a run is not failed but interrupted: it can resume from its last checkpoint once the cause is gone.
     """
     again = "run the same command again to resume from the last checkpoint"
     if isinstance(error, DiskFull):
         return str(error)
     if is_disk_full(error):
-        return f"disk full ({error}): free some space or inodes (oelm clean), then {again}"
+        return f"disk full ({error}): free some space or inodes (`oelm clean`), then {again}"
     if not os.path.isdir(folder.path):
-        return f"{folder.path} was moved or removed during the run: put it back, then {again}"
+        return f"{folder.path} was moved or deleted during the run: put the folder back, then {again}"
     if has_errno(error, *_UNWRITABLE):
-        return f"{folder.path} cannot be written ({error}): make the folder writable again, then {again}"
+        return f"{folder.path} cannot be written to ({error}): make the folder writable again, then {again}"
     return ""

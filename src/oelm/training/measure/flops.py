@@ -1,18 +1,18 @@
-"""FLOPs of a training step, and how many of them a method saves.
+"""Count the FLOPs of a training step, and the FLOPs that a method saves.
 
 For a weight matrix W with |W| elements and n tokens that pass through it (a multiply-add counts as two):
 
     forward          y = x W^T        2 n |W|
-    input gradient   dx = dy W        2 n |W|    always, because layers below train
-    weight gradient  dW = dy^T x      2 n |W|    only if W trains; freezing W saves this
+    input gradient   dx = dy W        2 n |W|    always, because layers below W are trainable
+    weight gradient  dW = dy^T x      2 n |W|    only if W is trainable; freezing W saves this
 
-Attention of T queries over S keys with width d: 4 T S d forward and twice that backward, halved if causal.
-A low-rank adapter is merged into its matrix once per batch, so its factors A and B cost only their
-gradients, 4 n (|A| + |B|). An adapter that computes the full weight gradient costs 2 n |W| instead. An
-output head that is tied to the embedding counts as a matrix of its own; an embedding lookup counts nothing.
-Every matrix counts once per token, which is too little for layers that are used several times (ALBERT), and
-too much for mixtures of experts. Norms, activations, softmax and the optimizer are limited by memory
-bandwidth and are not counted.
+Attention of T queries over S keys with width d needs 4 T S d FLOPs in the forward pass and twice as many in
+the backward pass; half of that if it is causal. A low-rank adapter is merged into its matrix once per batch,
+so its factors A and B need only the FLOPs of their gradients, 4 n (|A| + |B|). An adapter that computes the
+full weight gradient needs 2 n |W| instead. An output head that is tied to the embedding counts as a matrix;
+an embedding lookup needs no FLOPs. Every matrix counts once per token. This is too little for layers that are
+used several times (ALBERT), and too much for mixtures of experts. Norms, activations, softmax and the
+optimizer are limited by memory bandwidth and are not counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from oelm.models.first_token import computes_only_first_token
 
 Stream = Literal["source", "target", "row"]
 
-# Layers that process one vector per row instead of one per token.
+# Name prefixes of layers that process one vector per row of a batch, instead of one vector per token.
 _PER_ROW = ("head.", "classifier.", "classification_head.", "score.", "pooler.", "pre_classifier.")
 _CROSS = ("encoder_attn", "EncDecAttention", "crossattention")
 _KEYS_VALUES = ("k", "v", "k_proj", "v_proj", "key", "value")
@@ -40,13 +40,16 @@ _KEYS_VALUES = ("k", "v", "k_proj", "v_proj", "key", "value")
 
 @dataclass(frozen=True)
 class Product:
-    """A weight matrix with `size` elements, and the tokens that are multiplied with it."""
+    """A weight matrix with `size` elements, and which vectors are multiplied by it (`stream`).
+
+    `stream` is "source" (all input tokens), "target" (all decoder tokens) or "row" (one vector per row).
+    """
 
     name: str
     size: int
-    trains: bool  # whether its weight gradient is computed
+    trains: bool  # whether the gradient of the matrix is computed
     stream: Stream = "source"
-    merged: bool = False  # whether it is a factor of a low-rank adapter, merged into another matrix
+    merged: bool = False  # whether the matrix is a factor of a low-rank adapter, merged into another matrix
 
 
 @dataclass(frozen=True)
@@ -68,14 +71,15 @@ class FlopModel:
     """Computes the FLOPs of a training step of one model from the shape of the batch."""
 
     products: tuple[Product, ...]
-    # One (kind, width, causal) per attention layer. The kind is "self", "decoder", "cross", or "first", which
-    # has one query per row (models.first_token).
+    # One (kind, width, causal) per attention layer. The kind is "self", "decoder", "cross", or "first" for a
+    # layer with only one query per row (oelm.models.first_token).
     attention: tuple[tuple[str, int, bool], ...]
 
     def step(self, rows: int, length: int, target_length: int = 0) -> Flops:
         """Return the FLOPs of one forward and backward pass of `rows` rows with `length` tokens each.
 
-        `length` includes padding. `target_length` is the length of the decoder's rows (0 without a decoder).
+        `length` includes padding. `target_length` is the number of tokens of a decoder row; 0 if the model
+        has no decoder.
         """
         tokens = {"source": rows * length, "target": rows * target_length, "row": rows}
         forward = sum(2.0 * p.size * tokens[p.stream] for p in self.products if not p.merged)
@@ -92,16 +96,16 @@ class FlopModel:
         return Flops(forward, forward, weights, 3 * scores)
 
     def all_trained(self) -> FlopModel:
-        """Return the FLOP model of the same model with nothing frozen."""
+        """Return the FLOP model for the same architecture with all parameters trainable."""
         return replace(self, products=tuple(replace(p, trains=True) for p in self.products))
 
     def saving(self, rows: int, length: int) -> float:
-        """Return the share of the FLOPs of a step that freezing saves, for rows of this shape."""
+        """Return the fraction of FLOPs that freezing saves in a step of `rows` rows of `length` tokens."""
         return 1.0 - self.step(rows, length).total / self.all_trained().step(rows, length).total
 
 
 def flop_model(model: nn.Module) -> FlopModel:
-    """Return the FLOP model of our GPT or a transformers model with its currently frozen parameters."""
+    """Return the FLOP model of the built-in GPT or a transformers model, as it is currently frozen."""
     embeddings = {id(m.weight): m for m in model.modules() if isinstance(m, nn.Embedding)}
     read = _first_token_layer(model)
     two_stacks = bool(getattr(_config(model), "is_encoder_decoder", False))
@@ -132,7 +136,7 @@ def flop_model(model: nn.Module) -> FlopModel:
 
 
 def gemm_peak(device: torch.device) -> float:
-    """Return the FLOP/s of a large fp32 matrix product on `device`, measured for about 0.3 seconds."""
+    """Return the measured peak FLOP/s of a large fp32 matmul on `device`; this takes about 0.3 seconds."""
     size = 4096 if device.type == "cuda" else 1024
     a = torch.ones(size, size, device=device)
     best, deadline = float("inf"), time.perf_counter() + 0.3
@@ -167,7 +171,7 @@ def _is_key_or_value(name: str) -> bool:
 
 
 def _first_token_layer(model: nn.Module) -> str:
-    """Return the name prefix of the layer that computes only the first token; "" if there is none."""
+    """Return the name prefix of the layer that computes only the first token of a row; "" if none does."""
     names = (name for name, module in model.named_modules() if computes_only_first_token(module))
     return next((f"{name}." for name in names), "")
 
@@ -177,9 +181,9 @@ def _config(model: nn.Module) -> Any:
 
 
 def _tied_head(model: nn.Module, embeddings: dict[int, nn.Embedding]) -> torch.Tensor | None:
-    """Return the embedding that is also the output matrix, if there is one."""
+    """Return the embedding weight that is also the output head (tied); None if the head is not tied."""
     tokens = getattr(model, "tokens", None)
-    if isinstance(tokens, nn.Embedding):  # our GPT, whose head is tied unless it classifies
+    if isinstance(tokens, nn.Embedding):  # the built-in GPT, whose head is tied unless it is a classifier
         return tokens.weight if getattr(model, "head", None) is None else None
     output = getattr(model, "get_output_embeddings", lambda: None)()
     weight = getattr(output, "weight", None)
@@ -188,7 +192,7 @@ def _tied_head(model: nn.Module, embeddings: dict[int, nn.Embedding]) -> torch.T
 
 def _attentions(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
     config = _config(model)
-    if hasattr(model, "blocks") and hasattr(config, "causal"):  # our GPT
+    if hasattr(model, "blocks") and hasattr(config, "causal"):  # the built-in GPT
         yield from [("self", config.width, config.causal)] * config.layers
         return
     if config is None:
@@ -209,7 +213,7 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
 
 
 def _is_causal(model: nn.Module) -> bool:
-    """Return whether attention is causal, as the attention modules or else the model's class name say."""
+    """Return whether attention is causal: `is_causal` of the attention modules, else by the class name."""
     said = [m.is_causal for m in model.modules() if isinstance(getattr(m, "is_causal", None), bool)]
     named = any(part in type(model).__name__ for part in ("CausalLM", "LMHead", "GPT", "Bloom"))
     return any(said) if said else named or bool(getattr(_config(model), "is_decoder", False))

@@ -1,8 +1,8 @@
-"""Look into the queries and keys of a trained GPT: what biases replace, and what rank W needs.
+"""Analyse the queries and keys of a trained GPT.
 
-constant_share         how much of the energy of q and k is their mean over tokens
-attention_by_distance  how much attention a head pays to the token d positions back
-truncation             how the loss grows if the learned change of Q/K is cut to a low rank
+constant_share()         which fraction of the energy of q and k is their mean, which a bias can learn
+attention_by_distance()  how much attention a head pays to the token d positions back
+truncation()             how the loss grows if the learned change of W_Q and W_K is reduced to a low rank
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ ROLES = ("q", "k")
 
 @torch.no_grad()
 def constant_share(model: GPT, ids: Tensor) -> list[dict[str, float]]:
-    """Return, for each layer, the share of the constant part in the energy of q and of k.
+    """Return, for each layer, the fraction of the energy of q and of k that is constant over tokens.
 
-    The constant part is the mean over all tokens of ids (B, T), before the rotation. Its share is
+    The constant part is the mean over all tokens of `ids` (B, T), before the rotary rotation. The fraction is
     |mean(q)|^2 / mean(|q|^2): 0 if q has no constant part, 1 if q is the same for every token.
     """
     shares = []
@@ -39,13 +39,16 @@ def constant_share(model: GPT, ids: Tensor) -> list[dict[str, float]]:
 
 @torch.no_grad()
 def attention_by_distance(model: GPT, ids: Tensor, distances: int = 16) -> list[Tensor]:
-    """Return, for each layer, the mean attention weight (nh, distances) on the token 0, 1, 2, ... back.
+    """Return, for each layer, the mean attention weight (heads, distances) on the token 0, 1, 2, ... back.
 
-    Only queries with at least `distances` visible tokens count, so that all distances have the same queries.
+    Only queries with at least `distances` visible tokens count, so that the means of all distances are over
+    the same queries.
     """
     T = ids.shape[1]
     if not 1 <= distances <= T:
-        raise ValueError(f"distances must lie between 1 and the {T} tokens of a row, not {distances}")
+        raise ValueError(
+            f"distances must be between 1 and {T}, the number of tokens per row, not {distances}"
+        )
     found = []
     for attention, (q, k) in _queries_and_keys(model, ids):
         q, k = (x.unflatten(-1, (attention.num_heads, -1)) for x in (q, k))  # (B, T, nh, hs)
@@ -69,13 +72,14 @@ def truncation(
     ranks: Sequence[int],
     layers: Sequence[int] | None = None,
 ) -> dict[int, float]:
-    """Return the loss for each rank to which the learned change of Q/K is cut, by singular values.
+    """Return {rank: loss}, where the learned change of W_Q and W_K is reduced to each of `ranks`.
 
-    The weights become W_0 + the best approximation of W - W_0 of that rank. Rank 0 undoes what W has learned.
+    A weight W becomes W_0 plus the best approximation of W - W_0 with that rank (by singular values). Rank 0
+    undoes everything that W has learned.
 
-    initial: the same model with the same method before its first step, whose weights are W_0
-    loss: computes the loss of `model`
-    layers: the layers whose Q/K are cut; None = all
+    initial: the same model with the same method before its first training step, whose weights are W_0
+    loss: a function that returns the loss of `model`
+    layers: the layers whose W_Q and W_K are changed; None = all
     """
     chosen = range(len(model.blocks)) if layers is None else layers
     learned, before = _weights(model), _weights(initial)
@@ -113,7 +117,7 @@ def _weights(model: GPT) -> Matrices:
 
 @contextmanager
 def _replaced(model: GPT, weights: Matrices) -> Iterator[None]:
-    """Replace the weights of Q/K inside the with-block."""
+    """Replace weights of W_Q and W_K of `model` by `weights` in the `with` block."""
     attentions = _attentions(model)
     parameters = {key: cast(Tensor, _projection(attentions[key[0]], key[1]).weight) for key in weights}
     kept = {key: parameter.data for key, parameter in parameters.items()}
@@ -127,7 +131,7 @@ def _replaced(model: GPT, weights: Matrices) -> Iterator[None]:
 
 
 def _queries_and_keys(model: GPT, ids: Tensor) -> list[tuple[Attention, tuple[Tensor, Tensor]]]:
-    """Return each layer's attention with its q and k (B, T, rows) for ids (B, T), before the rotation."""
+    """Return (attention module, (q, k)) of each layer for `ids` (B, T); q and k are before the rotation."""
     seen: dict[nn.Module, Tensor] = {}
     attentions = _attentions(model)
     hooks = [

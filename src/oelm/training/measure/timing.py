@@ -1,9 +1,9 @@
 """Measure step times, and summarise them in timing_stats.json.
 
-Complete optimizer steps are timed, and the GPU is synchronised before and after each. Warm-up steps and
-validations are not in the statistics. step_times.bin holds the times of step n at position n, so that a
-resumed run continues the file and overwrites the times of repeated steps. Files that must be bit-identical
-after a resume, such as results.json, contain no times.
+Complete optimizer steps are timed, with the GPU synchronised before and after each step. Validations and the
+first steps of each process (while caches warm up) are not in the statistics. step_times.bin contains the time
+of step n at position n, so that a resumed run continues the file and overwrites the times of repeated steps.
+Files that must be bit-identical after a resume, such as results.json, contain no times.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import torch
 from oelm.cores import peak_memory
 from oelm.runs.schema import TimingStats
 
-WARMUP_STEPS = 3  # steps of each process that are not measured, while allocators, caches and kernels warm up
+WARMUP_STEPS = 3  # first steps of each process, which are not measured while allocators and caches warm up
 _COLUMNS = ("seconds", "tokens", "flops", "full_flops")  # seconds < 0 marks a warm-up step
 _TOTALS = ("total_wall_time", "total_validation_time", "num_validations", "peak_memory_bytes")
-_LARGEST = 1e30  # a larger value can only come from a damaged file; sums of smaller ones stay finite
+_LARGEST = 1e30  # a larger value in step_times.bin means that the file is damaged
 
 
 class Timer:
-    """Measures the steps and validations of this process, and adds the totals of earlier attempts."""
+    """Measures the steps and validations of this process, and adds the totals of earlier processes."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         self.path = path
@@ -41,21 +41,21 @@ class Timer:
         self._pending: dict[int, tuple[float, float, float, float]] = {}
 
     def start(self, earlier: TimingStats) -> None:
-        """Start the clock; `earlier` holds the totals of the run's earlier attempts."""
+        """Start the clock; `earlier` contains the totals of the earlier processes of this run."""
         self.earlier = {name: _positive(getattr(earlier, name)) for name in _TOTALS}
         self.began = time.perf_counter()
 
     def synchronise(self) -> float:
-        """Wait for the GPU and return the time."""
+        """Wait until the GPU has finished all work, and return the current time in seconds."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[dict[str, float]]:
-        """Return a context that times the optimizer step `number` (from 0).
+        """Measure the time of the `with` block, which must be the optimizer step `number` (from 0).
 
-        It yields a mapping in which the caller sets tokens, flops and full_flops of the step.
+        Yield a dict in which the caller sets "tokens", "flops" and "full_flops" of the step.
         """
         facts = {"tokens": 0.0, "flops": 0.0, "full_flops": 0.0}
         start = self.synchronise()
@@ -73,7 +73,7 @@ class Timer:
 
     @contextlib.contextmanager
     def validating(self) -> Iterator[None]:
-        """Return a context that times one validation."""
+        """Measure the time of the `with` block, which must be one validation."""
         start = self.synchronise()
         yield
         self.validation += self.synchronise() - start
@@ -81,7 +81,7 @@ class Timer:
 
     @property
     def steps_per_second(self) -> float | None:
-        """The speed by the median time of recent steps, which a single slow step does not affect."""
+        """The speed from the median time of recent steps, which a single slow step does not affect."""
         return 1 / float(np.median(self.recent)) if self.recent else None
 
     def flush(self) -> None:
@@ -104,12 +104,12 @@ class Timer:
         return table[(np.abs(table) < _LARGEST).all(axis=1)]
 
     def _peak_memory(self) -> int:
-        """Return the peak in bytes: of the memory on a CUDA device, or of all memory of the process."""
+        """Return the peak memory in bytes: on the GPU if the run uses one, otherwise of the process."""
         cuda = self.device.type == "cuda"
         return int(torch.cuda.max_memory_allocated(self.device)) if cuda else peak_memory()
 
     def stats(self, steps: int) -> TimingStats:
-        """Return the content of timing_stats.json for the first `steps` steps of the run."""
+        """Return the content of timing_stats.json for the first `steps` optimizer steps of the run."""
         self.flush()
         table = self._table(steps)
         measured = table[table[:, 0] > 0]
@@ -142,5 +142,5 @@ class Timer:
 
 
 def _positive(value: float | None) -> float:
-    """Return `value`, or 0 if it is not a positive finite number, which a damaged file may contain."""
+    """Return `value`, or 0 if it is not a positive finite number (timing_stats.json may be damaged)."""
     return float(value) if value is not None and math.isfinite(value) and value > 0 else 0.0

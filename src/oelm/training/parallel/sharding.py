@@ -1,8 +1,9 @@
 """Shard a model that does not fit on one device over the ranks, with FSDP2.
 
-Each rank holds its rows of every parameter, gradient and optimizer state as a DTensor. FSDP gathers a layer
-just before it computes and frees it afterwards. Frozen parameters are sharded too, but have no gradients to
-send. Checkpoints and saved models hold full tensors, so they can be loaded with any number of ranks.
+Each rank has some rows of every parameter, gradient and optimizer state, as DTensors. FSDP gathers the
+parameters of a layer just before the layer computes, and frees them afterwards. Frozen parameters are sharded
+too, but have no gradients to send. Checkpoints and saved models contain full tensors, so they can be loaded
+with any number of ranks.
 """
 
 from __future__ import annotations
@@ -26,38 +27,40 @@ from oelm.training.parallel.world import World
 
 
 class ShardedWorld(World):
-    """The ranks of a run, each of which holds a part (shard) of one model."""
+    """The ranks of a run, each of which has only a part (shard) of the model."""
 
     def __init__(self, device: str = "auto") -> None:
         super().__init__(device)
         if self.size == 1:
-            raise UsageError("--shard needs several processes, but this run has one; leave out --shard")
+            raise UsageError("--shard needs several processes, but this run has only one: leave out --shard")
 
     def place_model(self, model: nn.Module) -> None:
-        """Shard each layer as its own FSDP group, and everything outside the layers as one more group."""
+        """Shard the model: each layer is an FSDP group, and all parameters outside the layers are another."""
         scalars = [name for name, p in model.named_parameters() if p.dim() == 0]
         if scalars:
-            raise OelmError(f"{scalars[0]} is a scalar, which FSDP cannot shard; train without --shard")
+            raise OelmError(
+                f"the parameter {scalars[0]} is a scalar, which FSDP cannot shard: leave out --shard"
+            )
         mesh = init_device_mesh(self.device.type, (self.size,))
         layers = dict.fromkeys(p.place.module for p in qk_projections(model) if p.place.stack)
         for part in (*map(model.get_submodule, layers), model):
             fully_shard(part, mesh=mesh, reshard_after_forward=True)
-        # Without registration, FSDP gathers the parameters only for `forward`.
+        # FSDP gathers the parameters only for `forward()` and for methods that are registered.
         for name in getattr(model, "entry_points", ()):
             register_fsdp_forward_method(model, name)
 
     def average_gradients(self, module: nn.Module) -> nn.Module:
-        """Return `module` unchanged: FSDP averages gradients after every micro-batch.
+        """Return `module` unchanged, because FSDP itself averages the gradients, after every micro-batch.
 
-        Keeping full gradients until the last micro-batch would need the memory that sharding saves.
+        Averaging only after the last micro-batch would need full gradients, the memory that sharding saves.
         """
         return module
 
     @contextlib.contextmanager
     def full_params_on_rank0(self, model: nn.Module) -> Iterator[None]:
-        """Return a context in which rank 0 sees a plain model: full CPU tensors and the original classes.
+        """Make `model` unsharded on rank 0 in the `with` block: full CPU tensors and the original classes.
 
-        The other ranks take part in the gathering and keep their shards.
+        On the other ranks, which must call this too, the model stays sharded.
         """
         gathered = [(p, self._full_on_rank0(p)) for p in model.parameters()]  # same order on all ranks
         full = {id(p): nn.Parameter(t, p.requires_grad) for p, t in gathered if t is not None}
@@ -66,7 +69,8 @@ class ShardedWorld(World):
             (m._parameters, name, p) for m in modules for name, p in m._parameters.items() if p is not None
         ]
         classes = [(m, type(m)) for m in modules if isinstance(m, FSDPModule)]
-        hooks = [(m, m._load_state_dict_post_hooks) for m in modules]  # FSDP's hooks expect DTensors
+        # FSDP's load_state_dict hooks expect DTensors, so they are removed while the tensors are full.
+        hooks = [(m, m._load_state_dict_post_hooks) for m in modules]
         try:
             for held, name, p in slots:
                 held[name] = full[id(p)]
@@ -90,7 +94,7 @@ class ShardedWorld(World):
             yield
             written = [p.detach() if self.is_main else None for p in model.parameters()]
         for p, tensor in zip(model.parameters(), written, strict=True):
-            # Only one full parameter exists at a time, to save memory.
+            # Broadcast one parameter after the other, so that only one full parameter is in memory.
             full = torch.empty(p.shape, dtype=p.dtype, device=self.device)
             if tensor is not None:
                 full.copy_(tensor)
@@ -117,7 +121,10 @@ class ShardedWorld(World):
         return full.to("cpu", copy=True) if self.is_main else None
 
     def _shard_like(self, full: Tensor, parameter: Tensor | None) -> Tensor:
-        """Return this rank's shard of `full`; state of another shape, like a step count, is not sharded."""
+        """Return this rank's shard of the optimizer state `full` of `parameter`.
+
+        State with a different shape than the parameter, such as a step count, is returned unsharded.
+        """
         if parameter is None or parameter.shape != full.shape:
             return full
         part = torch.empty_like(parameter.detach())
@@ -126,7 +133,7 @@ class ShardedWorld(World):
 
     def _shard(self, full: Tensor) -> Tensor:
         pieces = full.chunk(self.size)
-        # With fewer rows than ranks, the last ranks get an empty shard.
+        # If the tensor has fewer rows than there are ranks, the last ranks get an empty shard.
         return pieces[self.rank] if self.rank < len(pieces) else full[:0]
 
     def __str__(self) -> str:
@@ -134,7 +141,7 @@ class ShardedWorld(World):
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, without a copy."""
+    """Return this rank's shard of a DTensor as a plain tensor, without a copy."""
     held = tensor.detach()
     assert isinstance(held, DTensor)
     return held.to_local()

@@ -1,8 +1,9 @@
-"""The processes (ranks) of one run, and what they exchange. Rank 0 writes all files.
+"""The processes (ranks) of one run and their communication. Rank 0 writes all files.
 
-Every rank builds the same global batch and takes its rows of it, so no data is sent. With `World` every rank
-holds the full model (DistributedDataParallel), with `ShardedWorld` only a part. Frozen parameters have no
-gradients, so nothing is sent for them. Ranks are started by `oelm.experiments.launch.ranks` or by torchrun.
+Every rank builds the same global batch and takes its own rows of the batch, so no data is sent. With `World`
+every rank has the full model (DistributedDataParallel), with `ShardedWorld` only a part. Frozen parameters
+have no gradients, so nothing is sent for them. Ranks are started by `oelm.experiments.launch.ranks` or by
+torchrun.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from oelm.training.optimizer import OptimizerState
 from oelm.training.signals import RANK_DIR
 
 T = TypeVar("T")
-MEETING_TIMEOUT = datetime.timedelta(minutes=10)  # for the ranks of all nodes to start and find each other
-COLLECTIVE_TIMEOUT = datetime.timedelta(hours=12)  # rank 0 may tokenize a large corpus while the others wait
+MEETING_TIMEOUT = datetime.timedelta(minutes=10)  # how long ranks wait for the ranks of other nodes to start
+COLLECTIVE_TIMEOUT = datetime.timedelta(hours=12)  # long, because ranks wait while rank 0 tokenizes a corpus
 
-# DDP need not copy buffers before each forward pass, because the buffers of our models never change. The
-# option that says so was renamed in torch 2.13.
+# DDP need not copy buffers before each forward pass, because the models of a run never change their buffers.
+# The DDP option for this was renamed in torch 2.13.
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 _NO_BUFFER_SYNC: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers": False
@@ -44,7 +45,7 @@ _NO_BUFFER_SYNC: dict[str, Any] = {
 
 
 class World:
-    """The ranks of a run and their communication; with a single process, no call communicates."""
+    """The ranks of a run and their communication; with a single process, nothing is communicated."""
 
     def __init__(self, device: str = "auto") -> None:
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -78,7 +79,8 @@ class World:
             store = dist.TCPStore(host, port, self.size, self.is_main, timeout=MEETING_TIMEOUT)
             self._join(backend, store)
             return
-        # The ranks meet through a private file, because torch's TCPStore listens on every network interface.
+        # The ranks of one node connect through a private file: a TCPStore would listen on every network
+        # interface.
         store = dist.FileStore(str(Path(os.environ[RANK_DIR]) / "store"), self.size)
         self._join(backend, store)
 
@@ -97,8 +99,8 @@ class World:
     def _release_reducers(self) -> None:
         """Drop DDP's references to the process group before the group is destroyed, to avoid a deadlock.
 
-        DDP's C++ Reducer is freed with the GIL held. If it were the last owner of the process group, it would
-        join gloo's thread, which may itself wait for the GIL. A traceback can keep the DDP module alive, so
+        DDP's C++ Reducer is freed with the GIL held. If it has the last reference to the process group, it
+        joins gloo's thread, which may be waiting for the GIL. A traceback can keep the DDP module alive, so
         the references are dropped here instead of by the garbage collector.
         """
         for module in self._wrapped:
@@ -106,7 +108,7 @@ class World:
         self._wrapped.clear()
 
     def report_failure(self, state: str, reason: str) -> None:
-        """Tell the launcher why this rank ends. Rank 0 does nothing here, because it writes status.json."""
+        """Tell the launcher why this rank ends. Rank 0 does nothing, because it reports in status.json."""
         if self.is_main:
             return
         print(f"oelm: rank {self.rank}: {reason}", file=sys.stderr, flush=True)
@@ -118,20 +120,20 @@ class World:
     # -- collectives ----------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Wait until every rank has called this."""
+        """Wait until every rank has called `barrier()`."""
         if self.size > 1:
             dist.barrier()
 
     def wait_before_exit(self) -> None:
-        """Wait until every rank is done; do not wait for ranks that died.
+        """Wait until every rank is ready to exit; do not wait for ranks that died.
 
-        torchrun kills all ranks soon after one exits with a nonzero code, and rank 0 may still be writing.
+        torchrun kills all ranks soon after one rank exits with a nonzero code, while rank 0 may still write.
         """
         with contextlib.suppress(RuntimeError):
             self.barrier()
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each value over all ranks, in double precision."""
+        """Return the sums of `values`, element by element, over all ranks, in double precision."""
         if self.size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -143,7 +145,7 @@ class World:
         return self.sum([float(flag)])[0] > 0
 
     def gather(self, value: T) -> list[T]:
-        """Return the values that all ranks passed, in rank order."""
+        """Return the `value` of every rank, in rank order."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -153,18 +155,19 @@ class World:
     # -- data -----------------------------------------------------------------------------------
 
     def own_rows(self, rows: int) -> list[int]:
-        """Return the row indices of a batch that this rank computes.
+        """Return the indices of the rows that this rank computes, in a batch of `rows` rows.
 
-        The list is never empty, because every rank must take part in the gradient averaging; see `has_rows`.
+        The list is never empty, because every rank must take part in averaging the gradients. A rank without
+        rows gets row 0, whose loss does not count; see `has_rows()`.
         """
         return list(range(self.rank, rows, self.size)) or [0]
 
     def has_rows(self, rows: int) -> bool:
-        """Return whether this rank has rows of its own; if not, `own_rows` returned the placeholder row 0."""
+        """Return whether this rank has rows of a batch of `rows` rows; if not, `own_rows()` returns [0]."""
         return self.rank < rows
 
     def own_batches(self, batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
-        """Yield the batches of this rank, which are every `size`-th one, each with whether its result counts.
+        """Yield (batch, counts) for every `size`-th batch; `counts` is False for a batch of another rank.
 
         If the number of batches is not a multiple of `size`, some ranks have no batch at the end. They get
         the batch of rank 0 and counts=False, because the ranks of a sharded model can only compute together.
@@ -177,7 +180,7 @@ class World:
     # -- model ----------------------------------------------------------------------------------
 
     def place_model(self, model: nn.Module) -> None:
-        """Move the model to the training device; call it before the optimizer is built."""
+        """Move the model to the device of this rank; call this before the optimizer is built."""
         model.to(self.device)
 
     def average_gradients(self, module: nn.Module) -> nn.Module:
@@ -202,23 +205,23 @@ class World:
         return contextlib.nullcontext()
 
     def full_params_on_rank0(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which rank 0 sees the full parameters, for example to save them."""
+        """Return a context in which `model` has its full parameters on rank 0, for example to save them."""
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def write_params_on_rank0(self, model: nn.Module) -> Iterator[None]:
-        """Return a context in which rank 0 changes the full parameters; at its end every rank gets them."""
+        """Let rank 0 change the full parameters in the `with` block; then send them to the other ranks."""
         yield
         if self.size > 1:
             for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor.detach(), 0)
 
     def gather_full_state(self, state: OptimizerState) -> OptimizerState:
-        """Return the unsharded optimizer state on rank 0; every rank must call this."""
+        """Return the full optimizer state on rank 0, from all shards; every rank must call this."""
         return state
 
     def shard_state(self, state: OptimizerState, parameters: Mapping[str, Tensor]) -> OptimizerState:
-        """Return this rank's part of an unsharded optimizer state: the inverse of `gather_full_state`."""
+        """Return this rank's shard of a full optimizer state: the inverse of `gather_full_state()`."""
         return state
 
     def __str__(self) -> str:
@@ -226,7 +229,7 @@ class World:
 
 
 def make_world(machine: Machine) -> World:
-    """Return the `World` of this process: a `ShardedWorld` with --shard, otherwise data parallel."""
+    """Return the `World` of this process; a `ShardedWorld` if `machine.shard` is set (--shard)."""
     if not machine.shard:
         return World(machine.device)
     from oelm.training.parallel.sharding import ShardedWorld  # importing FSDP takes a second
@@ -235,7 +238,10 @@ def make_world(machine: Machine) -> World:
 
 
 def _bind_to_loopback() -> None:
-    """Let ranks that are all on this machine listen on loopback only, unless the user chose an interface."""
+    """Make gloo and NCCL listen on the loopback interface only, unless the user chose another interface.
+
+    Call this only if all ranks are on this machine.
+    """
     names = {name for _, name in socket.if_nameindex()}
     for loopback in ("lo", "lo0"):  # Linux, macOS
         if loopback in names:
@@ -244,7 +250,7 @@ def _bind_to_loopback() -> None:
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the device called `name`; "auto" is this rank's GPU if there is one, else the CPU."""
+    """Return the torch device `name`; "auto" is GPU number `local_rank` if there is a GPU, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -1,5 +1,5 @@
 """The three training tasks: language modelling, classification and denoising.
 
-A task takes encoded splits, and returns the batches of any step, the loss of a batch, and the scores of a
-split.
+A task is created from tokenized splits. It returns the batches of any optimizer step, the loss of a batch,
+and the scores of a split.
 """

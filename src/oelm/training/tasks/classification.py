@@ -1,4 +1,4 @@
-"""Classification of texts and of pairs of texts, with our GPT or a transformers model."""
+"""Classification of texts and of pairs of texts, with the built-in GPT or a transformers model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from oelm.training.tasks.task import Batch, Metric, Tensors
 class Classification:
     """The classification task, scored by accuracy.
 
-    A batch has rows of similar length, padded to the longest of them, or to `pad_to` if that is not 0.
+    A batch contains rows of similar length. They are padded to the longest row of the batch, or to `pad_to`
+    tokens if `pad_to` is not 0.
     """
 
     metric: Metric = "accuracy"
@@ -65,7 +66,7 @@ class Classification:
 
 
 def class_logits(model: nn.Module, tensors: Tensors) -> Tensor:
-    """Return the logits (B, classes) of our GPT or of a transformers model."""
+    """Return the logits (B, classes) of the built-in GPT or of a transformers model."""
     ids, lengths = tensors["ids"], tensors["lengths"]
     if isinstance(model, GPT):
         return model.classify(ids, lengths)

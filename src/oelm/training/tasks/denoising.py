@@ -3,8 +3,8 @@
 T5 (Raffel et al. 2020) masks 15 % of the tokens, in spans of 3 on average. Each span is replaced by its own
 sentinel token, and the target lists each sentinel with the tokens of its span. BART (Lewis et al. 2020, text
 infilling) masks 30 % of the tokens, in spans of 3 on average. Each span is replaced by one mask token, and
-the target is the full text. The masked spans depend only on the seed and the step in training, and only on
-the number of the window in evaluation.
+the target is the full text. In training, the choice of spans depends only on the seed and the step; in
+evaluation, it depends only on the number of the window.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from oelm.data.batches.language_model import LMBatches, eval_windows
 from oelm.data.tokenize.tokens import TokenFile
 from oelm.training.tasks.task import Batch, Metric, Tensors
 
-SENTINELS = 100  # as in T5; a tokenizer without sentinel tokens gets new ids after its vocabulary
-_MEAN_SPAN = 3.0  # tokens
+SENTINELS = 100  # number of sentinel tokens, as in T5
+_MEAN_SPAN = 3.0  # mean length of a masked span in tokens
 _EVAL_SEED = 0  # one seed for all runs, so that the scores of different arms and seeds are comparable
 
 
@@ -41,7 +41,7 @@ class Noise:
         return 0.15 if self.style == "t5" else 0.3
 
     def apply(self, row: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return the source and the target of a window of tokens; their lengths depend only on its length."""
+        """Return (encoder input, decoder target) of a window; their lengths depend only on its length."""
         keep, drop = self._spans(len(row), generator)
         source: list[Any] = []
         target: list[Any] = []
@@ -58,7 +58,7 @@ class Noise:
         return np.concatenate(source).astype(np.int64), np.concatenate(target).astype(np.int64)
 
     def _spans(self, length: int, generator: np.random.Generator) -> tuple[list[int], list[int]]:
-        """Return the lengths of the kept and masked spans, which alternate; a kept span comes first."""
+        """Return the lengths of the kept spans and of the masked spans, which alternate; kept comes first."""
         masked = min(max(round(length * self.masked_share), 1), length - 1)
         count = min(max(round(masked / _MEAN_SPAN), 1), length - masked, SENTINELS)
         return _cut(length - masked, count, generator), _cut(masked, count, generator)
@@ -87,7 +87,7 @@ class Denoising:
         self.splits = splits
         self.noise = noise
         self.seed = seed
-        # A window is two tokens shorter than max_length, so that it still fits with a mask and an end token.
+        # A window is two tokens shorter than max_length, to leave room for a mask token and an end token.
         self.window = context - 2
         self.batches = LMBatches(splits["train"], self.window, rows_per_step, seed)
         self.steps_per_epoch = -(-self.batches.windows // rows_per_step)
@@ -115,7 +115,7 @@ class Denoising:
         number = 0
         for windows in eval_windows(self.splits[split], self.window, rows):
             plain = windows[:, :-1].numpy()
-            if plain.shape[1] < MIN_DENOISING_WINDOW:  # the rest at the end of the split is too short to mask
+            if plain.shape[1] < MIN_DENOISING_WINDOW:  # the last window of the split is too short to mask
                 continue
             numbers = np.arange(number, number + len(plain))
             number += len(plain)

@@ -1,4 +1,4 @@
-"""Language modelling with our GPT, on a split whose documents are joined into one stream of tokens."""
+"""Language modelling with the built-in GPT. The documents of a split are one long sequence of tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oelm.data.tokenize.tokens import TokenFile
 from oelm.models.gpt import GPT
 from oelm.training.tasks.task import Batch, Metric, Tensors
 
-MIN_DOCUMENTS = 10  # with fewer documents in a split, its windows are scored as blocks instead
+MIN_DOCUMENTS = 10  # with fewer documents in a split, losses are summed per window instead of per document
 
 
 class LanguageModelling:
@@ -38,7 +38,7 @@ class LanguageModelling:
 
     def eval_batches(self, split: str, rows: int) -> Iterator[Batch]:
         tokens = self.splits[split]
-        first = 1  # position of the batch's first target; the first token of a split is no target
+        first = 1  # position of the first target of the batch; the token at position 0 has no context
         for windows in eval_windows(tokens, self.context, rows):
             batch = _batch(windows)
             positions = np.arange(first, first + batch.weight)

@@ -1,4 +1,4 @@
-"""`Task`, the interface between the training loop and a task, and `evaluate`, which scores a split."""
+"""`Task`, the interface between the training loop and a task, and `evaluate()`, which scores a split."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Batch:
     """Rows that go through the model together; the first dimension of every tensor is the row."""
 
     tensors: dict[str, Tensor]
-    weight: int  # number of terms in the summed loss: target tokens, or rows for classification
+    weight: int  # number of terms in the summed loss: target tokens; in classification rows
     tokens: int  # number of tokens without padding
-    row_numbers: tuple[int, ...] = ()  # positions in the split, for classification
-    # For each target token of a test text, the number of the document (or block) that it belongs to
+    row_numbers: tuple[int, ...] = ()  # positions of the rows in the split (classification only)
+    # Evaluation of language models only: the number of the document (or window) of each target token.
     parts: np.ndarray | None = None
 
     @property
@@ -42,7 +42,7 @@ class Batch:
         return labels.shape[1] if labels is not None and labels.dim() == 2 else 0
 
     def take(self, rows: list[int]) -> dict[str, Tensor]:
-        """Return the tensors of the given rows; if these are all rows, the tensors are not copied."""
+        """Return the tensors of the rows with the numbers `rows`; if these are all rows, without a copy."""
         if len(rows) == self.rows:
             return self.tensors
         index = torch.tensor(rows)
@@ -51,11 +51,11 @@ class Batch:
 
 Metric = Literal["ppl", "accuracy"]
 Tensors = dict[str, Tensor]
-Parts = dict[int, tuple[int, float]]  # number of a document (or block) -> (target tokens, summed loss)
+Parts = dict[int, tuple[int, float]]  # number of a document (or window) -> (target tokens, summed loss)
 
 
 class Task(Protocol):
-    """The data and the loss of a run. A batch depends only on the step, so that a resume is exact."""
+    """The data and the loss of a run. A batch depends only on its step, so that a run resumes exactly."""
 
     metric: Metric
     steps_per_epoch: int
@@ -65,7 +65,7 @@ class Task(Protocol):
         ...
 
     def loss(self, model: nn.Module, tensors: Tensors) -> Tensor:
-        """Return the loss, summed over the target tokens (or rows) that `Batch.weight` counts."""
+        """Return the sum of the losses of all target tokens (in classification of all rows) of a batch."""
         ...
 
     def eval_batches(self, split: str, rows: int) -> Iterator[Batch]:
@@ -73,12 +73,12 @@ class Task(Protocol):
         ...
 
     def score(self, model: nn.Module, tensors: Tensors) -> tuple[Tensor, Tensor | None]:
-        """Return the loss of each target token (or row), and the predicted classes (None without classes)."""
+        """Return the loss of each target token or row, and the predicted classes (classification) or None."""
         ...
 
 
 class Objective(nn.Module):
-    """A module that maps a batch to its loss, which DDP and torch.compile can wrap."""
+    """A module whose `forward()` returns the loss of a batch, so that DDP and torch.compile can wrap it."""
 
     def __init__(self, model: nn.Module, task: Task) -> None:
         super().__init__()
@@ -91,15 +91,15 @@ class Objective(nn.Module):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of a split; `loss` is the mean over `n` target tokens or rows."""
+    """The scores of a model on a split; `loss` is the mean over `n` target tokens or rows."""
 
     loss: float
     n: int
     accuracy: float | None = None
     predicted: tuple[int, ...] = ()
     labels: tuple[int, ...] = ()
-    part_tokens: tuple[int, ...] = ()  # language models: target tokens of each document (or block)
-    part_losses: tuple[float, ...] = ()  # and their summed loss
+    part_tokens: tuple[int, ...] = ()  # language models: number of target tokens per document (or window)
+    part_losses: tuple[float, ...] = ()  # language models: summed loss per document (or window)
 
     def metrics(self) -> dict[str, Any]:
         """Return the values that metrics.jsonl and results.json contain."""
@@ -108,7 +108,7 @@ class Evaluation:
         return {"loss": self.loss, "ppl": math.exp(min(self.loss, 700.0)), "n": self.n}
 
     def better_than(self, other: Evaluation | None) -> bool:
-        """Return whether the accuracy is higher than that of `other`; a tie is decided by the lower loss."""
+        """Return whether the accuracy is higher than in `other` or, if equal or missing, the loss lower."""
         if other is None:
             return True
         mine, theirs = (e.accuracy if e.accuracy is not None else 0.0 for e in (self, other))
@@ -126,12 +126,12 @@ def evaluate(
     precision: Precision,
     after_batch: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """Return the scores of a split, computed in batches of at most `rows` rows, which the ranks divide.
+    """Return the scores of `model` on a split, computed in batches of at most `rows` rows.
 
-    `after_batch` is called after each batch.
+    Each rank scores a part of the batches. `after_batch` is called after each batch.
     """
     loss, weight, correct = 0.0, 0, 0
-    found: dict[int, tuple[int, int]] = {}  # row -> (label, predicted)
+    found: dict[int, tuple[int, int]] = {}  # row number -> (label, predicted class)
     parts: Parts = {}
     was_training = model.training
     model.eval()
@@ -159,7 +159,7 @@ def evaluate(
     n = round(total_weight)
     if n == 0:
         raise OelmError(
-            f"the {split} split is too short to be scored; use a dataset with more or longer rows"
+            f"the {split} split is too short to be scored: use a dataset with more or longer rows"
         )
     if task.metric != "accuracy":
         tokens, sums = _merge_parts(world.gather(parts))
@@ -170,7 +170,7 @@ def evaluate(
 
 
 def _add_parts(parts: Parts, numbers: np.ndarray, losses: np.ndarray) -> None:
-    """Add the losses of one batch to the sums of their documents."""
+    """Add the losses of one batch to `parts`; `numbers` is the document (or window) of each loss."""
     first = int(numbers.min())
     counts = np.bincount(numbers.ravel() - first)
     sums = np.bincount(numbers.ravel() - first, losses.ravel())
@@ -180,7 +180,10 @@ def _add_parts(parts: Parts, numbers: np.ndarray, losses: np.ndarray) -> None:
 
 
 def _merge_parts(of_all_ranks: list[Parts]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return the tokens and the summed losses of all documents in order; ranks may share a document."""
+    """Return the tokens and summed losses of all documents in order, added up over the ranks.
+
+    Several ranks may have scored parts of the same document.
+    """
     numbers = sorted({number for parts in of_all_ranks for number in parts})
     held = [[parts[number] for parts in of_all_ranks if number in parts] for number in numbers]
     return tuple(sum(t for t, _ in each) for each in held), tuple(sum(s for _, s in each) for each in held)
