@@ -117,7 +117,7 @@ def test_the_parquet_branch_is_used_for_a_repository_with_a_script(
     call = online[-1]
     assert (call["name"], call["data_dir"], call["revision"]) == (None, "plain_text", "fed987")
     answer(monkeypatch, {**script, hub._PARQUET_BRANCH: ("fed987", [".gitattributes"])})
-    with pytest.raises(OelmError, match="scripts are not executed"):
+    with pytest.raises(OelmError, match="dataset script, which is not executed"):
         open_corpus("openwebtext")
 
 

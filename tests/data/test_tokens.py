@@ -103,7 +103,7 @@ def test_a_flipped_bit_in_the_cache_is_detected_and_the_tokens_are_made_again(
     flip_bit(first.folder / file, 31)
     again = prepare_tokens(corpus, "validation", tokenizer, cache_dir=tmp_path)
     assert (again.folder / file).read_bytes() == whole
-    assert "It is encoded again" in caplog.text
+    assert "It is created again" in caplog.text
 
 
 def test_a_damaged_tokenizer_in_the_cache_is_trained_again(tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ def test_a_small_file_system_that_is_full(tmp_path, machine, make):
         ({"data": {"dataset": "storys"}}, "did you mean 'stories'"),
         ({"data": {"dataset": "stories-2way"}}, "is for classification"),
         ({"data": {"max_length": 0}}, "max_length must be at least 1"),
-        ({"data": {"tokenizer": "bpe-many"}}, "needs a vocabulary size"),
+        ({"data": {"tokenizer": "bpe-many"}}, "has no vocabulary size"),
     ],
 )
 def test_invalid_settings_are_errors_before_a_folder_is_created(tmp_path, machine, make, changes, message):

@@ -10,9 +10,9 @@ from oelm.errors import OelmError
 _EXAMPLES = 3
 
 _ADVICE = {
-    "label": "labels must be 0..classes-1 or a class name. A label of -1 means that the publisher withheld "
-    "the labels of this split: use the official validation split as test",
-    "field": "rename the columns, or list their names in the dataset's `aliases`",
+    "label": "a label must be a class name or a number from 0 to classes - 1. A label of -1 means that the "
+    "publisher withheld the labels of this split: use the official validation split as the test split",
+    "field": "rename the columns, or list their names in the `aliases` of the dataset",
     "json": "write one JSON object per line",
     "utf-8": "convert the file to UTF-8",
     "empty": "remove the rows, or use --skip-bad-rows",
@@ -21,7 +21,7 @@ _ADVICE = {
 
 @dataclass
 class BadRows:
-    """Counts of invalid rows by kind, with a few examples of each kind.
+    """The number of invalid rows of each kind (such as "label"), with a few examples of each kind.
 
     >>> bad = BadRows()
     >>> for row in range(1, 5001):
@@ -63,5 +63,5 @@ class BadRows:
 
 
 def bad_rows_error(problem: str) -> OelmError:
-    """Return the error for bad rows that the user has not asked to skip."""
+    """Return the error for bad rows; its remedy says how to fix or skip them."""
     return OelmError(problem, remedy="fix the rows, or pass --skip-bad-rows to leave them out.")

@@ -13,8 +13,8 @@ To add your own dataset, register an entry:
     ))
 
 A dataset name can also be a folder or `file:train.jsonl,test.jsonl`. Each file is assigned to a split by its
-name, or if the names do not tell, in the order train, validation, test. A missing split is held out of train:
-some train rows are used for it instead.
+name; if the names do not say the split, by the order train, validation, test. If a split is missing, a part
+of the train rows is held out for it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Task = Literal["lm", "classification"]
 class Variant:
     """A variant of a dataset, such as a language or another test set.
 
-    config:     hub configuration that replaces that of the dataset
-    hub_splits: hub splits that replace those of the dataset
+    config:     configuration on the hub, used instead of `Dataset.config`
+    hub_splits: {split of oelm: split on the hub}, added to `Dataset.hub_splits`
     stems:      split -> local file names (without extension) that are tried before the default name
-    needs:      splits that must have a file of this variant; the others may use the default file
+    needs:      splits that must have a file of this variant; the other splits may use the default file
     """
 
     about: str
@@ -50,20 +50,22 @@ class Variant:
 class Dataset:
     """One dataset of the catalogue.
 
-    fields:             the text column of our rows, or the two text columns of a pair
+    fields:             name of the text column, or names of the two text columns of a pair
     label_names:        class names in the order of their labels; empty for language modelling
-    aliases:            other column names that files use for our columns
+    aliases:            column name of oelm -> other names that files use for this column
     hub:                repository on the Hugging Face hub
     config:             configuration of the hub repository
-    hub_splits:         our split -> split on the hub. Missing splits are held out of train. Splits without
-                        published labels are not listed.
-    sizes:              row counts of the splits on the hub
-    default:            what local files contain if their name has no variant, e.g. "English"
-    holdout_first_rows: hold out only from this many first rows, so that a stream need not be read to its end
+    hub_splits:         split of oelm -> split on the hub. A missing split is held out of the train rows.
+                        Splits without published labels are not listed.
+    sizes:              number of rows of the splits on the hub
+    default:            content of local files whose names do not name a variant, e.g. "English"
+    validation_share:   fraction of the train rows that is held out if there is no validation split
+    test_share:         fraction of the train rows that is held out if there is no test split
+    holdout_first_rows: hold out rows only from the first n rows, so that a stream need not be read completely
     group:              rows with the same value in this column are held out together
     stream:             read rows from the hub one by one, without downloading all files first
     lines:              each row of the official files is one line of text; join the lines to articles
-    drops_empty:        leave out empty rows without an error, because the official files contain some
+    drops_empty:        skip empty rows without an error, because the official files contain some
     files:              split -> local file of a dataset registered by the user
     package:            pip package that contains the data
     builtin:            name of the corpus that `oelm.data.synthetic` generates
@@ -355,7 +357,7 @@ def dataset(name: str) -> Dataset:
 
 
 def register_dataset(entry: Dataset) -> Dataset:
-    """Add a dataset to the catalogue and return it. The docstring of this module has an example."""
+    """Add a dataset to the catalogue, and return the dataset. The docstring of this module has an example."""
     if not entry.name or any(character in entry.name for character in "/\\:, "):
         raise UsageError(
             f"invalid dataset name '{entry.name}': it must not be empty or contain "
@@ -363,16 +365,17 @@ def register_dataset(entry: Dataset) -> Dataset:
         )
     if not 1 <= len(entry.fields) <= 2:
         raise UsageError(
-            f"dataset '{entry.name}' needs one text field, or two for pairs, not {len(entry.fields)}"
+            f"dataset '{entry.name}' has {len(entry.fields)} text columns in `fields`: give one, or two for "
+            "pairs of texts"
         )
     if len(entry.label_names) == 1:
-        raise UsageError(f"dataset '{entry.name}' needs at least two class names in `label_names`, not one")
+        raise UsageError(f"dataset '{entry.name}' has only one class in `label_names`: give at least two")
     for split in entry.files:
         if split not in SPLITS:
             raise unknown_name("split", split, SPLITS)
     if entry.files and "train" not in entry.files:
-        raise UsageError(f"dataset '{entry.name}': `files` needs at least a train file")
+        raise UsageError(f"dataset '{entry.name}' has no train file in `files`: add one")
     if _REGISTRY.get(entry.name, entry) != entry:
-        raise UsageError(f"another dataset is already registered as '{entry.name}'; choose another name")
+        raise UsageError(f"a different dataset is already registered as '{entry.name}': choose another name")
     _REGISTRY[entry.name] = entry
     return entry

@@ -3,7 +3,7 @@
     report = check_corpus(open_corpus("imdb"), batch_size=16)
     print(report)
 
-Rows are checked again when they are encoded.
+Rows are checked again when they are tokenized.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SplitCheck:
 
 @dataclass
 class CheckReport:
-    """The result of a check. `errors` make training impossible; `warnings` do not."""
+    """The result of `check_corpus()`. Training is possible with `warnings`, but not with `errors`."""
 
     name: str
     origin: str
@@ -81,7 +81,7 @@ class CheckReport:
 
 
 def limit_streamed(corpus: Corpus) -> Corpus:
-    """Return the corpus, limited to 10,000 rows per split if it is streamed over a network."""
+    """Return `corpus`; if its rows are streamed over the network, limit it to 10,000 rows per split."""
     if not corpus.source.streamed:
         return corpus
     corpus = corpus.limit(train=_STREAM_ROWS, validation=_STREAM_ROWS, test=_STREAM_ROWS)
@@ -92,11 +92,11 @@ def limit_streamed(corpus: Corpus) -> Corpus:
 def check_corpus(
     corpus: Corpus, *, batch_size: int = 1, skip_bad_rows: bool = False, find_shared: bool = True
 ) -> CheckReport:
-    """Read every split and report all problems.
+    """Read every split and return a report of all problems.
 
-    batch_size:    a classification dataset with fewer train rows than this is an error
+    batch_size:    report an error if a classification dataset has fewer train rows than this
     skip_bad_rows: report bad rows as warnings instead of errors
-    find_shared:   also look for texts that appear in two splits, which reads the rows a second time
+    find_shared:   also search for texts that appear in two splits, which reads the rows a second time
     """
     corpus = limit_streamed(corpus)
     report = CheckReport(corpus.name, corpus.origin, warnings=list(corpus.notes))

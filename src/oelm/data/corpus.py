@@ -1,7 +1,7 @@
 """A dataset from one source, as train, validation and test splits of clean rows.
 
-A clean row has our column names, checked texts and an integer label. Creating a `Corpus` reads no rows;
-`Corpus.rows` reads them from the source again on each call.
+A clean row has the column names of oelm, checked texts and an integer label. Creating a `Corpus` reads no
+rows; each call of `Corpus.rows()` reads them from the source again.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from oelm.data.sources.readers import Row
 from oelm.data.splits import Holdout
 from oelm.errors import OelmError, UsageError, unknown_name
 
-# The key of the shuffle in `Corpus.limit` is fixed, so that runs with different seeds use the same rows.
+# The seed with which `Corpus.limit()` selects rows. It is fixed, so that all runs use the same rows.
 _LIMIT_KEY = 0x0E1
 
 
 class Source(ABC):
-    """Reads the raw rows of a dataset from one place."""
+    """Reads the raw rows of a dataset from one place: a local folder, the hub, a package or a generator."""
 
-    splits: dict[str, str]  # our name of each split that this source has -> the source's own name
-    streamed: bool = False  # whether rows come over a network; reading all can take hours
-    take_first: bool = False  # whether a row limit takes the first rows instead of a random sample
+    splits: dict[str, str]  # name of each split in oelm -> its name in the source
+    streamed: bool = False  # whether rows are read over the network, which can take hours for all rows
+    take_first: bool = False  # whether `Corpus.limit()` takes the first rows instead of a random sample
     notes: tuple[str, ...] = ()
     folder_note: str = ""  # text by the owner of a data folder; left out when results are shared
 
     @property
     @abstractmethod
     def origin(self) -> str:
-        """Where the rows come from, for messages and the manifest."""
+        """A text that says where the rows come from, for messages and manifest.json."""
 
     @abstractmethod
     def rows(self, split: str, bad: BadRows) -> Iterator[tuple[str, int, Row]]:
@@ -51,13 +51,13 @@ class Source(ABC):
 
     @abstractmethod
     def size(self, split: str) -> tuple[int, int]:
-        """Return the expected (bytes, rows) for the progress display; 0 means unknown."""
+        """Return the expected (bytes, rows) of a split for the progress display; 0 means unknown."""
 
 
 class Corpus:
     """One dataset as train, validation and test splits of clean rows.
 
-    skipped: number of bad rows that were left out, by split and kind; filled when a split is encoded
+    skipped: {split: {kind of bad row: number of skipped rows}}; filled when a split is tokenized
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Corpus:
         self.splits = tuple(s for s in SPLITS if s in source.splits or (self._holdout and self._share(s)))
 
     def _make_holdout(self) -> Holdout | None:
-        """Return how missing splits are held out of train, or None if no split is held out."""
+        """Return how missing splits are held out of the train rows; None if no split is held out."""
         missing = [split for split in SPLITS if split not in self.source.splits]
         if not missing or "train" in missing:
             return None
@@ -95,10 +95,10 @@ class Corpus:
         return {"validation": self.dataset.validation_share, "test": self.dataset.test_share}.get(split, 0.0)
 
     def rows(self, split: str, bad: BadRows | None = None) -> Iterator[Row]:
-        """Yield clean rows in the order of the source: the texts under `fields`, and `label` as an integer.
+        """Yield the clean rows of a split, in the order of the source, such as {"text": ..., "label": 1}.
 
-        Bad rows are added to `bad` and left out; if `bad` is None, a bad row raises an error. A document
-        larger than a few hundred KB is split into several rows, and all but the last have `continues` set.
+        Bad rows are added to `bad` and skipped; if `bad` is None, a bad row raises an error. A document
+        larger than a few hundred KB is split into several rows; all but the last have `continues` set.
         """
         self.require_split(split)
         found = BadRows() if bad is None else bad
@@ -140,8 +140,8 @@ class Corpus:
     def limit(self, *, train: int = 0, validation: int = 0, test: int = 0) -> Corpus:
         """Return a copy of the corpus with at most `train`, `validation` and `test` rows (0 = all).
 
-        The rows are a random sample in file order, the same for every seed of a run. A hub stream or
-        generated text gives its first rows instead.
+        The rows are a random sample, in the order of the files, and do not depend on the seed of the run. Of
+        a stream from the hub or generated text, the first rows are taken instead.
         """
         limits = {"train": train, "validation": validation, "test": test}
         if any(value < 0 for value in limits.values()):
@@ -179,7 +179,7 @@ class Corpus:
         return int(size * self._share(split)), int(rows * self._share(split))
 
     def require_split(self, split: str) -> None:
-        """Raise OelmError if the corpus does not have `split`. The error says how to add it."""
+        """Raise OelmError if the corpus does not have `split`; the message says how to add the split."""
         if split in self.splits:
             return
         if split not in SPLITS:

@@ -1,7 +1,7 @@
 """Hold out validation and test rows, and find rows that appear in two splits.
 
 The hash of a row's text decides whether the row is held out. So the choice does not depend on file names or
-row order, equal texts are in the same split, and one pass over a stream is enough.
+row order, rows with equal texts are in the same split, and a stream has to be read only once.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 def text_key(*texts: str) -> int:
-    """Return a 64-bit hash of the texts that ignores case and white space."""
+    """Return a 64-bit hash of `texts`; texts that differ only in case and white space have the same hash."""
     normal = "\x1f".join(" ".join(text.casefold().split()) for text in texts)
     return int.from_bytes(hashlib.blake2b(normal.encode("utf-8"), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)
 class Holdout:
-    """The shares of the train rows that are held out for validation and test.
+    """The fractions of the train rows that are held out for validation and for test.
 
-    first_rows: hold out only from this many first rows of a long stream (0 = from all rows)
-    group:      rows with an equal text in this field stay in the same split
+    first_rows: hold out rows only from the first n rows of a long stream (0 = from all rows)
+    group:      rows with an equal text in this column stay in the same split
     """
 
     validation: float = 0.0
@@ -41,7 +41,7 @@ class Holdout:
     group: str = "text"
 
     def split_of(self, row: Row, index: int) -> str:
-        """Return the split that gets `row`, which is number `index` of the source's train rows."""
+        """Return the split to which the train row at position `index` of the source is assigned."""
         if self.first_rows and index >= self.first_rows:
             return "train"
         share = text_key(row[self.group]) / 2.0**64
@@ -50,13 +50,13 @@ class Holdout:
         return "test" if share < self.validation + self.test else "train"
 
     def is_complete(self, split: str, index: int) -> bool:
-        """Return whether no train row at `index` or later is held out for `split`."""
+        """Return whether all rows held out for `split` come before position `index` of the source."""
         return bool(self.first_rows) and split != "train" and index >= self.first_rows
 
 
 @dataclass
 class DuplicateReport:
-    """Rows of one split whose text also appears in another split, keyed by (split, other split)."""
+    """The number of rows of one split whose text also appears in another split, by (split, other split)."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     examples: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -75,9 +75,10 @@ class DuplicateReport:
 
 
 def find_duplicates(corpus: Corpus) -> DuplicateReport:
-    """Return the texts (ignoring case and white space) that appear in two splits.
+    """Return how many rows have a text (ignoring case and white space) that also appears in another split.
 
-    Only the hashes of validation and test are kept in memory, 8 bytes per row; train is streamed.
+    Only the hashes of the validation and test rows are kept in memory, 8 bytes per row; the train rows are
+    streamed.
     """
     report = DuplicateReport()
     seen: dict[str, np.ndarray] = {}

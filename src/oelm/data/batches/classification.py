@@ -1,4 +1,4 @@
-"""Encoded rows of a classification dataset, and batches of rows of similar length."""
+"""The tokenized rows of a classification dataset, and batches of rows of similar length."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _BUCKET_BATCHES = 128
 
 
 class EncodedSplit:
-    """The encoded rows of a split, memory-mapped.
+    """The tokenized rows of a split, memory-mapped.
 
     ids:           token ids of all rows; row i is ids[offsets[i]:offsets[i + 1]]
     lengths:       number of tokens of each row, including special tokens
-    labels:        class indices
-    second_starts: where the second text of a pair starts in its row; the row length for single texts
+    labels:        class index of each row
+    second_starts: position in each row at which the second text of the pair starts; the length of the row if
+                   it has only one text
     """
 
     def __init__(self, store: Store) -> None:
@@ -44,7 +45,10 @@ class EncodedSplit:
     def collate(
         self, rows: Sequence[int] | np.ndarray, *, pad_to: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return ids (B, T), lengths (B,) and labels (B,) as int64; T is the longest row or `pad_to`."""
+        """Return ids (B, T), lengths (B,) and labels (B,) of `rows` as int64, padded to T tokens.
+
+        T is the length of the longest row, or `pad_to` if that is larger.
+        """
         chosen = np.asarray(rows, dtype=np.int64)
         lengths = self.lengths[chosen]
         positions = np.arange(max(pad_to, int(lengths.max())))
@@ -54,7 +58,7 @@ class EncodedSplit:
         return torch.from_numpy(ids), torch.from_numpy(lengths), torch.from_numpy(self.labels[chosen])
 
     def token_types(self, rows: Sequence[int] | np.ndarray, width: int) -> torch.Tensor:
-        """Return BERT's segment ids (B, width) as int64: 1 for the second text of a pair."""
+        """Return BERT's token type ids (B, width) as int64: 1 for tokens of the second text, else 0."""
         chosen = np.asarray(rows, dtype=np.int64)
         positions = np.arange(width)
         starts, lengths = self.second_starts[chosen][:, None], self.lengths[chosen][:, None]
@@ -64,7 +68,7 @@ class EncodedSplit:
 def encode_split(
     corpus: Corpus, split: str, tokenizer: Tokenizer, max_length: int, **options: Unpack[EncodeOptions]
 ) -> EncodedSplit:
-    """Return the encoded rows of a labelled split, from the cache if they were encoded before."""
+    """Return the tokenized rows of a labelled split, from the cache if they were tokenized before."""
     if corpus.task != "classification":
         raise UsageError(f"dataset '{corpus.name}' has no labels, so it cannot be used for classification")
     store = encode_to_store(
@@ -81,9 +85,9 @@ def encode_split(
 
 
 class BatchPlan:
-    """The rows of each training batch, as a pure function of (seed, index).
+    """The rows of each training batch, as a pure function of the seed and the index of the batch.
 
-    Each epoch uses every row once, and its last batch may be smaller. Rows are shuffled and
+    Each epoch uses every row once; one batch of an epoch may be smaller than the others. Rows are shuffled,
     then sorted by length within buckets of 128 batches, so that a batch needs little padding. The batches of
     an epoch are shuffled too.
     """
@@ -92,14 +96,14 @@ class BatchPlan:
         self.lengths = np.asarray(lengths, dtype=np.int64)
         self.batch_size, self.seed = batch_size, seed
         if not len(self.lengths):
-            raise UsageError("cannot make batches: there are no rows")
+            raise UsageError("the training split has no rows: use a dataset with at least one row")
         if batch_size < 1:
             raise UsageError(f"batch size must be at least 1, not {batch_size}")
         self.batches_per_epoch = -(-len(self.lengths) // batch_size)
         self._epoch, self._order = -1, np.zeros(0, dtype=np.int64)
 
     def batch(self, index: int) -> np.ndarray:
-        """Return the row numbers of batch `index`, counted over all epochs."""
+        """Return the row numbers of batch number `index`; the batches of all epochs are counted."""
         epoch, position = divmod(index, self.batches_per_epoch)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._row_order(epoch)
@@ -113,7 +117,7 @@ class BatchPlan:
         return order[np.lexsort((self.lengths[order], bucket))]
 
     def padding_share(self, *, pad_to: int = 0) -> float:
-        """Return the share of padding tokens in epoch 0, or what it would be with rows padded to `pad_to`."""
+        """Return the fraction of padding tokens in epoch 0; with `pad_to`, if all rows are padded to it."""
         tokens = int(self.lengths.sum())
         if pad_to:
             return 1 - tokens / (len(self.lengths) * max(pad_to, int(self.lengths.max())))
@@ -123,7 +127,7 @@ class BatchPlan:
 
 
 def eval_batches(lengths: Sequence[int] | np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
-    """Yield row numbers for evaluation, each row once, sorted by length."""
+    """Yield the row numbers of each evaluation batch; every row appears once, sorted by length."""
     order = np.argsort(np.asarray(lengths), kind="stable")
     for first in range(0, len(order), batch_size):
         yield order[first : first + batch_size]

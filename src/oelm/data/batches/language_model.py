@@ -1,7 +1,7 @@
 """Batches for language modelling, as pure functions of (seed, step), so that a run resumes exactly.
 
-Windows are cut from the token sequence without regard to document borders, as for GPT-2; EOS marks where a
-document ends. In each epoch, the windows start at another offset and are shuffled.
+The token sequence is cut into windows without regard to document borders, as for GPT-2; EOS marks the end of
+a document. Each epoch cuts the sequence at a different offset and shuffles the windows.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from oelm.errors import UsageError
 class LMBatches:
     """Training batches of a token file.
 
-    The sequence is treated as a ring and cut into len(tokens) // context windows, from an offset that differs
-    by epoch. Every window is used once per epoch. A batch may span two epochs, so no window is dropped.
+    The sequence is treated as a ring and cut into len(tokens) // context windows, from an offset that is
+    different in each epoch. Every window is used once per epoch. A batch may contain windows of two epochs,
+    so that no window is dropped. `context` is the context length in tokens.
     """
 
     def __init__(self, tokens: TokenFile | np.ndarray, context: int, batch_size: int, seed: int) -> None:
         self.ids = tokens.ids if isinstance(tokens, TokenFile) else tokens
         self.context, self.batch_size, self.seed = context, batch_size, seed
         if context < 1 or batch_size < 1:
-            raise UsageError(f"context ({context}) and batch size ({batch_size}) must be at least 1")
+            raise UsageError(f"context length ({context}) and batch size ({batch_size}) must be at least 1")
         self.windows = len(self.ids) // context  # number of windows per epoch
         if not self.windows:
             raise UsageError(
-                f"{len(self.ids):,} tokens do not fill one window of {context}; use more text "
-                "or a shorter context"
+                f"the split has {len(self.ids):,} tokens, which do not fill one window of {context}: use "
+                "more text or a smaller data.max_length"
             )
 
     def window_starts(self, step: int) -> np.ndarray:
-        """Return the position of the first token of each window of the batch."""
+        """Return the position of the first token of each window in the batch of step `step`."""
         first = step * self.batch_size
         positions = np.arange(first, first + self.batch_size)
         epochs = positions // self.windows
@@ -49,16 +50,16 @@ class LMBatches:
         return result
 
     def batch(self, step: int) -> torch.Tensor:
-        """Return (batch_size, context + 1) int64: inputs are [:, :-1], targets [:, 1:]."""
+        """Return the batch (batch_size, context + 1) of a step: inputs are [:, :-1], targets [:, 1:]."""
         positions = self.window_starts(step)[:, None] + np.arange(self.context + 1)
         return torch.from_numpy(self.ids[positions % len(self.ids)].astype(np.int64))
 
 
 def eval_windows(tokens: TokenFile | np.ndarray, context: int, batch_size: int) -> Iterator[torch.Tensor]:
-    """Yield (b, t + 1) int64 batches in which every token except the first is a target exactly once.
+    """Yield int64 batches (B, T + 1) in which every token of the split but the first is a target once.
 
-    A target sees only the tokens before it in its window. The last window may be shorter and is a batch of
-    its own.
+    The context of a target is only the tokens before it in the same window. The last window may be shorter;
+    it is then a separate batch.
     """
     ids = tokens.ids if isinstance(tokens, TokenFile) else tokens
     targets = max(0, len(ids) - 1)

@@ -1,7 +1,8 @@
 """Random permutations as pure functions, which compute any element of a shuffle without the others.
 
-A resumed run must see the same batches on another machine and with another numpy version. So the permutation
-is a Feistel network over splitmix64 instead of a library's random generator. It does not store the shuffle.
+A resumed run must get the same batches on another machine and with another numpy version. So the permutation
+is a Feistel network over splitmix64, not the random generator of a library. It needs no memory for the
+permutation.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _ROUNDS = 6
 
 
 def mix(*values: int) -> int:
-    """Return a 64-bit hash of the integers; their order matters."""
+    """Return a 64-bit hash of a sequence of integers."""
     state = 0x9E3779B97F4A7C15
     for value in values:
         state = _splitmix((state ^ (value & _MASK)) + 0x9E3779B97F4A7C15 & _MASK)
@@ -28,13 +29,13 @@ def _splitmix(z: int) -> int:
 
 
 def _splitmix_array(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # uint64 products wrap around
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # products of uint64 are modulo 2^64
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
 def shuffled(positions: ArrayLike, size: int, *key: int) -> NDArray[np.int64]:
-    """Return the elements at `positions` of the permutation of range(size) that `key` selects.
+    """Return the elements at `positions` of a random permutation of range(size); `key` is the seed.
 
     >>> sorted(shuffled(range(10), 10, 42).tolist()) == list(range(10))
     True
@@ -47,7 +48,7 @@ def shuffled(positions: ArrayLike, size: int, *key: int) -> NDArray[np.int64]:
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
     keys = [np.uint64(mix(*key, size, number)) for number in range(_ROUNDS)]
-    # The network permutes 0..4^half-1; values outside the range are permuted again until they are inside.
+    # The Feistel network permutes 0..4^half-1; results >= size are permuted again until they are below size.
     result = _feistel(values, half, mask, keys)
     outside = np.flatnonzero(result >= np.uint64(size))
     while outside.size:

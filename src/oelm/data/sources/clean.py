@@ -1,4 +1,4 @@
-"""Convert a raw row of a file to a clean row: our column names, checked texts and an integer label."""
+"""Convert a raw row to a clean row: the column names of oelm, checked texts and an integer label."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from oelm.data.sources.readers import Row, is_utf8
 
 
 def clean_row(dataset: Dataset, raw: Row, file: str, number: int, bad: BadRows) -> Row | None:
-    """Return the clean form of `raw`, or None if the row is invalid. Invalid rows are added to `bad`."""
+    """Return the clean row of the raw row `raw`; if the row is invalid, add it to `bad` and return None.
+
+    `file` and `number` say where the row is, for the message about an invalid row.
+    """
     row: Row = {}
     for name in dataset.columns:
         key = next((key for key in (name, *dataset.aliases.get(name, ())) if key in raw), None)
@@ -39,7 +42,7 @@ def clean_row(dataset: Dataset, raw: Row, file: str, number: int, bad: BadRows) 
 
 
 def _text_problem(value: Any) -> tuple[str, str]:
-    """Return the kind and the description of what is wrong with a text, or two empty strings."""
+    """Return (kind, description) of what is wrong with the text `value`; ("", "") if nothing is wrong."""
     if value is None or (isinstance(value, str) and (not value or value.isspace())):
         return "empty", "empty"
     if not isinstance(value, str):
@@ -48,7 +51,7 @@ def _text_problem(value: Any) -> tuple[str, str]:
 
 
 def _class_index(value: Any, names: tuple[str, ...]) -> int | None:
-    """Return the index of a label given as a name or a number, or None if there is no such class."""
+    """Return the class index of a label (a class name or a number); None if there is no such class."""
     if isinstance(value, str):
         folded = value.strip().casefold()
         by_name = {name.casefold(): index for index, name in enumerate(names)}
@@ -57,5 +60,5 @@ def _class_index(value: Any, names: tuple[str, ...]) -> int | None:
         value = int(folded) if folded.isdecimal() else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    valid = 0 <= value < len(names) and value == int(value)  # pandas may write 1 as 1.0
+    valid = 0 <= value < len(names) and value == int(value)  # floats are accepted: pandas may write 1 as 1.0
     return int(value) if valid else None

@@ -1,6 +1,6 @@
 """Find the files of a dataset in a local folder.
 
-Two layouts are supported: plain files named after our splits (imdb/train.jsonl), and a copy of the hub
+Two layouts are supported: plain files named after the splits (imdb/train.jsonl), and a copy of the hub
 repository with its parquet shards (imdb/plain_text/train-00000-of-00001.parquet).
 """
 
@@ -29,11 +29,11 @@ class SplitFiles:
     files: dict[str, list[Path]]
     hub_copy: bool = False
     notes: list[str] = field(default_factory=list)
-    folder_note: str = ""  # "notes" of dataset_info.json, written by the owner of the folder
+    folder_note: str = ""  # the field "notes" of dataset_info.json, written by the owner of the folder
 
 
 def dataset_folder(dataset: Dataset, data_dir: Path) -> Path | None:
-    """Return the folder named after the dataset or its hub repository, or None if there is none."""
+    """Return the folder in `data_dir` that is named after the dataset or its hub repository; None if none."""
     for name in (dataset.name, dataset.hub.rpartition("/")[2]):
         if name and (data_dir / name).is_dir():
             return data_dir / name
@@ -41,13 +41,14 @@ def dataset_folder(dataset: Dataset, data_dir: Path) -> Path | None:
 
 
 def find_files(dataset: Dataset, variant: Variant, folder: Path) -> SplitFiles:
-    """Return the dataset's files in its own folder; raise an error if there are none."""
+    """Return the files of a dataset in `folder`, by split; raise OelmError if there are none."""
     found = _find_plain(dataset, variant, folder) or _find_hub_copy(dataset, variant, folder)
     if found is None:
         names = ", ".join(f"{split}{EXTENSIONS[0]}" for split in SPLITS)
         raise OelmError(
-            f"{folder} has no files of '{dataset.name}'. Expected {names} (or {', '.join(EXTENSIONS[1:4])}), "
-            f"or a copy of the hub repository {dataset.hub or 'with its parquet files'}."
+            f"{folder} has no files of the dataset '{dataset.name}'. Add {names} (or "
+            f"{', '.join(EXTENSIONS[1:4])}), or a copy of the hub repository "
+            f"{dataset.hub or 'with its parquet files'}."
         )
     return found
 
@@ -68,10 +69,12 @@ def _find_plain(dataset: Dataset, variant: Variant, folder: Path) -> SplitFiles 
             content = f" ({dataset.default})" if dataset.default else ""
             found.notes.append(f"{split} comes from {path.name}{content}: no file for {variant.about}")
     missing = [split for split in variant.needs if split not in found.files]
-    # Without this error, the missing splits would be held out of another variant's train rows.
+    # Without this error, the missing splits would be held out of the train rows of another variant.
     if missing and set(SPLITS) & set(named):
         names = ", ".join(variant.stems[split][0] + EXTENSIONS[0] for split in missing)
-        raise OelmError(f"{folder} lacks files of '{dataset.name}' for {variant.about}: add {names}")
+        raise OelmError(
+            f"{folder} has no files of the dataset '{dataset.name}' for {variant.about}: add {names}"
+        )
     if not found.files:
         return None
     used = {path for paths in found.files.values() for path in paths}
@@ -103,13 +106,13 @@ def _require_all_shards(files: Mapping[str, list[Path]]) -> None:
         expected = int(paths[0].stem.split("-of-")[1][:5])
         if len(paths) != expected:
             raise OelmError(
-                f"{paths[0].parent} has only {len(paths)} of {expected} shards of {paths[0].name}; "
-                "copy the missing files"
+                f"{paths[0].parent} has only {len(paths)} of the {expected} files to which {paths[0].name} "
+                "belongs: copy the missing files"
             )
 
 
 def read_info(folder: Path) -> dict[str, object]:
-    """Return the folder's dataset_info.json, or an empty dict if there is no readable one."""
+    """Return the content of dataset_info.json in `folder`; {} if the file is missing or unreadable."""
     try:
         return read_json_object(folder / "dataset_info.json")
     except (OelmError, OSError):
@@ -117,9 +120,9 @@ def read_info(folder: Path) -> dict[str, object]:
 
 
 def dataset_from_path(name: str) -> tuple[Dataset, SplitFiles]:
-    """Return a catalogue entry for the user's own files, and the files of each split.
+    """Return a catalogue entry for files of the user, and the files of each split.
 
-    `name` is a folder, or `file:` followed by up to three files, separated by commas. If the rows have a
+    `name` is a folder, or `file:` followed by up to three file names, separated by commas. If the rows have a
     label, the dataset is for classification; if they have two text columns, it is a dataset of pairs.
     """
     paths = [Path(part.strip()).expanduser() for part in name.removeprefix("file:").split(",")]
@@ -131,14 +134,16 @@ def dataset_from_path(name: str) -> tuple[Dataset, SplitFiles]:
     else:
         found = SplitFiles(paths[0].parent, _assign_splits(paths))
     if "train" not in found.files:
-        raise UsageError(f"dataset '{name}': there is no train file among {', '.join(map(str, paths))}")
+        raise UsageError(f"dataset '{name}' has no train file in {', '.join(map(str, paths))}: add one")
     return _describe(paths[0], found), found
 
 
 def _assign_splits(paths: list[Path]) -> dict[str, list[Path]]:
-    """Return the split of each file by its name, or by the order train, validation, test."""
+    """Return {split: [file]}, by the names of the files or else by the order train, validation, test."""
     if len(paths) > len(SPLITS):
-        raise UsageError(f"a dataset has at most three files (train, validation, test), not {len(paths)}")
+        raise UsageError(
+            f"the dataset has {len(paths)} files, but at most three are possible: train, validation, test"
+        )
     words = {"train": "train", "validation": "val", "test": "test"}
     named = {split: [path] for split in SPLITS for path in paths if words[split] in path.stem.lower()}
     if len(named) == len(paths):
@@ -167,7 +172,7 @@ def _describe(path: Path, found: SplitFiles) -> Dataset:
 
 
 def _class_names(found: SplitFiles, train: list[Path], column: str) -> tuple[str, ...]:
-    """Return the class names in dataset_info.json or, if it has none, the labels in the train files."""
+    """Return the class names in dataset_info.json; if there are none, the labels in the train files."""
     names = read_info(found.folder).get("label_names")
     if isinstance(names, list) and len(names) > 1:
         return tuple(str(name) for name in names)
@@ -181,6 +186,6 @@ def _class_names(found: SplitFiles, train: list[Path], column: str) -> tuple[str
                     "Rename the column if it is not the label"
                 )
     numbers = [int(label) for label in seen if label.lstrip("-").isdecimal()]
-    if len(numbers) == len(seen):  # classes are 0..max, so that -1 is reported as a bad row
+    if len(numbers) == len(seen):  # the classes are 0..max(numbers), so that -1 is reported as a bad row
         return tuple(str(number) for number in range(max(2, max(numbers) + 1)))
     return tuple(sorted(seen))

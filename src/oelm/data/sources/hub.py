@@ -26,9 +26,9 @@ def offline() -> bool:
 
 
 def reachable() -> bool:
-    """Return quickly whether the hub accepts connections. Its own client would retry for 30 seconds."""
+    """Return quickly whether the hub accepts connections; the client of the hub would retry for 30 s."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True  # connections use the proxy, so a direct one cannot be tested
+        return True  # connections go through a proxy, so that a direct connection proves nothing
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     try:
         port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
@@ -39,7 +39,7 @@ def reachable() -> bool:
 
 
 def _set_libraries_offline() -> None:
-    """Set offline mode in both libraries, which read HF_HUB_OFFLINE only when they are imported."""
+    """Set offline mode in `datasets` and `huggingface_hub`, which read HF_HUB_OFFLINE only on import."""
     import datasets
     import huggingface_hub.constants
 
@@ -57,11 +57,11 @@ class HubSource(Source):
         self.take_first = self.streamed = dataset.stream and not offline()
         if not offline() and not reachable():
             raise self._error("the hub cannot be reached")
-        self.folder: str | None = None  # folder of the configuration on the parquet branch
+        self.folder: str | None = None  # folder of the configuration, if the parquet branch is read
         self.revision = None if offline() else self._find_revision()
         self._loaded: dict[str, Any] = {}
         if offline():
-            self._load("train")  # fail now if the dataset is not in the hub's cache
+            self._load("train")  # raise the error now if the dataset is not in the local cache of the hub
 
     @property
     def origin(self) -> str:
@@ -112,7 +112,7 @@ class HubSource(Source):
         return self._loaded[split]
 
     def _find_revision(self) -> str | None:
-        """Return the newest revision, or that of the parquet branch if the repository has a script."""
+        """Return the newest revision of the repository; of its parquet branch if it has a dataset script."""
         newest = self._info()
         files = [file.rfilename for file in newest.siblings or ()]
         if f"{self.dataset.hub.partition('/')[2]}.py" not in files:
@@ -122,7 +122,8 @@ class HubSource(Source):
         configs = [name for name in folders if "." not in name]
         if not configs or (self.config and self.config not in configs):
             raise self._error(
-                f"scripts are not executed, and the repository's parquet branch has only {configs}"
+                "the repository has a dataset script, which is not executed, and its parquet branch has "
+                f"only the configurations {configs}"
             )
         self.folder = self.config or configs[0]
         return converted.sha
@@ -138,7 +139,7 @@ class HubSource(Source):
     def _error(self, reason: str) -> OelmError:
         return OelmError(
             f"cannot load dataset '{self.dataset.name}' from the hub ({self.dataset.hub}): {reason}.",
-            remedy=f"copy it to DIR/{self.dataset.name}/ and set OELM_DATA_DIR=DIR (or --data-dir DIR); "
-            "if it is in the hub's cache, set HF_HUB_OFFLINE=1; or use generated text: --source builtin "
-            "(for a run: --set data.source=builtin).",
+            remedy=f"copy the dataset to DIR/{self.dataset.name}/ and set OELM_DATA_DIR=DIR (or --data-dir "
+            "DIR); if it is in the local cache of the hub, set HF_HUB_OFFLINE=1; or use generated text: "
+            "--source builtin (for a run: --set data.source=builtin).",
         )

@@ -1,7 +1,7 @@
 """Open a dataset from a local folder, the hub, a pip package, or built-in text.
 
 corpus = open_corpus("imdb", data_dir="data")
-corpus.origin                # the source, for messages and the manifest
+corpus.origin                # where the rows come from, for messages and manifest.json
 next(corpus.rows("train"))   # {"text": ..., "label": 1}
 """
 
@@ -50,15 +50,18 @@ def open_corpus(
 
     name:     a name of the catalogue, a folder, or `file:train.jsonl,test.jsonl`
     source:   "auto" tries the local folder, then the hub; "local" and "hub" use only that source; "builtin"
-              replaces any dataset by generated text of the same shape
-    data_dir: a folder with one sub-folder per dataset; default OELM_DATA_DIR
+              replaces any dataset by generated text with the same number of classes and text columns
+    data_dir: a folder with one sub-folder per dataset; default: the environment variable OELM_DATA_DIR
     """
     if source not in SOURCES:
         raise unknown_name("source", source, SOURCES)
     cache, folder = cache_root(cache_dir), data_folder(data_dir)
     if is_path(name):
         if source in ("hub", "builtin"):
-            raise UsageError(f"dataset '{name}' is a path; source '{source}' needs a name of the catalogue")
+            raise UsageError(
+                f"source '{source}' cannot open dataset '{name}', which is a path: leave out the source, or "
+                "give a name of the catalogue (`oelm data list`)"
+            )
         own, found = dataset_from_path(name)
         return Corpus(own, LocalSource(own, found, cache))
     entry = dataset(name)
@@ -69,27 +72,30 @@ def open_corpus(
 
 
 def data_folder(data_dir: Path | str | None = None) -> Path | None:
-    """Return the data folder of --data-dir or OELM_DATA_DIR, or None if neither is set."""
+    """Return the data folder: `data_dir` (--data-dir) or OELM_DATA_DIR; None if neither is set."""
     chosen = data_dir or os.environ.get("OELM_DATA_DIR", "")
     if not chosen:
         return None
     folder = Path(chosen).expanduser()
     if not folder.is_dir():
-        raise UsageError(f"the data folder {folder} does not exist; correct --data-dir or OELM_DATA_DIR")
+        raise UsageError(f"the data folder {folder} does not exist: correct --data-dir or OELM_DATA_DIR")
     return folder
 
 
 def local_folder(entry: Dataset, data_dir: Path | str | None = None) -> Path | None:
-    """Return the dataset's folder in the data folder, or None if there is none."""
+    """Return the folder of a dataset in the data folder; None if there is none."""
     folder = data_folder(data_dir)
     return dataset_folder(entry, folder) if folder else None
 
 
 def require_dataset_folder(entry: Dataset, data_dir: Path | str | None = None) -> Path:
-    """Return the dataset's folder in the data folder; raise UsageError if there is none."""
+    """Return the folder of a dataset in the data folder; raise UsageError if there is none."""
     folder = data_folder(data_dir)
     if folder is None:
-        raise UsageError(f"dataset '{entry.name}' needs a data folder: set --data-dir or OELM_DATA_DIR")
+        raise UsageError(
+            f"dataset '{entry.name}' is read from a data folder, but none is set: use --data-dir or "
+            "OELM_DATA_DIR"
+        )
     own = dataset_folder(entry, folder)
     if own is None:
         names = sorted(path.name for path in folder.iterdir() if path.is_dir())
@@ -97,13 +103,13 @@ def require_dataset_folder(entry: Dataset, data_dir: Path | str | None = None) -
         raise UsageError(
             f"{folder} has no folder '{entry.name}'; it has {listed or 'no folders'}. "
             "Add the folder, or leave out --data-dir / OELM_DATA_DIR, or use generated text with "
-            "--set data.source=builtin, or the hub with --set data.source=hub (`oelm data`: --source)"
+            "--set data.source=builtin, or use the hub with --set data.source=hub (in `oelm data`: --source)"
         )
     return own
 
 
 def describe_source(name: str, source: SourceName = "auto", data_dir: Path | str | None = None) -> str:
-    """Return the source that `open_corpus` would use, without opening it or contacting the hub."""
+    """Return a text that names the source `open_corpus()` would use, without opening it or using the hub."""
     if is_path(name):
         return f"files of {name.removeprefix('file:')}"
     entry = dataset(name)
@@ -133,7 +139,7 @@ def _open_source(
     if not entry.hub:
         raise OelmError(
             f"dataset '{entry.name}' has no hub repository, and no local files were found",
-            remedy="set --data-dir or OELM_DATA_DIR to a folder that contains its files.",
+            remedy="set --data-dir or OELM_DATA_DIR to a folder that contains the files of the dataset.",
         )
     return hub.HubSource(entry, entry.variant(variant))
 
@@ -147,15 +153,18 @@ def _find_local(entry: Dataset, variant: str, folder: Path | None) -> SplitFiles
         if folder and not path.is_file():
             files[split] = folder / path
         if not files[split].is_file():
-            raise OelmError(f"dataset '{entry.name}': file {files[split]} does not exist")
+            raise OelmError(f"dataset '{entry.name}': the file {files[split]} does not exist")
     return SplitFiles(files["train"].parent, {split: [path] for split, path in files.items()})
 
 
 def _generated_replacement(entry: Dataset, variant: str) -> Corpus:
-    """Return a built-in corpus with the same number of classes and texts, under the dataset's name."""
+    """Return a built-in corpus with the same number of classes and text columns as the dataset `entry`."""
     builtin = next((e for e in datasets().values() if e.builtin and e.shape == entry.shape), None)
     if builtin is None:
-        raise OelmError(f"source 'builtin' cannot replace '{entry.name}': no built-in text is {entry.shape}")
+        raise OelmError(
+            f"source 'builtin' cannot replace '{entry.name}', because no built-in dataset is {entry.shape}: "
+            "use the source local or hub"
+        )
     note = f"built-in {builtin.name} replaces {entry.name}" + (f" ({variant})" if variant else "")
     corpus = Corpus(builtin, BuiltinSource(builtin.builtin), variant=variant, notes=(note,))
     corpus.name = entry.name
@@ -193,13 +202,13 @@ class LocalSource(Source):
 
     def size(self, split: str) -> tuple[int, int]:
         paths = self.found.files[split]
-        if any(path.suffix == ".parquet" for path in paths):  # compressed: their size is not that of the text
+        if any(path.suffix == ".parquet" for path in paths):  # compressed, so the size of the text is unknown
             return 0, 0
         return sum(path.stat().st_size for path in paths), 0
 
 
 class BuiltinSource(Source):
-    """Generates rows of built-in text, identical on every machine."""
+    """Generates the rows of a built-in dataset, which are identical on every machine."""
 
     take_first = True
 

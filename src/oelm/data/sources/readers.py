@@ -1,7 +1,7 @@
-"""Read the rows of one file in bounded memory, and compute the SHA-256 of its content.
+"""Read the rows of one file in bounded memory, and compute the SHA-256 of the file.
 
-A row is a dict with the file's own column names; `clean_row` converts it to ours. Rows that cannot be parsed
-are added to a `BadRows` and left out.
+A row is a dict with the column names of the file; `clean_row()` converts them to the column names of oelm.
+Rows that cannot be parsed are added to a `BadRows` and skipped.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Row = dict[str, Any]
 
 EXTENSIONS = (".jsonl", ".parquet", ".csv", ".tsv", ".txt", ".raw", ".tokens")
 TEXT_EXTENSIONS = (".txt", ".raw", ".tokens")
-DOCUMENT_END = "<|endoftext|>"  # ends a document in a text file
-PIECE = 1 << 18  # characters; longer documents are split into several rows
+DOCUMENT_END = "<|endoftext|>"  # marks the end of a document in a text file
+PIECE = 1 << 18  # maximum number of characters per row; longer documents are split into several rows
 
 _MAX_CSV_FIELD = 1 << 30
 _BLOCK = 1 << 20
 
 
 def read_rows(path: Path, bad: BadRows) -> Iterator[tuple[int, Row]]:
-    """Yield (row number from 1, row) of a jsonl, csv, tsv, parquet or text file."""
+    """Yield (row number from 1, row) for each row of a jsonl, csv, tsv, parquet or text file."""
     kind = path.suffix.lower()
     if kind == ".jsonl":
         return _read_jsonl(path, bad)
@@ -66,7 +66,7 @@ def _read_jsonl(path: Path, bad: BadRows) -> Iterator[tuple[int, Row]]:
 
 
 def _read_csv(path: Path, bad: BadRows, delimiter: str) -> Iterator[tuple[int, Row]]:
-    csv.field_size_limit(_MAX_CSV_FIELD)  # the default limit is 128 KB
+    csv.field_size_limit(_MAX_CSV_FIELD)  # the default limit of 128 KB is too small for long documents
     with _open(path) as file:
         lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
@@ -91,7 +91,7 @@ def _read_csv(path: Path, bad: BadRows, delimiter: str) -> Iterator[tuple[int, R
 
 
 def is_utf8(text: str) -> bool:
-    """Return False if the text contains a surrogate, which stands for a byte that is not UTF-8."""
+    """Return whether `text` can be encoded; a lone surrogate, which stands for an invalid byte, cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -115,7 +115,10 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _read_text(path: Path, bad: BadRows) -> Iterator[tuple[int, Row]]:
-    """Yield the documents of a text file. A long document comes as several rows with `continues` set."""
+    """Yield (number, row) for the documents of a text file.
+
+    A long document becomes several rows; all of them but the last have `continues` set.
+    """
     with _open(path) as file:
         blocks = codecs.iterdecode(iter(lambda: file.read(_BLOCK), b""), "utf-8", errors="surrogateescape")
         for number, (text, is_end) in enumerate(_documents(blocks), start=1):
@@ -126,7 +129,7 @@ def _read_text(path: Path, bad: BadRows) -> Iterator[tuple[int, Row]]:
 
 
 def _documents(blocks: Iterator[str]) -> Iterator[tuple[str, bool]]:
-    """Yield (text, whether the document ends here) from a stream of text blocks."""
+    """Yield (text, is_end) from consecutive blocks of text; `is_end` is False if the document goes on."""
     rest = ""
     for block in blocks:
         *complete, rest = (rest + block).split(DOCUMENT_END)
@@ -145,10 +148,10 @@ _BEFORE_SPACE = re.compile(r"\S(?=\s)")
 
 
 def _piece_end(text: str, start: int) -> int:
-    """Return the end of the next piece of `text`, at most PIECE characters after `start`.
+    """Return the position at which the piece of `text` that begins at `start` ends, at most PIECE characters.
 
-    All supported tokenizers split between a word and the white space after it. A piece ends there, so that
-    the cut does not change any token. Text without white space is cut after PIECE characters.
+    All supported tokenizers split between a word and the white space after it. A piece ends at such a place,
+    so that the cut does not change any token. Text without white space is cut after PIECE characters.
     """
     limit = start + PIECE
     for begin in (max(start, limit - 1024), start):
@@ -159,7 +162,7 @@ def _piece_end(text: str, start: int) -> int:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield `text` in pieces of at most PIECE characters. The pieces have the same tokens as the text."""
+    """Yield `text` in pieces of at most PIECE characters, whose tokens are together the tokens of `text`."""
     start = 0
     while len(text) - start > PIECE:
         end = _piece_end(text, start)
@@ -172,7 +175,7 @@ _ARTICLE_TITLE = re.compile(r"^ = [^=].* = \s*$")
 
 
 def join_articles(rows: Iterator[tuple[int, Row]]) -> Iterator[tuple[int, Row]]:
-    """Yield (number of its first line, article) for the official WikiText files, whose rows are lines."""
+    """Yield (number of the first line, {"text": article}) from the lines of an official WikiText file."""
     first, article = 1, [""]
     for number, row in rows:
         line = str(row.get("text") or "\n")
@@ -185,7 +188,7 @@ def join_articles(rows: Iterator[tuple[int, Row]]) -> Iterator[tuple[int, Row]]:
 
 
 def read_lines(path: Path, bad: BadRows) -> Iterator[tuple[int, Row]]:
-    """Yield the lines of a text file as rows."""
+    """Yield (line number, {"text": line}) for each line of a text file; add invalid lines to `bad`."""
     with _open(path) as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -202,7 +205,10 @@ def _open(path: Path) -> io.BufferedReader:
 
 
 def cached_sha256(path: Path, cache: Path) -> str:
-    """Return the SHA-256 of a file; computed again only if its size or modification time has changed."""
+    """Return the SHA-256 of a file; it is computed only if the file has changed since the last call.
+
+    The folder `cache` stores the result together with the size and the modification time of the file.
+    """
     status = path.stat()
     name = str(path.resolve())
     now = {"path": name, "size": status.st_size, "mtime_ns": status.st_mtime_ns}

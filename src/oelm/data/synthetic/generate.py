@@ -1,4 +1,4 @@
-"""Generate the rows of the built-in datasets, without a network and identical on every machine."""
+"""Generate the rows of the built-in datasets. No network is needed, and all machines give the same rows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SEED = 2026
 class BuiltinCorpus:
     """Sizes and seed of one built-in dataset.
 
-    number:   part of the seed of every row; changing it would change all rows
-    version:  part of the fingerprint; raise it whenever the text changes
+    number:   part of the seed of every row; a different number gives different rows
+    version:  part of the fingerprint; increase it whenever the generated text changes
     train:    number of train rows
     held_out: number of validation rows, and also of test rows
     """
@@ -48,19 +48,19 @@ _MAKERS: dict[str, Callable[[Rng], Row]] = {"stories": story, **TASKS}
 
 
 def split_sizes(name: str) -> dict[str, int]:
-    """Return the number of rows of each split."""
+    """Return {split: number of rows} of the built-in dataset `name`."""
     if name not in CORPORA:
         raise unknown_name("built-in corpus", name, CORPORA)
     return CORPORA[name].sizes
 
 
 def generator_id(name: str) -> str:
-    """Return a text that changes whenever the generated rows change; it is part of the fingerprint."""
+    """Return the part of the fingerprint of a built-in dataset that changes if the generated rows change."""
     return f"{name} seed {SEED} version {CORPORA[name].version} sizes {CORPORA[name].sizes}"
 
 
 def generate_rows(name: str, split: str) -> Iterator[Row]:
-    """Yield the rows of a split. Each row depends only on (name, split, index).
+    """Yield the rows of a split of a built-in dataset. A row depends only on name, split and row number.
 
     >>> row = next(generate_rows("stories-2way", "train"))
     >>> sorted(row), row["label"] in (0, 1)

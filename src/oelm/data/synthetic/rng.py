@@ -1,4 +1,4 @@
-"""A random generator for the built-in text (splitmix64), independent of any library version."""
+"""A random generator (splitmix64) for the built-in datasets, which does not depend on library versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Rng:
-    """A sequence of random choices that depends only on `key`."""
+    """A random generator whose choices depend only on `key`, a sequence of integers."""
 
     def __init__(self, *key: int) -> None:
         self._key = mix(*key)

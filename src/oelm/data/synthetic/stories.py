@@ -1,7 +1,7 @@
-"""Generated stories whose end asks for facts from their beginning.
+"""Generate stories that end with questions about facts from their beginning.
 
-People own things, give them away, hide them, count fruit and tell secret words. A model that looks only at
-the last few words cannot predict the answers, so the text rewards attention over long distances.
+People own things, give them away, hide them, count fruit and tell secret words. A model that uses only the
+last few words cannot predict the answers, so the stories reward attention over long distances.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Thing:
 
 
 def article(words: str) -> str:
-    """Return the words with "a" or "an".
+    """Return `words` after the article "a" or "an".
 
     >>> article("orange kite"), article("red kite")
     ('an orange kite', 'a red kite')
@@ -80,7 +80,7 @@ def people(rng: Rng, count: int) -> list[Person]:
 
 
 def things(rng: Rng, count: int) -> list[Thing]:
-    """Return things that all differ in colour and in noun, so that either identifies a thing."""
+    """Return `count` things with different colours and different nouns, so that either identifies a thing."""
     pairs = zip(rng.sample(COLOURS, count), rng.sample(THINGS, count), strict=True)
     return [Thing(colour, noun) for colour, noun in pairs]
 
@@ -107,7 +107,7 @@ class _Story:
         return self.rng.sample(self.cast, 2)
 
     def fresh(self, options: Sequence[str]) -> str:
-        """Pick an option that the story has not used, so that a question about it has one answer."""
+        """Return an option that the story has not used yet, so that a question about it has one answer."""
         chosen = self.rng.pick([option for option in options if option not in self._used])
         self._used.add(chosen)
         return chosen
@@ -131,7 +131,10 @@ def _open_story(world: _Story) -> None:
 
 
 def _held(world: _Story) -> tuple[Thing, Person] | None:
-    """Pick a thing and return it and its holder. If it has none, let a person fetch it and return None."""
+    """Return a random thing and the person who holds it.
+
+    If nobody holds the thing, add a sentence in which a person fetches it, and return None.
+    """
     thing = world.rng.pick(world.things)
     holder = world.holder[thing]
     if holder is None:
@@ -227,7 +230,7 @@ _EVENTS: tuple[Callable[[_Story], None], ...] = (
 
 
 def _close_story(world: _Story) -> None:
-    """End the story: ask for each thing, ask the questions in `world.asks`, and say where one person is."""
+    """End the story: ask where each thing is, ask the questions in `world.asks`, say where one person is."""
     rng = world.rng
     for thing in world.things:
         asker, teller = world.two()

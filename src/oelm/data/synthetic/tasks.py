@@ -1,8 +1,8 @@
 """Generated tasks: classification of texts about people and things, and language modelling of letters.
 
-Single words do not reveal the class: it depends on who did what, or on what happened last. Some rows are
-easy, so that a small model can start to learn. The letters require attention but no knowledge of English: the
-second half of each row can be predicted from the first half by looking back.
+Single words do not reveal the class, which depends on who did what, or on what happened last. Some rows are
+easy, so that a small model can start to learn. The tasks with letters need attention but no knowledge of
+English: the second half of each row can be predicted from the first half.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from oelm.data.synthetic.stories import (
 _FOUR_PLACES = ("garden", "harbour", "market", "mill")
 PAIRS = 4
 ROUNDS = 4  # how often each pair is repeated in a row of `recall`
-LETTERS = 8  # number of letters that keys are drawn from, and also values
-LENGTH = 16  # letters that `copy` repeats
+LETTERS = 8  # number of different letters for keys, and also for values
+LENGTH = 16  # number of letters that a row of `copy` repeats
 
 
 def _capital(sentence: str) -> str:
@@ -38,7 +38,7 @@ def _capital(sentence: str) -> str:
 
 
 def lost_or_found(rng: Rng) -> Row:
-    """Return a story of a search for two lost things; the label says whether the first one is found."""
+    """Return a story about a search for lost things; the label says whether the first thing is found."""
     hero, friend = people(rng, 2)
     lost, other = things(rng, 2)
     label = rng.below(2)
@@ -67,9 +67,9 @@ def lost_or_found(rng: Rng) -> Row:
         )
     endings = [_fate(rng, hero, lost, label)]
     if not alone:
-        # The friend's search mostly ends differently, so that single words do not reveal the label.
+        # Mostly (75 %), the friend's search ends differently, so that single words do not reveal the label.
         fate = label if rng.chance(25) else 1 - label
-        # The ending that decides the label mostly comes first, which is easier to learn.
+        # Mostly (75 %), the ending that decides the label comes first, which is easier to learn.
         position = 0 if rng.chance(25) else 1
         endings.insert(position, _fate(rng, friend, other, fate))
     text += endings
@@ -95,7 +95,7 @@ def _fate(rng: Rng, person: Person, thing: Thing, found: int) -> str:
 
 
 def last_place(rng: Rng) -> Row:
-    """Return a story about moving two things; the label is the last place of the first one."""
+    """Return a story about two things that are moved; the label is the last place of the first thing."""
     owner, friend = people(rng, 2)
     thing, other = things(rng, 2)
     places = {thing: rng.pick(_FOUR_PLACES), other: rng.pick(_FOUR_PLACES)}
@@ -123,8 +123,8 @@ def last_place(rng: Rng) -> Row:
     return {"text": " ".join(map(_capital, text)), "label": _FOUR_PLACES.index(places[thing])}
 
 
-# (statement, its negation, possible values). There are only a few values, because a small model needs many
-# examples of each to learn that it must compare premise and statement.
+# (statement, negation of the statement, possible values). There are only a few values, because a small model
+# needs many examples of each value to learn that it must compare premise and statement.
 _FACTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("{name} lives near the {value}", "{name} does not live near the {value}", _FOUR_PLACES),
     ("{name} owns a {value}", "{name} does not own a {value}", ("kite", "drum", "lantern", "boat")),
@@ -132,7 +132,7 @@ _FACTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("{name} keeps a pet {value}", "{name} does not keep a pet {value}", ("dog", "cat", "goat", "hen")),
 )
 
-# Statements that no premise contains, so their label is neutral.
+# Statements about topics that no premise contains, so that their label is neutral.
 _OPEN: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("{name} will travel to the {value} tomorrow", PLACES),
     ("{name} once lost the {value}", THINGS),
@@ -141,10 +141,10 @@ _OPEN: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def statement(rng: Rng) -> Row:
-    """Return three facts and a statement with the label entailment, neutral or contradiction.
+    """Return a premise of three facts and a hypothesis, with the label entailment, neutral or contradiction.
 
-    As in real NLI datasets, a negation often means contradiction and a new topic often means neutral. In the
-    other rows, premise and statement must be compared.
+    As in real NLI datasets, a negation often means contradiction, and a new topic often means neutral. In the
+    other rows, the model must compare premise and hypothesis.
     """
     (person,) = people(rng, 1)
     *told, untold = rng.sample(range(len(_FACTS)), len(_FACTS))
@@ -166,7 +166,7 @@ def statement(rng: Rng) -> Row:
 
 
 def _introduction(rng: Rng, person: Person) -> str:
-    """Return a sentence that makes the premise unique, so that no row appears in two splits."""
+    """Return a random sentence that makes it unlikely that the same premise appears in two splits."""
     child = "girl" if person.she == "she" else "boy"
     age = rng.pick(("six", "seven", "eight", "nine", "ten", "eleven", "twelve"))
     mood, colour = article(rng.pick(MOODS)), article(rng.pick(COLOURS))
@@ -179,7 +179,7 @@ def _fact(person: Person, kind: int, value: str, *, denied: bool = False) -> str
 
 
 def recall(rng: Rng) -> Row:
-    """Return a row of key-value pairs, followed by the same pairs in other orders (induction)."""
+    """Return a row of key-value pairs, followed by the same pairs in random orders (an induction task)."""
     keys = rng.sample(ascii_lowercase[:LETTERS], PAIRS)
     pairs = [f"{key} {rng.pick(ascii_uppercase[:LETTERS])}" for key in keys]
     asked = [pair for _ in range(ROUNDS) for pair in rng.sample(pairs, PAIRS)]

@@ -1,6 +1,7 @@
-"""Chunks of rows to encode: documents for a language model, labelled rows for classification.
+"""Chunks of rows to tokenize: documents for a language model, labelled rows for classification.
 
-This module does not import torch, because the worker processes of `pool` import it and must start quickly.
+This module does not import torch, because the worker processes of `oelm.data.tokenize.pool` import it and
+must start quickly.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import numpy as np
 from oelm.data.sources.readers import Row, pieces
 from oelm.data.tokenize.tokenizers import Tokenizer
 
-_CHARACTERS = 1 << 20  # size of the text in a chunk
+_CHARACTERS = 1 << 20  # approximate number of characters in a chunk
 
 
 @dataclass
 class DocumentChunk:
-    """Texts for a language model, encoded together. A long document is split into several texts.
+    """A group of texts for a language model that one call tokenizes. A long document is several texts.
 
-    ends:         for each text, whether it ends a document
-    ends_at_row:  whether the last text ends a row, so that encoding can be resumed after this chunk
+    ends:         for each text, whether it is the end of a document
+    ends_at_row:  whether the last text is the end of a row, so that a resumed process can start after it
     """
 
     texts: list[str] = field(default_factory=list)
@@ -32,7 +33,7 @@ class DocumentChunk:
     ends_at_row: bool = True
 
     def encode(self, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
-        """Return the token ids, and where each document ends in them."""
+        """Return "ids", the token ids of all texts, and "ends", the position in "ids" after each document."""
         eos = np.array([tokenizer.eos_id], dtype=tokenizer.dtype)
         parts: list[np.ndarray] = []
         ends, length = [], 0
@@ -47,7 +48,7 @@ class DocumentChunk:
 
 
 def document_chunks(rows: Iterable[Row], fields: tuple[str, ...]) -> Iterator[DocumentChunk]:
-    """Yield the rows as documents in chunks of about `_CHARACTERS` characters."""
+    """Yield the documents in `rows` as chunks of about `_CHARACTERS` characters."""
     chunk = DocumentChunk()
     for row in rows:
         for piece in pieces("\n".join(row[name] for name in fields)):
@@ -68,7 +69,7 @@ def document_chunks(rows: Iterable[Row], fields: tuple[str, ...]) -> Iterator[Do
 
 @dataclass
 class LabelledChunk:
-    """Texts, or pairs of texts, with their labels, encoded together."""
+    """A group of labelled rows (single texts or pairs of texts) that one call tokenizes."""
 
     max_length: int
     texts: list[tuple[str, ...]] = field(default_factory=list)
@@ -81,7 +82,7 @@ class LabelledChunk:
         return len(self.texts)
 
     def encode(self, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
-        """Return token ids, where each row ends, labels, and where the second text of each row starts."""
+        """Return the token ids, the end of each row in them, the labels, and where second texts start."""
         if len(self.texts[0]) == 2:
             rows, second_starts = tokenizer.encode_pairs([(a, b) for a, b in self.texts], self.max_length)
         else:
@@ -96,7 +97,7 @@ class LabelledChunk:
 
 
 def labelled_chunks(rows: Iterable[Row], fields: tuple[str, ...], max_length: int) -> Iterator[LabelledChunk]:
-    """Yield the labelled rows in chunks of about `_CHARACTERS` bytes."""
+    """Yield the labelled rows as chunks of about `_CHARACTERS` bytes of text."""
     chunk = LabelledChunk(max_length)
     for row in rows:
         chunk.texts.append(tuple(row[name] for name in fields))

@@ -1,4 +1,4 @@
-"""Encode a split of a corpus to a store on disk, in parallel, in bounded memory and resumable."""
+"""Tokenize a split of a corpus and store the tokens on disk: in parallel, in bounded memory, resumable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COMMIT_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class EncodingProgress:
-    """Progress of encoding one split. `total_bytes` and `total_rows` are estimates, 0 if unknown."""
+    """The progress of tokenizing one split. `total_bytes` and `total_rows` are estimates; 0 if unknown."""
 
     split: str
     rows: int
@@ -34,7 +34,7 @@ class EncodingProgress:
     total_bytes: int
     total_rows: int
     seconds: float
-    bytes_before: int = 0  # encoded by an earlier process that was killed
+    bytes_before: int = 0  # bytes that an earlier, interrupted process has tokenized
 
     @property
     def share(self) -> float | None:
@@ -60,12 +60,12 @@ MakeChunks = Callable[[Iterable[Row]], Iterator[Chunk]]
 
 
 class EncodeOptions(TypedDict, total=False):
-    """Options of `prepare_tokens` and `encode_split`.
+    """Options of `prepare_tokens()` and `encode_split()`.
 
-    cache_dir:     folder of the token cache; default OELM_CACHE_DIR or ~/.cache/oelm
+    cache_dir:     folder of the token cache; default: $OELM_CACHE_DIR or ~/.cache/oelm
     workers:       number of worker processes; 0 = one per core
-    progress:      called after each chunk
-    skip_bad_rows: leave bad rows out and count them, instead of raising an error
+    progress:      a function that is called with the progress after each chunk of rows
+    skip_bad_rows: skip and count bad rows, instead of raising an error
     """
 
     cache_dir: Path | str | None
@@ -85,25 +85,31 @@ def encode_to_store(
     facts: dict[str, Any],
     options: EncodeOptions,
 ) -> Store:
-    """Return the cached store of this split, tokenizer and `facts`; encode the split if there is none."""
+    """Return the tokens of a split from the cache; tokenize the split if the cache does not have it.
+
+    kind:        name of the sub-folder of the cache
+    make_chunks: groups the rows into chunks, which the worker processes tokenize
+    columns:     {array: dtype} of the arrays to store
+    facts:       further settings that the tokens depend on, such as max_length
+    """
     identity = {"corpus": corpus.fingerprint(split), "tokenizer": tokenizer.hash, **facts}
     key = hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()
     folder = cache_root(options.get("cache_dir")) / kind / f"{corpus.dataset.name}-{split}-{key[:24]}"
     store = open_store(folder)
     if store is None:
         with locked(folder):
-            store = open_store(folder)  # another process may have finished while this one waited
+            store = open_store(folder)  # another process may have finished while this one waited for the lock
             if store is None:
                 store = _Encoder(corpus, split, tokenizer, options).run(folder, columns, make_chunks, facts)
     if store.meta["bad_rows"]:
-        if not options.get("skip_bad_rows"):  # an earlier call with skip_bad_rows left rows out
+        if not options.get("skip_bad_rows"):  # the cached tokens are from a call with skip_bad_rows=True
             raise bad_rows_error(f"{corpus.name}/{split}: {store.meta['bad_rows_summary']}")
         corpus.skipped[split] = store.meta["bad_rows"]
     return store
 
 
 class _Encoder:
-    """Encodes one split to a store."""
+    """Tokenizes one split and writes the tokens to a store."""
 
     def __init__(self, corpus: Corpus, split: str, tokenizer: Tokenizer, options: EncodeOptions) -> None:
         self.corpus, self.split, self.tokenizer = corpus, split, tokenizer
@@ -124,7 +130,7 @@ class _Encoder:
     def _encode(self, writer: StoreWriter, make_chunks: MakeChunks) -> None:
         self.rows, self.bytes = int(writer.state.get("rows", 0)), int(writer.state.get("bytes", 0))
         rows = self.corpus.rows(self.split, self.bad_rows)
-        # A resumed process reads the encoded rows again, which is cheap, and encodes only the others.
+        # A resumed process reads the tokenized rows again, which is fast, but does not tokenize them again.
         rest = self._until_bad(itertools.islice(rows, self.rows, None))
         bytes_before, started = self.bytes, time.monotonic()
         committed = started
@@ -143,7 +149,10 @@ class _Encoder:
         writer.commit({"rows": self.rows, "bytes": self.bytes})
 
     def _until_bad(self, rows: Iterator[Row]) -> Iterator[Row]:
-        """Yield rows until a bad row makes encoding fail; then read the rest only to report all bad rows."""
+        """Yield rows up to the first bad row; then read the rest without yielding, to count all bad rows.
+
+        With `skip_bad_rows`, all rows are yielded.
+        """
         for row in rows:
             if not self.bad_rows or self.skip:
                 yield row

@@ -1,7 +1,7 @@
-"""Encode chunks of text in several worker processes, and return the results in order.
+"""Tokenize chunks of text in several worker processes, and return the results in order.
 
-`multiprocessing` is not used: its workers import the caller's main module again, or inherit its threads by
-fork. These workers import only the tokenizer code.
+`multiprocessing` is not used, because its workers either import the main module of the user's program again,
+or are forked from a process with threads. The workers of this module import only the tokenizer code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from oelm.data.tokenize.chunks import Chunk
 from oelm.data.tokenize.tokenizers import Tokenizer
 from oelm.errors import OelmError
 
-_CHUNKS_WITHOUT_WORKERS = 8  # encoding this many takes less time than starting the workers
+_CHUNKS_WITHOUT_WORKERS = 8  # tokenizing this many chunks takes less time than starting the workers
 
 Columns = dict[str, np.ndarray]
 
@@ -31,7 +31,7 @@ Columns = dict[str, np.ndarray]
 def encode_chunks(
     chunks: Iterable[Chunk], tokenizer: Tokenizer, workers: int
 ) -> Iterator[tuple[Chunk, Columns]]:
-    """Yield (chunk, its encoded columns) in order, using `workers` processes (1 = this process)."""
+    """Yield (chunk, its tokenized columns) in order, using `workers` processes (1 = only this process)."""
     waiting = iter(chunks)
     for number, chunk in enumerate(waiting):
         yield chunk, chunk.encode(tokenizer)
@@ -43,7 +43,7 @@ def encode_chunks(
         running: deque[tuple[Chunk, Future[Columns]]] = deque()
         for chunk in waiting:
             running.append((chunk, pool.submit(chunk)))
-            if len(running) > 2 * workers:  # limit how many chunks are in memory
+            if len(running) > 2 * workers:  # limits the number of chunks in memory
                 done, columns = running.popleft()
                 yield done, columns.result()
         for done, columns in running:
@@ -51,7 +51,7 @@ def encode_chunks(
 
 
 class _Workers:
-    """A pool of worker processes. One thread per worker sends it a chunk and waits for the answer."""
+    """A pool of worker processes. For each worker, a thread sends chunks and waits for the results."""
 
     def __init__(self, tokenizer: Tokenizer, count: int) -> None:
         self._tokenizer = tokenizer.to_json()
@@ -66,7 +66,7 @@ class _Workers:
         self._threads.shutdown(cancel_futures=True)
         for worker in self._workers:
             if worker.stdin:
-                worker.stdin.close()  # a worker ends at the end of its input
+                worker.stdin.close()  # a worker exits at the end of its input
             worker.wait()
 
     def submit(self, chunk: Chunk) -> Future[Columns]:
@@ -82,7 +82,8 @@ class _Workers:
             answer = pickle.load(worker.stdout)
         except (OSError, EOFError) as error:
             raise OelmError(
-                f"a tokenizing process ended with exit code {worker.wait()}, perhaps because memory was full"
+                f"a tokenizer process ended with exit code {worker.wait()}, perhaps because memory ran out: "
+                "use fewer threads (`--threads`), which needs less memory"
             ) from error
         if isinstance(answer, BaseException):
             raise answer
@@ -105,8 +106,8 @@ class _Workers:
 
 
 def _run_worker() -> None:
-    """Encode chunks from stdin to stdout until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which closes stdin
+    """Read chunks from stdin, tokenize them and write the results to stdout, until stdin ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the parent process closes stdin
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     tokenizer = Tokenizer.from_json(*pickle.load(source))
     while True:
@@ -116,7 +117,7 @@ def _run_worker() -> None:
             return
         try:
             answer: Any = chunk.encode(tokenizer)
-        except Exception as error:  # the parent raises it again
+        except Exception as error:  # the parent process raises it again
             answer = error
         pickle.dump(answer, sink, protocol=5)
         sink.flush()

@@ -1,9 +1,9 @@
-"""Arrays on disk with checksums. Token files and encoded splits are stored this way.
+"""Store arrays on disk with checksums. The token cache consists of such stores.
 
-A store is a folder with one binary file per column and `meta.json`, which has the SHA-256 of each column and
-of itself. While it is written, the folder is named `<name>.part` and contains journal.json, the state at the
-last commit, from which another process resumes if the writer is killed. The finished folder is renamed in one
-step. A lock allows one writer.
+A store is a folder with one binary file per column (array) and meta.json, which contains the SHA-256 of each
+column and of its own content. While a store is being written, its folder is named `<name>.part` and contains
+journal.json: the state at the last commit, from which another process continues if the writing process is
+killed. The finished folder is renamed. A lock ensures that only one process writes a store.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from oelm.files.checksums import file_sha256_once, is_sealed, seal
 from oelm.files.locks import Lock
 from oelm.files.read import read_json_object
 
-_ABANDONED_SECONDS = 3600.0  # older temporary files belong to a process that was killed
+_ABANDONED_SECONDS = 3600.0  # older temporary files are left over from processes that were killed
 
 
 def cache_root(cache_dir: Path | str | None = None) -> Path:
-    """Return the cache folder: the argument, OELM_CACHE_DIR, or ~/.cache/oelm."""
+    """Return the cache folder: `cache_dir` if given, else OELM_CACHE_DIR if set, else ~/.cache/oelm."""
     return Path(cache_dir or os.environ.get("OELM_CACHE_DIR") or "~/.cache/oelm").expanduser()
 
 
@@ -44,12 +44,12 @@ class Store:
     def __getitem__(self, column: str) -> np.ndarray:
         dtype, count = self.meta["columns"][column]
         if not count:
-            return np.zeros(0, dtype=dtype)  # an empty file cannot be mapped
+            return np.zeros(0, dtype=dtype)  # an empty file cannot be memory-mapped
         return np.memmap(self.folder / f"{column}.bin", dtype=dtype, mode="r", shape=(count,))
 
 
 def open_store(folder: Path) -> Store | None:
-    """Return the store, or None if it does not exist or is damaged. Damage is logged.
+    """Return the store in `folder`; None if it does not exist or is damaged, which is logged.
 
     The SHA-256 of each column is checked once per process.
     """
@@ -61,19 +61,19 @@ def open_store(folder: Path) -> Store | None:
     except (OelmError, OSError, ValueError, KeyError, TypeError) as error:
         problem = str(error)
     if problem:
-        logging.getLogger(__name__).warning("%s is damaged: %s. It is encoded again.", folder, problem)
+        logging.getLogger(__name__).warning("%s is damaged: %s. It is created again.", folder, problem)
         return None
     return store
 
 
 def _find_damage(store: Store) -> str:
-    """Return what is wrong with the files of a store, or an empty string."""
+    """Return what is wrong with the files of a store; "" if nothing is wrong."""
     if not is_sealed(store.meta):
         return "meta.json has changed since it was written"
     for column, (dtype, count) in store.meta["columns"].items():
         path = store.folder / f"{column}.bin"
         if path.stat().st_size != np.dtype(dtype).itemsize * count:
-            return f"{path.name} does not have the size it was written with"
+            return f"the size of {path.name} has changed since it was written"
         if file_sha256_once(path) != store.meta["column_sha256"][column]:
             return f"{path.name} has changed since it was written"
     return ""
@@ -81,7 +81,10 @@ def _find_damage(store: Store) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Allow only one process at a time to write this store. The lock of a killed process is released."""
+    """Hold the lock for writing the store in `folder`; wait while another process holds the lock.
+
+    Raise OelmError if the cache folder cannot be written to, or if its disk is full.
+    """
     lock = Lock(folder.with_name(folder.name + ".lock"))
     try:
         lock.__enter__()
@@ -89,7 +92,7 @@ def locked(folder: Path) -> Iterator[None]:
             remove_leftovers(place, min_age=_ABANDONED_SECONDS)
     except OSError as error:
         raise OelmError(
-            f"cannot write to the cache {folder.parent} ({error.strerror}); "
+            f"cannot write to the cache {folder.parent} ({error.strerror}): "
             "set OELM_CACHE_DIR or --cache-dir to a writable folder"
         ) from error
     try:
@@ -98,17 +101,17 @@ def locked(folder: Path) -> Iterator[None]:
         if error.errno != errno.ENOSPC:
             raise
         raise OelmError(
-            f"the disk of the cache {folder.parent} is full; free some space and run the command again "
-            "to continue, or set OELM_CACHE_DIR to another disk"
+            f"the disk of the cache {folder.parent} is full: free some space and run the command again to "
+            "continue, or set OELM_CACHE_DIR to a folder on another disk"
         ) from error
     finally:
         lock.__exit__(None, None, None)
 
 
 class StoreWriter:
-    """Writes a store column by column. Use it inside `locked`.
+    """Writes a store. Use it inside `with locked(folder)`.
 
-    state: what the caller passed to the last `commit`; after a restart, what the killed process passed
+    state: the argument of the last `commit()`, possibly of an earlier process that was killed
     """
 
     def __init__(self, folder: Path, columns: Mapping[str, str]) -> None:
@@ -133,7 +136,7 @@ class StoreWriter:
             for name in self._counts:
                 count = int(journal["counts"][name])
                 size = count * self._dtypes[name].itemsize
-                os.truncate(self._path(name), size)  # drop what was written after the last commit
+                os.truncate(self._path(name), size)  # remove elements that were added after the last commit
                 with open(self._path(name), "rb") as file:
                     self._hashes[name] = hashlib.file_digest(file, "sha256")
                 if self._hashes[name].hexdigest() != journal["column_sha256"][name]:
@@ -152,7 +155,7 @@ class StoreWriter:
         return self._counts[column]
 
     def append(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Add elements to columns. They survive a crash only after `commit`."""
+        """Append `arrays` to the columns. After a crash, elements after the last `commit()` are lost."""
         for name, array in arrays.items():
             content = array.astype(self._dtypes[name], copy=False).tobytes()
             self._files[name].write(content)
@@ -160,7 +163,7 @@ class StoreWriter:
             self._counts[name] += len(array)
 
     def commit(self, state: dict[str, Any]) -> None:
-        """Write everything appended so far to disk, and record it in the journal together with `state`."""
+        """Flush all appended elements to disk, and record their number and `state` in journal.json."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -169,13 +172,13 @@ class StoreWriter:
         write_json(self._part / "journal.json", seal(journal))
 
     def finish(self, meta: Mapping[str, Any]) -> Store:
-        """Write meta.json, rename the folder to its final name and return the store. Call `commit` first."""
+        """Write meta.json, rename the folder to its final name, return the store. Call `commit()` first."""
         columns = {name: [self._dtypes[name].str, count] for name, count in self._counts.items()}
         self.close()
         facts = {**meta, "columns": columns, "column_sha256": self._column_sha256()}
         write_json(self._part / "meta.json", seal(facts))
         (self._part / "journal.json").unlink(missing_ok=True)
-        shutil.rmtree(self._folder, ignore_errors=True)  # remove a damaged store of this name
+        shutil.rmtree(self._folder, ignore_errors=True)  # a damaged store may have this name
         os.rename(self._part, self._folder)
         return Store(self._folder)
 

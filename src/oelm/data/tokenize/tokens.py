@@ -15,11 +15,11 @@ from oelm.data.tokenize.tokenizers import Tokenizer
 
 
 class TokenFile:
-    """The tokens of one split, memory-mapped, so the file may be larger than memory.
+    """The tokens of one split. They are memory-mapped, so the file may be larger than the memory.
 
     ids:     all token ids in order, read-only
-    offsets: document i is ids[offsets[i]:offsets[i + 1]], with its EOS
-    meta:    dataset, tokenizer, hashes and counts, as in meta.json
+    offsets: document i is ids[offsets[i]:offsets[i + 1]], including its EOS
+    meta:    dataset, tokenizer, hashes and counts: the content of meta.json
     """
 
     def __init__(self, store: Store) -> None:
@@ -37,7 +37,7 @@ class TokenFile:
         return len(self._ends)
 
     def documents_of(self, positions: np.ndarray) -> np.ndarray:
-        """Return the number of the document that holds the token at each position."""
+        """Return, for each of `positions`, the number of the document that contains the token there."""
         return np.searchsorted(self._ends, positions, side="right")
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class TokenFile:
 def prepare_tokens(
     corpus: Corpus, split: str, tokenizer: Tokenizer, **options: Unpack[EncodeOptions]
 ) -> TokenFile:
-    """Return the tokens of a split, from the cache if this content and tokenizer were encoded before."""
+    """Return the tokens of a split, from the cache if the same rows and tokenizer were used before."""
     store = encode_to_store(
         corpus,
         split,
