@@ -12,7 +12,7 @@ from collections.abc import Iterable
 class OelmError(Exception):
     """An error that the user can fix. The message says what is wrong, where, and what to do.
 
-    `remedy` says what to do. It is part of the message and also a field of its own.
+    `remedy` says what to do. It is part of the message, and also an attribute.
 
     >>> error = OelmError("no network.", remedy="Set HF_HUB_OFFLINE=1.")
     >>> print(error)

@@ -25,7 +25,7 @@ class Interrupted(Exception):
 
 
 class Diverged(Exception):
-    """The loss or the gradient is not finite, or the loss is far above that of the untrained model."""
+    """The loss or the gradient is not finite, or the loss is far above the loss of the untrained model."""
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,8 @@ def _require_all_shards(files: Mapping[str, list[Path]]) -> None:
         expected = int(paths[0].stem.split("-of-")[1][:5])
         if len(paths) != expected:
             raise OelmError(
-                f"{paths[0].parent} has only {len(paths)} of the {expected} files to which {paths[0].name} "
-                "belongs: copy the missing files"
+                f"{paths[0].parent} has only {len(paths)} of {expected} shards, such as {paths[0].name}: "
+                "copy the missing files"
             )
 
 

@@ -31,7 +31,7 @@ def load_best(training: Training) -> None:
 
 
 def repair_best(training: Training) -> None:
-    """Write best/ again if it is damaged and the current weights are those of the best validation."""
+    """Write best/ again if it is damaged and the current weights have the best validation score so far."""
     p = training.progress
     if p.best is None or p.best["step"] != p.step:
         return
