@@ -216,7 +216,7 @@ def finish(args: argparse.Namespace, load_before: float | None, result: dict[str
 def load_average() -> float | None:
     """Return the load average of the last minute, or None if the system does not report it.
 
-    A value above 0.5 before a benchmark means that other programs are running and disturb it.
+    A value above 0.5 before a benchmark means that other programs are running and slow it down.
     """
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 

@@ -30,7 +30,7 @@ MAX_LENGTH = 512
 
 @dataclass(frozen=True)
 class ClassificationBench:
-    """Settings of the benchmark, which compares all arms on each dataset."""
+    """The settings of the benchmark, which compares all arms on each dataset."""
 
     datasets: tuple[str, ...] = ("agnews", "mnli", "imdb")
     model: str = "minilm"
@@ -60,13 +60,13 @@ def run(bench: ClassificationBench, progress: Progress) -> dict[str, Any]:
         "threads": bench.plan.thread_count,
         "max_length": MAX_LENGTH,
     }
-    for name in ("plan", "data_dir", "cache_dir"):  # paths do not affect speed; `origin` names the data
+    for name in ("plan", "data_dir", "cache_dir"):  # paths do not affect speed, and `origin` names the data
         del settings[name]
     return {"kind": "classification", "interleaved": True, "settings": settings, "comparisons": found}
 
 
 def summarise(measured: dict[str, Measured]) -> dict[str, Any]:
-    """Return the samples per second of each arm, and how many times as fast our loop is."""
+    """Return the samples per second of each arm, and by which factor our loop is faster than the arm."""
     ours = measured[OURS]
     arms = []
     for name, arm in measured.items():
@@ -83,10 +83,12 @@ def summarise(measured: dict[str, Measured]) -> dict[str, Any]:
 
 
 def spread(longest: np.ndarray, turns: int, steps: int) -> list[list[int]]:
-    """Return the batch numbers of each turn, such that every turn covers the whole range of batch lengths.
+    """Return the batch numbers of each turn, so that every turn covers the whole range of batch lengths.
 
-    `longest` is the longest row of each batch. Batches are sorted by it, evenly spaced ones are chosen, and
-    they are dealt to the turns in alternating order, so that no turn always gets the longer ones.
+    Batches are sorted by length, evenly spaced ones are chosen, and these are distributed to the turns in
+    alternating order, so that no turn always gets the longer batches.
+
+    longest: length of the longest row of each batch
 
     >>> spread(np.array([30, 10, 20, 40]), turns=2, steps=2)
     [[1, 3], [2, 0]]
@@ -179,7 +181,7 @@ def _ours(spec: dict[str, Any], prepared: Prepared, steps: list[int], facts: dic
 
 
 def _trainer_order(lengths: np.ndarray, rows: int, seed: int) -> np.ndarray:
-    """Return the row order of one epoch of the Trainer with `train_sampling_strategy="group_by_length"`."""
+    """Return the order of rows in one epoch of a Trainer with `train_sampling_strategy="group_by_length"`."""
     import torch
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
@@ -190,10 +192,10 @@ def _trainer_order(lengths: np.ndarray, rows: int, seed: int) -> np.ndarray:
 def _trainer(
     spec: dict[str, Any], prepared: Prepared, batches: list[np.ndarray], facts: dict[str, Any]
 ) -> Arm:
-    """Return the arm of the Hugging Face Trainer.
+    """Return the arm that trains with the Hugging Face Trainer.
 
-    Its collator pads each batch to the longest row. The rows are a list in memory, which is the fastest
-    dataset for a Trainer.
+    The collator pads each batch to its longest row. The rows are a list in memory, which is the fastest kind
+    of dataset for a Trainer.
     """
     from transformers import DataCollatorWithPadding, PreTrainedTokenizerFast
 
@@ -201,7 +203,7 @@ def _trainer(
     pad = inner.id_to_token(prepared.tokenizer.pad_id)
     collate = DataCollatorWithPadding(PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=pad))
     ours: Any = prepared.model
-    theirs = type(ours)(ours.config)  # a copy whose forward pass is that of transformers, not patched
+    theirs = type(ours)(ours.config)  # a copy with the original forward pass of transformers
     theirs.load_state_dict(ours.state_dict())
     split: EncodedSplit = prepared.task.splits["train"]  # type: ignore[attr-defined]
     rows = [_features(split, int(number)) for batch in batches for number in batch]
@@ -209,7 +211,7 @@ def _trainer(
         theirs,
         rows,
         spec["rows"],
-        train_sampling_strategy="sequential",  # the rows already have the order of its own sampler
+        train_sampling_strategy="sequential",  # the rows are already in the order of the Trainer's sampler
         lr_scheduler_type="constant",
         weight_decay=0.01,
         data_collator=collate,

@@ -1,8 +1,8 @@
-"""Replay stored runs: the hours of `oelm decide` against a design with a fixed number of seeds.
+"""Simulate from stored runs how many hours `oelm decide` takes, and how many a fixed number of seeds takes.
 
-The stored runs give the difference, the spread between seeds and the time of every comparison. From these,
-new studies are drawn at random (normal differences), and both designs are applied to the same draws. An arm
-is trained as often as the longest of its questions needs.
+The stored runs give the difference, the spread between seeds and the time of every comparison. From these
+values, new studies are simulated with normally distributed differences, and both designs are applied to the
+same simulated studies. An arm is trained with as many seeds as the longest of its questions needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ from oelm.experiments.catalogue import planned_configs
 
 
 def replay(root: Path, rules: Sequence[str], fixed: int, max_seeds: int, draws: int) -> dict[str, Any]:
-    """Return the hours and verdicts of both designs, as means over `draws` drawn studies."""
+    """Return the hours and verdicts of both designs, as means over `draws` simulated studies.
+
+    root: folder of the stored runs
+    fixed: number of seeds of the fixed design
+    """
     asked = _questions(root, rules)
     seconds = {arm.key: float(np.mean(times)) for q, _ in asked for arm in (q.arm, q.reference)
                if (times := [r.timing.total_wall_time or 0.0 for r in arm.finished])}  # fmt: skip

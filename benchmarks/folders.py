@@ -1,8 +1,8 @@
 """`python -m benchmarks folders`: time `oelm status`, `analyze` and `report` over many finished runs.
 
 One experiment and its baseline are trained at the "smoke" scale (a tiny model, seconds of training). Their
-run folders are then copied under other seeds, without checkpoints. The times include the start of Python,
-because a user waits for it too.
+run folders are then copied with other seeds and without checkpoints. The times include the start of Python,
+because a user waits for it, too.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def run(bench: FoldersBench, progress: Progress) -> dict[str, Any]:
 
 
 def copy_runs(origin: Path, target: Path, count: int) -> None:
-    """Copy the trained runs to `target` under new seeds until it has `count` runs, with new checksums."""
+    """Copy the trained runs in `origin` to `target`, with new seeds, until `target` has `count` runs."""
     trained = [RunFolder(run.path) for run in scan(origin) if run.state == "finished"]
     for number in range(count):
         source = trained[number % len(trained)]

@@ -1,4 +1,4 @@
-"""`python -m benchmarks page`: write docs/performance.md from the files in benchmarks/results alone."""
+"""`python -m benchmarks page`: write docs/performance.md from the files in benchmarks/results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make(results: Path | str, document: Path | str) -> str:
 
 
 def source(name: str, result: Result) -> list[str]:
-    """Return the lines that state the command, the machine and the library versions of a result."""
+    """Return the lines with the command, the machine and the library versions of a result."""
     m, v, load = result["machine"], result["versions"], result["load"]
     threads = result.get("settings", {}).get("threads", m["threads"])
     return [

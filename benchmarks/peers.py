@@ -1,4 +1,4 @@
-"""Training steps of other tools ("peers"), which ours is compared with.
+"""Training steps of other tools ("peers"), with which our training step is compared.
 
 All peers train a GPT with the original study's architecture (pre-LN, tied head, learned positions, no
 dropout) in fp32, on batches of the same shape, with gradient clipping at 1.0.
@@ -30,7 +30,7 @@ PEERS = ("nanogpt", "transformers", "trainer")
 
 
 def build(spec: dict[str, Any]) -> Arm:
-    """Return the arm of the peer that `spec` names. The worker process of the arm calls this."""
+    """Return the arm of the peer `spec["peer"]`. The worker process of the arm calls this function."""
     config = gpt_config(spec["size"], vocab_size=spec["vocabulary"], context=spec["context"])
     if spec["peer"] == "nanogpt":
         return build_nanogpt(config, spec)
@@ -79,7 +79,7 @@ class NanoGPT(nn.Module):
         x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
         for block in self.blocks:
             x = block(x)
-        logits = self.lm_head(self.ln_f(x))  # (B, T, V), kept for the backward pass
+        logits = self.lm_head(self.ln_f(x))  # (B, T, V); stays in memory until the backward pass
         return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
 
 
@@ -112,7 +112,7 @@ def build_nanogpt(config: GPTConfig, spec: dict[str, Any]) -> Arm:
 
 
 def gpt2(config: GPTConfig) -> nn.Module:
-    """Return a GPT-2 of transformers with our shape and with its default activation function."""
+    """Return a GPT-2 of transformers with the sizes of `config` and the default activation of GPT-2."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     shape = gpt2_config(config)
@@ -135,9 +135,11 @@ def build_transformers(config: GPTConfig, spec: dict[str, Any]) -> Arm:
 
 
 def run_trainer(model: Any, rows: Any, batch: int, **options: Any) -> OwnLoop:
-    """Return a function that runs the Hugging Face Trainer and times its steps with callbacks.
+    """Return a function that runs the Hugging Face Trainer and measures its steps with callbacks.
 
-    The Trainer logs, saves and shows nothing. `options` are more `TrainingArguments`, and `data_collator`.
+    The Trainer logs, saves and prints nothing.
+
+    options: further `TrainingArguments`, and `data_collator` of the Trainer
     """
 
     def loop(turns: Turns) -> None:

@@ -1,9 +1,10 @@
-"""Compare training regimes for scale `mini`: in which one is a question decided in the least CPU time?
+"""Compare training regimes (settings) for scale `mini`: which one decides a question in the least CPU time?
 
-The noise of a regime is the standard deviation of the difference in test loss between two arms of one seed.
-It is estimated from all arms and seeds together: from what remains of the loss after the means of the arm and
-of the seed are subtracted. A question needs seeds in proportion to (noise / effect)^2, so its CPU time is in
-proportion to the square of noise / effect x sqrt(CPU seconds of a run).
+The noise of a regime is the standard deviation of the difference in test loss between two arms with the same
+seed. It is estimated from all arms and seeds together, after the mean of each arm and the mean of each seed
+are subtracted from the losses. The number of seeds that a question needs is proportional to
+(noise / effect)^2, so its CPU time is proportional to the square of
+noise / effect x sqrt(CPU seconds of a run).
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ from oelm.training.tasks.task import Evaluation, evaluate
 
 FP32 = Precision("fp32", "requested")
 VALIDATIONS = 4  # per run
-AVERAGED = (0.1, 0.3)  # shares of the run, at its end, over which the weights are averaged
+AVERAGED = (0.1, 0.3)  # average the weights over this last fraction of the steps, as alternatives
 
 
 @dataclass(frozen=True)
 class RegimeBench:
-    """The regimes to compare, each as "field=value,field=value", and the runs that each of them gets."""
+    """The regimes to compare, and the experiments and seeds to train in each of them."""
 
-    regimes: tuple[str, ...]
-    experiments: tuple[str, ...]  # IDs; all are trained in each regime
+    regimes: tuple[str, ...]  # config changes of each regime, as "field=value,field=value"
+    experiments: tuple[str, ...]  # IDs
     seeds: tuple[int, ...]
     data_dir: str
     record: str = ""  # JSON-lines file with one line per run; its runs are not repeated
 
 
 def run(bench: RegimeBench, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Train every run that the record lacks; return the table."""
+    """Train the runs that the record does not contain; return the summary of each regime."""
     torch.set_num_threads(1)
     done = list(_recorded(bench.record))
     for seed in bench.seeds:
@@ -75,7 +76,7 @@ def _recorded(path: str) -> Iterator[dict[str, Any]]:
 def _config(id: str, regime: str, seed: int, data_dir: str) -> RunConfig:
     pairs = [part.partition("=") for part in regime.split(",")]
     if not all(value for _, _, value in pairs):
-        raise UsageError(f"a regime is field=value,field=value, not '{regime}'")
+        raise UsageError(f"'{regime}' is not a regime; write field=value,field=value")
     changes = {name: json.loads(value) if value[0].isdigit() else value for name, _, value in pairs}
     return override(experiment(id).at("mini", seed, data_dir), changes)
 
@@ -131,7 +132,7 @@ class _Average:
 
 
 def _summary(regime: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return CPU time, effects and noise of one regime, for the last weights and for each average."""
+    """Return CPU time, losses and noise of one regime, for the last weights and for each averaged model."""
     here = [r for r in rows if r["regime"] == regime]
     ids = list(dict.fromkeys(r["id"] for r in here))
     seeds = sorted(set.intersection(*({r["seed"] for r in here if r["id"] == id} for id in ids)))

@@ -1,10 +1,10 @@
-"""`python -m benchmarks startup`: CPU seconds that a short run costs before, after and beside its training.
+"""`python -m benchmarks startup`: measure the CPU seconds that a run needs in addition to its training.
 
 The runs train for one step, so nearly all of their CPU time is start-up: Python, imports, data, model, files.
-The cost of one more run is that of several runs in one slot minus that of the first run, divided by the
-number of further runs; the data is tokenized before. "new process" starts a worker process for each run,
+The data is tokenized before the measurement. The cost of a further run is the CPU time of several runs minus
+that of one run, divided by the number of further runs. "new process" starts a worker process for each run;
 "forked" forks the workers from a server that has imported torch. CPU time is measured, because it depends
-less on other programs than the clock does.
+less on other programs than wall time does.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def run(bench: StartupBench, progress: Progress) -> dict[str, Any]:
 
 
 def cpu_seconds(bench: StartupBench, config: RunConfig, count: int, *, warm: bool) -> float:
-    """Return the CPU seconds of all processes of `count` runs, one after the other in one slot."""
+    """Train `count` runs, one after the other in one slot; return the CPU seconds of all their processes.
+
+    warm: fork the workers instead of starting new processes
+    """
     before = _children()
     with tempfile.TemporaryDirectory() as runs:
         machine = Machine(data_dir=bench.data_dir)

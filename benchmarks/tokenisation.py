@@ -1,9 +1,9 @@
 """`python -m benchmarks tokenisation`: compare our encoder with `datasets.map` and loops over `tokenizers`.
 
 The arms (tools) take turns on the same file, each with one thread. The result is megabytes of text per second
-of CPU time, which changes little if the machine is busy. The arms do not do the same work: ours is timed from
-the jsonl file to the finished token file on disk with its content hash, the loops from the jsonl file to an
-array on disk, and `datasets.map` without reading the jsonl file and without writing an array.
+of CPU time, which changes little if the machine is busy. The arms do not do the same work: our encoder reads
+the jsonl file and writes a token file with its content hash, the loops read the jsonl file and write an
+array, and `datasets.map` is measured without reading the jsonl file and without writing an array.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def run(bench: TokenisationBench, progress: Progress) -> dict[str, Any]:
 
 
 def use_one_thread() -> None:
-    """Limit the libraries to one thread. Call it before they are first used: they read the variables once."""
+    """Limit the tokenizer libraries to one thread.
+
+    Call this before they are first used, because they read the environment variables only once.
+    """
     for name in ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "HF_HUB_OFFLINE"):
         os.environ[name] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -70,7 +73,7 @@ def compare(dataset: str, tokenizer: Tokenizer, bench: TokenisationBench) -> dic
                 arms[name]()
                 seconds[name].append(time.process_time() - start)
     speeds = {name: float(np.median([size / 1e6 / s for s in series])) for name, series in seconds.items()}
-    # `ratio` treats each round as a process, because rounds are independent here.
+    # Each round is passed to `ratio()` as one process, because rounds are independent of each other here.
     each = {name: [[s] for s in series] for name, series in seconds.items()}
     return {
         "dataset": dataset,
@@ -84,7 +87,7 @@ def compare(dataset: str, tokenizer: Tokenizer, bench: TokenisationBench) -> dic
 
 
 def write_sample(dataset: str, data_dir: str, size: int, path: Path) -> int:
-    """Write about `size` bytes of train documents to `path` as jsonl, and return the bytes of their text."""
+    """Write training documents of about `size` bytes to `path` as jsonl; return the exact bytes of text."""
     written = 0
     with open(path, "w", encoding="utf-8") as file:
         for row in open_corpus(dataset, data_dir=data_dir or None).rows("train"):
@@ -96,7 +99,10 @@ def write_sample(dataset: str, data_dir: str, size: int, path: Path) -> int:
 
 
 def make_arms(folder: Path, tokenizer: Tokenizer) -> dict[str, Callable[[], int]]:
-    """Return functions that each encode the sample and return the number of tokens, with document ends."""
+    """Return {arm: function}; each function encodes the sample and returns the number of tokens.
+
+    The count includes one end-of-text token per document.
+    """
     import datasets
     import transformers
 
@@ -109,7 +115,7 @@ def make_arms(folder: Path, tokenizer: Tokenizer) -> dict[str, Callable[[], int]
     def ours() -> int:
         with tempfile.TemporaryDirectory() as cache:
             if tokenizer._words is not None:
-                tokenizer._words.clear()  # forget the words of the round before
+                tokenizer._words.clear()  # empty the cache of words that the previous round filled
             corpus = open_corpus(f"file:{path},{path},{path}", cache_dir=cache)
             return len(prepare_tokens(corpus, "train", tokenizer, cache_dir=cache, workers=1))
 

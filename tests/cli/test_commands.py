@@ -105,7 +105,10 @@ def test_the_completion_script_knows_commands_options_and_choices() -> None:
         ),
         (["run", "GPT-01", "--phase", "2"], "cannot be combined with --phase"),
         (["run", "--study", "gap", "--phase", "2"], "the study gap has no phase 2"),
-        (["run", "GPT-01", "--partition", "gpu", "--time", "8h"], "--partition, --time: only for SLURM"),
+        (
+            ["run", "GPT-01", "--partition", "gpu", "--time", "8h"],
+            "--time: allowed only with --on slurm",
+        ),
         (["run", "GPT-01", "--on", "slurm", "--slots", "2"], "use --parallel"),
         (["run", "GPT-01", "--on", "slurm", "--pilot", "--no-wait"], "--no-wait cannot be combined"),
         (["run", "GPT-01", "--on", "slurm", "--time", "5s"], "at least one minute"),

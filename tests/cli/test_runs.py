@@ -174,7 +174,7 @@ def test_clean_deletes_only_after_confirmation(
     assert "nothing was deleted" in said
     assert folder.latest.exists()
     assert main(["clean", "--runs", str(root / "nowhere")]) == 0
-    assert "there is no folder" in capsys.readouterr().out
+    assert "does not exist" in capsys.readouterr().out
     assert main(["clean", "--runs", str(root), "--yes", "--json"]) == 0
     freed = json.loads(capsys.readouterr().out)
     assert freed["freed_bytes"] == freed["freeable_bytes"] > 0

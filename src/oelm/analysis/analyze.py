@@ -101,7 +101,7 @@ def analyze(
     """Load the runs in the runs folder `root`, compare them, and add costs and benchmarks.
 
     studies: analyse only these studies (default: all)
-    benchmarks: folder with interleaved step-time benchmarks (`oelm bench step`); None = show no step times
+    benchmarks: folder with results of interleaved benchmarks (`oelm bench -o FILE`); None = no step times
     planned: configs that the catalogue has for each experiment and scale. They show which runs have a
         different budget than the catalogue, and which experiments have no runs
     ids: analyse only these experiments (default: all)

@@ -1,10 +1,10 @@
 """Compare the step times of several arms (methods or tools), each in its own process.
 
-Machines are noisy, and an arm that frees large tensors after every step needs new memory pages when another
-process has run in between. Therefore:
+Step times are noisy, and the first step after another process has run is slower, because the arm must get new
+memory pages. Therefore:
 
-- A turn is several consecutive steps of one arm; the first step of a turn is not counted.
-- A round gives each arm one turn, in an order that is shuffled every round.
+- Arms take turns. A turn is several consecutive steps of one arm; its first step is not counted.
+- In a round, each arm has one turn; the order of the arms is shuffled in every round.
 - The comparison is repeated with new processes, because a favourable memory layout lasts as long as its
   process. The rounds of one process are averaged, and the confidence interval is computed over processes.
 """
@@ -51,7 +51,7 @@ class Plan:
     def __post_init__(self) -> None:
         if self.processes < 3:
             raise UsageError(
-                f"a confidence interval needs at least 3 processes per arm, not {self.processes}"
+                f"{self.processes} processes per arm are too few: a confidence interval needs at least 3"
             )
         if self.rounds < 1 or self.steps < 1:
             raise UsageError(
@@ -82,14 +82,17 @@ class Ratio:
 def ratio(arm: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]) -> Ratio:
     """Return the ratio of the step times of two arms, each given as `times[process][round]`.
 
-    The arms are compared within a round, because a busy minute of the machine slows both. The log ratios of
-    one process are averaged, and the interval is Student's t over processes.
+    The arms are compared within each round, because other load on the machine then slows both. The log ratios
+    of one process are averaged, and the confidence interval is Student's t over processes.
 
     >>> str(ratio([[2.0, 4.0], [6.0, 2.0], [2.0, 2.0]], [[1.0, 2.0], [3.0, 1.0], [1.0, 1.0]]))
     '2.00 [2.00, 2.00]'
     """
     if [len(p) for p in arm] != [len(p) for p in reference] or len(arm) < 2:
-        raise ValueError("both arms need the same rounds in each process, and at least two processes")
+        raise ValueError(
+            "the arms differ in their numbers of rounds, or have fewer than two processes; "
+            "both need the same number of rounds in each process"
+        )
     logs = [np.log(np.divide(a, b)).mean() for a, b in zip(arm, reference, strict=True)]
     center, n = float(np.mean(logs)), len(logs)
     half = float(stats.t.ppf(0.975, n - 1) * np.std(logs, ddof=1) / n**0.5)
@@ -124,7 +127,7 @@ class Measured:
 
 
 class ArmProcess:
-    """Controls the worker process of one arm, which sleeps except when it is told to run a turn."""
+    """Controls the worker process of one arm, which sleeps until it is told to run a turn."""
 
     def __init__(self, spec: Mapping[str, Any], *, threads: int) -> None:
         self.name = str(spec["arm"])
@@ -149,18 +152,18 @@ class ArmProcess:
 
     def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # `answer` reports the exit code of the dead process
+        with contextlib.suppress(BrokenPipeError):  # `answer()` reports the exit code of the dead process
             print(json.dumps(command), file=self._process.stdin, flush=True)
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """Return the next answer of the worker; the first one has the facts of the arm that it has built."""
+        """Return the next answer of the worker process; the first answer contains the facts of its arm."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise OelmError(
-                f"the benchmark arm '{self.name}' died with exit code {self._process.wait()}",
-                remedy="read the output of its process above.",
+                f"the process of the benchmark arm '{self.name}' ended with exit code {self._process.wait()}",
+                remedy="its output above shows why.",
             )
         return json.loads(line)
 
@@ -177,7 +180,7 @@ class ArmProcess:
 def measure_together(
     specs: Sequence[Mapping[str, Any]], plan: Plan, progress: Progress = lambda text: None
 ) -> dict[str, Measured]:
-    """Measure all arms in the same rounds: their processes exist at the same time and take turns."""
+    """Return the measurements of all arms, by name; the processes of the arms take turns in each round."""
     found: dict[str, Measured] = {}
     for generation in range(plan.processes):
         _measure_generation(specs, plan, found, generation, progress)
@@ -187,7 +190,10 @@ def measure_together(
 def measure_alone(
     specs: Sequence[Mapping[str, Any]], plan: Plan, progress: Progress = lambda text: None
 ) -> dict[str, Measured]:
-    """Measure each arm while no other arm is in memory, to check the results of `measure_together`."""
+    """Return the measurements of all arms, by name, each measured while no other arm is in memory.
+
+    This checks the results of `measure_together()`.
+    """
     found: dict[str, Measured] = {}
     for generation in range(plan.processes):
         for spec in random.Random(generation).sample(list(specs), len(specs)):
@@ -202,7 +208,10 @@ def _measure_generation(
     generation: int,
     progress: Progress,
 ) -> None:
-    """Add the measurements of one new process per arm to `found`."""
+    """Start one new process per arm, measure all rounds, and add the measurements to `found`.
+
+    generation: index of the repetition, which seeds the order of the arms
+    """
     order = random.Random(generation)
     with contextlib.ExitStack() as stack:
         arms = [ArmProcess(spec, threads=plan.thread_count) for spec in specs]
@@ -218,7 +227,7 @@ def _measure_generation(
             names = specs[0]["arm"] if len(specs) == 1 else f"{len(specs)} arms"
             progress(f"{names}, process {generation + 1}/{plan.processes}, round {number + 1}/{plan.rounds}")
             for arm in order.sample(arms, len(arms)):
-                # The first step of a turn is not counted.
+                # One step more, because the first step of a turn is not counted.
                 found[arm.name].steps[-1].append(arm.turn(plan.steps + 1)[1:])
         for arm in arms:
             found[arm.name].memory = arm.memory()

@@ -1,6 +1,6 @@
 """`oelm bench`: measure the step time and memory of each method on the user's model and device.
 
-The baseline is measured twice. The ratio of its second copy to the first would be 1 without noise, so it
+The baseline is measured twice, as two arms. Without noise, the ratio of their step times would be 1, so it
 shows how noisy the machine is.
 """
 
@@ -18,15 +18,15 @@ from oelm.methods.presets import find_method
 DEFAULT_METHODS = ("baseline", "oelm-freeze", "oelm-bias", "oelm-plus")
 AGAIN = "baseline (again)"
 GEMM_SIZE = 2048
-GEMM = "gemm"  # an arm that only multiplies matrices; it shows the peak speed of the machine
-ENCODERS = ("minilm", "tiny-bert")  # Hugging Face encoders, measured with a head of two classes
+GEMM = "gemm"  # arm that only multiplies matrices, to measure the peak FLOP/s of the machine
+ENCODERS = ("minilm", "tiny-bert")  # Hugging Face encoders, measured as classifiers with two classes
 
 
 @dataclass(frozen=True)
 class Workload:
     """The model and the batch of a measured step."""
 
-    size: str = "medium-512"  # a size of our GPT, "minilm" or "tiny-bert"
+    size: str = "medium-512"  # a size of the built-in GPT, "minilm" or "tiny-bert"
     vocabulary: int = 50257
     context: int = 512
     batch: int = 4
@@ -37,7 +37,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class MethodsBench:
-    """A comparison of methods. The first must be the baseline, which the others are measured against."""
+    """The settings of a comparison of methods. The first method must be the baseline."""
 
     methods: tuple[str, ...] = DEFAULT_METHODS
     workload: Workload = field(default_factory=Workload)
@@ -47,10 +47,10 @@ class MethodsBench:
         names = [find_method(name).name for name in self.methods]  # raises UsageError for an unknown name
         if not names or len(set(names)) != len(names):
             raise UsageError(
-                f"a benchmark needs at least one method and no method twice, not {list(self.methods)}"
+                f"invalid methods {list(self.methods)}: give at least one method, and none of them twice"
             )
         if names[0] != "baseline":
-            raise UsageError("the first method must be 'baseline': the others are measured against it")
+            raise UsageError("the first method must be 'baseline', because the others are compared with it")
 
     def specs(self) -> list[dict[str, Any]]:
         shared = {"build": "oelm.bench.methods:build", **asdict(self.workload)}
@@ -74,9 +74,10 @@ def run(bench: MethodsBench, progress: Progress = lambda text: None) -> dict[str
 
 
 def summarise(measured: dict[str, Measured], reference: str) -> dict[str, Any]:
-    """Return, for each arm, its time and memory relative to the `reference` arm and its measured steps.
+    """Return the results of all arms: time and memory relative to the arm `reference`, and raw step times.
 
-    An arm with a FLOP count also gets its FLOP rate as a share of the machine's peak (the `GEMM` arm).
+    For an arm with a FLOP count, its FLOP/s are also given as a fraction of the peak of the machine, which
+    the arm `GEMM` measures.
     """
     gemm = measured[GEMM]
     peak = gemm.facts["flops"] / gemm.median_seconds
@@ -89,7 +90,7 @@ def summarise(measured: dict[str, Measured], reference: str) -> dict[str, Any]:
         row: dict[str, Any] = {
             "name": name,
             "method": facts.get("method", {}).get("name", "") if name != AGAIN else "",
-            # The fields of the method are kept, because the preset of this name can change.
+            # Store the fields of the method, because a later version may change the method of this name.
             "fields": facts.get("method") if name != AGAIN else None,
             "median_seconds": arm.median_seconds,
             "tokens_per_second": facts["tokens"] / arm.median_seconds,
@@ -146,7 +147,7 @@ def build(spec: dict[str, Any]) -> Arm:
 
 
 def token_batch(spec: dict[str, Any]) -> Any:
-    """Return random token ids (batch, context + 1), the same for every arm."""
+    """Return random token ids of shape (batch, context + 1), the same for every arm."""
     import torch
 
     draw = torch.Generator().manual_seed(spec["seed"])
@@ -163,7 +164,7 @@ def count_parameters(model: Any, ids: Any) -> dict[str, int]:
 
 
 def training_bytes(model: Any, optimizer: Any) -> Callable[[], dict[str, int]]:
-    """Return a function that counts the bytes of gradients and optimizer state, and on a GPU the peak."""
+    """Return a function that returns the bytes of gradients and optimizer state, and on a GPU the peak."""
     import torch
 
     def count() -> dict[str, int]:
@@ -182,7 +183,7 @@ def training_bytes(model: Any, optimizer: Any) -> Callable[[], dict[str, int]]:
 
 
 def build_gemm(device: str) -> Arm:
-    """Return an arm of four square matrix products; steps are compared with its FLOP rate."""
+    """Return the arm whose step is four products of square matrices, to measure the peak FLOP/s."""
     import torch
 
     a = torch.ones(GEMM_SIZE, GEMM_SIZE, device=device)
@@ -212,7 +213,7 @@ def _gpt(spec: dict[str, Any], ids: Any) -> tuple[Any, Callable[[], Any]]:
 def _encoder(spec: dict[str, Any], ids: Any) -> tuple[Any, Callable[[], Any]]:
     """Return an encoder with a classification head, and a function that computes its loss.
 
-    It has no LM head, so nearly all its matrix products are in its blocks.
+    Such a model has no LM head, so nearly all matrix products are in its transformer blocks.
     """
     import torch
 

@@ -3,7 +3,8 @@
 The command is `python -m oelm.bench.worker SPEC`, where SPEC is JSON. SPEC["build"] names a function
 ("module:function") that returns an `Arm`. The worker reads one JSON command per line from standard input:
 {"steps": n} runs n consecutive steps and prints the seconds of each; {"memory": true} prints the peak memory.
-What libraries print goes to standard error, so that the parent process does not mistake it for an answer.
+Everything that libraries print goes to standard error, so that the parent process does not read it as an
+answer.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any
 
 from oelm.cores import peak_memory
 
-#: Runs the training loop of another library, such as the Hugging Face Trainer. The function must call
-#: `turns.step_begins` and `turns.step_ended` at every step.
+#: A function that runs the training loop of another library, such as the Hugging Face Trainer. It must call
+#: `turns.step_begins()` and `turns.step_ended()` at every step.
 OwnLoop = Callable[["Turns"], None]
 
 
@@ -30,7 +31,7 @@ class Arm:
 
     step:     does one whole optimizer step and waits until the device has finished it
     facts:    what the arm reports once it is built, such as parameter counts
-    memory:   returns more byte counts; its "peak_bytes", if any, replaces the peak of the process
+    memory:   returns further byte counts; a value "peak_bytes" replaces the peak memory of the process
     own_loop: replaces `step` if another library's training loop runs the steps
     """
 
@@ -41,7 +42,7 @@ class Arm:
 
 
 class Turns:
-    """Times the steps of each turn (consecutive steps of one arm), and answers commands between turns."""
+    """Measures the steps of each turn (consecutive steps of one arm), and answers commands between turns."""
 
     def __init__(self, answers: Any, memory: Callable[[], dict[str, int]]) -> None:
         self._answers, self._memory = answers, memory
@@ -51,7 +52,7 @@ class Turns:
         print(json.dumps(value), file=self._answers, flush=True)
 
     def wait(self) -> bool:
-        """Wait for the next command that asks for steps. Return False when the benchmark is over."""
+        """Wait for the next command that asks for steps; return False if the benchmark is over."""
         for line in sys.stdin:
             command = json.loads(line)
             if "steps" in command:

@@ -29,18 +29,21 @@ class ResultsOptions:
     phase: Phases = ()
     runs: Runs = "runs"
     benchmarks: str = BENCHMARKS
-    """Folder with the step times that benchmarks measured."""
+    """Folder with the results of step-time benchmarks."""
     catalogue: Catalogue = ()
 
     def load(self, studies: Sequence[str] = ()) -> Analysis:
-        """Return the analysis of the finished runs of `studies`; without names, of all studies."""
+        """Return the analysis of the runs of `studies` (default: all studies).
+
+        Raises an error if there are no runs.
+        """
         from oelm.analysis.analyze import analyze
 
         load_catalogues(self.catalogue)
         if self.benchmarks != BENCHMARKS and not Path(self.benchmarks).is_dir():
-            raise UsageError(f"--benchmarks: there is no folder {self.benchmarks}")
+            raise UsageError(f"--benchmarks: the folder {self.benchmarks} does not exist")
         if self.phase and studies:
-            raise UsageError("name studies or --phase, not both: only the study paper has phases")
+            raise UsageError("study names cannot be combined with --phase: only the study paper has phases")
         ids = reported_with(self.phase) if self.phase else None
         chosen = ["paper"] if self.phase else studies
         analysis = analyze(Path(self.runs), chosen, Path(self.benchmarks), planned=planned_configs(), ids=ids)
@@ -48,7 +51,7 @@ class ResultsOptions:
             of_phase = f" of phase {', '.join(self.phase)}" if self.phase else ""
             raise OelmError(
                 f"no runs{of_phase} in {self.runs} yet; train some with `oelm demo`, `oelm train` or "
-                "`oelm run`, or name another folder with --runs"
+                "`oelm run`, or give a different folder with --runs"
             )
         return analysis
 

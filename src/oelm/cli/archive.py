@@ -1,4 +1,4 @@
-"""`oelm archive`: pack results into one checked file, or write one small file per study to commit."""
+"""`oelm archive`: pack runs into one file with checksums, or write one small results file per study."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pack(
     Parameters
     ----------
     weights
-        Pack the best models too.
+        Also pack the weights of the best model of each run.
     """
     made = archives.pack(runs, file, study=study, weights=weights)
     if json:
@@ -35,7 +35,7 @@ def pack(
 
 
 def verify(file: ArchiveFile, /, *, json: Json = False) -> None:
-    """Check every byte of an archive."""
+    """Compare every file of an archive with its checksum."""
     index = archives.verify(file)
     if json:
         print_json({"runs": len(index.runs), **asdict(index)})
@@ -70,7 +70,10 @@ def keep(
     runs: Runs = "runs",
     json: Json = False,
 ) -> None:
-    """Write the results of each study, without weights, to FOLDER/STUDY.jsonl.xz, which reports can read."""
+    """Write the results of each study, without weights, to a small file FOLDER/STUDY.jsonl.xz.
+
+    `oelm analyze`, `oelm report` and `oelm board` can read these files with --runs FOLDER.
+    """
     kept = keeping.keep(runs, folder, study=study)
     if json:
         print_json({"folder": folder, **asdict(kept)})

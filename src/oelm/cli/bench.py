@@ -34,7 +34,7 @@ def bench(
     methods
         Methods to compare (`oelm methods`); the first must be baseline.
     size
-        Model: a size of our GPT, minilm or tiny-bert.
+        Model: a size of the built-in GPT, minilm or tiny-bert.
     vocabulary
         Vocabulary size.
     context
@@ -42,7 +42,7 @@ def bench(
     batch
         Rows per step.
     position
-        Position encoding.
+        Position embeddings of the built-in GPT.
     device
         Device to measure on: cpu, cuda or cuda:0.
     processes
@@ -62,7 +62,7 @@ def bench(
     from oelm.training.parallel.world import choose_device
 
     if device != "cpu":
-        choose_device(device)  # raises a UsageError for a device that this machine does not have
+        choose_device(device)  # raises UsageError if this machine does not have the device
     plan = MethodsBench(
         methods or DEFAULT_METHODS,
         Workload(size, vocabulary, context, batch, position, device),

@@ -1,4 +1,4 @@
-"""`oelm board`: the state of all runs, curves and verdicts as a live page in the browser."""
+"""`oelm board`: show the state of all runs, curves and verdicts on a live page in the browser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oelm.cli.output import print
 from oelm.cli.report import Language
 from oelm.errors import OelmError
 
-HOST = "127.0.0.1"  # never another one: the board shows everything in the runs folder
+HOST = "127.0.0.1"  # reachable only from this machine, because the board shows the whole runs folder
 
 
 def board(
@@ -48,12 +48,12 @@ def board(
         print(f"On another computer, first: ssh -L {port}:{HOST}:{port} {_this_machine()}")
         print("Ctrl-C ends the board; runs are not affected.", flush=True)
         config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
-        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the way to end the board
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the normal way to end the board
             uvicorn.Server(config).run(sockets=[listener])
 
 
 def listen(port: int) -> socket.socket:
-    """Return a socket that listens on this port of 127.0.0.1; raise an error with a way on if it is taken."""
+    """Return a socket that listens on a port of 127.0.0.1; raise OelmError if the port is not available."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -64,7 +64,9 @@ def listen(port: int) -> socket.socket:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
         why = "in use, perhaps by another board" if error.errno == errno.EADDRINUSE else "not allowed for you"
-        raise OelmError(f"port {port} is {why}; choose another one, or any free one with --port 0") from None
+        raise OelmError(
+            f"port {port} is {why}; choose a different one with --port, or let --port 0 choose a free one"
+        ) from None
     return listener
 
 

@@ -216,7 +216,7 @@ def list_methods(*, json: Json = False) -> None:
     if json:
         print_json({n: {**m.to_dict(), "aliases": names.get(n, [])} for n, m in methods().items()})
         return
-    for name, method in methods().items():  # not a table, which would be too wide for a terminal
+    for name, method in methods().items():  # as text, because a table would be too wide for a terminal
         also = f" (aliases: {', '.join(names[name])})" if name in names else ""
         print(f"{name}{also}\n  {method.purpose}")
         if method.controls:

@@ -34,7 +34,7 @@ def clean(*, runs: Runs = "runs", study: Study = "", yes: bool = False, json: Js
         print("nothing to delete: no finished run has resume checkpoints")
         return
     if not items:
-        print(f"nothing to delete: there is no folder {runs}; name the folder of the runs with --runs")
+        print(f"nothing to delete: the folder {runs} does not exist; give the runs folder with --runs")
         return
     print_table(("finished run", "size"), [(str(i.run.path), bytes_text(i.bytes)) for i in items])
     print(
@@ -48,7 +48,7 @@ def clean(*, runs: Runs = "runs", study: Study = "", yes: bool = False, json: Js
 
 
 def _confirmed() -> bool:
-    """Return whether the user confirms on the terminal.
+    """Ask on the terminal whether to delete the checkpoints, and return the answer.
 
     Without a terminal the answer is no, because piped input is not meant as an answer to this question.
     """

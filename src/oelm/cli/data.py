@@ -1,4 +1,4 @@
-"""`oelm data`: list the datasets, prepare datasets for training, or check one."""
+"""`oelm data`: list the datasets, prepare datasets for training, or check a dataset."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DatasetName = Annotated[str, Parameter(help="Dataset (`oelm data list`), folder,
 @Parameter(name="*")
 @dataclass(frozen=True)
 class SourceOptions:
-    """Options that say where a dataset is read from, and how much of it."""
+    """Options that say where a dataset is read from, and how many rows are used."""
 
     variant: str = ""
     """Variant of the dataset, such as a language of xnli (`oelm data list`)."""
@@ -66,7 +66,7 @@ class SourceOptions:
 
 
 def list_datasets(*, data_dir: DataDir = "", catalogue: Catalogue = (), json: Json = False) -> None:
-    """Print all datasets with task, official sizes, where each is found, and a description."""
+    """Print all datasets with their task, number of rows, place and description."""
     load_catalogues(catalogue)
     entries = list(datasets().values())
     if json:
@@ -93,7 +93,7 @@ def _sizes(entry: Dataset) -> str:
 
 
 def _where(entry: Dataset, data_dir: str) -> str:
-    """Return where `--source auto` would read the dataset from, without using the network."""
+    """Return the place from which `--source auto` would read the dataset; does not use the network."""
     from oelm.data.sources.open import local_folder
 
     if entry.builtin:
@@ -130,12 +130,12 @@ def check(
     source: SourceOptions = SourceOptions(),
     json: Json = False,
 ) -> int:
-    """Read all rows of a dataset and print what is wrong with them; return exit code 1 if something is.
+    """Read all rows of a dataset and print their problems; return exit code 1 if there are any.
 
     Parameters
     ----------
     batch_size
-        Batch size of the training: the training split must have at least as many rows.
+        Batch size of the planned training; the training split must have at least so many rows.
     """
     from oelm.data.checks import check_corpus
 
@@ -158,7 +158,7 @@ class TokenizeOptions:
     """Options that say how the text is tokenized, and where the tokens are stored."""
 
     tokenizer: str = "gpt2"
-    """Tokenizer: gpt2, bpe-<vocabulary size> (trained on the dataset), or another one by name or folder."""
+    """Tokenizer: gpt2, bpe-<vocabulary size> (trained on the dataset), a name on the hub, or a folder."""
     max_length: PositiveCount = 512
     """Maximum length of classification rows, in tokens."""
     cache_dir: CacheDir = ""
@@ -179,7 +179,7 @@ def prepare(
     from oelm.data.tokenize.tokenizer_files import check_tokenizer_name
 
     if not names:
-        raise UsageError("name at least one dataset (`oelm data list`)")
+        raise UsageError("no dataset given: name at least one (`oelm data list`)")
     check_tokenizer_name(tokens.tokenizer, source.data_dir or None)
     require_writable_cache(tokens.cache_dir)
     corpora = [source.open(name, tokens.cache_dir) for name in names]
@@ -232,7 +232,7 @@ def _prepare_corpus(
 def _prepare_split(
     corpus: Corpus, split: str, tokenizer: Tokenizer, tokens: TokenizeOptions, skip_bad_rows: bool
 ) -> tuple[dict[str, Any], str]:
-    """Tokenize one split and store the tokens in the cache; return its sizes as a dict and as text."""
+    """Tokenize one split and store the tokens in the cache; return the sizes as a dict and as text."""
     from oelm.data.batches.classification import BatchPlan, encode_split
     from oelm.data.tokenize.tokens import prepare_tokens
 
@@ -267,7 +267,7 @@ def _print_unless(quiet: bool, *lines: str) -> None:
 
 
 class _ProgressBar:
-    """Show the progress of tokenizing: a bar on a terminal, otherwise a line every few seconds."""
+    """Shows the progress of tokenizing: as a bar on a terminal, otherwise as a line every few seconds."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -282,7 +282,7 @@ class _ProgressBar:
             from rich.progress import Progress as Bar
 
             self._bar = Bar(
-                TextColumn("{task.description}", markup=False),  # a path may look like markup
+                TextColumn("{task.description}", markup=False),  # a path may contain what looks like markup
                 BarColumn(),
                 TaskProgressColumn(),
                 TimeRemainingColumn(),

@@ -51,20 +51,21 @@ def decide(
     slurm: SlurmFlags = SlurmFlags(),
     machine: MachineOptions = MachineOptions(),
 ) -> int:
-    """Train seeds until every question is decided, given up, or the budget is spent.
+    """Train seeds until every question is decided or given up, or the budget is spent.
 
-    The same command goes on after an interruption. Exit codes: 0 = every question is decided; 3 = at least
+    After an interruption, the same command continues. Exit codes: 0 = every question is decided; 3 = at least
     one is not (budget spent, given up, or no verdict possible); 1 = runs failed; 75 = interrupted.
 
     Parameters
     ----------
     ids
-        IDs of experiments (`oelm list`). Their baselines and controls are added.
+        IDs of experiments (`oelm list`), or study files. Their baselines and controls are added.
     budget
-        Training time of all runs and tuning trials together, such as 6h. Two runs at once count twice.
+        Limit for the training time of all runs and tuning trials together, such as 6h. Two runs that train
+        at the same time count twice.
     max_seeds
-        Most seeds of an arm, from 3 to 50. It sets the confidence level of each look and cannot be changed
-        once runs have started.
+        Maximum number of seeds of an arm, from 3 to 50. The confidence level of each look depends on it, so
+        it cannot be changed after runs have started.
     rules
         Kinds of questions: the 5 % target, the scenarios, the 1 % goal, the sign of each difference.
     on
@@ -132,7 +133,7 @@ def decide(
 
 
 def with_references(chosen: Sequence[Experiment]) -> list[Experiment]:
-    """Return the experiments with the baselines and controls that they are compared with."""
+    """Return the chosen experiments, and the baselines and controls that they are compared with."""
     known = experiments()
     found = {e.id: e for e in chosen}
     for e in chosen:
@@ -215,8 +216,8 @@ def _print_summary(outcome: DecideOutcome) -> None:
         if job.state == "failed":
             print(f"failed: {job.name}: {job.reason}")
     endings = {
-        "budget": "stopped: the budget does not allow another run; a larger --budget goes on",
-        "interrupted": "interrupted: the same command goes on",
+        "budget": "stopped: the budget does not allow another run; a larger --budget continues",
+        "interrupted": "interrupted: the same command continues",
         "failed": "stopped: runs failed; the same command tries them again",
     }
     decided = sum(q.decided for q in outcome.questions)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from oelm.analysis.compare import Comparison
 
 STUDY = "demo"
-METHODS = ("oelm-freeze", "oelm-bias", "oelm-plus")  # the frozen arms that the short result compares
+METHODS = ("oelm-freeze", "oelm-bias", "oelm-plus")  # the frozen arms in the short result
 
 
 def demo(
@@ -57,7 +57,7 @@ def demo(
     machine.check(runs)
     if machine.data_dir:
         raise UsageError(
-            "--data-dir has no effect on the demo, whose text is built in or installed with pip: leave it out"
+            "--data-dir has no effect on the demo, whose text is built in or installed with pip; leave it out"
         )
     file = output_file(output or str(Path(runs) / "report.html"))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the demo needs no download
@@ -92,7 +92,7 @@ def _introduce(scale: Scale, seeds: int, total: int, runs: str) -> None:
 
 
 def _print_results(runs: str, output: Path, lang: str) -> Path:
-    """Print the result, first in short and then in detail; write the report and return its path."""
+    """Print the result of the demo in short and in detail; write the report and return its path."""
     from oelm.analysis.analyze import analyze
     from oelm.report.report import write_html
     from oelm.report.run_list import limitation_texts
@@ -115,10 +115,10 @@ def _print_results(runs: str, output: Path, lang: str) -> Path:
 
 
 def short_result(analysis: Analysis) -> Iterator[str]:
-    """Yield lines of text: what was compared, then what each frozen method costs, and if that is below 5 %.
+    """Yield lines for the user: what was compared, then for each frozen method its cost and the verdict.
 
-    The control of a method with extras has the same extras: a gain against the baseline alone could come from
-    them and not from freezing.
+    A method with trainable extras is also compared with its control, which has the same extras, because a
+    gain against the baseline could come from the extras and not from freezing.
     """
     baseline = analysis.comparisons.of("baseline")
     controls = {c.arm.key: c for c in analysis.comparisons.of("control") if c.arm.method.has_extras}
@@ -135,7 +135,7 @@ def short_result(analysis: Analysis) -> Iterator[str]:
 
 
 def _change(c: Comparison) -> str:
-    """Return the change of the metric, its confidence interval and the number of seeds."""
+    """Return as text the change of perplexity or accuracy, its confidence interval and number of seeds."""
     from oelm.report.numbers import effect
 
     metric, unit = ("perplexity", "") if c.metric == "ppl" else ("accuracy", " points")
@@ -149,7 +149,7 @@ def _change(c: Comparison) -> str:
 
 
 def _decision(c: Comparison) -> str:
-    """Return whether the method is decided to cost less than 5 %."""
+    """Return the verdict in words: whether the method costs less than 5 %."""
     from oelm.analysis.verdict import MET, MISSED, NO_INTERVAL, UNDECIDED
 
     return {

@@ -1,4 +1,4 @@
-"""`oelm doctor`: check this machine and the named experiments before hours are spent on training."""
+"""`oelm doctor`: check this machine and the given experiments before hours are spent on training."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def doctor(
     machine: MachineOptions = MachineOptions(),
     json: Json = False,
 ) -> int:
-    """Check this machine and the named experiments; return exit code 1 if there is a problem.
+    """Check this machine and the given experiments; return exit code 1 if there is a problem.
 
     Parameters
     ----------
     ids
         IDs of experiments to check (`oelm list`), or study files such as my.yaml.
     resume
-        Kill and resume short runs, with their files on the disk of --runs, and check that they end with the
-        same bytes as an uninterrupted run. Without an experiment, GPT-02 at smoke scale is used.
+        Kill and resume short runs on the disk of --runs, and check that they write the same bytes as an
+        uninterrupted run. Without an experiment, GPT-02 at smoke scale is used.
     preempt
-        As --resume, but interrupt the runs with the signals that schedulers send (SIGTERM, SIGUSR1, ...).
+        Like --resume, but interrupt the runs with the signals that schedulers send (SIGTERM, SIGUSR1, ...).
     """
     named = bool(ids) or not selection.is_empty()
     if (resume or preempt) and not named:
@@ -94,7 +94,10 @@ def _check_resume(
     *,
     preempted: bool,
 ) -> int:
-    """Interrupt and resume short runs of each config; return 0 if all end like uninterrupted runs, else 1."""
+    """Interrupt and resume short runs of each config; return 0 if all write the same files, otherwise 1.
+
+    preempted: the interruptions are those of a scheduler, so also print how long the runs took to stop
+    """
     from oelm.experiments.resume.check import resume_check
 
     reports = []
@@ -129,7 +132,7 @@ def _check_resume(
 
 
 def _time_to_stop(cases: Sequence[Case]) -> str:
-    """Return how the slowest stop compares with the time that a scheduler gives a run."""
+    """Return a sentence that compares the slowest stop of a run with the time that SLURM gives it."""
     from oelm.experiments.launch.slurm_options import SlurmOptions
 
     slowest = max((case.stop_seconds or 0.0 for case in cases if case.interruption.graceful), default=0.0)

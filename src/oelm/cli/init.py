@@ -1,4 +1,4 @@
-"""`oelm init`: write a study file that runs as it is, for the user to change."""
+"""`oelm init`: write a study file that runs unchanged and that the user can edit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PACKAGE = "oelm.experiments.study_file"
 
 
 def init(
-    file: Annotated[str, Parameter(help="File to write; an existing one is not overwritten.")] = "my.yaml", /
+    file: Annotated[str, Parameter(help="File to write; an existing file is not replaced.")] = "my.yaml", /
 ) -> None:
-    """Write a study file with comments. It runs as it is, offline, within minutes on a laptop."""
+    """Write a study file with comments. Unchanged, it trains offline in minutes on a laptop."""
     path = Path(file).expanduser()
     if path.suffix.lower() not in (".yaml", ".yml"):
-        raise UsageError(f"'{file}': the name of a study file ends with .yaml or .yml")
+        raise UsageError(f"'{file}' cannot be a study file: its name must end with .yaml or .yml")
     if path.exists() or path.is_symlink():
-        raise UsageError(f"{file} exists and is not overwritten; name another file")
+        raise UsageError(f"{file} already exists and is not overwritten; choose a different name")
     folder = files(_PACKAGE)
     schema = Path(str(folder / "study.schema.json")).as_uri()
     text = (folder / "template.yaml").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
-"""The entry point of `oelm`: run the named command, and turn an error into one line and an exit code.
+"""The entry point of `oelm`: run a command, and report an error as one line and an exit code.
 
-Only the module of the named command is imported, so that `oelm --help` is fast.
+Only the module of the command that runs is imported, so that `oelm --help` is fast.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Action(NamedTuple):
 class Command:
     """One command: its function as `module:name`, its line in `oelm --help`, and examples.
 
-    The function is imported when the command is called. A command with actions, such as `oelm data` with
-    `list`, has no function of its own.
+    The function is imported when the command is called. A command with actions, such as `oelm data` with the
+    action `list`, has no function itself; its actions have functions.
     """
 
     function: str
@@ -114,7 +114,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "decide": Command(
         "oelm.cli.decide:decide", _RUNS,
-        "Train seeds until the questions of a study are answered, with error rates that allow looking.",
+        "Train seeds until the questions of a study are answered; the error rates stay valid.",
         (
             "oelm decide GPT-02 --scale mini --budget 6h",
             "oelm decide --study gap --scale mini --max-seeds 12 --dry-run",
@@ -157,7 +157,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "probe": Command(
         "oelm.cli.probe:probe", _RESULTS,
-        "Look into the queries and keys of a trained language model: constant part, distances, rank.",
+        "Analyse the queries and keys of a trained language model: constant part, distances, rank.",
         ("oelm probe GAP-TS-baseline-rope --scale mini --data-dir data",),
     ),
     "bench": Command(
@@ -197,7 +197,7 @@ _EPILOGUE = """Start here:
 
 
 def make_app() -> App:
-    """Return the command line as a cyclopts application, without importing the modules of the commands."""
+    """Return the cyclopts application of `oelm`, without importing the modules of its commands."""
     options = Group("Options", sort_key=9)
     app = App(
         name="oelm",
@@ -236,7 +236,10 @@ def make_app() -> App:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code. Errors that the user can fix are printed as one line."""
+    """Run one command line (default: sys.argv) and return the exit code.
+
+    Errors that the user can fix are printed as one line.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(make_app(), words or ["--help"])
@@ -256,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.filename is None:  # not about a file that the user named
+        if error.filename is None:  # the error is not about a file, so it is a bug: show the traceback
             raise
         return _fail(f"{printable(error.filename)}: {error.strerror}", 1)
 
@@ -267,7 +270,7 @@ def _run(app: App, words: list[str]) -> int:
 
 
 def _check_command(words: list[str]) -> None:
-    """Raise a `UsageError` for an unknown command or action; cyclopts alone would accept `Run` for `run`."""
+    """Raise UsageError for an unknown command or action, because cyclopts would accept `Run` for `run`."""
     name, *rest = words
     if name.startswith("-"):
         return

@@ -1,4 +1,4 @@
-"""Explain in one line what is wrong with a command line, with the nearest valid name."""
+"""Explain in one line what is wrong with a command line, and suggest the most similar valid name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`oelm generate` and `oelm export`: sample text from a trained model, or write it for transformers."""
+"""`oelm generate` and `oelm export`: sample text from a trained model, or save it for transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from oelm.runs.scan import find_run
 @Parameter(name="*")
 @dataclass(frozen=True)
 class OneRun:
-    """Options that choose one run of an experiment that has several."""
+    """Options that select one run of an experiment that has several runs."""
 
     scale: Scale | None = None
     """Scale of the run."""
@@ -30,11 +30,14 @@ class OneRun:
     runs: Runs = "runs"
 
     def folder(self, run: str) -> RunFolder:
-        """Return the folder of `run`, a path or an experiment ID; raise OelmError if it has no model yet."""
+        """Return the folder of a run; raise OelmError if it has no best model yet.
+
+        run: path of a run folder, or an experiment ID
+        """
         folder = RunFolder(find_run(self.runs, run, scale=self.scale or "", seed=self.seed))
         if not folder.best.is_dir():
             raise OelmError(
-                f"{folder.path} has no best model yet: the first validation of the training writes it"
+                f"{folder.path} has no best model yet; it is saved at the first validation of the run"
             )
         return folder
 
@@ -74,8 +77,8 @@ def generate_text(
     folder = which.folder(run)
     if folder.config().task != "lm":
         raise OelmError(
-            f"{folder.path} is not a run of a language model (its task is {folder.config().task}): "
-            "only language models generate text"
+            f"{folder.path} cannot generate text: its task is {folder.config().task}, "
+            "and only language models (task lm) generate text"
         )
     import torch
 
@@ -136,7 +139,7 @@ def export(
     folder = which.folder(run)
     target = Path(output or Path("exports") / folder.config().id)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} already exists and is not an empty folder; name another folder with -o")
+        raise UsageError(f"{target} already exists and is not an empty folder; give another with -o")
     from oelm.data.tokenize.tokenizers import Tokenizer
     from oelm.methods.saving.hub import model_card, upload_folder
     from oelm.methods.saving.load import load

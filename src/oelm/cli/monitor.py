@@ -1,4 +1,4 @@
-"""`oelm monitor`: the state of all runs in the terminal, with the log of the selected run."""
+"""`oelm monitor`: show the state of all runs in the terminal, and the log of the selected run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MOVES = {
 
 
 class View:
-    """The state of the screen: all runs, the listed ones, and the selected one."""
+    """The state of the screen: all runs, the runs in the list, and the selected run."""
 
     def __init__(self) -> None:
         self.found: list[RunInfo] = []
@@ -66,7 +66,7 @@ class View:
         return self.runs[self.selected] if self.selected < len(self.runs) else None
 
     def key(self, key: str) -> bool:
-        """Handle a key; return False if the user wants to quit."""
+        """Handle a key that the user pressed; return False if it means quit."""
         if key in ("q", "\x03"):
             return False
         if key in _MOVES:
@@ -77,7 +77,7 @@ class View:
         return True
 
     def draw(self, width: int, height: int) -> Group:
-        """Return the screen for rich to draw; of a long list, only the rows around the selected run."""
+        """Return the screen as an object of the library rich; a long list is cut around the selected run."""
         room = max(3, height - _LOG_LINES - _FIXED_LINES)
         first = max(0, min(self.selected - room // 2, len(self.runs) - room))
         runs = self.runs[first : first + room]
@@ -108,7 +108,7 @@ class View:
 
 
 def fitting_columns(rows: Sequence[Mapping[str, str]], width: int) -> dict[str, int]:
-    """Return {column: its width} for the columns that fit a terminal of `width`; the others are left out."""
+    """Return {column: its width} for the columns that fit a terminal of `width` characters."""
     need = {name: max([len(name), *(len(row[name]) for row in rows)]) for name in HEADER}
     need["reason"] = min(need["reason"], _REASON_WIDTH)
     for name in _OPTIONAL:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the checks and objects that are made from them."""
+"""Options that several commands share, with the checks of their values."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ Seed = Annotated[
 
 
 def shown_default(value: Any) -> str | None:
-    """Return the default value of an option as text for the help; None if there is nothing to print."""
+    """Return the default value of an option as text for --help; None if --help should not show it."""
     if value is None or value == "" or value == () or value == 0:
         return None
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -81,7 +81,7 @@ def shown_default(value: Any) -> str | None:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Selection:
-    """Options that choose experiments of the catalogue, instead of naming their IDs."""
+    """Options that select experiments of the catalogue by phase or study instead of by ID."""
 
     phase: Phases = ()
     study: Annotated[Study, Parameter(help="All experiments of this study, e.g. gap.")] = ""
@@ -107,7 +107,7 @@ class Changes:
     fields: Annotated[tuple[str, ...], Parameter(name="--set")] = ()
     """Change a field of the config by its dotted name, e.g. optim.lr=1e-3 or method=oelm-plus; repeatable."""
     study_name: Annotated[str, Parameter(name="--as")] = ""
-    """Store the runs under another study name."""
+    """Store the runs under a different study name."""
 
     def values(self) -> dict[str, Any]:
         """Return {dotted field name: new value}."""
@@ -119,7 +119,7 @@ class Changes:
 @Parameter(name="*", group=Group("Machine", sort_key=9))
 @dataclass(frozen=True)
 class MachineOptions:
-    """Options that say how this machine trains. They do not change the config of a run."""
+    """Options that say how this machine trains. They are not part of the config of a run."""
 
     data_dir: DataDir = ""
     cache_dir: CacheDir = ""
@@ -151,7 +151,7 @@ class MachineOptions:
         )
 
     def check(self, runs: str) -> None:
-        """Raise a `UsageError` for a folder, tracker or device that this machine does not have."""
+        """Raise UsageError if this machine does not have one of the folders, trackers or devices."""
         require_writable(runs, "--runs / OELM_RUNS")
         require_writable_cache(self.cache_dir)
         if self.data_dir or os.environ.get("OELM_DATA_DIR"):
@@ -174,7 +174,10 @@ def require_writable_cache(folder: str) -> None:
 
 
 def require_writable(folder: str, flag: str) -> None:
-    """Raise a `UsageError` if the folder cannot be created or written to. Nothing is created."""
+    """Raise UsageError if the folder cannot be created or written to. Nothing is created.
+
+    flag: name of the option, for the error message
+    """
     path = Path(folder).expanduser()
     try:
         while not path.exists() and path != path.parent:
@@ -188,14 +191,14 @@ def require_writable(folder: str, flag: str) -> None:
 
 
 def load_catalogues(files: Iterable[str]) -> None:
-    """Import the Python files of `--catalogue` and OELM_CATALOGUE, which register experiments."""
+    """Load the study files and Python files of OELM_CATALOGUE and `--catalogue`."""
     from oelm.experiments.catalogue import catalogue_files, load_catalogue_files
 
     load_catalogue_files([*catalogue_files(), *files])
 
 
 def require_study(name: str, with_runs: Iterable[str]) -> None:
-    """Raise a `UsageError` for a study that is neither in the catalogue nor in `with_runs`."""
+    """Raise UsageError if the study `name` is not built in and not among the studies `with_runs`."""
     from oelm.experiments.catalogue import STUDIES
 
     known = {*STUDIES, *with_runs}

@@ -17,7 +17,7 @@ _KEEP_WORDS: Any = {"break_on_hyphens": False, "break_long_words": False}
 
 
 def print(text: object = "", **options: Any) -> None:
-    """Print `text` with control characters escaped, because text from a file may control the terminal."""
+    """Print `text` with control characters escaped, so that text from a file cannot control the terminal."""
     builtins.print(printable(text, lines=True), **options)
 
 
@@ -26,7 +26,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], indent: str = "") -> None:
-    """Print rows as aligned columns; a column of numbers is right-aligned."""
+    """Print rows as aligned columns; columns of numbers are right-aligned."""
     cells = [["" if cell is None else printable(cell) for cell in row] for row in rows]
     widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(header)]
     right = [bool(cells) and all(_numeric(row[i]) for row in cells) for i in range(len(header))]
@@ -41,7 +41,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], indent: st
 def print_text(text: str, indent: str = "", hang: str = "", width: int = 0) -> None:
     """Print text wrapped to the width of the terminal, at most 110 columns.
 
-    The first line starts with `indent`; later lines are indented as far, and by `hang` in addition.
+    The first line starts with `indent`. Later lines start with as many spaces, followed by `hang`.
 
     >>> print_text("The first costs 5 %, and the second costs 14 %.", "- ", width=20)
     - The first costs
@@ -56,7 +56,10 @@ def print_text(text: str, indent: str = "", hang: str = "", width: int = 0) -> N
 
 
 def output_file(text: str) -> Path:
-    """Return the path of a file to write; raise a `UsageError` if it is a folder, before any work is done."""
+    """Return the path of an output file; raise UsageError if it is a folder.
+
+    Commands call this before they start, so that they do not fail after hours of work.
+    """
     path = Path(text)
     if path.is_dir():
         raise UsageError(f"cannot write to {path}, because it is a directory; name a file")

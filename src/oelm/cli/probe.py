@@ -1,4 +1,4 @@
-"""`oelm probe`: look into the queries and keys of a trained language model."""
+"""`oelm probe`: analyse the queries and keys of a trained language model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def probe(
     which: OneRun = OneRun(),
     json: Json = False,
 ) -> None:
-    """Print the constant part of q and k, attention by distance, and the rank that Q/K have learned.
+    """Print the constant part of q and k, attention by distance, and the rank of what Q/K have learned.
 
     Parameters
     ----------
@@ -36,7 +36,10 @@ def probe(
     """
     folder = which.folder(run)
     if folder.config().task != "lm":
-        raise OelmError(f"{folder.path} is not a run of a language model, and only these can be probed")
+        raise OelmError(
+            f"{folder.path} cannot be probed: its task is {folder.config().task}, and only language models "
+            "(task lm) can be probed"
+        )
     facts = _measure(folder, rows, data_dir)
     if json:
         print_json(facts)
@@ -58,7 +61,10 @@ def probe(
 
 
 def _measure(folder: RunFolder, rows: int, data_dir: str) -> dict[str, Any]:
-    """Return the measurements; losses are differences in nats per token to the loss of the whole model."""
+    """Return the measurements of a trained run.
+
+    "truncation" and "undone" are increases of the loss over that of the whole model, in nats per token.
+    """
     from itertools import islice
 
     import torch

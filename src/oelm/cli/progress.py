@@ -1,4 +1,4 @@
-"""Show the progress of many runs: a line for each change of a run's state, and a live table on a terminal."""
+"""Show the progress of many runs: a line for each change of state, and on a terminal also a live table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TABLE_SECONDS = 1.0
 
 
 class RunProgress:
-    """Print the progress of `total` runs (0 = unknown); with `quiet` (--json), nothing to stdout."""
+    """Prints the progress of `total` runs (0 = unknown); with `quiet`, prints nothing to stdout."""
 
     def __init__(self, total: int, *, quiet: bool = False) -> None:
         self.total, self.quiet = total, quiet
@@ -52,7 +52,7 @@ class RunProgress:
         print(text, file=sys.stderr if self.quiet else sys.stdout, flush=True)
 
     def changed(self, job: Job) -> None:
-        """Print one line about a run whose state has changed, but none if it finished before this command."""
+        """Print one line about a run whose state has changed, unless it had finished before this command."""
         self.ended |= {job.folder} if job.ended else set()
         if job.ended_before and job.state == "finished":
             return
@@ -81,7 +81,7 @@ class RunProgress:
 
 
 def counts(jobs: Sequence[Job]) -> str:
-    """Return the number of runs in each state, and how many of them reached it before this command."""
+    """Return the number of runs in each state, and how many of them had ended before this command."""
     found = Counter(job.state for job in jobs)
     earlier = Counter(job.state for job in jobs if job.ended_before)
     before = {state: f" ({n} before)" for state, n in earlier.items()}

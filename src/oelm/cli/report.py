@@ -1,4 +1,4 @@
-"""`oelm report`: write the full report as HTML, a short one as Markdown, tables, and the checked claims."""
+"""`oelm report`: write the full report as HTML, a short report as Markdown, tables, and the claims page."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class TuningOptions:
 @Parameter(name="*", group=Group("Pilot and retries", sort_key=2))
 @dataclass(frozen=True)
 class RetryOptions:
-    """Options for a pilot before all other runs, and for runs that fail."""
+    """Options for a pilot before the other runs, and for runs that fail."""
 
     pilot: Annotated[bool, Parameter(help=_PILOT)] = False
     pilot_factor: Annotated[float, Parameter(validator=Number(gt=0))] = PILOT_FACTOR
@@ -87,7 +87,7 @@ class LocalOptions:
 
 @dataclass(frozen=True)
 class Place:
-    """Where and how the runs train: all options that the launcher needs."""
+    """Where and how runs are trained: all options that are needed to create a launcher."""
 
     on: Where
     runs: str
@@ -97,26 +97,26 @@ class Place:
     retries: int
 
     def check(self) -> None:
-        """Raise a `UsageError` if flags contradict each other or name a device that this machine lacks."""
+        """Raise UsageError if options contradict each other, or if this machine lacks a device or folder."""
         if self.machine.shard and self.local.gpus_per_run * (self.slurm.nodes or 1) < 2:
-            raise UsageError("--shard distributes a run over several GPUs: add --gpus-per-run 2 or more")
+            raise UsageError("--shard needs several GPUs per run: add --gpus-per-run 2 or more")
         if self.on == "local" and (given := self.slurm.given()):
-            raise UsageError(f"{', '.join(given)}: only for SLURM; add --on slurm, or leave it out")
+            raise UsageError(f"{', '.join(given)}: allowed only with --on slurm; add it, or leave them out")
         if self.on == "slurm" and (self.local.slots or self.local.gpus not in ("auto", "none")):
             raise UsageError(
-                "--slots and device numbers of --gpus are for runs on this machine; with --on slurm use "
+                "--slots and device numbers in --gpus are not allowed with --on slurm; use "
                 "--parallel for the number of runs at a time, --gpus-per-run or --gres for the GPUs of a "
                 "run, and --gpus none for jobs without GPUs"
             )
         if self.on == "slurm":
             self.slurm.options(0)  # raises UsageError for invalid options
-            # Devices are not checked, because the compute nodes have other devices than this machine.
+            # Devices are not checked, because the compute nodes may have different devices than this machine.
             require_writable(self.runs, "--runs / OELM_RUNS")
         else:
             self.machine.check(self.runs)
 
     def launcher(self, count: int, events: Events) -> Launcher:
-        """Return the launcher, for this machine or for SLURM, that will start `count` runs."""
+        """Return a launcher for `count` runs, on this machine or through SLURM."""
         gpus_per_run, machine = self.local.gpus_per_run, self.machine.machine()
         if self.on == "slurm":
             options = self.slurm.options(0 if self.local.gpus == "none" else gpus_per_run)
@@ -204,14 +204,14 @@ def run(
 def _check_flags_are_used(
     arms: Sequence[ArmPlan], tuning: TuningOptions, retry: RetryOptions, slurm: SlurmFlags
 ) -> None:
-    """Raise a `UsageError` for a flag that would have no effect, because the user expects an effect."""
+    """Raise UsageError if an option has no effect together with the others."""
     if retry.pilot and slurm.no_wait:
         raise UsageError("--no-wait cannot be combined with --pilot, which waits for the pilot runs")
     if retry.pilot_factor != PILOT_FACTOR and not retry.pilot:
-        raise UsageError("--pilot-factor has no effect without --pilot: add --pilot, or leave it out")
+        raise UsageError("--pilot-factor has no effect without --pilot; add --pilot, or leave it out")
     tunes = any(arm.trials for arm in arms)
     if (tuning.grid or tuning.trial_seeds != TRIAL_SEEDS) and not tunes:
-        raise UsageError("--grid and --trial-seeds are for tuning, and no experiment is tuned: add --tune")
+        raise UsageError("--grid and --trial-seeds have no effect: no experiment is tuned; add --tune")
 
 
 def _print_summary(outcome: StudyOutcome) -> None:

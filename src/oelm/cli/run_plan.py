@@ -1,4 +1,4 @@
-"""`oelm run --dry-run`: print the runs that would be started, their device and their data."""
+"""`oelm run --dry-run`: print the runs that would be started, and their device and data."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _planned_run(root: str, config: RunConfig, tuned: bool) -> dict[str, Any]:
 
 
 def _data_sources(configs: Sequence[RunConfig], data_dir: str) -> dict[str, str]:
-    """Return {dataset name: where its text comes from}, with several sources if scales use different ones."""
+    """Return {dataset: source of its text}; if scales have different sources, all of them are listed."""
     from oelm.data.sources.open import describe_source  # imports numpy, which is slow
 
     found: dict[str, list[str]] = {}

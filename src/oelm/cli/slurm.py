@@ -1,4 +1,4 @@
-"""The options of `oelm run --on slurm`, completed with the site profile."""
+"""The options of `oelm run --on slurm`; the site profile gives the values of those that are left out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oelm.errors import UsageError
 from oelm.experiments.launch.site import Site, load_site, site_file
 from oelm.experiments.launch.slurm_options import SlurmOptions, parse_sbatch
 
-MAX_DAYS = 365  # a longer time limit of one SLURM job is a typing mistake
+MAX_DAYS = 365  # a longer time limit of a SLURM job is certainly a typing mistake
 
 
 @Parameter(name="*", group=Group("SLURM (--on slurm)", sort_key=4))
@@ -44,7 +44,7 @@ class SlurmFlags:
     setup: tuple[str, ...] = ()
     """Shell command that a job runs first, e.g. 'module load cuda' or '. venv/bin/activate'; repeatable."""
     sbatch: tuple[str, ...] = ()
-    """Further option of sbatch as name=value, or name alone, e.g. mail-type=END or exclusive; repeatable."""
+    """Other sbatch option as name=value, or only name, e.g. mail-type=END or exclusive; repeatable."""
     no_wait: bool = False
     """Return after submitting, without waiting for the runs."""
 
@@ -54,7 +54,7 @@ class SlurmFlags:
         return [f"--{name.replace('_', '-')}" for name in changed]
 
     def options(self, gpus_per_run: int) -> SlurmOptions:
-        """Return the options of the jobs: those of the flags, then those of the site profile."""
+        """Return the options of the SLURM jobs, from the flags or else from the site profile."""
         path = site_file()
         site = load_site(path)
         wanted: dict[str, Any] = {"gpus_per_run": gpus_per_run}

@@ -25,7 +25,7 @@ _LIVE = ("running", "stalled", "dead")
 @Parameter(name="*")
 @dataclass(frozen=True)
 class RunFilter:
-    """Options that choose which runs of the runs folder are listed."""
+    """Options that select the runs to list."""
 
     runs: Runs = "runs"
     study: Study = ""
@@ -37,7 +37,7 @@ class RunFilter:
     """Leave tuning trials out."""
 
     def find(self) -> list[RunInfo]:
-        """Return the runs that match the options, those that need attention first."""
+        """Return the runs that match the options; runs that need attention come first."""
         runs = scan(self.runs, trials=not self.no_trials)
         require_study(self.study, (run.study for run in runs))
         found = [
@@ -59,7 +59,7 @@ def status(*, filter: RunFilter = RunFilter(), json: Json = False) -> None:
         print_table(HEADER, [cells(run) for run in runs])
         print(f"\n{summary(runs)}")
     elif not Path(filter.runs).is_dir():
-        print(f"no runs: there is no folder {filter.runs}; name the folder of the runs with --runs")
+        print(f"no runs: the folder {filter.runs} does not exist; give the runs folder with --runs")
     elif filter.study or filter.scale or filter.state:
         print(f"no matching runs in {filter.runs}")
     else:
@@ -67,7 +67,7 @@ def status(*, filter: RunFilter = RunFilter(), json: Json = False) -> None:
 
 
 def cells(run: RunInfo) -> tuple[str, ...]:
-    """Return the cells of a run's row, with control characters escaped because the text comes from files."""
+    """Return the table cells of a run; control characters are escaped, because the text comes from files."""
     return tuple(printable(cell) for cell in _cells(run))
 
 

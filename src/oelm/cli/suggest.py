@@ -1,11 +1,11 @@
-"""Suggest a valid flag for a flag that does not exist."""
+"""Suggest a valid option if the user gives an unknown one."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
 
-# Flags of other tools -> the field of a RunConfig to set instead, with an example value.
+# Option of other tools -> the config field to set instead (--set), with an example value.
 _FIELDS = {
     "lr": "optim.lr=1e-3",
     "learning-rate": "optim.lr=1e-3",
@@ -41,7 +41,7 @@ _FIELDS = {
     "compile": "compile=true",
 }
 
-# Flags of other tools -> flags of `oelm`; the first of them that the command accepts is suggested.
+# Option of other tools -> options of `oelm`; the first one that the command accepts is suggested.
 _FLAGS = {
     "seed": ("--seeds",),
     "seeds": ("--seed",),
@@ -73,7 +73,7 @@ _FLAGS = {
     "tensorboard": ("--track",),
 }
 
-# Flags of other tools that `oelm` does not need -> the reason.
+# Option of other tools that `oelm` does not need -> the reason.
 _NOT_NEEDED = {
     "resume": "the same command resumes a run that was interrupted",
     "continue": "the same command resumes a run that was interrupted",
@@ -83,7 +83,7 @@ MIN_SIMILARITY = 0.65
 
 
 def suggest(word: str, options: Collection[str]) -> str:
-    """Return a hint for the unknown flag `word` of a command that has `options`; "" if none is similar.
+    """Return a hint for the unknown option `word` of a command that has `options`; "" if none is similar.
 
     >>> suggest("--lr", ["--all", "--set"]), suggest("--sed", ["--seed", "--set"])
     ("did you mean '--set optim.lr=1e-3'?", "did you mean '--seed'?")

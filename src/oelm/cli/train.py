@@ -76,13 +76,13 @@ def train(
         try:
             _print_outcome(RunFolder(job.folder), json)
             sys.stdout.flush()
-        except OSError:  # the terminal was closed, so only the exit code can say how the run ended
+        except OSError:  # the terminal was closed, so only the exit code can report how the run ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 
 def _tuned_config(arm: ArmPlan, root: str, quiet: bool) -> RunConfig:
-    """Return the config of the only run of `arm`, with the tuned learning rate if the experiment is tuned."""
+    """Return the config of the only run of `arm`; if the arm is tuned, with the chosen learning rate."""
     (config,) = arm.runs
     if not arm.trials:
         return config
@@ -90,7 +90,7 @@ def _tuned_config(arm: ArmPlan, root: str, quiet: bool) -> RunConfig:
         choice = choose_lr(arm.trials, root)
     except OelmError:
         raise OelmError(
-            f"{config.id} uses a learning rate tuned on validation, and its trials have not been run: "
+            f"{config.id} needs a tuned learning rate, but its tuning trials have not all ended: "
             f"`oelm run {config.id} --scale {config.scale}` runs the trials and then the experiment. To "
             f"train with a learning rate of your own, add for example --set optim.lr={config.optim.lr:g}"
         ) from None

@@ -1,7 +1,7 @@
 """Parse the values of options: lists such as `0 1 2`, `0,1,2` or `0-3`, and durations such as `90s` or `12h`.
 
-The functions whose names end in `_option` are cyclopts converters. Each gets all words that follow its flag,
-also if the flag is given more than once.
+The functions whose names end in `_option` are cyclopts converters. A converter gets all words that follow its
+option, even if the option is given more than once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ MAX_RANGE = 10_000  # a range with more values, such as 0-99999, is a typing mis
 
 
 def integers(words: Iterable[str], flag: str) -> tuple[int, ...]:
-    """Return the integers that `words` list, without duplicates; `flag` is the option, for the error message.
+    """Return the integers in `words`, which may contain lists and ranges, without duplicates.
+
+    flag: name of the option, for error messages
 
     >>> integers(["0-2", "7,9", "2"], "--seeds")
     (0, 1, 2, 7, 9)
@@ -45,7 +47,7 @@ def integers(words: Iterable[str], flag: str) -> tuple[int, ...]:
 
 
 def seconds(text: str) -> float:
-    """Return the seconds of a duration: `90`, `90s`, `45m`, `12h`, `2d`, or SLURM's `D-HH:MM:SS`, `HH:MM:SS`.
+    """Return a duration in seconds; `text` is `90`, `90s`, `45m`, `12h`, `2d`, `HH:MM:SS` or `D-HH:MM:SS`.
 
     >>> seconds("1h"), seconds("00:01:30"), seconds("1-00:00:00")
     (3600.0, 90.0, 86400.0)
@@ -115,7 +117,7 @@ def _seconds_option(_: Any, tokens: Sequence[Token]) -> float:
 
 
 def _integer_option(_: Any, tokens: Sequence[Token]) -> int:
-    """Return the value of an option as an integer. The converter of cyclopts would round 1.5 instead."""
+    """Return the value of an option as an integer; 1.5 is an error (cyclopts would round it)."""
     try:
         return int(tokens[0].value)
     except ValueError:

@@ -49,7 +49,7 @@ class LocalLauncher:
 
     `launch()` returns when all runs have ended or the user has stopped the launcher.
 
-    warm: import torch once for each CPU slot instead of once for each run (`oelm.experiments.launch.warm`)
+    warm: import torch once per CPU slot instead of once per run (see `oelm.experiments.launch.warm`)
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class LocalLauncher:
             stdout=console,
             stderr=console,
             env=environment,
-            # In a new session, Ctrl-C reaches only the launcher, which asks the workers to checkpoint.
+            # A new session, so that Ctrl-C reaches only the launcher, which asks the workers to stop.
             start_new_session=True,
         )
 

@@ -1,13 +1,13 @@
-"""Start workers without the seconds that importing torch takes: a server imports once and forks each worker.
+"""Start workers without waiting seconds for `import torch`: a server imports it once and forks each worker.
 
-A local launcher with CPU slots has one server for each slot, which starts one worker at a time. The server
-runs no torch operation, so it has no threads that a forked worker would miss. A worker started here behaves
-like the process `python -m oelm.experiments.launch.worker`: own session, own console.log, the same signals
-and exit codes. Workers on GPUs are not started here, because CUDA does not survive a fork.
+A local launcher with CPU slots has one server for each slot, which runs one worker at a time. The server runs
+no torch operation, so torch has not started threads, which a forked worker would lack. A forked worker
+behaves like the process `python -m oelm.experiments.launch.worker`: it has its own session and console.log,
+and the same signals and exit codes. Workers on GPUs are not forked, because CUDA does not survive a fork.
 
-The launcher sends messages of JSON through a socket: the arguments of a worker, or a signal for it. The
-server answers "started" and later the exit code. If the launcher ends, a running worker goes on, as other
-workers do, and the server ends after it. If the server is killed, the kernel kills its worker.
+The launcher sends JSON messages through a socket: the arguments of a new worker, or a signal for the running
+one. The server answers "started" and later the exit code of the worker. If the launcher ends, a running
+worker continues, and the server ends after it. If the server is killed, the kernel kills its worker.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ _MESSAGE_BYTES = 1 << 16
 
 
 def can_fork(slot: Slot) -> bool:
-    """Return whether the runs of a slot can be forked: one process on the CPU, killed with its server."""
+    """Return whether workers of this slot can be forked: on Linux, if a run is one process on the CPU."""
     return sys.platform == "linux" and slot.processes == 1 and "CUDA_VISIBLE_DEVICES" not in slot.environment
 
 
 class WarmWorker:
-    """The launcher's side of one server; `poll` and `send_signal` work as those of `subprocess.Popen`.
+    """The launcher's handle of one server and its worker, with the methods of `subprocess.Popen`.
 
-    `close` lets the server end; a worker that still runs goes on.
+    `poll()` and `send_signal()` apply to the worker. `close()` lets the server end, after its worker if one
+    is running.
     """
 
     def __init__(self, environment: dict[str, str], console: BinaryIO) -> None:
@@ -53,7 +54,7 @@ class WarmWorker:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "oelm.experiments.launch.warm", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=console,  # shows why the server cannot start, if so; each worker opens its own
+                stdout=console,  # for errors of the server itself; each worker opens its own console.log
                 stderr=console,
                 env=environment,
                 pass_fds=[theirs.fileno()],
@@ -69,13 +70,13 @@ class WarmWorker:
         return self._server.poll() is None
 
     def start(self, argv: Sequence[str]) -> None:
-        """Start a worker with these arguments; the one before must have ended."""
+        """Start a worker with these arguments; the previous worker must have ended."""
         self._started, self._code = False, None
         self._send({"argv": list(argv)})
 
     def poll(self) -> int | None:
         """Return the exit code of the worker, -N if signal N killed it, or None while it runs."""
-        ended = self._server.poll()  # read before the socket, which has all that an ended server has sent
+        ended = self._server.poll()  # before reading the socket, so that no answer of an ended server is lost
         for answer in self._answers():
             if answer == "started":
                 self._started = True
@@ -86,7 +87,10 @@ class WarmWorker:
         return self._code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the worker; SIGKILL, or any signal while the server still imports, ends both."""
+        """Send a signal to the worker.
+
+        SIGKILL kills the server, too, and so does any signal that is sent before the worker has started.
+        """
         if self.poll() is not None:
             return
         if self._started and number != signal.SIGKILL:
@@ -97,33 +101,33 @@ class WarmWorker:
 
     def close(self) -> None:
         self._socket.close()
-        if self._code is not None:  # otherwise a worker runs, and the server waits for it
+        if self._code is not None:  # otherwise a worker is running, and the server ends only after it
             self._server.wait()
 
     def _send(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # the server has ended; `poll` reports it
+        with contextlib.suppress(OSError):  # the server has ended; `poll()` will report this
             self._socket.send(json.dumps(message).encode())
 
     def _answers(self) -> Iterator[str]:
-        with contextlib.suppress(OSError):  # BlockingIOError: no more for now
+        with contextlib.suppress(OSError):  # BlockingIOError: there is no further answer yet
             while answer := self._socket.recv(_MESSAGE_BYTES):
                 yield answer.decode()
 
 
 def serve(launcher: socket.socket) -> list[str]:
-    """Start workers until the launcher ends; return only in a forked worker, with its arguments."""
+    """Fork workers until the launcher ends, then exit. In each forked worker, return its arguments."""
     before = {number: signal.signal(number, _ignore) for number in signals_to_handle()}
     _import_training()
-    gc.freeze()  # the collector of a worker need not look at the modules, so their memory stays shared
+    gc.freeze()  # keep the garbage collector of workers away from the modules, so that their memory is shared
     _write_to(os.devnull)
     server = os.getpid()
     while message := launcher.recv(_MESSAGE_BYTES):
         argv = json.loads(message).get("argv")
-        if argv is None:  # a signal for a worker that has ended meanwhile
+        if argv is None:  # a signal for a worker that has already ended
             continue
-        with contextlib.suppress(Exception):  # the worker will meet the same problem and report it
+        with contextlib.suppress(Exception):  # the worker will have the same problem and report it
             _import_model_code(argv[0])
-        # A signal that arrives before the worker can handle it must wait.
+        # Signals that arrive before the worker has its handlers are delivered later, not lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, before)
         pid = os.fork()
         if pid == 0:
@@ -140,7 +144,7 @@ def serve(launcher: socket.socket) -> list[str]:
 
 
 def _ignore(number: int, frame: object) -> None:
-    """Ignore the signals that a cluster sends to all processes: the launcher decides when to stop."""
+    """Signal handler that does nothing: a cluster signals all processes, but the launcher decides to stop."""
 
 
 def _import_training() -> None:
@@ -151,7 +155,7 @@ def _import_training() -> None:
 
 
 def _import_model_code(folder: str) -> None:
-    """Import the code of the model of the run in `folder`, if it is a transformers model."""
+    """If the run in `folder` trains a transformers model, import the code of that model."""
     config = RunFolder(folder).config()
     if config.model.family != "gpt":
         from oelm.training.build_model import import_model_code
@@ -160,21 +164,21 @@ def _import_model_code(folder: str) -> None:
 
 
 def _become_worker(server: int, folder: str) -> None:
-    """Make this forked process independent: own session, own console.log, but it ends if the server does."""
+    """Give this forked process its own session and console.log, and let it end if the server ends."""
     os.setsid()
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:  # it ended before the line above
+    if os.getppid() != server:  # the server ended before the call of prctl
         os._exit(1)
     try:
         _write_to(str(Path(folder) / CONSOLE))
-    except OSError:  # the disk is full; the run notices and reports it, too
+    except OSError:  # probably the disk is full; the run will find and report the same problem
         _write_to(os.devnull)
     random.seed()
 
 
 def _write_to(path: str) -> None:
-    """Append what this process prints to a file."""
+    """Append everything that this process prints to the file `path`."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -182,7 +186,7 @@ def _write_to(path: str) -> None:
 
 
 def _wait(pid: int, launcher: socket.socket) -> int:
-    """Pass signals on to the worker until it ends, and return its exit code."""
+    """Forward signals from the launcher to the worker `pid` until it ends; return the worker's exit code."""
     sources = [launcher]
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
