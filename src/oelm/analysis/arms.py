@@ -79,7 +79,7 @@ class Arm:
 
     @property
     def metric(self) -> str:
-        """ "ppl" or "accuracy"; "" before a run has finished."""
+        """The metric of the test scores, "ppl" or "accuracy"; "" before a run has finished."""
         return self.results[0].metric if self.finished else ""
 
     @property
@@ -126,7 +126,7 @@ class Arm:
 
     @property
     def is_frozen_language_model(self) -> bool:
-        """Whether the config freezes parameters of a model whose score is its perplexity."""
+        """Whether the config freezes parameters of a language model, which is scored by its perplexity."""
         return self.method.freeze != "none" and self.config.task != "classification"
 
     @property
@@ -155,7 +155,7 @@ class Arm:
 
     @property
     def architecture(self) -> str:
-        """ "encoder", "decoder", "encoder-decoder" or "other"."""
+        """The kind of architecture: "encoder", "decoder", "encoder-decoder" or "other"."""
         model = self.config.model
         if model.family == "gpt":
             return "decoder" if model.causal else "encoder"

@@ -51,7 +51,7 @@ class Question:
     reference: Arm
     rule: Rule
     # A region of the rule ("met", "worse", "A", ...), "equivalent", "undecided" (more seeds follow),
-    # "given up" (more seeds would not decide it), or "no verdict" (the arms may not be judged).
+    # "given up" (more seeds would probably not decide it), or "no verdict" (`why` says why there is none).
     state: str = UNDECIDED
     n: int = 0  # paired seeds that were used; for a closed question, those of the look that closed it
     estimate: Estimate | None = None  # difference after n seeds; the interval allows for repeated looks

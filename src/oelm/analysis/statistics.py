@@ -158,7 +158,8 @@ def _welch_t(
     df = total**2 / sum(v**2 / (len(x) - 1) for v, x in zip(variances, (a, b), strict=True)) if total else 1.0
     half, p = _student(value, math.sqrt(total), df, interaction_se, level)
     n = min(len(a), len(b))
-    sd = math.sqrt(max(total, interaction_se**2) * n)  # n paired differences would have the same error
+    # The standard deviation that n paired differences with the same standard error would have.
+    sd = math.sqrt(max(total, interaction_se**2) * n)
     interval = _add_test_error(value, half, test_se, level)
     return Estimate(value, interval, "Welch", len(a), len(b), sd, test_se, p, unpaired, interaction_se, level)
 

@@ -78,8 +78,8 @@ class SeedsNeeded:
 
     seeds: int | None
     # Why `seeds` is None: "spread" (the spread between seeds is unknown), "wide" (the interval is too wide),
-    # "test set" (it is too small), "too close" (the difference is too close to a margin), or "given up"
-    # (`oelm decide` gave the question up).
+    # "test set" (the test set is too small), "too close" (the difference is too close to a margin), or
+    # "given up" (`oelm decide` gave the question up).
     limit: str = ""
     have: int = 0  # the current number of seeds; set only if `limit` is "wide"
 

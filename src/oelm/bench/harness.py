@@ -192,7 +192,7 @@ def measure_alone(
 ) -> dict[str, Measured]:
     """Return the measurements of all arms, by name, each measured while no other arm is in memory.
 
-    This checks the results of `measure_together()`.
+    Its results serve as a check of `measure_together()`.
     """
     found: dict[str, Measured] = {}
     for generation in range(plan.processes):

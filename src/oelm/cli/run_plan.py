@@ -69,7 +69,7 @@ def _planned_run(root: str, config: RunConfig, tuned: bool) -> dict[str, Any]:
 
 def _data_sources(configs: Sequence[RunConfig], data_dir: str) -> dict[str, str]:
     """Return {dataset: source of its text}; if scales have different sources, all of them are listed."""
-    from oelm.data.sources.open import describe_source  # imports numpy, which is slow
+    from oelm.data.sources.open import describe_source  # imported here, because it imports numpy (slow)
 
     found: dict[str, list[str]] = {}
     for data in dict.fromkeys(config.data for config in configs):

@@ -1,4 +1,4 @@
-"""An experiment of the catalogue: its settings at full scale, and how to make the config of a run of them."""
+"""An experiment of the catalogue: its settings at full scale, and how they become the config of a run."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ def accuracy_noise(accuracy: float, reference: float, examples: int) -> float:
     """Return the standard error, in percentage points, of the difference of two accuracies in per cent.
 
     Both accuracies are measured on `examples` test rows, and the answers of the two models are assumed to be
-    independent. The true error is usually smaller, because both models have the same test rows, and larger,
-    because results also vary between seeds.
+    independent. The true error from the test set is usually smaller, because both models are tested on the
+    same rows. The variation between seeds is not included.
     """
     a, b = accuracy / 100, reference / 100
     return 100 * math.sqrt((a * (1 - a) + b * (1 - b)) / examples)

@@ -36,7 +36,7 @@ def by_group(comparisons: Iterable[Comparison]) -> dict[tuple[str, str, str], li
 
 
 def frozen_against_baseline(analysis: Analysis) -> list[Comparison]:
-    """Return the comparisons that the headline counts: frozen arms on real data with their baselines."""
+    """Return the comparisons of frozen arms with their baselines on real data, which the headline counts."""
     return [c for c in analysis.comparisons.of("baseline") if c.arm.freezes and not c.arm.probes]
 
 
@@ -94,8 +94,9 @@ def _line(c: Comparison, group: Sequence[Comparison], _: Translator) -> Text:
 def main_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return the most important comparisons of a group, which the first page of the report describes.
 
-    These are the comparisons with the baseline of the original study's method and of the best other frozen
-    arm (if it is better), the comparisons of both with their controls, and orthonormal against Gaussian rows.
+    These are: the original study's method against its baseline, the best other frozen arm against its
+    baseline (if it is better than that method), both against their controls, and orthonormal against
+    Gaussian rows.
     """
     controls = {c.arm.key: c for c in comparisons if c.kind == "control"}
     chosen = [

@@ -87,7 +87,7 @@ def count_trials(arm: ArmPlan) -> int:
 
 
 def _kept(values: int) -> int:
-    """Return how many learning rates, of a grid of `values`, are tried with more than one seed."""
+    """Return how many learning rates are tried with more than one seed; `values` is the size of the grid."""
     return min(values, max(2, math.ceil(values / 2)))
 
 

@@ -70,9 +70,9 @@ class LocalLauncher:
         self._progress: dict[Path, tuple[int, int]] = {}
         self._interrupts = 0
         self.warm = warm
-        self._servers: dict[
-            str, WarmWorker
-        ] = {}  # by the name of their slot; without `close` they end with this process
+        # Name of a slot -> the server that forks its workers. `close()` ends the servers; otherwise they end
+        # with this process.
+        self._servers: dict[str, WarmWorker] = {}
 
     def launch(self, jobs: Sequence[Job]) -> Sequence[Job]:
         waiting = deque(job for job in jobs if not skip_if_ended(job, self.events))
@@ -94,7 +94,7 @@ class LocalLauncher:
         return jobs
 
     def close(self) -> None:
-        """End the servers that fork workers; a worker that still runs goes on."""
+        """End the servers that fork workers; workers that are still running continue."""
         while self._servers:
             self._servers.popitem()[1].close()
 

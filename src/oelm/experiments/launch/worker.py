@@ -108,7 +108,7 @@ def is_rank_zero() -> bool:
 
 def _record_failure(folder: RunFolder, reason: str, code: int) -> None:
     """Write a failure outside the training loop to status.json and attempts.jsonl."""
-    if not is_rank_zero():  # rank 0 fails too, because this rank closes its connection, and writes the files
+    if not is_rank_zero():  # rank 0 writes the files: it fails, too, because this rank closes its connection
         return
     status = Status(started=time.time(), pid=os.getpid(), host=socket.gethostname())
     with contextlib.suppress(OelmError, OSError):

@@ -283,8 +283,8 @@ def judge(differences: Sequence[FileDifference], spread: Sequence[FileDifference
     """
     if not differences:
         return "equal"
-    # Four uninterrupted runs are too few for a separate limit per file. So all files with numbers (losses)
-    # share one limit, and all files with tensors (weights and optimizer states) share another.
+    # Four uninterrupted runs are too few for a separate limit per file. So there is one limit for all files
+    # with numbers (losses), and one for all files with tensors (weights and optimizer states).
     limits = dict.fromkeys(("numbers", "tensors"), 0.0)
     for difference in spread:
         kind = _kind(difference)

@@ -116,7 +116,7 @@ def _arm(name: str, arm: ArmSection, written: str | ArmSection) -> ArmSpec:
 def _own_method(name: str, given: dict[str, Any], place: str) -> Method:
     """Return the method that the user describes by its fields.
 
-    given: fields of `Method`; the key "base" may name a known method, whose values the other fields get
+    given: fields of `Method`; the key "base" may name a known method, from which the other fields are copied
     place: where the fields are in the study file, for error messages
     """
     given = dict(given)

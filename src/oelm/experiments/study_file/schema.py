@@ -69,6 +69,6 @@ def _of(kind: Any) -> dict[str, Any]:
 def _comments(cls: Any) -> dict[str, str]:
     """Return {field: comment on its line} for a dataclass and the dataclasses that it extends."""
     found: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-1]):  # without `object`
+    for base in reversed(cls.__mro__[:-1]):  # all base classes except `object`
         found |= dict(_COMMENT.findall(inspect.getsource(base)))
     return found

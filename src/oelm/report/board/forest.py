@@ -65,7 +65,10 @@ def forest(questions: Sequence[ShownQuestion], _: Translator) -> Forest:
 
 
 def by_seeds(question: ShownQuestion, _: Translator) -> Forest | None:
-    """Return a forest plot of one question with one row after each seed; None with fewer than two seeds."""
+    """Return a forest plot of one question, with the interval after 1, 2, 3, ... seeds in each row.
+
+    Returns None if the two arms have fewer than two seeds in common.
+    """
     c = question.comparison
     shared = sorted(c.arm.scores.keys() & c.reference.scores.keys()) if c else []
     if c is None or c.ratio is None or len(shared) < 2:

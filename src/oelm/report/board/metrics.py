@@ -1,4 +1,4 @@
-"""Read the measurements of a run repeatedly: each time, only what was appended to its files since then."""
+"""Read the measurements of a run repeatedly: each time, only what was appended since the last time."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from oelm.runs.results_file import StoredRun
 from oelm.runs.scan import RunInfo, ScanCache, scan, signature
 
 _READ_BY_ANALYSIS = ("config.yaml", "results.json", "checksums.json")
-_MAX_AGE = 1.0  # seconds; several open pages share one scan
+_MAX_AGE = 1.0  # seconds; a page uses the last scan if it is not older, so several open pages share it
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Board:
             self._thread.start()
 
     def wait(self) -> None:
-        """Refresh, and wait until the analysis is complete."""
+        """Scan the runs folder, and wait until the analysis is complete."""
         self.refresh()
         if self._thread is not None:
             self._thread.join()
@@ -127,7 +127,7 @@ class Board:
 
 def _content(run: RunInfo) -> object:
     """Return a value that changes when the analysis must read the run again: its state and its files."""
-    file = run.reader.file  # the run folder, or the results file
+    file = run.reader.file  # the run folder, or the results file that contains the run
     stored = isinstance(run.reader, StoredRun)
     return run.state, signature(*([file] if stored else [file / name for name in _READ_BY_ANALYSIS]))
 
