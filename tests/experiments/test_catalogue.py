@@ -252,7 +252,7 @@ def test_selection() -> None:
         select(["GPT-O1"])
     with pytest.raises(UsageError, match="there is no phase 9"):
         select(phases=[9])
-    with pytest.raises(UsageError, match="name experiments"):
+    with pytest.raises(UsageError, match="no experiments selected"):
         select()
 
 
