@@ -136,7 +136,7 @@ def test_out_of_memory_in_the_update_does_not_repeat_the_step(tmp_path, machine,
 def test_a_folder_that_cannot_be_written_is_a_failure_with_a_reason(tmp_path, machine, make, monkeypatch):
     (tmp_path / "file").write_text("not a folder", encoding="utf-8")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(OelmError, match="cannot be written"):
+        with pytest.raises(OelmError, match="cannot write to the run folder"):
             fit(make("lm"), place, machine)
 
     def denied(folder, status):

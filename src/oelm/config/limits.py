@@ -114,7 +114,7 @@ def check_model(config: RunConfig) -> None:
                 "the built-in GPT (model.family = gpt)"
             )
     if model.name in TINY and model.pretrained:
-        raise UsageError(f"model '{model.name}' has no pretrained weights; set model.pretrained = false")
+        raise UsageError(f"model '{model.name}' has no pretrained weights: set model.pretrained = false")
     _check_transformers_name(model.name)
 
 

@@ -57,7 +57,7 @@ def _section(text: str) -> tuple[str, Any]:
     """Return the name and the value of one top-level field, such as ("seed", 3) for "seed: 3"."""
     value = parse_yaml(text, "section")
     if not isinstance(value, dict) or len(value) != 1:
-        raise UsageError("not one field")
+        raise UsageError("the text does not contain exactly one field")
     [(name, content)] = value.items()
     kind = get_type_hints(RunConfig).get(name, Any)
     return name, convert(kind, content, name)

@@ -47,7 +47,7 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    """Write `value` as indented JSON, atomically. Raise ValueError for NaN and infinity, unknown to JSON."""
+    """Write `value` as indented JSON, atomically. NaN and infinity raise ValueError."""
     write_text(path, json_text(value))
 
 

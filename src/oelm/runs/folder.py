@@ -111,7 +111,10 @@ class RunFolder(RunReader):
             write_text(self.config_file, config_to_yaml(config))
         except OSError as error:
             kind = DiskFull if is_disk_full(error) else OelmError
-            raise kind(f"the run folder {self.path} cannot be written: {error.strerror or error}") from None
+            raise kind(
+                f"cannot write to the run folder {self.path}: {error.strerror or error}. Free some space, or "
+                "choose a runs folder that is writable"
+            ) from None
 
     def _failed_before_first_step(self) -> bool:
         try:

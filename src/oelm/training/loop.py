@@ -81,7 +81,7 @@ def take_step(training: Training) -> None:
     p.window_loss += loss
     p.window_steps += 1
     p.grad_norm = norm if math.isfinite(norm) else None  # if fp16 overflows, the scaler skips the update
-    # This is reported after the step, so that a step that is repeated does not report it twice.
+    # The change is reported after the step, so that a step that is repeated does not report it twice.
     if learner.schedule_changed:
         training.event(
             f"the method's schedule has frozen or unfrozen parameters: {learner.applied.trainable:,} "

@@ -39,7 +39,7 @@ def retry_with_less_memory(training: Training, action: Callable[[], T]) -> T:
         try:
             return action()
         except (Interrupted, MemoryError, RuntimeError) as error:
-            # Undo the unfinished step. Its weights are unchanged, unless optimizer.step() raised the error.
+            # Undo the unfinished step. The weights are unchanged, unless optimizer.step() raised the error.
             learner.optimizer.zero_grad(set_to_none=True)
             set_random_state(before, world.device)
             if not is_out_of_memory(error):

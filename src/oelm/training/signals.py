@@ -90,7 +90,8 @@ class StopRequest:
         self._signal = describe_signal(number)
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():  # Python allows signal handlers only there
+        # Python allows only the main thread to set signal handlers.
+        if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._note) for number in signals_to_handle()}
         return self
 

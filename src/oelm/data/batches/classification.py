@@ -70,7 +70,10 @@ def encode_split(
 ) -> EncodedSplit:
     """Return the tokenized rows of a labelled split, from the cache if they were tokenized before."""
     if corpus.task != "classification":
-        raise UsageError(f"dataset '{corpus.name}' has no labels, so it cannot be used for classification")
+        raise UsageError(
+            f"dataset '{corpus.name}' has no labels, so it cannot be used for classification: choose another "
+            "dataset (`oelm data list`)"
+        )
     store = encode_to_store(
         corpus,
         split,

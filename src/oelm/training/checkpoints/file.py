@@ -177,7 +177,7 @@ def _keep_as_previous(latest: Path, previous: Path) -> None:
     except OSError as error:
         if is_disk_full(error):
             raise
-        os.replace(latest, previous)  # for file systems without hard links
+        os.replace(latest, previous)  # the file system does not support hard links
         return
     try:
         os.replace(link, previous)

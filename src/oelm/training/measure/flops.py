@@ -59,7 +59,7 @@ class Flops:
     forward: float
     input_gradient: float
     weight_gradient: float
-    attention: float  # forward and backward
+    attention: float  # products of queries, keys and values, forward and backward
 
     @property
     def total(self) -> float:

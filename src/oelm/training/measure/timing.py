@@ -21,7 +21,7 @@ import torch
 from oelm.cores import peak_memory
 from oelm.runs.schema import TimingStats
 
-WARMUP_STEPS = 3  # first steps of each process, which are not measured while allocators and caches warm up
+WARMUP_STEPS = 3  # the first steps of each process are not measured, because allocators and caches warm up
 _COLUMNS = ("seconds", "tokens", "flops", "full_flops")  # seconds < 0 marks a warm-up step
 _TOTALS = ("total_wall_time", "total_validation_time", "num_validations", "peak_memory_bytes")
 _LARGEST = 1e30  # a larger value in step_times.bin means that the file is damaged

@@ -62,7 +62,8 @@ class ShardedWorld(World):
 
         On the other ranks, which must call this too, the model stays sharded.
         """
-        gathered = [(p, self._full_on_rank0(p)) for p in model.parameters()]  # same order on all ranks
+        # Gathering is a collective operation: all ranks gather the parameters in the same order.
+        gathered = [(p, self._full_on_rank0(p)) for p in model.parameters()]
         full = {id(p): nn.Parameter(t, p.requires_grad) for p, t in gathered if t is not None}
         modules = list(model.modules()) if self.is_main else []
         slots = [

@@ -74,13 +74,12 @@ class World:
             dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
             return
         store: dist.Store
-        if "MASTER_ADDR" in os.environ:  # several nodes
+        if "MASTER_ADDR" in os.environ:  # the launcher sets it if the ranks are on several nodes
             host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             store = dist.TCPStore(host, port, self.size, self.is_main, timeout=MEETING_TIMEOUT)
             self._join(backend, store)
             return
-        # The ranks of one node connect through a private file: a TCPStore would listen on every network
-        # interface.
+        # The ranks of one node connect through a private file, because a TCPStore listens on all interfaces.
         store = dist.FileStore(str(Path(os.environ[RANK_DIR]) / "store"), self.size)
         self._join(backend, store)
 
