@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from oelm.cli.gpu import GpuName
 from oelm.cli.options import (
     ArmName,
     Catalogue,
@@ -99,6 +100,7 @@ def show(
     changes: Changes = Changes(),
     data_dir: DataDir = "",
     runs: Runs = "runs",
+    gpu: GpuName = "",
     catalogue: Catalogue = (),
     json: Json = False,
 ) -> None:
@@ -108,6 +110,7 @@ def show(
     from oelm.config.yaml import config_to_yaml
     from oelm.experiments.fairness import check_experiment
     from oelm.experiments.plan import estimate
+    from oelm.experiments.predict import Predictor, find_gpu
     from oelm.experiments.study import Request
 
     load_catalogues(catalogue)
@@ -119,9 +122,11 @@ def show(
     request = Request([e], changes=changes.values(), study=changes.study_name, data_dir=data_dir)
     config = request.config(e, scale, seed)
     plan = estimate(config, runs)
+    predicted = Predictor(find_gpu(gpu), runs).predict(config) if gpu else None
     unequal = check_experiment(e, lambda other: request.config(other, scale, seed))
     if json:
         facts = {"config": to_mapping(config), "config_hash": config_hash(config), "plan": plan.to_dict()}
+        facts |= {"predicted": predicted.to_dict()} if predicted else {}
         print_json(
             {**_facts(e), **facts, "stand_ins": stand_ins(config), "unequal": [u.to_dict() for u in unequal]}
         )
@@ -136,7 +141,7 @@ def show(
     if e.tuned:
         grid = ", ".join(f"{lr:g}" for lr in e.grid(scale))
         print(f"the learning rate is chosen from {grid} by validation loss")
-    print_table(("", ""), _plan_rows(config, plan, data_dir))
+    print_table(("", ""), [*_plan_rows(config, plan, data_dir), *(predicted.rows() if predicted else ())])
     print(f"\nconfig {config_hash(config)[:12]}\n{config_to_yaml(config)}", end="")
 
 

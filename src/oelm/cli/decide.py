@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from oelm.analysis.sequential import MAX_SEEDS, MIN_SEEDS
+from oelm.cli.gpu import GpuName, gpu_facts, print_gpu_hours
 from oelm.cli.options import Changes, Json, MachineOptions, OneScale, Runs, Selection
 from oelm.cli.output import print, print_json, print_table
 from oelm.cli.progress import RunProgress
@@ -44,6 +45,7 @@ def decide(
     runs: Runs = "runs",
     on: Where = "local",
     dry_run: bool = False,
+    gpu: GpuName = "",
     json: Json = False,
     tuning: TuningOptions = TuningOptions(),
     retries: Count = RETRIES,
@@ -82,6 +84,8 @@ def decide(
 
     if not MIN_SEEDS <= max_seeds <= MAX_SEEDS:
         raise UsageError(f"--max-seeds must be from {MIN_SEEDS} to {MAX_SEEDS}, not {max_seeds}")
+    if gpu and not dry_run:
+        raise UsageError("--gpu only predicts: add --dry-run; --gpus chooses the GPUs to train on")
     place = Place(on, runs, local, slurm, machine, retries)
     place.check()
     chosen = with_references(selection.experiments(ids))
@@ -107,7 +111,7 @@ def decide(
     if budget:
         forecasts.check_budget(budget, design, look, plans)
     if dry_run:
-        _print_plan(design, look, forecasts.forecast(design, look, plans), arms, json)
+        _print_plan(design, look, forecasts.forecast(design, look, plans), arms, (gpu, runs), json)
         return 0
     with lock_studies(design, runs), RunProgress(0, quiet=json) as progress:
         launcher = place.launcher(len(arms) * max_seeds, progress.events())
@@ -163,13 +167,23 @@ def _width(launcher: Launcher) -> int:
     return len(launcher.slots) if isinstance(launcher, LocalLauncher) else 1
 
 
-def _print_plan(design: Design, look: Look, needs: Forecast, arms: Sequence[ArmPlan], as_json: bool) -> None:
+def _print_plan(
+    design: Design,
+    look: Look,
+    needs: Forecast,
+    arms: Sequence[ArmPlan],
+    gpu_and_runs: tuple[str, str],
+    as_json: bool,
+) -> None:
     from oelm.experiments.decide.tune import count_trials
 
     trials = sum(count_trials(arm) for arm in arms if arm.trials)
+    gpu, runs = gpu_and_runs
+    most = [(config, needs.most_runs_of.get(key, 0)) for key, config in design.by_arm().items()]
     if as_json:
         questions = [q.to_dict() for q in look.questions]
-        print_json({"questions": questions, "trials": trials, "needs": needs.to_dict()})
+        predicted = {"gpu": gpu_facts(most, gpu, runs)} if gpu else {}
+        print_json({"questions": questions, "trials": trials, "needs": needs.to_dict(), **predicted})
         return
     _print_questions(look)
     print()
@@ -184,6 +198,9 @@ def _print_plan(design: Design, look: Look, needs: Forecast, arms: Sequence[ArmP
         print(f"disk: at most {bytes_text(needs.disk_bytes)}, if the resume checkpoints are kept")
     level = _level(design.max_seeds)
     print(f"each look at 3, 4, ..., {design.max_seeds} seeds uses a {level:.2f} % interval")
+    if gpu:
+        print_gpu_hours(most, gpu, runs)
+        print("runs: the most that each arm can need, without tuning trials")
 
 
 def _level(max_seeds: int) -> float:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
+from oelm.cli.gpu import GpuName
 from oelm.cli.options import (
     Changes,
     Json,
@@ -141,6 +142,7 @@ def run(
     runs: Runs = "runs",
     on: Where = "local",
     dry_run: bool = False,
+    gpu: GpuName = "",
     json: Json = False,
     tuning: TuningOptions = TuningOptions(),
     retry: RetryOptions = RetryOptions(),
@@ -161,6 +163,8 @@ def run(
     dry_run
         Print the runs that would be started, without starting them.
     """
+    if gpu and not dry_run:
+        raise UsageError("--gpu only predicts: add --dry-run; --gpus chooses the GPUs to train on")
     place = Place(on, runs, local, slurm, machine, retry.retries)
     place.check()
     request = Request(
@@ -182,7 +186,7 @@ def run(
     if on == "slurm" and not json and (profile := site_file()):
         print(f"site profile: {profile}")
     if dry_run:
-        print_plan(arms, runs, place.launcher(count, Events()), machine, json)
+        print_plan(arms, runs, place.launcher(count, Events()), machine, gpu, json)
         return 0
     with RunProgress(count, quiet=json) as progress:
         outcome = run_study(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from oelm.cli.gpu import gpu_facts, print_gpu_hours
 from oelm.cli.options import MachineOptions
 from oelm.cli.output import print, print_json
 from oelm.config.run_config import RunConfig
@@ -20,9 +21,15 @@ from oelm.runs.scan import state_of
 
 
 def print_plan(
-    arms: Sequence[ArmPlan], runs: str, launcher: Launcher, machine: MachineOptions, as_json: bool
+    arms: Sequence[ArmPlan],
+    runs: str,
+    launcher: Launcher,
+    machine: MachineOptions,
+    gpu: str,
+    as_json: bool,
 ) -> None:
-    """Print the runs that `oelm run` would start, with their device, data and current states."""
+    """Print the runs that `oelm run` would start: device, data, states, and with `gpu` their hours there."""
+    sizes = [(arm.runs[0], len(arm.trials) + len(arm.runs)) for arm in arms]
     configs = [config for arm in arms for config in (*arm.trials, *arm.runs)]
     tuned = {arm.experiment.id for arm in arms if arm.trials}
     plan = [_planned_run(runs, config, config.id in tuned) for config in configs]
@@ -30,8 +37,9 @@ def print_plan(
     script = _sbatch_script(launcher, sum(row["state"] != "finished" for row in plan))
     sources, device = _data_sources(configs, machine.data_dir), _device(machine.device, launcher)
     if as_json:
+        predicted = {"gpu": gpu_facts(sizes, gpu, runs)} if gpu else {}
         facts = {"runs": plan, "unequal": [u.to_dict() for u in unequal], "device": device, "data": sources}
-        print_json({**facts, **({"script": script} if script else {})})
+        print_json({**facts, **predicted, **({"script": script} if script else {})})
         return
     print(f"device: {device}")
     for name, source in sources.items():
@@ -49,9 +57,11 @@ def print_plan(
     if isinstance(launcher, LocalLauncher):
         names = ", ".join(slot.name for slot in launcher.slots)
         print(f"{len(plan)} runs{found} in {len(launcher.slots)} slots: {names}")
-        return
-    after = "; tuned runs follow in a second array, after their tuning trials" if tuned else ""
-    print(f"{len(plan)} runs{found} as tasks of a SLURM job array{after}:\n\n{script}", end="")
+    else:
+        after = "; tuned runs follow in a second array, after their tuning trials" if tuned else ""
+        print(f"{len(plan)} runs{found} as tasks of a SLURM job array{after}:\n\n{script}", end="")
+    if gpu:
+        print_gpu_hours(sizes, gpu, runs)
 
 
 def _planned_run(root: str, config: RunConfig, tuned: bool) -> dict[str, Any]:

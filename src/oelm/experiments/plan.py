@@ -22,6 +22,8 @@ from oelm.runs.layout import run_path
 if TYPE_CHECKING:
     from torch import nn
 
+    from oelm.training.measure.flops import FlopModel
+
 GPT2_VOCABULARY = 50257
 # If no earlier run was timed, training is assumed to reach this fraction of the FLOP/s of large matrix
 # products.
@@ -73,7 +75,9 @@ def estimate(config: RunConfig, root: Path | str) -> Plan:
     steps = planned_steps(config)
     rows = config.budget.batch_size * config.budget.accumulation
     tokens = steps * rows * config.data.max_length if steps else None
-    counts, flops, note = _count(config, rows)
+    counts, model, note = count_parameters(config)
+    target = config.data.max_length if config.task == "denoising" else 0
+    flops = model.step(rows, config.data.max_length, target).total if model else None
     disk = _disk(counts) if counts else None
     seconds, basis = _time(config, root, steps, flops)
     return Plan(run_path(root, config), steps, tokens, counts, note, disk, seconds, basis)
@@ -91,11 +95,8 @@ def planned_steps(config: RunConfig) -> int | None:
     return config.budget.epochs * math.ceil(rows / (config.budget.batch_size * config.budget.accumulation))
 
 
-def _count(config: RunConfig, rows: int) -> tuple[dict[str, int] | None, float | None, str]:
-    """Return (parameter counts, FLOPs of one step, ""), or (None, None, why they cannot be counted).
-
-    rows: rows of one optimizer step
-    """
+def count_parameters(config: RunConfig) -> tuple[dict[str, int] | None, FlopModel | None, str]:
+    """Return (parameter counts, FLOP model, ""), or (None, None, why they cannot be counted)."""
     from oelm.methods.apply import apply
     from oelm.training.measure.flops import flop_model
 
@@ -109,9 +110,7 @@ def _count(config: RunConfig, rows: int) -> tuple[dict[str, int] | None, float |
         name: int(getattr(applied, name))
         for name in ("total", "trainable", "frozen", "qk_total", "qk_trainable")
     }
-    length = config.data.max_length
-    target = length if config.task == "denoising" else 0
-    return counts, flop_model(network).step(rows, length, target).total, ""
+    return counts, flop_model(network), ""
 
 
 def _network(config: RunConfig) -> nn.Module:

@@ -27,9 +27,10 @@ class Forecast:
     expected_seconds: float | None
     most_seconds: float | None
     disk_bytes: int | None  # for `most_runs` runs, if the checkpoints of finished runs are kept
+    most_runs_of: Mapping[ArmKey, int]  # `most_runs` by arm
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "most_runs_of"}
 
 
 def plans_of(design: Design, root: Path | str) -> dict[ArmKey, Plan]:
@@ -86,6 +87,7 @@ def forecast(design: Design, look: Look, plans: Mapping[ArmKey, Plan]) -> Foreca
         total(expected) if predicted else None,
         total(most),
         disk,
+        most,
     )
 
 
