@@ -56,9 +56,9 @@ EXTRA_OF: dict[str, str] = {
 
 
 def missing_library(error: ModuleNotFoundError, needed_by: str) -> OelmError | None:
-    """Return an error that says how to install the missing library; None if oelm has no extra for it.
+    """Return an error that says how to install the missing library; None if no extra of oelm installs it.
 
-    `needed_by` is the feature that needs the library, the start of the message.
+    `needed_by` is the feature that needs the library; the message starts with it.
 
     >>> print(missing_library(ModuleNotFoundError(name="datasets"), "`oelm data`"))
     `oelm data` needs datasets, which is not installed.

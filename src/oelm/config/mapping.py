@@ -173,7 +173,7 @@ def _convert_literal(choices: tuple[Any, ...], value: Any, where: str) -> Any:
 
 
 def _convert_tuple(arguments: tuple[Any, ...], value: Any, where: str, inner: Any) -> tuple[Any, ...]:
-    """Return a list as a tuple of converted items; the type is tuple[X, ...] in all dataclasses of oelm."""
+    """Return a list as a tuple with converted items; `arguments` is (X, ...) of the type tuple[X, ...]."""
     if not isinstance(value, list | tuple):
         raise UsageError(f"{where}: expected a list, got {_shown(value)}", field=where)
     kind = arguments[0]

@@ -105,7 +105,7 @@ class Dataset:
 
     @property
     def shape(self) -> str:
-        """The kind of task: "lm", "2-way", "3-way pairs" and so on."""
+        """The kind of task: "lm", or the number of classes and texts, such as "2-way" or "3-way pairs"."""
         if self.task == "lm":
             return "lm"
         return f"{len(self.label_names)}-way" + (" pairs" if len(self.fields) == 2 else "")

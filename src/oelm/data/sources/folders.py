@@ -33,7 +33,7 @@ class SplitFiles:
 
 
 def dataset_folder(dataset: Dataset, data_dir: Path) -> Path | None:
-    """Return the folder in `data_dir` that is named after the dataset or its hub repository; None if none."""
+    """Return the folder in `data_dir` with the name of the dataset or of its hub repository, or None."""
     for name in (dataset.name, dataset.hub.rpartition("/")[2]):
         if name and (data_dir / name).is_dir():
             return data_dir / name

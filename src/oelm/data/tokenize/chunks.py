@@ -82,7 +82,7 @@ class LabelledChunk:
         return len(self.texts)
 
     def encode(self, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
-        """Return the token ids, the end of each row in them, the labels, and where second texts start."""
+        """Return "ids" (token ids), "ends" (end of each row in "ids"), "labels" and "second_starts"."""
         if len(self.texts[0]) == 2:
             rows, second_starts = tokenizer.encode_pairs([(a, b) for a, b in self.texts], self.max_length)
         else:

@@ -35,7 +35,7 @@ class ShardedWorld(World):
             raise UsageError("--shard needs several processes, but this run has only one: leave out --shard")
 
     def place_model(self, model: nn.Module) -> None:
-        """Shard the model: each layer is an FSDP group, and all parameters outside the layers are another."""
+        """Shard the model: one FSDP group per layer, and one group for all parameters outside the layers."""
         scalars = [name for name, p in model.named_parameters() if p.dim() == 0]
         if scalars:
             raise OelmError(
@@ -52,7 +52,7 @@ class ShardedWorld(World):
     def average_gradients(self, module: nn.Module) -> nn.Module:
         """Return `module` unchanged, because FSDP itself averages the gradients, after every micro-batch.
 
-        Averaging only after the last micro-batch would need full gradients, the memory that sharding saves.
+        Averaging only after the last micro-batch would need memory for full gradients, which sharding saves.
         """
         return module
 
