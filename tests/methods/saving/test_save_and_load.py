@@ -172,7 +172,7 @@ def test_the_error_names_what_is_wrong_with_a_folder(tmp_path):
         ("shape", reshape(width="32"), "config.json"),
         ("field", reshape(new=1), "config.json"),
         ("nojson", lambda f: (f / "config.json").write_text("{", encoding="utf-8"), "config.json"),
-        ("width", reshape(ff=config["ff"] * 2), "another shape"),
+        ("width", reshape(ff=config["ff"] * 2), "a different shape"),
         ("extras", lambda f: (f / "oelm_extras.safetensors").write_bytes(b"nonsense"), "damaged"),
     ]
     for name, change, word in cases:
