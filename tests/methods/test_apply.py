@@ -30,7 +30,10 @@ class Odd(nn.Module):
 
 
 class OddAttention(Odd):
-    pass
+    """Its calls cannot be guessed, so that its projections cannot be discovered."""
+
+    def forward(self, x, settings):
+        return super().forward(x * settings["scale"])
 
 
 def frozen_layers(model):
@@ -62,7 +65,7 @@ def test_the_error_about_an_unknown_attention_shows_how_to_register_it():
         oelm.apply(nn.ModuleList([OddAttention()]), "oelm-freeze")
     assert "0.alpha: Linear" in str(error.value)
     assert "import oelm" in str(error.value)
-    assert "oelm.register_attention(" in str(error.value)
+    assert f'oelm.register_attention("{__name__}.OddAttention"' in str(error.value)
 
 
 def test_a_partly_recognised_model_is_refused():
@@ -78,6 +81,9 @@ def test_a_partly_recognised_model_is_refused():
     holder.num_heads = 2
     with pytest.raises(OelmError, match="qk_gate"):
         oelm.qk_projections(holder)
+    runs = Odd(names=("q", "k", "qk_gate"))  # a trial shows that qk_gate makes the values
+    runs.num_heads = 2
+    assert [p.name for p in oelm.qk_projections(runs)] == ["q", "k"]
 
 
 @pytest.mark.parametrize("fused", ["in_proj_qkv", "in_proj_qkvz", "kv_b_proj", "qkv"])
@@ -93,21 +99,30 @@ def test_queries_and_keys_outside_attention_classes_are_refused(fused):
         oelm.qk_projections(nn.ModuleList([known, Mixer(names=(fused, "out_proj"))]))
 
 
-def test_a_query_projection_that_holds_a_gate_is_refused():
+def test_a_gate_beside_the_queries_trains():
     from transformers import Qwen3NextConfig
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention
 
     small = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    with pytest.raises(OelmError, match="has 64 rows, not 4 heads of size 8"):
-        oelm.apply(Qwen3NextAttention(Qwen3NextConfig(**small), layer_idx=3), "oelm-freeze")
+    model = Qwen3NextAttention(Qwen3NextConfig(**small), layer_idx=3)
+    oelm.apply(model, "oelm-freeze")
+    assert {str(p) for p in oelm.qk_projections(model)} == {
+        "q_proj.q (q, 4 heads x 8)",
+        "k_proj (k, 2 heads x 8)",
+    }
+    assert not model.q_proj.q.weight.requires_grad
+    assert model.q_proj.rest0.weight.requires_grad
+    assert oelm.audit(model).ok
 
 
-def test_a_number_of_heads_that_does_not_divide_the_rows_is_refused():
+def test_a_wrong_number_of_heads_is_corrected_or_refused():
     model = Odd(names=("q", "k", "v"))
     model.num_heads = 3
+    assert [p.num_heads for p in oelm.qk_projections(model)] == [2, 2]
+    wrong, nameless = (OddAttention(names=("q", "k", "v")) for _ in range(2))
+    wrong.num_heads = 3
     with pytest.raises(OelmError, match="16 rows are not divisible by 3"):
-        oelm.apply(model, "oelm-freeze")
-    nameless = Odd(names=("q", "k", "v"))
+        oelm.apply(wrong, "oelm-freeze")
     with pytest.raises(OelmError, match="number of heads") as error:
         oelm.apply(nameless, "oelm-freeze")
     assert "oelm.register_attention(" in str(error.value)

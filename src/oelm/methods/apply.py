@@ -12,6 +12,7 @@ The steps, and the modules that do them:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ from oelm.methods.checks import check_before_apply, check_no_method_yet, check_s
 from oelm.methods.install import install
 from oelm.methods.method import Method
 from oelm.methods.presets import find_method
-from oelm.methods.reading.find import ffn_matrices, find_projections
+from oelm.methods.reading.find import ffn_matrices, find_projections, linear_attentions
 from oelm.methods.reading.select import Patterns, Selection
 from oelm.methods.reading.verify import verify_projections
 from oelm.methods.reading.wrappers import unwrap
@@ -74,6 +75,12 @@ def apply(
     check_seed(seed)
     model, chosen, selection = unwrap(model), find_method(method), Selection.of(where, exclude)
     check_model(model, chosen, selection, verify=verify, example_inputs=example_inputs)
+    if linear := linear_attentions(model, selection):
+        warnings.warn(
+            f"{len(linear)} modules of linear attention ({linear[0]}, ...) compute no attention scores, so "
+            f"they have no Q and K to freeze; they are left as they are",
+            stacklevel=2,
+        )
     record = install(model, chosen, seed, init=True, selection=selection)
     record.verified = verify
     follow_schedule(model, record, progress=0.0)
@@ -85,16 +92,18 @@ def check_model(
 ) -> None:
     """Raise an error if the method cannot be applied to the selected modules of an unwrapped model."""
     check_no_method_yet(model)
-    projections = find_projections(model, selection)
-    matrices = ffn_matrices(model, selection) if "ffn" in method.parts else []
-    check_before_apply(model, method, projections, matrices)
-    if verify and not method.changes_nothing:
+    while True:
+        projections = find_projections(model, selection, example_inputs)
+        matrices = ffn_matrices(model, selection) if "ffn" in method.parts else []
+        check_before_apply(model, method, projections, matrices)
+        if not verify or method.changes_nothing:
+            return
         # The numeric check needs all query and key projections of an attention module, also those that
         # `where` or `exclude` leave out.
         names = dict.fromkeys(p.attention_name for p in projections)
-        verify_projections(
-            model, find_projections(model, Selection(() if "" in names else tuple(names))), example_inputs
-        )
+        whole = Selection(() if "" in names else tuple(names))
+        if verify_projections(model, find_projections(model, whole), example_inputs):
+            return
 
 
 class Applied:

@@ -47,7 +47,7 @@ def _separate(name: str, module: nn.Module, spec: AttentionSpec) -> list[_Found]
     found = []
     for role, path in [("q", path) for path in spec.q] + [("k", path) for path in spec.k]:
         weight, bias = _unfused_slices(name, module, path)
-        found.append(_Found(role, path, weight, bias, weight.rows if path in spec.single else None))
+        found.append(_Found(role, path, weight, bias, spec.head_dims.get(path)))
     return found
 
 

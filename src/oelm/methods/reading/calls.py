@@ -5,6 +5,7 @@ They are guessed from the signature of its `forward()`, or observed while the mo
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import itertools
@@ -101,45 +102,89 @@ def _positions(form: str, shape: tuple[int, ...], rotary: int, width: int, draw:
     return torch.polar(torch.ones_like(angle), angle) if form == "complex" else (angle.cos(), angle.sin())
 
 
-def guess_inputs(model: nn.Module) -> list[Any]:
+def guess_inputs(model: nn.Module) -> list[dict[str, Any]]:
     """Return small inputs that a Hugging Face model may accept, made from its config; [] for other models."""
-    config = getattr(model, "config", None)
-    name = getattr(model, "main_input_name", None)
+    config, name = getattr(model, "config", None), getattr(model, "main_input_name", None)
     if config is None or not isinstance(name, str):
         return []
-    ids = torch.arange(3, 11)[None]
+    accepted = set(inspect.signature(model.forward).parameters)
+    generator = torch.Generator().manual_seed(0)
+    draw = partial(torch.randn, generator=generator)
     vision = getattr(config, "vision_config", config)
     side = getattr(vision, "image_size", None) or 32
     height, width = side if isinstance(side, list | tuple) else (side, side)
-    image = torch.randn(1, getattr(vision, "num_channels", 3), height, width)
-    text: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if getattr(config, "is_encoder_decoder", False):
-        text["decoder_input_ids"] = ids
-    features = getattr(config, "feature_projection_input_dim", 80)
-    by_name = {
-        "pixel_values": [{"pixel_values": image}],
-        "input_values": [{"input_values": torch.randn(1, 4000)}],
-        "input_features": [{"input_features": torch.randn(1, 32, features)}],
+    channels = getattr(vision, "num_channels", 3)
+    frames = getattr(vision, "num_frames", 4)
+    features = {
+        n
+        for key in ("feature_projection_input_dim", "num_mel_bins", "input_dim", "input_feat_size")
+        if isinstance(n := getattr(config, key, None), int)
+    } or {80}
+    images = [draw(1, channels, height, width), draw(1, frames, channels, height, width)]
+    forms: dict[str, list[Tensor]] = {
+        "pixel_values": images,
+        "pixel_values_videos": images[1:],
+        "input_values": [draw(1, 4000), draw(1, 1, 4000), draw(1, 512, 128)],
+        "input_features": [draw(shape) for n in sorted(features) for shape in ((1, 32, n), (1, n, 64))],
+        "inputs_embeds": [draw(1, 8, n) for n in (getattr(config, "hidden_size", None),) if n],
+        "hidden_states": [draw(1, 8, n) for n in (getattr(config, "hidden_size", None),) if n],
     }
-    both = [{**text, "pixel_values": image}] if hasattr(config, "vision_config") else []
-    return [*by_name.get(name, []), *both, text]
+    guesses: list[dict[str, Any]] = [{name: value} for value in forms.get(name, [])]
+    for guess in guesses if (mask := f"{name}_mask") in accepted else ():
+        guess[mask] = torch.ones(guess[name].shape[:2], dtype=torch.bool)
+    for length in (8, 1024):  # sparse attention needs a long text to be sparse
+        ids = 3 + torch.arange(length)[None] % 8
+        text: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if getattr(config, "is_encoder_decoder", False):
+            text["decoder_input_ids"] = ids[:, :8]
+        if "bbox" in accepted:
+            text["bbox"] = torch.arange(8).expand(1, length, 8)[..., : getattr(config, "dim_bbox", 4)] / 8
+        if "pixel_values" in accepted:
+            guesses += [{**text, "pixel_values": image} for image in images]
+        guesses.append(text)
+    return guesses
+
+
+def observe_model(model: nn.Module, attentions: Mapping[str, nn.Module], inputs: Any) -> dict[str, Call]:
+    """Return how the model calls its attention modules on the given inputs, or on guessed ones.
+
+    With guessed inputs, parts of the model that have inputs of their own run, too. They are used only if the
+    model computes in float32 or on an accelerator: low precision on a CPU is slow and crashes the process on
+    some machines.
+    """
+    seen: dict[str, Call] = {}
+    if inputs is not None:
+        observe_calls(model, attentions, inputs, seen)
+        return seen
+    for p in model.parameters():
+        if p.is_meta or (p.device.type == "cpu" and p.dtype not in (torch.float32, torch.float64)):
+            return {}
+    for name, part in model.named_modules():
+        prefix = f"{name}." if name else ""
+        inside = {n: m for n, m in attentions.items() if n.startswith(prefix)}
+        for guessed in guess_inputs(part) if inside else ():
+            if inside.keys() <= seen.keys():
+                break
+            with contextlib.suppress(Exception):  # calls before an error are as good as others
+                observe_calls(part, inside, guessed, seen)
+    return seen
 
 
 @torch.no_grad()
-def observe_calls(model: nn.Module, attentions: Mapping[str, nn.Module], inputs: Any) -> dict[str, Call]:
-    """Run the model once on `inputs`; return the (args, kwargs) with which it called each attention module.
+def observe_calls(
+    model: nn.Module, attentions: Mapping[str, nn.Module], inputs: Any, seen: dict[str, Call]
+) -> None:
+    """Run the model once on `inputs`, and add to `seen` the first arguments of each attention module.
 
     Tensors among the arguments are copied to the CPU in float32. The model is not changed.
     """
-    seen: dict[str, Call] = {}
     handles = []
     for name, module in attentions.items():
 
         def hook(_module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-            try:
-                seen.setdefault(name, copy.deepcopy((_plain(args), _plain(kwargs))))
-            except Exception:  # an argument that cannot be copied, such as a cache
-                return
+            with contextlib.suppress(Exception):  # an argument that cannot be copied, such as a cache
+                if name not in seen:
+                    seen[name] = copy.deepcopy((_plain(args), _plain(kwargs)))
 
         handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
     modes = [(module, module.training) for module in model.modules()]
@@ -156,7 +201,6 @@ def observe_calls(model: nn.Module, attentions: Mapping[str, nn.Module], inputs:
             handle.remove()
         for module, training in modes:
             module.training = training
-    return seen
 
 
 def _plain(value: Any) -> Any:

@@ -13,8 +13,9 @@ An entry of these tables can be wrong for a model; `verify.py` checks it numeric
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import nn
@@ -42,7 +43,7 @@ class AttentionSpec:
     fused, layout, roles: One fused matrix, the order of its rows, and which of q, k and v the rows contain.
     parts: Fused matrices with an explicit layout, instead of `fused`.
     num_heads, num_kv_heads, head_dim: Attribute names or numbers; if None, the usual names are tried.
-    single: Those names in `q` and `k` that count as one head, because they are a low-rank factor.
+    head_dims: Head sizes of names in `q` and `k` that do not follow from the number of heads.
     per_head: Those names in `q` and `k` that have the module's number of heads, but a different head size.
     q_bias: A parameter that is added to the queries but is not the bias of the query projection.
     ignore: Whether the class has no Q and K.
@@ -58,7 +59,7 @@ class AttentionSpec:
     head_dim: str | int | None = None
     ignore: bool = False
     parts: tuple[FusedPart, ...] = ()
-    single: frozenset[str] = frozenset()
+    head_dims: Mapping[str, int] = field(default_factory=dict)
     per_head: frozenset[str] = frozenset()
     q_bias: str = ""
 
@@ -90,6 +91,19 @@ FUSED_WORDS = frozenset({"qk", "kv", "qkv", "qkvz", "wqkv", "wkv"})
 
 #: Words in the name of a matrix inside an attention module which suggest that the matrix contains Q or K.
 QK_WORDS = frozenset({"q", "k", "qk", "kv", "qkv", "query", "key", "wq", "wk", "wqkv", "keys", "queries"})
+
+QUERY_WORDS = frozenset({"q", "query", "queries", "wq"})
+KEY_WORDS = frozenset({"k", "key", "keys", "wk"})
+
+
+def words(name: str) -> set[str]:
+    """Return the words of a name.
+
+    >>> sorted(words("in_proj_qkv"))
+    ['in', 'proj', 'qkv']
+    """
+    return set(re.split(r"[._\d]+", name))
+
 
 #: The usual attribute names, in an attention module or its config, for the numbers and sizes of heads.
 NUM_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_query_heads")
@@ -177,13 +191,8 @@ def multi_latent(attention: nn.Module) -> AttentionSpec | None:
     keys = [FusedPart("kv_b_proj", RowLayout(("k", "v"), (heads * nope, heads * value), heads), {"k": nope})]
     if rope:
         keys.append(FusedPart("kv_a_proj_with_mqa", RowLayout(("latent", "k"), (latent, rope)), {"k": rope}))
-    return AttentionSpec(
-        q=queries,
-        parts=tuple(keys),
-        num_heads=heads,
-        head_dim=nope + rope,
-        single=frozenset({"q_a_proj"}),
-    )
+    rank = {"q_a_proj": attention.get_submodule("q_a_proj").weight.shape[0]} if "q_a_proj" in queries else {}
+    return AttentionSpec(q=queries, parts=tuple(keys), num_heads=heads, head_dim=nope + rope, head_dims=rank)
 
 
 _PER_HEAD = AttentionSpec(fused="query_key_value", layout="per-head")
@@ -209,15 +218,35 @@ _FUSED: dict[str, AttentionSpec | Callable[[nn.Module], AttentionSpec]] = {
 _registered: dict[type | str, AttentionSpec] = {}
 
 
-def known_spec(attention: nn.Module) -> AttentionSpec | None:
-    """Return the spec of an attention module; None if its class is not known.
+_ATTACHED = "_oelm_attention_spec"
 
-    A spec that the user registered for the class, or for a base class, comes before the tables of oelm.
-    """
+
+def attach_spec(attention: nn.Module, spec: AttentionSpec) -> None:
+    """Attach a discovered spec to a module, so that it is known after the module's weights are split."""
+    attention.__dict__[_ATTACHED] = spec
+
+
+def attached_spec(attention: nn.Module) -> AttentionSpec | None:
+    return None if is_registered(attention) else attention.__dict__.get(_ATTACHED)
+
+
+def is_registered(attention: nn.Module) -> bool:
+    return _registered_spec(attention) is not None
+
+
+def _registered_spec(attention: nn.Module) -> AttentionSpec | None:
+    """Return the spec that was registered for the module's class or a base class."""
     for cls in type(attention).__mro__:
         spec = _registered.get(cls) or _registered.get(f"{cls.__module__}.{cls.__qualname__}")
         if spec is not None:
             return spec
+    return None
+
+
+def known_spec(attention: nn.Module) -> AttentionSpec | None:
+    """Return the spec that was registered for the module's class, was discovered, or is known to oelm."""
+    if (spec := _registered_spec(attention) or attached_spec(attention)) is not None:
+        return spec
     package, file = type(attention).__module__.rpartition(".")[::2]
     family = file.removeprefix("modeling_")
     if package != f"transformers.models.{package.rpartition('.')[2]}":

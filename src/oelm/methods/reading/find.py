@@ -20,15 +20,20 @@ from oelm.methods.reading.families import (
     FUSED_NAMES,
     FUSED_WORDS,
     KEY_NAMES,
+    KEY_WORDS,
     NUM_HEADS,
     POSITION_KEYS,
     QK_WORDS,
     QUERY_NAMES,
+    QUERY_WORDS,
     VALUE_NAMES,
     AttentionSpec,
     LayoutName,
+    attached_spec,
+    is_registered,
     known_spec,
     multi_latent,
+    words,
 )
 from oelm.methods.reading.projection import (
     FeedForward,
@@ -41,11 +46,9 @@ from oelm.methods.reading.projection import (
     layer_places,
 )
 from oelm.methods.reading.select import ALL, Patterns, Selection
-from oelm.methods.reading.verify import verify_attention
+from oelm.methods.reading.verify import discover_specs, verify_attention
 from oelm.methods.reading.wrappers import base_layer, unwrap
 
-_QUERY_WORDS = {"q", "query", "queries", "wq"}
-_KEY_WORDS = {"k", "key", "keys", "wk"}
 _MAX_CANDIDATES = 8  # an error message lists at most this many modules
 
 #: Cache for `_detect_layout()`: class, names and shapes of an attention module -> the spec that was found.
@@ -67,16 +70,22 @@ def qk_projections(model: nn.Module, *, where: Patterns = None, exclude: Pattern
     return find_projections(model, Selection.of(where, exclude))
 
 
-def find_projections(model: nn.Module, selection: Selection = ALL) -> list[Projection]:
+def find_projections(
+    model: nn.Module, selection: Selection = ALL, example_inputs: Any = None
+) -> list[Projection]:
     """Return the selected query and key projections.
 
     Raise OelmError if a selected attention module is not recognised. Other modules need not be.
+
+    example_inputs: A batch that shows how the model calls attention modules that have to be discovered.
     """
     model = unwrap(model)
     specs = {
         name: spec for name, module in model.named_modules() if (spec := _find_spec(model, name, module))
     }
-    check_all_attention_recognized(model, specs, selection)
+    if unrecognised := _unrecognised(model, specs, selection):
+        specs |= discover_specs(model, _holders(model, unrecognised, specs), example_inputs)
+        check_all_attention_recognized(model, specs, selection)
     specs = {name: spec for name, spec in specs.items() if not spec.ignore}
     if not specs:
         raise OelmError(
@@ -89,7 +98,10 @@ def find_projections(model: nn.Module, selection: Selection = ALL) -> list[Proje
         try:
             found += build_projections(model, name, spec, places[name])
         except OelmError:
-            if selection.reaches(name, model.get_submodule(name)):
+            known = is_registered(model.get_submodule(name))
+            if not known and (discovered := discover_specs(model, [name], example_inputs)):
+                found += build_projections(model, name, discovered[name], places[name])
+            elif selection.reaches(name, model.get_submodule(name)):
                 raise
     selection.check_patterns(model, [p.name for p in found])
     selected = [p for p in found if selection.includes(p.name)]
@@ -99,6 +111,12 @@ def find_projections(model: nn.Module, selection: Selection = ALL) -> list[Proje
             f"projection of {type(model).__name__}. It has {', '.join(p.name for p in found[:4])}, ..."
         )
     return selected
+
+
+def linear_attentions(model: nn.Module, selection: Selection = ALL) -> list[str]:
+    """Return the names of selected modules that were found to mix tokens without attention scores."""
+    specs = {name: attached_spec(module) for name, module in unwrap(model).named_modules()}
+    return [n for n, spec in specs.items() if spec is not None and spec.ignore and selection.includes(n)]
 
 
 def ffn_matrices(model: nn.Module, selection: Selection = ALL) -> list[FeedForward]:
@@ -172,7 +190,7 @@ def _find_spec(model: nn.Module, name: str, module: nn.Module) -> AttentionSpec 
     keys = [
         p for p, own in found.items() if own in KEY_NAMES or (own.endswith("_key") and p not in parameters)
     ]
-    fused = [path for path, own in found.items() if own in FUSED_NAMES or _words(own) & FUSED_WORDS]
+    fused = [path for path, own in found.items() if own in FUSED_NAMES or words(own) & FUSED_WORDS]
     if queries and keys and not fused:
         return _separate_spec(module, queries, keys)
     if len(fused) == 1 and not keys:
@@ -216,10 +234,6 @@ def _has_projection(module: nn.Module, path: str) -> bool:
     return is_projection(inner) or (isinstance(inner, nn.Parameter) and inner.dim() == 3)
 
 
-def _words(name: str) -> set[str]:
-    return set(re.split(r"[_\d]+", name))
-
-
 def _detect_layout(
     model: nn.Module, name: str, module: nn.Module, queries: tuple[str, ...], fused: str
 ) -> AttentionSpec | None:
@@ -247,10 +261,10 @@ def _detect_layout(
     return _detected[key]
 
 
-def check_all_attention_recognized(
+def _unrecognised(
     model: nn.Module, specs: dict[str, AttentionSpec], selection: Selection
-) -> None:
-    """Raise OelmError if selected modules look like Q or K, but no spec mentions them; it names them."""
+) -> list[tuple[str, nn.Module]]:
+    """Return the selected modules, by name, that look like Q or K but are in no spec."""
     covered = _covered_modules(model, specs)
     unrecognised = []
     for name, module in model.named_modules():
@@ -261,13 +275,36 @@ def check_all_attention_recognized(
         own = name.rpartition(".")[2].lower()
         attention = _attention_around(model, name)
         suspect = attention is not None and (
-            not _overlaps(attention, set(specs)) or bool(_words(own) & QK_WORDS)
+            not _overlaps(attention, set(specs)) or bool(words(own) & QK_WORDS)
         )
         if suspect and isinstance(module, nn.Conv1d | nn.Conv2d):
-            suspect = bool(_words(own) & QK_WORDS)  # most convolutions inside attention are not projections
-        if suspect or _words(own) & FUSED_WORDS or own in QUERY_NAMES or own in KEY_NAMES:
+            suspect = bool(words(own) & QK_WORDS)  # most convolutions inside attention are not projections
+        if suspect or words(own) & FUSED_WORDS or own in QUERY_NAMES or own in KEY_NAMES:
             unrecognised.append((name, module))
-    if unrecognised:
+    return unrecognised
+
+
+def _holders(
+    model: nn.Module, modules: list[tuple[str, nn.Module]], specs: dict[str, AttentionSpec]
+) -> list[str]:
+    """Return the modules around the given ones that may be attention modules, the innermost first."""
+    found: dict[str, None] = {}
+    for name, _ in modules:
+        parent = name.rpartition(".")[0]
+        for holder in (parent, _attention_around(model, name)):
+            inside = {n for n in specs if not isinstance(model.get_submodule(n), nn.MultiheadAttention)}
+            if holder is None or is_registered(model.get_submodule(holder)):
+                continue
+            if holder in inside or not _overlaps(holder, inside):
+                found[holder] = None
+    return list(found)
+
+
+def check_all_attention_recognized(
+    model: nn.Module, specs: dict[str, AttentionSpec], selection: Selection
+) -> None:
+    """Raise OelmError, which names the modules, if selected modules look like Q or K but are in no spec."""
+    if unrecognised := _unrecognised(model, specs, selection):
         raise OelmError(
             f"{type(model).__name__}: oelm does not recognise some attention modules, so nothing was changed."
             + _candidates(model, unrecognised)
@@ -281,7 +318,8 @@ def _covered_modules(model: nn.Module, specs: dict[str, AttentionSpec]) -> set[s
     for name, spec in specs.items():
         module = model.get_submodule(name)
         prefix = f"{name}." if name else ""
-        if spec.ignore or isinstance(module, nn.MultiheadAttention):
+        is_discovered = attached_spec(module) is spec  # then no other projection inside holds Q or K
+        if spec.ignore or is_discovered or isinstance(module, nn.MultiheadAttention):
             names |= {prefix + n for n, _ in module.named_modules()}
         for fused in (spec.fused, *(part.name for part in spec.parts)):
             names |= {prefix + fused + s for s in ("", ".q", ".k", ".v", ".latent")} if fused else set()
@@ -323,9 +361,9 @@ def _how_to_register(model: nn.Module, names: list[str]) -> str:
     around, _, own = names[0].rpartition(".")
     holder = model.get_submodule(around)
     children = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == around]
-    query = next((n for n in children if _words(n.lower()) & _QUERY_WORDS), "...")
-    key = next((n for n in children if _words(n.lower()) & _KEY_WORDS), "...")
-    fused = next((n for n in children if _words(n.lower()) & FUSED_WORDS), own)
+    query = next((n for n in children if words(n.lower()) & QUERY_WORDS), "...")
+    key = next((n for n in children if words(n.lower()) & KEY_WORDS), "...")
+    fused = next((n for n in children if words(n.lower()) & FUSED_WORDS), own)
     heads = next((n for n in NUM_HEADS if isinstance(getattr(holder, n, None), int)), "...")
     kind = f"{type(holder).__module__}.{type(holder).__qualname__}"
     return (

@@ -34,9 +34,18 @@ def is_transposed(module: object) -> bool:
 
 
 def is_projection(module: object) -> bool:
-    """Return whether a module can be a query or key projection: a linear layer or a convolution."""
+    """Return whether a module can be a query or key projection: a matrix, or a convolution.
+
+    A depthwise convolution is none: it mixes positions, not features.
+    """
     inner = base_layer(module) if isinstance(module, nn.Module) else module
-    return is_matrix(inner) or isinstance(inner, nn.Conv1d | nn.Conv2d)
+    if isinstance(inner, nn.Conv1d | nn.Conv2d):
+        return not is_depthwise(inner)
+    return is_matrix(inner)
+
+
+def is_depthwise(module: object) -> bool:
+    return isinstance(module, nn.Conv1d | nn.Conv2d) and module.groups == module.in_channels > 1
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from oelm.methods.reading.build import find_number
 from oelm.methods.reading.calls import Call, guess_calls
-from oelm.methods.reading.projection import ParameterSlice, Projection
-from oelm.methods.reading.wrappers import is_adapter
+from oelm.methods.reading.families import HEAD_DIM, NUM_HEADS
+from oelm.methods.reading.projection import (
+    ParameterSlice,
+    Projection,
+    is_depthwise,
+    is_projection,
+    is_transposed,
+)
+from oelm.methods.reading.wrappers import base_layer, is_adapter
 
 ROLE_NAMES = {"q": "queries", "k": "keys"}
 
@@ -119,9 +127,15 @@ class ScoreRecorder(TorchFunctionMode):
 class Trial:
     """A copy of an attention module with random float32 weights, and the projections claimed as Q and K."""
 
-    def __init__(self, model: nn.Module, projections: Sequence[Projection]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        attention: nn.Module,
+        projections: Sequence[Projection] = (),
+        *,
+        eager: bool = False,
+    ) -> None:
         self.generator = torch.Generator().manual_seed(0)
-        attention = projections[0].attention
         self.module = copy.deepcopy(attention).eval()
         for module in self.module.modules():
             self._randomize(module)
@@ -134,6 +148,8 @@ class Trial:
             dataclasses.replace(p, weight=in_copy(p.weight), bias=in_copy(p.bias)) for p in projections
         ]
         self.config = getattr(attention, "config", None) or getattr(model, "config", None)
+        if eager:
+            self.module.config._attn_implementation = "eager"  # type: ignore[union-attr]
 
     def _randomize(self, module: nn.Module) -> None:
         """Replace the parameters of a module by random ones, and move its buffers to the CPU in float32.
@@ -160,16 +176,28 @@ class Trial:
 
         The key input has the input width of the key projection first, then that of the query projection.
         """
-        first, last = self.claims[0], next(c for c in reversed(self.claims) if c.role == "k")
-        width, key_width = first.heads().shape[-1], last.heads().shape[-1]
-        for size in dict.fromkeys((key_width, width)):
-            yield from guess_calls(self.module, self.config, width, size, first.head_dim, self.generator)
+        heads = [c.heads().shape for c in self.claims]  # (heads, head_dim, d_in)
+        widths = [*(h[-1] for h in heads[:1]), *(h[-1] for h in heads[::-1])]
+        for matrix in () if heads else self.module.modules():
+            if is_projection(matrix):
+                weight = base_layer(matrix).weight
+                assert isinstance(weight, Tensor)
+                widths.append(weight.shape[0] if is_transposed(matrix) else weight.shape[1])
+        widths = list(dict.fromkeys(widths))[:3]
+        head_dim = heads[0][1] if heads else self._usual_head_dim(widths[0]) if widths else 1
+        pairs = [(a, b) for a in (widths[:1] if heads else widths) for b in (*widths[::-1], a)]
+        for width, key_width in dict.fromkeys(pairs):
+            yield from guess_calls(self.module, self.config, width, key_width, head_dim, self.generator)
+
+    def _usual_head_dim(self, width: int) -> int:
+        size = find_number(self.module, self.module, None, HEAD_DIM)
+        return size or width // (find_number(self.module, self.module, None, NUM_HEADS) or 1)
 
     def run(self, args: Any, kwargs: Any) -> tuple[list[Tensor], Tensor]:
         """Run the copied attention module; return the scores that depend on parameters, and the output."""
         with torch.enable_grad(), ScoreRecorder() as recorder:
             output = self.module(*args, **kwargs)
-        return [s for s in recorder.scores if s.requires_grad], next(_tensors(output))
+        return [s for s in recorder.scores if s.requires_grad], next(tensors_in(output))
 
     def contradiction(self, args: Any, kwargs: Any, scores: list[Tensor], output: Tensor) -> str:
         """Return why the claimed projections cannot be Q and K, or "" if all four properties hold.
@@ -178,8 +206,8 @@ class Trial:
         `args` and `kwargs`.
         """
         names, parameters = zip(*self.module.named_parameters(), strict=True)
-        through_scores = dict(zip(names, _gradients(scores, parameters), strict=True))
-        past_scores = dict(zip(names, _gradients([output], parameters), strict=True))
+        through_scores = dict(zip(names, gradients(scores, parameters), strict=True))
+        past_scores = dict(zip(names, gradients([output], parameters), strict=True))
         unused: list[Projection] = []
         for claim in self.claims:
             problem, is_unused = self._wrong_paths(claim, through_scores, past_scores)
@@ -248,6 +276,8 @@ class Trial:
         owner, own = self.module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
         if isinstance(owner, nn.Embedding | nn.MultiheadAttention) or self._is_in_adapter(name):
             return False  # a nested MultiheadAttention counts as an attention module of its own
+        if is_depthwise(owner):
+            return False  # it mixes positions, not features
         if parameter.dim() < 2:
             rows = {c.num_heads * c.head_dim for c in self.claims}
             return own in ("q_bias", "k_bias") and parameter.numel() in rows
@@ -269,7 +299,7 @@ class Trial:
         this change; for a position bias, both are equal.
         """
         scores, _ = self.run(_halved(args), _halved(kwargs))
-        (after,) = _gradients(scores, [parameter])
+        (after,) = gradients(scores, [parameter])
         return torch.allclose(before, after, rtol=1e-3, atol=1e-6)
 
     def _wrong_role(self, claim: Projection, scores: list[Tensor]) -> str:
@@ -285,7 +315,7 @@ class Trial:
                 base, other_key, other_query = (
                     _rows_of_gradient(matrix[i, j], claim) for i, j in ((-1, 0), (-1, 1), (-2, 0))
                 )
-                as_query, as_key = _parallel(base, other_key), _parallel(base, other_query)
+                as_query, as_key = parallel(base, other_key), parallel(base, other_query)
                 own, other = (as_query, as_key) if claim.role == "q" else (as_key, as_query)
                 wrong = (other > 0.999) & (own < 0.99)
                 if wrong.any():
@@ -349,7 +379,7 @@ class Trial:
         return torch.cat([_changed(old.detach(), new) for old, new in zip(before, after, strict=True)])
 
 
-def _gradients(targets: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+def gradients(targets: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
     """Return, for each parameter, the gradient of a random linear combination of all entries of `targets`.
 
     A parameter that does not affect them gets zeros.
@@ -379,7 +409,7 @@ def _rows_of_gradient(score: Tensor, claim: Projection) -> Tensor:
     return claim.weight.cut(grad).flatten(2).flatten(0, 1)  # (rows, d_in)
 
 
-def _parallel(a: Tensor, b: Tensor) -> Tensor:
+def parallel(a: Tensor, b: Tensor) -> Tensor:
     """Return |cosine| between each row of a and the same row of b; 1 if one of them is zero."""
     norms = a.norm(dim=-1) * b.norm(dim=-1)
     return torch.where(norms > 1e-12, (a * b).sum(-1).abs() / norms.clamp_min(1e-12), 1.0)
@@ -390,14 +420,15 @@ def _changed(before: Tensor, after: Tensor) -> Tensor:
     return (((after - before).abs() > 1e-5 * scale) & before.isfinite()).flatten()
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a module's output, in order."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, dict):
-        yield from _tensors(list(output.values()))
+        yield from tensors_in(list(output.values()))
     elif isinstance(output, list | tuple):
         for item in output:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 def _halved(value: Any) -> Any:

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from oelm.errors import OelmError
-from oelm.methods.reading.calls import Call, guess_inputs, observe_calls
-from oelm.methods.reading.projection import Projection
+from oelm.methods.reading.build import build_projections
+from oelm.methods.reading.calls import Call, observe_model
+from oelm.methods.reading.discover import discover_spec, mixes_without_scores
+from oelm.methods.reading.families import AttentionSpec, attach_spec, is_registered
+from oelm.methods.reading.projection import Place, Projection
 from oelm.methods.reading.trial import ROLE_NAMES, Trial
 
 
@@ -36,13 +38,55 @@ class Verification:
         return not self.problem and not self.not_run
 
 
-_results: dict[Any, Verification] = {}  # kind of attention module, see `_kind_of()` -> result
+_results: dict[Any, Verification] = {}  # by kind of attention module
+_discovered: dict[Any, AttentionSpec | None] = {}  # by kind of attention module
+
+
+def discover_specs(
+    model: nn.Module, names: Sequence[str], example_inputs: Any = None
+) -> dict[str, AttentionSpec]:
+    """Discover where the named modules store their Q and K; return and attach the specs that are verified."""
+    found: dict[str, AttentionSpec] = {}
+    calls: dict[str, Call] | None = None
+    for name in names:
+        module = model.get_submodule(name)
+        key = (type(module), tuple((n, p.shape) for n, p in module.named_parameters()))
+        if _discovered.get(key) is None and (key not in _discovered or example_inputs is not None):
+            spec = _discover_verified(model, name) if example_inputs is None else None
+            if spec is None:  # a guessed call may not fit, unlike one that the model makes
+                if calls is None:
+                    calls = observe_model(model, {n: model.get_submodule(n) for n in names}, example_inputs)
+                seen = [calls[name]] if name in calls else []
+                spec = _discover_verified(model, name, seen) if seen else None
+                if spec is None and mixes_without_scores(model, module, seen):
+                    spec = AttentionSpec(ignore=True)
+            _discovered[key] = spec
+        if (known := _discovered[key]) is not None:
+            found[name] = known
+            attach_spec(module, known)
+    return found
+
+
+def _discover_verified(model: nn.Module, name: str, calls: Sequence[Call] = ()) -> AttentionSpec | None:
+    attention = model.get_submodule(name)
+    for eager in (False, True) if _attention_kernel(attention) not in (None, "eager") else (False,):
+        if (shown := discover_spec(model, attention, calls, eager=eager)) is None:
+            continue
+        spec, call = shown
+        projections = build_projections(model, name, spec, Place("", 0, 1, ""))
+        result = _try_calls(model, projections, [call], eager=eager)
+        if result.verified:
+            _results[_kind_of(projections)] = result
+            return spec
+    return None
 
 
 def verify_projections(
     model: nn.Module, projections: Sequence[Projection], example_inputs: Any = None
-) -> None:
+) -> bool:
     """Raise OelmError unless the projections of every attention module are verified as Q and K.
+
+    Return False if other projections were discovered in one of them; find the projections again.
 
     torch's own MultiheadAttention needs no verification.
 
@@ -62,13 +106,19 @@ def verify_projections(
                 result = verify_attention(model, group)
             if not result.verified:  # guessed arguments may be wrong, unlike those that the model passes
                 if calls is None:
-                    calls = _observe_calls(model, by_attention, example_inputs)
+                    attentions = {name: group[0].attention for name, group in by_attention.items()}
+                    calls = observe_model(model, attentions, example_inputs)
                 result = verify_attention(model, group, [calls[name]]) if name in calls else result
+            if not result.verified and not is_registered(group[0].attention):
+                kinds = [n for n, g in by_attention.items() if _kind_of(g) == key]
+                if discover_specs(model, kinds, example_inputs):
+                    return False
             if result.not_run:
                 raise _not_run_error(name, group, result.not_run)
             _results[key] = result
         if _results[key].problem:
             raise _problem_error(name, group, _results[key].problem)
+    return True
 
 
 def verify_attention(
@@ -95,9 +145,7 @@ def _try_calls(
     Later guesses are less usual, so they might run only by chance.
     """
     try:
-        trial = Trial(model, projections)
-        if eager:
-            trial.module.config._attn_implementation = "eager"  # type: ignore[union-attr]
+        trial = Trial(model, projections[0].attention, projections, eager=eager)
     except Exception as error:  # deepcopy of a user's module can raise anything
         return Verification(not_run=f"a float32 copy of it cannot be made, {_short(error)}")
     first_error = ""
@@ -129,26 +177,6 @@ def _kind_of(group: Sequence[Projection]) -> Any:
     return type(attention), tuple(claims), tuple(shapes)
 
 
-def _observe_calls(model: nn.Module, groups: dict[str, list[Projection]], inputs: Any) -> dict[str, Call]:
-    """Run the model on `inputs`, or on guessed inputs if None; return how it calls its attention modules.
-
-    Guessed inputs are used only if the model computes in float32 or on an accelerator, because low precision
-    on a CPU is slow and crashes the process on some machines. Otherwise, return {}.
-    """
-    attentions = {name: group[0].attention for name, group in groups.items()}
-    if inputs is not None:
-        return observe_calls(model, attentions, inputs)
-    for p in model.parameters():
-        if p.is_meta or (p.device.type == "cpu" and p.dtype not in (torch.float32, torch.float64)):
-            return {}
-    for guessed in guess_inputs(model):
-        try:
-            return observe_calls(model, attentions, guessed)
-        except Exception:  # the model does not accept these inputs
-            continue
-    return {}
-
-
 def _not_run_error(name: str, group: Sequence[Projection], reason: str) -> OelmError:
     return OelmError(
         f"{_title(name, group)}: oelm could not verify numerically that the projections are {_listed(group)} "
@@ -161,7 +189,7 @@ def _not_run_error(name: str, group: Sequence[Projection], reason: str) -> OelmE
 
 def _problem_error(name: str, group: Sequence[Projection], problem: str) -> OelmError:
     kind = type(group[0].attention)
-    heads = next(p.num_heads for p in group if p.role == "q")
+    heads = group[0].num_heads
     return OelmError(
         f"{_title(name, group)}: oelm read the projections as {_listed(group)}, but {problem}. So nothing "
         f"was changed. Tell oelm where the queries and keys are:\n"

@@ -1,0 +1,219 @@
+"""Census of model families: which config types of the installed transformers can `oelm.apply` read?
+
+    python tools/families.py                    all types: rewrites docs/families.md
+    python tools/families.py bert deberta       only these types: prints one line each
+
+Each type is built from its default config with small widths and few layers, in a process of its own, so that
+a crash or a large model costs one line. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import os
+import re
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+import transformers
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import oelm
+from oelm.methods.reading.verify import verify_projections
+
+PAGE = Path(__file__).parents[1] / "docs" / "families.md"
+READ, REFUSED, NO_QK, NOT_BUILT = "read", "refused", "no queries and keys", "cannot be built here"
+MAX_PARAMETERS = 400_000_000  # larger models stay on the meta device
+MAX_BYTES = 12 * 2**30
+MAX_SECONDS = 240
+
+_LAYERS = re.compile(r"(layers?|blocks|depth|num_layer|decoders)$")
+_EXPERTS = re.compile(r"^(n|num)_.*experts$|^num_experts$|^moe_num_experts$")
+_WIDTH = re.compile(
+    r"hidden|dim|d_model|d_ff|d_kv|d_inner|d_embed|d_head|n_embd|n_inner|embed|width|intermediate|inner_size"
+    r"|ffn|channels|latent_size|lora_rank|head_size|filters|mrope_section"
+)
+_NO_WIDTH = re.compile(
+    r"num_hid|num_|layer_norm|dropout|max_|image|patch|window|prob|_act|std|vocab|n_layer|kernel|position"
+    r"|num_channels|token|layers|scale|multiplier|use_|temporal|resolution|stride|factor|pad|chunk"
+)
+
+
+class Row(NamedTuple):
+    """What happened to one config type."""
+
+    type: str
+    model: str
+    outcome: str
+    detail: str = ""
+
+
+def small(config: PretrainedConfig, divisor: int, layers: int) -> dict[str, Any]:
+    """Return arguments for the class of a default config: few layers, and widths divided by `divisor`."""
+    changed: dict[str, Any] = {}
+    for name, value in config.to_dict().items():
+        if name in type(config).sub_configs:
+            inner = getattr(config, name, None)
+            if isinstance(inner, PretrainedConfig):
+                changed[name] = {"model_type": inner.model_type, **small(inner, divisor, layers)}
+        elif isinstance(value, bool) or not isinstance(value, int | list | tuple):
+            continue
+        elif isinstance(value, int) and _LAYERS.search(name) and value > layers:
+            changed[name] = layers
+        elif isinstance(value, int) and _EXPERTS.search(name):
+            changed[name] = min(value, 16)
+        elif divisor > 1 and _WIDTH.search(name) and not _NO_WIDTH.search(name):
+            changed[name] = _divided(value, divisor)
+    return changed
+
+
+def _divided(value: Any, divisor: int) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_divided(v, divisor) for v in value)
+    is_size = isinstance(value, int) and not isinstance(value, bool) and value >= 2 * divisor
+    return value // divisor if is_size and value % divisor == 0 else value
+
+
+def configs(kind: type[PretrainedConfig]) -> Iterator[PretrainedConfig]:
+    """Yield configs of a class, the smallest first; the last one is the default."""
+    default = kind()
+    for divisor, layers in ((8, 8), (4, 8), (8, 99), (1, 2)):
+        try:
+            yield kind(**small(default, divisor, layers))
+        except Exception:
+            continue
+    yield default
+
+
+def model_classes(kind: type[PretrainedConfig]) -> list[type[PreTrainedModel]]:
+    """Return the model classes of a config class, the one without a head first."""
+    found = []
+    mapping = transformers.MODEL_MAPPING
+    if kind in mapping:
+        main = mapping[kind]
+        found += list(main) if isinstance(main, tuple | list) else [main]
+    module = kind.__module__.replace("configuration_", "modeling_")
+    try:
+        classes = vars(__import__(module, fromlist=["x"])).values()
+    except ImportError:
+        classes = ()
+    own = [
+        c
+        for c in classes
+        if inspect.isclass(c)
+        and issubclass(c, PreTrainedModel)
+        and c.config_class is kind
+        and "Pretrained" not in c.__name__
+        and "PreTrained" not in c.__name__
+    ]
+    return list(dict.fromkeys([*found, *own]))
+
+
+def build(kind: type[PretrainedConfig], config: PretrainedConfig) -> nn.Module:
+    """Return a model for a config; on the meta device if it is large. Raise the first error."""
+    first_error: Exception | None = None
+    for model_class in model_classes(kind)[:3]:
+        try:
+            with torch.device("meta"):
+                model = model_class._from_config(config, dtype=torch.float32)
+            if sum(p.numel() for p in model.parameters()) > MAX_PARAMETERS:
+                return model
+            return model_class._from_config(config, dtype=torch.float32)
+        except Exception as error:
+            first_error = first_error or error
+    raise first_error or ValueError("no model class has this config")
+
+
+def has_queries_and_keys(model: nn.Module) -> bool:
+    """Return whether a module is called attention, or a parameter is named like a query or a key."""
+    names = re.compile("attention|attn|mhsa", re.IGNORECASE)
+    words = re.compile(r"(^|[._])(q|k|qkv|query|key|qk|kv|wqkv)([._]|$)", re.IGNORECASE)
+    return any(names.search(type(m).__name__) for m in model.modules()) or any(
+        words.search(name) for name, _ in model.named_parameters()
+    )
+
+
+def examine(name: str) -> Row:
+    """Build one config type, apply a method, and return what happened."""
+    first, kind = None, CONFIG_MAPPING[name]
+    try:
+        for config in configs(kind):
+            row = _examine(name, kind, config)
+            if row.outcome != NOT_BUILT:
+                return row
+            first = first or row
+    except Exception as error:
+        return Row(name, "", NOT_BUILT, _line(error))
+    return first or Row(name, "", NOT_BUILT, "no config can be built")
+
+
+def _examine(name: str, kind: type[PretrainedConfig], config: PretrainedConfig) -> Row:
+    try:
+        model = build(kind, config).eval()
+    except Exception as error:
+        return Row(name, "", NOT_BUILT, _line(error))
+    is_meta = next(model.parameters()).is_meta
+    title = type(model).__name__ + (" (meta)" if is_meta else "")
+    try:
+        if is_meta:
+            verify_projections(model, oelm.qk_projections(model))
+        else:
+            oelm.apply(model, "freeze-pretrained")
+    except Exception as error:
+        outcome = REFUSED if has_queries_and_keys(model) else NO_QK
+        return Row(name, title, outcome, str(error) if isinstance(error, oelm.OelmError) else repr(error))
+    return Row(name, title, READ, f"{len(oelm.qk_projections(model))} projections")
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:150] if str(error) else ''}"
+
+
+def _child(name: str, sender: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    sender.send(examine(name))
+
+
+def examine_apart(name: str) -> Row:
+    """Return `examine(name)` from a process of its own, with limits of time and memory."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(name, sender))
+    child.start()
+    sender.close()
+    row = Row(name, "", NOT_BUILT, f"no answer within {MAX_SECONDS} s")
+    if receiver.poll(MAX_SECONDS):
+        try:
+            row = receiver.recv()
+        except EOFError:
+            row = Row(name, "", NOT_BUILT, "the process ended without an answer")
+    child.kill()
+    child.join()
+    return row
+
+
+def main(names: list[str]) -> None:
+    started = time.monotonic()
+    rows = []
+    for name in names or sorted(CONFIG_MAPPING):
+        row = examine_apart(name)
+        rows.append(row)
+        print(f"{row.type:36} {row.model:44} {row.outcome}: {row.detail}", flush=True)
+    print(Counter(row.outcome for row in rows), f"{time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
