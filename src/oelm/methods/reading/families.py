@@ -191,7 +191,8 @@ def multi_latent(attention: nn.Module) -> AttentionSpec | None:
     keys = [FusedPart("kv_b_proj", RowLayout(("k", "v"), (heads * nope, heads * value), heads), {"k": nope})]
     if rope:
         keys.append(FusedPart("kv_a_proj_with_mqa", RowLayout(("latent", "k"), (latent, rope)), {"k": rope}))
-    rank = {"q_a_proj": attention.get_submodule("q_a_proj").weight.shape[0]} if "q_a_proj" in queries else {}
+    factors = [name for name in queries if name == "q_a_proj"]  # a low-rank factor counts as one head
+    rank = {name: next(attention.get_submodule(name).parameters()).shape[0] for name in factors}
     return AttentionSpec(q=queries, parts=tuple(keys), num_heads=heads, head_dim=nope + rope, head_dims=rank)
 
 
