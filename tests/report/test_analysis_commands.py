@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -73,6 +74,25 @@ def test_report_prints_its_paths_last_and_checks_the_language(runs, tmp_path, ca
     assert "--lang zh" in text  # the command that makes it again
     assert main(["report", "--runs", str(runs), "--lang", "de"]) == 2
     assert "unknown --lang 'de'" in capsys.readouterr().err
+
+
+def test_the_report_of_a_phase_has_settings_runs_verdicts_and_reported_figures(runs, tmp_path, capsys):
+    page, summary = tmp_path / "REPORT.md", tmp_path / "summary.md"
+    words = ["report", "--runs", str(runs), "--phase", "3", "--markdown", str(page)]
+    assert main([*words, "--summary", str(summary)]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [str(page), str(summary)]
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# Report of phase 3")
+    titles = ("Settings", "Verdicts", "Every arm against its baseline", "Reported and reproduced", "Runs")
+    assert [title for title in titles if f"## {title}\n" not in text] == []
+    assert "| GPT-02 |" in text  # the report of phase 3 covers all seven GPT runs
+    for target in set(re.findall(r"\]\(#([^)]+)\)", text)):
+        assert f'<a id="{target}"></a>' in text
+    text = summary.read_text(encoding="utf-8")
+    assert "## Phase 2: GPT language modelling on TinyStories" in text
+    assert "](#" not in text  # the page has no list of runs to link to
+    assert main([*words, "--lang", "zh"]) == 0
+    assert page.read_text(encoding="utf-8").startswith("# 阶段 3 报告")
 
 
 def test_the_claims_page_is_written_without_runs(tmp_path, capsys):

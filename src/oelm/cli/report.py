@@ -24,6 +24,7 @@ def report(
     latex: str = "",
     csv: str = "",
     claims: str = "",
+    summary: str = "",
     lang: Language = "en",
     options: ResultsOptions = ResultsOptions(),
 ) -> None:
@@ -36,33 +37,43 @@ def report(
     output
         HTML file (default: report.html).
     markdown
-        Markdown file with a short report; its figures are written to a folder beside it.
+        Markdown file with a short report; its figures are written to a folder beside it. With --phase, the
+        report of that phase: settings, verdicts, comparisons, reported figures and all runs, without figures.
     latex
         Folder for the tables as LaTeX files and the figures as PDF and PNG, one column wide.
     csv
         CSV file with one row per comparison.
     claims
         Markdown file with the claims of the original study, each checked against the results.
+    summary
+        Markdown file with the results, reported figures and verdicts of all phases on one page.
     """
     html = output_file(output or "report.html")
     page = output_file(markdown) if markdown else None
     table = output_file(csv) if csv else None
+    overview = output_file(summary) if summary else None
     files = {"-o": output, "--markdown": markdown, "--latex": latex, "--csv": csv, "--claims": claims}
+    files["--summary"] = summary
     command = command_line(studies, options, files, lang)
     if claims:
         _write_claims(output_file(claims), studies, options, command)
-        if not (output or markdown or latex or csv):
+        if not (output or markdown or latex or csv or summary):
             return
     from oelm.report.digest import write_markdown
     from oelm.report.export import write_csv, write_latex
+    from oelm.report.phases import write_phase, write_summary
     from oelm.report.report import write_html
 
     analysis = options.load(studies)
     made = []
-    if output or not (markdown or latex or csv):
+    if output or not (markdown or latex or csv or summary):
         made.append(write_html(analysis, html, lang=lang, command=command))
-    if page:
+    if page and options.phase:
+        made.append(write_phase(analysis, options.phase, page, lang=lang, command=command))
+    elif page:
         made.append(write_markdown(analysis, page, lang=lang, command=command))
+    if overview:
+        made.append(write_summary(analysis, overview, lang=lang, command=command))
     if latex:
         made += write_latex(analysis, Path(latex), lang=lang)
     if table:

@@ -7,6 +7,7 @@ Further tables show averages over datasets, and which arms reach the 1 % goal.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.arms import Arm
@@ -216,3 +217,9 @@ def _goal_cell(c: Comparison | None, _: Translator) -> Text:
         n=numbers.seeds(c.effect),
     )
     return linked(text, c.reference)
+
+
+def without_links(table: Table) -> Table:
+    """Return the table without links, because the short report has no list of runs to link to."""
+    rows = (replace(row, cells=tuple(plain(cell) for cell in row.cells)) for row in table.rows)
+    return replace(table, rows=tuple(rows))

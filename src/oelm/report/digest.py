@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from oelm.analysis.analyze import Analysis
@@ -12,8 +11,8 @@ from oelm.analysis.compare import Comparison
 from oelm.analysis.costs import StepRatio
 from oelm.files.atomic import write_text
 from oelm.report import numbers, plots
-from oelm.report.comparisons import mean_table, pair_table
-from oelm.report.document import Block, Code, Document, Figure, Paragraph, Row, Section, Table, plain
+from oelm.report.comparisons import mean_table, pair_table, without_links
+from oelm.report.document import Block, Code, Document, Figure, Paragraph, Row, Section, Table
 from oelm.report.drawing import ArmStyles, Drawing, plot_style
 from oelm.report.markdown import to_markdown
 from oelm.report.report import about
@@ -101,7 +100,7 @@ def _question(
     return (
         Paragraph(count_verdicts(comparisons, _)),
         _figure(plots.changes(comparisons, styles, _, name=name)),
-        _without_links(pair_table([*comparisons, *controls], _)),
+        without_links(pair_table([*comparisons, *controls], _)),
     )
 
 
@@ -130,9 +129,3 @@ def _step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translato
 
 def _change(ratio: float) -> str:
     return f"{numbers.signed(100 * (ratio - 1))} %"
-
-
-def _without_links(table: Table) -> Table:
-    """Return the table without links, because the short report has no list of runs to link to."""
-    rows = (replace(row, cells=tuple(plain(cell) for cell in row.cells)) for row in table.rows)
-    return replace(table, rows=tuple(rows))
