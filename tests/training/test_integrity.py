@@ -31,6 +31,8 @@ from oelm.training import loop
 from oelm.training.fit import fit
 from oelm.training.tasks.lm import LanguageModelling
 
+FILES = tuple(name for name in VERDICT_FILES if name != "test_losses.json")  # those of a classifier
+
 
 def short(make, shape="lm", **changes):
     budget = {"steps": 4, "eval_every": 2, "log_every": 1, **changes.pop("budget", {})}
@@ -75,12 +77,12 @@ def test_a_finished_run_is_verified(runs):
     folder = RunFolder(only_run(runs))
     assert folder.damage() == {}
     listed = json.loads((folder.path / "checksums.json").read_text(encoding="utf-8"))["files"]
-    assert set(listed) == set(VERDICT_FILES)
+    assert set(listed) == set(FILES)
     loaded = load_runs(runs)
     assert loaded.warnings == []
 
 
-@pytest.mark.parametrize("name", [*VERDICT_FILES, "checksums.json"])
+@pytest.mark.parametrize("name", [*FILES, "checksums.json"])
 def test_any_changed_byte_keeps_a_run_out_of_the_comparisons(runs, name):
     path, random_number = only_run(runs) / name, random.Random(name)
     content = path.read_bytes()
@@ -305,7 +307,7 @@ def test_a_folder_that_is_moved_away_is_an_interrupted_run_at_its_new_place(
 
     def loss(task, model, tensors):
         calls.append(1)
-        if len(calls) == 8:
+        if len(calls) == 3:
             (tmp_path / "run").rename(tmp_path / "moved")
         return original(task, model, tensors)
 
