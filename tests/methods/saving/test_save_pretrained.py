@@ -199,8 +199,9 @@ def test_checkpoints_of_the_trainer_load_and_resume_bit_equal(name, tmp_path):
                 type(model).from_pretrained(folder)
 
 
-def test_the_trainer_loads_the_best_checkpoint_unfolded(tmp_path):
-    model = applied_model("llama", Method("mine", freeze="all", temperature=True, core=True))
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_trainer_loads_the_best_checkpoint_unfolded(bias, tmp_path):
+    model = applied_model("llama", Method("mine", freeze="all", temperature=True, core=True, bias=bias))
     callback = oelm.OELMCallback()
     causal_trainer(
         model,
