@@ -31,6 +31,8 @@ class RunProgress:
         self.ended: set[Path] = set()
         self.live: Live | None = None
         self.last = time.monotonic()
+        self.started: dict[Path, float] = {}  # runs that train now
+        self.took: list[float] = []  # seconds of the runs that finished
 
     def __enter__(self) -> RunProgress:
         if not self.quiet and sys.stdout.isatty():
@@ -54,6 +56,10 @@ class RunProgress:
     def changed(self, job: Job) -> None:
         """Print one line about a run whose state has changed, unless it had finished before this command."""
         self.ended |= {job.folder} if job.ended else set()
+        if job.state == "running":
+            self.started[job.folder] = time.monotonic()
+        elif start := self.started.pop(job.folder, None):
+            self.took += [time.monotonic() - start] if job.state == "finished" else []
         if job.ended_before and job.state == "finished":
             return
         where = f" on {job.slot}" if job.slot else ""
@@ -69,15 +75,36 @@ class RunProgress:
         self.last = time.monotonic()
         if self.live is None:
             running = "; ".join(f"{name} {step} (ETA {eta})" for name, _, step, _, eta in _rows(jobs))
-            self.say(printable(f"{time.strftime('%H:%M:%S')}  {counts(jobs)}; {running}"))
+            left = self.left(jobs)
+            self.say(printable(f"{time.strftime('%H:%M:%S')}  {counts(jobs)}; {left}; {running}"))
             return
         from rich.table import Table
         from rich.text import Text
 
-        table = Table("running", "where", "step", "loss", "ETA", title=Text(counts(jobs)), box=None)
+        title = f"{counts(jobs)}; {self.left(jobs)}"
+        table = Table("running", "where", "step", "loss", "ETA", title=Text(title), box=None)
         for row in _rows(jobs):
             table.add_row(*(Text(printable(cell)) for cell in row))  # rich parses a str as markup
         self.live.update(table, refresh=True)
+
+    def left(self, jobs: Sequence[Job]) -> str:
+        """Return how many runs are left and for how long, such as "12 runs left, about 3 h 10 min".
+
+        Runs that wait are assumed to take as long as the mean of the runs that have finished or train now.
+        """
+        count = self.total - len(self.ended) if self.total else sum(not job.ended for job in jobs)
+        text = f"{count} runs left" + ("" if self.total else " in this round")
+        etas, took, now = [], list(self.took), time.monotonic()
+        for job in jobs:
+            _, status, _ = state_of(job.folder) if job.state == "running" else ("", None, "")
+            if status is not None and status.eta_seconds is not None:
+                etas.append(status.eta_seconds)
+                took.append(now - self.started.get(job.folder, now) + status.eta_seconds)
+        if not took:
+            return text
+        waiting = max(0, count - len(self.started)) * sum(took) / len(took)
+        seconds = max([(sum(etas) + waiting) / max(1, len(self.started)), *etas])
+        return f"{text}, about {duration_text(seconds)}"
 
 
 def counts(jobs: Sequence[Job]) -> str:
@@ -93,8 +120,9 @@ def _rows(jobs: Sequence[Job]) -> Iterator[tuple[str, str, str, str, str]]:
         if job.state != "running":
             continue
         _, status, _ = state_of(job.folder)
-        if status is None or not status.total_steps:
-            yield job.name, job.slot, "preparing", "-", "-"
+        if status is None or status.preparing or not status.total_steps:
+            data = f" data: {status.preparing}" if status and status.preparing else ""
+            yield job.name, job.slot, f"preparing{data}", "-", "-"
             continue
         loss = f"{status.loss:.4f}" if status.loss is not None else "-"
         step = f"{status.step}/{status.total_steps}"

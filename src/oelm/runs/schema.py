@@ -67,6 +67,7 @@ class Status:
     metric: BestMetric | None = None
     steps_per_second: float | None = None
     eta_seconds: float | None = None
+    preparing: str = ""  # how far a long preparation of the data is, e.g. "train 42%"
     heartbeat: float = 0.0  # unix time at which this status was written
     started: float = 0.0  # unix time at which the current process of the run started
     pid: int = 0

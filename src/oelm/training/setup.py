@@ -118,7 +118,8 @@ def _prepare_on_rank0_first(job: TrainingJob, recorder: Recorder) -> Prepared:
         if job.stop.reason and world.is_main:
             raise Interrupted(job.stop.reason)
         if world.is_main and time.time() - recorder.status.heartbeat > 10:
-            recorder.write_status()
+            share = f"{progress.rows:,} rows" if progress.share is None else f"{progress.share:.0%}"
+            recorder.write_status(preparing=f"{progress.split} {share}")
             journal.line(
                 f"encoding {progress.split}: {progress.rows:,} rows, {progress.tokens:,} tokens, "
                 f"{progress.megabytes_per_second:.1f} MB/s"
@@ -133,6 +134,8 @@ def _prepare_on_rank0_first(job: TrainingJob, recorder: Recorder) -> Prepared:
     if world.any(bool(stopped)):
         raise Interrupted(stopped or "a signal to another process")
     prepared = prepared or prepare(job.config, job.machine, report)
+    if recorder.status.preparing:
+        recorder.write_status(preparing="")
     facts = prepared.data_facts
     rows = ", ".join(f"{split} {count:,}" for split, count in facts.rows.items())
     journal.line(f"data: {facts.origin}; rows: {rows}; tokenizer {prepared.tokenizer.name}")

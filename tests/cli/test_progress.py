@@ -1,0 +1,53 @@
+"""The progress of many runs, as `oelm run` and `oelm decide` show it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oelm.cli.progress import RunProgress
+from oelm.experiments.catalogue import experiment
+from oelm.experiments.launch.jobs import Job
+from oelm.runs.schema import Status
+
+
+def test_progress_tells_how_many_runs_and_hours_are_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two slots, 10 runs of 100 s: one has finished, two have 40 s and 60 s to go, seven wait."""
+    clock = [1000.0]
+    monkeypatch.setattr("oelm.cli.progress.time.monotonic", lambda: clock[0])
+    etas = {"1": 40.0, "2": 60.0}
+    monkeypatch.setattr(
+        "oelm.cli.progress.state_of",
+        lambda folder: ("running", Status(total_steps=10, eta_seconds=etas[folder.name]), ""),
+    )
+    jobs = [Job(experiment("GPT-01").at("smoke", seed), tmp_path / str(seed)) for seed in range(10)]
+    progress = RunProgress(10)
+    assert progress.left(jobs) == "10 runs left"
+    for seed, state, now in (
+        (0, "running", 0),
+        (0, "finished", 100),
+        (1, "running", 140),
+        (2, "running", 160),
+    ):
+        clock[0] = 1000.0 + now
+        jobs[seed].state = state
+        progress.changed(jobs[seed])
+    clock[0] = 1200.0
+    assert progress.left(jobs) == "9 runs left, about 6 min 40 s"  # (40 + 60 + 7 x 100) / 2
+    progress.last = 0.0
+    progress.tick(jobs)
+    assert "9 runs left, about 6 min 40 s" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_progress_tells_how_far_the_preparation_of_the_data_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = Status(preparing="train 42%")
+    monkeypatch.setattr("oelm.cli.progress.state_of", lambda folder: ("running", status, ""))
+    progress = RunProgress(1)
+    progress.last = -1000.0
+    progress.tick([Job(experiment("GPT-01").at("smoke", 0), tmp_path, state="running")])
+    assert "GPT-01 smoke seed 0 preparing data: train 42%" in capsys.readouterr().out
