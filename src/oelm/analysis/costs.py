@@ -110,7 +110,10 @@ def read_benchmarks(folder: Path, warnings: list[LoadWarning]) -> list[StepRatio
 
 
 def _step_ratios(raw: Any, path: Path) -> list[StepRatio]:
-    """Return the ratios of one benchmark; [] unless it is interleaved and its first arm is the baseline."""
+    """Return the step time of each arm of a benchmark divided by that of the baseline.
+
+    The result is empty if the arms were not measured in alternation, or if the first arm is not the baseline.
+    """
     if not isinstance(raw, dict) or raw.get("kind") != "step" or not raw.get("interleaved", False):
         return []
     arms, settings = raw["arms"], raw.get("settings", {})

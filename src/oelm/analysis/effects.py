@@ -46,8 +46,9 @@ def measure(arm: Arm, reference: Arm, level: float = LEVEL) -> Effects:
 def _measure_perplexity(arm: Arm, reference: Arm, level: float) -> Effects:
     """Return the difference between two arms in log perplexity.
 
-    The test-set error is computed from the losses of single documents. If a run does not have them, because
-    an older version of oelm made it, the interval is computed without this error.
+    The confidence interval includes the sampling error of the finite test set, estimated from the loss of
+    each document. Runs of older versions of oelm have no losses per document; their interval leaves this
+    part out.
     """
     logs = [{seed: math.log(ppl) for seed, ppl in a.scores.items()} for a in (arm, reference)]
     ratio = difference(*logs, level=level)

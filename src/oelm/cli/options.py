@@ -110,7 +110,7 @@ class Changes:
     """Store the runs under a different study name."""
 
     def values(self) -> dict[str, Any]:
-        """Return {dotted field name: new value}."""
+        """Return the config fields to change, as {dotted field name: new value}."""
         from oelm.config.overrides import changes_from_words
 
         return changes_from_words(self.fields)

@@ -24,7 +24,7 @@ MAX_RANGE = 10_000  # a range with more values, such as 0-99999, is a typing mis
 
 
 def integers(words: Iterable[str], flag: str) -> tuple[int, ...]:
-    """Return the integers in `words`, which may contain lists and ranges, without duplicates.
+    """Return the integers that words such as "3", "1,2" and "0-4" name, without duplicates.
 
     flag: name of the option, for error messages
 

@@ -20,7 +20,7 @@ from oelm.report.sentences import group_title, place
 from oelm.report.summary import anchor, by_group, main_comparisons
 from oelm.report.translate import Translator
 
-MAX_ARMS = 8  # most arms in one chart, so that each has its own colour
+MAX_ARMS = 8  # maximum number of arms in one chart, so that each arm has its own colour
 MEASUREMENTS = ("validation_loss", "entropy")
 
 

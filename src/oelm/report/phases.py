@@ -18,7 +18,10 @@ from oelm.report.translate import Translator
 
 
 def write_phase(analysis: Analysis, phases: Sequence[str], path: Path, *, lang: str, command: str) -> Path:
-    """Write the report of these phases: settings, verdicts, comparisons, reported figures and all runs."""
+    """Write one report on these phases of the original study.
+
+    It has the settings, verdicts, comparisons, the numbers that the original study reports, and all runs.
+    """
     _ = Translator(lang)
     parts = (
         (_("Settings"), "settings", _settings(analysis.arms, _)),

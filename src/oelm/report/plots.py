@@ -22,7 +22,7 @@ from oelm.report.translate import Translator
 
 MIN_BAND = 3  # fewest seeds with which an interval is drawn; with two, it is wider than any plot
 MAX_NAME = 30  # characters; a longer name is cut in a figure
-MAX_ROWS = 40  # most rows of one forest plot; further rows go to another plot
+MAX_ROWS = 40  # maximum number of rows in one forest plot; further rows go to another plot
 
 _Row = tuple[str, dict[str, Any], float, tuple[float, float] | None]  # label, styles, value, interval
 

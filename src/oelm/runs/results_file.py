@@ -116,7 +116,9 @@ def _stored_run(path: Path, line: bytes, number: int) -> StoredRun:
         raise OelmError(f"{where}: refused, because this is not the path of a run: {place!a:.200}")
     for name, text in files.items():
         if name not in RESULT_FILES or not isinstance(text, str):
-            raise OelmError(f"{where}: refused, because this is not a file of a run: {name!a:.200}")
+            raise OelmError(
+                f"{where}: not read, because it contains {name!a:.200}, which is no file of a run folder"
+            )
         if hashes.get(name) != _sha256(text):
             raise OelmError(
                 f"{where}: {place}/{name} has changed since it was written; restore the results file from "

@@ -27,7 +27,7 @@ class Forecast:
     expected_seconds: float | None
     most_seconds: float | None
     disk_bytes: int | None  # for `most_runs` runs, if the checkpoints of finished runs are kept
-    most_runs_of: Mapping[ArmKey, int]  # `most_runs` by arm
+    most_runs_of: Mapping[ArmKey, int]  # maximum number of runs of each arm
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "most_runs_of"}

@@ -1,7 +1,8 @@
 """Additions to the original study: the controls it lacks, tuned arms, and the next steps it proposes.
 
-The controls separate two pairs of effects: the norm of the initial Q/K from their orthogonality, and
-discarding pretrained Q/K from freezing them. All experiments of this module have the phase "extra".
+The controls answer two questions. Does an effect come from the norm of the initial Q/K, or from their
+orthogonality? Does it come from discarding the pretrained Q/K, or from freezing Q/K? All experiments of this
+module have the phase "extra".
 """
 
 from __future__ import annotations

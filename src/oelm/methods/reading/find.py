@@ -175,7 +175,7 @@ def _find_spec(model: nn.Module, name: str, module: nn.Module) -> AttentionSpec 
     if isinstance(module, nn.MultiheadAttention):
         return AttentionSpec(num_heads="num_heads")
     if isinstance(module, SplitProjection):
-        return None  # the spec of its parent, the attention module, covers the q and k inside it
+        return None  # part of an attention module whose spec already covers this q or k
     if (spec := known_spec(module) or multi_latent(module)) is not None:
         return spec
     found = _projection_names(module)

@@ -20,7 +20,7 @@ from oelm.report.board.snapshot import Board
 from oelm.report.translate import Translator
 from oelm.runs.scan import RunInfo
 
-MAX_POINTS = 400  # most points of a curve; a longer curve is divided into so many parts, which are averaged
+MAX_POINTS = 400  # maximum number of points of a curve; a longer curve is averaged over so many parts
 
 
 def arm_curves(board: Board, arms: Sequence[Arm], measurement: str, _: Translator) -> dict[str, Any]:

@@ -145,7 +145,7 @@ class _Axis:
 
 
 def _informative(ratio: Estimate) -> Iterator[float]:
-    """Yield the ends of the interval, unless it is too wide to be informative."""
+    """Yield the two ends of the confidence interval; nothing if it is too wide to be informative."""
     if ratio.interval and not is_wide(ratio, points=False):
         yield from ratio.interval
 

@@ -109,7 +109,10 @@ def check_same_data(snapshot: Snapshot, prepared: Prepared) -> None:
 
 
 def restore_training(training: Training, snapshot: Snapshot) -> None:
-    """Restore the state that `save_training()` saved, except metrics.jsonl, which `MetricsLog` truncates."""
+    """Restore the state that `save_training()` saved.
+
+    metrics.jsonl is not restored here: `MetricsLog` cuts it back to the step of the checkpoint.
+    """
     learner, world, journal = training.learner, training.world, training.recorder.journal
     training.progress = p = TrainingProgress(**snapshot.progress)
     with world.write_params_on_rank0(learner.model):
