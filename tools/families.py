@@ -89,7 +89,7 @@ def _divided(value: Any, divisor: int) -> Any:
 def configs(kind: type[PretrainedConfig]) -> Iterator[PretrainedConfig]:
     """Yield configs of a class, the smallest first; the last one is the default."""
     default = kind()
-    for divisor, layers in ((8, 8), (4, 8), (8, 99), (1, 2)):
+    for divisor, layers in ((8, 8), (2, 8), (8, 99), (1, 2)):
         try:
             yield kind(**small(default, divisor, layers))
         except Exception:
@@ -151,9 +151,12 @@ def examine(name: str) -> Row:
     try:
         for config in configs(kind):
             row = _examine(name, kind, config)
-            if row.outcome != NOT_BUILT:
+            if row.outcome in (READ, NO_QK):
                 return row
-            first = first or row
+            if first is None or first.outcome == NOT_BUILT:
+                first = row
+            if row.outcome == REFUSED and "verified" not in row.detail:
+                return row  # otherwise a larger width may help: positions need head sizes that are even
     except Exception as error:
         return Row(name, "", NOT_BUILT, _line(error))
     return first or Row(name, "", NOT_BUILT, "no config can be built")
@@ -205,6 +208,54 @@ def examine_apart(name: str) -> Row:
     return row
 
 
+def page(rows: list[Row]) -> str:
+    """Return docs/families.md: counts, and the types that are refused with the reason."""
+    counts = Counter(row.outcome for row in rows)
+    with_qk = counts[READ] + counts[REFUSED]
+    lines = [
+        "# Model families",
+        "",
+        f"`oelm.apply` on every config type of transformers {transformers.__version__}, built small with",
+        "random weights. A type counts as read if the numeric check accepts its queries and keys",
+        f"([concepts](concepts.md)). Of the {with_qk} types with queries and keys,",
+        f"{counts[READ]} ({100 * counts[READ] / with_qk:.0f} %) are read.",
+        "`python tools/families.py` rewrites this page.",
+        "",
+        "| outcome | types |",
+        "|---|---:|",
+        *(f"| {outcome} | {counts[outcome]} |" for outcome in (READ, REFUSED, NO_QK, NOT_BUILT)),
+        "",
+        "A type cannot be built here if its default config is incomplete, if it has no model class of its",
+        "own, or if it needs a package that is not installed.",
+        "",
+        "## Refused",
+        "",
+        "Nothing is changed in these models. `where=` and `exclude=` act on their other modules,",
+        "`example_inputs=` shows how a module is called, and `oelm.register_attention` says where its Q and",
+        "K are.",
+        "",
+        "| type | module | reason |",
+        "|---|---|---|",
+        *(f"| {row.type} | {' | '.join(_reason(row.detail))} |" for row in rows if row.outcome == REFUSED),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _reason(detail: str) -> tuple[str, str]:
+    """Return the class and a short reason from an error message of oelm."""
+    first = detail.splitlines()[0]
+    if "stores its Q and K" in detail:
+        return detail.partition("Tell oelm where ")[2].split()[0], "not recognised"
+    kind = first.partition("(")[2].partition(")")[0]
+    if "verified numerically" in first:
+        return kind, "its call cannot be guessed"
+    return (
+        (kind, first.partition(", but ")[2].partition(". So")[0][:100])
+        if ", but " in first
+        else ("", first[:80])
+    )
+
+
 def main(names: list[str]) -> None:
     started = time.monotonic()
     rows = []
@@ -213,6 +264,8 @@ def main(names: list[str]) -> None:
         rows.append(row)
         print(f"{row.type:36} {row.model:44} {row.outcome}: {row.detail}", flush=True)
     print(Counter(row.outcome for row in rows), f"{time.monotonic() - started:.0f} s")
+    if not names:
+        PAGE.write_text(page(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -151,6 +151,61 @@ def test_convolutions_are_read_as_projections():
     assert not model["conv"].k.weight.requires_grad
 
 
+# -- discovered by running the module --------------------------------------------------------------------
+
+
+class PoolingAttention(nn.Module):
+    """One learned query; keys and values of the tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.one, self.two = nn.Parameter(torch.randn(1, 1, W)), nn.Linear(W, W), nn.Linear(W, W)
+
+    def forward(self, x):
+        q, k, v = (
+            t.unflatten(-1, (H, -1)).transpose(1, 2)
+            for t in (self.token.expand(len(x), 2, W), self.one(x), self.two(x))
+        )
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class LinearAttention(nn.Module):
+    """Attention without scores; with `weigh`, the scores are hidden from the search for a softmax."""
+
+    def __init__(self, weigh=None):
+        super().__init__()
+        self.num_heads, self.qkv, self.weigh = H, nn.Linear(W, 3 * W), weigh
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = q @ k.mT
+        return (scores if self.weigh is None else self.weigh(scores)) @ v
+
+
+def test_keys_of_a_learned_query_are_frozen():
+    assert frozen(PoolingAttention()) == {"one.weight", "one.bias"}
+
+
+def test_an_indexer_that_selects_tokens_is_not_part_of_q_and_k():
+    if not hasattr(hf, "DeepseekV32Config"):
+        pytest.skip("this transformers has no DeepSeek-V3.2")
+    names = frozen(latent_attention("DeepseekV32", index_n_heads=2, index_head_dim=8, index_topk=4))
+    assert any(n.endswith("kv_b_proj.k.weight") for n in names)
+    assert not any("indexer" in n for n in names)
+
+
+def test_linear_attention_is_left_alone_with_a_warning():
+    model = nn.ModuleDict({"linear": LinearAttention(), "own": MHSA()})
+    with pytest.warns(UserWarning, match="1 modules of linear attention"):
+        names = frozen(model)
+    assert {name.partition(".")[0] for name in names} == {"own"}
+
+
+@pytest.mark.parametrize("weigh", [torch.exp, torch.sigmoid, torch.relu])
+def test_scores_without_a_softmax_are_refused(weigh):
+    refused(nn.ModuleDict({"linear": LinearAttention(weigh), "own": MHSA()}), r"linear\.qkv: Linear")
+
+
 # -- wrong registrations ---------------------------------------------------------------------------------
 
 

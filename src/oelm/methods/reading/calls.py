@@ -60,7 +60,10 @@ def guess_calls(
     draw = partial(torch.randn, generator=generator)
     named = {p.name for p in parameters}
     positions = _POSITION_FORMS if named & _ROTARY else _POSITION_FORMS[:1]
-    for shape, form, rotary, cross in itertools.product(_SHAPES, positions, rotary_sizes, (False, True)):
+    window = getattr(module, "window_size", None)  # a table of relative positions fits one number of tokens
+    sides = tuple(window) if isinstance(window, list | tuple) else (window, window)
+    shapes = [*_SHAPES, (1, sides[0] * sides[-1])] if all(isinstance(n, int) for n in sides) else _SHAPES
+    for shape, form, rotary, cross in itertools.product(shapes, positions, rotary_sizes, (False, True)):
         kwargs: dict[str, Any] = {}
         for index, p in enumerate(parameters):
             required = p.default is p.empty
@@ -107,7 +110,8 @@ def guess_inputs(model: nn.Module) -> list[dict[str, Any]]:
     config, name = getattr(model, "config", None), getattr(model, "main_input_name", None)
     if config is None or not isinstance(name, str):
         return []
-    accepted = set(inspect.signature(model.forward).parameters)
+    accepted = list(inspect.signature(model.forward).parameters)
+    name = name if name in accepted or not accepted else accepted[0]
     generator = torch.Generator().manual_seed(0)
     draw = partial(torch.randn, generator=generator)
     vision = getattr(config, "vision_config", config)
@@ -117,7 +121,10 @@ def guess_inputs(model: nn.Module) -> list[dict[str, Any]]:
     frames = getattr(vision, "num_frames", 4)
     features = {
         n
-        for key in ("feature_projection_input_dim", "num_mel_bins", "input_dim", "input_feat_size")
+        for key in (
+            *("feature_projection_input_dim", "num_mel_bins", "input_dim", "input_feat_size", "input_size"),
+            "hidden_size",
+        )
         if isinstance(n := getattr(config, key, None), int)
     } or {80}
     images = [draw(1, channels, height, width), draw(1, frames, channels, height, width)]
@@ -126,8 +133,8 @@ def guess_inputs(model: nn.Module) -> list[dict[str, Any]]:
         "pixel_values_videos": images[1:],
         "input_values": [draw(1, 4000), draw(1, 1, 4000), draw(1, 512, 128)],
         "input_features": [draw(shape) for n in sorted(features) for shape in ((1, 32, n), (1, n, 64))],
-        "inputs_embeds": [draw(1, 8, n) for n in (getattr(config, "hidden_size", None),) if n],
-        "hidden_states": [draw(1, 8, n) for n in (getattr(config, "hidden_size", None),) if n],
+        "inputs_embeds": [draw(1, 8, n) for n in sorted(features)],
+        "hidden_states": [draw(1, 8, n) for n in sorted(features)],
     }
     guesses: list[dict[str, Any]] = [{name: value} for value in forms.get(name, [])]
     for guess in guesses if (mask := f"{name}_mask") in accepted else ():

@@ -138,7 +138,8 @@ def projections_inside(module: nn.Module) -> dict[str, ParameterSlice]:
         else:
             prefix = f"{path}." if path else ""
             for name, parameter in inner._parameters.items():
-                if parameter is not None and parameter.dim() == 3:
+                # Other parameters of three dimensions are learned tokens.
+                if parameter is not None and parameter.dim() == 3 and words(name.lower()) & QK_WORDS:
                     found[prefix + name] = ParameterSlice(inner, name, transposed=True)
     return found
 
@@ -220,8 +221,6 @@ def _roles(
         if s.shape[-1] < 2 or s.shape[-2] < 2:
             continue
         for axis in range(s.dim() - 2):  # the heads, or windows of tokens
-            if s.shape[axis] == 1 and axis < s.dim() - 3:
-                continue
             tokens = s.movedim(axis, -3).flatten(0, -4)[0] if s.dim() > 3 else s  # (heads, queries, keys)
             base, other_key, other_query = (
                 gradients([tokens[:, i, j]], weights) for i, j in ((-1, 0), (-1, 1), (-2, 0))

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+#: The functions whose input counts as attention scores. logsumexp is included because models with attention
+#: sinks (Granite) use it to rescale the output of attention.
 _SOFTMAX = {
     *(F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax),
     *(torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp),

@@ -39,8 +39,6 @@ from oelm.methods.reading.wrappers import base_layer, is_adapter
 ROLE_NAMES = {"q": "queries", "k": "keys"}
 
 
-#: The functions whose input counts as attention scores. logsumexp is included because models with attention
-#: sinks (Granite) use it to rescale the output of attention.
 class Trial:
     """A copy of an attention module with random float32 weights, and the projections claimed as Q and K."""
 

@@ -50,7 +50,7 @@ def discover_specs(
     calls: dict[str, Call] | None = None
     for name in names:
         module = model.get_submodule(name)
-        key = (type(module), tuple((n, p.shape) for n, p in module.named_parameters()))
+        key = _kind_of_module(module)
         if _discovered.get(key) is None and (key not in _discovered or example_inputs is not None):
             spec = _discover_verified(model, name) if example_inputs is None else None
             if spec is None:  # a guessed call may not fit, unlike one that the model makes
@@ -65,6 +65,14 @@ def discover_specs(
             found[name] = known
             attach_spec(module, known)
     return found
+
+
+def _kind_of_module(module: nn.Module) -> Any:
+    """Return what modules have in common that compute the same: class, settings and shapes."""
+    settings = {n: v for n, v in vars(module).items() if isinstance(v, int | float | str) or callable(v)}
+    ignored = ("layer_idx", "layer_id", "idx", "training")
+    own = tuple((n, v) for n, v in sorted(settings.items()) if n not in ignored and v.__hash__)
+    return type(module), own, tuple((n, p.shape) for n, p in module.named_parameters())
 
 
 def _discover_verified(model: nn.Module, name: str, calls: Sequence[Call] = ()) -> AttentionSpec | None:
