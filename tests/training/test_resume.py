@@ -181,7 +181,7 @@ def test_other_weights_never_replace_a_damaged_best_model(tmp_path, machine, sto
     outcome = fit(folder.config(), folder.path, machine)
     assert outcome.state == "failed"
     assert str(folder.best) in outcome.reason
-    assert "remove latest.pt and previous.pt to start the run over" in outcome.reason
+    assert "delete latest.pt and previous.pt to start the run" in " ".join(outcome.reason.split())
     assert folder.metrics_file.read_bytes() == rows
     if damage == "one bit":
         for checkpoint in folder.checkpoints:
@@ -239,7 +239,7 @@ def test_damaged_metrics_are_never_kept(tmp_path, machine, make, reference, dama
     outcome = fit(config, folder.path, machine)  # finished, but the checksums no longer match
     assert outcome.state == "failed"
     assert "metrics.jsonl" in outcome.reason
-    assert "remove latest.pt and previous.pt to start the run over" in outcome.reason
+    assert "delete latest.pt and previous.pt to start the run" in " ".join(outcome.reason.split())
 
 
 def test_a_run_without_a_usable_checkpoint_fails_instead_of_starting_over(machine, make, copy_of):

@@ -34,6 +34,7 @@ from oelm.files.atomic import write_json
 from oelm.runs.layout import run_path
 from oelm.runs.scan import RunInfo, scan
 from oelm.runs.slurm_queue import JOB_ID, job_of
+from waiting import wait_until
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -408,12 +409,12 @@ def test_diverged_runs_are_resubmitted_only_with_the_flag(
     config = override(experiment("GPT-01").at("smoke", 0), {"optim.lr": 2.0})  # the stub diverges above 1
     root = tmp_path / "runs"
     launcher = WithoutSlurm(root, SlurmOptions(cpus=1), Machine())
-    tries = []
-    for again in (False, False, True):
+    for again, tries in ((False, 1), (False, 1), (True, 2)):
         (job,) = launcher.launch(make_jobs([config], root, retry_diverged=again))
         assert job.state == "diverged"
-        tries.append(len(read_attempts(job.folder)))
-    assert tries == [1, 1, 2]
+        # The job writes its attempt after the state that the launcher waits for.
+        wait_until(lambda folder=job.folder, n=tries: len(read_attempts(folder)) >= n)
+        assert len(read_attempts(job.folder)) == tries
 
 
 def test_without_sbatch_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
