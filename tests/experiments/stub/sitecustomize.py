@@ -6,6 +6,7 @@ once, DIVERGES diverges, KILLED is killed after it finished, WORSE has twice the
 NOISY varies between seeds by 1 %, and DIVERGES-LATE diverges with seed 3 only.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -117,13 +118,12 @@ def fit(config, path, machine):
 
 def _claim_alone(path: Path) -> None:
     """Create a file if another process works in the same folder."""
+    from oelm.files.locks import process_alive
+
     mark = path / "alone"
-    if mark.exists():
-        try:
-            os.kill(int(mark.read_text(encoding="utf-8")), 0)
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        if process_alive(int(mark.read_text(encoding="utf-8"))):
             (path / "TWO AT ONCE").touch()
-        except (ProcessLookupError, ValueError):
-            pass
     mark.write_text(str(os.getpid()))
     with open(path / "starts", "a") as file:
         file.write(f"{os.getpid()}\n")
