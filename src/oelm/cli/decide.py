@@ -22,7 +22,6 @@ from oelm.experiments.launch.jobs import RETRIES, Launcher
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slurm import SlurmLauncher
 from oelm.experiments.study import ArmPlan, Request, unequal_settings
-from oelm.experiments.tuning import TRIAL_SEEDS as RUN_TRIAL_SEEDS
 from oelm.units import bytes_text, duration_text
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def decide(
         study=changes.study_name,
         tune=tuning.tune,
         grid=tuning.grid,
-        trial_seeds=TRIAL_SEEDS if tuning.trial_seeds == RUN_TRIAL_SEEDS else tuning.trial_seeds,
+        trial_seeds=tuning.trial_seeds or TRIAL_SEEDS,
         data_dir=machine.data_dir,
     )
     arms = request.arms()

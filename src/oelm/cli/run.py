@@ -56,8 +56,8 @@ class TuningOptions:
     """Choose each learning rate from a grid by validation loss (default: as `oelm show ID` says)."""
     grid: Numbers = ()
     """Learning rates to try (default: the grid of the experiment)."""
-    trial_seeds: Integers = TRIAL_SEEDS
-    """Seeds of the tuning trials."""
+    trial_seeds: Integers = ()
+    """Seeds of the tuning trials (default: 0 1; `oelm decide`: 1000 1001)."""
 
 
 @Parameter(name="*", group=Group("Pilot and retries", sort_key=2))
@@ -175,7 +175,7 @@ def run(
         study=changes.study_name,
         tune=tuning.tune,
         grid=tuning.grid,
-        trial_seeds=tuning.trial_seeds,
+        trial_seeds=tuning.trial_seeds or TRIAL_SEEDS,
         data_dir=machine.data_dir,
     )
     arms = request.arms()
@@ -214,7 +214,7 @@ def _check_flags_are_used(
     if retry.pilot_factor != PILOT_FACTOR and not retry.pilot:
         raise UsageError("--pilot-factor has no effect without --pilot; add --pilot, or leave it out")
     tunes = any(arm.trials for arm in arms)
-    if (tuning.grid or tuning.trial_seeds != TRIAL_SEEDS) and not tunes:
+    if (tuning.grid or tuning.trial_seeds) and not tunes:
         raise UsageError("--grid and --trial-seeds have no effect: no experiment is tuned; add --tune")
 
 

@@ -29,7 +29,10 @@ def to_html(document: Document) -> str:
     script = "\n".join([*(_static(name) for name in ("uPlot.iife.min.js", "charts.js")), _DRAW])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _ENVIRONMENT.get_template("report.html").render(
-        document=document, script=Markup(script), digest=digest, chart_style=Markup(_static("uPlot.min.css"))
+        document=document,
+        script=Markup(script),
+        digest=digest,
+        chart_style=Markup(_static("uPlot.min.css") + _static("charts.css")),
     )
 
 
