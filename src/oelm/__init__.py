@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 if not TYPE_CHECKING:  # type checkers must not see __getattr__: with it, they would accept any name
 
     def __getattr__(name: str) -> Any:
-        if name == "methods":  # the package `oelm.methods`, which can also be called; see its docstring
+        if name == "methods":  # `oelm.methods` is a package that can also be called like a function
             return importlib.import_module("oelm.methods")
         if name in _HOME:
             try:

@@ -20,7 +20,8 @@ class BuiltinCorpus:
     """Sizes and seed of one built-in dataset.
 
     number:   part of the seed of every row; a different number gives different rows
-    version:  part of the fingerprint; increase it whenever the generated text changes
+    version:  part of the hash that identifies the rows in the token cache; increase it whenever the
+              generated text changes
     train:    number of train rows
     held_out: number of validation rows, and also of test rows
     """
@@ -55,7 +56,7 @@ def split_sizes(name: str) -> dict[str, int]:
 
 
 def generator_id(name: str) -> str:
-    """Return the part of the fingerprint of a built-in dataset that changes if the generated rows change."""
+    """Return a text that identifies the generated rows; it is part of the key in the token cache."""
     return f"{name} seed {SEED} version {CORPORA[name].version} sizes {CORPORA[name].sizes}"
 
 

@@ -80,7 +80,7 @@ def people(rng: Rng, count: int) -> list[Person]:
 
 
 def things(rng: Rng, count: int) -> list[Thing]:
-    """Return `count` things with different colours and different nouns, so that either identifies a thing."""
+    """Return `count` things; the colour alone identifies each of them, and so does the noun alone."""
     pairs = zip(rng.sample(COLOURS, count), rng.sample(THINGS, count), strict=True)
     return [Thing(colour, noun) for colour, noun in pairs]
 

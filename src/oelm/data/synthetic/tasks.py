@@ -67,9 +67,10 @@ def lost_or_found(rng: Rng) -> Row:
         )
     endings = [_fate(rng, hero, lost, label)]
     if not alone:
-        # Mostly (75 %), the friend's search ends differently, so that single words do not reveal the label.
+        # In 75 % of the rows, hero and friend have opposite results, so that the word "found" alone does not
+        # reveal the label.
         fate = label if rng.chance(25) else 1 - label
-        # Mostly (75 %), the ending that decides the label comes first, which is easier to learn.
+        # In 75 % of the rows, the hero's result, which decides the label, comes first: easier to learn.
         position = 0 if rng.chance(25) else 1
         endings.insert(position, _fate(rng, friend, other, fate))
     text += endings
@@ -166,7 +167,7 @@ def statement(rng: Rng) -> Row:
 
 
 def _introduction(rng: Rng, person: Person) -> str:
-    """Return a random sentence that makes it unlikely that the same premise appears in two splits."""
+    """Return a random first sentence of a premise; it makes equal premises in two splits unlikely."""
     child = "girl" if person.she == "she" else "boy"
     age = rng.pick(("six", "seven", "eight", "nine", "ten", "eleven", "twelve"))
     mood, colour = article(rng.pick(MOODS)), article(rng.pick(COLOURS))

@@ -14,15 +14,15 @@ import numpy as np
 from oelm.data.sources.readers import Row, pieces
 from oelm.data.tokenize.tokenizers import Tokenizer
 
-_CHARACTERS = 1 << 20  # approximate number of characters in a chunk
+_CHARACTERS = 1 << 20  # approximate size of a chunk
 
 
 @dataclass
 class DocumentChunk:
-    """A group of texts for a language model that one call tokenizes. A long document is several texts.
+    """Documents for language modelling that one call tokenizes. A long document is cut into several texts.
 
-    ends:         for each text, whether it is the end of a document
-    ends_at_row:  whether the last text is the end of a row, so that a resumed process can start after it
+    ends:         for each text, whether a document ends with it
+    ends_at_row:  whether a row ends with the last text; tokenizing can be resumed only at the end of a row
     """
 
     texts: list[str] = field(default_factory=list)
@@ -33,7 +33,7 @@ class DocumentChunk:
     ends_at_row: bool = True
 
     def encode(self, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
-        """Return "ids", the token ids of all texts, and "ends", the position in "ids" after each document."""
+        """Return "ids", the token ids of all texts, and "ends": document i ends before ids[ends[i]]."""
         eos = np.array([tokenizer.eos_id], dtype=tokenizer.dtype)
         parts: list[np.ndarray] = []
         ends, length = [], 0
@@ -82,7 +82,11 @@ class LabelledChunk:
         return len(self.texts)
 
     def encode(self, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
-        """Return "ids" (token ids), "ends" (end of each row in "ids"), "labels" and "second_starts"."""
+        """Return "ids" (the token ids of all rows), "ends", "labels" and "second_starts".
+
+        Row i ends before ids[ends[i]]. second_starts[i] is the position in row i at which the second text of
+        a pair starts; for a single text, it is the length of the row.
+        """
         if len(self.texts[0]) == 2:
             rows, second_starts = tokenizer.encode_pairs([(a, b) for a, b in self.texts], self.max_length)
         else:

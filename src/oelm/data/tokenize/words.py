@@ -1,13 +1,14 @@
 """Tokenize fast by caching the token ids of words.
 
-A byte-level BPE never merges across the words of its split pattern, and BERT's WordPiece never merges across
-white space. So a text is split with Python's `re`, and the ids of each word are looked up in a dict. A word
-that is not in the dict is encoded by the Hugging Face tokenizer, so the ids are the same as without a cache.
+A byte-level BPE first splits text into words with a regular expression and never merges tokens of two words;
+BERT's WordPiece never merges across white space. So a text is split with Python's `re`, and the ids of each
+word are looked up in a dict. A word that is not in the dict is encoded by the Hugging Face tokenizer, so the
+ids are the same as without a cache.
 
-The pattern for BPE is the ASCII part of GPT-2's pattern. If a word contains other characters, everything up
-to the next white space is encoded by the Hugging Face tokenizer, because only that tokenizer knows which
-Unicode characters are letters. For WordPiece, text is split only at the four characters that its normalizer
-always treats as white space.
+The regular expression for BPE is the ASCII part of that of GPT-2. If a word contains other characters,
+everything up to the next white space is encoded by the Hugging Face tokenizer, because only that tokenizer
+knows which Unicode characters are letters. For WordPiece, text is split only at the four characters that its
+normalizer always treats as white space.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-# Unicode White_Space, which GPT-2's pattern uses; Python's \s contains four more characters.
+# The white space of GPT-2's regular expression (Unicode White_Space); Python's \s has four more characters.
 _SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _NEXT_IS_ASCII = "(?![^\\x00-\\x7f])"
 _BYTE_LEVEL_WORD = re.compile(
@@ -26,17 +27,17 @@ _BYTE_LEVEL_WORD = re.compile(
     f"| ?+[A-Za-z]++{_NEXT_IS_ASCII}"
     f"| ?+[0-9]++{_NEXT_IS_ASCII}"
     f"| ?+[!-/:-@\\[-`{{-~\\x00-\\x08\\x0e-\\x1f\\x7f]++{_NEXT_IS_ASCII}"
-    f"| ?[^{_SPACE}]+"  # with characters outside ASCII: everything up to the next white space
+    f"| ?[^{_SPACE}]+"  # a word with non-ASCII characters: up to the next white space
     f"|[{_SPACE}]+(?![^{_SPACE}])"
     f"|[{_SPACE}]+"
 )
 _WORD_PIECE_WORD = re.compile("[^ \\t\\n\\r]+")
-_MAX_WORDS = 300_000  # limits the cache to about 60 MB
+_MAX_WORDS = 300_000  # at most this many words are cached, about 60 MB
 _MAX_WORD_LENGTH = 48  # longer words are not cached, because they rarely occur twice
 
 
 class WordCache(dict[str, bytes]):
-    """A cache {word: token ids as the bytes of an array}; missing words are encoded and added."""
+    """A dict {word: token ids as the bytes of an array}; looking up a missing word encodes and adds it."""
 
     def __init__(self, pattern: re.Pattern[str], encode: Callable[[str], list[int]], dtype: np.dtype) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ def word_pattern(facts: dict[str, Any]) -> re.Pattern[str] | None:
     normalizer, added = facts.get("normalizer") or {}, facts.get("added_tokens") or []
     if model == "BPE" and before.get("type") == "ByteLevel":
         standard = not before.get("add_prefix_space") and before.get("use_regex", True)
-        # The tokenizer finds added tokens before it splits text into words, so they could span several words.
+        # With added tokens, the cache cannot be used: such a token can span several words.
         return _BYTE_LEVEL_WORD if standard and not normalizer and not added else None
     bert = (normalizer.get("type"), before.get("type")) == ("BertNormalizer", "BertPreTokenizer")
     if model == "WordPiece" and bert:

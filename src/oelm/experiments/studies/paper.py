@@ -19,8 +19,8 @@ FROZEN_LM_LR = 1e-3  # the original study gave frozen arms 3.3 times the baselin
 # The original study's public scripts train on 88,000 of OpenWebText's 8 million pages, about 99M tokens.
 OWT_PAGES = 88_000
 
-# At scale `mini`, WikiText-2 replaces WikiText-103, because it is a smaller sample of the same source. A row
-# is a whole article, so few evaluation rows are enough.
+# At scale `mini`, WikiText-103 is replaced by WikiText-2, a smaller sample of the same source. A row is a
+# whole article, so few evaluation rows are enough.
 WIKITEXT_MINI: dict[str, object] = {"data.dataset": "wikitext2", "data.eval_rows": 15}
 
 # Settings of BERT fine-tuning: bert-base-uncased, 3 epochs, linear decay after 10 % of the steps as warm-up.
@@ -28,8 +28,8 @@ BERT_MODEL = ModelConfig(family="hf", name="bert-base-uncased", pretrained=True)
 BERT_OPTIM = OptimConfig(lr=2e-5, schedule="linear", warmup_share=0.1, clip=1.0)
 FROZEN_BERT_LR = 1e-4  # the original study gave frozen arms 5 times the baseline's learning rate
 
-# Settings of GPT classification: the same network without causal mask, a batch of 16 rows accumulated twice,
-# at most 10,000 steps.
+# Settings of GPT classification: the GPT of language modelling without causal mask, two batches of 16 rows
+# per optimizer step, at most 10,000 steps.
 CLS_MODEL = ModelConfig(family="gpt", name="medium-512", causal=False)
 CLS_OPTIM = OptimConfig(lr=3e-4, schedule="cosine", warmup_steps=500, clip=1.0)
 CLS_BUDGET = BudgetConfig(batch_size=16, accumulation=2, steps=10_000, eval_every=500)
@@ -89,7 +89,7 @@ def _variant(dataset: str) -> str:
 def _published(
     make: Callable[..., Experiment], id: str, dataset: str, method: str, baseline: str, **own: Any
 ) -> Experiment:
-    """Return an experiment as the original study ran it, with a higher learning rate if Q/K are frozen.
+    """Return an experiment of the original study, which gave frozen arms a higher learning rate.
 
     make: `language_model`, `fine_tuned` or `classifier`
     """

@@ -1,9 +1,10 @@
-"""Study `probes`: generated tasks that only attention can solve. They help to explain why a method is worse.
+"""Study `probes`: generated tasks that only attention can solve. They show what a method cannot learn.
 
 A row of the task `recall` has key-value pairs, then keys whose values must be predicted (induction). A row of
 the task `copy` has a random string, a separator, and the same string again. The perplexity depends mostly on
-tokens that a model can predict only if it attends to the right position. All arms use rotary position
-embeddings, like most arms of the study `gap`; the baseline also runs with learned position embeddings.
+the tokens that a model can predict only by attending to the right earlier position. All arms use rotary
+position embeddings, like most arms of the study `gap`; the baseline also runs with learned position
+embeddings.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ ROPE_ARMS = (
     "oelm-plus",
     "trained-plus",
 )
-TOKENIZER = "bpe-512"  # the rows consist of letters and digits
-# Overrides at scale `mini`. Tuning trials have as many steps as a run, because a model may learn the task
-# only towards the end.
+TOKENIZER = "bpe-512"  # a small vocabulary is enough: the rows consist of letters and digits
+# Settings at scale `mini`. Tuning trials are not shorter than runs, because a model may learn the task only
+# towards the end of a run.
 MINI: dict[str, Any] = {
     "data.tokenizer": TOKENIZER,
     "data.eval_rows": 400,

@@ -1,9 +1,9 @@
-"""Study `wide`: the headline arms of the study `gap` at the original study's width, 512 with 6 layers.
+"""Study `wide`: the most important arms of the study `gap`, with a model as wide as in the original study.
 
-The cost of freezing may depend on the width: a head with a frozen projection to 64 dimensions sees less of an
-input of width 512 than one with 16 dimensions sees of an input of width 128. At scale `mini` the model keeps
-its full size, and only the vocabulary (1,024) and the context length (128) are smaller. A step then takes
-about a second on two cores, so the study takes days there. Its runs can be interrupted and resumed.
+The cost of freezing may depend on the width, which is only 128 in the study `gap` at scale `mini`. In the
+study `wide`, the model has its full width (512) also at scale `mini`; only the vocabulary (1,024) and the
+context length (128) are smaller. A training step then takes about a second on two CPU cores, so the study
+takes days on such a machine. Its runs can be interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oelm.experiments.studies.paper import LM_MODEL, language_model
 SETS = (("TS", "tinystories"), ("WT2", "wikitext2"))
 ROTARY = replace(LM_MODEL, position="rope")
 
-# Overrides at scale `mini`. With 1,500 steps of 1,024 tokens, a run gets past the first, steep part of its
+# Settings at scale `mini`. 1,500 steps of 1,024 tokens are enough to get past the first, steep part of the
 # loss curve.
 MINI: dict[str, Any] = {
     **GAP_MINI,
