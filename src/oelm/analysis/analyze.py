@@ -101,11 +101,12 @@ def analyze(
     """Load the runs in the runs folder `root`, compare them, and add costs and benchmarks.
 
     studies: analyse only these studies (default: all)
-    benchmarks: folder with results of interleaved benchmarks (`oelm bench -o FILE`); None = no step times
+    benchmarks: folder with results of `oelm bench -o FILE`; None = the costs contain no step times
     planned: configs that the catalogue has for each experiment and scale. They show which runs have a
         different budget than the catalogue, and which experiments have no runs
     ids: analyse only these experiments (default: all)
-    level: confidence level of the intervals; give `level_per_look()` if seeds are added until a verdict
+    level: confidence level of the intervals; if seeds are added until there is a verdict, use
+        `level_per_look()`, which makes the intervals wider
     """
     loaded = load_runs(root, studies)
     if ids is not None:

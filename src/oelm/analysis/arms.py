@@ -51,12 +51,12 @@ class Arm:
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """The study, the scale and the comparison group of this arm."""
+        """The study, the scale and the `compare.group` of the config, such as "GPT/tinystories"."""
         return self.config.study, self.config.scale, self.config.compare.group
 
     @property
     def group(self) -> str:
-        """The name of the arm's comparison group for display; it always contains the dataset."""
+        """The `compare.group` of the config for display; the dataset is added if it is not in the name."""
         dataset = self.config.data.dataset
         group = self.config.compare.group or f"{self.config.study}/{dataset}"
         names_dataset = dataset in group or group.rpartition("/")[2] in dataset
@@ -126,7 +126,7 @@ class Arm:
 
     @property
     def is_frozen_language_model(self) -> bool:
-        """Whether the config freezes parameters of a language model, which is scored by its perplexity."""
+        """Whether the model is a language model (scored by perplexity) and its method freezes parameters."""
         return self.method.freeze != "none" and self.config.task != "classification"
 
     @property
@@ -141,12 +141,12 @@ class Arm:
 
     @property
     def test_rows(self) -> str:
-        """The fingerprint of the test rows; "" if no run has finished or recorded it."""
+        """The hash of the test data, from manifest.json; "" if no run has finished or recorded the hash."""
         return self.finished[0].manifest.data.fingerprints.get("test", "") if self.finished else ""
 
     @property
     def dataset_name(self) -> str:
-        """The dataset of the experiment at full scale; at a smaller scale, a different one may replace it."""
+        """The dataset of the experiment at full scale (runs at a smaller scale may use another dataset)."""
         return self.planned.get("full", self.config).data.dataset
 
     @property

@@ -37,17 +37,17 @@ class Comparison:
     kind: Kind
     arm: Arm
     reference: Arm
-    effect: Estimate | None  # log perplexity ratio, or points of accuracy; None if refused
-    ratio: Estimate | None  # log ratio of perplexity or accuracy; None if refused
+    effect: Estimate | None  # log ratio of perplexity, or points of accuracy; None if `refused` is not empty
+    ratio: Estimate | None  # log ratio of perplexity or accuracy; None if `refused` is not empty
     target: Verdict  # whether the arm is at most 5 % worse than the reference
     sign: Verdict  # whether the arm is better than, worse than or equivalent to the reference
-    scenario: Verdict | None  # the original study's scenario (A, B or C) of a frozen GPT classifier
+    scenario: Verdict | None  # A, B or C of the original study (`SCENARIO`); only for frozen GPT classifiers
     refused: tuple[Message, ...]  # why the arms must not be compared
     caveats: tuple[Message, ...]  # why the difference is shown but gets no verdict
     flags: tuple[Message, ...]  # what else a reader must know about the comparison
     test_error: TestError = "none"
     mcnemar_p: float | None = None
-    max_seeds: int = 0  # maximum number of seeds of the sequential design; 0 = a fixed number of seeds
+    max_seeds: int = 0  # option --max-seeds of `oelm decide`; 0 if the number of seeds was fixed
 
     @property
     def metric(self) -> str:
@@ -150,10 +150,11 @@ def compare(
 def compare_sequentially(
     pair: Pair, trials: Sequence[LoadedRun], same_rows: Sequence[str], max_seeds: int
 ) -> list[Comparison]:
-    """Return the comparison of two arms to which `oelm decide` added seeds until there were verdicts.
+    """Return a list with the comparison of two arms for which `oelm decide` chose the number of seeds.
 
-    Only the seeds up to the look that closed the last question are used, with intervals that are valid at
-    every look. Returns [] if no seed has ended in both arms.
+    `oelm decide` looks at the results after every seed. Seeds after the look that closed the last question
+    are not used, and the intervals allow for repeated looks (`level_per_look()`). The list is empty if no
+    seed has ended in both arms.
 
     same_rows: as in `compare()`
     """
@@ -170,9 +171,9 @@ def compare_sequentially(
 def looks_of(
     pair: Pair, rules: Iterable[Rule], max_seeds: int
 ) -> tuple[list[Question], tuple[Arm, Arm] | None]:
-    """Return (questions, arms): the questions about a pair of arms, and the arms with the seeds they used.
+    """Return the questions about a pair of arms, and the two arms with only the seeds that answer them.
 
-    The arms are None if no seed has ended in both.
+    The second result is None if no seed has ended in both arms.
     """
     assert pair.reference is not None
     seeds = sorted({r.seed for r in (*pair.arm.runs, *pair.reference.runs)})
@@ -182,7 +183,7 @@ def looks_of(
 
 
 def stopped_verdict(question: Question) -> Verdict | None:
-    """Return the verdict of a question that `oelm decide` closed; None if it is open or gets no verdict."""
+    """Return the verdict of a question that was decided or given up; None in any other state."""
     name, regions, n = question.rule.name, question.rule.regions, question.n
     if question.decided:
         return Verdict(name, question.state, (question.state,), stopped=n)
@@ -192,7 +193,7 @@ def stopped_verdict(question: Question) -> Verdict | None:
 
 
 def _datasets_by_test_rows(arms: Iterable[Arm]) -> Mapping[str, Iterable[str]]:
-    """Return a mapping from the fingerprint of test rows to the names of the datasets that have them."""
+    """Return the names of all datasets with the same test data, by the hash of the test data."""
     names: dict[str, dict[str, None]] = {}
     for arm in arms:
         if arm.test_rows and not arm.probes:

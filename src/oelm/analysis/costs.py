@@ -31,9 +31,9 @@ class StepRatio:
     position: str | None
     ratio: float
     interval: tuple[float, float]
-    bound: float | None  # fraction of the step time that could be saved according to the FLOP count
+    bound: float | None  # largest possible saving: the fraction of the FLOPs per step that the method saves
     source: Path
-    fields: dict[str, Any] | None = None  # the fields of the measured method
+    fields: dict[str, Any] | None = None  # fields of the `Method` that was measured
     memory_ratio: float | None = None  # peak memory divided by the peak memory of the baseline
     rounds: int = 0  # number of interleaved measurements of each method
 
@@ -49,7 +49,7 @@ class StepRatio:
         )
 
     def _measured(self) -> Method | None:
-        """Return the measured method; None if this version of oelm does not know its fields."""
+        """Return the `Method` with `fields`; None if this version of oelm does not know one of them."""
         try:
             return Method.from_dict(self.fields or {})
         except UsageError:
@@ -110,9 +110,9 @@ def read_benchmarks(folder: Path, warnings: list[LoadWarning]) -> list[StepRatio
 
 
 def _step_ratios(raw: Any, path: Path) -> list[StepRatio]:
-    """Return the step time of each arm of a benchmark divided by that of the baseline.
+    """Return the step time of each method in a benchmark file, divided by that of the baseline.
 
-    The result is empty if the arms were not measured in alternation, or if the first arm is not the baseline.
+    The result is empty if the methods were not measured in turn, or if the first one is not the baseline.
     """
     if not isinstance(raw, dict) or raw.get("kind") != "step" or not raw.get("interleaved", False):
         return []

@@ -27,11 +27,14 @@ TestError = Literal["predictions", "documents", "binomial", "none"]
 
 @dataclass(frozen=True)
 class Effects:
-    """The difference between two arms, on two scales: tables show `effect`, most rules apply to `ratio`."""
+    """The difference between two arms on two scales.
+
+    Tables show `effect`. Verdicts use `ratio`, except those of the rule "scenario", which use `effect`.
+    """
 
     effect: Estimate  # log ratio of perplexity, or points of accuracy
     ratio: Estimate  # log ratio of perplexity or accuracy
-    test_error: TestError = "none"  # how the test-set error was estimated
+    test_error: TestError = "none"  # data from which the sampling error of the test set was estimated
     # p-value of the null hypothesis that both models are equally accurate; only with one seed per arm
     mcnemar_p: float | None = None
 
@@ -95,14 +98,14 @@ def _measure_accuracy(arm: Arm, reference: Arm, level: float) -> Effects:
 
 
 def _log_scales(accuracy: float, reference: float, floor: float) -> tuple[float, float]:
-    """Return the factors that convert errors of accuracy into errors of log accuracy: d log(x) = dx / x."""
+    """Return 1 / accuracy of both arms, which converts standard errors of accuracy to log accuracy."""
     return 1 / max(float(accuracy), floor), 1 / max(float(reference), floor)
 
 
 def _errors(a: np.ndarray, b: np.ndarray, scales: tuple[float, float], paired: bool) -> tuple[float, float]:
     """Return `example_se()` and `interaction_se()` of the difference between two (seeds, examples) arrays.
 
-    scales: factors of the two arrays
+    scales: factors by which the two arrays are multiplied first
     """
     a, b = scales[0] * a, scales[1] * b
     blocks = (a - b,) if paired else (a, -b)

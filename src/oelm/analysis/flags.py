@@ -141,7 +141,7 @@ def weak_tuning(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> list[M
             )
         place = (config.study, config.id, config.scale)
         own = [t for t in trials if (t.config.study, t.id, t.config.scale) == place]
-        # At least these trials must exist: every learning rate with the first trial seed, and the chosen
+        # Any tuning has at least these trials: every learning rate with the first trial seed, and the chosen
         # learning rate with all trial seeds.
         seeds = config.tune.seeds or tuple(t.seed for t in own[:1])
         needed = {(lr, s) for lr in grid for s in seeds[:1]} | {(config.optim.lr, s) for s in seeds if grid}
@@ -180,7 +180,7 @@ def other_settings(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def unrecorded(arm: Arm, reference: Arm) -> list[Message]:
-    """Return a flag for values, such as the batch size, that were not compared: neither arm recorded them."""
+    """Return a flag that lists the values which could not be compared, because neither arm recorded them."""
     fields = tuple(
         what
         for name, what in RECORDED.items()

@@ -3,7 +3,7 @@
 The prediction takes into account that the true mean and variance are unknown: after n paired seeds with mean
 m and standard deviation s, the mean over N > n seeds is distributed as m + s sqrt((N - n) / (N n)) T, where T
 has Student's t distribution with n - 1 degrees of freedom (a flat prior for mean and log variance). So a
-question is not given up only because its first three seeds lie on a margin by chance. The prediction is used
+question is not given up just because its first three seeds happen to lie on a margin. The prediction is used
 only for planning: no verdict is computed from it, and giving up a question cannot cause a wrong verdict.
 """
 
@@ -17,7 +17,7 @@ from scipy.special import stdtr
 from oelm.analysis.statistics import Estimate, t_quantile, z_quantile
 from oelm.analysis.verdict import Rule
 
-GIVE_UP = 0.15  # a question is given up if the probability of a verdict with the maximum of seeds is lower
+GIVE_UP = 0.15  # give a question up below this probability of a verdict with the maximum number of seeds
 
 
 def chance_of_verdict(rule: Rule, estimate: Estimate, seeds: int) -> float:

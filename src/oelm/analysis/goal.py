@@ -1,10 +1,10 @@
 """Decide from several comparisons whether freezing the Q/K of a language model loses nothing.
 
 This goal is stricter than the 5 % target. The perplexity of the frozen model must be at most 1 % above the
-perplexity of two trained models: the same architecture with trained Q/K (the control), and the baseline with
-the same biases. It must be lower than the perplexity of every other trained model that a user could choose
-instead. The goal is met if every confidence interval shows this, missed if one interval shows the opposite,
-and otherwise undecided.
+perplexity of two trained models: the same architecture with trained Q/K (the control), and the baseline plus
+the biases that the method adds. It must be lower than the perplexity of every other trained model that a user
+could choose instead. The goal is met if every confidence interval shows this, missed if one interval shows
+the opposite, and otherwise undecided.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _required(arm: Arm, arms: Sequence[Arm]) -> list[Kind]:
     required: list[Kind] = ["control", "baseline"]
     if arm.method.bias:
         required.append("bias")
-    if arm.method.control != TRAINED_INIT:  # otherwise "control" and "init" are the same comparison
+    if arm.method.control != TRAINED_INIT:  # else the control itself is the reference of kind "init"
         required.append("init")
     baseline = find_arm(arms, arm, arm.config.compare.baseline)
     if baseline is not None and baseline.config.compare.baseline:
@@ -70,7 +70,7 @@ def _required(arm: Arm, arms: Sequence[Arm]) -> list[Kind]:
 
 
 def _outcome(c: Comparison) -> str:
-    """Return whether one comparison meets or misses its part of the goal, or leaves it undecided."""
+    """Return "met", "missed" or "undecided": does one comparison show what the goal requires of it?"""
     if c.ratio is None or c.caveats:
         return UNDECIDED
     if c.kind in ("control", "bias"):

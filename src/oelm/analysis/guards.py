@@ -35,7 +35,8 @@ EQUAL_SETTINGS = {
     "data.eval_rows", "budget.steps", "budget.epochs", "optim.schedule", "optim.warmup_steps",
     "optim.warmup_share", "optim.final_lr_share",
 }  # fmt: skip
-# Settings of the config that are not compared here: arms may differ in them, or another check compares them.
+# Settings of the config that `setting_differences()` ignores: arms may differ in them, or another function of
+# this module compares them.
 FREE_SETTINGS = (
     "id", "study", "seed", "method", "compare", "tune", "optim.lr", "data.source",
     "budget.batch_size", "budget.accumulation", "budget.log_every", "budget.checkpoint_every",
@@ -168,11 +169,10 @@ def builtin_text(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def undecidable(arm: Arm, reference: Arm) -> str:
-    """Return why the confidence interval must not decide: "chance" or "diverged"; "" if it may decide.
+    """Return why the confidence interval must not lead to a verdict: "chance" or "diverged"; "" if it may.
 
-    "chance": the accuracy of the reference is at chance, so the reference learned nothing that freezing could
-        lose
-    "diverged": a seed diverged; this is a bad result, but the estimated difference does not contain it
+    "chance": the reference is no better than guessing, so it learned nothing that freezing could lose
+    "diverged": a run diverged, so it has no score, and the estimated difference leaves this bad result out
     """
     if at_chance(reference):
         return "chance"
@@ -203,7 +203,7 @@ def recorded(arm: Arm, name: str) -> set[str]:
 def setting_differences(arm: Arm, reference: Arm) -> dict[str, tuple[Any, Any]]:
     """Return the settings in which the configs of two arms differ, as name -> (arm, reference).
 
-    Settings in which arms may differ (`FREE_SETTINGS`) are left out.
+    The settings in `FREE_SETTINGS` are left out.
     """
     return {
         name: values

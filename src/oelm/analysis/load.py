@@ -1,8 +1,8 @@
 """Load run folders as typed objects. A folder that cannot be read causes a warning, never an error.
 
 Only config.yaml, status.json and results.json are read immediately, so that a thousand runs load in seconds.
-The other files are read when they are first used; one that cannot be read also causes a warning. All files of
-a finished run are compared with their checksums; a run with a damaged file is not counted.
+The other files are read when they are first used; if this fails, it also causes a warning. All files of a
+finished run are compared with their checksums; if one is damaged, comparisons do not use the run.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class LoadedRun:
 
     @cached_property
     def _predictions(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The labels and the predicted classes of the test split; None if they cannot be used."""
+        """The labels and the predicted classes of the test split; None if they are missing or damaged."""
         stored = self._read("predictions.json", self.reader.predictions)
         if stored is None:
             return None
@@ -146,7 +146,7 @@ class LoadedRun:
 
     @cached_property
     def test_losses(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The target tokens and the summed loss of each test document; None if they cannot be used."""
+        """Number of target tokens and summed loss of each test document; None if missing or damaged."""
         stored = self._read("test_losses.json", self.reader.test_losses)
         if stored is None or self.result is None or not self.result.test:
             return None
@@ -156,8 +156,8 @@ class LoadedRun:
             tokens = losses = np.empty(0)
         n, stated = self.result.test_n, math.log(self.result.test)
         if len(tokens) == len(losses) > 0 and tokens.min() > 0 and tokens.sum() == n:
-            # The losses in the file have three decimals, and results.json was summed in a different order, so
-            # the two values may differ a little.
+            # The mean of these losses may differ a little from the one in results.json: test_losses.json has
+            # three decimals, and the sum was computed in a different order.
             tolerance = 1e-5 * max(1.0, stated) + 1e-3 * len(losses) / n
             if abs(float(losses.sum()) / n - stated) <= tolerance:
                 return tokens, losses
@@ -223,9 +223,9 @@ def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
 
 
 def collect(root: Path, found: Iterable[LoadedRun | None], warnings: list[LoadWarning]) -> Loaded:
-    """Return the runs that `read_run()` returned as one object, with tuning trials separated from other runs.
+    """Return a `Loaded` with these runs, in which tuning trials are separated from the other runs.
 
-    None values and copies of the same run are dropped.
+    found: results of `read_run()`; None values and copies of the same run are dropped
     """
     runs = _drop_copies([run for run in found if run is not None], warnings)
     return Loaded(
@@ -308,7 +308,10 @@ def _result(results: Results, config: RunConfig) -> RunResult:
     for name in ("id", "seed", "scale"):
         stated, expected = getattr(results, name), getattr(config, name)
         if stated != expected:
-            raise OelmError(f"'{name}' is {stated!r}, but config.yaml says {expected!r}")
+            raise OelmError(
+                f"results.json says {name} {stated!r}, but config.yaml says {expected!r}; "
+                "one of the files belongs to another run"
+            )
     return RunResult(
         metric=results.metric,
         test=results.score("test"),
@@ -321,7 +324,7 @@ def _result(results: Results, config: RunConfig) -> RunResult:
 
 
 def _missing_in_path(path: Path, config: RunConfig) -> list[str]:
-    """Return the folder names (scale, seed, ID) that `path` should contain, by the config, but does not."""
+    """Return the folder names (scale, seed, ID) that follow from the config but are missing in `path`."""
     expected = (f"scale={config.scale}", f"seed={config.seed}", config.id)
     return [part for part in expected if part not in path.parts]
 

@@ -2,9 +2,9 @@
 
 The same seed gives the same frozen matrices on every dataset, so the results of one seed may be correlated
 between datasets. Therefore the mean over datasets is computed for each seed, and the confidence interval is
-computed from these means. The errors of the test sets are independent. With few seeds the spread between
-seeds can be small by chance. So the interval is never narrower than it would be if the results of one seed
-were independent between datasets.
+computed from these means. The sampling errors of different test sets are independent. With few seeds, the
+spread of the means can be small by chance. So the interval is never narrower than an interval that assumes
+independent results on all datasets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Mean:
 
     comparisons: tuple[Comparison, ...]  # one per dataset
     effect: Estimate
-    verdict: Verdict  # verdict of the 5 % target; for kind "orthogonality", of the rule "sign"
+    verdict: Verdict  # rule "target" (5 %); for comparisons of kind "orthogonality", rule "sign"
 
     @property
     def first(self) -> Comparison:
@@ -36,8 +36,8 @@ class Mean:
 def means(comparisons: Comparisons) -> list[Mean]:
     """Return the means over datasets of all frozen arms that were compared on at least two datasets.
 
-    There is no mean if the comparison on one dataset is refused, may get no verdict or has unpaired seeds,
-    because a mean over only the other datasets would answer a different question.
+    There is no mean if the comparison on one dataset is refused, must not get a verdict or has unpaired
+    seeds, because a mean over only the other datasets would answer a different question.
     """
     groups: dict[tuple[str, ...], list[Comparison]] = {}
     for c in comparisons.made:
@@ -89,7 +89,8 @@ def _estimate(
     def pooled(errors: Sequence[float]) -> float:
         return math.hypot(*errors) / len(errors)
 
-    # `difference()` multiplies `interaction_se` by z. The factor t / z turns this into a t interval.
+    # `difference()` multiplies `interaction_se` by the normal quantile z. This standard error comes from few
+    # seeds and needs the t quantile, hence the factor t / z.
     df = sum(e.n - 1 for e in single)
     independent_se = pooled([(e.seed_sd or 0.0) / math.sqrt(e.n) for e in single])
     level = single[0].level

@@ -4,7 +4,7 @@ baseline        the baseline named in the arm's config: shows the total cost or 
 control         the same architecture and init with trained Q/K: shows the cost of freezing alone
 orthogonality   frozen Gaussian rows of the same norm: shows what orthonormal rows gain or lose
 bias            the trained baseline with the same biases on q and k, for arms that have such biases
-init            the same model without extras, with orthonormal init and trained Q/K
+init            the same model with orthonormal init and trained Q/K, without the other parts of the method
 plain           the baseline of the arm's baseline, which is a simpler architecture
 """
 
@@ -88,10 +88,10 @@ def _same_model(arm: Arm, other: Arm) -> bool:
 
 
 def _only_rows_differ(orthogonal: Method, gaussian: Method) -> bool:
-    """Return whether the methods are equal except for Gaussian instead of orthonormal rows of the same norm.
+    """Return whether the methods differ only in their Q/K rows: orthonormal, or Gaussian with the same norm.
 
-    With gain "match" every Gaussian init is rescaled to the norm of the orthonormal rows. Otherwise only rows
-    from N(0, 1/d) ("normal-matched") have this norm.
+    With gain "match" (a field of `Method`), the rows of every Gaussian init are rescaled to the norm of
+    orthonormal rows. With another gain, only the init "normal-matched", N(0, 1/d), has this norm.
     """
     inits = ("normal", "normal-matched") if orthogonal.gain == "match" else ("normal-matched",)
     return gaussian.init in inits and replace(gaussian, init="headwise", name=orthogonal.name) == orthogonal

@@ -44,7 +44,7 @@ GIVEN_UP, NO_VERDICT = "given up", "no verdict"
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """The question what the verdict of one rule about one pair of arms is, with its present answer."""
+    """A question (which verdict does this rule give about this pair of arms?) and its present answer."""
 
     kind: Kind
     arm: Arm
@@ -53,10 +53,10 @@ class Question:
     # A region of the rule ("met", "worse", "A", ...), "equivalent", "undecided" (more seeds follow),
     # "given up" (more seeds would probably not decide it), or "no verdict" (`why` says why there is none).
     state: str = UNDECIDED
-    n: int = 0  # paired seeds that were used; for a closed question, those of the look that closed it
-    estimate: Estimate | None = None  # difference after n seeds; the interval allows for repeated looks
+    n: int = 0  # number of paired seeds that were used; does not grow after the question is closed
+    estimate: Estimate | None = None  # difference after n seeds; its interval is widened for repeated looks
     chance: float = 0.0  # predicted probability of a verdict with the maximum number of seeds
-    expected: int | None = None  # seeds with which a verdict is more likely than not; None = unknown
+    expected: int | None = None  # number of seeds that makes a verdict more likely than not; None = unknown
     why: str = ""  # why the question was given up or gets no verdict
 
     @property
@@ -100,7 +100,7 @@ class Question:
 
 
 def rules_of(kind: Kind, arm: Arm) -> list[Rule]:
-    """Return the rules to apply to a comparison of `arm` of this kind."""
+    """Return the rules that apply when `arm` is compared with its reference of this kind."""
     perplexity = arm.config.task != "classification"
     rules = []
     if kind in ("baseline", "control"):
@@ -117,8 +117,8 @@ def answer_questions(
 ) -> list[Question]:
     """Return every question of a study with its present answer.
 
-    If the configs contain questions (from study files), these are the questions. Otherwise there is one for
-    each pair of a frozen arm and a reference and for each of the rules in `rules`.
+    These are the questions in the configs of the arms (from a study file). If there are none, one question
+    is asked for each pair of a frozen arm and a reference, and for each of the rules in `rules`.
 
     arms: all arms of the study, including those without finished runs
     seeds: all seeds of the study in the order in which they are used
@@ -181,7 +181,7 @@ def answer_pair(pair: Pair, rules: Iterable[Rule], seeds: Sequence[int], max_see
 
 
 def take_look(question: Question, estimate: Estimate, max_seeds: int, *, withhold: str = "") -> Question:
-    """Return the question with its answer after one more look at the results.
+    """Return a copy of `question` with the answer that one more look at the results gives.
 
     estimate: the difference between the arms at this look
     withhold: why there must be no verdict (`guards.undecidable()`); "" if there may be one
@@ -210,7 +210,7 @@ def _estimates(rule: Rule, effects: Effects) -> Estimate:
 
 
 def _leading_pairs(arm: Arm, reference: Arm, seeds: Sequence[int]) -> list[int]:
-    """Return the seeds before the first one whose run has not ended in both arms."""
+    """Return the seeds before the first one that lacks an ended run (finished or diverged) in an arm."""
     ended = arm.ended.keys() & reference.ended.keys()
     leading: list[int] = []
     for seed in seeds:

@@ -21,10 +21,10 @@ from functools import cache
 from typing import Literal
 
 import numpy as np
-from scipy import special  # scipy.stats takes a second to import
+from scipy import special  # not scipy.stats, which takes a second to import
 
 LEVEL = 0.95
-MIN_SHARED = 3  # with at least so many shared seeds, unpaired seeds are dropped instead of using Welch's test
+MIN_SHARED = 3  # with fewer shared seeds, Welch's test over all seeds replaces the paired test
 MAX_WIDTH_POINTS, MAX_WIDTH_LOG = 100.0, math.log(4)  # a wider confidence interval carries no information
 
 IntervalKind = Literal["paired t", "Welch", "none"]
@@ -52,12 +52,12 @@ class Estimate:
     interval_kind: IntervalKind
     n: int  # number of seeds of the arm that were used
     n_reference: int  # number of seeds of the reference that were used
-    # Standard deviation of the paired differences; for Welch's test, that of paired differences with the same
-    # standard error. None with one seed.
+    # Standard deviation of the paired differences. For Welch's test, the standard deviation that min(n,
+    # n_reference) paired differences would need for the same standard error. None with one seed.
     seed_sd: float | None
-    test_se: float = 0.0  # standard error from the finite test set; 0 if unknown
-    p_value: float | None = None  # for the null hypothesis of no difference; ignores the test-set error
-    unpaired: tuple[int, ...] = ()  # seeds that only one arm has: dropped (paired t) or used (Welch)
+    test_se: float = 0.0  # standard error from the choice of test examples; 0 if unknown
+    p_value: float | None = None  # for the null hypothesis of no difference; does not include `test_se`
+    unpaired: tuple[int, ...] = ()  # seeds that only one arm has: not used for "paired t", used for "Welch"
     interaction_se: float = 0.0  # lower bound of the standard error over seeds; see `interaction_se()`
     level: float = LEVEL  # confidence level of the interval
 
@@ -158,7 +158,7 @@ def _welch_t(
     df = total**2 / sum(v**2 / (len(x) - 1) for v, x in zip(variances, (a, b), strict=True)) if total else 1.0
     half, p = _student(value, math.sqrt(total), df, interaction_se, level)
     n = min(len(a), len(b))
-    # The standard deviation that n paired differences with the same standard error would have.
+    # The standard deviation that n paired differences would need for the same standard error.
     sd = math.sqrt(max(total, interaction_se**2) * n)
     interval = _add_test_error(value, half, test_se, level)
     return Estimate(value, interval, "Welch", len(a), len(b), sd, test_se, p, unpaired, interaction_se, level)
@@ -208,10 +208,13 @@ def example_se(*blocks: np.ndarray) -> float:
 
 
 def interaction_se(*blocks: np.ndarray) -> float:
-    """Return the part of the standard error over seeds that comes from single examples.
+    """Return a lower bound of the standard error over seeds, estimated from single test examples.
 
-    This is the standard error of the mean of rest[s, i] in the model of `example_se()`: which examples are
-    predicted correctly varies between seeds. It is a lower bound of the standard error over seeds.
+    Which examples are predicted correctly varies between seeds. The result is the part of the standard error
+    that comes from this variation. In the model x[s, i] = mean + seed[s] + example[i] + rest[s, i] of
+    `example_se()`, it is the standard error of the mean of rest[s, i].
+
+    blocks: as in `example_se()`
     """
     return math.sqrt(sum(_interaction_variance(b) / b.size for b in blocks))
 
@@ -226,7 +229,7 @@ def _interaction_variance(block: np.ndarray) -> float:
 
 
 def loss_block(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Return an array like `losses` for `example_se()` whose rows have the mean loss per token as their mean.
+    """Return a (seeds, documents) array for `example_se()`; the mean of a row is the seed's loss per token.
 
     losses: (seeds, documents) array with the summed loss of each document
     tokens: number of tokens of each document
@@ -242,9 +245,10 @@ def loss_block(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 
 def few_documents_factor(tokens: np.ndarray, level: float = LEVEL) -> float:
-    """Return the factor t / z that makes an interval over few documents a t interval.
+    """Return t / z, a factor for a standard error that was estimated from few documents.
 
-    The factor is needed because a standard error from few documents is itself uncertain.
+    `difference()` multiplies the standard error by the normal quantile z. With this factor, the result is
+    wider, as with the t quantile.
 
     tokens: number of tokens of each document; long documents have more weight
     """
@@ -257,8 +261,8 @@ def binomial_se(
 ) -> float:
     """Return the standard error, from a test set of `examples` rows, of the difference of two accuracies.
 
-    It is used if there are no predictions. It ignores that both arms were tested on the same examples, so it
-    is too large rather than too small.
+    It is used if the predictions of single examples are missing. It ignores that both arms were tested on the
+    same examples, so it is too large rather than too small.
 
     scales: factors by which the two accuracies are multiplied
     """

@@ -20,8 +20,8 @@ TARGET = 0.05  # target of the original study: at most 5 % worse than the baseli
 GOAL = 0.01  # goal of frozen language models: at most 1 % above the same architecture with trained Q/K
 EQUIVALENCE = 0.01  # arms that differ by less than 1 % either way are equivalent
 SCENARIO_A, SCENARIO_B = -2.0, -5.0  # margins of the original study's scenarios, in points of accuracy
-POWER = 0.8  # probability of a verdict with the number of seeds that an undecided verdict suggests
-MAX_PLANNED_SEEDS = 50  # more seeds than this are not realistic
+POWER = 0.8  # `seeds_needed()` returns the number of seeds that leads to a verdict with this probability
+MAX_PLANNED_SEEDS = 50  # `seeds_needed()` does not suggest more seeds than this
 
 MET, MISSED = "met", "missed"
 BETTER, WORSE, EQUIVALENT = "better", "worse", "equivalent"
@@ -63,7 +63,7 @@ def question_rule(question: QuestionConfig, *, perplexity: bool) -> Rule:
     >>> question_rule(QuestionConfig("BASE", "non-inferior", 0.05), perplexity=False).regions
     ('missed', 'met')
     """
-    better = -1 if perplexity else 1  # the sign of a log ratio that is better
+    better = -1 if perplexity else 1  # sign of the log ratio if the arm is better than the reference
     worst, best = (math.log1p(sign * better * question.margin) for sign in (-1, 1))
     if question.rule == "equivalent":
         low, high = sorted((worst, best))
@@ -74,7 +74,7 @@ def question_rule(question: QuestionConfig, *, perplexity: bool) -> Rule:
 
 @dataclass(frozen=True)
 class SeedsNeeded:
-    """The number of seeds with which a rule would be decided with 80 % power, if the estimates are right."""
+    """The number of seeds that leads to a verdict with 80 % probability, if the estimates are right."""
 
     seeds: int | None
     # Why `seeds` is None: "spread" (the spread between seeds is unknown), "wide" (the interval is too wide),
@@ -88,13 +88,13 @@ class SeedsNeeded:
 class Verdict:
     """The outcome of a rule for one comparison."""
 
-    rule: str  # name of the rule: "target", "goal", "sign" or "scenario"
+    rule: str  # `Rule.name`, such as "target"
     outcome: str  # a region, EQUIVALENT, UNDECIDED, NO_INTERVAL, REFUSED or WITHHELD
     possible: tuple[str, ...] = ()  # the regions that the interval touches
     needed: SeedsNeeded | None = None
     # Why the interval does not decide: "diverged", "chance", "caveat", "no variation" or "identical"
     reason: str = ""
-    stopped: int = 0  # seeds at which the sequential rule of `oelm decide` stopped; 0 = it did not
+    stopped: int = 0  # number of seeds at which `oelm decide` closed the question; 0 if it did not
 
     @property
     def decided(self) -> bool:
@@ -104,8 +104,8 @@ class Verdict:
 def decide(rule: Rule, estimate: Estimate, *, withhold: str = "", plan: bool = True) -> Verdict:
     """Return the verdict of a rule for an estimated difference.
 
-    withhold: why the interval must not decide: "caveat", or a result of `guards.undecidable()`; "" if it may
-    plan: whether to compute how many seeds would decide an undecided verdict
+    withhold: why no verdict may be given: "caveat" or a result of `guards.undecidable()`; otherwise ""
+    plan: whether an undecided verdict also gets the number of seeds that would probably decide it
 
     >>> from oelm.analysis.statistics import difference
     >>> decide(SCENARIO, difference({0: 81.0, 1: 80.8, 2: 81.1}, {0: 81.2, 1: 81.1, 2: 81.0})).outcome
@@ -117,7 +117,7 @@ def decide(rule: Rule, estimate: Estimate, *, withhold: str = "", plan: bool = T
         return Verdict(rule.name, NO_INTERVAL, needed=SeedsNeeded(None, "spread"))
     low, high = estimate.interval
     possible = rule.regions[_region(rule, low) : _region(rule, high) + 1]
-    if withhold:  # without a number of seeds, because more seeds would not help
+    if withhold:  # `needed` is not set, because more seeds would not help
         return Verdict(rule.name, UNDECIDED, possible, reason=withhold)
     if low == high:  # without variation between seeds, the runs are probably copies of each other
         reason = "no variation" if estimate.value else "identical"
@@ -132,7 +132,7 @@ def decide(rule: Rule, estimate: Estimate, *, withhold: str = "", plan: bool = T
 
 
 def _region(rule: Rule, value: float) -> int:
-    """Return the index of the region that contains `value`; a margin itself is in the region above it."""
+    """Return the index of the region that contains `value`; a value on a margin is in the region above."""
     return sum(value >= margin for margin in rule.margins)
 
 
@@ -152,10 +152,13 @@ def seeds_needed(rule: Rule, estimate: Estimate) -> SeedsNeeded:
 
 
 def _power(n: int, distance: float, estimate: Estimate) -> float:
-    """Return the probability that the interval of `n` seeds excludes a margin at this distance."""
+    """Return the probability that an interval from `n` seeds excludes a margin.
+
+    distance: distance of the margin from the estimated difference
+    """
     t = t_quantile(estimate.level, n - 1)
     seed_se = (estimate.seed_sd or 0.0) / math.sqrt(n)
-    if estimate.test_se == 0:  # without a test-set error, the power of the one-sample t test is exact
+    if estimate.test_se == 0:  # only seeds vary: use the exact power of the one-sample t test
         return 1.0 if seed_se == 0 else float(1 - special.nctdtr(n - 1, distance / seed_se, t))
     half = math.hypot(t * seed_se, z_quantile(estimate.level) * estimate.test_se)
     return float(special.ndtr((distance - half) / math.hypot(seed_se, estimate.test_se)))

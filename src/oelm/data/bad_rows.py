@@ -63,5 +63,5 @@ class BadRows:
 
 
 def bad_rows_error(problem: str) -> OelmError:
-    """Return the error for bad rows; its remedy says how to fix or skip them."""
+    """Return an error about invalid rows that tells the user to fix or skip them."""
     return OelmError(problem, remedy="fix the rows, or pass --skip-bad-rows to leave them out.")

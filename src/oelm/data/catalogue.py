@@ -35,8 +35,8 @@ class Variant:
 
     config:     configuration on the hub, used instead of `Dataset.config`
     hub_splits: {split of oelm: split on the hub}, added to `Dataset.hub_splits`
-    stems:      split -> local file names (without extension) that are tried before the default name
-    needs:      splits that must have a file of this variant; the other splits may use the default file
+    stems:      split -> names of local files (without extension) with this variant
+    needs:      splits that must have such a file; other splits without one use the file of the dataset itself
     """
 
     about: str
@@ -57,14 +57,14 @@ class Dataset:
     config:             configuration of the hub repository
     hub_splits:         split of oelm -> split on the hub. A missing split is held out of the train rows.
                         Splits without published labels are not listed.
-    sizes:              number of rows of the splits on the hub
-    default:            content of local files whose names do not name a variant, e.g. "English"
+    sizes:              split -> number of rows on the hub
+    default:            description of local files whose names do not name a variant, e.g. "English"
     validation_share:   fraction of the train rows that is held out if there is no validation split
     test_share:         fraction of the train rows that is held out if there is no test split
     holdout_first_rows: hold out rows only from the first n rows, so that a stream need not be read completely
     group:              rows with the same value in this column are held out together
     stream:             read rows from the hub one by one, without downloading all files first
-    lines:              each row of the official files is one line of text; join the lines to articles
+    lines:              each row of the official files is one line of text; oelm joins the lines to articles
     drops_empty:        skip empty rows without an error, because the official files contain some
     files:              split -> local file of a dataset registered by the user
     package:            pip package that contains the data
@@ -151,7 +151,7 @@ _WIKITEXT_LICENCE = "CC BY-SA 3.0 / GFDL"
 
 def _language(code: str, name: str) -> Variant:
     stems = {split: (f"{split}.{code}", f"{split}_{code}", f"{split}-{code}") for split in SPLITS}
-    needs = () if code == "en" else ("validation", "test")  # files without a language code are English
+    needs = () if code == "en" else ("validation", "test")  # without a code in its name, a file is English
     return Variant(about=name, config=code, stems=stems, needs=needs)
 
 

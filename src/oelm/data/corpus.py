@@ -34,7 +34,7 @@ class Source(ABC):
     streamed: bool = False  # whether rows are read over the network, which can take hours for all rows
     take_first: bool = False  # whether `Corpus.limit()` takes the first rows instead of a random sample
     notes: tuple[str, ...] = ()
-    folder_note: str = ""  # text by the owner of a data folder; left out when results are shared
+    folder_note: str = ""  # "notes" in the data folder's dataset_info.json; `oelm archive keep` leaves it out
 
     @property
     @abstractmethod
@@ -78,7 +78,7 @@ class Corpus:
         self.splits = tuple(s for s in SPLITS if s in source.splits or (self._holdout and self._share(s)))
 
     def _make_holdout(self) -> Holdout | None:
-        """Return how missing splits are held out of the train rows; None if no split is held out."""
+        """Return which fractions of the train rows replace missing splits; None if no split is missing."""
         missing = [split for split in SPLITS if split not in self.source.splits]
         if not missing or "train" in missing:
             return None
@@ -98,7 +98,7 @@ class Corpus:
         """Yield the clean rows of a split, in the order of the source, such as {"text": ..., "label": 1}.
 
         Bad rows are added to `bad` and skipped; if `bad` is None, a bad row raises an error. A document
-        larger than a few hundred KB is split into several rows; all but the last have `continues` set.
+        larger than a few hundred KB is split into several rows; all but the last have the key "continues".
         """
         self.require_split(split)
         found = BadRows() if bad is None else bad
@@ -140,12 +140,12 @@ class Corpus:
     def limit(self, *, train: int = 0, validation: int = 0, test: int = 0) -> Corpus:
         """Return a copy of the corpus with at most `train`, `validation` and `test` rows (0 = all).
 
-        The rows are a random sample, in the order of the files, and do not depend on the seed of the run. Of
-        a stream from the hub or generated text, the first rows are taken instead.
+        The rows are a random sample in the order of the files. The sample does not depend on the seed of the
+        run. Streams from the hub and generated text are not sampled; their first rows are taken.
         """
         limits = {"train": train, "validation": validation, "test": test}
         if any(value < 0 for value in limits.values()):
-            raise UsageError(f"row limits must not be negative: {limits}")
+            raise UsageError(f"row limits must be 0 (all rows) or more, got {limits}")
         limited = copy.copy(self)
         limited.skipped = {}
         limited._limits = {split: value for split, value in limits.items() if value}

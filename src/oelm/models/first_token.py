@@ -52,8 +52,9 @@ def _first_token_forward(
     """Return the layer's output (B, 1, d) for the first token of `hidden` (B, T, d)."""
     attention = layer.attention.self
     first = hidden[:, :1]
+    # q (B, nh, 1, hs), k and v (B, nh, T, hs)
     q, k, v = (
-        project(x).unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)  # (B, nh, 1 | T, hs)
+        project(x).unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)
         for project, x in ((attention.query, first), (attention.key, hidden), (attention.value, hidden))
     )
     y = F.scaled_dot_product_attention(

@@ -212,12 +212,15 @@ class GPT(nn.Module):
 
     def _require_head(self, kind: str, *, classifier: bool) -> None:
         if bool(self.config.classes) != classifier:
-            raise UsageError(f"this GPT is not {kind}: its config has classes={self.config.classes}")
+            raise UsageError(
+                f"this GPT is not {kind}, because its config has classes={self.config.classes}; "
+                "use classes=0 for a language model, and the number of classes for a classifier"
+            )
 
     def save(self, folder: Path | str) -> None:
         """Write model.safetensors and config.json, which `GPT.load()` reads.
 
-        A model with a method needs `oelm.save()` instead.
+        If a method was applied to the model, use `oelm.save()` instead.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -251,7 +254,7 @@ class GPT(nn.Module):
         except FileNotFoundError:
             raise OelmError(f"{folder} is not a saved GPT: it has no config.json") from None
         if fields.pop("model_type", None) != "oelm-gpt":
-            raise OelmError(f"{path} is not the config of an oelm GPT: model_type must be 'oelm-gpt'")
+            raise OelmError(f"{path} is not the config of an oelm GPT: its model_type is not 'oelm-gpt'")
         try:
             config = GPTConfig(**fields)
         except (TypeError, UsageError) as error:

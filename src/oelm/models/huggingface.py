@@ -1,10 +1,11 @@
 """Export oelm's GPT to Hugging Face formats: with learned positions to GPT-2, with rotary ones to GPT-NeoX.
 
-With the right config, both have the same architecture as oelm's GPT (pre-LN, exact GELU, tied head; for
-GPT-NeoX sequential residuals and rotation of all dimensions of a head) and also have attention biases. Biases
-that a method trains are exported, all others are zeros; low-rank adapters, cores and temperatures are folded
-into the matrices. A classification head, a convolution and a relative bias raise an error, because GPT-2 and
-GPT-NeoX cannot represent them. GPT-2 models can also be imported.
+With the right config, GPT-2 and GPT-NeoX have the same architecture as oelm's GPT (pre-LN, exact GELU, tied
+head; for GPT-NeoX sequential residuals and rotation of all dimensions of a head), plus attention biases.
+These biases are zeros unless a method trains biases. The other parameters that a method adds to q and k
+(low-rank adapters, core matrices, temperatures) are merged into the weights. Exporting a classification head,
+a convolution or a relative bias raises an error, because GPT-2 and GPT-NeoX cannot represent them. GPT-2
+models can also be imported.
 """
 
 from __future__ import annotations
@@ -97,9 +98,9 @@ def export_hf(model: GPT, folder: Path | str, *, eos_id: int | None = None) -> N
 
 
 def import_hf(folder: Path | str) -> GPT:
-    """Return oelm's GPT with the weights of a GPT-2 in `folder`.
+    """Return oelm's GPT with the weights of the Hugging Face GPT-2 in `folder`.
 
-    Raise OelmError if oelm's GPT cannot compute the same outputs.
+    Raise OelmError if the GPT-2 has features that oelm's GPT lacks, such as attention biases.
     """
     from transformers import GPT2LMHeadModel
 
@@ -165,7 +166,7 @@ def _read_gpt2_config(folder: Path) -> GPT2Config:
 
 
 def _gpt2_state(model: GPT) -> dict[str, Tensor]:
-    """Return the model's tensors with the names and shapes of GPT-2, whose Conv1D weights are (in, out)."""
+    """Return the model's tensors with the names and shapes of GPT-2, which stores weights as (in, out)."""
     assert model.positions is not None
     state: dict[str, Tensor] = {
         "transformer.wte.weight": model.tokens.weight,
@@ -196,7 +197,7 @@ def _gpt2_state(model: GPT) -> dict[str, Tensor]:
 def _gpt_neox_state(model: GPT) -> dict[str, Tensor]:
     """Return the model's tensors with the names and shapes of GPT-NeoX.
 
-    The rows of its fused matrix are q, k and v of the first head, then of the second head, and so on.
+    GPT-NeoX has one matrix for q, k and v. Its rows are q, k and v of the first head, then of the second, ...
     """
     state: dict[str, Tensor] = {
         "gpt_neox.embed_in.weight": model.tokens.weight,
@@ -227,7 +228,7 @@ def _gpt_neox_state(model: GPT) -> dict[str, Tensor]:
 
 
 def _folded_qkv(attn: Attention) -> tuple[list[Tensor], list[Tensor]]:
-    """Return (weights, biases) of q, k and v, with the extras of the method folded in."""
+    """Return the weights and the biases of q, k and v, including the parameters that the method added."""
     folded = [_folded(projection) for projection in (attn.q, attn.k, attn.v)]
     weights = [weight for weight, _ in folded]
     return weights, [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in folded]

@@ -23,15 +23,15 @@ IGNORE = -100  # targets with this value are ignored, as in torch.nn.functional.
 CHUNK_ELEMENTS = 512 * 50_304
 
 
-@torch.compiler.disable  # the inductor of torch 2.13 fails on softmax with out=
+@torch.compiler.disable  # torch.compile of torch 2.13 fails on softmax with out=
 def cross_entropy_sum(
     hidden: Tensor, weight: Tensor, targets: Tensor, tied: TiedGradient | None = None
 ) -> Tensor:
     """Return the sum over tokens of -log softmax(hidden @ weight.T)[target].
 
     The shapes are hidden (N, d), weight (V, d), targets (N,). Targets equal to IGNORE do not count.
-    If `tied` is given, the gradient of `weight` is stored in it, and the backward pass of `tied_embedding()`
-    adds the gradient of the embedding.
+    If `tied` is given, the gradient of `weight` is stored in it instead of being returned, and the backward
+    pass of `tied_embedding()` adds the gradient of the embedding to it.
     """
     wants_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if not wants_grad:
@@ -42,7 +42,7 @@ def cross_entropy_sum(
 def _compute_dtype(hidden: Tensor) -> torch.dtype:
     """Return the dtype of the matrix products.
 
-    It is the dtype that autocast would choose, because autocast does not act inside autograd functions.
+    It is the dtype that autocast would choose. Autocast itself has no effect inside autograd functions.
     """
     kind = hidden.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
@@ -103,7 +103,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             raise RuntimeError(
                 "cross_entropy_sum: a second backward pass is not supported; compute the loss again"
             )
-        grads, ctx.grads = ctx.grads, None  # mul_ scales them in place, so they can be used only once
+        grads, ctx.grads = ctx.grads, None  # mul_ scales the stored gradients in place, so use them only once
         grad_h, grad_w = (g.mul_(scale) if g is not None else None for g in grads)
         if ctx.tied is not None:
             ctx.tied.gradient, grad_w = grad_w, None
@@ -116,8 +116,8 @@ _kept = threading.local()
 def _scratch(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return an uninitialised tensor with `size` elements for the logits of a chunk.
 
-    On a CPU, the memory is reused in the next training step, because the operating system has to zero newly
-    allocated pages, which takes time.
+    On a CPU, the next training step reuses the memory, because newly allocated memory is slow: the operating
+    system has to fill it with zeros first.
     """
     if device.type != "cpu":
         return torch.empty(size, dtype=dtype, device=device)
@@ -125,7 +125,7 @@ def _scratch(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     if held is None or held.dtype != dtype or held.numel() < size:
         with torch.inference_mode(False):
             held = torch.empty(size, dtype=dtype, device=device)
-        if type(held) is Tensor:  # while torch.compile traces, it is a FakeTensor, which must not be reused
+        if type(held) is Tensor:  # torch.compile traces with a FakeTensor, which must not be kept
             _kept.memory = held
     return held[:size]
 
@@ -152,7 +152,7 @@ def _softmax_and_loss(buffer: Tensor, h: Tensor, w: Tensor, targets: Tensor) -> 
 
 
 def _target_index(targets: Tensor) -> Tensor:
-    """Return the targets with IGNORE replaced by 0. Other negative targets stay, so that indexing fails."""
+    """Return the targets with IGNORE replaced by 0; other negative targets stay, to fail as an index."""
     return targets.masked_fill(targets == IGNORE, 0)
 
 
@@ -166,7 +166,7 @@ def _subtract_onehot(p: Tensor, targets: Tensor) -> None:
 
 
 def _accumulate(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
-    """Add a @ b to `total`; if `first`, overwrite `total` with it instead."""
+    """Add a @ b to `total` in place; if `first`, replace the content of `total` by a @ b."""
     if total.dtype != a.dtype:
         product = (a @ b).to(total.dtype)
         total.copy_(product) if first else total.add_(product)

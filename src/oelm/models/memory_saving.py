@@ -47,13 +47,16 @@ class _GeluLinear(torch.autograd.Function):
 
 @dataclass
 class TiedGradient:
-    """The gradient of a tied weight from the LM head, to which the embedding adds its own gradient."""
+    """The gradient of the weight that LM head and embedding share.
+
+    The backward pass of the LM head stores its part here; that of the embedding then adds its own part.
+    """
 
     gradient: Tensor | None = None
 
 
 def tied_embedding(ids: Tensor, weight: Tensor, tied: TiedGradient) -> Tensor:
-    """Return weight[ids]; the backward pass adds its gradient to the one in `tied`, from the LM head.
+    """Return weight[ids]; the backward pass adds its gradient to that of the LM head, which is in `tied`.
 
     Plain autograd would allocate a second gradient of the size of the weight, with zeros in most rows.
     """

@@ -14,7 +14,7 @@ SIZES: dict[str, dict[str, int]] = {
     "mini": {"width": 128, "layers": 4, "heads": 8, "ff": 512},  # trains in minutes on a CPU
     "tiny": {"width": 64, "layers": 2, "heads": 4, "ff": 256},  # used by `oelm demo`
     "smoke": {"width": 32, "layers": 2, "heads": 4, "ff": 64},  # trains in seconds, for tests
-    "smoke-3": {"width": 32, "layers": 3, "heads": 4, "ff": 64},  # for methods that train the last two layers
+    "smoke-3": {"width": 32, "layers": 3, "heads": 4, "ff": 64},  # for methods that freeze all but two layers
 }
 
 # The pretrained model all-MiniLM-L6-v2 comes in a pip package, so it needs no access to the Hugging Face Hub.

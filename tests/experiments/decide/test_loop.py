@@ -215,5 +215,5 @@ def test_questions_of_a_study_file_replace_the_pre_set_ones(tmp_path):
 
 
 def test_a_margin_of_zero_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="cannot have a margin of zero"):
+    with pytest.raises(UsageError, match="has a margin of zero"):
         run(tmp_path, BASE, asking(FAR, QuestionConfig(BASE.id, "non-inferior", 0.0)))

@@ -20,23 +20,23 @@ from oelm.units import duration_text
 class Forecast:
     """The runs, seconds of training and disk space that a study still needs, without tuning trials."""
 
-    least_runs: int  # if the next paired seed (at least the third) answers each open question
-    expected_runs: int | None  # with the predicted number of seeds; None = some question has no prediction
-    most_runs: int  # if every open question needs the maximum number of seeds
+    least_runs: int  # best case: the next look answers every open question
+    expected_runs: int | None  # each open question needs `Question.expected` seeds; None if one is unknown
+    most_runs: int  # worst case: every open question needs the maximum number of seeds
     least_seconds: float | None
     expected_seconds: float | None
     most_seconds: float | None
-    disk_bytes: int | None  # for `most_runs` runs, if the checkpoints of finished runs are kept
-    most_runs_of: Mapping[ArmKey, int]  # maximum number of runs of each arm
+    disk_bytes: int | None  # disk space of `most_runs` runs that keep their checkpoints
+    most_runs_of: Mapping[ArmKey, int]  # arm -> its part of `most_runs`
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "most_runs_of"}
 
 
 def plans_of(design: Design, root: Path | str) -> dict[ArmKey, Plan]:
-    """Return, for every arm, what one of its runs needs (time, disk space and so on).
+    """Return the `Plan` of every arm: what one run needs (time, disk space and so on).
 
-    Arms that differ only in their method get the same `Plan`, because computing one takes seconds.
+    Computing a `Plan` takes seconds, so arms that differ only in their method share one.
     """
     known: dict[tuple[object, ...], Plan] = {}
     found = {}
@@ -92,7 +92,7 @@ def forecast(design: Design, look: Look, plans: Mapping[ArmKey, Plan]) -> Foreca
 
 
 def check_budget(budget: float, design: Design, look: Look, plans: Mapping[ArmKey, Plan]) -> None:
-    """Raise UsageError if `budget` seconds are less than one run of an arm with an open question takes."""
+    """Raise UsageError if an open question needs a run that alone takes longer than `budget` seconds."""
     seconds = {**guessed_seconds(plans), **look.seconds}
     for q in look.questions:
         for arm in (q.arm, q.reference):

@@ -29,7 +29,7 @@ class Design:
     The design must be fixed before the first run, because the error rate of the verdicts depends on it.
     """
 
-    configs: tuple[RunConfig, ...]  # one per arm, with its final learning rate; the seed does not matter
+    configs: tuple[RunConfig, ...]  # one per arm, with its final learning rate; the field `seed` is ignored
     max_seeds: int = 20
     rules: tuple[str, ...] = RULES
     planned: Planned | None = None  # configs that the catalogue has for each experiment and scale
@@ -50,13 +50,13 @@ class Look:
 
 
 def look_at(design: Design, root: Path | str) -> Look:
-    """Return the answers to the questions of a study that follow from the run folders below `root`."""
+    """Read the run folders below `root`, and return the answers to the questions of the study."""
     loaded = _load(root, {c.study for c in design.configs})
     return look_at_runs(design, loaded)
 
 
 def look_at_runs(design: Design, loaded: Loaded) -> Look:
-    """Return the answers to the questions of a study that follow from the loaded runs."""
+    """Return the answers that loaded runs give to the questions of a study."""
     arms = [_arm(config, loaded, design.planned or {}) for config in design.configs]
     for arm in arms:
         _check_same_design(arm, design.max_seeds)
@@ -75,7 +75,7 @@ def look_at_runs(design: Design, loaded: Loaded) -> Look:
 
 
 def seed_order(existing: Iterable[int], count: int, trial_seeds: Collection[int] = ()) -> list[int]:
-    """Return `count` seeds: first the seeds that have runs already, sorted, then the next larger numbers.
+    """Return `count` seeds: first those in `existing`, which have runs already, then the next larger numbers.
 
     Seeds of tuning trials are left out.
 
@@ -93,7 +93,7 @@ def _load(root: Path | str, studies: set[str]) -> Loaded:
 
 
 def _arm(config: RunConfig, loaded: Loaded, planned: Planned) -> Arm:
-    """Return the arm of `config` with all its runs, or with one pending run if it has none."""
+    """Return the arm of `config` with its runs; if it has none, with one placeholder in state "pending"."""
     key = (config.study, config.scale, config.id)
     runs = [r for r in loaded.runs if (r.config.study, r.config.scale, r.id) == key]
     if not runs:
@@ -111,7 +111,7 @@ def check_settings(design: Design, root: Path | str) -> None:
         if lines:
             listed = "\n".join(lines)
             raise UsageError(
-                f"{run.path} was trained with different settings (in the folder -> requested):\n{listed}\n"
+                f"{run.path} was trained with different settings (setting: trained -> requested):\n{listed}\n"
                 "Use the same settings, or store new runs under a different study name with --as NAME."
             )
 
@@ -120,9 +120,9 @@ def _check_same_design(arm: Arm, max_seeds: int) -> None:
     others = {r.config.compare.max_seeds for r in arm.runs} - {0, max_seeds}
     if others:
         raise UsageError(
-            f"{arm.id}: its runs were started with --max-seeds {max(others)}, which must not change after "
-            f"results have been looked at, because the error rate depends on it: use --max-seeds "
-            f"{max(others)}, or store new runs under a different study name with --as NAME"
+            f"--max-seeds is {max_seeds}, but the runs of {arm.id} were started with {max(others)}. It must "
+            "not change after the first results, because the error rate of the verdicts depends on it: use "
+            f"--max-seeds {max(others)}, or store new runs under a different study name with --as NAME"
         )
 
 

@@ -23,14 +23,14 @@ from oelm.files.locks import Lock, holder_name
 from oelm.units import duration_text
 
 Say = Callable[[str], None]
-# Exit code if a question has no verdict, because the budget is spent, too many seeds would be needed, or its
+# Exit code if a question ends without a verdict: the budget is spent, it would need too many seeds, or its
 # arms are not comparable.
 EXIT_UNDECIDED = 3
 
 
 @dataclass
 class DecideOutcome:
-    """How `oelm decide` ended: the questions of the study, the runs that were started, and why it stopped."""
+    """How `oelm decide` ended: the answered questions, the runs that were started, and why it stopped."""
 
     look: Look
     jobs: list[Job] = field(default_factory=list)
@@ -42,7 +42,7 @@ class DecideOutcome:
 
 
 class StudyLock(Lock):
-    """Context manager that lets only one `oelm decide` at a time work on a study; raises Busy at once."""
+    """Lock on a study folder, held by `oelm decide`; raises Busy if another `oelm decide` holds it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / ".decide.lock", patience=0.0)
@@ -63,13 +63,13 @@ def lock_studies(design: Design, root: Path | str) -> ExitStack:
 
 
 def require_questions(look: Look, design: Design) -> None:
-    """Raise UsageError if the study has no question, or one that no number of seeds could answer."""
+    """Raise UsageError if the study has no question, or has a question that no number of seeds can answer."""
     for q in look.questions:
         if q.rule.name == "non-inferior" and q.rule.margins == (0.0,):
             raise UsageError(
-                f"{q.arm.id} against {q.reference.id}: the rule non-inferior cannot have a margin of zero, "
-                "because no number of seeds could show it for two equal arms; give a margin above 0, or use "
-                "the rule superior"
+                f"{q.arm.id} against {q.reference.id}: the rule non-inferior has a margin of zero. If the "
+                "arms are equal, no number of seeds can show this. Give a margin above 0, or use the rule "
+                "superior"
             )
     if not look.questions:
         named = ", ".join(c.id for c in design.configs)
@@ -92,8 +92,8 @@ def decide_study(
     """Train seeds until no question is open, the budget is spent, or the user stops the launcher.
 
     width: how many runs the launcher trains at the same time
-    budget: limit for the seconds of training of all runs and tuning trials of these arms, including earlier
-        ones
+    budget: maximum training time, in seconds, of all runs and tuning trials of these arms, including those
+        that were trained before this call
     guess: expected seconds of one run of each arm, used while no arm has a finished run
     """
     check_settings(design, root)
@@ -121,17 +121,18 @@ def run_seconds(
 ) -> dict[ArmKey, float]:
     """Return the expected seconds of one run of every arm.
 
-    This is the measured time of the arm, or if there is none, the mean of the other arms, or if no arm was
-    measured, the guess.
+    This is the first of these that is known: the measured time of the arm, the mean of the measured times of
+    the other arms, the guess for the arm.
     """
     mean = sum(measured.values()) / len(measured) if measured else 0.0
     return {key: measured.get(key) or mean or guess.get(key) or 1.0 for key in design.by_arm()}
 
 
 def exit_code(outcome: DecideOutcome) -> int:
-    """Return the exit code of `oelm decide`: 0 if all questions are decided, 3 if not.
+    """Return the exit code of `oelm decide`.
 
-    It is 1 if open questions wait for failed runs, and 75 if the command was interrupted.
+    75 if the command was interrupted, 1 if open questions wait for failed runs, 0 if all questions are
+    decided, and otherwise 3.
     """
     if outcome.stopped == "interrupted":
         return 75

@@ -1,9 +1,10 @@
 """Choose the runs to train next: those with the best chance of a verdict per hour of training.
 
-For each open question, the code below calls the runs that the next look at it needs a "step": the runs of
-its next paired seed, or of its first three seeds if it has fewer. The value of a step is the predicted
-probability that it decides the question. Several questions often need the same runs, for example those of a
-shared baseline. Such a run is trained once, and the value of every question that it helps is counted.
+Each open question has a "step": the runs that must end before `oelm decide` can look at the question again.
+These are the runs of its next paired seed; before the first look, those of its first three seeds. The value
+of a step is the predicted probability that the next look decides the question. Several questions often need
+the same runs, for example those of a shared baseline. Such runs are trained once, and the values of all these
+steps are added.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from oelm.analysis.sequential import MIN_SEEDS
 ArmKey = tuple[str, str, str]  # study, scale, experiment ID
 RunKey = tuple[ArmKey, int]  # arm, seed
 
-# Assumed probability that the first look at a question decides it; it cannot be predicted from no results.
+# Assumed probability that the first look at a question decides it; without results, nothing can be predicted.
 FIRST_LOOK_CHANCE = 0.3
 
 
@@ -42,7 +43,7 @@ def next_chance(question: Question) -> float:
     """Return the predicted probability that the next look decides the question."""
     if question.estimate is None:
         return FIRST_LOOK_CHANCE
-    # Not 0, so that a question whose verdict is several seeds away still gets runs when no other is open.
+    # At least 0.001, so that a question that needs several more seeds still gets runs if no other is open.
     return max(1e-3, chance_of_verdict(question.rule, question.estimate, question.n + 1))
 
 
@@ -57,11 +58,11 @@ def next_runs(
 ) -> list[RunKey]:
     """Return the runs to train next, best first; [] if no question can continue.
 
-    Questions are added until the runs fill the `width` slots of the launcher. All runs that the next look at
-    a question needs are added together, so there may be a few more than `width`.
+    Questions are added, each with all runs that its next look needs, until there are at least `width` runs.
 
+    width: number of runs that the launcher trains at the same time
     seconds: time of one run of each arm
-    most_seconds: what is left of the budget; questions whose runs would exceed it are left out
+    most_seconds: remaining training time of the budget; questions whose runs would exceed it are left out
     failed: runs that failed since the command started; questions that need them are left out
     """
     steps = {q.key: frozenset(missing_runs(q, seeds)) for q in questions if q.is_open}
@@ -89,9 +90,9 @@ def _verdicts_per_second(
     done: set[RunKey],
     seconds: Mapping[ArmKey, float],
 ) -> float:
-    """Return how many verdicts per second of training are expected from the runs of the question `key`.
+    """Return how many verdicts per second of training are expected if the runs of question `key` are added.
 
-    done: runs that are chosen already, which cost nothing more
+    done: runs that have already been chosen, so they add no time
     """
     after = done | steps[key]
     gained = sum(value[other] for other, runs in steps.items() if runs <= after)

@@ -27,9 +27,9 @@ from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
 from oelm.runs.states import is_terminal
 
-TRIAL_SEEDS = (1000, 1001)  # large, so that no other run uses them
+TRIAL_SEEDS = (1000, 1001)  # other runs count their seeds up from 0
 LENGTH = 0.5  # steps of a tuning trial here / steps of a tuning trial of `oelm run`
-MAX_EXTENSIONS = 3  # how many learning rates may be added to a grid
+MAX_EXTENSIONS = 3  # maximum number of learning rates that are added to a grid
 
 
 @dataclass
@@ -101,17 +101,17 @@ def _configs(arm: ArmPlan, grid: Sequence[float]) -> list[RunConfig]:
 
 
 def _trials(arm: ArmPlan, grid: Sequence[float], root: Path | str) -> list[RunConfig]:
-    """Return the trials that are known to be needed now.
+    """Return the trials that are needed, as far as this is known now.
 
-    These are the trials with the first seed, and when they have ended, also those of the better half of the
-    learning rates with the other seeds.
+    These are the trials with the first seed. When they have ended, the trials with the other seeds of the
+    better half of the learning rates are added.
     """
     first = [t for t in _configs(arm, grid) if t.seed == arm.trials[0].seed]
     return first if not all(_ended(t, root) for t in first) else [*first, *_finalists(arm, grid, root)]
 
 
 def _finalists(arm: ArmPlan, grid: Sequence[float], root: Path | str) -> list[RunConfig]:
-    """Return the trials, with all seeds, of the learning rates that were best with the first seed."""
+    """Return the trials, with all seeds, of the better half of the learning rates (by the first seed)."""
     trials, seed = _configs(arm, grid), arm.trials[0].seed
     first = {t.optim.lr: validation_loss(RunFolder(run_path(root, t))) for t in trials if t.seed == seed}
     kept = sorted(grid, key=lambda lr: (first[lr], lr))[: _kept(len(grid))]
@@ -119,10 +119,7 @@ def _finalists(arm: ArmPlan, grid: Sequence[float], root: Path | str) -> list[Ru
 
 
 def _grow(grid: list[float], choices: Sequence[Choice]) -> bool:
-    """Add a learning rate below or above the grid if the choice of an arm is at that edge of the grid.
-
-    Returns whether the grid has grown.
-    """
+    """Extend the grid at each end that is the chosen learning rate of an arm; return whether it has grown."""
     if len(grid) < 2:
         return False
     low, high = ([c.lr for c in choices].count(edge) for edge in (grid[0], grid[-1]))

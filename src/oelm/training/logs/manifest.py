@@ -56,10 +56,10 @@ def base_manifest(config_hash: str, command: str = "") -> Manifest:
 
 
 def _command(typed: str) -> str:
-    """Return the command that repeats the run: `typed`; if that is "", the command of this process.
+    """Return the command that repeats the run: `typed`, or if this is "", the command of this process.
 
     The path of the program is shortened to its name. If OELM_DATA_DIR is set and the command has no option
-    --data-dir, the command starts with the variable.
+    --data-dir, the result starts with `OELM_DATA_DIR=...`.
     """
     program, *rest = shlex.split(typed) or sys.argv
     data = os.environ.get("OELM_DATA_DIR", "")

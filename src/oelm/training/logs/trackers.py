@@ -19,7 +19,7 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 class TensorBoard:
     """Writes event files for TensorBoard to the run folder.
 
-    After a resume, TensorBoard hides the rows after the checkpoint at `step`, which are written again.
+    A run that resumes at `step` writes the rows after it again, and TensorBoard hides the old ones.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -62,7 +62,7 @@ class Service:
         if step != self.step:
             self._send()
             self.step = step
-        self.pending.update(values)  # sent in one call per step, because the services count calls as steps
+        self.pending.update(values)  # sent in one call per step, because a service counts each call as a step
 
     def _send(self) -> None:
         if self.pending and self.step > self.sent:
@@ -89,7 +89,7 @@ def check_trackers(names: Iterable[str]) -> None:
 
 
 def open_trackers(names: tuple[str, ...], config: RunConfig, folder: Path, step: int) -> list[Tracker]:
-    """Return the trackers (dashboards such as TensorBoard) `names` for a run that continues after `step`."""
+    """Return the trackers (dashboards such as TensorBoard) in `names`; the run resumes after `step`."""
     check_trackers(names)
     opened: list[Tracker] = []
     for name in names:
