@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+import torch
 from scipy import stats
 
 pytest.importorskip("starlette")
@@ -32,6 +33,7 @@ from oelm.runs.folder import RunFolder
 from oelm.runs.reader import RunReader
 from oelm.runs.scan import RunInfo, ScanCache, scan
 from oelm.runs.schema import Status
+from oelm.training.measure.timing import WARMUP_STEPS, Timer
 from run_factory import lm_config, planned, write_run, write_study
 
 RUN = "paper/GPT-02/scale=mini/seed=0"
@@ -302,6 +304,24 @@ def test_a_resumed_run_cuts_its_file_back(tmp_path, later):
     reader.metrics_file.write_text("".join(rows), encoding="utf-8")
     metrics.update(reader)
     assert metrics.columns["loss"] == {s: 1.0 if s < 5 else 2.0 for s in range(5 + later)}
+
+
+def test_step_time_and_memory_are_curves(tmp_path):
+    timer = Timer(tmp_path / "step_times.bin", torch.device("cpu"))
+    for number in range(6):
+        with timer.step(number):
+            pass
+        if number % 2:  # every second step is logged
+            timer.record_memory(number)
+    peak = timer.stats(6).peak_memory_bytes / 2**30
+    metrics = RunMetrics()
+    metrics.update(RunFolder(tmp_path))
+    assert list(metrics.columns["step_time"]) == list(range(WARMUP_STEPS + 1, 7))
+    assert list(metrics.columns["memory"]) == [2, 4, 6]
+    assert 0 < metrics.columns["memory"][2] <= metrics.columns["memory"][6] <= peak
+    (tmp_path / "step_memory.bin").unlink()  # a run of an earlier version does not have it
+    metrics.update(RunFolder(tmp_path))
+    assert set(metrics.columns) == {"step_time"}
 
 
 def test_a_damaged_row_is_reported_and_the_rows_before_it_are_kept(tmp_path):

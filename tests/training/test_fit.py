@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -62,6 +63,9 @@ def test_language_model_run_leaves_every_file(tmp_path, machine, make):
     timing = folder.timing()
     assert timing.num_steps_measured == 9
     assert 0 < timing.predicted_saving < 4 / 72
+    memory = np.fromfile(tmp_path / "step_memory.bin", "<f8")  # measured with each row of the training loss
+    assert (np.flatnonzero(memory) + 1).tolist() == [3, 6, 9, 12]
+    assert 0 < memory.max() <= timing.peak_memory_bytes
     assert "disk: at most" in folder.log_file.read_text(encoding="utf-8")
     # Files that must be equal after a resume contain no times.
     assert not {"time", "seconds", "host"} & set(to_json(results))

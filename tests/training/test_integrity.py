@@ -182,7 +182,7 @@ def test_files_that_can_be_rebuilt_do_not_block_a_resume(stopped, tmp_path, mach
     folder = RunFolder(shutil.copytree(stopped[0], tmp_path / "run"))
     for file in (folder.timing_file, folder.audit_file, folder.manifest_file, folder.status_file):
         file.write_bytes(GARBAGE[garbage])
-    for name in ("step_times.bin", "split.json", "attempts.jsonl"):
+    for name in ("step_times.bin", "step_memory.bin", "split.json", "attempts.jsonl"):
         (folder.path / name).write_bytes(b"\xff" * 70)
     assert fit(folder.config(), folder.path, machine).state == "finished"
     assert_same_run(stopped[1], folder.path)

@@ -91,7 +91,7 @@ def curves(arms: Sequence[Arm], measurements: Sequence[str], _: Translator) -> l
 
 def _columns(run: LoadedRun) -> dict[str, Column]:
     metrics = RunMetrics()
-    metrics.update(run.reader, step_times=False)
+    metrics.update(run.reader, costs=False)
     return metrics.columns
 
 

@@ -43,6 +43,7 @@ RESULT_FILES: dict[str, int] = {
     "freeze_audit.json": JSON_BYTES,
     "timing_stats.json": JSON_BYTES,
     "step_times.bin": LOG_BYTES,
+    "step_memory.bin": LOG_BYTES,
     "results.json": JSON_BYTES,
     "predictions.json": PREDICTIONS_BYTES,
     "test_losses.json": PREDICTIONS_BYTES,

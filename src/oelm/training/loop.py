@@ -145,6 +145,7 @@ def log_step(training: Training) -> None:
         optim = training.config.optim
         loss, lr = p.window_loss / max(1, p.window_steps), optim.lr * lr_factor(optim, p.step - 1, total)
         training.row("train", loss=loss, lr=lr, grad_norm=p.grad_norm, tokens=p.tokens)
+        recorder.timer.record_memory(p.step - 1)
         recorder.journal.line(f"step {p.step}/{total}  loss {loss:.4f}  lr {lr:.3g}  {recorder.speed()}")
         p.window_loss, p.window_steps = 0.0, 0
     recorder.journal.progress(p.step, total, recorder.speed())

@@ -24,6 +24,7 @@ MEASUREMENTS: dict[str, Message] = {
     "lr": Message("learning rate"),
     "grad_norm": Message("gradient norm"),
     "step_time": Message("step time, seconds"),
+    "memory": Message("peak memory so far, GiB"),
     "entropy": Message("entropy of attention, nats"),
 }
 # Name of a measurement -> (kind of row, field) in metrics.jsonl that contains it.
@@ -38,7 +39,10 @@ _FIELDS = {
 _MOST_AT_ONCE = 256 * MIB
 # If this many bytes before the position reached so far have changed, the file is read from its start again.
 _CHECKED = 256
-_STEP_RECORD = np.dtype([("seconds", "<f8"), ("rest", "<f8", (3,))])  # one step in step_times.bin
+# Name of a measurement -> (file, length of a record, unit of the value). The file has one record of float64
+# numbers per step, and the first number of a record is the value.
+_STEP_FILES = {"step_time": ("step_times.bin", 4, 1.0), "memory": ("step_memory.bin", 1, 2.0**30)}
+_LARGEST = 1e15  # a larger number in these files means that the file is damaged
 
 Column = dict[int, float]  # step -> value
 
@@ -50,29 +54,28 @@ class RunMetrics:
         self.columns: dict[str, Column] = {}
         self.problem = ""  # why metrics.jsonl cannot be read beyond some line
         self._metrics = _Appended("metrics.jsonl")
-        self._times = _Appended("step_times.bin")
+        self._steps = {name: _Appended(file) for name, (file, _length, _unit) in _STEP_FILES.items()}
 
-    def update(self, reader: RunReader, *, step_times: bool = True) -> None:
+    def update(self, reader: RunReader, *, costs: bool = True) -> None:
         """Read the new rows of the run's files; a file whose old rows have changed is read from its start.
 
-        step_times: also read the time of each step
+        costs: also read step times and memory
         """
         try:
             content, from_start = self._metrics.read(reader)
             if from_start:
-                self.columns = {name: c for name, c in self.columns.items() if name == "step_time"}
+                self.columns = {name: c for name, c in self.columns.items() if name in _STEP_FILES}
                 self.problem = ""
             rows, rest = content.rpartition(b"\n")[::2]
             self._metrics.give_back(rest)
             self._add_rows(rows + b"\n" if rows else b"", str(reader.path / "metrics.jsonl"))
         except (OelmError, OSError) as error:
             self.problem = str(error)
-        if not step_times:
-            return
-        try:
-            self._add_times(reader)
-        except (OelmError, OSError):
-            self.columns.pop("step_time", None)
+        for name in _STEP_FILES if costs else ():
+            try:
+                self._add_steps(name, reader)
+            except (OelmError, OSError):
+                self.columns.pop(name, None)
 
     def _add_rows(self, lines: bytes, where: str) -> None:
         for number, line in enumerate(parse_json_lines(io.BytesIO(lines), f"{where}, new lines"), 1):
@@ -87,16 +90,18 @@ class RunMetrics:
         if isinstance(value, int | float) and math.isfinite(value):
             self.columns.setdefault(name, {})[step] = float(value)
 
-    def _add_times(self, reader: RunReader) -> None:
-        content, from_start = self._times.read(reader)
+    def _add_steps(self, name: str, reader: RunReader) -> None:
+        _file, length, unit = _STEP_FILES[name]
+        content, from_start = self._steps[name].read(reader)
         if from_start:
-            self.columns.pop("step_time", None)
-        whole = len(content) // _STEP_RECORD.itemsize * _STEP_RECORD.itemsize
-        self._times.give_back(content[whole:])
-        first = (self._times.position - whole) // _STEP_RECORD.itemsize
-        for place, seconds in enumerate(np.frombuffer(content[:whole], _STEP_RECORD)["seconds"], first + 1):
-            if 0 < seconds < 1e9:  # a negative time marks a warm-up step, 0 a step that was not measured
-                self._add("step_time", place, float(seconds))
+            self.columns.pop(name, None)
+        size = 8 * length
+        whole = len(content) // size * size
+        self._steps[name].give_back(content[whole:])
+        first = (self._steps[name].position - whole) // size
+        for step, value in enumerate(np.frombuffer(content[:whole], "<f8")[::length], first + 1):
+            if 0 < value < _LARGEST:  # a negative time marks a warm-up step, 0 a step that was not measured
+                self._add(name, step, float(value) / unit)
 
 
 class _Appended:

@@ -1,9 +1,10 @@
-"""Measure step times, and summarise them in timing_stats.json.
+"""Measure step times and peak memory, and summarise them in timing_stats.json.
 
 Complete optimizer steps are timed, with the GPU synchronised before and after each step. Validations and the
 first steps of each process (while caches warm up) are not in the statistics. step_times.bin contains the time
 of step n at position n, so that a resumed run continues the file and overwrites the times of repeated steps.
-Files that must be bit-identical after a resume, such as results.json, contain no times.
+step_memory.bin contains, in the same way, the peak memory when step n was logged; 0 for the other steps.
+Files that must be bit-identical after a resume, such as results.json and metrics.jsonl, contain neither.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Timer:
         self.validations = 0
         self.steps_here = 0
         self.recent: list[float] = []
-        self._pending: dict[int, tuple[float, float, float, float]] = {}
+        self._pending: dict[int, tuple[float, ...]] = {}
+        self._memory: dict[int, tuple[float, ...]] = {}
 
     def start(self, earlier: TimingStats) -> None:
         """Start the clock; `earlier` contains the totals of the earlier processes of this run."""
@@ -84,16 +86,15 @@ class Timer:
         """The speed from the median time of recent steps, which a single slow step does not affect."""
         return 1 / float(np.median(self.recent)) if self.recent else None
 
+    def record_memory(self, number: int) -> None:
+        """Remember the peak memory of this process after the optimizer step `number` (from 0)."""
+        self._memory[number] = (float(self._peak_memory()),)
+
     def flush(self) -> None:
-        """Write the times of the steps since the last flush to step_times.bin."""
-        if not self._pending:
-            return
-        self.path.touch()
-        with open(self.path, "r+b") as file:
-            for number, record in sorted(self._pending.items()):
-                file.seek(number * 8 * len(_COLUMNS))
-                file.write(np.asarray(record, dtype="<f8").tobytes())
-        self._pending = {}
+        """Write what was measured since the last flush to step_times.bin and step_memory.bin."""
+        _write_records(self.path, self._pending)
+        _write_records(self.path.with_name("step_memory.bin"), self._memory)
+        self._pending, self._memory = {}, {}
 
     def _table(self, steps: int) -> np.ndarray:
         """Return the content of step_times.bin as a (steps, columns) array, without damaged rows."""
@@ -139,6 +140,17 @@ class Timer:
             flops_per_second=statistic(lambda: flops.sum() / seconds.sum()),
             predicted_saving=statistic(lambda: 1 - flops.sum() / full_flops.sum()),
         )
+
+
+def _write_records(path: Path, records: dict[int, tuple[float, ...]]) -> None:
+    """Write each record of a step to its position in a file of float64 numbers; all have the same length."""
+    if not records:
+        return
+    path.touch()
+    with open(path, "r+b") as file:
+        for number, record in sorted(records.items()):
+            file.seek(number * 8 * len(record))
+            file.write(np.asarray(record, dtype="<f8").tobytes())
 
 
 def _positive(value: float | None) -> float:
