@@ -52,7 +52,7 @@ JSON_PROBLEMS = {
     "too large a float": ('{"loss": 1e999}', "1e999"),
     "too large an integer": ('{"steps": ' + "9" * 400 + "}", "too large a number"),
     "too many digits": ("1" * 5_000, "not JSON"),
-    "half a character": ('{"reason": "\\ud800"}', "half of a UTF-16 pair"),
+    "half a character": ('{"reason": "\\ud800"}', "lone UTF-16 surrogate"),
     "not UTF-8": (b'{"id": "\xff"}', "not UTF-8"),
     "empty": ("", "not JSON"),
 }
@@ -68,7 +68,7 @@ YAML_PROBLEMS = {
     "a Python object": ("!!python/object/apply:os.system [ls]", "not valid YAML"),
     "an impossible date": ("a: 2026-13-45", "not valid YAML"),
     "not a number": ("a: !!int x", "not valid YAML"),
-    "half a character": ('a: "\\ud800"', "the file|half of a UTF-16 pair"),
+    "half a character": ('a: "\\ud800"', "the file|lone UTF-16 surrogate"),
     "too large": ("a: " + "x" * 300_000, "larger than 256 KiB"),
     "a control character": ("a: \x07", "not valid YAML"),
 }

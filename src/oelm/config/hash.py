@@ -11,7 +11,7 @@ from oelm.config.run_config import RunConfig, TuneConfig
 
 
 def config_hash(config: RunConfig) -> str:
-    """Return the SHA-256 of all fields that affect results. Descriptive texts, such as a method's, do not.
+    """Return the SHA-256 of all fields that affect results. A method's description, for example, is left out.
 
     The hash of a tuning trial leaves out the grid of learning rates that the trial belongs to. If the user
     adds a learning rate to the grid, the finished trials therefore keep their hash and are used again.

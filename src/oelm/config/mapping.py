@@ -41,7 +41,7 @@ def from_mapping(cls: type[T], mapping: Any, where: str = "", *, json: bool = Fa
     place = where or cls.__name__
     if not isinstance(mapping, Mapping):
         raise UsageError(f"{place}: expected a mapping of fields, got {_shown(mapping)}", field=where)
-    kind: Any = cls  # Any, because mypy does not know that a class is hashable
+    kind: Any = cls  # typed Any, because mypy does not accept type[T] as an argument of a cached function
     hints, required = _fields(kind)
     values = {}
     for name, value in mapping.items():
@@ -55,7 +55,7 @@ def from_mapping(cls: type[T], mapping: Any, where: str = "", *, json: bool = Fa
             raise UsageError(f"{place}: the field '{name}' is missing", field=where)
     try:
         return cls(**values)
-    except UsageError as error:  # from the checks of the dataclass itself
+    except UsageError as error:  # raised by __post_init__() of the dataclass
         error.field = error.field or where
         raise
 
@@ -173,7 +173,7 @@ def _convert_literal(choices: tuple[Any, ...], value: Any, where: str) -> Any:
 
 
 def _convert_tuple(arguments: tuple[Any, ...], value: Any, where: str, inner: Any) -> tuple[Any, ...]:
-    """Return a list as a tuple with converted items; `arguments` is (X, ...) of the type tuple[X, ...]."""
+    """Return the list `value` as a tuple of converted items; `arguments` is (X, ...) for tuple[X, ...]."""
     if not isinstance(value, list | tuple):
         raise UsageError(f"{where}: expected a list, got {_shown(value)}", field=where)
     kind = arguments[0]

@@ -38,7 +38,7 @@ class ModelConfig:
     pretrained: bool = False  # start from the pretrained weights of the model `name` (hf only)
     dropout: float = 0.1
     position: Literal["learned", "rope"] = "learned"  # position encoding (gpt only)
-    causal: bool = True  # causal attention mask (gpt only); the original study classifies without it
+    causal: bool = True  # causal attention mask (gpt only); the classifiers of the original study have none
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class BudgetConfig:
     accumulation: int = 1  # micro-batches per optimizer step
     steps: int = 0  # length of the run in optimizer steps; 0 = given by epochs
     epochs: int = 0  # length of the run in passes over the training split; 0 = given by steps
-    eval_every: int = 1000  # optimizer steps between validations; 0 = each epoch, or the end if epochs is 0
+    eval_every: int = 1000  # steps between validations; 0 = once per epoch, or at the end if epochs is 0
     log_every: int = 50  # optimizer steps between two rows of metrics.jsonl
     checkpoint_every: int = 0  # optimizer steps between checkpoints; 0 = at each validation
     patience: int = 0  # validations without improvement before an early stop; 0 = off
@@ -81,7 +81,7 @@ QuestionRule = Literal["non-inferior", "superior", "equivalent"]
 
 @dataclass(frozen=True)
 class QuestionConfig:
-    """A question that the comparison of a run with a reference answers: met, missed or undecided.
+    """The question whether a run is non-inferior to a reference, for example. The verdict answers it.
 
     rule: "non-inferior" (at most `margin` worse), "superior" (better by more than `margin`) or "equivalent"
         (within ± `margin`)
@@ -95,14 +95,14 @@ class QuestionConfig:
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """What a run is compared with. The run folder contains it, so that an analysis needs only run folders."""
+    """What a run is compared with. It is part of the config, so that an analysis needs only run folders."""
 
     group: str = ""  # runs of the same group are compared with each other, e.g. "GPT/tinystories"
     arm: str = ""  # name of the arm (a method in a comparison), usually the name of the method
-    baseline: str = ""  # experiment ID of the baseline of this arm; "" if the arm is the baseline
+    baseline: str = ""  # experiment ID of the baseline of this arm; "" if the arm itself is the baseline
     control: str = ""  # ID of the experiment with the same architecture and trained Q/K; "" = the baseline
     phase: int | str = (
-        0  # phase of the original study: 1 to 4 or "paper"; "extra" for added controls; 0 = none
+        0  # phase of the original study: 1 to 4 or "paper"; "extra" for controls that it lacks; 0 = none
     )
     questions: tuple[QuestionConfig, ...] = field(default=(), compare=False)  # from the user's study file
     # Maximum number of seeds if `oelm decide` adds seeds one after another; 0 = a fixed number of seeds.
@@ -148,7 +148,7 @@ class Machine:
     data_dir: str = ""  # folder of local datasets; "" = the environment variable OELM_DATA_DIR
     cache_dir: str = ""  # folder of tokenized datasets; "" = $OELM_CACHE_DIR or ~/.cache/oelm
     time_limit: float = 0.0  # seconds after which the run saves a checkpoint and stops; 0 = no limit
-    trackers: tuple[str, ...] = ()  # names from "tensorboard", "wandb" and "trackio"
+    trackers: tuple[str, ...] = ()  # any of "tensorboard", "wandb" and "trackio"
     skip_bad_rows: bool = False  # skip and count unusable rows of a dataset, instead of raising an error
     shard: bool = False  # shard the model and the optimizer over the processes of a run (FSDP)
     command: str = ""  # the user's command line, kept in manifest.json; "" = `sys.argv` of this process

@@ -40,9 +40,8 @@ def config_from_yaml(text: str, where: str = "config") -> RunConfig:
 def _from_sections(text: str) -> dict[str, Any] | None:
     """Return the mapping of a config's YAML text, parsed section by section; None if that is not possible.
 
-    Most sections (`data: ...`, `method: ...`) of a thousand runs are equal, so that caching the parsed
-    sections saves time. If the result is None, the caller parses the text as a whole, which also gives the
-    error message.
+    Parsed sections (`data: ...`, `method: ...`) are cached, because the runs of a study share most of them.
+    If this function returns None, the caller parses the whole text at once, which also reports the error.
     """
     try:
         sections = [_section(part) for part in re.split(r"\n(?=\w)", text)]

@@ -31,7 +31,7 @@ from oelm.files.read import read_bytes
 STALE_SECONDS = 300.0
 _BEAT_SECONDS = 30.0
 _RETRY_SECONDS = 0.05
-_RECORD_BYTES = 4096  # at most this much is read of the record of a lock's holder, which has about 100 bytes
+_RECORD_BYTES = 4096  # largest accepted record (host, pid, ...) in a lock file; usually about 100 bytes
 _ZOMBIE = -1.0  # returned instead of a start time if the process has ended but its parent has not reaped it
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
@@ -39,7 +39,7 @@ _held_files: set[int] = set()
 
 
 def _close_locks_in_child() -> None:
-    """Close the lock files in a forked child, which would otherwise keep the locks of a killed parent."""
+    """Close the lock files in a forked child, which would otherwise hold the locks after its parent ends."""
     for file in _held_files:
         with contextlib.suppress(OSError):
             os.close(file)
@@ -58,7 +58,8 @@ class Busy(OelmError):
 class Lock:
     """A context manager that holds the lock with the lock file `path`.
 
-    If another process holds the lock, it waits up to `patience` seconds, then raises `Busy`.
+    If another process holds the lock, entering the `with` block waits up to `patience` seconds, then
+    raises `Busy`.
     """
 
     def __init__(self, path: Path, patience: float = float("inf")) -> None:
@@ -103,7 +104,7 @@ class Lock:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return False
             raise
-        with contextlib.suppress(OSError):  # the record is only for messages, so a full disk is no problem
+        with contextlib.suppress(OSError):  # the record is only for messages: lock even if the disk is full
             os.ftruncate(file, 0)
             os.write(file, _my_record())
         self.file = file
@@ -118,7 +119,7 @@ class Lock:
             record = _read(owner)
             if _is_abandoned(owner, record):
                 _remove_abandoned(owner, record)
-            return False  # the caller tries again, and may then create the file
+            return False  # the caller tries again, and can create the file if it was just removed
         record = _my_record()
         with contextlib.suppress(OSError):
             os.write(file, record)
@@ -144,7 +145,7 @@ class _Heartbeat:
     def stop(self) -> None:
         self._end.set()
         self._thread.join()
-        # If this machine was suspended for long, another process may have taken the lock; keep its file.
+        # If this machine was suspended for long, another process may have taken the lock: keep its file.
         if _read(self.owner) in (self.record, b""):
             self.owner.unlink(missing_ok=True)
 
@@ -179,7 +180,7 @@ def holder_name(path: Path) -> str:
 
 
 def keep_inherited_lock(file: int) -> None:
-    """Hold a lock that the parent process took until this process ends; `file` is its file descriptor."""
+    """Hold the lock inherited from the parent process as file descriptor `file`, until this process ends."""
     os.set_inheritable(file, False)
     _held_files.add(file)
 

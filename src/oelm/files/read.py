@@ -22,7 +22,7 @@ from oelm.units import bytes_text
 MIB = 1 << 20
 # The largest accepted size of each kind of file.
 JSON_BYTES = 16 * MIB  # status, results, manifest and audit files, which usually have a few KB
-PREDICTIONS_BYTES = 256 * MIB  # predictions.json, with two numbers per test example
+PREDICTIONS_BYTES = 256 * MIB  # predictions.json, with a label and a prediction per test example
 ROW_BYTES = 4 * MIB  # one line of metrics.jsonl; the longest (per-head statistics) have about 10 KB
 LOG_BYTES = 4096 * MIB  # a log file, which may be larger than the memory because it is read line by line
 TOKENIZER_BYTES = 256 * MIB  # tokenizer.json; the largest public tokenizers have about 30 MB
@@ -97,7 +97,7 @@ def parse_json_lines(file: IO[bytes], where: str) -> Iterator[dict[str, Any]]:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Return the value of a JSON text; `where` names the source in errors.
+    """Return the value of a JSON text; `where` is the name of the file, for error messages.
 
     >>> parse_json('{"a": 1, "a": 2}', "x.json")
     Traceback (most recent call last):
@@ -110,10 +110,10 @@ def parse_json(text: str, where: str) -> Any:
             object_pairs_hook=_unique_keys,
             parse_constant=_refuse_constant,
             parse_float=_finite_float,
-            # parse_int is called for every integer, which is slow, so it is only set if the text needs it.
+            # Calling parse_int for every integer is slow, so set it only for a text with 300 digits in a row.
             parse_int=_finite_int if _LONG_INTEGER.search(text) else None,
         )
-    except (ValueError, RecursionError) as error:  # int() raises ValueError for thousands of digits
+    except (ValueError, RecursionError) as error:  # int() raises ValueError for over 4300 digits
         raise OelmError(f"{where}: not JSON ({error})") from None
     if _HALF_SURROGATE.search(text):
         refuse_half_characters(value, where)
@@ -172,7 +172,7 @@ def _finite_int(text: str) -> int:
 
 
 def refuse_half_characters(value: Any, where: str) -> None:
-    r"""Raise OelmError if a text in `value` has half of a UTF-16 pair ("\ud800"), which cannot be printed."""
+    r"""Raise OelmError if a text in `value` has a lone surrogate ("\ud800"), which cannot be printed."""
     if isinstance(value, dict):
         for name, inner in value.items():
             refuse_half_characters(name, where)
@@ -184,7 +184,7 @@ def refuse_half_characters(value: Any, where: str) -> None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise OelmError(f"{where}: a text contains half of a UTF-16 pair ({value[:40]!a})") from None
+            raise OelmError(f"{where}: a text contains a lone UTF-16 surrogate ({value[:40]!a})") from None
 
 
 def decode(content: bytes, where: str) -> str:

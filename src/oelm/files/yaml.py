@@ -1,4 +1,4 @@
-"""Read untrusted YAML with limits on its size and depth. Every problem, even an alias, raises UsageError."""
+"""Read untrusted YAML. Files that are too large, nested too deeply or have aliases raise UsageError."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _lines(node: yaml.Node, place: str = "") -> Iterator[tuple[str, int]]:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Return the value of a YAML text; `where` names the source in errors.
+    """Return the value of a YAML text; `where` is the name of the file, for error messages.
 
     >>> parse_yaml("[" * 100_000, "config.yaml")
     Traceback (most recent call last):
@@ -47,7 +47,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def _load(text: str, where: str) -> tuple[Any, yaml.Node | None]:
-    """Return the value of a YAML text, and its root node, whose nodes have the line numbers of the keys."""
+    """Return the value of a YAML text, and the root of its node tree, which contains the line numbers."""
     if len(text) > YAML_BYTES:
         raise UsageError(f"{where}: larger than {bytes_text(YAML_BYTES)}, the limit for this kind of file")
     try:
@@ -62,7 +62,7 @@ def _load(text: str, where: str) -> tuple[Any, yaml.Node | None]:
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, ArithmeticError, LookupError) as error:
         message = " ".join(str(error).split())
         raise UsageError(f"{where}: not valid YAML ({message})") from None
-    if "\\" in text:  # half of a UTF-16 pair can only be written as an escape sequence
+    if "\\" in text:  # a lone UTF-16 surrogate can only be written as an escape sequence
         refuse_half_characters(value, where)
     return value, node
 

@@ -39,9 +39,9 @@ from oelm.units import bytes_text
 INDEX = "oelm-archive.json"
 FORMAT = 1
 
-_INDEX_BYTES = 32 * MIB  # enough for 15,000 runs at 180 bytes per file
+_INDEX_BYTES = 32 * MIB  # largest accepted index; enough for 15,000 runs with 12 files each
 _MODEL_FILES = {".safetensors": 1 << 40, ".json": TOKENIZER_BYTES, ".txt": TOKENIZER_BYTES}
-_MAX_RATIO = 200  # largest allowed ratio of unpacked to packed size; archives of results have about 10
+_MAX_RATIO = 200  # largest accepted ratio of unpacked to packed size; usual archives have a ratio of 10
 _ALWAYS_ALLOWED = 64 * MIB  # an archive with a smaller unpacked size is accepted, whatever its ratio
 _MEMBER_OVERHEAD = 8192  # bytes of tar headers and padding per file
 _STAGING = ".merge-"
@@ -63,9 +63,9 @@ class Merged:
     """The paths, relative to the runs folder, of the files that `merge()` added or did not add."""
 
     added: list[str] = field(default_factory=list)
-    same: list[str] = field(default_factory=list)  # files that existed with the same content
-    conflicts: list[str] = field(default_factory=list)  # files that existed with different content
-    withheld: list[str] = field(default_factory=list)  # other files of the runs that have conflicts
+    same: list[str] = field(default_factory=list)  # files that already existed with the same content
+    conflicts: list[str] = field(default_factory=list)  # files that already existed with different content
+    withheld: list[str] = field(default_factory=list)  # files not added, because their run has a conflict
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool
                 )
             entries.append(Entry(path, file.stat().st_size, file_sha256(file)))
     index = to_json(Index(tuple(entries), study or None, weights))
-    # Times are 0 and members are sorted, so that an archive of the same runs always has the same bytes.
+    # Modification times are 0 and members are sorted, so that the same runs always give the same bytes.
     with (
         atomic_open(target) as out,
         gzip.GzipFile(filename="", fileobj=out, mode="wb", mtime=0) as zipped,
@@ -238,7 +238,7 @@ def _check_entry(entry: Entry, where: str) -> None:
     if run is None:
         raise OelmError(f"{where}: refused, because '{entry.path}' is not a file of a run folder")
     if entry.bytes < 0 or re.fullmatch(r"[0-9a-f]{64}", entry.sha256) is None:
-        raise OelmError(f"{where}: '{entry.path}' has no valid size and hash")
+        raise OelmError(f"{where}: '{entry.path}' has an invalid size or hash")
     name = entry.path.removeprefix(run + "/")
     most = RESULT_FILES.get(name, _MODEL_FILES.get(PurePosixPath(name).suffix, 0))
     if entry.bytes > most:
@@ -252,7 +252,7 @@ _RUN_PATH = rf"(?P<run>[^/]+/{RUN_PLACE})/(?:(?P<file>[^/]+)|best/(?P<model>[A-Z
 
 
 def entry_run(path: str) -> str | None:
-    """Return the run folder that contains the file `path` of an archive; None if the path is not allowed.
+    """Return the run folder of the file `path` of an archive; None if archives may not contain such a file.
 
     >>> entry_run("paper/GPT-01/scale=mini/seed=0/best/config.json")
     'paper/GPT-01/scale=mini/seed=0'
@@ -281,9 +281,9 @@ def _is_plain_file(info: tarfile.TarInfo) -> bool:
 
 
 def _read_members(tar: tarfile.TarFile, index: Index, into: Path | None) -> None:
-    """Check every member of an archive against the index; also write the members below `into` if given."""
+    """Check every member of an archive against the index; if `into` is given, also write them there."""
     expected = {entry.path: entry for entry in index.files}
-    while (info := tar.next()) is not None:  # not a for loop, which would start with the first member again
+    while (info := tar.next()) is not None:  # a for loop would return the index (the first member) again
         entry = expected.pop(info.name, None)
         if entry is None or not _is_plain_file(info):
             raise OelmError(f"the archive contains '{info.name}', which its index does not list as a file")
@@ -316,14 +316,14 @@ def _read_members(tar: tarfile.TarFile, index: Index, into: Path | None) -> None
 def merge(source: Path | str, root: Path | str) -> Merged:
     """Add the runs of the archive `source` to the runs folder `root`; return which files were added.
 
-    If one hash in the archive is wrong, nothing is added.
+    If any hash in the archive is wrong, nothing is added.
     """
     root = Path(root)
     result = Merged()
     with contextlib.ExitStack() as stack:
         tar, index = stack.enter_context(_opened(source))
         for folder in reversed([f for f in (root, *root.parents) if not f.exists()]):
-            stack.callback(_remove_if_empty, folder)  # if the archive is refused, no empty folder is left
+            stack.callback(_remove_if_empty, folder)  # so that a refused archive leaves no empty folder
         root.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(root)
         free = shutil.disk_usage(root).free
@@ -334,7 +334,7 @@ def merge(source: Path | str, root: Path | str) -> Merged:
             )
         staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=root))
         stack.callback(shutil.rmtree, staging, ignore_errors=True)
-        stack.enter_context(RunLock(staging))  # because other merges delete staging folders without a lock
+        stack.enter_context(RunLock(staging))  # other merges delete every staging folder that is not locked
         _read_members(tar, index, staging)
         for run, entries in index.runs.items():
             _refuse_links(root, root / run)
@@ -362,7 +362,8 @@ def _merge_run(root: Path, run: str, entries: list[Entry], staging: Path, result
     """
     if not os.path.lexists(root / run):
         (root / run).parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):  # if another process has just created the folder, go on below
+        # The rename fails if another process has just created the folder: then add the missing files below.
+        with contextlib.suppress(OSError):
             os.rename(staging / run, root / run)
             result.added += [e.path for e in entries]
             return
@@ -370,7 +371,7 @@ def _merge_run(root: Path, run: str, entries: list[Entry], staging: Path, result
     differing = [e for e in there if not _is_same(root / e.path, e)]
     result.same += [e.path for e in there if e not in differing]
     result.conflicts += [e.path for e in differing]
-    # status.json marks a run as finished, so it is moved last: after a killed merge the run is unfinished.
+    # status.json marks a run as finished, so it is moved last: a killed merge must leave it unfinished.
     new = sorted((e.path for e in entries if e not in there), key=lambda path: path.endswith("/status.json"))
     if differing:
         result.withheld += new

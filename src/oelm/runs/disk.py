@@ -35,7 +35,7 @@ def freeable(root: Path | str) -> list[Freeable]:
 def free(items: Iterable[Freeable]) -> int:
     """Delete the checkpoints of `items`, and return the number of freed bytes.
 
-    A run is skipped if another process has locked it, or if its state has changed from finished.
+    A run is skipped if another process has locked it, or if it is not finished any more.
     """
     freed = 0
     for item in items:

@@ -32,7 +32,7 @@ from oelm.runs.schema import (
 )
 from oelm.runs.states import EXIT_INTERRUPTED, is_terminal
 
-_REASON_CHARACTERS = 500  # a longer `reason` is truncated if status.json has to be overwritten in place
+_REASON_CHARACTERS = 500  # a longer `reason` is truncated when status.json is overwritten on a full disk
 
 
 class DiskFull(OelmError):
@@ -89,12 +89,12 @@ class RunFolder(RunReader):
             return None
         return None if status.state == "finished" and self.damage() else status
 
-    # -- claiming -----------------------------------------------------------------------------
+    # -- reserving the folder for a config ----------------------------------------------------
 
     def claim(self, config: RunConfig) -> None:
         """Write config.yaml. Raise UsageError if the folder already contains a run with a different config.
 
-        If that run failed before its first training step, its folder is used for the new config instead.
+        If that run failed before its first training step, its config is overwritten, without an error.
         """
         if self.exists():
             held = self.config()
@@ -152,13 +152,13 @@ class RunFolder(RunReader):
         write_json(self.path / FILES[type(record)], to_json(record))
 
     def write_checksums(self) -> None:
-        """Write checksums.json for `VERDICT_FILES`. Call this after all these files have been written."""
+        """Write checksums.json for the files in `VERDICT_FILES`; call this after all of them are written."""
         write_checksums(self.path, VERDICT_FILES)
 
     def write_status(self, status: Status) -> Status:
         """Write `status` to status.json with the current time as heartbeat; return the status as written.
 
-        If the disk is full or the run folder was moved, the existing file is overwritten in place.
+        If the file cannot be replaced (full disk, moved run folder), it is overwritten in place instead.
         """
         status = replace(status, heartbeat=time.time())
         try:
@@ -193,21 +193,22 @@ class RunFolder(RunReader):
         try:
             file = os.open(self.status_file.name, os.O_WRONLY, dir_fd=self._descriptor)
             try:
-                content = content.ljust(os.fstat(file).st_size)  # spaces after a JSON object are allowed
+                # Pad with spaces, so that no part of the old text remains at the end of the file.
+                content = content.ljust(os.fstat(file).st_size)
                 return os.pwrite(file, content, 0) == len(content)
             finally:
                 os.close(file)
         except OSError:
             return False
 
-    # -- out of memory in one of several processes ---------------------------------------------
+    # -- smaller micro-batches after a process ran out of memory -------------------------------
 
     def wanted_split(self) -> int:
-        """Return the number of parts that each micro-batch is split into: the last `want_split()`, else 1."""
+        """Return the number of parts per micro-batch that `want_split()` stored; 1 if it was not called."""
         with contextlib.suppress(OelmError, OSError, TypeError, ValueError):
             return int(read_json_object(self.split_file).get("split", 1))
         return 1
 
     def want_split(self, parts: int) -> None:
-        """Store that the next start of this run splits each micro-batch into `parts`, to use less memory."""
+        """Make the run split each micro-batch into `parts` parts from its next start on, to save memory."""
         write_json(self.split_file, {"split": parts})

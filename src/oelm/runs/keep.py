@@ -46,8 +46,8 @@ class Kept:
 def keep(root: Path | str, target: Path | str, *, study: str = "") -> Kept:
     """Write the ended runs below `root` to one file per study, <target>/<study>.jsonl.xz.
 
-    If `study` is given, only the runs of this study are written. If the file of a study exists, the runs in
-    it that are not below `root` are kept.
+    If `study` is given, only the runs of this study are written. If the file of a study exists already,
+    the runs in it that are not below `root` stay in the file.
     """
     root, target = Path(root), Path(target)
     if target.resolve().is_relative_to(root.resolve()):
@@ -81,7 +81,7 @@ def _kept_files(run: RunInfo) -> tuple[str, dict[str, str]]:
 
 
 def _shareable(reader: RunReader, name: str) -> str:
-    """Return the text of one file of a run, without host names and private notes about the data folder."""
+    """Return the text of one file of a run, without host names and the user's note on the data folder."""
     where = str(reader.path / name)
     with reader.open(name) as file:
         text = decode(read_limited(file, where, RESULT_FILES[name]), where)

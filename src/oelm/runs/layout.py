@@ -70,7 +70,7 @@ def match_run_place(pattern: str, path: str) -> re.Match[str] | None:
 
 
 def run_path(root: Path | str, config: RunConfig) -> Path:
-    """Return the folder of a run below the runs folder `root`; tuning trials are below its folder tune/."""
+    """Return the folder of a run below the runs folder `root`; a tuning trial is in tune/lr=<lr>/."""
     study, id = _folder_name("study", config.study), _folder_name("id", config.id)
     place = Path(root) / study / id / f"scale={config.scale}"
     if config.tune.trial:
@@ -79,7 +79,7 @@ def run_path(root: Path | str, config: RunConfig) -> Path:
 
 
 def _folder_name(field: str, name: str) -> str:
-    """Return `name`. Raise UsageError if it is empty, hidden, unprintable or contains a path separator."""
+    """Return `name`. Raise UsageError if it is empty, unprintable, starts with a dot or contains a slash."""
     if not name or name.startswith(".") or {"/", "\\"} & set(name) or printable(name) != name:
         raise UsageError(f"{field}: {name!a} cannot be the name of a folder; use letters, digits, - and _")
     return name

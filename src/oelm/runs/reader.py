@@ -98,7 +98,7 @@ class RunReader(ABC):
     def status(self) -> Status | None:
         """Return the status of the run; None if the run has not been started.
 
-        If status.json says that the run has finished, but results.json is missing, the state is interrupted.
+        If status.json says "finished" but results.json is missing, the returned state is "interrupted".
         """
         status = self.recorded_status()
         if status is not None and status.state == "finished" and not self.exists("results.json"):
@@ -111,7 +111,7 @@ class RunReader(ABC):
         return self._json(Status)
 
     def metrics(self, kind: str = "") -> Iterator[MetricsRow]:
-        """Yield the rows of metrics.jsonl (if `kind` is given, only those); skip an incomplete last line."""
+        """Yield the rows of metrics.jsonl, or only the rows of one `kind`; skip an incomplete last line."""
         where = str(self.path / "metrics.jsonl")
         try:
             file = self.open("metrics.jsonl")
@@ -123,7 +123,7 @@ class RunReader(ABC):
                     yield MetricsRow.from_json(row, f"{where}, line {number}")
 
     def finished_results(self) -> Results | None:
-        """Return the results of the run, after checking its checksums; None if the run has not finished."""
+        """Return the results of a run; None if it is not finished. Raise OelmError if a checksum is wrong."""
         status = self.status()
         if status is None or status.state != "finished":
             return None

@@ -33,7 +33,7 @@ _CHUNK = 1 << 20
 class StoredRun(RunReader):
     """One run of a results file.
 
-    Its `path` is <folder of the results file>/<study>/<place of the run>, but this folder does not exist.
+    Its `path` is that of a run folder next to the results file, although no such folder exists.
     """
 
     def __init__(self, file: Path, place: re.Match[str], files: Mapping[str, str]) -> None:
@@ -63,7 +63,7 @@ class StoredRun(RunReader):
 def write_results_file(path: Path, runs: Mapping[str, Mapping[str, str]]) -> None:
     """Write the results file `path`; `runs` is {path of a run below its study: {file name: text}}.
 
-    The same runs always give the same bytes, because the format has no times and the runs are sorted.
+    The same runs always give the same bytes, because no times are stored and the runs are sorted.
     """
     lines = []
     for place, files in sorted(runs.items(), key=lambda run: run[0].split("/")):

@@ -1,4 +1,4 @@
-"""Find all runs below a runs folder, with the state of each run. Of run folders, only status.json is read."""
+"""Find all runs below a runs folder, with the state of each. In a run folder, only status.json is read."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def study_names(root: Path | str) -> list[str]:
 def _with_state(run: FoundRun, cache: ScanCache | None) -> RunInfo:
     if cache is None:
         return _read_state(run)
-    file = run.reader.file  # the run folder, or the results file
+    file = run.reader.file  # the run folder, or the results file of the study
     now = signature(file, file / "status.json", file / "results.json")
     known = cache.runs.get(run.reader.path)
     if known and known[0] == now and known[1].state in _ENDED:
@@ -213,7 +213,7 @@ def state_of(run: Path | RunReader, *, verify: bool = False) -> tuple[str, Statu
     if status.state != "running":
         return status.state, status, ""
     if not _lives(path, status):
-        if status.alive() is None and job_of(path):  # SLURM may restart the job by itself
+        if status.alive() is None and job_of(path):  # another host: SLURM may restart the job
             note = f"no heartbeat for {status.age / 60:.0f} min: the SLURM job hangs or was requeued"
             return "stalled", status, note
         return "dead", status, "the process of the run is gone; run the same command to continue"
@@ -274,13 +274,14 @@ def find_run(root: Path | str, name: str, *, scale: str = "", seed: int | None =
         )
     if isinstance(fitting[0].reader, StoredRun):
         raise UsageError(
-            f"'{name}': {fitting[0].reader.file} contains only the results of this run, not its weights"
+            f"'{name}': {fitting[0].reader.file} contains only the results of this run, not its weights: "
+            "use --runs to name the runs folder in which it was trained"
         )
     return fitting[0].path
 
 
 def tail(path: Path, lines: int) -> list[str]:
-    """Return the last lines of a file, at most 64 KiB of text; [] if the file cannot be read."""
+    """Return the last `lines` lines of a file, but at most 64 KiB; [] if the file cannot be read."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))

@@ -67,7 +67,7 @@ class Status:
     metric: BestMetric | None = None
     steps_per_second: float | None = None
     eta_seconds: float | None = None
-    preparing: str = ""  # how far a long preparation of the data is, e.g. "train 42%"
+    preparing: str = ""  # progress of the tokenization, e.g. "train 42%"; "" before and after it
     heartbeat: float = 0.0  # unix time at which this status was written
     started: float = 0.0  # unix time at which the current process of the run started
     pid: int = 0
@@ -141,7 +141,7 @@ class Fairness:
 
 @dataclass(frozen=True)
 class Results:
-    """The content of results.json. It has no times and host names, so that it is the same after a resume."""
+    """The content of results.json: no times or host names, so that resuming a run does not change it."""
 
     id: str
     study: str
@@ -164,7 +164,7 @@ class Results:
 
     @classmethod
     def of(cls, config: RunConfig, **measured: Any) -> Results:
-        """Return the results of a run with this config; `measured` are the fields that training measured."""
+        """Return the results of a run: some fields are copied from `config`, the others are `measured`."""
         return cls(
             id=config.id,
             study=config.study,
@@ -204,11 +204,11 @@ class Predictions:
 class TestLosses:
     """The content of test_losses.json (language models only), with one entry per document of the test split.
 
-    `tokens` is the number of target tokens, and `losses` the sum of their losses. If there are few documents,
+    `tokens` has the number of target tokens, `losses` the sum of their losses. If there are few documents,
     or their borders are unknown, an entry is one evaluation window instead of a document.
     """
 
-    __test__ = False  # pytest must not collect this class as a test because of its name
+    __test__ = False  # tells pytest that this class is not a test, in spite of its name
 
     tokens: tuple[int, ...]
     losses: tuple[float, ...]
@@ -234,7 +234,7 @@ class DataFacts:
     fingerprints: dict[str, str] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
-    folder_note: str = ""  # text of the data folder's own info file; `oelm archive keep` leaves it out
+    folder_note: str = ""  # field "notes" of the data folder's dataset_info.json; not in results files
     notes: tuple[str, ...] = ()
 
 
@@ -330,7 +330,7 @@ class MetricsRow:
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str) -> MetricsRow:
-        """Return the row of a parsed line. Raise OelmError that names `where` if step or kind is missing."""
+        """Return the row from a parsed line. Raise OelmError (naming `where`) if step or kind is missing."""
         step, kind = row.pop("step", None), row.pop("kind", None)
         if type(step) is not int or not isinstance(kind, str):
             raise OelmError(f"{where}: expected a step and a kind, got {step!r} and {kind!r}")

@@ -45,14 +45,14 @@ TROUBLE = frozenset({"dead", "stalled", "diverged", "oom", "failed", "broken"})
 def exit_code_of(error: OelmError) -> int:
     """Return the exit code of a run that ended with `error`; 78 if the same command would fail again.
 
-    A launcher starts a run with exit code 1 again, but not a run with exit code 78.
+    A launcher restarts a run that ended with exit code 1, but not one that ended with exit code 78.
     """
     permanent = error.exit_code == EXIT_FAILED and not isinstance(error, TransientError)
     return EXIT_PERMANENT if permanent else error.exit_code
 
 
 def is_terminal(state: str) -> bool:
-    """Return whether a run in `state` is not started again: true for finished and diverged runs.
+    """Return whether a run in `state` is never started again: true for finished and diverged runs.
 
     A diverged run is not started again, because the same training steps would diverge again.
     """

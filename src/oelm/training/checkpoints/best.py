@@ -16,7 +16,7 @@ from oelm.training.state import Training
 def save_best(training: Training) -> None:
     """Replace the best model in best/ by the current model and tokenizer.
 
-    If the process is killed in between, `recover_best()` keeps either the old or the new model.
+    If the process is killed meanwhile, `recover_best()` restores a complete model: the old or the new one.
     """
     with training.world.full_params_on_rank0(training.prepared.model):
         if training.world.is_main:
@@ -52,7 +52,7 @@ def best_problem(folder: RunFolder) -> str:
 
 
 def recover_best(folder: RunFolder) -> None:
-    """Delete what a process killed in `save_best()` left; restore the old best/ if there is no new one."""
+    """Clean up after a process was killed in `save_best()`; restore the old best/ if there is no new one."""
     fresh, old = _temporary_folders(folder)
     if old.exists() and not folder.best.exists():
         old.rename(folder.best)
@@ -70,7 +70,7 @@ def _replace_best(training: Training) -> None:
         training.prepared.tokenizer.save(fresh)
         write_checksums(fresh)
         _flush_to_disk(fresh)
-    except BaseException:  # the files of an incomplete model must not use disk space, which may be full
+    except BaseException:  # the disk may be full: free the space of the incomplete model
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)

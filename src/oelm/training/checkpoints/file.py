@@ -1,8 +1,8 @@
 """The file format of latest.pt and previous.pt.
 
-A checkpoint is an ordinary torch file (a zip archive). The comment of the archive is the SHA-256 of the file,
-so that one rename replaces content and checksum together. A checkpoint is loaded with `weights_only=True`, so
-that it cannot execute code.
+A checkpoint is an ordinary torch file (a zip archive). The comment of the archive is the SHA-256 of the rest
+of the file, so that one rename replaces content and checksum together. A checkpoint is loaded with
+`weights_only=True`, so that it cannot execute code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from oelm.errors import OelmError
 from oelm.files.atomic import atomic_open, is_disk_full
 
 _DIGEST_BYTES = 64  # length of the archive comment: a SHA-256 in hex
-_NO_COMMENT = b"\0\0"  # length of the comment, at the end of a zip archive without a comment
+_NO_COMMENT = b"\0\0"  # the last two bytes of a zip archive without a comment: comment length 0
 _COMMENT_LENGTH = _DIGEST_BYTES.to_bytes(2, "little")
 
 
@@ -43,7 +43,7 @@ class NewestCheckpoint:
 
 
 def save_checkpoint(state: dict[str, Any], latest: Path, previous: Path) -> int:
-    """Write `state` to `latest`, after renaming the old `latest` to `previous`; return the size in bytes.
+    """Write `state` to `latest`, and keep the old `latest` as `previous`; return the size in bytes.
 
     If the process is killed or the disk is full (OSError), the old `latest` stays in place.
     """
@@ -72,7 +72,7 @@ def load_newest(
 ) -> NewestCheckpoint:
     """Load `latest`, or `previous` if `latest` is unusable.
 
-    `check` returns why an undamaged checkpoint cannot be used, or "". If there are checkpoints but none is
+    `check` returns why an undamaged checkpoint is unusable, or "". If there are checkpoints but none is
     usable, raise OelmError, because a run that starts over would overwrite them.
     """
     rejected: list[UnusableCheckpoint] = []
@@ -129,8 +129,8 @@ class _HashingWriter:
             raise self.error
         if self.last != _NO_COMMENT:
             raise OelmError(
-                "cannot add a checksum to the checkpoint, because this version of torch does not write a zip "
-                "archive without a comment: install a supported version of torch"
+                "cannot add a checksum to the checkpoint, because the file that this version of torch writes "
+                "does not end like a zip archive with an empty comment: install a supported version of torch"
             )
         self.file.seek(-len(_NO_COMMENT), os.SEEK_CUR)
         self.file.write(_COMMENT_LENGTH + self.hash.hexdigest().encode())
@@ -177,7 +177,7 @@ def _keep_as_previous(latest: Path, previous: Path) -> None:
     except OSError as error:
         if is_disk_full(error):
             raise
-        os.replace(latest, previous)  # the file system does not support hard links
+        os.replace(latest, previous)  # for file systems without hard links
         return
     try:
         os.replace(link, previous)

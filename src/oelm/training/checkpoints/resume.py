@@ -87,7 +87,7 @@ def _problem(state: dict[str, Any], job: TrainingJob) -> str:
         return problem
     best = snapshot.progress["best"]
     if best is not None and best["step"] != snapshot.progress["step"]:
-        # The checkpoint does not contain the best weights, so `repair_best()` could not repair best/.
+        # The weights of this checkpoint are not the best ones, so `repair_best()` cannot write best/ again.
         return best_problem(job.folder)
     return ""
 
@@ -118,7 +118,7 @@ def restore_training(training: Training, snapshot: Snapshot) -> None:
     with world.write_params_on_rank0(learner.model):
         if world.is_main:
             learner.model.load_state_dict(snapshot.model)
-    # Freeze the parameters as in the last completed step. The next step follows the method's schedule itself.
+    # Freeze as in the last completed step; the training loop calls `follow_schedule()` for the next one.
     learner.applied.step(max(0, p.step - 1), training.total_steps)
     moments = world.shard_state(snapshot.optimizer, dict(learner.model.named_parameters()))
     load_optimizer_state(learner.model, learner.optimizer, moments)

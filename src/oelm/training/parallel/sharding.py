@@ -45,7 +45,7 @@ class ShardedWorld(World):
         layers = dict.fromkeys(p.place.module for p in qk_projections(model) if p.place.stack)
         for part in (*map(model.get_submodule, layers), model):
             fully_shard(part, mesh=mesh, reshard_after_forward=True)
-        # FSDP gathers the parameters only for `forward()` and for methods that are registered.
+        # FSDP gathers the parameters only for `forward()` and for registered methods, so register the others.
         for name in getattr(model, "entry_points", ()):
             register_fsdp_forward_method(model, name)
 
@@ -58,7 +58,7 @@ class ShardedWorld(World):
 
     @contextlib.contextmanager
     def full_params_on_rank0(self, model: nn.Module) -> Iterator[None]:
-        """Make `model` unsharded on rank 0 in the `with` block: full CPU tensors and the original classes.
+        """Make `model` unsharded on rank 0 in the `with` block: full CPU tensors and original module classes.
 
         On the other ranks, which must call this too, the model stays sharded.
         """

@@ -70,11 +70,11 @@ class World:
         return self
 
     def _init_process_group(self, backend: str) -> None:
-        if RANK_DIR not in os.environ:  # torchrun sets MASTER_ADDR and MASTER_PORT, which torch reads
+        if RANK_DIR not in os.environ:  # started by torchrun, which has set MASTER_ADDR and MASTER_PORT
             dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
             return
         store: dist.Store
-        if "MASTER_ADDR" in os.environ:  # the launcher sets it if the ranks are on several nodes
+        if "MASTER_ADDR" in os.environ:  # set by oelm's launcher if the ranks are on several nodes
             host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             store = dist.TCPStore(host, port, self.size, self.is_main, timeout=MEETING_TIMEOUT)
             self._join(backend, store)
@@ -126,7 +126,7 @@ class World:
     def wait_before_exit(self) -> None:
         """Wait until every rank is ready to exit; do not wait for ranks that died.
 
-        torchrun kills all ranks soon after one rank exits with a nonzero code, while rank 0 may still write.
+        torchrun kills all ranks soon after one exits with a nonzero code, even if rank 0 still writes files.
         """
         with contextlib.suppress(RuntimeError):
             self.barrier()
@@ -157,7 +157,7 @@ class World:
         """Return the indices of the rows that this rank computes, in a batch of `rows` rows.
 
         The list is never empty, because every rank must take part in averaging the gradients. A rank without
-        rows gets row 0, whose loss does not count; see `has_rows()`.
+        rows gets row 0, whose loss is ignored; see `has_rows()`.
         """
         return list(range(self.rank, rows, self.size)) or [0]
 
@@ -166,10 +166,11 @@ class World:
         return self.rank < rows
 
     def own_batches(self, batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
-        """Yield (batch, counts) for every `size`-th batch; `counts` is False for a batch of another rank.
+        """Yield this rank's batches, every `size`-th of `batches`, as (batch, whether the batch counts).
 
         If the number of batches is not a multiple of `size`, some ranks have no batch at the end. They get
-        the batch of rank 0 and counts=False, because the ranks of a sharded model can only compute together.
+        the batch of rank 0, which does not count, because the ranks of a sharded model must compute
+        together.
         """
         batches = iter(batches)
         while group := list(islice(batches, self.size)):
@@ -231,7 +232,7 @@ def make_world(machine: Machine) -> World:
     """Return the `World` of this process; a `ShardedWorld` if `machine.shard` is set (--shard)."""
     if not machine.shard:
         return World(machine.device)
-    from oelm.training.parallel.sharding import ShardedWorld  # importing FSDP takes a second
+    from oelm.training.parallel.sharding import ShardedWorld  # imported here, because it takes a second
 
     return ShardedWorld(machine.device)
 
