@@ -135,7 +135,7 @@ def test_a_missing_runs_folder_or_study_is_an_error_with_a_hint(tmp_path):
     with pytest.raises(OelmError, match="oelm demo"):
         load_runs(tmp_path / "nothing")
     write_run(tmp_path, lm_config())
-    with pytest.raises(OelmError, match="it has runs of: paper"):
+    with pytest.raises(OelmError, match="a study that has runs there: paper"):
         load_runs(tmp_path, ["papers"])
 
 

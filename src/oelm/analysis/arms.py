@@ -27,7 +27,7 @@ class Arm:
     """One side of a comparison: all runs of one experiment at one scale, one run per seed."""
 
     runs: tuple[LoadedRun, ...]
-    planned: Mapping[str, RunConfig]  # scale -> config in the catalogue; {} if the catalogue lacks the ID
+    planned: Mapping[str, RunConfig]  # scale -> config in the catalogue; {} if the experiment is not in it
 
     @property
     def config(self) -> RunConfig:

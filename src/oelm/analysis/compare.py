@@ -92,7 +92,7 @@ def compare_all(loaded: Loaded, planned: Planned, level: float = LEVEL) -> Compa
                 made += compare_sequentially(pair, loaded.trials, same_rows, max_seeds)
             else:
                 made.append(compare(pair.kind, arm, reference, loaded.trials, same_rows, level))
-        elif pair.kind in ("baseline", "control"):  # the pairs that a config asks for
+        elif pair.kind in ("baseline", "control"):  # configs name only references of these kinds
             waiting.append(
                 Message(
                     "{id} against {reference} ({scale}): waiting for finished runs of {missing}",

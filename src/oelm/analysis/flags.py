@@ -121,7 +121,7 @@ def failed_audits(arm: Arm) -> list[Message]:
 
 
 def weak_tuning(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> list[Message]:
-    """Return flags for learning rates that are not tuned or at the edge of their grid, and missing trials."""
+    """Return flags for missing trials and for learning rates that are not tuned or at the edge of a grid."""
     a, b = arm.finished[0].config, reference.finished[0].config
     found = []
     if not a.tune.grid and not b.tune.grid and a.optim.lr == b.optim.lr:

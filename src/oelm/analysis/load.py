@@ -171,7 +171,7 @@ class LoadedRun:
         return None
 
     def metrics(self, kind: str) -> list[MetricsRow]:
-        """Return the rows of metrics.jsonl of one kind, up to the first line that cannot be read."""
+        """Return the rows of metrics.jsonl with this `kind`, up to the first line that cannot be read."""
         rows: list[MetricsRow] = []
         try:
             rows.extend(self.reader.metrics(kind))
@@ -215,7 +215,7 @@ def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
     if missing := wanted - set(known):
         raise OelmError(
             f"{root} has no runs of the study {', '.join(sorted(missing))}; "
-            f"it has runs of: {', '.join(known) or 'no study'}"
+            f"choose a study that has runs there: {', '.join(known) or 'none'}"
         )
     warnings: list[LoadWarning] = []
     found = [f for f in find_runs(root) if not wanted or f.study in wanted]

@@ -96,7 +96,8 @@ def difference(
     over the shared seeds if there are at least three, or else Welch's t interval over all seeds. If an arm
     has only one seed, there is no interval.
 
-    test_se, interaction_se: results of `example_se()` and `interaction_se()`; 0 if there are no predictions
+    test_se: result of `example_se()`; 0 if the results of single examples are unknown
+    interaction_se: result of `interaction_se()`; 0 in the same case
 
     >>> e = difference({0: 2.10, 1: 2.14, 2: 2.09}, {0: 2.00, 1: 2.02, 2: 2.01})
     >>> round(e.value, 3), e.interval_kind, e.n
@@ -194,10 +195,10 @@ def example_se(*blocks: np.ndarray) -> float:
     and the negated reference.
 
     In the crossed model x[s, i] = mean + seed[s] + example[i] + rest[s, i], the result is sd(example) divided
-    by the square root of the number of examples, the part of the error that more seeds do not reduce. The
-    part of rest[s, i] is subtracted, because the spread between seeds already contains it. With one seed the
-    two parts cannot be separated and nothing is subtracted, so that one paired seed gives the standard error
-    of McNemar's test.
+    by the square root of the number of examples: more seeds do not reduce this error. The variance of
+    rest[s, i] is not included, because the spread between seeds already contains it. With one seed,
+    example[i] and rest[s, i] cannot be separated and both are included, so that one paired seed gives the
+    standard error of McNemar's test.
     """
     examples = blocks[0].shape[1]
     if examples < 2:
@@ -285,7 +286,7 @@ def mcnemar(arm: np.ndarray, reference: np.ndarray) -> float:
 def trend(x: Sequence[float], y: Sequence[float]) -> tuple[float, float] | None:
     """Return (Kendall's tau, its p-value) of two lists.
 
-    Returns None with fewer than five points, because then no order is significant, or if a list is constant.
+    Returns None if a list is constant, or with fewer than five points, because tau is then never significant.
     """
     if len(x) < 5 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None

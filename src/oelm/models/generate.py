@@ -71,6 +71,6 @@ def sample(
     probabilities = logits.softmax(-1)
     if top_p < 1:
         ordered, order = probabilities.sort(descending=True, stable=True)
-        beyond = ordered.cumsum(-1) - ordered >= top_p  # False for the token with which the sum reaches top_p
+        beyond = ordered.cumsum(-1) - ordered >= top_p  # keep the token that makes the sum reach top_p
         probabilities[order[beyond]] = 0
     return torch.multinomial(probabilities, 1, generator=generator)[0]

@@ -68,7 +68,7 @@ def next_runs(
     steps = {q.key: frozenset(missing_runs(q, seeds)) for q in questions if q.is_open}
     steps = {key: runs for key, runs in steps.items() if runs and not runs & set(failed)}
     value = {q.key: next_chance(q) for q in questions if q.key in steps}
-    chosen: dict[RunKey, None] = {}  # a dict keeps the order
+    chosen: dict[RunKey, None] = {}  # used as an ordered set
     while steps and len(chosen) < width:
         done = set(chosen)
         rate = partial(_verdicts_per_second, steps=steps, value=value, done=done, seconds=seconds)
