@@ -15,7 +15,7 @@ from oelm.data.tokenize.tokenizer_files import check_tokenizer_name
 from oelm.errors import UsageError, unknown_name
 from oelm.models.sizes import TINY, gpt_config, gpt_shape
 
-MIN_DENOISING_WINDOW = 8  # tokens per row; a shorter row has too few tokens to mask some and keep the others
+MIN_DENOISING_WINDOW = 8  # minimum number of tokens in a row: in a shorter row, too few tokens can be masked
 
 #: (section, field, minimum, maximum). Many values outside these ranges would not raise an error but train
 #: a different model: with a negative final learning rate, for example, training would maximise the loss.
@@ -87,7 +87,7 @@ def check_config(config: RunConfig, data_dir: str = "") -> None:
 
 
 def check_model(config: RunConfig) -> None:
-    """Raise UsageError if the model is unknown, or if the task of the run cannot train it."""
+    """Raise UsageError if the model is unknown, or if it cannot be trained on the task of the run."""
     model = config.model
     if model.family == "gpt":
         gpt_config(model.name, position=model.position)  # raises UsageError for an invalid size
@@ -121,7 +121,7 @@ def check_model(config: RunConfig) -> None:
 def _check_depth(config: RunConfig) -> None:
     """Raise UsageError if a built-in model has too few layers for the method.
 
-    For other models `oelm.apply()` makes this check, because their number of layers is not known yet.
+    The number of layers of other models is only known later, so `oelm.apply()` checks them.
     """
     name = config.model.name
     depth = gpt_shape(name)["layers"] if config.model.family == "gpt" else _tiny_depth(name)

@@ -1,4 +1,4 @@
-"""Every setting that affects the results of one run, as frozen dataclasses; importing it does not load torch.
+"""Every setting that affects the results of one run, as frozen dataclasses. The module does not import torch.
 
 Settings that do not affect the results (folders, devices, threads, time limits) are in `Machine`, so that
 runs with the same `RunConfig` are comparable even if different machines trained them.

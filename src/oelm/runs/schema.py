@@ -322,7 +322,7 @@ class TimingStats:
 
 @dataclass(frozen=True)
 class MetricsRow:
-    """One line of metrics.jsonl: {"step": 20, "kind": "train", ...values}. It does not contain times."""
+    """One line of metrics.jsonl: {"step": 20, "kind": "train", ...values}. Times are in other files."""
 
     step: int
     kind: str  # "train", "validation", "attention" or "event"

@@ -54,6 +54,6 @@ def exit_code_of(error: OelmError) -> int:
 def is_terminal(state: str) -> bool:
     """Return whether a run in `state` is never started again: true for finished and diverged runs.
 
-    A diverged run is not started again, because the same training steps would diverge again.
+    A diverged run would diverge again, because its training steps would be the same.
     """
     return state in ("finished", "diverged")
