@@ -51,7 +51,7 @@ class Arm:
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """The study, the scale and the `compare.group` of the config, such as "GPT/tinystories"."""
+        """The study, the scale and the `compare.group` (such as "GPT/tinystories") of the config."""
         return self.config.study, self.config.scale, self.config.compare.group
 
     @property

@@ -41,7 +41,7 @@ class Comparison:
     ratio: Estimate | None  # log ratio of perplexity or accuracy; None if `refused` is not empty
     target: Verdict  # whether the arm is at most 5 % worse than the reference
     sign: Verdict  # whether the arm is better than, worse than or equivalent to the reference
-    scenario: Verdict | None  # A, B or C of the original study (`SCENARIO`); only for frozen GPT classifiers
+    scenario: Verdict | None  # A, B or C by the rule `SCENARIO`; only for frozen GPT classifiers
     refused: tuple[Message, ...]  # why the arms must not be compared
     caveats: tuple[Message, ...]  # why the difference is shown but gets no verdict
     flags: tuple[Message, ...]  # what else a reader must know about the comparison
@@ -193,7 +193,7 @@ def stopped_verdict(question: Question) -> Verdict | None:
 
 
 def _datasets_by_test_rows(arms: Iterable[Arm]) -> Mapping[str, Iterable[str]]:
-    """Return the names of all datasets with the same test data, by the hash of the test data."""
+    """Return {hash of the test data: names of the datasets with this test data}."""
     names: dict[str, dict[str, None]] = {}
     for arm in arms:
         if arm.test_rows and not arm.probes:

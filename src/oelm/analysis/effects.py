@@ -98,7 +98,7 @@ def _measure_accuracy(arm: Arm, reference: Arm, level: float) -> Effects:
 
 
 def _log_scales(accuracy: float, reference: float, floor: float) -> tuple[float, float]:
-    """Return 1 / accuracy of both arms, which converts standard errors of accuracy to log accuracy."""
+    """Return 1 / accuracy of both arms, the factor from errors of accuracy to errors of log accuracy."""
     return 1 / max(float(accuracy), floor), 1 / max(float(reference), floor)
 
 
@@ -130,7 +130,7 @@ def _hits(arm: Arm, seeds: Iterable[int]) -> np.ndarray | None:
 
 
 def _test_losses(arm: Arm, seeds: Iterable[int]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return (tokens of each test document, (seeds, documents) array with the summed loss of each document).
+    """Return the number of tokens of each test document, and its summed loss as a (seeds, documents) array.
 
     Returns None if a run has no losses per document, or if the runs have different documents.
     """

@@ -2,7 +2,7 @@
 
 baseline        the baseline named in the arm's config: shows the total cost or gain of the method
 control         the same architecture and init with trained Q/K: shows the cost of freezing alone
-orthogonality   frozen Gaussian rows of the same norm: shows what orthonormal rows gain or lose
+orthogonality   the same model with frozen Gaussian Q/K rows: shows what orthonormal rows gain or lose
 bias            the trained baseline with the same biases on q and k, for arms that have such biases
 init            the same model with orthonormal init and trained Q/K, without the other parts of the method
 plain           the baseline of the arm's baseline, which is a simpler architecture

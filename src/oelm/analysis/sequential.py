@@ -15,7 +15,7 @@ of freedom) and 8 % for uniform differences.
 
 from __future__ import annotations
 
-MIN_SEEDS = 3  # seeds at the first check
+MIN_SEEDS = 3  # number of seeds at the first check
 
 # LEVELS[i] is the two-sided error probability of each check if the last check is at MIN_SEEDS + i seeds. The
 # values are simulated; they are about 1 % (relative) too small, so that the intervals are slightly too wide.

@@ -24,7 +24,7 @@ import numpy as np
 from scipy import special  # not scipy.stats, which takes a second to import
 
 LEVEL = 0.95
-MIN_SHARED = 3  # with fewer shared seeds, Welch's test over all seeds replaces the paired test
+MIN_SHARED = 3  # if the arms' seeds differ: with fewer shared seeds, use Welch's test over all seeds
 MAX_WIDTH_POINTS, MAX_WIDTH_LOG = 100.0, math.log(4)  # a wider confidence interval carries no information
 
 IntervalKind = Literal["paired t", "Welch", "none"]
@@ -248,8 +248,8 @@ def loss_block(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 def few_documents_factor(tokens: np.ndarray, level: float = LEVEL) -> float:
     """Return t / z, a factor for a standard error that was estimated from few documents.
 
-    `difference()` multiplies the standard error by the normal quantile z. With this factor, the result is
-    wider, as with the t quantile.
+    `difference()` multiplies the standard error by the normal quantile z. The factor replaces z by the larger
+    t quantile.
 
     tokens: number of tokens of each document; long documents have more weight
     """

@@ -17,7 +17,7 @@ from oelm.analysis.statistics import Estimate, is_wide, t_quantile, z_quantile
 from oelm.config.run_config import QuestionConfig
 
 TARGET = 0.05  # target of the original study: at most 5 % worse than the baseline
-GOAL = 0.01  # goal of frozen language models: at most 1 % above the same architecture with trained Q/K
+GOAL = 0.01  # goal of frozen language models: perplexity at most 1 % above that of the control
 EQUIVALENCE = 0.01  # arms that differ by less than 1 % either way are equivalent
 SCENARIO_A, SCENARIO_B = -2.0, -5.0  # margins of the original study's scenarios, in points of accuracy
 POWER = 0.8  # `seeds_needed()` returns the number of seeds that leads to a verdict with this probability
@@ -58,7 +58,7 @@ SCENARIO = Rule("scenario", (SCENARIO_B, SCENARIO_A), ("B", "C", "A"))
 
 
 def question_rule(question: QuestionConfig, *, perplexity: bool) -> Rule:
-    """Return the rule of a question for the log ratio of perplexity or of accuracy.
+    """Return the rule of a question in a study file; it applies to the log ratio of the metric.
 
     >>> question_rule(QuestionConfig("BASE", "non-inferior", 0.05), perplexity=False).regions
     ('missed', 'met')
@@ -92,7 +92,7 @@ class Verdict:
     outcome: str  # a region, EQUIVALENT, UNDECIDED, NO_INTERVAL, REFUSED or WITHHELD
     possible: tuple[str, ...] = ()  # the regions that the interval touches
     needed: SeedsNeeded | None = None
-    # Why the interval does not decide: "diverged", "chance", "caveat", "no variation" or "identical"
+    # Why the interval gives no verdict: "diverged", "chance", "caveat", "no variation" or "identical"
     reason: str = ""
     stopped: int = 0  # number of seeds at which `oelm decide` closed the question; 0 if it did not
 
@@ -158,7 +158,7 @@ def _power(n: int, distance: float, estimate: Estimate) -> float:
     """
     t = t_quantile(estimate.level, n - 1)
     seed_se = (estimate.seed_sd or 0.0) / math.sqrt(n)
-    if estimate.test_se == 0:  # only seeds vary: use the exact power of the one-sample t test
+    if estimate.test_se == 0:  # the test set adds no error: use the exact power of the t test
         return 1.0 if seed_se == 0 else float(1 - special.nctdtr(n - 1, distance / seed_se, t))
     half = math.hypot(t * seed_se, z_quantile(estimate.level) * estimate.test_se)
     return float(special.ndtr((distance - half) / math.hypot(seed_se, estimate.test_se)))

@@ -161,7 +161,8 @@ class GPT(nn.Module):
         T = x.shape[1]
         if self.config.context < T:
             raise UsageError(
-                f"the input has {T} tokens, but the GPT's context length is {self.config.context}"
+                f"the input has {T} tokens, but the GPT's context length is {self.config.context}; "
+                "shorten the input"
             )
         if self.positions is not None:
             x = x + self.positions.weight[:T]

@@ -152,7 +152,7 @@ def _softmax_and_loss(buffer: Tensor, h: Tensor, w: Tensor, targets: Tensor) -> 
 
 
 def _target_index(targets: Tensor) -> Tensor:
-    """Return the targets with IGNORE replaced by 0; other negative targets stay, to fail as an index."""
+    """Return the targets with IGNORE replaced by 0; others stay, so that invalid targets cause an error."""
     return targets.masked_fill(targets == IGNORE, 0)
 
 

@@ -21,7 +21,7 @@ class Forecast:
     """The runs, seconds of training and disk space that a study still needs, without tuning trials."""
 
     least_runs: int  # best case: the next look answers every open question
-    expected_runs: int | None  # each open question needs `Question.expected` seeds; None if one is unknown
+    expected_runs: int | None  # likely case: open questions need `Question.expected` seeds; None if unknown
     most_runs: int  # worst case: every open question needs the maximum number of seeds
     least_seconds: float | None
     expected_seconds: float | None

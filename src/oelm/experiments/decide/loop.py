@@ -68,7 +68,7 @@ def require_questions(look: Look, design: Design) -> None:
         if q.rule.name == "non-inferior" and q.rule.margins == (0.0,):
             raise UsageError(
                 f"{q.arm.id} against {q.reference.id}: the rule non-inferior has a margin of zero. If the "
-                "arms are equal, no number of seeds can show this. Give a margin above 0, or use the rule "
+                "arms are equal, no number of seeds decides this. Give a margin above 0, or use the rule "
                 "superior"
             )
     if not look.questions:

@@ -27,7 +27,7 @@ from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
 from oelm.runs.states import is_terminal
 
-TRIAL_SEEDS = (1000, 1001)  # other runs count their seeds up from 0
+TRIAL_SEEDS = (1000, 1001)  # far above the seeds of other runs, which start at 0
 LENGTH = 0.5  # steps of a tuning trial here / steps of a tuning trial of `oelm run`
 MAX_EXTENSIONS = 3  # maximum number of learning rates that are added to a grid
 
@@ -111,7 +111,7 @@ def _trials(arm: ArmPlan, grid: Sequence[float], root: Path | str) -> list[RunCo
 
 
 def _finalists(arm: ArmPlan, grid: Sequence[float], root: Path | str) -> list[RunConfig]:
-    """Return the trials, with all seeds, of the better half of the learning rates (by the first seed)."""
+    """Return all trials of the learning rates that were in the better half with the first seed."""
     trials, seed = _configs(arm, grid), arm.trials[0].seed
     first = {t.optim.lr: validation_loss(RunFolder(run_path(root, t))) for t in trials if t.seed == seed}
     kept = sorted(grid, key=lambda lr: (first[lr], lr))[: _kept(len(grid))]
