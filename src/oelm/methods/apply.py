@@ -7,7 +7,7 @@ The steps, and the modules that do them:
     3. raise an error if the method cannot be applied           checks.py
     4. verify numerically that the projections are Q and K      reading/verify.py
     5. split fused weights, initialise, add extras              install.py, extras/, orthogonal.py
-    6. freeze the tensors that are frozen from step 0           record.py
+    6. freeze the tensors that the method freezes at step 0     record.py
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def apply(
 def check_model(
     model: nn.Module, method: Method, selection: Selection, *, verify: bool, example_inputs: Any
 ) -> None:
-    """Raise an error if the method cannot be applied to the selected modules of an unwrapped model."""
+    """Raise an error if the method cannot be applied to the selected modules of `model`."""
     check_no_method_yet(model)
     while True:
         projections = find_projections(model, selection, example_inputs)
@@ -107,7 +107,7 @@ def check_model(
 
 
 class Applied:
-    """A model to which a method was applied: parameter counts, and `step()` to follow the schedule."""
+    """The result of `oelm.apply()`: parameter counts, and `step()`, which follows the method's schedule."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = unwrap(model)
@@ -140,7 +140,7 @@ class Applied:
 
     @property
     def qk_total(self) -> int:
-        """The number of parameters in the query and key projections and in all extras, also extras on v."""
+        """The number of parameters in the query and key projections and in all extras, also those on v."""
         return sum(size for size, _ in self._qk_sizes())
 
     @property
@@ -159,15 +159,15 @@ class Applied:
     def step(self, step: int, total_steps: int, optimizer: torch.optim.Optimizer | None = None) -> bool:
         """Freeze and unfreeze tensors as the schedule says at this step; return whether anything changed.
 
-        What is frozen afterwards depends on `step` and `total_steps` alone. Call this before every optimizer
-        step; after a resume, load the weights first. Tensors that are unfrozen later are in
-        `oelm.param_groups()` from the first step on: torch's optimizers ignore parameters without a gradient,
-        so the groups never have to change.
+        Which tensors are frozen afterwards depends only on `step` and `total_steps`. Call this method before
+        every optimizer step; when a run is resumed, load the weights first. Tensors that are unfrozen later
+        are in `oelm.param_groups()` from the first step on: torch's optimizers ignore parameters without a
+        gradient, so the groups never have to change.
 
         Args:
             step: The number of optimizer steps that are already done.
             total_steps: The number of optimizer steps of the whole run.
-            optimizer: If given, its state for each tensor that becomes frozen now is deleted.
+            optimizer: If given, its state is deleted for each tensor that this call freezes.
         """
         if total_steps < 1 or not 0 <= step <= total_steps:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""`oelm.audit`: check that each tensor of a model is frozen or trainable, as the method says."""
+"""`oelm.audit`: check that the tensors a method freezes are frozen and unchanged, and the rest trains."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def audit(
         )
     held = _Optimizers(optimizer)
     trainable = sum(p.numel() for p in parameters.values() if p.requires_grad)
-    # PEFT freezes the base model of its adapters; after an adapter is merged, no parameter is trainable.
+    # PEFT freezes the base model, which stays frozen after the adapter is merged: then nothing trains.
     others_may_be_frozen = uses_peft(model) or (not trainable and not held.given)
     context = _Context(record, held, _tied_names(model), trainable_adapters(model), others_may_be_frozen)
     rows = []
@@ -137,8 +137,8 @@ class _Context:
     record: Record
     optimizers: _Optimizers
     tied: dict[int, list[str]]  # id of a parameter -> its names; a tied parameter has several
-    adapters: dict[int, list[str]]  # id of a parameter -> names of the PEFT parameters that adapt it
-    others_may_be_frozen: bool  # whether it is no fault if a parameter is frozen by something else
+    adapters: dict[int, list[str]]  # id of a parameter -> parameter names of its PEFT adapters
+    others_may_be_frozen: bool  # whether parameters that the method does not freeze may be frozen
 
 
 def _tied_names(model: nn.Module) -> dict[int, list[str]]:
@@ -157,7 +157,8 @@ class _Optimizers:
         for optimizer in optimizers:
             if not hasattr(optimizer, "param_groups"):
                 raise UsageError(
-                    f"audit: {type(optimizer).__name__} is not an optimizer: it has no param_groups"
+                    f"audit: {type(optimizer).__name__} is not an optimizer (it has no param_groups); pass "
+                    f"one optimizer or a list of optimizers"
                 )
         self.given = given is not None
         self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -168,7 +169,7 @@ class _Optimizers:
             id(p)
             for optimizer in optimizers
             for p, values in getattr(optimizer, "state", {}).items()
-            # Reading the state, a defaultdict, creates an empty entry, which does not count.
+            # `state` is a defaultdict: an empty entry only means that something has read it, so ignore it.
             if not (isinstance(values, dict) and not values)
         }
 
@@ -221,7 +222,7 @@ def _check(tensor: TensorRecord, parameter: nn.Parameter, context: _Context) -> 
     if orthonormal:
         tolerance = max(1e-5, 4 * torch.finfo(parameter.dtype).eps)
         error = orthonormality_error(tensor.heads(parameter))
-        if not error <= tolerance:  # also true for NaN
+        if not error <= tolerance:  # unlike error > tolerance, also true for NaN
             faults.append(f"its heads are not orthonormal (off by {error:.1e})")
     tied = [name for name in context.tied[id(parameter)] if name != tensor.name]
     if tied:
@@ -267,7 +268,7 @@ def _should_be_orthonormal(tensor: TensorRecord, record: Record, parameter: nn.P
     method = record.method
     if tensor.kind != "weight" or tensor.part not in method.parts or method.init not in ORTHONORMAL_INITS:
         return False
-    if tensor.freezes_at != 0.0:  # it trained before it was frozen, so it need not be orthonormal
+    if tensor.freezes_at != 0.0:  # it trained before it was frozen, so it is no longer orthonormal
         return False
     # For a matrix with more rows than columns, init "global" makes the columns of the whole matrix
     # orthonormal, so the rows of a single head are not.
@@ -287,9 +288,9 @@ def _not_in_optimizer(
 
 
 def _frozen_by_accident(record: Record, parameters: dict[str, nn.Parameter]) -> list[AuditRow]:
-    """Return a row for each frozen parameter that is frozen by mistake.
+    """Return a row for each parameter that is frozen by mistake.
 
-    That is one that neither the method freezes nor the user froze before `oelm.apply()`.
+    The parameters that the method freezes, or that the user froze before `oelm.apply()`, are not returned.
     """
     known = {id(parameters[name]) for name in (*record.tensors, *record.extras) if name in parameters}
     return [

@@ -1,4 +1,4 @@
-"""`oelm.OELMCallback` for the Hugging Face Trainer: follow the schedule, audit the model, write oelm.json."""
+"""`oelm.OELMCallback`: follow a method's schedule in the Hugging Face Trainer, audit, and write oelm.json."""
 
 from __future__ import annotations
 
@@ -59,9 +59,8 @@ class OELMCallback(TrainerCallback):
         for parameter in thawing:
             parameter.requires_grad_(True)
         if thawing and args.ddp_find_unused_parameters is None:
-            args.ddp_find_unused_parameters = (
-                True  # without it, DDP waits for the gradients of frozen tensors
-            )
+            # Otherwise DDP would wait for the gradients of tensors that are still frozen.
+            args.ddp_find_unused_parameters = True
         _let_trainer_save(model)
 
     def on_train_begin(
@@ -70,7 +69,8 @@ class OELMCallback(TrainerCallback):
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         record = require_record(model, "OELMCallback")
         _check_cpu_precision(args, model)
-        _let_trainer_save(model)  # with model_init or add_callback, on_init_end was not called for this model
+        # on_init_end was not called for this model if model_init built it, or after trainer.add_callback().
+        _let_trainer_save(model)
         groups = [] if optimizer is None else optimizer.param_groups
         held = {id(p) for group in groups for p in group["params"]}
         if optimizer is not None and any(id(p) not in held for p in _thawing(model, record)):
@@ -95,7 +95,7 @@ class OELMCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
-        # So that oelm.json contains the fraction of the run at which this checkpoint resumes.
+        # This updates the completed fraction of the run, which save_metadata writes into oelm.json.
         self._follow_schedule(state, kwargs["model"], kwargs["optimizer"])
         if state.is_world_process_zero and folder.is_dir():
             save_metadata(kwargs["model"], folder)
@@ -106,7 +106,7 @@ class OELMCallback(TrainerCallback):
         model, best = kwargs["model"], state.best_model_checkpoint
         self._follow_schedule(state, model, kwargs["optimizer"])
         if args.load_best_model_at_end and best and (Path(best) / METADATA).is_file():
-            restore_record(model, Metadata.read(best), best)  # the Trainer has loaded the best checkpoint
+            restore_record(model, Metadata.read(best), best)  # the Trainer has loaded the best weights
         self._audit(model, kwargs["optimizer"])
 
     def _audit(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, hint: str = "") -> None:

@@ -1,6 +1,7 @@
-"""Check that a method can be applied to a model, before `oelm.apply` changes anything.
+"""Check that a method can be applied to a model.
 
-All checks run before the first change, so that an error never leaves a model with only some layers changed.
+`oelm.apply` makes all checks before it changes anything, so that an error never leaves a model with only some
+layers changed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def check_before_apply(
     """Raise an error if the method cannot be applied to the model; warn if it discards trained weights."""
     targets = targets_of(method, projections, matrices)
     if "ffn" in method.parts and not matrices:
-        raise UsageError(f"method '{method.name}' acts on FFN matrices, but where= and exclude= select none")
+        raise UsageError(
+            f"method '{method.name}' acts on FFN matrices, but where= and exclude= select none. Select "
+            f"modules with FFN matrices, or use a method that acts only on q and k"
+        )
     _check_adapters(model, method, projections, matrices)
     method.check_depth(max(p.place.depth for p in projections))
     _check_something_is_frozen(method, targets)
@@ -64,7 +68,7 @@ def _check_adapters(
 ) -> None:
     """Raise OelmError if a layer that the method freezes or replaces has a PEFT adapter.
 
-    On a frozen layer, the adapter would change what must stay fixed; on a replaced layer, it would be lost.
+    The adapter would change the outputs of a frozen layer; with a replaced layer, it would be lost.
     """
     adapters = {id(base_layer(m)): name for name, m in model.named_modules() if is_adapter(m)}
     if not adapters:
@@ -92,9 +96,9 @@ def _check_something_is_frozen(method: Method, targets: list[Projection | FeedFo
     frozen = [t for t in targets if freeze_and_thaw_times(method, t.place)[0] is not None]
     if method.freeze != "none" and not frozen:
         raise UsageError(
-            f"method '{method.name}' freezes none of the modules that where= and exclude= select. Layers are "
-            f"counted in the whole model, also those that are not selected. "
-            f"oelm.preview(model, 'oelm-freeze') lists the modules"
+            f"method '{method.name}' freezes none of the modules that where= and exclude= select. Select "
+            f"other modules; oelm.preview(model, 'oelm-freeze') lists all. Layers are counted in the whole "
+            f"model, not only among the selected modules"
         )
 
 
@@ -164,7 +168,7 @@ def _check_extras(method: Method, p: Projection) -> None:
     if (method.conv or method.conv_value) and not _is_causal(p.attention):
         raise UsageError(
             f"method '{method.name}' adds a causal convolution, but {where} ({kind}) is not a causal "
-            f"self-attention, or does not say so in an attribute is_causal. Use a method without convolution"
+            f"self-attention: its attribute is_causal is missing or False. Use a method without convolution"
         )
     if method.conv_value:
         _check_value_projection(method, p)
@@ -193,7 +197,7 @@ def _is_causal(attention: nn.Module) -> bool:
 
 
 def _is_per_head(norm: nn.Module, p: Projection) -> bool:
-    """Return whether a norm acts on each head separately, so that it would cancel a factor on one head."""
+    """Return whether a norm acts on each head separately, so that it would cancel a head's temperature."""
     sizes = {t.numel() for t in norm.parameters()}
     return not isinstance(norm, nn.Identity) and (not sizes or p.head_dim in sizes)
 
@@ -201,7 +205,7 @@ def _is_per_head(norm: nn.Module, p: Projection) -> bool:
 def _check_value_projection(method: Method, p: Projection) -> None:
     """Raise UsageError unless the attention module has exactly one value projection.
 
-    A fused Q/K/V counts as one.
+    A fused Q/K/V projection counts as one.
     """
     advice = "use dataclasses.replace(method, conv_value=0)"
     found = value_projections(p.attention)

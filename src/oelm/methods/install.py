@@ -74,7 +74,10 @@ def initial_weight(method: Method, seed: int, target: Projection | FeedForward) 
 
 
 def _split_fused(model: nn.Module, projections: list[Projection]) -> list[tuple[str, nn.Module]]:
-    """Split fused weights; return (name, module) of each replaced module, whose weights are removed."""
+    """Replace each fused Q/K/V module by separate projections; return (name, fused module) of each.
+
+    The returned modules have no weights any more.
+    """
     done: set[int] = set()
     replaced = []
     for p in (p for p in projections if p.fused):
@@ -88,7 +91,7 @@ def _split_fused(model: nn.Module, projections: list[Projection]) -> list[tuple[
             fused: Any = p.weight.owner
             name = p.name.rpartition(".")[0]
             replace_module(model, name, SplitProjection(fused, p.weight.layout, p.weight.transposed))
-            fused.weight = fused.bias = None  # free the memory; `oelm.remove()` restores both
+            fused.weight = fused.bias = None  # frees memory; `oelm.remove()` sets weight and bias again
             replaced.append((name, fused))
     return replaced
 
@@ -169,7 +172,7 @@ def _add_extras(
         for p in projections:
             extend(p.name, p.weight.owner, p.role, p.num_heads, p.head_dim, method, p.place.layer)
     if method.conv_value:
-        on_v = Method(f"{method.name} on v", conv=method.conv_value)  # v trains, so it needs no other extra
+        on_v = Method(f"{method.name} on v", conv=method.conv_value)  # no other extra: v is not frozen
         for name, attention in attentions.items():
             (own,) = value_projections(attention)
             extend(f"{name}.{own}" if name else own, attention.get_submodule(own), "v", 1, 1, on_v)
@@ -186,7 +189,7 @@ def _add_extras(
 def _disable_cache(model: nn.Module, attentions: dict[str, nn.Module], record: Record) -> None:
     """Turn off the key/value cache of a model with convolutions over time.
 
-    With the cache, a projection gets only the new token, but a convolution also needs the earlier tokens.
+    With the cache, the input of a projection is only the new token, but a convolution needs earlier ones.
     """
     for name in ("config", "generation_config"):
         config: Any = getattr(model, name, None)

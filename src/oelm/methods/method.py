@@ -20,8 +20,8 @@ Schedule = Literal["constant", "gradual", "early"]
 Part = Literal["q", "k", "ffn"]
 
 #: Inits that replace the present weights by random ones. The random weights depend only on the seed and the
-#: tensor's name, so `oelm.save(..., compact=True)` leaves them out. `oelm.apply()` warns if the present
-#: weights are pretrained.
+#: tensor's name, so `oelm.save(..., compact=True)` does not store them. `oelm.apply()` warns if the weights
+#: that it replaces are pretrained.
 RANDOM_INITS: frozenset[str] = frozenset({"headwise", "global", "normal", "normal-matched"})
 
 #: Inits that make the rows of each head orthonormal; `oelm.audit()` checks this.
@@ -160,7 +160,7 @@ class Method:
 
     @property
     def extends_qk(self) -> bool:
-        """Whether q and k get trainable extras. A relative bias does not count: it acts on the scores."""
+        """Whether q and k get trainable extras. A relative bias does not count: it is added to the scores."""
         return bool(self.bias or self.conv or any(self.ranks) or self.core or self.temperature)
 
     @property
@@ -194,7 +194,8 @@ class Method:
                 f"this model has only {depth}. Set a smaller number of layers (Method.layers), or use a "
                 f"deeper model"
             )
-        if len(self.ranks) > max(depth, 2):  # two ranks fit every model: the second is for all other layers
+        # Two ranks fit a model with one layer, too: the second rank is for all layers after the first.
+        if len(self.ranks) > max(depth, 2):
             raise UsageError(
                 f"method '{self.name}' has ranks for {len(self.ranks)} layers, lowrank = {list(self.ranks)}, "
                 f"but this model has only {depth}. Give at most one rank per layer; the last rank is "
@@ -220,7 +221,7 @@ class Method:
 
 def _check_choices(m: Method) -> None:
     if not isinstance(m.name, str) or not m.name.strip():
-        raise UsageError(f"a method needs a name, got {m.name!r}")
+        raise UsageError(f"the name of a method must be a non-empty text, got {m.name!r}")
     for name, kind in (("init", Init), ("freeze", Freeze), ("schedule", Schedule)):
         if getattr(m, name) not in get_args(kind):
             raise unknown_name(f"{name} of method '{m.name}':", str(getattr(m, name)), get_args(kind))
@@ -230,7 +231,9 @@ def _check_choices(m: Method) -> None:
         if part not in get_args(Part):
             raise unknown_name(f"part of method '{m.name}':", str(part), get_args(Part))
     if len(set(m.parts)) != len(m.parts):
-        raise UsageError(f"method '{m.name}': parts contains a name twice: {m.parts}")
+        raise UsageError(
+            f"method '{m.name}': parts contains a name twice, got {m.parts}; name each part once"
+        )
 
 
 def _check_numbers(m: Method) -> None:
@@ -286,16 +289,20 @@ def _check_combinations(m: Method) -> None:
     if m.freeze in ("none", "all") and m.layers:
         raise conflict(f'layers = {m.layers} has no effect with freeze "{m.freeze}"; leave layers at 0')
     if m.schedule != "constant" and m.freeze == "none":
-        raise conflict(f'schedule "{m.schedule}" has no effect with freeze "none"; set freeze')
+        raise conflict(f'schedule "{m.schedule}" has no effect with freeze "none"; use another freeze')
     if m.schedule != "gradual" and (m.thaw_from or m.thaw_to):
-        raise conflict('thaw_from and thaw_to have no effect without schedule "gradual"')
+        raise conflict(
+            'thaw_from and thaw_to have no effect without schedule "gradual"; set it or leave both at 0'
+        )
     if m.schedule == "gradual" and not m.thaw_from <= m.thaw_to:
-        raise conflict("thaw_from is after thaw_to; layers are unfrozen from thaw_from to thaw_to")
+        raise conflict(
+            "thaw_from is greater than thaw_to; layers are unfrozen from thaw_from to thaw_to, so swap them"
+        )
     if m.schedule == "gradual" and m.thaw_to == 0:
         raise conflict(
-            'schedule "gradual" needs thaw_to, the fraction of the run when the last layer is unfrozen'
+            'schedule "gradual" needs thaw_to > 0, the fraction of the run when the last layer is unfrozen'
         )
     if m.schedule != "early" and m.freeze_at:
-        raise conflict('freeze_at has no effect without schedule "early"')
+        raise conflict('freeze_at has no effect without schedule "early"; set it or leave freeze_at at 0')
     if m.schedule == "early" and not 0 < m.freeze_at < 1:
         raise conflict('schedule "early" needs freeze_at, a fraction of the run between 0 and 1')

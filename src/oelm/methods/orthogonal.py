@@ -1,7 +1,8 @@
 """The initialisations of a query or key matrix, as pure functions that return tensors of shape (H, hs, d).
 
 H is the number of heads, hs the head size, d the input width. Everything is computed on the CPU in float64
-from an explicit generator, so the weights do not depend on the device. The caller casts them to its dtype.
+from an explicit generator, so the weights do not depend on the device. The caller casts them to the dtype of
+the model.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from oelm.methods.method import Init
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:
-    """Return the random generator of one tensor, which depends only on the seed and the tensor's name.
+    """Return the random generator for one tensor; its seed is made from `seed` and the tensor's name.
 
-    So the order of the model's modules does not matter, and `oelm.load()` can rebuild the tensors that
-    `oelm.save(..., compact=True)` left out.
+    So the random numbers do not depend on the order of the model's modules, and `oelm.load()` can rebuild the
+    tensors that `oelm.save(..., compact=True)` left out.
     """
     digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -62,7 +63,7 @@ def nearest_orthonormal(w: Tensor) -> Tensor:
 
 
 def headwise(H: int, hs: int, d: int, generator: torch.Generator) -> Tensor:
-    """Return random weights with orthonormal rows in each head (W_h W_h^T = 1); the heads are independent."""
+    """Return random weights with orthonormal rows in each head (W_h W_h^T = I); the heads are independent."""
     if hs > d:
         raise OelmError(
             f"a head of {hs} rows cannot have orthonormal rows in {d} dimensions; "
@@ -72,7 +73,7 @@ def headwise(H: int, hs: int, d: int, generator: torch.Generator) -> Tensor:
 
 
 def across_heads(H: int, hs: int, d: int, generator: torch.Generator) -> Tensor:
-    """Return random weights (H, hs, d) whose H hs rows are orthonormal, or the d columns if H hs > d."""
+    """Return random weights (H, hs, d) with H hs orthonormal rows, or d orthonormal columns if H hs > d."""
     if H * hs <= d:
         return orthonormal_rows(gaussian((H * hs, d), generator)).reshape(H, hs, d)
     return orthonormal_rows(gaussian((d, H * hs), generator)).mT.reshape(H, hs, d)
@@ -86,7 +87,7 @@ def init_weight(
     if init == "keep":
         return old
     new = _init_with_unit_gain(init, old, generator)
-    if gain == "match":  # keep the Frobenius norm of each head, which sets the scale of the attention logits
+    if gain == "match":  # keep each head's Frobenius norm, which sets the scale of the logits
         return new * (_head_norms(old) / _head_norms(new))
     return new * gain
 
@@ -110,7 +111,7 @@ def _head_norms(w: Tensor) -> Tensor:
 
 
 def orthonormality_error(w: Tensor) -> float:
-    """Return how far the rows of each head W_h of `w` are from orthonormal: max |W_h W_h^T / s - 1|.
+    """Return how far the rows of the heads W_h in `w` are from orthonormal: max |W_h W_h^T / s - I|.
 
     s is the mean squared row norm; dividing by s makes the error independent of the gain. For heads with more
     rows than columns, the columns are used instead of the rows.

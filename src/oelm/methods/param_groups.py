@@ -40,14 +40,14 @@ def param_groups(
         lr: The learning rate.
         weight_decay: Weight decay of matrices and embeddings. Biases, norms, convolutions, cores,
             temperatures and relative biases get none.
-        layer_decay: Factor by which the learning rate shrinks from each layer to the layer below it; the top
-            layer has this factor once, and embeddings count as the layer below the first. 1 = off. Encoder
-            and decoder are counted separately.
+        layer_decay: Factor between the learning rates of a layer and the layer above it. The top layer has
+            layer_decay * lr, the layer below it layer_decay**2 * lr, and so on; embeddings count as the layer
+            below the first. 1 = off. Layers of encoder and decoder are counted separately.
         qk_lr: Learning rate of the query and key projections, before layer_decay; None means `lr`.
     """
     for name, value in (("lr", lr), ("weight_decay", weight_decay), ("qk_lr", qk_lr or 0.0)):
         if not value >= 0:
-            raise UsageError(f"{name} must not be negative, got {value}")
+            raise UsageError(f"{name} must be 0 or more, got {value}")
     if not 0 < layer_decay <= 1:
         raise UsageError(f"layer_decay must be greater than 0 and at most 1, got {layer_decay}")
     record = record_of(model)
@@ -92,7 +92,7 @@ def _qk_names(model: nn.Module) -> set[str]:
 
 
 def _layers_below_top(model: nn.Module) -> dict[str, int]:
-    """Return, by parameter name, the position of its layer counted from the top: 1 for the top layer.
+    """Return {parameter name: position of its layer, counted from the top}; the top layer is 1.
 
     Embeddings count as the layer below the first. Parameters outside the layers are left out.
     """

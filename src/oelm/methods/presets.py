@@ -253,7 +253,7 @@ _WITH_EXTRAS = [
 def _control_of(frozen: Method) -> Method:
     """Return the control of a method with extras: the same architecture and init, but with trained Q/K.
 
-    The control has no low-rank adapter: if W is trained, adding s B A gives nothing new.
+    The control has no low-rank adapter: trained Q/K can represent everything that an adapter adds.
     """
     return replace(
         frozen,
@@ -271,7 +271,7 @@ def _control_of(frozen: Method) -> Method:
 _METHODS: dict[str, Method] = {m.name: m for m in [*_WITHOUT_EXTRAS, *_WITH_EXTRAS]}
 _METHODS |= {m.control: _control_of(m) for m in _WITH_EXTRAS if m.control not in _METHODS}
 
-#: Names that the original study uses -> our names. Its name "oelm" means its first version, not oelm-freeze.
+#: Names in the original study -> our names. There, "oelm" is the first version of the method.
 ALIASES: dict[str, str] = {
     "oelm_freeze": "oelm-freeze",
     "oelm_v2": "oelm-freeze",
@@ -280,7 +280,7 @@ ALIASES: dict[str, str] = {
     "global": "oelm-global",
 }
 
-#: The method to use for a model with pretrained weights.
+#: The method that warnings recommend for a model with pretrained weights.
 PRETRAINED_DEFAULT = "freeze-pretrained"
 
 

@@ -30,7 +30,7 @@ class PreviewRow:
     num_heads: int
     head_dim: int
     init: str
-    training: str  # "frozen", "trains", or a text that says when this changes
+    training: str  # "frozen", "trains", or a text such as "frozen until 50 % of the run"
     parameters: int  # number of parameters in weight and bias
     extras: int  # number of trainable parameters that the method adds to the module
 
@@ -79,7 +79,7 @@ def preview(
 ) -> Preview:
     """Return what `oelm.apply()` would do with these arguments; `model` is not changed.
 
-    Errors and warnings are the same as those of `oelm.apply()`. The counts are exact.
+    Errors and warnings are the same as those of `oelm.apply()`. The parameter counts are exact.
 
     Examples:
         >>> import torch

@@ -1,6 +1,6 @@
-"""The record of the method that was applied to a model: its tensors, when each is frozen, and their hashes.
+"""The record of what `oelm.apply` did to a model: which tensors are frozen when, and their hashes.
 
-The record is an attribute of the model; the schedule, the audit, saving and loading read it.
+The record is an attribute of the model. `Applied.step()`, the audit, saving and loading read it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TensorRecord:
     num_heads: int
     head_dim: int
     transposed: bool
-    rebuildable: bool  # whether seed, name and method determine its values, so compact saves leave it out
+    rebuildable: bool  # whether a compact save leaves it out: seed, name and method determine its values
     freezes_at: float | None  # fraction of the run at which it is frozen; None if it always trains
     thaws_at: float | None  # fraction of the run at which it is unfrozen; None if never
     sha256: str = ""  # hash of its values while it is frozen; "" while it trains
@@ -66,8 +66,9 @@ class Record:
     extras: list[str] = field(default_factory=list)  # names of the parameters that the method added
     frozen_before: list[str] = field(default_factory=list)  # parameters that the user froze before apply
     selection: Selection = ALL  # the modules that `where` and `exclude` selected
-    replaced: list[tuple[str, nn.Module]] = field(default_factory=list)  # (name, original module)
-    use_cache: dict[str, bool] = field(default_factory=dict)  # "config" or "generation_config" -> old value
+    replaced: list[tuple[str, nn.Module]] = field(default_factory=list)  # (name, module before oelm.apply)
+    # use_cache of model.config and model.generation_config before oelm.apply turned it off
+    use_cache: dict[str, bool] = field(default_factory=dict)
     progress: float = 0.0
     verified: bool = True  # False: apply(..., verify=False) skipped the numeric check of Q and K
 
@@ -95,7 +96,7 @@ def require_record(model: nn.Module, caller: str) -> Record:
 
 
 def modules_with_record(model: nn.Module) -> list[str]:
-    """Return the names of those submodules that were themselves passed to `oelm.apply()`."""
+    """Return the names of the submodules that `oelm.apply()` was called with separately."""
     modules = unwrap(model).named_modules()
     return [name for name, module in modules if name and _ATTRIBUTE in module.__dict__]
 
@@ -103,7 +104,7 @@ def modules_with_record(model: nn.Module) -> list[str]:
 def find_parameter(model: nn.Module, name: str) -> nn.Parameter | None:
     """Return the parameter `name`, also if a PEFT adapter wraps its layer; None if not found."""
     try:
-        # A PEFT adapter layer returns the weight of its base layer as its own attribute.
+        # Works with PEFT, too: the attribute `weight` of an adapter layer is the weight of its base layer.
         return unwrap(model).get_parameter(name)
     except AttributeError:
         return None

@@ -20,9 +20,9 @@ from oelm.methods.saving.fold import added_parameters, folded_parameters, unfold
 
 @torch.no_grad()
 def remove(model: nn.Module, *, fold: bool = True) -> nn.Module:
-    """Undo `oelm.apply()` in place, but keep the weights; return the model.
+    """Undo `oelm.apply()` in place, but keep the present weights; return the model.
 
-    Q and K keep their present values and become trainable (unless they were frozen before `oelm.apply()`).
+    Q and K become trainable (unless they were frozen before `oelm.apply()`).
     The original module classes, parameter names and `save_pretrained` are restored, so that another method
     can be applied. Build a new optimizer afterwards.
 
@@ -100,7 +100,7 @@ def disabled(model: nn.Module) -> Iterator[None]:
 
 
 def _check_removable(model: nn.Module, record: Record, fold: bool) -> None:
-    """Raise OelmError if `remove()` cannot restore the plain model; nothing is changed."""
+    """Raise OelmError if `remove()` cannot restore the plain model; called before any change."""
     if fold and (left := unfoldable_parameters(model)):
         raise OelmError(
             f"remove: {', '.join(left[:3])}, which '{record.method.name}' added, cannot be folded into the "
@@ -117,7 +117,8 @@ def _check_removable(model: nn.Module, record: Record, fold: bool) -> None:
             )
         if not isinstance(module, ExtendedProjection | SplitProjection):
             raise OelmError(
-                f"remove: {name} was replaced after oelm.apply by a {type(module).__name__}; undo that first"
+                f"remove: {name} was replaced after oelm.apply by a {type(module).__name__}; put the "
+                f"module of oelm back first"
             )
 
 

@@ -154,7 +154,9 @@ class Tokenizer:
             text = read_text(folder / _FILE, max_bytes=TOKENIZER_BYTES)
             loaded = cls.from_json(text, facts)
         except Exception as error:  # the library `tokenizers` raises Exception itself, not a subclass
-            raise OelmError(f"{folder} does not contain a valid tokenizer of oelm ({error})") from error
+            raise OelmError(
+                f"{folder} contains no valid tokenizer of oelm ({error}): restore the files from a copy"
+            ) from error
         if loaded.hash != facts["hash"]:
             raise OelmError(
                 f"the tokenizer in {folder} has changed since it was saved (its hash differs): restore the "

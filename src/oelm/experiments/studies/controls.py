@@ -52,7 +52,7 @@ _BERT_ARMS = (
 
 CONTROLS: dict[str, Any] = {"study": "paper", "phase": PHASE}
 
-# Methods that the original study proposes as next steps. They run on TinyStories, its first corpus.
+# Methods that the original study proposes as next steps; they are trained only on TinyStories.
 PARTIAL_2 = replace(find_method("oelm-partial"), name="oelm-partial-2", layers=2)
 
 _NEXT_STEPS = (

@@ -30,7 +30,7 @@ class OelmConfig(PreTrainedConfig):
 
 
 def wrap_config(folder: Path) -> None:
-    """Change config.json so that transformers loads the folder through oelm; without oelm, it must fail."""
+    """Change config.json so that transformers loads the folder through oelm, or fails without oelm."""
     fields = read_json_object(folder / _CONFIG)
     if fields.get("model_type") != OelmConfig.model_type:
         wrapped = {"model_type": OelmConfig.model_type, "architectures": fields.get("architectures")}
@@ -46,7 +46,7 @@ def read_config(config_class: Any, folder: Path) -> Any:
 
 
 class _OelmModel:
-    """The class that an auto class uses for `OelmConfig`; its `from_pretrained()` calls `oelm.load()`."""
+    """The model class that transformers' auto classes use for `OelmConfig`; it calls `oelm.load()`."""
 
     config_class = OelmConfig
     auto_class: Any
@@ -58,7 +58,7 @@ class _OelmModel:
         for option, value in options.items():
             if option not in _HARMLESS and value not in (None, False, "auto"):
                 raise OelmError(
-                    f"{name}: oelm does not support the option {option} for this folder; leave it out"
+                    f"{name}: oelm does not support the option {option} for this folder; leave the option out"
                 )
         folder = Path(name)
         if not folder.is_dir():

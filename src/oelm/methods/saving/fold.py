@@ -1,8 +1,8 @@
 """Fold the extras of a method into the matrices that they act on, so that a plain model computes the same.
 
-With adapter, bias, core and temperature, a projection is y = T C ((W + s B A) x + f b), which is one matrix
-and one bias. The trainable bias b can be folded only if the plain projection has a bias. A convolution over
-time and a relative bias cannot be folded.
+With low-rank adapter s B A, trainable bias f b, core C and temperature T, a projection computes
+y = T C ((W + s B A) x + f b), which one matrix and one bias can represent. The trainable bias can be folded
+only if the plain projection has a bias. A convolution over time and a relative bias cannot be folded.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from oelm.errors import OelmError
 from oelm.methods.extras.extended import EXTRAS, ExtendedProjection
 from oelm.methods.reading.wrappers import unwrap
 
-#: Prefix of the state dict keys of unfolded tensors. When transformers loads the file, it reports these keys
-#: as unexpected, so the prefix tells the user to load with oelm.
+#: A tensor that folding changed is also stored unchanged, under its key with this prefix. When transformers
+#: loads the file, it warns that such keys are unexpected, so the prefix tells the user to load with oelm.
 UNFOLDED_PREFIX = "needs_oelm_load."
 
 
@@ -37,7 +37,7 @@ def folded_state(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def fold_all(model: nn.Module) -> dict[str, Tensor]:
-    """Return a state dict with the extras folded into the matrices, without those that cannot be folded."""
+    """Return the state dict with the extras folded into the matrices, without those that cannot be folded."""
     extras = set(added_parameters(model))
     before: list[tuple[nn.Parameter, Tensor]] = []
     try:
@@ -55,8 +55,8 @@ def fold_all(model: nn.Module) -> dict[str, Tensor]:
 def unfolded_tensors(model: nn.Module, folded: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of `model` that its folded state dict `folded` does not contain.
 
-    These are the parameters that the method added, and, under UNFOLDED_PREFIX, the tensors that folding
-    changed.
+    These are the parameters that the method added, and the tensors that folding changes. The keys of the
+    latter get UNFOLDED_PREFIX.
     """
     own = model.state_dict()
     added = {name: own[name] for name in added_parameters(model)}
@@ -67,7 +67,7 @@ def unfolded_tensors(model: nn.Module, folded: dict[str, Tensor]) -> dict[str, T
 
 
 def prefer_unfolded(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-    """Return a saved state dict in which the unfolded tensors, if any, replace the folded ones."""
+    """Return a saved state dict in which tensors with UNFOLDED_PREFIX, if any, replace the folded ones."""
     mark = prefix + UNFOLDED_PREFIX
     unfolded = {prefix + k.removeprefix(mark): t for k, t in state.items() if k.startswith(mark)}
     return {k: t for k, t in state.items() if not k.startswith(mark)} | unfolded

@@ -70,7 +70,7 @@ def model_card(
 
 
 def _usage(model: nn.Module, repo: str = "") -> str:
-    """Return code that loads the model from a folder of `oelm.save()`, or from the repository `repo`."""
+    """Return Python code that loads the model from the repository `repo`, or from a local folder."""
     lines, kind, name = ["import oelm"], kind_of(model), type(model).__name__
     folder = f'snapshot_download("{repo}")' if repo else '"FOLDER"'
     if repo:

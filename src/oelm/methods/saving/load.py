@@ -65,7 +65,7 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
         tensors = take_ties(plain, record, _read_tensors(folder / COMPACT_WEIGHTS))
         _copy_tensors(plain, tensors, folder, names)
     elif metadata.kind == "transformers" and model is None and not only_oelm_can_load(folder):
-        _load_extras(plain, folder, record)  # from_pretrained has loaded all other weights
+        _load_extras(plain, folder, record)  # `_build()` has loaded all other weights
     else:
         _load_full(plain, folder, record)
     restore_record(plain, metadata, folder)
@@ -75,7 +75,7 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
 def load_weights(model: nn.Module, folder: Path | str) -> None:
     """Load the weights from `folder` into a model with the same architecture and method.
 
-    The folder must contain a full save, not a compact one.
+    The folder must have been saved with compact=False.
     """
     record = require_record(model, "load_weights")
     model, folder = unwrap(model), Path(folder)
@@ -93,12 +93,13 @@ def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> 
     if odd := sorted(set(saved) ^ set(record.tensors)):
         raise OelmError(
             f"{folder} was saved from a different architecture: {odd[0]} and {len(odd) - 1} other tensors "
-            f"are only in one of the two"
+            f"are only in the folder or only in the model. Pass a model with the saved architecture"
         )
     parameters = plain_parameters(model)
     if unknown := set(metadata.frozen_before) - set(parameters):
         raise OelmError(
-            f"{folder} was saved from a different architecture: this model has no {sorted(unknown)[0]}"
+            f"{folder} was saved from a different architecture: this model has no "
+            f"{sorted(unknown)[0]}. Pass a model with the saved architecture"
         )
     record.progress, record.verified = metadata.progress, metadata.verified
     record.frozen_before = list(metadata.frozen_before)
@@ -133,7 +134,7 @@ def _check_heads(folder: Path | str, num_heads: int, head_dim: int, tensor: Any)
 
 
 def _check_files(folder: Path) -> None:
-    """Raise OelmError if a file does not match checksums.json; not every folder has this file."""
+    """Raise OelmError if the folder has a checksums.json that does not match its files."""
     if damage := find_damage(folder):
         raise OelmError(f"{folder} is damaged: {'; '.join(damage.values())}. Restore it from a copy.")
 
@@ -141,12 +142,12 @@ def _check_files(folder: Path) -> None:
 def _build(folder: Path, metadata: Metadata) -> nn.Module:
     """Return a plain model of the saved class.
 
-    Only a full save of a transformers model gets its weights here; other models are newly initialised.
+    If plain transformers can load the folder, the model has the saved weights; otherwise random ones.
     """
     cls, dtype = _model_class(folder, metadata), DTYPES[metadata.dtype]
     if metadata.kind == "oelm":
         return cls.from_config(folder).to(dtype)
-    from oelm.methods.saving.auto import read_config  # imports transformers
+    from oelm.methods.saving.auto import read_config  # here, because it needs transformers
 
     try:
         config = read_config(cls.config_class, folder)
@@ -154,18 +155,18 @@ def _build(folder: Path, metadata: Metadata) -> nn.Module:
             model = cls(config).to(dtype)
             if (folder / "generation_config.json").is_file():
                 model.generation_config = model.generation_config.from_pretrained(folder)
-            return model.eval()  # from_pretrained returns a model in eval mode, too
+            return model.eval()  # as from_pretrained does
         with _quiet_transformers():
             for setting in metadata.settings:
                 setattr(config, setting, False)
             # Only safetensors, because loading a pickle can run code.
             return cls.from_pretrained(folder, config=config, use_safetensors=True)
-    except Exception as error:  # the libraries raise many types of error
+    except Exception as error:  # transformers and safetensors raise many types of error
         raise OelmError(f"{folder}: transformers cannot load the model: {error}") from error
 
 
 def _model_class(folder: Path, metadata: Metadata) -> Any:
-    """Return the model class that the metadata names; for safety, only from oelm and transformers."""
+    """Return the model class that the metadata names; for safety, only classes of oelm and transformers."""
     module, _, name = metadata.model_class.partition(":")
     if metadata.kind == "module" or module.split(".")[0] not in ("oelm", "transformers"):
         raise OelmError(
@@ -179,12 +180,14 @@ def _model_class(folder: Path, metadata: Metadata) -> Any:
         if isinstance(error, ModuleNotFoundError) and (missing := missing_library(error, needs)):
             raise missing from None
         raise OelmError(
-            f"{folder} contains a {module}.{name}, but the installed version of the library has no such class"
+            f"{folder} contains a {module}.{name}, but the installed version of the library has no such "
+            f"class. Install the version with which the model was saved"
         ) from None
     constructor = "from_config" if metadata.kind == "oelm" else "from_pretrained"
     if not (isinstance(cls, type) and issubclass(cls, nn.Module) and hasattr(cls, constructor)):
         raise OelmError(
-            f"{folder / METADATA} names {module}.{name}, which is not a model class that oelm can load"
+            f"{folder / METADATA} names {module}.{name}, which is not a model class that oelm can load. "
+            f"Create an instance of your class and call oelm.load(folder, model=instance)"
         )
     return cls
 
@@ -197,14 +200,15 @@ def _load_full(model: nn.Module, folder: Path, record: Record) -> None:
     for path in weight_files(folder):
         state.update(_read_tensors(path))
     if (folder / METADATA).is_file() and Metadata.read(folder).settings:
-        own = model.state_dict()  # without the biases that only the plain model needs
+        # Leave out biases that the saved plain model has, but this model does not have (see `plain.py`).
+        own = model.state_dict()
         state = {name: t for name, t in state.items() if name in own or not name.endswith(".bias")}
     _load_state(model, prefer_unfolded(state), folder, record)
     _load_extras(model, folder, record)
 
 
 def _load_extras(model: nn.Module, folder: Path, record: Record) -> None:
-    """Load the parameters that the method added, and overwrite folded tensors with the unfolded ones."""
+    """Load the parameters that the method added, and the values that other tensors had before folding."""
     if not record.extras:
         return
     tensors = _read_tensors(folder / EXTRA_WEIGHTS)
@@ -222,7 +226,7 @@ def _load_state(model: nn.Module, state: dict[str, Tensor], folder: Path, record
     if reshaped:
         raise _mismatch(folder, reshaped, set())
     missing, unknown = model.load_state_dict(state, strict=False)
-    # A file contains tied weights only once, under one of their names.
+    # A file contains tied weights only under one of their names; the other names are not an error.
     loaded = {storage_key(own[name]) for name in state if name in own}
     not_loaded = {name for name in missing if name not in own or storage_key(own[name]) not in loaded}
     not_loaded -= set(record.extras)

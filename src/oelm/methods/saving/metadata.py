@@ -32,20 +32,21 @@ _FORMAT = 1
 class Metadata:
     """The content of oelm.json."""
 
-    model_class: str  # "module:qualified name"
+    model_class: str  # "<module>:<qualified name of the class>"
     kind: str  # one of KINDS
     compact: bool  # whether the weight file leaves out frozen random tensors
     dtype: str
     method: Method
     seed: int
-    progress: float  # completed fraction of the run, from 0 to 1
+    progress: float  # completed fraction of the training run, from 0 to 1
     verified: bool  # whether oelm.apply verified numerically that the projections are Q and K
     extras: list[str]  # names of the parameters that the method added
     frozen_before: list[str]  # names of the parameters that the user froze before apply
     tensors: list[TensorRecord]
-    where: list[str] = field(default_factory=list)  # name patterns, the argument of oelm.apply
+    where: list[str] = field(default_factory=list)  # argument of oelm.apply; so is `exclude`
     exclude: list[str] = field(default_factory=list)
-    settings: dict[str, bool] = field(default_factory=dict)  # config settings that were turned on for biases
+    # settings in config.json that were changed to True, so that the saved model has biases (see `plain.py`)
+    settings: dict[str, bool] = field(default_factory=dict)
     torch: str = ""  # version of torch that wrote the folder
     format: int = _FORMAT
 
@@ -78,7 +79,7 @@ class Metadata:
         """Return the content of oelm.json; check every field, because the file may be untrusted."""
         path = Path(folder) / METADATA
         if not Path(folder).is_dir():
-            raise OelmError(f"{folder} is not a folder")
+            raise OelmError(f"{folder} is not a folder; pass a folder that oelm.save wrote")
         if not path.is_file():
             raise OelmError(
                 f"{folder} contains no {METADATA}, so it was not written by oelm.save. Load it with the "
@@ -89,11 +90,11 @@ class Metadata:
             if fields.get("format") != _FORMAT:
                 raise OelmError(
                     f"{path} has format {fields.get('format')!r}, but this version of oelm reads only format "
-                    f"{_FORMAT}"
+                    f"{_FORMAT}. Use the version of oelm that wrote the folder"
                 )
             return cls._from_dict(fields)
         except (ValueError, TypeError, UsageError) as error:
-            raise OelmError(f"{path} is damaged: {error}") from None
+            raise OelmError(f"{path} is damaged: {error}. Restore it from a copy") from None
 
     @classmethod
     def _from_dict(cls, fields: dict[str, Any]) -> Metadata:

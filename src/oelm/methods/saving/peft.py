@@ -31,7 +31,7 @@ def save_peft_adapter(model: nn.Module, folder: Path | str) -> None:
         oelm.remove(model, fold=False).save_pretrained("base")
         PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("base"), "adapter")
 
-    Raise OelmError if the method adds anything else, which LoRA cannot represent, or if the adapters act on
+    Raise OelmError if the method adds other extras, which LoRA cannot represent, or if the adapters act on
     parts of a fused matrix, which are not separate modules in the plain model.
     """
     record = require_record(model, "save_peft_adapter")
@@ -42,7 +42,9 @@ def save_peft_adapter(model: nn.Module, folder: Path | str) -> None:
     adapters = {n: m for n, m in model.named_modules() if isinstance(m, ExtendedProjection)}
     adapters = {name: module for name, module in adapters.items() if module.lowrank_a is not None}
     if not adapters:
-        raise OelmError(f"save_peft_adapter: '{record.method.name}' adds no low-rank adapter to this model")
+        raise OelmError(
+            f"save_peft_adapter: '{record.method.name}' adds no low-rank adapter; use oelm.save instead"
+        )
     for name in adapters:
         around = name.rpartition(".")[0]
         if isinstance(model.get_submodule(around), SplitProjection):

@@ -1,7 +1,7 @@
 """Write a model with a method as a plain transformers model with the same outputs.
 
 Extras are folded into the matrices. If the method adds a bias to a projection without bias, the config of the
-plain model must turn biases on. For example, a Llama with `attention_bias=True` has biases on q, k, v and o;
+plain model must turn on biases. For example, a Llama with `attention_bias=True` has biases on q, k, v and o;
 those of v and o are then set to zero.
 """
 

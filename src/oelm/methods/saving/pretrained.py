@@ -42,7 +42,8 @@ class SavePretrained:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.in_trainer = False  # OELMCallback sets this to True, so that the Trainer can save and resume
+        # OELMCallback sets this to True. Then checkpoints contain what the Trainer needs to resume.
+        self.in_trainer = False
 
     def __call__(
         self,
@@ -55,11 +56,11 @@ class SavePretrained:
         folder = Path(save_directory)
         if not is_main_process:
             rest["is_main_process"] = False
-        if uses_peft(self.model):  # transformers then writes only the adapter
+        if uses_peft(self.model):  # then transformers writes only the PEFT adapter
             return write(self.model, folder, state_dict=state_dict, **rest)
         if state_dict is None and not self._is_checkpoint(folder):
             plain = plain_model(self.model)
-            # Without OELMCallback, the Trainer cannot resume from a folder whose config has other settings.
+            # Without OELMCallback, the Trainer cannot resume from a checkpoint whose config turns on biases.
             if plain is None or (plain.settings and _CHECKPOINT.fullmatch(folder.name)):
                 return self._save_for_oelm_only(folder)
             result = plain.write(self.model, folder, **rest)
@@ -68,7 +69,7 @@ class SavePretrained:
             return result
         state = self._state_to_write(state_dict)
         if blocked := is_blocked(state):
-            rest["save_original_format"] = False  # keep the state dict's keys, which oelm.load needs
+            rest["save_original_format"] = False  # do not rename keys: oelm.load needs them
         result = write(self.model, folder, state_dict=state, **rest)
         if is_main_process:
             if blocked:
@@ -80,7 +81,7 @@ class SavePretrained:
         return self.in_trainer and _CHECKPOINT.fullmatch(folder.name) is not None
 
     def _state_to_write(self, given: dict[str, Tensor] | None) -> dict[str, Tensor]:
-        """Return the state dict for a checkpoint of the Trainer, or check the one that the caller gave."""
+        """Return the state dict to write: `given`, after checks, or else that of a Trainer's checkpoint."""
         added = added_parameters(self.model)
         if given is not None:
             if not set(added) & set(given):

@@ -44,8 +44,8 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
 
     Args:
         compact: Leave out frozen random tensors, which `oelm.load()` rebuilds from the seed. The folder is
-            smaller, but plain transformers cannot load it. It can be loaded on other devices and machines,
-            too (see `ties.py`); a rebuilt tensor whose hash differs raises an error.
+            smaller, but plain transformers cannot load it. `oelm.load()` also works on other devices and
+            machines (`ties.py` says why); it raises an error if the hash of a rebuilt tensor differs.
     """
     record = require_record(model, "save")
     _refuse_peft(model)
@@ -61,7 +61,7 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
     plain = plain_model(model) if kind == "transformers" and not compact else None
     remove_files_of_earlier_save(folder)
     if compact or (kind == "transformers" and plain is None):
-        for stale in folder.glob("model*.safetensors*"):  # one file, or shards and their index
+        for stale in folder.glob("model*.safetensors*"):  # weights of an earlier save
             stale.unlink()
         _save_without_weights(model, folder, kind)
         left_out = rebuildable_tensors(record) if compact else set()
@@ -90,12 +90,12 @@ def save_metadata(model: nn.Module, folder: Path | str, *, compact: bool = False
             extras |= unfolded_tensors(model, plain.state)
             settings = plain.settings
         write_tensors(folder / EXTRA_WEIGHTS, extras)
-    (folder / CHECKSUMS).unlink(missing_ok=True)  # it describes the files of an earlier save
+    (folder / CHECKSUMS).unlink(missing_ok=True)  # checksums of an earlier save
     Metadata.of(model, compact=compact, settings=settings).write(folder)
 
 
 def remove_files_of_earlier_save(folder: Path) -> None:
-    """Delete the files that an earlier save wrote and only oelm reads; model.safetensors is kept."""
+    """Delete the files of an earlier save that only oelm reads; model.safetensors is not one of them."""
     for stale in (CHECKSUMS, METADATA, COMPACT_WEIGHTS, OELM_WEIGHTS, EXTRA_WEIGHTS):
         (folder / stale).unlink(missing_ok=True)
 
@@ -171,7 +171,7 @@ def _save_without_weights(model: nn.Module, folder: Path, kind: str) -> None:
         model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
         if model.can_generate():  # type: ignore[operator]
             model.generation_config.save_pretrained(folder)  # type: ignore[union-attr, operator]
-        from oelm.methods.saving.auto import wrap_config  # imports transformers
+        from oelm.methods.saving.auto import wrap_config  # here, because it needs transformers
 
         wrap_config(folder)
     elif kind == "oelm":

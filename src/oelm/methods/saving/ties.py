@@ -21,9 +21,10 @@ from oelm.methods.reading.projection import FeedForward, Projection
 from oelm.methods.reading.wrappers import plain_parameters
 from oelm.methods.record import Record
 
-#: Entries closer than this to a rounding boundary are stored. Results of QR in float64 differ by about 1e-15.
+#: Entries closer than this to a rounding boundary are stored. Results of QR in float64 differ by about 1e-15
+#: between machines.
 MARGIN = 1e-13
-_AT, _VALUES = ".rounding_ties_at", ".rounding_ties"  # keys in the compact file
+_AT, _VALUES = ".rounding_ties_at", ".rounding_ties"  # endings of keys in a compact weight file
 
 
 @torch.no_grad()
@@ -43,7 +44,7 @@ def rounding_ties(model: nn.Module, record: Record) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def take_ties(model: nn.Module, record: Record, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Write the rounding ties in the `tensors` of a compact file into the model; return the other tensors."""
+    """Copy the rounding ties among `tensors` (from a compact save) into the model; return the others."""
     for target in _rebuildable(model, record):
         at, kept = tensors.get(target.name + _AT), tensors.get(target.name + _VALUES)
         if at is not None and kept is not None and at.shape == kept.shape:
