@@ -23,8 +23,8 @@ from oelm.experiments.catalogue import (
 )
 from oelm.experiments.experiment import Experiment, stand_ins
 from oelm.experiments.fairness import check_arms
+from oelm.experiments.request import Request
 from oelm.experiments.scales import SCALES
-from oelm.experiments.study import Request
 from oelm.methods.apply import apply
 from oelm.runs.states import EXIT_USAGE
 from oelm.training.build_model import build_model

@@ -6,7 +6,8 @@ from oelm.config.overrides import override
 from oelm.experiments.catalogue import experiment, experiments, select
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.fairness import check_arms, check_experiment, compare_settings
-from oelm.experiments.study import Request, unequal_settings
+from oelm.experiments.request import Request
+from oelm.experiments.study import unequal_settings
 
 
 def test_unequal_learning_rates_of_the_original_study_are_marked() -> None:

@@ -55,7 +55,7 @@ def test_a_phase_of_the_original_study_runs_to_its_results(
 def test_a_tuned_experiment_runs_its_trials_first(
     in_process: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["run", "TS-FREEZE-TUNED", "--seeds", "0", "--trial-seeds", "0", "--scale", "smoke"]
+    words = ["run", "TS-FREEZE-TUNED", "--seeds", "0", "--scale", "smoke"]
     assert main([*words, "--runs", str(tmp_path / "runs")]) == 0
     output = capsys.readouterr().out
     assert "tuned TS-FREEZE-TUNED: learning rate" in output
@@ -63,10 +63,10 @@ def test_a_tuned_experiment_runs_its_trials_first(
     (final,) = [run for run in scan(tmp_path / "runs") if not run.trial]
     assert final.state == "finished"
     config = RunFolder(final.path).config()
-    assert config.tune.grid == (1e-3, 4e-3)
+    assert set(config.tune.grid) > {1e-3, 4e-3}  # of two values, the better one is at the edge
     assert config.optim.lr in config.tune.grid
     trials = [run for run in scan(tmp_path / "runs") if run.trial]
-    assert len(trials) == 2
+    assert {run.seed for run in trials} == {1000, 1001}
     for run in trials:
         results = RunFolder(run.path).results()
         assert results is not None

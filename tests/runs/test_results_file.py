@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ import pytest
 from fake_run import write_finished_run
 from oelm.analysis.load import load_runs
 from oelm.cli.main import main
+from oelm.config.run_config import TuneConfig
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.catalogue import experiment
-from oelm.experiments.tuning import trial_configs
 from oelm.files.atomic import write_json
 from oelm.runs import results_file
 from oelm.runs.folder import RunFolder
@@ -29,7 +30,7 @@ def make_runs(root: Path, id: str = "GPT-01") -> list[RunFolder]:
     """A finished run and a finished tuning trial, with logs and a checkpoint."""
     config = experiment(id).at("smoke", 1)
     folders = []
-    for each in (config, *trial_configs(config, (1e-3,), (0,))):
+    for each in (config, replace(config, tune=TuneConfig(trial=True))):
         folder = write_finished_run(run_path(root, each), each)
         for name in (*KEPT_FILES, "training.log", "latest.pt"):
             if not (folder.path / name).exists():

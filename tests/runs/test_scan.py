@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from oelm.cli.main import main
+from oelm.config.run_config import TuneConfig
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch.jobs import make_jobs
-from oelm.experiments.tuning import trial_configs
 from oelm.files.atomic import write_json
 from oelm.runs.folder import RunFolder
 from oelm.runs.lock import RunLock
@@ -111,7 +111,12 @@ def test_a_broken_status_is_shown_not_raised(tmp_path: Path, content: bytes | No
 
 def test_trials_are_found_apart_from_the_runs(tmp_path: Path) -> None:
     config = experiment("GPT-01").at("smoke", 7)
-    make_jobs([config, *trial_configs(config, (1e-3, 2e-3), (0, 1))], tmp_path)
+    trials = [
+        replace(config, seed=seed, optim=replace(config.optim, lr=lr), tune=TuneConfig(trial=True))
+        for lr in (1e-3, 2e-3)
+        for seed in (0, 1)
+    ]
+    make_jobs([config, *trials], tmp_path)
     assert len(scan(tmp_path)) == 5
     assert [r.name for r in scan(tmp_path, trials=False)] == ["GPT-01 smoke seed 7"]
     assert "GPT-01 smoke lr=0.002 seed 1" in {r.name for r in scan(tmp_path)}

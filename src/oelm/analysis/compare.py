@@ -10,6 +10,7 @@ from oelm.analysis.arms import Arm, Planned, gather_arms
 from oelm.analysis.effects import TestError, measure
 from oelm.analysis.flags import result_flags, run_flags
 from oelm.analysis.load import Loaded, LoadedRun
+from oelm.analysis.lr_choice import lr_choice_sd
 from oelm.analysis.messages import Message
 from oelm.analysis.pairs import Kind, Pair, find_pairs
 from oelm.analysis.questions import GIVEN_UP, Question, answer_pair, rules_of
@@ -48,6 +49,9 @@ class Comparison:
     test_error: TestError = "none"
     mcnemar_p: float | None = None
     max_seeds: int = 0  # option --max-seeds of `oelm decide`; 0 if the number of seeds was fixed
+    # Standard deviation of `effect` that comes from choosing the learning rates by a few tuning trials, which
+    # the interval does not contain; None if it is not known.
+    lr_choice_sd: float | None = None
 
     @property
     def metric(self) -> str:
@@ -144,6 +148,7 @@ def compare(
         (*flags, *result_flags(measured, reference)),
         measured.test_error,
         measured.mcnemar_p,
+        lr_choice_sd=lr_choice_sd(arm, reference, trials),
     )
 
 

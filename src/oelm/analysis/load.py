@@ -46,6 +46,7 @@ class RunResult:
     test: float | None  # test score; None for a tuning trial
     test_n: int  # number of test examples or tokens; 0 for a tuning trial
     validation: float | None
+    validation_loss: float  # infinite if there is none
     parameters: ParameterCounts
     checkpoint_bytes: int | None
     fairness: Fairness
@@ -317,6 +318,7 @@ def _result(results: Results, config: RunConfig) -> RunResult:
         test=results.score("test"),
         test_n=results.test.n if results.test else 0,
         validation=results.score("validation"),
+        validation_loss=results.validation.loss if results.validation else math.inf,
         parameters=results.parameters,
         checkpoint_bytes=results.checkpoint_bytes,
         fairness=results.fairness,

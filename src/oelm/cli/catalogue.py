@@ -111,7 +111,7 @@ def show(
     from oelm.experiments.fairness import check_experiment
     from oelm.experiments.plan import estimate
     from oelm.experiments.predict import Predictor, find_gpu
-    from oelm.experiments.study import Request
+    from oelm.experiments.request import Request
 
     load_catalogues(catalogue)
     if is_study_file(id) and not arm:

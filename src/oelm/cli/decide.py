@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -16,12 +15,11 @@ from oelm.cli.progress import RunProgress
 from oelm.cli.run import LocalOptions, Place, SlurmFlags, TuningOptions, Where
 from oelm.cli.values import SEVERAL, Count, Integer, Seconds
 from oelm.errors import UsageError
-from oelm.experiments.catalogue import experiments, planned_configs
-from oelm.experiments.experiment import Experiment
+from oelm.experiments.catalogue import with_references
 from oelm.experiments.launch.jobs import RETRIES, Launcher
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slurm import SlurmLauncher
-from oelm.experiments.study import ArmPlan, Request, unequal_settings
+from oelm.experiments.request import ArmPlan, Request
 from oelm.units import bytes_text, duration_text
 
 if TYPE_CHECKING:
@@ -78,8 +76,8 @@ def decide(
     """
     from oelm.experiments.decide import forecast as forecasts
     from oelm.experiments.decide.look import look_at
-    from oelm.experiments.decide.loop import decide_study, exit_code, lock_studies, require_questions
-    from oelm.experiments.decide.tune import TRIAL_SEEDS, tune_by_halving
+    from oelm.experiments.decide.loop import exit_code, require_questions
+    from oelm.experiments.decide.study import make_design, tune_and_decide
 
     if not MIN_SEEDS <= max_seeds <= MAX_SEEDS:
         raise UsageError(f"--max-seeds must be from {MIN_SEEDS} to {MAX_SEEDS}, not {max_seeds}")
@@ -87,16 +85,15 @@ def decide(
         raise UsageError("--gpu only predicts: add --dry-run; --gpus chooses the GPUs to train on")
     place = Place(on, runs, local, slurm, machine, retries)
     place.check()
-    chosen = with_references(selection.experiments(ids))
     request = Request(
-        experiments=chosen,
+        experiments=with_references(selection.experiments(ids)),
         scales=(scale,),
         seeds=(0,),
         changes=changes.values(),
         study=changes.study_name,
         tune=tuning.tune,
         grid=tuning.grid,
-        trial_seeds=tuning.trial_seeds or TRIAL_SEEDS,
+        trial_seeds=tuning.trial_seeds,
         data_dir=machine.data_dir,
     )
     arms = request.arms()
@@ -105,58 +102,29 @@ def decide(
     design = make_design(arms, max_seeds, rules)
     look = look_at(design, runs)
     require_questions(look, design)
-    limit = budget or float("inf")
     plans = forecasts.plans_of(design, runs) if dry_run or budget else {}
     if budget:
         forecasts.check_budget(budget, design, look, plans)
     if dry_run:
         _print_plan(design, look, forecasts.forecast(design, look, plans), arms, (gpu, runs), json)
         return 0
-    with lock_studies(design, runs), RunProgress(0, quiet=json) as progress:
+    with RunProgress(0, quiet=json) as progress:
         launcher = place.launcher(len(arms) * max_seeds, progress.events())
-        for setting in unequal_settings(arms):
-            progress.say(f"unequal: {setting}")
-        tuned = tune_by_halving(arms, runs, launcher, progress.say)
-        if tuned.stopped:
-            return 1 if tuned.stopped == "failed" else 75
-        outcome = decide_study(
-            make_design(tuned.arms, max_seeds, rules),
+        outcome = tune_and_decide(
+            arms,
+            design,
             runs,
             launcher,
             width=_width(launcher),
-            budget=limit,
+            budget=budget or float("inf"),
             guess=forecasts.guessed_seconds(plans),
             say=progress.say,
         )
     if json:
-        print_json({**_facts(outcome), "tuned": [asdict(choice) for choice in tuned.choices]})
+        print_json(_facts(outcome))
     else:
         _print_summary(outcome)
     return exit_code(outcome)
-
-
-def with_references(chosen: Sequence[Experiment]) -> list[Experiment]:
-    """Return the chosen experiments, and the baselines and controls that they are compared with."""
-    known = experiments()
-    found = {e.id: e for e in chosen}
-    for e in chosen:
-        for name in (e.baseline, e.control):
-            if name in known:
-                found.setdefault(name, known[name])
-    return list(found.values())
-
-
-def make_design(arms: Sequence[ArmPlan], max_seeds: int, rules: Sequence[str]) -> Design:
-    from oelm.experiments.decide.look import Design
-
-    trial_seeds = dict.fromkeys(seed for arm in arms for seed in (t.seed for t in arm.trials))
-    return Design(
-        tuple(arm.runs[0] for arm in arms),
-        max_seeds,
-        tuple(rules),
-        planned=planned_configs(),
-        trial_seeds=tuple(trial_seeds),
-    )
 
 
 def _width(launcher: Launcher) -> int:
@@ -174,9 +142,7 @@ def _print_plan(
     gpu_and_runs: tuple[str, str],
     as_json: bool,
 ) -> None:
-    from oelm.experiments.decide.tune import count_trials
-
-    trials = sum(count_trials(arm) for arm in arms if arm.trials)
+    trials = sum(arm.total_trials for arm in arms)
     gpu, runs = gpu_and_runs
     most = [(config, needs.most_runs_of.get(key, 0)) for key, config in design.by_arm().items()]
     if as_json:
@@ -232,7 +198,8 @@ def _print_summary(outcome: DecideOutcome) -> None:
         if job.state == "failed":
             print(f"failed: {job.name}: {job.reason}")
     endings = {
-        "budget": "stopped: the budget does not allow another run; a larger --budget continues",
+        "budget": "stopped: out of budget, because the next run or tuning trial would exceed it; the same "
+        "command with a larger --budget continues",
         "interrupted": "interrupted: the same command continues",
         "failed": "stopped: runs failed; the same command tries them again",
     }
@@ -248,9 +215,10 @@ def _facts(outcome: DecideOutcome) -> dict[str, Any]:
         "questions": [q.to_dict() for q in outcome.questions],
         "stopped": outcome.stopped,
         "spent_seconds": outcome.look.spent_seconds,
+        "tuned": [choice.to_dict() for choice in outcome.choices],
         "runs": [
-            {"id": j.config.id, "seed": j.config.seed, "state": j.state, "reason": j.reason}
-            | {"folder": str(j.folder)}
+            {"id": j.config.id, "seed": j.config.seed, "trial": j.config.tune.trial}
+            | {"state": j.state, "reason": j.reason, "folder": str(j.folder)}
             for j in outcome.jobs
         ],
     }

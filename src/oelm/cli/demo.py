@@ -22,8 +22,9 @@ from oelm.experiments.catalogue import planned_configs, select
 from oelm.experiments.launch.jobs import exit_code
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slots import make_slots
+from oelm.experiments.request import Request
 from oelm.experiments.studies.demo import LM_ARMS, SEEDS, real_text
-from oelm.experiments.study import Request, run_study
+from oelm.experiments.study import run_study
 
 if TYPE_CHECKING:
     from oelm.analysis.analyze import Analysis

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from oelm.cli.options import Changes, Json, MachineOptions, OneScale, Runs, Seeds, Selection
 from oelm.cli.output import print, print_json
 from oelm.config.run_config import Machine, RunConfig
-from oelm.experiments.study import Request
+from oelm.experiments.request import Request
 from oelm.runs.states import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from oelm.experiments.launch.site import site_file
 from oelm.experiments.launch.slots import make_slots
 from oelm.experiments.launch.slurm import SlurmLauncher
 from oelm.experiments.pilot import PILOT_FACTOR
-from oelm.experiments.study import ArmPlan, Request, StudyOutcome, run_study
-from oelm.experiments.tuning import TRIAL_SEEDS
+from oelm.experiments.request import TRIAL_SEEDS, ArmPlan, Request
+from oelm.experiments.study import StudyOutcome, run_study
 from oelm.runs.states import EXIT_INTERRUPTED
 
 Where = Literal["local", "slurm"]
@@ -55,9 +55,11 @@ class TuningOptions:
     tune: Annotated[bool | None, Parameter(negative="--no-tune")] = None
     """Choose each learning rate from a grid by validation loss (default: as `oelm show ID` says)."""
     grid: Numbers = ()
-    """Learning rates to try (default: the grid of the experiment)."""
-    trial_seeds: Integers = ()
-    """Seeds of the tuning trials (default: 0 1; `oelm decide`: 1000 1001)."""
+    """Learning rates to try first (default: the grid of the experiment). If the best is at the edge, more
+    are tried."""
+    trial_seeds: Integers = TRIAL_SEEDS
+    """Seeds of the tuning trials, at least two. All learning rates are tried with the first, the better half
+    with the others."""
 
 
 @Parameter(name="*", group=Group("Pilot and retries", sort_key=2))
@@ -175,7 +177,7 @@ def run(
         study=changes.study_name,
         tune=tuning.tune,
         grid=tuning.grid,
-        trial_seeds=tuning.trial_seeds or TRIAL_SEEDS,
+        trial_seeds=tuning.trial_seeds,
         data_dir=machine.data_dir,
     )
     arms = request.arms()
@@ -213,8 +215,8 @@ def _check_flags_are_used(
         raise UsageError("--no-wait cannot be combined with --pilot, which waits for the pilot runs")
     if retry.pilot_factor != PILOT_FACTOR and not retry.pilot:
         raise UsageError("--pilot-factor has no effect without --pilot; add --pilot, or leave it out")
-    tunes = any(arm.trials for arm in arms)
-    if (tuning.grid or tuning.trial_seeds) and not tunes:
+    tunes = any(arm.grid for arm in arms)
+    if (tuning.grid or tuning.trial_seeds != TRIAL_SEEDS) and not tunes:
         raise UsageError("--grid and --trial-seeds have no effect: no experiment is tuned; add --tune")
 
 
@@ -235,9 +237,7 @@ def _facts(outcome: StudyOutcome) -> dict[str, Any]:
             | {"state": j.state, "reason": j.reason, "folder": str(j.folder)}
             for j in outcome.jobs
         ],
-        "tuned": [
-            {"id": c.id, "lr": c.lr, "losses": c.losses, "at_edge": c.at_edge} for c in outcome.choices
-        ],
+        "tuned": [choice.to_dict() for choice in outcome.choices],
         "unequal": [u.to_dict() for u in outcome.unequal],
         "problems": outcome.problems,
     }

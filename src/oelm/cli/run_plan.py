@@ -14,7 +14,9 @@ from oelm.experiments.experiment import model_stand_ins
 from oelm.experiments.launch.jobs import Launcher
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slurm import SlurmLauncher
-from oelm.experiments.study import ArmPlan, unequal_settings
+from oelm.experiments.request import ArmPlan
+from oelm.experiments.study import unequal_settings
+from oelm.experiments.tuning import TuningGroup, by_comparison
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
 from oelm.runs.scan import state_of
@@ -29,16 +31,21 @@ def print_plan(
     as_json: bool,
 ) -> None:
     """Print the runs that `oelm run` would start: device, data, states, and with `gpu` their hours there."""
-    sizes = [(arm.runs[0], len(arm.trials) + len(arm.runs)) for arm in arms]
-    configs = [config for arm in arms for config in (*arm.trials, *arm.runs)]
-    tuned = {arm.experiment.id for arm in arms if arm.trials}
+    sizes = [(arm.runs[0], arm.total_runs) for arm in arms]
+    say = (lambda _: None) if as_json else print
+    groups = [TuningGroup(group, runs, say) for group in by_comparison(arms).values()]
+    trials = [trial for group in groups for trial in group.trials()]
+    configs = [*trials, *(config for arm in arms for config in arm.runs)]
+    tuned = {arm.id for arm in arms if arm.grid}
+    later = max(0, sum(arm.total_trials for arm in arms) - len(trials))
     plan = [_planned_run(runs, config, config.id in tuned) for config in configs]
     unequal = unequal_settings(arms)
     script = _sbatch_script(launcher, sum(row["state"] != "finished" for row in plan))
     sources, device = _data_sources(configs, machine.data_dir), _device(machine.device, launcher)
     if as_json:
         predicted = {"gpu": gpu_facts(sizes, gpu, runs)} if gpu else {}
-        facts = {"runs": plan, "unequal": [u.to_dict() for u in unequal], "device": device, "data": sources}
+        facts = {"runs": plan, "later_trials": later, "device": device, "data": sources}
+        facts["unequal"] = [u.to_dict() for u in unequal]
         print_json({**facts, **predicted, **({"script": script} if script else {})})
         return
     print(f"device: {device}")
@@ -52,14 +59,18 @@ def print_plan(
         lr = f"{row['lr']:g}" if row["lr"] else "tuned"
         state = f" ({row['state']})" if row["state"] else ""
         print(f"{'trial' if row['trial'] else 'run  '}  lr {lr:8} {row['folder']}{state}")
+    if later:
+        print(
+            f"trial  {later} further trials: the better half of the learning rates with the other trial seeds"
+        )
     states = Counter(row["state"] for row in plan if row["state"])
     found = f" ({', '.join(f'{n} {state}' for state, n in states.items())})" if states else ""
     if isinstance(launcher, LocalLauncher):
         names = ", ".join(slot.name for slot in launcher.slots)
-        print(f"{len(plan)} runs{found} in {len(launcher.slots)} slots: {names}")
+        print(f"{len(plan) + later} runs{found} in {len(launcher.slots)} slots: {names}")
     else:
-        after = "; tuned runs follow in a second array, after their tuning trials" if tuned else ""
-        print(f"{len(plan)} runs{found} as tasks of a SLURM job array{after}:\n\n{script}", end="")
+        after = "; tuned runs follow in arrays of their own, after their tuning trials" if tuned else ""
+        print(f"{len(plan) + later} runs{found} as tasks of a SLURM job array{after}:\n\n{script}", end="")
     if gpu:
         print_gpu_hours(sizes, gpu, runs)
 

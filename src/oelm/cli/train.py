@@ -25,8 +25,8 @@ from oelm.experiments.catalogue import one_experiment
 from oelm.experiments.experiment import stand_ins
 from oelm.experiments.launch.jobs import make_jobs
 from oelm.experiments.launch.worker import is_rank_zero, train_folder
-from oelm.experiments.study import ArmPlan, Request
-from oelm.experiments.tuning import choose_lr, with_chosen_lr
+from oelm.experiments.request import ArmPlan, Request
+from oelm.experiments.tuning import TuningGroup
 from oelm.runs.folder import RunFolder
 from oelm.runs.schema import Results, to_json
 
@@ -84,10 +84,13 @@ def train(
 def _tuned_config(arm: ArmPlan, root: str, quiet: bool) -> RunConfig:
     """Return the config of the only run of `arm`; if the arm is tuned, with the chosen learning rate."""
     (config,) = arm.runs
-    if not arm.trials:
+    if not arm.grid:
         return config
+    group = TuningGroup([arm], root, lambda _: None)
     try:
-        choice = choose_lr(arm.trials, root)
+        while group.grow():
+            pass
+        choice = group.choose(arm)
     except OelmError:
         raise OelmError(
             f"{config.id} needs a tuned learning rate, but its tuning trials have not all ended: "
@@ -96,7 +99,7 @@ def _tuned_config(arm: ArmPlan, root: str, quiet: bool) -> RunConfig:
         ) from None
     if not quiet:
         print(f"tuned {choice}")
-    return with_chosen_lr(config, choice, arm.trials)
+    return group.with_lr(arm, choice.lr).runs[0]
 
 
 def _print_outcome(folder: RunFolder, as_json: bool) -> None:

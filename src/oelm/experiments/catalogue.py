@@ -177,6 +177,17 @@ def find_phase(name: int | str) -> int | str:
     raise UsageError(f"there is no phase {name}. Valid: {', '.join(map(str, PHASES))}")
 
 
+def with_references(chosen: Sequence[Experiment]) -> list[Experiment]:
+    """Return the chosen experiments, and the baselines and controls that they are compared with."""
+    known = experiments()
+    found = {e.id: e for e in chosen}
+    for e in chosen:
+        for name in (e.baseline, e.control):
+            if name in known:
+                found.setdefault(name, known[name])
+    return list(found.values())
+
+
 def planned_configs() -> dict[str, dict[str, RunConfig]]:
     """Return the config that the catalogue has for each experiment and scale, as {ID: {scale: config}}.
 

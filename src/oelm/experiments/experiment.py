@@ -82,7 +82,7 @@ class Experiment:
     published: bool = False
     tuned: bool = False  # the learning rate is chosen from a grid before the runs
     grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # scale -> learning rates to try
-    trial_share: float = 1.0  # length of a tuning trial as a fraction of a run's steps or epochs
+    trial_share: float = 0.5  # length of a tuning trial as a fraction of a run's steps or epochs
     seeds: tuple[int, ...] = (DEFAULT_SEED,)  # seeds of the runs, unless the user gives others
     notes: tuple[str, ...] = ()
     # Scale -> reason why the experiment is not run at that scale.

@@ -10,7 +10,7 @@ from oelm.experiments.launch.jobs import Job
 from oelm.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from oelm.experiments.study import ArmPlan
+    from oelm.experiments.request import ArmPlan
 
 # The pilot passes if the validation perplexity of the method is at most this factor higher than that of the
 # baseline (or its accuracy at most this factor lower). The largest factor in the original study is 1.16; the

@@ -1,6 +1,4 @@
-"""Run a study: plan its arms, check that their settings are comparable, tune learning rates, run the arms.
-
-An arm is one experiment (a method on a dataset) at one scale, with a run for each seed.
+"""Run a study: check that the settings of its arms are comparable, tune learning rates, run the arms.
 
 arms = Request(select(study="gap"), scales=("mini",), seeds=(0, 1, 2)).arms()
 outcome = run_study(arms, "runs", launcher)
@@ -8,118 +6,17 @@ outcome = run_study(arms, "runs", launcher)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from oelm.config.limits import check_config
-from oelm.config.run_config import RunConfig, Scale
-from oelm.errors import OelmError, UsageError
-from oelm.experiments.experiment import Experiment, require_folder_name, stand_ins
+from oelm.config.run_config import RunConfig, TuneConfig
+from oelm.experiments.experiment import stand_ins
 from oelm.experiments.fairness import UnequalSetting, check_arms
 from oelm.experiments.launch.jobs import Job, Launcher, make_jobs
 from oelm.experiments.pilot import pilot_pair, pilot_problems
-from oelm.experiments.tuning import TRIAL_SEEDS, Choice, choose_lr, trial_configs, with_chosen_lr
-from oelm.runs.states import is_terminal
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class ArmPlan:
-    """The plan of one arm: one experiment at one scale, with a config per seed and its tuning trials."""
-
-    experiment: Experiment
-    runs: tuple[RunConfig, ...]
-    trials: tuple[RunConfig, ...] = ()  # tuning trials, to be run first; () = the learning rate is not tuned
-
-    @property
-    def id(self) -> str:
-        return self.experiment.id
-
-    @property
-    def scale(self) -> Scale:
-        return self.runs[0].scale
-
-    @property
-    def total_runs(self) -> int:
-        return len(self.runs) + len(self.trials)
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user wants to run: experiments, scales, seeds and changed settings."""
-
-    experiments: Sequence[Experiment]
-    scales: Sequence[Scale] = ("full",)
-    seeds: Sequence[int] = ()  # () = the seeds of each experiment
-    changes: Mapping[str, Any] = field(default_factory=dict)  # config field ("budget.steps") -> value
-    study: str = ""  # name of the study folder; "" = the study of each experiment
-    tune: bool | None = None  # whether to tune the learning rate; None = as the catalogue says
-    grid: Sequence[float] = ()  # learning rates to try; () = the experiment's grid
-    trial_seeds: Sequence[int] = TRIAL_SEEDS
-    data_dir: str = ""
-
-    def __post_init__(self) -> None:
-        if self.study:
-            require_folder_name(self.study, "a study's name (--as)")
-        if self.data_dir and set(self.scales) == {"smoke"} and not self.changes:
-            raise UsageError(
-                "--data-dir has no effect at smoke scale, where all text is built in; leave it out"
-            )
-
-    def arms(self) -> list[ArmPlan]:
-        """Return one plan per experiment and scale; raise UsageError if a config is invalid."""
-        pairs = [(e, scale) for scale in dict.fromkeys(self.scales) for e in self.experiments]
-        kept = [self._arm(e, scale) for e, scale in pairs if scale not in e.left_out_at]
-        if pairs and not kept:
-            raise UsageError("; ".join(self.left_out()))
-        return kept
-
-    def left_out(self) -> list[str]:
-        """Return notes for the user: which experiments are not run at one of the scales, and why."""
-        ids: dict[tuple[str, str], list[str]] = {}
-        for scale in dict.fromkeys(self.scales):
-            for e in self.experiments:
-                if scale in e.left_out_at:
-                    ids.setdefault((scale, e.left_out_at[scale]), []).append(e.id)
-        return [f"not run at scale {s}: {', '.join(names)} ({why})" for (s, why), names in ids.items()]
-
-    def _arm(self, e: Experiment, scale: Scale) -> ArmPlan:
-        runs = tuple(self.config(e, scale, seed) for seed in dict.fromkeys(self.seeds or e.seeds))
-        if not self._tunes(e):
-            return ArmPlan(e, runs)
-        if "optim.lr" in self.changes:
-            raise UsageError(
-                f"{e.id}: optim.lr cannot be set, because tuning chooses the learning rate; "
-                "use --no-tune to run with this learning rate, or --grid for the learning rates to try"
-            )
-        grid = tuple(dict.fromkeys(self.grid or e.grid(scale)))
-        seeds = tuple(dict.fromkeys(self.trial_seeds))
-        return ArmPlan(e, runs, tuple(trial_configs(runs[0], grid, seeds, e.trial_share)))
-
-    def config(self, e: Experiment, scale: Scale, seed: int) -> RunConfig:
-        """Return the config of one run; raise UsageError if its settings are invalid."""
-        try:
-            config = e.at(scale, seed, self.data_dir, self.changes)
-            check_config(config, self.data_dir)
-        except UsageError as error:
-            raise UsageError(f"{e.id}: {error}") from None
-        return replace(config, study=self.study or self._study(e))
-
-    def _tunes(self, e: Experiment) -> bool:
-        return e.tuned if self.tune is None else self.tune
-
-    def _study(self, e: Experiment) -> str:
-        """Return the name of the study folder.
-
-        The runs get a different folder if the user tunes an experiment that the catalogue does not tune, or
-        the other way round, because they are not the runs that the catalogue describes.
-        """
-        if self._tunes(e) == e.tuned:
-            return e.study
-        return f"{e.study}-{'tuned' if self.tune else 'untuned'}"
+from oelm.experiments.request import ArmPlan
+from oelm.experiments.tuning import Choice, Say, by_comparison, shared_grid, tune
 
 
 @dataclass
@@ -188,26 +85,11 @@ def run_arms(
     def launch(configs: Sequence[RunConfig]) -> list[Job]:
         return list(launcher.launch(make_jobs(configs, root, retry_diverged=retry_diverged)))
 
-    outcome = StudyOutcome(jobs=launch([config for arm in arms for config in (arm.trials or arm.runs)]))
-    not_ended = {(job.config.id, job.config.scale) for job in outcome.jobs if not is_terminal(job.state)}
-    tuned: list[RunConfig] = []
-    for arm in arms:
-        if not arm.trials:
-            continue
-        if (arm.id, arm.scale) in not_ended:
-            say(f"{arm.id}: not all tuning trials have ended; run the same command again to continue")
-            continue
-        try:
-            choice = choose_lr(arm.trials, root)
-        except OelmError as error:
-            outcome.problems.append(str(error))
-            say(str(error))
-            continue
-        outcome.choices.append(choice)
-        say(f"tuned {choice}")
-        tuned += [with_chosen_lr(config, choice, arm.trials) for config in arm.runs]
-    if tuned:
-        outcome.jobs += launch(tuned)
+    fixed = [config for arm in arms if not arm.grid for config in arm.runs]
+    tuned = tune(arms, root, launch, along=fixed, say=say)
+    outcome = StudyOutcome(tuned.jobs, tuned.choices, problems=tuned.problems)
+    if rest := [config for arm in tuned.arms if arm.grid for config in arm.runs]:
+        outcome.jobs += launch(rest)
     return outcome
 
 
@@ -216,8 +98,9 @@ def unequal_settings(arms: Sequence[ArmPlan]) -> list[UnequalSetting]:
 
     Learning rates that will be tuned on the same grid count as equal.
     """
-    configs = [
-        replace(arm.runs[0], tune=replace(arm.trials[0].tune, trial=False)) if arm.trials else arm.runs[0]
-        for arm in arms
-    ]
+    grids = {key: tuple(shared_grid(group)) for key, group in by_comparison(arms).items()}
+    configs = []
+    for arm in arms:
+        grid = grids[arm.runs[0].compare.group, arm.scale] if arm.grid else ()
+        configs.append(replace(arm.runs[0], tune=TuneConfig(grid=grid, seeds=arm.trial_seeds)))
     return check_arms(configs, [arm.id for arm in arms if arm.experiment.published])

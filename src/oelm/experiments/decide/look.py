@@ -46,6 +46,7 @@ class Look:
     questions: tuple[Question, ...]
     seeds: tuple[int, ...]  # the `max_seeds` seeds of the design, in the order in which they are used
     seconds: Mapping[ArmKey, float]  # mean time of the finished runs of an arm; only arms with such runs
+    trial_seconds: Mapping[ArmKey, float]  # mean time of the finished tuning trials of an arm, likewise
     spent_seconds: float  # time of all runs and tuning trials of these arms
 
 
@@ -65,11 +66,15 @@ def look_at_runs(design: Design, loaded: Loaded) -> Look:
     questions = answer_questions(arms, seeds, design.max_seeds, design.rules)
     own = {arm.key for arm in arms}
     trials = [t for t in loaded.trials if (t.config.study, t.config.scale, t.id) in own]
+    finished_trials: dict[ArmKey, list[LoadedRun]] = {key: [] for key in own}
+    for trial in (t for t in trials if t.result):
+        finished_trials[trial.config.study, trial.config.scale, trial.id].append(trial)
     runs = [r for arm in arms for r in arm.runs if r.state != PENDING]
     return Look(
         tuple(questions),
         tuple(seeds),
         {arm.key: float(np.mean(times)) for arm in arms if (times := _times(arm.finished))},
+        {key: float(np.mean(times)) for key in own if (times := _times(finished_trials[key]))},
         sum(_times([*runs, *trials])),
     )
 
@@ -102,11 +107,18 @@ def _arm(config: RunConfig, loaded: Loaded, planned: Planned) -> Arm:
     return Arm(tuple(sorted(runs, key=lambda r: r.seed)), planned.get(config.id, {}))
 
 
-def check_settings(design: Design, root: Path | str) -> None:
-    """Raise UsageError if a run below `root` was trained with different settings than the design has."""
+def check_settings(design: Design, root: Path | str, *, before_tuning: bool = False) -> None:
+    """Raise UsageError if a run below `root` was trained with different settings than the design has.
+
+    before_tuning: the learning rates of the design are not chosen yet, so they are not compared
+    """
     wanted = design.by_arm()
     for run in _load(root, {c.study for c in design.configs}).runs:
         config = wanted.get((run.config.study, run.config.scale, run.id))
+        if config and before_tuning:
+            config = replace(
+                config, optim=replace(config.optim, lr=run.config.optim.lr), tune=run.config.tune
+            )
         lines = diff_lines(run.config, replace(config, seed=run.seed)) if config else []
         if lines:
             listed = "\n".join(lines)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,10 +19,10 @@ from oelm.errors import UsageError
 from oelm.experiments.decide.look import Design, Look, check_settings, look_at
 from oelm.experiments.decide.next_runs import ArmKey, RunKey, missing_runs, next_runs
 from oelm.experiments.launch.jobs import Job, Launcher, make_jobs
+from oelm.experiments.tuning import Choice, Say
 from oelm.files.locks import Lock, holder_name
 from oelm.units import duration_text
 
-Say = Callable[[str], None]
 # Exit code if a question ends without a verdict: the budget is spent, it would need too many seeds, or its
 # arms are not comparable.
 EXIT_UNDECIDED = 3
@@ -35,6 +35,7 @@ class DecideOutcome:
     look: Look
     jobs: list[Job] = field(default_factory=list)
     stopped: str = ""  # "budget", "interrupted" or "failed"; "" if no question is open any more
+    choices: list[Choice] = field(default_factory=list)  # learning rates that tuning chose
 
     @property
     def questions(self) -> tuple[Question, ...]:
@@ -111,7 +112,7 @@ def decide_study(
             return DecideOutcome(look, jobs, _why_stopped(look, failed))
         ended = list(launcher.launch(make_jobs(_configs(design, batch), root)))
         jobs += ended
-        failed |= {(_key(job.config), job.config.seed) for job in ended if job.state == "failed"}
+        failed |= {(arm_key(job.config), job.config.seed) for job in ended if job.state == "failed"}
         if any(not job.ended for job in ended):
             return DecideOutcome(look_at(design, root), jobs, "interrupted")
 
@@ -149,7 +150,7 @@ def _configs(design: Design, batch: Sequence[RunKey]) -> list[RunConfig]:
     ]
 
 
-def _key(config: RunConfig) -> ArmKey:
+def arm_key(config: RunConfig) -> ArmKey:
     return config.study, config.scale, config.id
 
 

@@ -27,8 +27,8 @@ LM_ARMS = arms_of(
 CLS_ARMS = LM_ARMS[:3]
 
 # The learning rates were chosen at scale `mini` on movie reviews. These commands tune them again:
-# oelm run DEMO-LM-baseline DEMO-LM-oelm-bias --scale mini --tune --grid 4e-3 8e-3 1.6e-2 --trial-seeds 10
-# oelm run DEMO-CLS-baseline DEMO-CLS-oelm-freeze --scale mini --tune --grid 5e-4 1e-3 2e-3 --trial-seeds 10
+# oelm run DEMO-LM-baseline DEMO-LM-oelm-bias --scale mini --tune --grid 4e-3 8e-3 1.6e-2
+# oelm run DEMO-CLS-baseline DEMO-CLS-oelm-freeze --scale mini --tune --grid 5e-4 1e-3 2e-3
 LM_LR = 8e-3
 CLS_LR = 1e-3
 

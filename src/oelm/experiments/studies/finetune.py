@@ -37,9 +37,9 @@ ARMS = (
 BUDGET = BudgetConfig(batch_size=32, epochs=3, eval_every=0)
 
 MINI_ROWS = {"sst2": 640, "mnli": 960, "agnews": 320}  # training rows at scale `mini`
-# Epochs of a tuning trial / epochs of a run. After rounding, a trial has 1 epoch at scale `mini`, where a run
-# has 2, and 2 epochs at full scale, where a run has 3.
-TRIAL_SHARE = 0.5
+# Epochs of a tuning trial / epochs of a run. A trial has one epoch: of two at scale `mini`, and of three at
+# full scale.
+TRIAL_SHARE = 0.25
 
 
 def _mini(dataset: str) -> dict[str, Any]:

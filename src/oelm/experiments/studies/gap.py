@@ -68,7 +68,7 @@ MINI: dict[str, Any] = {
 # more, evaluation would take as long as training.
 EVAL_ROWS = {"tinystories": 200, "wikitext2": 15, "openwebtext": 60}
 GRIDS: dict[str, tuple[float, ...]] = {"mini": (1.5e-3, 3e-3, 6e-3)}
-TRIAL_SHARE = 0.5  # steps of a tuning trial / steps of a run
+TRIAL_SHARE = 0.25  # steps of a tuning trial / steps of a run
 
 
 def _corpus(stem: str, dataset: str) -> list[Experiment]:

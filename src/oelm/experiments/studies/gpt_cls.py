@@ -23,7 +23,7 @@ MINI: dict[str, Any] = {
     "optim.warmup_steps": 50,
     "data.eval_rows": 1000,
 }
-TRIAL_SHARE = 0.5  # steps of a tuning trial / steps of a run
+TRIAL_SHARE = 0.25  # steps of a tuning trial / steps of a run
 # Why XNLI and MNLI (does one sentence follow from another?) are left out at scale `mini`: in our runs
 # (results/gpt-cls.jsonl.xz), no arm, not even the baseline, was better than guessing.
 CHANCE = "a small GPT trained from scratch is no better than guessing; use the study `finetune` instead"

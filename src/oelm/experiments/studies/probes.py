@@ -33,8 +33,7 @@ ROPE_ARMS = (
     "trained-plus",
 )
 TOKENIZER = "bpe-512"  # a small vocabulary is enough: the rows consist of letters and digits
-# Settings at scale `mini`. Tuning trials are not shorter than runs, because a model may learn the task only
-# towards the end of a run.
+# Settings at scale `mini`.
 MINI: dict[str, Any] = {
     "data.tokenizer": TOKENIZER,
     "data.eval_rows": 400,
@@ -45,6 +44,7 @@ MINI: dict[str, Any] = {
     "optim.beta2": 0.999,
 }
 GRIDS: dict[str, tuple[float, ...]] = {"mini": (2e-3, 4e-3)}
+TRIAL_SHARE = 1.0  # trials have as many steps as a run, because a model may learn the task only at the end
 
 
 def _task(task: str) -> list[Experiment]:
@@ -56,6 +56,7 @@ def _task(task: str) -> list[Experiment]:
         "budget": replace(LM_BUDGET, steps=20_000),
         "mini": MINI,
         "grids": GRIDS,
+        "trial_share": TRIAL_SHARE,
     }
     return with_rotary_arms(
         language_model,

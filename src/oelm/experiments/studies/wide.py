@@ -29,7 +29,7 @@ MINI: dict[str, Any] = {
     "optim.warmup_steps": 150,
 }
 GRIDS: dict[str, tuple[float, ...]] = {"mini": (4e-4, 8e-4, 1.6e-3)}
-TRIAL_SHARE = 0.4  # steps of a tuning trial / steps of a run
+TRIAL_SHARE = 0.2  # steps of a tuning trial / steps of a run
 
 EXPERIMENTS = [
     e

@@ -92,7 +92,7 @@ class StudyFile:
     optim: OptimConfig = field(default_factory=OptimConfig)  # optimizer (AdamW) and learning rate
     budget: BudgetSection = field(default_factory=BudgetSection)  # batch size and length of a run
     grid: tuple[float, ...] = ()  # learning rates to try; each arm gets the one with the best validation loss
-    trial_share: float = 1.0  # length of a tuning trial as a fraction of the length of a run
+    trial_share: float = 0.5  # length of a tuning trial as a fraction of the length of a run
     questions: tuple[QuestionSection, ...] = ()  # the questions that the comparisons must answer
     seeds: tuple[int, ...] = (DEFAULT_SEED,)  # seeds of the runs, unless --seeds gives others
     mini: dict[str, Any] = field(default_factory=dict)  # changes at --scale mini, such as budget.steps: 100

@@ -1,0 +1,95 @@
+"""The whole of `oelm decide`: tune the arms of a study, then add seeds until its questions are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from oelm.config.run_config import RunConfig
+from oelm.errors import OelmError
+from oelm.experiments.catalogue import planned_configs
+from oelm.experiments.decide.look import Design, check_settings, look_at
+from oelm.experiments.decide.loop import DecideOutcome, Say, arm_key, decide_study, lock_studies
+from oelm.experiments.decide.next_runs import ArmKey
+from oelm.experiments.launch.jobs import Job, Launcher, make_jobs
+from oelm.experiments.request import ArmPlan
+from oelm.experiments.study import unequal_settings
+from oelm.experiments.tuning import tune
+from oelm.runs.folder import RunFolder
+from oelm.runs.layout import run_path
+
+
+def make_design(arms: Sequence[ArmPlan], max_seeds: int, rules: Sequence[str]) -> Design:
+    """Return the design that decides about these arms."""
+    trial_seeds = dict.fromkeys(seed for arm in arms for seed in arm.trial_seeds)
+    configs = tuple(arm.runs[0] for arm in arms)
+    return Design(configs, max_seeds, tuple(rules), planned_configs(), tuple(trial_seeds))
+
+
+def tune_and_decide(
+    arms: Sequence[ArmPlan],
+    design: Design,
+    root: Path | str,
+    launcher: Launcher,
+    *,
+    width: int,
+    budget: float = float("inf"),
+    guess: Mapping[ArmKey, float] | None = None,
+    say: Say = print,
+) -> DecideOutcome:
+    """Tune the arms, then train seeds until no question is open, the budget is spent, or the user stops it.
+
+    design: the design of these arms (`make_design()`), with the learning rates before tuning
+    width, budget, guess: as in `decide_study()`
+    """
+
+    def launch(configs: Sequence[RunConfig]) -> Sequence[Job]:
+        return launcher.launch(make_jobs(configs, root))
+
+    def affordable(trials: Sequence[RunConfig]) -> list[RunConfig]:
+        return affordable_trials(trials, arms, design, root, budget, guess or {})
+
+    with lock_studies(design, root):
+        check_settings(design, root, before_tuning=True)
+        for setting in unequal_settings(arms):
+            say(f"unequal: {setting}")
+        tuned = tune(arms, root, launch, affordable=affordable, say=say)
+        trials = [job for job in tuned.jobs if not job.ended_before]
+        if tuned.stopped:
+            return DecideOutcome(look_at(design, root), trials, tuned.stopped, tuned.choices)
+        if tuned.problems:
+            raise OelmError("; ".join(tuned.problems))
+        final = make_design(tuned.arms, design.max_seeds, design.rules)
+        outcome = decide_study(final, root, launcher, width=width, budget=budget, guess=guess, say=say)
+        return DecideOutcome(outcome.look, [*trials, *outcome.jobs], outcome.stopped, tuned.choices)
+
+
+def affordable_trials(
+    trials: Sequence[RunConfig],
+    arms: Sequence[ArmPlan],
+    design: Design,
+    root: Path | str,
+    budget: float,
+    guess: Mapping[ArmKey, float],
+) -> list[RunConfig]:
+    """Return the first of these trials, up to one that would exceed the budget.
+
+    A trial is expected to take as long as the finished trials of its arm, or if there are none, of the other
+    arms; before the first, its share of what a run takes.
+    """
+    if budget == float("inf"):
+        return list(trials)
+    look = look_at(design, root)
+    shares = {arm_key(arm.runs[0]): arm.experiment.trial_share for arm in arms}
+    measured = look.trial_seconds
+    mean = sum(measured.values()) / len(measured) if measured else 0.0
+    left, fitting = budget - look.spent_seconds, []
+    for trial in trials:
+        if RunFolder(run_path(root, trial)).ended() is None:
+            key = arm_key(trial)
+            run = look.seconds.get(key) or guess.get(key) or 0.0
+            left -= measured.get(key) or mean or run * shares[key]
+        if left < 0:
+            break
+        fitting.append(trial)
+    return fitting
