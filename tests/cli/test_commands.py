@@ -107,7 +107,7 @@ def test_the_completion_script_knows_commands_options_and_choices() -> None:
         (["run", "--study", "gap", "--phase", "2"], "the study gap has no phase 2"),
         (
             ["run", "GPT-01", "--partition", "gpu", "--time", "8h"],
-            "--time: allowed only with --on slurm",
+            "allowed only with --on slurm: --partition, --time; add",
         ),
         (["run", "GPT-01", "--on", "slurm", "--slots", "2"], "use --parallel"),
         (["run", "GPT-01", "--on", "slurm", "--pilot", "--no-wait"], "--no-wait cannot be combined"),

@@ -64,7 +64,7 @@ def test_evaluation_has_every_target_exactly_once(length: int, context: int, bat
 
 
 def test_too_little_text_is_an_error() -> None:
-    with pytest.raises(UsageError, match="do not fill one window"):
+    with pytest.raises(UsageError, match="one window needs"):
         LMBatches(np.arange(10, dtype=np.uint16), 16, 4, 0)
     with pytest.raises(UsageError):
         LMBatches(np.arange(10, dtype=np.uint16), 0, 4, 0)

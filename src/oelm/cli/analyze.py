@@ -35,15 +35,18 @@ class ResultsOptions:
     def load(self, studies: Sequence[str] = ()) -> Analysis:
         """Return the analysis of the runs of `studies` (default: all studies).
 
-        Raises an error if there are no runs.
+        Raises OelmError if there are no runs.
         """
         from oelm.analysis.analyze import analyze
 
         load_catalogues(self.catalogue)
         if self.benchmarks != BENCHMARKS and not Path(self.benchmarks).is_dir():
-            raise UsageError(f"--benchmarks: the folder {self.benchmarks} does not exist")
+            raise UsageError(f"--benchmarks: folder {self.benchmarks} does not exist; give an existing one")
         if self.phase and studies:
-            raise UsageError("study names cannot be combined with --phase: only the study paper has phases")
+            raise UsageError(
+                "study names cannot be combined with --phase, which selects runs of the study 'paper': leave "
+                "out the study names or --phase"
+            )
         ids = reported_with(self.phase) if self.phase else None
         chosen = ["paper"] if self.phase else studies
         analysis = analyze(Path(self.runs), chosen, Path(self.benchmarks), planned=planned_configs(), ids=ids)
@@ -69,7 +72,7 @@ def analyze(
     studies
         Only these studies (default: all).
     everything
-        Also print costs, the tables across datasets, and totals.
+        Also print the cost of each arm, tables across datasets, and how many runs are finished and pending.
     """
     analysis = options.load(studies)
     if json:

@@ -40,17 +40,18 @@ def bench(
     context
         Context length in tokens.
     batch
-        Rows per step.
+        Batch size: rows per optimizer step.
     position
         Position embeddings of the built-in GPT.
     device
         Device to measure on: cpu, cuda or cuda:0.
     processes
-        New processes started for each method; the confidence intervals are over processes.
+        How often the comparison is repeated with a new process for each method, at least 3. The confidence
+        intervals are computed from the differences between the repetitions.
     rounds
-        Rounds in each process; every round measures each method once.
+        Rounds per process; in each round, every method is measured once.
     steps
-        Measured steps in each round.
+        Measured steps of each method per round.
     threads
         CPU threads; 0 = all cores.
     output

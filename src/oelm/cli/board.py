@@ -24,7 +24,7 @@ def board(
     *,
     runs: Runs = "runs",
     port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8765,
-    lang: Annotated[Language, Parameter(help="Language of the first page.")] = "en",
+    lang: Annotated[Language, Parameter(help="Language in which the board opens.")] = "en",
     catalogue: Catalogue = (),
 ) -> None:
     """Serve a page with all runs, curves and verdicts to the browsers of this machine until Ctrl-C.
@@ -63,7 +63,7 @@ def listen(port: int) -> socket.socket:
         listener.close()
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
-        why = "in use, perhaps by another board" if error.errno == errno.EADDRINUSE else "not allowed for you"
+        why = "in use, perhaps by another board" if error.errno == errno.EADDRINUSE else "reserved for root"
         raise OelmError(
             f"port {port} is {why}; choose a different one with --port, or let --port 0 choose a free one"
         ) from None
@@ -73,5 +73,5 @@ def listen(port: int) -> socket.socket:
 def _this_machine() -> str:
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):  # a container may have a user without a name
+    except (KeyError, OSError):  # in a container, the user ID may have no user name
         return socket.gethostname()

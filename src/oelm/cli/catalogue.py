@@ -1,4 +1,4 @@
-"""`oelm list`, `show`, `diff` and `methods`: print what the catalogue contains."""
+"""`oelm list`, `show`, `diff` and `methods`: print the experiments that oelm knows, and its methods."""
 
 from __future__ import annotations
 

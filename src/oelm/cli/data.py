@@ -135,7 +135,7 @@ def check(
     Parameters
     ----------
     batch_size
-        Batch size of the planned training; the training split must have at least so many rows.
+        Batch size of the planned training; a training split with fewer rows is a problem.
     """
     from oelm.data.checks import check_corpus
 

@@ -50,10 +50,11 @@ def decide(
     slurm: SlurmFlags = SlurmFlags(),
     machine: MachineOptions = MachineOptions(),
 ) -> int:
-    """Train seeds until every question is decided or given up, or the budget is spent.
+    """Train seeds until every question is decided or would need too many seeds, or the budget is spent.
 
     After an interruption, the same command continues. Exit codes: 0 = every question is decided; 3 = at least
-    one is not (budget spent, given up, or no verdict possible); 1 = runs failed; 75 = interrupted.
+    one is not (budget spent, too many seeds needed, or arms that cannot be compared); 1 = runs failed;
+    75 = interrupted.
 
     Parameters
     ----------
@@ -63,8 +64,8 @@ def decide(
         Limit for the training time of all runs and tuning trials together, such as 6h. Two runs that train
         at the same time count twice.
     max_seeds
-        Maximum number of seeds of an arm, from 3 to 50. The confidence level of each look depends on it, so
-        it cannot be changed after runs have started.
+        Maximum number of seeds of an arm, from 3 to 50. It sets the confidence level of the intervals,
+        which are computed again after every few seeds, so it cannot be changed after runs have started.
     rules
         Kinds of questions: the 5 % target, the scenarios, the 1 % goal, the sign of each difference.
     on
@@ -82,7 +83,7 @@ def decide(
     if not MIN_SEEDS <= max_seeds <= MAX_SEEDS:
         raise UsageError(f"--max-seeds must be from {MIN_SEEDS} to {MAX_SEEDS}, not {max_seeds}")
     if gpu and not dry_run:
-        raise UsageError("--gpu only predicts: add --dry-run; --gpus chooses the GPUs to train on")
+        raise UsageError("--gpu works only with --dry-run: add that, or choose GPUs to train on with --gpus")
     place = Place(on, runs, local, slurm, machine, retries)
     place.check()
     request = Request(

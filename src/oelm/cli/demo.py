@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from oelm.analysis.compare import Comparison
 
 STUDY = "demo"
-METHODS = ("oelm-freeze", "oelm-bias", "oelm-plus")  # the frozen arms in the short result
+METHODS = ("oelm-freeze", "oelm-bias", "oelm-plus")  # those that `short_result()` compares
 
 
 def demo(
@@ -58,7 +58,7 @@ def demo(
     machine.check(runs)
     if machine.data_dir:
         raise UsageError(
-            "--data-dir has no effect on the demo, whose text is built in or installed with pip; leave it out"
+            "--data-dir has no effect on the demo, which always trains on the same text; leave it out"
         )
     file = output_file(output or str(Path(runs) / "report.html"))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the demo needs no download
@@ -118,8 +118,8 @@ def _print_results(runs: str, output: Path, lang: str) -> Path:
 def short_result(analysis: Analysis) -> Iterator[str]:
     """Yield lines for the user: what was compared, then for each frozen method its cost and the verdict.
 
-    A method with trainable extras is also compared with its control, which has the same extras, because a
-    gain against the baseline could come from the extras and not from freezing.
+    A method that adds trainable parameters, such as a bias, is also compared with its control, which has the
+    same additions but trains Q and K; otherwise a gain from the additions would seem to come from freezing.
     """
     baseline = analysis.comparisons.of("baseline")
     controls = {c.arm.key: c for c in analysis.comparisons.of("control") if c.arm.method.has_extras}
@@ -150,7 +150,7 @@ def _change(c: Comparison) -> str:
 
 
 def _decision(c: Comparison) -> str:
-    """Return the verdict in words: whether the method costs less than 5 %."""
+    """Return the verdict in words: whether the method makes perplexity or accuracy less than 5 % worse."""
     from oelm.analysis.verdict import MET, MISSED, NO_INTERVAL, UNDECIDED
 
     return {

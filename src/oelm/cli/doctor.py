@@ -94,9 +94,11 @@ def _check_resume(
     *,
     preempted: bool,
 ) -> int:
-    """Interrupt and resume short runs of each config; return 0 if all write the same files, otherwise 1.
+    """Interrupt and resume short runs of each config; return exit code 1 if their files differ, otherwise 0.
 
-    preempted: the interruptions are those of a scheduler, so also print how long the runs took to stop
+    The files are compared with those of an uninterrupted run.
+
+    preempted: whether the interruptions imitate a scheduler; then also print how long the runs took to stop
     """
     from oelm.experiments.resume.check import resume_check
 
@@ -132,7 +134,7 @@ def _check_resume(
 
 
 def _time_to_stop(cases: Sequence[Case]) -> str:
-    """Return a sentence that compares the slowest stop of a run with the time that SLURM gives it."""
+    """Return a sentence that compares the longest time that a run took to stop with the time SLURM allows."""
     from oelm.experiments.launch.slurm_options import SlurmOptions
 
     slowest = max((case.stop_seconds or 0.0 for case in cases if case.interruption.graceful), default=0.0)

@@ -37,7 +37,7 @@ class OneRun:
         folder = RunFolder(find_run(self.runs, run, scale=self.scale or "", seed=self.seed))
         if not folder.best.is_dir():
             raise OelmError(
-                f"{folder.path} has no best model yet; it is saved at the first validation of the run"
+                f"{folder.path} has no best model yet; wait until the run has been validated once"
             )
         return folder
 

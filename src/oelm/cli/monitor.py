@@ -28,7 +28,7 @@ from oelm.runs.states import TROUBLE
 _STYLE = {"running": "green", "finished": "dim", "pending": "dim", "interrupted": "yellow"}
 _KEYS = "up/down, page up/down, home/end: select   a: all/active   q: quit"
 _LOG_LINES = 10
-_FIXED_LINES = 4  # lines of the summary, the header of the table and the frame of the log
+_FIXED_LINES = 4  # number of lines for the summary, the header of the table and the frame of the log
 
 # Columns that are left out on a narrow terminal, the least important first.
 _OPTIONAL = ("study", "steps/s", "heartbeat", "loss", "metric", "ETA")
@@ -46,7 +46,7 @@ _MOVES = {
 
 
 class View:
-    """The state of the screen: all runs, the runs in the list, and the selected run."""
+    """The state of the screen: `found` (all runs), `runs` (all or only the active ones), the selected run."""
 
     def __init__(self) -> None:
         self.found: list[RunInfo] = []
@@ -77,15 +77,15 @@ class View:
         return True
 
     def draw(self, width: int, height: int) -> Group:
-        """Return the screen as an object of the library rich; a long list is cut around the selected run."""
+        """Return the screen as a rich object, with only the part of a long list around the selected run."""
         room = max(3, height - _LOG_LINES - _FIXED_LINES)
         first = max(0, min(self.selected - room // 2, len(self.runs) - room))
         runs = self.runs[first : first + room]
         rows = [dict(zip(HEADER, cells(run), strict=True)) for run in runs]
         widths = fitting_columns(rows, width)
         table = Table(expand=True, box=None, pad_edge=False)
-        # Only the column "reason" is truncated, because a truncated run name would be ambiguous. All widths
-        # are set, because rich would shrink the other columns before it truncates a long word.
+        # The column "reason" gets the space that the other columns leave. Every width is set here, because
+        # rich would shrink all columns, and a truncated run name would be ambiguous.
         widths["run"] = min(widths["run"], width // 2)
         others = sum(need + 2 for name, need in widths.items() if name != "reason")
         widths["reason"] = max(1, width - others)
@@ -94,7 +94,8 @@ class View:
         for place, (run, row) in enumerate(zip(runs, rows, strict=True), first):
             style = "bold red" if run.state in TROUBLE else _STYLE.get(run.state, "")
             chosen = f"{style} reverse" if place == self.selected else style
-            table.add_row(*(Text(row[name]) for name in widths), style=chosen)  # rich parses a str as markup
+            # Text, because rich would parse a str as markup
+            table.add_row(*(Text(row[name]) for name in widths), style=chosen)
         return Group(Text(summary(self.found), no_wrap=True, overflow="ellipsis"), table, self._log())
 
     def _log(self) -> Panel:
@@ -177,7 +178,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
     def wait(seconds: float) -> str:
         if not select.select([file], [], [], seconds)[0]:
             return ""
-        return os.read(file, 8).decode(errors="replace")  # an arrow key sends three bytes
+        return os.read(file, 8).decode(errors="replace")  # up to 8 bytes, because one arrow key sends three
 
     try:
         tty.setcbreak(file)

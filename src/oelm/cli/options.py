@@ -151,7 +151,7 @@ class MachineOptions:
         )
 
     def check(self, runs: str) -> None:
-        """Raise UsageError if this machine does not have one of the folders, trackers or devices."""
+        """Raise UsageError if an option names a folder, tracker or device that this machine does not have."""
         require_writable(runs, "--runs / OELM_RUNS")
         require_writable_cache(self.cache_dir)
         if self.data_dir or os.environ.get("OELM_DATA_DIR"):
@@ -163,7 +163,7 @@ class MachineOptions:
 
             check_trackers(self.track)
         if self.device not in ("auto", "cpu"):
-            from oelm.training.parallel.world import choose_device  # imports torch
+            from oelm.training.parallel.world import choose_device  # here, because it imports torch (slow)
 
             choose_device(self.device)
 
@@ -187,18 +187,18 @@ def require_writable(folder: str, flag: str) -> None:
         usable = False
     if not usable:
         why = f"no permission to write in {path}" if path.is_dir() else f"{path} is not a folder"
-        raise UsageError(f"{flag}: {folder} cannot be used: {why}")
+        raise UsageError(f"{flag}: {folder} cannot be used: {why}; choose another folder")
 
 
 def load_catalogues(files: Iterable[str]) -> None:
-    """Load the study files and Python files of OELM_CATALOGUE and `--catalogue`."""
+    """Load the study files and Python files that OELM_CATALOGUE (environment) and `--catalogue` name."""
     from oelm.experiments.catalogue import catalogue_files, load_catalogue_files
 
     load_catalogue_files([*catalogue_files(), *files])
 
 
 def require_study(name: str, with_runs: Iterable[str]) -> None:
-    """Raise UsageError if the study `name` is not built in and not among the studies `with_runs`."""
+    """Raise UsageError if the study `name` is neither built in nor one of `with_runs`, which have runs."""
     from oelm.experiments.catalogue import STUDIES
 
     known = {*STUDIES, *with_runs}

@@ -25,7 +25,7 @@ def probe(
     which: OneRun = OneRun(),
     json: Json = False,
 ) -> None:
-    """Print the constant part of q and k, attention by distance, and the rank of what Q/K have learned.
+    """Print how constant q and k are over tokens, attention by distance, and which rank W_Q and W_K need.
 
     Parameters
     ----------
@@ -61,9 +61,11 @@ def probe(
 
 
 def _measure(folder: RunFolder, rows: int, data_dir: str) -> dict[str, Any]:
-    """Return the measurements of a trained run.
+    """Return what `oelm probe` prints about a trained run.
 
-    "truncation" and "undone" are increases of the loss over that of the whole model, in nats per token.
+    "truncation" is {rank: increase of the loss if the learned change of W_Q and W_K is cut to that rank}.
+    "undone" is, for each layer, the increase if W_Q and W_K of only this layer are set back to their initial
+    values. Both are in nats per token.
     """
     from itertools import islice
 

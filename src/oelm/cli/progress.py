@@ -31,14 +31,14 @@ class RunProgress:
         self.ended: set[Path] = set()
         self.live: Live | None = None
         self.last = time.monotonic()
-        self.started: dict[Path, float] = {}  # runs that train now
-        self.took: list[float] = []  # seconds of the runs that finished
+        self.started: dict[Path, float] = {}  # run folder -> start time, for the runs that train now
+        self.took: list[float] = []  # how many seconds each finished run took
 
     def __enter__(self) -> RunProgress:
         if not self.quiet and sys.stdout.isatty():
             from rich.live import Live
 
-            self.live = Live(auto_refresh=False, transient=True)  # printed lines appear above the table
+            self.live = Live(auto_refresh=False, transient=True)  # shows other output above the table
             self.live.start()
         return self
 
@@ -54,7 +54,7 @@ class RunProgress:
         print(text, file=sys.stderr if self.quiet else sys.stdout, flush=True)
 
     def changed(self, job: Job) -> None:
-        """Print one line about a run whose state has changed, unless it had finished before this command."""
+        """Print one line about a run whose state has changed, unless it finished before this command."""
         self.ended |= {job.folder} if job.ended else set()
         if job.state == "running":
             self.started[job.folder] = time.monotonic()
@@ -84,7 +84,7 @@ class RunProgress:
         title = f"{counts(jobs)}; {self.left(jobs)}"
         table = Table("running", "where", "step", "loss", "ETA", title=Text(title), box=None)
         for row in _rows(jobs):
-            table.add_row(*(Text(printable(cell)) for cell in row))  # rich parses a str as markup
+            table.add_row(*(Text(printable(cell)) for cell in row))  # rich would parse a str as markup
         self.live.update(table, refresh=True)
 
     def left(self, jobs: Sequence[Job]) -> str:
@@ -108,7 +108,7 @@ class RunProgress:
 
 
 def counts(jobs: Sequence[Job]) -> str:
-    """Return the number of runs in each state, and how many of them had ended before this command."""
+    """Return the number of runs in each state, and how many of them had ended before this command started."""
     found = Counter(job.state for job in jobs)
     earlier = Counter(job.state for job in jobs if job.ended_before)
     before = {state: f" ({n} before)" for state, n in earlier.items()}

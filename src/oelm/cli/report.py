@@ -38,15 +38,17 @@ def report(
         HTML file (default: report.html).
     markdown
         Markdown file with a short report; its figures are written to a folder beside it. With --phase, the
-        report of that phase: settings, verdicts, comparisons, reported figures and all runs, without figures.
+        report of that phase without figures: settings, verdicts, comparisons, the results that the original
+        study reported, and all runs.
     latex
-        Folder for the tables as LaTeX files and the figures as PDF and PNG, one column wide.
+        Folder for the tables as LaTeX files, and the figures as PDF and PNG in the width of a text column.
     csv
         CSV file with one row per comparison.
     claims
         Markdown file with the claims of the original study, each checked against the results.
     summary
-        Markdown file with the results, reported figures and verdicts of all phases on one page.
+        Markdown file with the results and verdicts of all phases on one page, beside the results that the
+        original study reported.
     """
     html = output_file(output or "report.html")
     page = output_file(markdown) if markdown else None

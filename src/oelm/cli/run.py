@@ -65,7 +65,7 @@ class TuningOptions:
 @Parameter(name="*", group=Group("Pilot and retries", sort_key=2))
 @dataclass(frozen=True)
 class RetryOptions:
-    """Options for a pilot before the other runs, and for runs that fail."""
+    """Options for pilot runs before all others, and for runs that fail."""
 
     pilot: Annotated[bool, Parameter(help=_PILOT)] = False
     pilot_factor: Annotated[float, Parameter(validator=Number(gt=0))] = PILOT_FACTOR
@@ -104,7 +104,9 @@ class Place:
         if self.machine.shard and self.local.gpus_per_run * (self.slurm.nodes or 1) < 2:
             raise UsageError("--shard needs several GPUs per run: add --gpus-per-run 2 or more")
         if self.on == "local" and (given := self.slurm.given()):
-            raise UsageError(f"{', '.join(given)}: allowed only with --on slurm; add it, or leave them out")
+            raise UsageError(
+                f"allowed only with --on slurm: {', '.join(given)}; add --on slurm, or leave the options out"
+            )
         if self.on == "slurm" and (self.local.slots or self.local.gpus not in ("auto", "none")):
             raise UsageError(
                 "--slots and device numbers in --gpus are not allowed with --on slurm; use "
@@ -166,7 +168,7 @@ def run(
         Print the runs that would be started, without starting them.
     """
     if gpu and not dry_run:
-        raise UsageError("--gpu only predicts: add --dry-run; --gpus chooses the GPUs to train on")
+        raise UsageError("--gpu works only with --dry-run: add that, or choose GPUs to train on with --gpus")
     place = Place(on, runs, local, slurm, machine, retry.retries)
     place.check()
     request = Request(

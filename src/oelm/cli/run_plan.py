@@ -30,7 +30,7 @@ def print_plan(
     gpu: str,
     as_json: bool,
 ) -> None:
-    """Print the runs that `oelm run` would start: device, data, states, and with `gpu` their hours there."""
+    """Print the runs that `oelm run` would start, their device and data, and predicted hours on `gpu`."""
     sizes = [(arm.runs[0], arm.total_runs) for arm in arms]
     say = (lambda _: None) if as_json else print
     groups = [TuningGroup(group, runs, say) for group in by_comparison(arms).values()]
@@ -89,7 +89,7 @@ def _planned_run(root: str, config: RunConfig, tuned: bool) -> dict[str, Any]:
 
 
 def _data_sources(configs: Sequence[RunConfig], data_dir: str) -> dict[str, str]:
-    """Return {dataset: source of its text}; if scales have different sources, all of them are listed."""
+    """Return {dataset: source of its text}; lists several sources if the configs read it from several."""
     from oelm.data.sources.open import describe_source  # imported here, because it imports numpy (slow)
 
     found: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The options of `oelm run --on slurm`; the site profile gives the values of those that are left out."""
+"""The options of `oelm run --on slurm`; a YAML file, the site profile, can contain their defaults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_DAYS = 365  # a longer time limit of a SLURM job is certainly a typing mista
 @Parameter(name="*", group=Group("SLURM (--on slurm)", sort_key=4))
 @dataclass(frozen=True)
 class SlurmFlags:
-    """Options for submitting runs to SLURM; a flag that is not given has the value of the site profile."""
+    """Options for submitting runs to SLURM; a flag that is not given gets its value from the site profile."""
 
     partition: str | None = None
     """Partition of the jobs. This and the other options can be stored in a site profile (OELM_SITE)."""
@@ -54,7 +54,7 @@ class SlurmFlags:
         return [f"--{name.replace('_', '-')}" for name in changed]
 
     def options(self, gpus_per_run: int) -> SlurmOptions:
-        """Return the options of the SLURM jobs, from the flags or else from the site profile."""
+        """Return the options of the SLURM jobs: the given flags; for the others, the site profile."""
         path = site_file()
         site = load_site(path)
         wanted: dict[str, Any] = {"gpus_per_run": gpus_per_run}
@@ -72,7 +72,7 @@ class SlurmFlags:
         if options.time_limit < 60:
             raise UsageError("--time must be at least one minute: SLURM counts time limits in minutes")
         if options.time_limit > MAX_DAYS * 86400:
-            raise UsageError(f"--time must be at most {MAX_DAYS} days, for example 24h")
+            raise UsageError(f"--time must be at most {MAX_DAYS} days; write for example 24h")
         return options
 
     def _value(self, name: str, site: Site) -> Any:

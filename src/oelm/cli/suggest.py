@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-# Option of other tools -> the config field to set instead (--set), with an example value.
+# Option that a user of other tools may try -> the config field to set instead (--set), with an example value.
 _FIELDS = {
     "lr": "optim.lr=1e-3",
     "learning-rate": "optim.lr=1e-3",
@@ -41,7 +41,7 @@ _FIELDS = {
     "compile": "compile=true",
 }
 
-# Option of other tools -> options of `oelm`; the first one that the command accepts is suggested.
+# Option that a user may try -> options of `oelm`; the first one that the command accepts is suggested.
 _FLAGS = {
     "seed": ("--seeds",),
     "seeds": ("--seed",),
@@ -73,7 +73,7 @@ _FLAGS = {
     "tensorboard": ("--track",),
 }
 
-# Option of other tools that `oelm` does not need -> the reason.
+# Option that a user may try, but that `oelm` does not need -> the reason.
 _NOT_NEEDED = {
     "resume": "the same command resumes a run that was interrupted",
     "continue": "the same command resumes a run that was interrupted",

@@ -26,8 +26,8 @@ class EncodedSplit:
     ids:           token ids of all rows; row i is ids[offsets[i]:offsets[i + 1]]
     lengths:       number of tokens of each row, including special tokens
     labels:        class index of each row
-    second_starts: position in each row at which the second text of the pair starts; the length of the row if
-                   it has only one text
+    second_starts: position in each row at which the second text of a text pair starts; the length of the row
+                   if it has only one text
     """
 
     def __init__(self, store: Store) -> None:
@@ -106,7 +106,7 @@ class BatchPlan:
         self._epoch, self._order = -1, np.zeros(0, dtype=np.int64)
 
     def batch(self, index: int) -> np.ndarray:
-        """Return the row numbers of batch number `index`; the batches of all epochs are counted."""
+        """Return the row numbers of a batch; `index` counts the batches since the start of training."""
         epoch, position = divmod(index, self.batches_per_epoch)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._row_order(epoch)
@@ -120,7 +120,10 @@ class BatchPlan:
         return order[np.lexsort((self.lengths[order], bucket))]
 
     def padding_share(self, *, pad_to: int = 0) -> float:
-        """Return the fraction of padding tokens in epoch 0; with `pad_to`, if all rows are padded to it."""
+        """Return the fraction of tokens in epoch 0 that are padding.
+
+        pad_to: pad all rows to this length; 0 = to the longest row of their batch
+        """
         tokens = int(self.lengths.sum())
         if pad_to:
             return 1 - tokens / (len(self.lengths) * max(pad_to, int(self.lengths.max())))

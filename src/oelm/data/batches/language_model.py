@@ -32,7 +32,7 @@ class LMBatches:
         self.windows = len(self.ids) // context  # number of windows per epoch
         if not self.windows:
             raise UsageError(
-                f"the split has {len(self.ids):,} tokens, which do not fill one window of {context}: use "
+                f"the split has {len(self.ids):,} tokens, but one window needs {context} tokens: use "
                 "more text or a smaller data.max_length"
             )
 
@@ -56,10 +56,10 @@ class LMBatches:
 
 
 def eval_windows(tokens: TokenFile | np.ndarray, context: int, batch_size: int) -> Iterator[torch.Tensor]:
-    """Yield int64 batches (B, T + 1) in which every token of the split but the first is a target once.
+    """Yield int64 batches (B, T + 1): inputs are [:, :-1], targets [:, 1:].
 
-    The context of a target is only the tokens before it in the same window. The last window may be shorter;
-    it is then a separate batch.
+    Every token of the split is a target exactly once, except the first token. A target is predicted only from
+    the tokens before it in its window. If the last window is shorter, it is a separate batch.
     """
     ids = tokens.ids if isinstance(tokens, TokenFile) else tokens
     targets = max(0, len(ids) - 1)

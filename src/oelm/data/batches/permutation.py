@@ -1,8 +1,7 @@
-"""Random permutations as pure functions, which compute any element of a shuffle without the others.
+"""Random permutations whose elements are computed one by one, so that the permutation needs no memory.
 
 A resumed run must get the same batches on another machine and with another numpy version. So the permutation
-is a Feistel network over splitmix64, not the random generator of a library. It needs no memory for the
-permutation.
+is a Feistel network with the hash function splitmix64, not the random generator of a library.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prepare the curves of a chart: for each arm, its seeds, their mean, and the interval of the mean.
+"""Prepare the curves of a chart: for each arm, its seeds, their mean, and its confidence interval.
 
 The result is plain JSON. The script static/charts.js draws it, on the board and in the HTML report.
 """
@@ -20,7 +20,9 @@ from oelm.report.board.snapshot import Board
 from oelm.report.translate import Translator
 from oelm.runs.scan import RunInfo
 
-MAX_POINTS = 400  # maximum number of points of a curve; a longer curve is averaged over so many parts
+MAX_POINTS = (
+    400  # maximum number of points of a curve; in longer curves, each point is the mean of several steps
+)
 
 
 def arm_curves(board: Board, arms: Sequence[Arm], measurement: str, _: Translator) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def measured(board: Board, keys: Iterable[str]) -> list[str]:
 
 
 class Seed:
-    """One run of an arm: its name, its values, and whether it diverged."""
+    """One run of an arm: its name, its values of one measurement (`column`), and whether it diverged."""
 
     def __init__(self, name: str, column: Column, diverged: bool) -> None:
         self.name, self.column, self.diverged = name, column, diverged
@@ -62,7 +64,7 @@ class Seed:
 def chart(lines: Sequence[tuple[str, Mapping[str, Seed]]], measurement: str, _: Translator) -> dict[str, Any]:
     """Return the chart of one measurement as JSON data.
 
-    lines: one (name, seeds) per arm; `seeds` is {path of the run: its values}
+    lines: one (name, seeds) per arm; `seeds` is {path of a run: the `Seed` with its values}
     """
     columns = [seed.column for _name, seeds in lines for seed in seeds.values()]
     width = _part_width(columns)
@@ -87,7 +89,9 @@ def chart(lines: Sequence[tuple[str, Mapping[str, Seed]]], measurement: str, _: 
 def _line(
     name: str, seeds: Mapping[str, Seed], steps: Sequence[int], width: int, _: Translator
 ) -> dict[str, Any]:
-    """Return the curve of one arm: at each step, the mean of the seeds that have a value, and its t interval.
+    """Return the curve of one arm: at each step, the mean of the seeds that have a value, with its interval.
+
+    The interval is a confidence interval with Student's t.
 
     width: how many steps are averaged into one point
     """

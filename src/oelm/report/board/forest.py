@@ -1,4 +1,7 @@
-"""Prepare forest plots: each row shows the change, interval, margin and verdict of a question on one axis."""
+"""Prepare forest plots, with one question per row and a common axis.
+
+A row shows the change of the score against the reference, its confidence interval, the margin, the verdict.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from oelm.report.board.questions import ShownQuestion
 from oelm.report.document import Tone
 from oelm.report.translate import Translator
 
-_MOST_PERCENT = 300.0  # end of the axis; larger changes are drawn there
+_MOST_PERCENT = 300.0  # maximum end of the axis; larger changes are drawn at the end
 CAPTIONS = {
     "ppl": Message("Change of perplexity against the reference; lower is better."),
     "accuracy": Message("Change of accuracy against the reference; higher is better."),
@@ -23,7 +26,7 @@ CAPTIONS = {
 
 @dataclass(frozen=True)
 class Bar:
-    """An interval on the axis of a forest plot; all positions are in per cent of the length of the axis."""
+    """A confidence interval on the axis of a forest plot; positions are in per cent of the axis length."""
 
     value: float
     low: float | None
@@ -34,7 +37,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class ForestRow:
-    """One row of a forest plot: a question with its answer, or (in `by_seeds()`) a question after n seeds."""
+    """One row of a forest plot: a question, or (in `by_seeds()`) its estimate from the first n seeds."""
 
     title: str
     verdict: str
@@ -65,7 +68,7 @@ def forest(questions: Sequence[ShownQuestion], _: Translator) -> Forest:
 
 
 def by_seeds(question: ShownQuestion, _: Translator) -> Forest | None:
-    """Return a forest plot of one question, with the interval after 1, 2, 3, ... seeds in each row.
+    """Return a forest plot of one question; row n shows the confidence interval from the first n seeds.
 
     Returns None if the two arms have fewer than two seeds in common.
     """
@@ -103,7 +106,7 @@ def _row(
         verdict,
         tone,
         numbers.change(ratio.value),
-        _(numbers.interval(ratio, "ppl")),  # "ppl": show the change in per cent, for accuracy too
+        _(numbers.interval(ratio, "ppl")),  # "ppl" means in per cent, which this plot uses for accuracy too
         numbers.seeds(ratio),
         note,
         axis.bar(ratio, margins),
@@ -111,7 +114,7 @@ def _row(
 
 
 class _Axis:
-    """The common axis of several estimates: the change in per cent. 0 and all margins are on the axis."""
+    """The common axis of the rows: the change in per cent. It includes 0 and all margins."""
 
     def __init__(self, shown: Iterable[tuple[Estimate | None, Sequence[float]]]) -> None:
         values = [0.0]
@@ -124,7 +127,7 @@ class _Axis:
         self.low, self.high = low - room, high + room
 
     def at(self, percent: float) -> float:
-        """Return the position of a change in per cent of the axis length; outside values are at the ends."""
+        """Return where on the axis the change `percent` is drawn, from 0 (left end) to 100 (right end)."""
         place = 100 * (percent - self.low) / (self.high - self.low)
         return round(min(100.0, max(0.0, place)), 2)
 

@@ -37,7 +37,7 @@ _FIELDS = {
     "grad_norm": ("train", "grad_norm"),
 }
 _MOST_AT_ONCE = 256 * MIB
-# If this many bytes before the position reached so far have changed, the file is read from its start again.
+# Number of bytes before the read position that must be unchanged; otherwise the file is read from its start.
 _CHECKED = 256
 # Name of a measurement -> (file, length of a record, unit of the value). The file has one record of float64
 # numbers per step, and the first number of a record is the value.
@@ -52,7 +52,7 @@ class RunMetrics:
 
     def __init__(self) -> None:
         self.columns: dict[str, Column] = {}
-        self.problem = ""  # why metrics.jsonl cannot be read beyond some line
+        self.problem = ""  # why the rest of metrics.jsonl cannot be read; "" if it can
         self._metrics = _Appended("metrics.jsonl")
         self._steps = {name: _Appended(file) for name, (file, _length, _unit) in _STEP_FILES.items()}
 
@@ -110,10 +110,13 @@ class _Appended:
     def __init__(self, name: str) -> None:
         self.name = name
         self.position = 0
-        self._before = b""  # the last bytes before the position
+        self._before = b""  # the last bytes before `position`, to notice if the file was rewritten
 
     def read(self, reader: RunReader) -> tuple[bytes, bool]:
-        """Return (bytes, from_start): what was appended since the last call, or the file from its start."""
+        """Return (bytes, from_start): what was appended to the file since the last call.
+
+        If old bytes of the file have changed, return the whole file and from_start=True.
+        """
         try:
             file = reader.open(self.name)
         except FileNotFoundError:

@@ -32,7 +32,7 @@ from oelm.units import bytes_text, duration_text
 LOG_LINES = 20
 _UNFINISHED = frozenset(STATES) - {"finished", "diverged"}
 _TONES: dict[str, Tone] = {"running": "good", "finished": "", "interrupted": "open", "queued": "open"}
-_PREFERRED = ("ppl", "accuracy", "validation_loss", "loss")  # a chart shows the first of these that runs have
+_PREFERRED = ("ppl", "accuracy", "validation_loss", "loss")  # a chart first shows the first that is known
 
 _TIMES = {
     "total_wall_time": Message("wall time"),
@@ -156,7 +156,7 @@ def find_question(board: Board, study: str, key: Mapping[str, str]) -> ShownQues
 
 
 def question_arms(board: Board, question: ShownQuestion) -> list[Arm]:
-    """Return the reference arm and the arm of a question with all their runs, even those not compared."""
+    """Return the reference arm and the arm of a question, with all runs, also those without a partner."""
     c, arms = question.comparison, {arm.key: arm for arm in board.verdicts.arms}
     keys = ([c.reference.key] if c else []) + [question.arm.key]
     return [arms[key] for key in keys if key in arms]
@@ -197,11 +197,12 @@ def time_left(runs: Iterable[RunInfo], _: Translator) -> str:
 
 
 def study(board: Board, name: str, chosen: str, _: Translator) -> dict[str, Any] | None:
-    """Return the page of a study for one group of arms; None if there is no such study.
+    """Return the page of a study, which shows one group of arms; None if there is no such study.
 
-    Runs that belong to no group, for example because they cannot be read, are shown with every group.
+    A group contains the arms that are compared with each other. Runs that belong to no group, for example
+    because they cannot be read, are shown with every group.
 
-    chosen: the group (a key of `arm_groups()`); an unknown one is replaced by the first group
+    chosen: name of the group (a key of `arm_groups()`); the first group if there is none with this name
     """
     runs = {key: run for key, run in board.runs.items() if run.study == name}
     if not runs:
@@ -228,7 +229,7 @@ def study(board: Board, name: str, chosen: str, _: Translator) -> dict[str, Any]
 
 
 def arm_groups(board: Board, study: str) -> dict[str, list[Arm]]:
-    """Return {group: arms} for the groups of a study in which arms are compared with each other."""
+    """Return {name of a group: its arms}; arms of a study are compared only within their group."""
     found: dict[str, list[Arm]] = {}
     for arm in board.verdicts.arms:
         if arm.config.study == study:
@@ -246,9 +247,9 @@ def _keys(board: Board, arms: Iterable[Arm]) -> list[str]:
 
 
 def charts(known: Sequence[str], most: int, _: Translator) -> list[dict[str, Any]]:
-    """Return the charts of a page: the measurement that each shows first, and the list to choose from.
+    """Return the charts of a page: the measurement that each shows at first, and all that can be chosen.
 
-    known: measurements that the runs have
+    known: names of the measurements that the runs have
     most: maximum number of charts
     """
     options = [(name, _(MEASUREMENTS[name])) for name in known]

@@ -63,7 +63,7 @@ class ShownQuestion:
 
     @property
     def note(self) -> Message | None:
-        """The answer in one sentence, or the reason why there is no answer; None if there is neither."""
+        """One sentence: the answer, or why the question is undecided; None if there is nothing to say yet."""
         if self.comparison is None or self.verdict is None:
             return None
         if self.verdict.decided:
@@ -73,7 +73,7 @@ class ShownQuestion:
 
     @property
     def sentences(self) -> tuple[Message, ...]:
-        """Sentences about the difference with its interval and number of seeds, and about the verdict."""
+        """Sentences about the difference (with confidence interval and number of seeds) and the verdict."""
         if self.comparison is None:
             return (self.asked, self.answer)
         found = sentences(self.comparison)

@@ -140,7 +140,7 @@ class Site:
         return self._page(request, "compare.html", lambda _: pages.compare(self.board, a, b, _))
 
     def curves(self, request: Request) -> Response:
-        """Return the JSON of one chart: of the runs in the parameters run=, of a question, or of a group."""
+        """Return one chart as JSON. The URL parameters name its runs, a question, or a group of arms."""
         self.board.refresh()
         _, measurement = self._translator(request), _get(request, "measurement")
         runs, study = self.board.runs, _get(request, "study")

@@ -18,7 +18,7 @@ from oelm.runs.results_file import StoredRun
 from oelm.runs.scan import RunInfo, ScanCache, scan, signature
 
 _READ_BY_ANALYSIS = ("config.yaml", "results.json", "checksums.json")
-_MAX_AGE = 1.0  # seconds; a page uses the last scan if it is not older, so several open pages share it
+_MAX_AGE = 1.0  # seconds; several open pages share one scan of the runs folder until it is older
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Board:
         self.planned = planned
         self.problem = ""  # why the runs folder cannot be scanned
         self.verdicts = Verdicts()
-        self.progress: Progress | None = None  # progress of the first analysis; None when it is complete
+        self.progress: Progress | None = None  # how far the first analysis is; None after it
         self._scanned = -_MAX_AGE
         self._cache = ScanCache()
         self._loaded: dict[str, tuple[object, LoadedRun | None]] = {}
@@ -80,7 +80,8 @@ class Board:
         before, self._contents = self._contents, {}
         for key, run in self.runs.items():
             seen = before.get(key)
-            # For a run that has ended, the scan returns the same object again unless its files have changed.
+            # `scan()` returns the same object for a run that has ended and whose files are unchanged, so the
+            # content of such a run is not computed again.
             self._contents[key] = seen if seen is not None and seen[0] is run else (run, _content(run))
         states = {key: content for key, (_run, content) in self._contents.items()}
         if states != self._analysed and (self._thread is None or not self._thread.is_alive()):
@@ -127,7 +128,7 @@ class Board:
 
 def _content(run: RunInfo) -> object:
     """Return a value that changes when the analysis must read the run again: its state and its files."""
-    file = run.reader.file  # the run folder, or the results file that contains the run
+    file = run.reader.file  # the run folder, or the STUDY.jsonl.xz file that contains the run
     stored = isinstance(run.reader, StoredRun)
     return run.state, signature(*([file] if stored else [file / name for name in _READ_BY_ANALYSIS]))
 
