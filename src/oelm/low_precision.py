@@ -18,7 +18,7 @@ from oelm.errors import UsageError
 LowPrecision = Literal["bf16", "fp16"]
 
 # The matrices are as large as in a training step, because small matmuls use other CPU instructions.
-# The program prints the speed relative to fp32, because a CPU that emulates bf16 may be ten times slower.
+# The probe prints the speed relative to fp32, because a CPU that emulates bf16 may be ten times slower.
 _PROBE = """
 import sys, time, torch
 seconds = []

@@ -39,7 +39,7 @@ class Outcome:
 
     state: State
     reason: str = ""
-    permanent: bool = False  # whether the same command would fail again until the user changes something
+    permanent: bool = False  # whether the same command will fail again unless the user changes something
 
     @property
     def exit_code(self) -> int:
@@ -105,7 +105,7 @@ def _train_and_finish(training: Training) -> Outcome:
         finish(training)
     except Interrupted as stopped:
         # If the run was stopped while it scored the test split, the checkpoint of the last step is already
-        # saved. Saving again would be wrong, because the model then has the best weights, not the last ones.
+        # saved. Saving again would be wrong, because the model now has the weights of the best step.
         if not training.is_saved:
             save_training(training)
         step = training.progress.step

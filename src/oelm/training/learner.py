@@ -29,8 +29,8 @@ class Learner:
         self.applied = apply(self.model.train(), config.method, seed=config.seed)
         world.place_model(self.model)
         self.optimizer = build_optimizer(self.model, config.optim)
-        self.schedule_changed = False  # whether the current step has frozen or unfrozen parameters
-        self.in_update = False  # whether optimizer.step() is running, so that only some weights are updated
+        self.schedule_changed = False  # whether this step has changed which parameters are frozen
+        self.in_update = False  # whether optimizer.step() has started but not ended
         self._max_qk_trainable = 0
         self.rebuild()
 
@@ -51,7 +51,7 @@ class Learner:
             self.rebuild()
 
     def step_flops(self, batches: list[Batch]) -> tuple[float, float]:
-        """Return the FLOPs of a step over `batches`, as currently frozen and with all parameters trained."""
+        """Return the FLOPs of a step over `batches`: as the model is, and as if no parameter were frozen."""
         shapes = [(b.rows, b.length, b.target_length) for b in batches]
         return (
             sum(self._flops.step(*shape).total for shape in shapes),

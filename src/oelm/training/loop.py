@@ -80,8 +80,8 @@ def take_step(training: Training) -> None:
     p.running_loss, p.last_loss = running_loss, loss
     p.window_loss += loss
     p.window_steps += 1
-    p.grad_norm = norm if math.isfinite(norm) else None  # if fp16 overflows, the scaler skips the update
-    # The change is reported after the step, so that a step that is repeated does not report it twice.
+    p.grad_norm = norm if math.isfinite(norm) else None  # not finite if fp16 overflows in this step
+    # Reported after the step, because a step that runs out of memory is repeated and would report it twice.
     if learner.schedule_changed:
         training.event(
             f"the method's schedule has frozen or unfrozen parameters: {learner.applied.trainable:,} "
@@ -121,7 +121,7 @@ def check_divergence(training: Training, loss: float, norm: float) -> float:
     """Return the moving average of the loss, including this step; raise Diverged if training has diverged.
 
     Training has diverged if the loss or the gradient norm is not finite, or if the moving average exceeds
-    twice the first loss plus 4 nats. Training does not recover from there. The first loss of a run is the
+    twice the first loss plus 4 nats, from where training does not recover. The first loss of a run is the
     loss of the untrained model.
     """
     p = training.progress
@@ -211,9 +211,9 @@ def finish(training: Training) -> None:
 
 
 def audit_freezing(training: Training, when: str) -> None:
-    """Check that the frozen parameters are unchanged, and write the result to freeze_audit.json.
+    """Raise OelmError if a frozen parameter has changed; write what was checked to freeze_audit.json.
 
-    `when` is "start" or "end" of the run. Raise OelmError if a frozen parameter has changed.
+    `when` is "start" or "end" of the run.
     """
     report = audit(training.learner.model, training.learner.optimizer)
     training.recorder.write_audit(when, report.to_dict())

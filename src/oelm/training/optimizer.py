@@ -17,11 +17,11 @@ from oelm.errors import OelmError
 from oelm.methods.param_groups import param_groups
 from oelm.methods.reading.projection import full_tensor
 
-OptimizerState = dict[str, dict[str, Tensor]]  # parameter name -> name of the state -> tensor
+OptimizerState = dict[str, dict[str, Tensor]]  # parameter name -> name of the state, e.g. "exp_avg" -> tensor
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
-    """Return a fused AdamW optimizer for the trainable parameters of `model`, to which the method is applied.
+    """Return a fused AdamW optimizer for the parameters of `model` that the applied method leaves trainable.
 
     Each parameter group has its peak learning rate as `full_lr`. `set_learning_rate()` sets `lr` from it.
     """

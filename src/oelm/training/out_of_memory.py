@@ -32,14 +32,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def retry_with_less_memory(training: Training, action: Callable[[], T]) -> T:
-    """Return `action()`; if memory runs out, halve the micro-batches and call `action()` again."""
+    """Return `action()`; if memory runs out, halve the rows per micro-batch and call `action()` again."""
     learner, world = training.learner, training.world
     while True:
         before = random_state(world.device)
         try:
             return action()
         except (Interrupted, MemoryError, RuntimeError) as error:
-            # Undo the unfinished step. The weights are unchanged, unless optimizer.step() raised the error.
+            # Undo the unfinished action. The weights are unchanged, unless optimizer.step() raised the error.
             learner.optimizer.zero_grad(set_to_none=True)
             set_random_state(before, world.device)
             if not is_out_of_memory(error):

@@ -58,7 +58,8 @@ def set_up(job: TrainingJob) -> Training:
     torch.manual_seed(config.seed + world.rank)  # every rank needs different random numbers for dropout
     audit_freezing(training, "start")
     _resume_or_start(training, snapshot)
-    # Replace an unusable latest.pt by previous.pt; otherwise the next save would rename it to previous.pt.
+    # Replace an unusable latest.pt by previous.pt. Otherwise the next save would rename the unusable file to
+    # previous.pt and so overwrite the good checkpoint.
     if checkpoint.rejected:
         world.barrier()
         if world.is_main:
@@ -145,7 +146,10 @@ def _prepare_on_rank0_first(job: TrainingJob, recorder: Recorder) -> Prepared:
 
 
 def _write_manifest(training: Training, *, resumed: bool) -> None:
-    """Check the free disk space and write manifest.json; a resumed run keeps its undamaged manifest.json."""
+    """Check the free disk space and write manifest.json.
+
+    A resumed run keeps the manifest.json that it has, unless the file is damaged or names other data.
+    """
     folder, prepared, recorder = training.folder, training.prepared, training.recorder
     plan = disk_plan(training.learner.model, training.learner.optimizer)
     recorder.journal.line(str(training.learner.applied))
@@ -198,7 +202,7 @@ def _resume_or_start(training: Training, snapshot: Snapshot | None) -> None:
         )
         recorder.metrics = MetricsLog(folder.metrics_file, offset=offset, trackers=trackers)
     parts = folder.wanted_split() if restart_with_smaller_batches(training) else 0
-    training.world.barrier()  # every rank must read split.json before a faster rank may change it again
+    training.world.barrier()  # all ranks must have read split.json before one of them may write it again
     if parts:
         split_micro_batches(training, parts)
     training.report_status(force=True)

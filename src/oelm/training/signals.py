@@ -24,10 +24,10 @@ def signals_to_handle() -> list[signal.Signals]:
     return [number for number in STOP_SIGNALS if not (number == signal.SIGHUP and ignored)]
 
 
-# Environment variable that the SLURM scripts of oelm set to a unix time. A signal after that time is sent
-# because the time limit of the job is near.
+# Environment variable that the SLURM scripts of oelm set to a unix time. A signal at or after that time
+# means that the time limit of the job is near; an earlier one means preemption, a requeue or scancel.
 TIME_LIMIT_NEAR = "OELM_TIME_LIMIT_NEAR"
-# Without that variable, a signal in the last 240 seconds before SLURM_JOB_END_TIME counts as the time limit.
+# Without OELM_TIME_LIMIT_NEAR, that time is this many seconds before SLURM_JOB_END_TIME.
 _DEFAULT_NOTICE = 240.0
 
 

@@ -19,7 +19,7 @@ _UNWRITABLE = (errno.EIO, errno.EROFS, errno.ESTALE, errno.ENFILE, errno.EMFILE)
 
 @dataclass(frozen=True)
 class DiskPlan:
-    """The disk space that a run needs: its peak, while a checkpoint or the best model is being written."""
+    """The disk space that a run needs. The peak, `total`, is reached while a new file is being written."""
 
     checkpoint: int  # bytes of one checkpoint
     best: int  # bytes of one saved model
@@ -60,9 +60,10 @@ def require_disk(plan: DiskPlan, folder: RunFolder) -> None:
 
 
 def storage_failure(error: BaseException, folder: RunFolder) -> str:
-    """Return why the run folder cannot be written to, if this has caused `error`; otherwise "".
+    """Return why the run folder cannot be written to; "" if `error` has another cause.
 
-    Such a run is not failed but interrupted: it can resume from its last checkpoint once the cause is gone.
+    After such an error, the run counts as interrupted and not as failed, because it can resume from its last
+    checkpoint once the user has removed the cause.
     """
     again = "run the same command again to resume from the last checkpoint"
     if isinstance(error, DiskFull):

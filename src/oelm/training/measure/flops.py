@@ -71,8 +71,9 @@ class FlopModel:
     """Computes the FLOPs of a training step of one model from the shape of the batch."""
 
     products: tuple[Product, ...]
-    # One (kind, width, causal) per attention layer. The kind is "self", "decoder", "cross", or "first" for a
-    # layer with only one query per row (oelm.models.first_token).
+    # One (kind, width, causal) per attention layer. Kinds: "self" (self-attention of the inputs), "decoder"
+    # (self-attention of the decoder), "cross" (from decoder to encoder), and "first" (self-attention in which
+    # only the first token of each row is a query, see oelm.models.first_token).
     attention: tuple[tuple[str, int, bool], ...]
 
     def step(self, rows: int, length: int, target_length: int = 0) -> Flops:
@@ -105,7 +106,7 @@ class FlopModel:
 
 
 def flop_model(model: nn.Module) -> FlopModel:
-    """Return the FLOP model of the built-in GPT or a transformers model, as it is currently frozen."""
+    """Return the FLOP model of a built-in GPT or transformers model, for its currently frozen parameters."""
     embeddings = {id(m.weight): m for m in model.modules() if isinstance(m, nn.Embedding)}
     read = _first_token_layer(model)
     two_stacks = bool(getattr(_config(model), "is_encoder_decoder", False))
@@ -213,7 +214,10 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
 
 
 def _is_causal(model: nn.Module) -> bool:
-    """Return whether attention is causal: `is_causal` of the attention modules, else by the class name."""
+    """Return whether attention is causal.
+
+    The attention modules say this as `is_causal`; if they do not, the class name and the config decide.
+    """
     said = [m.is_causal for m in model.modules() if isinstance(getattr(m, "is_causal", None), bool)]
     named = any(part in type(model).__name__ for part in ("CausalLM", "LMHead", "GPT", "Bloom"))
     return any(said) if said else named or bool(getattr(_config(model), "is_decoder", False))

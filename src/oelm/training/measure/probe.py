@@ -1,7 +1,7 @@
 """Analyse the queries and keys of a trained GPT.
 
-constant_share()         which fraction of the energy of q and k is their mean, which a bias can learn
-attention_by_distance()  how much attention a head pays to the token d positions back
+constant_share()         how much of q and k is the same for all tokens, so that a bias could learn it
+attention_by_distance()  how much attention a head pays to the token that is d positions before the query
 truncation()             how the loss grows if the learned change of W_Q and W_K is reduced to a low rank
 """
 
@@ -22,10 +22,10 @@ ROLES = ("q", "k")
 
 @torch.no_grad()
 def constant_share(model: GPT, ids: Tensor) -> list[dict[str, float]]:
-    """Return, for each layer, the fraction of the energy of q and of k that is constant over tokens.
+    """Return, for each layer, how much of q and of k is the same for all tokens, as {"q": ..., "k": ...}.
 
-    The constant part is the mean over all tokens of `ids` (B, T), before the rotary rotation. The fraction is
-    |mean(q)|^2 / mean(|q|^2): 0 if q has no constant part, 1 if q is the same for every token.
+    The value is |mean(q)|^2 / mean(|q|^2), with means over all tokens of `ids` (B, T) and q before the rotary
+    rotation: 0 if the mean of q is zero, 1 if q is the same for every token.
     """
     shares = []
     for attention, projected in _queries_and_keys(model, ids):
@@ -39,10 +39,10 @@ def constant_share(model: GPT, ids: Tensor) -> list[dict[str, float]]:
 
 @torch.no_grad()
 def attention_by_distance(model: GPT, ids: Tensor, distances: int = 16) -> list[Tensor]:
-    """Return, for each layer, the mean attention weight (heads, distances) on the token 0, 1, 2, ... back.
+    """Return, for each layer, the mean attention weights (heads, distances).
 
-    Only queries with at least `distances` visible tokens count, so that the means of all distances are over
-    the same queries.
+    Column d is the weight on the token d positions before the query (0 = the query itself). Only queries with
+    at least `distances` visible tokens count, so that all columns are means over the same queries.
     """
     T = ids.shape[1]
     if not 1 <= distances <= T:
@@ -117,7 +117,7 @@ def _weights(model: GPT) -> Matrices:
 
 @contextmanager
 def _replaced(model: GPT, weights: Matrices) -> Iterator[None]:
-    """Replace weights of W_Q and W_K of `model` by `weights` in the `with` block."""
+    """Replace matrices W_Q and W_K of `model` by `weights` in the `with` block, and restore them after it."""
     attentions = _attentions(model)
     parameters = {key: cast(Tensor, _projection(attentions[key[0]], key[1]).weight) for key in weights}
     kept = {key: parameter.data for key, parameter in parameters.items()}
