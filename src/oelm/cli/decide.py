@@ -67,7 +67,8 @@ def decide(
         Maximum number of seeds of an arm, from 3 to 50. It sets the confidence level of the intervals,
         which are computed again after every few seeds, so it cannot be changed after runs have started.
     rules
-        Kinds of questions: the 5 % target, the scenarios, the 1 % goal, the sign of each difference.
+        Kinds of questions. target: at most 5 % worse than the baseline? goal: at most 1 % worse than the
+        control? scenario: 2 or 5 points of accuracy worse? sign: better or worse?
     on
         Where to train: on this machine, or through SLURM.
     dry_run

@@ -15,7 +15,7 @@ from oelm.runs.states import EXIT_INTERRUPTED
 if TYPE_CHECKING:
     from oelm.experiments.resume.check import Case, Interruption, Reference
 
-_RESUME_CHECK_ID = "GPT-02"  # used by --resume if no experiment is named; needs no data at smoke scale
+_RESUME_CHECK_ID = "GPT-02"  # for --resume without an experiment; its smoke scale needs no download
 
 
 def doctor(

@@ -121,7 +121,7 @@ def export(
     which: OneRun = OneRun(),
     json: Json = False,
 ) -> None:
-    """Write the best model of a run, its tokenizer and a model card to a folder, and upload it if asked.
+    """Write the best model of a run, its tokenizer and a model card to a folder; upload the folder if asked.
 
     Parameters
     ----------

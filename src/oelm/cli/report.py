@@ -1,4 +1,4 @@
-"""`oelm report`: write the full report as HTML, a short report as Markdown, tables, and the claims page."""
+"""`oelm report`: write the results as HTML, Markdown, LaTeX or CSV, and check the original study's claims."""
 
 from __future__ import annotations
 

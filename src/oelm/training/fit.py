@@ -60,7 +60,7 @@ def fit(config: RunConfig, folder: Path | str, machine: Machine = Machine()) -> 
 
 
 def fit_claimed(config: RunConfig, folder: Path | str, machine: Machine) -> Outcome:
-    """Train like `fit()`, but expect that `config` is checked and `folder` contains it as config.yaml."""
+    """Train like `fit()`, but `config` must be checked already and be in `folder` as config.yaml."""
     run_folder = RunFolder(folder)
     with (
         contextlib.closing(run_folder),

@@ -209,7 +209,7 @@ def _resume_or_start(training: Training, snapshot: Snapshot | None) -> None:
 
 
 def _read_or_none(read: Callable[[], Any], journal: Journal) -> Any:
-    """Return `read()`; if the file is damaged, log this and return None, so that it is written again."""
+    """Return `read()`; if the file is damaged, log this and return None, and the run writes a new file."""
     try:
         return read()
     except OelmError as error:

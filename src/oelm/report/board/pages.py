@@ -32,7 +32,7 @@ from oelm.units import bytes_text, duration_text
 LOG_LINES = 20
 _UNFINISHED = frozenset(STATES) - {"finished", "diverged"}
 _TONES: dict[str, Tone] = {"running": "good", "finished": "", "interrupted": "open", "queued": "open"}
-_PREFERRED = ("ppl", "accuracy", "validation_loss", "loss")  # a chart first shows the first that is known
+_PREFERRED = ("ppl", "accuracy", "validation_loss", "loss")  # what a chart shows at first, best first
 
 _TIMES = {
     "total_wall_time": Message("wall time"),
@@ -156,7 +156,7 @@ def find_question(board: Board, study: str, key: Mapping[str, str]) -> ShownQues
 
 
 def question_arms(board: Board, question: ShownQuestion) -> list[Arm]:
-    """Return the reference arm and the arm of a question, with all runs, also those without a partner."""
+    """Return the two arms of a question, reference first, with all runs, even if not all are compared."""
     c, arms = question.comparison, {arm.key: arm for arm in board.verdicts.arms}
     keys = ([c.reference.key] if c else []) + [question.arm.key]
     return [arms[key] for key in keys if key in arms]

@@ -28,7 +28,7 @@ _TARGET = QuestionConfig("", "non-inferior", TARGET)
 class ShownQuestion:
     """A question about an arm and a reference arm; `comparison` is None until both have finished runs."""
 
-    kind: str  # for a question of a study file, its rule; otherwise the kind of comparison
+    kind: str  # the rule ("target", ...) if a study file asks; otherwise "baseline", "control", ...
     arm: Arm
     reference: str  # experiment ID of the reference arm
     reference_name: str

@@ -68,7 +68,7 @@ def attention_statistics(
 
 
 def off_orthogonal(heads: Tensor) -> float:
-    """Return how far the rows of each head are from orthogonal: the RMS of the cosines between two rows.
+    """Return how far the rows of each head are from orthogonal: RMS of the cosines of all pairs of rows.
 
     The value is 0 for orthogonal rows. `heads` is a Q or K projection of shape (heads, head size, width).
     """

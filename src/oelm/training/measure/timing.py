@@ -29,7 +29,7 @@ _LARGEST = 1e30  # a larger value in step_times.bin means that the file is damag
 
 
 class Timer:
-    """Measures the steps and validations of this process, and adds the totals of earlier processes."""
+    """Measures steps and validations of this process, and adds the totals of earlier processes of the run."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         self.path = path
