@@ -13,6 +13,7 @@ from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po, write_po
 
 SOURCE = Path(__file__).parents[1] / "src" / "oelm"
+ROOMS = ("analysis", "experiments", "report")
 METHODS = [("**.py", "python"), ("**/templates/*.html", "jinja2")]
 CHINESE = SOURCE / "report" / "locale" / "zh" / "LC_MESSAGES" / "oelm.po"
 
@@ -20,7 +21,7 @@ CHINESE = SOURCE / "report" / "locale" / "zh" / "LC_MESSAGES" / "oelm.po"
 def english() -> list[str]:
     """The texts of source and templates that are marked for translation: in `_("…")` and `Message("…")`."""
     keywords = {"_": None, "Message": None}
-    found = (extract_from_dir(SOURCE / room, METHODS, keywords=keywords) for room in ("analysis", "report"))
+    found = (extract_from_dir(SOURCE / room, METHODS, keywords=keywords) for room in ROOMS)
     return list(dict.fromkeys(message for texts in found for _file, _line, message, *_rest in texts))
 
 

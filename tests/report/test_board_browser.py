@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 
 pytest.importorskip("starlette")
@@ -40,7 +41,20 @@ def rows(seed: int, arm: int, steps: list[int]) -> str:
         lines.append({"step": step, "kind": "train", "loss": training_loss(step, seed, arm), "lr": 1e-3})
         if step % 100 == 0:
             lines.append({"step": step, "kind": "validation", "loss": 2.0, "ppl": 8.0 + seed, "n": 10})
+            layers = [{"layer": 0, "entropy": 1.0 + arm}, {"layer": 1, "entropy": 2.0 + arm}]
+            lines.append({"step": step, "kind": "attention", "layers": layers})
     return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def write_costs(path: Path, arm: int, steps: int) -> None:
+    """Step times of 0.25 s (arm 0) or 0.5 s, and a peak of 1 or 2 GiB with every twentieth step."""
+    times = np.zeros((steps, 4))
+    times[:, 0] = 0.25 * (1 + arm)
+    times[:3, 0] *= -1  # warm-up
+    times.astype("<f8").tofile(path / "step_times.bin")
+    memory = np.zeros(steps)
+    memory[19::20] = (1 + arm) * 2**30
+    memory.astype("<f8").tofile(path / "step_memory.bin")
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +65,12 @@ def server(tmp_path_factory):
         for seed in range(3):
             path = write_run(root, lm_config(id, name, seed=seed), 8.0 + 0.6 * arm + 0.02 * seed)
             RunFolder(path).metrics_file.write_text(rows(seed, arm, STEPS), encoding="utf-8")
+            write_costs(path, arm, 400)
             RunFolder(path).write_checksums()
     for seed, state, reason in ((3, "running", ""), (4, "diverged", XSS), (5, "oom", "no memory left")):
         folder = RunFolder(write_run(root, lm_config("GPT-02", "oelm-freeze", seed=seed), state=state))
         folder.metrics_file.write_text(rows(seed, 1, STEPS[:10]), encoding="utf-8")
+        write_costs(folder.path, 1, 200)
         folder.log_file.write_text(f"first line\n{XSS}\n", encoding="utf-8")
         folder.write_status(status(200, state=state, reason=reason))
         folder.close()
@@ -110,7 +126,7 @@ def test_pages_load_in_both_widths_languages_and_colours(browser, server, tmp_pa
     open_page(browser, server, page, lang=lang, width=width, dark=dark)
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     charts = browser.evaluate("document.querySelectorAll('figure.chart').length")
-    assert charts == (0 if page == "overview" else 1 if page == "hostile" else 2)
+    assert charts == {"overview": 0, "hostile": 1, "run": 6, "compare": 6}.get(page, 2)
     sizes = browser.evaluate(
         "[...document.querySelectorAll('figure.chart canvas')].map(c => [c.clientWidth, c.clientHeight])"
     )
@@ -153,6 +169,24 @@ def test_curves_have_the_numbers_of_the_files(browser, server):
     assert "baseline" in browser.evaluate("document.querySelector('figure.chart .plot').ariaLabel")
 
 
+def test_two_runs_are_drawn_over_each_other_with_their_costs(browser, server):
+    open_page(browser, server, "compare")
+    charts = "[...document.querySelectorAll('figure.chart')].map(f => f.oelmChart)"
+    wait_for(browser, f"{charts}.every(c => c && c.data.lines.length === 2)")
+    drawn = json.loads(
+        browser.evaluate(f"JSON.stringify({charts}.map(c => [c.data.measurement, c.uplot.data]))")
+    )
+    last = {name: [data[0], *(column[-1] for column in data[3::4])] for name, data in drawn}
+    assert list(last) == ["ppl", "loss", "lr", "entropy", "step_time", "memory"]
+    assert last["lr"][1:] == [1e-3, 1e-3]
+    assert last["entropy"][1:] == [1.5, 2.5]  # the mean of the layers
+    assert last["step_time"][1:] == [0.25, 0.5]
+    assert last["step_time"][0] == list(range(4, 401))
+    assert last["memory"][1:] == [1.0, 2.0]
+    assert last["memory"][0] == STEPS
+    assert last["loss"][1:] == pytest.approx([training_loss(400, 0, 0), training_loss(400, 0, 1)], rel=1e-5)
+
+
 def test_single_seeds_appear_with_the_focus_and_arrow_keys_move_along_the_steps(browser, server):
     open_page(browser, server, "study")
     chart = "document.querySelector('figure.chart').oelmChart"
@@ -176,7 +210,7 @@ def test_new_rows_states_and_verdicts_appear_by_themselves(browser, server):
     browser.open(f"{server.url}en/run?run={quote('paper/GPT-02/scale=mini/seed=3')}", width=1300)
     steps = "[...document.querySelectorAll('figure.chart')].map(f => f.oelmChart.data.steps.at(-1))"
     last = f"Math.max(...{steps})"
-    wait_for(browser, "document.querySelectorAll('figure.chart canvas').length === 2")
+    wait_for(browser, "document.querySelectorAll('figure.chart canvas').length === 6")
     assert browser.evaluate(last) == 200
     browser.evaluate("document.getElementById('config').open = true")
     with open(folder.metrics_file, "a", encoding="utf-8") as file:

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from oelm.analysis.messages import Message
 from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.experiments.experiment import Experiment
@@ -22,13 +23,13 @@ from oelm.experiments.scales import SCALES
 
 # The phases into which the original study divides its experiments. The phase "extra" is ours: it has the
 # experiments that we added.
-PHASES: dict[int | str, str] = {
-    1: "BERT fine-tuning on XNLI",
-    2: "GPT language modelling on TinyStories",
-    3: "GPT language modelling: frozen random Q/K, OpenWebText, WikiText-103",
-    4: "GPT classification from scratch",
-    "paper": "BERT fine-tuning on SST-2 and MNLI",
-    "extra": "controls and next steps that the original study does not have",
+PHASES: dict[int | str, Message] = {
+    1: Message("BERT fine-tuning on XNLI"),
+    2: Message("GPT language modelling on TinyStories"),
+    3: Message("GPT language modelling: frozen random Q/K, OpenWebText, WikiText-103"),
+    4: Message("GPT classification from scratch"),
+    "paper": Message("BERT fine-tuning on SST-2 and MNLI"),
+    "extra": Message("controls and next steps that the original study does not have"),
 }
 # Phase -> phases whose experiments the report of that phase shows. The original study's report of phase 3
 # compares all seven GPT runs, two of which belong to phase 2. The report of a phase that is not listed here

@@ -34,7 +34,7 @@ def write_phase(analysis: Analysis, phases: Sequence[str], path: Path, *, lang: 
         (_("Finished and pending"), "totals", run_list.totals(analysis, _)),
         (_("Runs"), "runs", run_list.run_list(analysis, _, path.parent)),
     )
-    title = _("Report of phase {phases}", phases=", ".join(phases))
+    title = _("Report of phase {phases}", phases=tuple(phases))
     sections = tuple(Section(name, anchor, tuple(blocks)) for name, anchor, blocks in parts if blocks)
     document = Document(title, summary.headline(analysis, _), about(analysis, command, _), sections, lang)
     write_text(path, to_markdown(document))
@@ -92,8 +92,8 @@ def _settings(arms: Sequence[Arm], _: Translator) -> list[Block]:
         model = c.model.name or c.model.family
         length = f"{c.budget.epochs} {_('epochs')}" if c.budget.epochs else f"{c.budget.steps:,} {_('steps')}"
         batch = f"{c.budget.batch_size} x {c.budget.accumulation}"
-        tuned = f" ({_('tuned')})" if c.tune.grid else ""
+        lr = _("{lr} (tuned)", lr=f"{c.optim.lr:g}") if c.tune.grid else f"{c.optim.lr:g}"
         cells = (arm.id, _(SCALES[c.scale]), c.data.dataset, model, c.method.name)
-        rows.append(Row((*cells, f"{c.optim.lr:g}{tuned}", length, batch, str(c.data.max_length))))
+        rows.append(Row((*cells, lr, length, batch, str(c.data.max_length))))
     head = (_("ID"), _("Scale"), _("Data"), _("Model"), _("Method"), _("Learning rate"), _("Budget"))
     return [Table((*head, _("Batch"), _("Length")), tuple(rows), words=5)] if rows else []

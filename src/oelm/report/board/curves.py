@@ -76,6 +76,7 @@ def chart(lines: Sequence[tuple[str, Mapping[str, Seed]]], measurement: str, _: 
         "lines": [_line(name, seeds, steps, width, _) for name, seeds in lines],
         "words": {
             "step": _("step"),
+            "at": _("step {n}", n="{n}"),
             "mean": _("mean"),
             "interval": _("95 % interval"),
             "table": _("The same numbers as a table"),

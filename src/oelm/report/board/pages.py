@@ -32,7 +32,8 @@ from oelm.units import bytes_text, duration_text
 LOG_LINES = 20
 _UNFINISHED = frozenset(STATES) - {"finished", "diverged"}
 _TONES: dict[str, Tone] = {"running": "good", "finished": "", "interrupted": "open", "queued": "open"}
-_PREFERRED = ("ppl", "accuracy", "validation_loss", "loss")  # what a chart shows at first, best first
+_SCORES = ("ppl", "accuracy", "validation_loss")  # the first chart shows the first of these that runs have
+_OF_RUNS = ("lr", "entropy", "step_time", "memory")  # further charts of the pages of one run and of two runs
 
 _TIMES = {
     "total_wall_time": Message("wall time"),
@@ -221,7 +222,7 @@ def study(board: Board, name: str, chosen: str, _: Translator) -> dict[str, Any]
         "waiting": [_(q.title) for q in asked if q.comparison is None],
         "groups": [(key, _group_title(found[0], _)) for key, found in groups.items()],
         "group": group,
-        "charts": charts(measured(board, _keys(board, arms)), 2, _),
+        "charts": charts(measured(board, _keys(board, arms)), _),
         "arms": [_arm_row(arm, _) for arm in arms],
         "runs": sorted(rows, key=lambda row: STATES.index(row.state)),
         "trials": sum(bool(run.trial) for run in runs.values()),
@@ -246,19 +247,18 @@ def _keys(board: Board, arms: Iterable[Arm]) -> list[str]:
     return [key for key in keys if key in board.runs]
 
 
-def charts(known: Sequence[str], most: int, _: Translator) -> list[dict[str, Any]]:
+def charts(known: Sequence[str], _: Translator, *, more: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return the charts of a page: the measurement that each shows at first, and all that can be chosen.
 
+    The first charts show the validation score and the training loss.
+
     known: names of the measurements that the runs have
-    most: maximum number of charts
+    more: measurements that have a chart of their own if the runs have them
     """
     options = [(name, _(MEASUREMENTS[name])) for name in known]
-    first = [name for name in _PREFERRED if name in known] + [
-        name for name in known if name not in _PREFERRED
-    ]
-    if most == 2 and "loss" in known and first[0] != "loss":
-        first = [first[0], "loss"]
-    return [{"measurement": name, "options": options} for name in first[:most]]
+    score = [name for name in _SCORES if name in known][:1]
+    first = [name for name in (*score, "loss", *more) if name in known] or known[:2]
+    return [{"measurement": name, "options": options} for name in first]
 
 
 def _arm_row(arm: Arm, _: Translator) -> dict[str, str]:
@@ -293,7 +293,7 @@ def question(board: Board, study: str, key: Mapping[str, str], _: Translator) ->
         "caption": _(CAPTIONS[q.comparison.metric]),
         "seeds": by_seeds(q, _),
         "flags": [_(message) for message in q.comparison.flags],
-        "charts": charts(measured(board, keys), 2, _),
+        "charts": charts(measured(board, keys), _),
         "runs": [run_row(key, board.runs[key], _) for key in keys],
     }
 
@@ -331,7 +331,7 @@ def run(board: Board, key: str, _: Translator) -> dict[str, Any] | None:
         "times": _timing(timing, _) if timing else [],
         "config": config_to_yaml(config) if config else "",
         "problems": [*problems, *([metrics.problem] if metrics.problem else [])],
-        "charts": charts(measured(board, [key]), 2, _),
+        "charts": charts(measured(board, [key]), _, more=_OF_RUNS),
         "others": others,
     }
 
@@ -360,7 +360,7 @@ def compare(board: Board, a: str, b: str, _: Translator) -> dict[str, Any]:
     page |= {"differences": None, "charts": [], "problem": ""}
     if len(chosen) < 2:
         return page
-    page["charts"] = charts(measured(board, (a, b)), 2, _)
+    page["charts"] = charts(measured(board, (a, b)), _, more=_OF_RUNS)
     try:
         left, right = (info.reader.config() for _key, info in chosen)
     except (OelmError, OSError) as error:

@@ -10,6 +10,9 @@
     const headers = tags.has(address) ? { "If-None-Match": tags.get(address) } : {};
     const answer = await fetch(address, { headers, cache: "no-store" });
     if (answer.status === 304) return null;
+    // The study or run of this page was deleted, or exists now. Loading the page again shows it.
+    if (address === location.href && (answer.status === 404) !== Boolean(document.getElementById("missing"))) location.reload();
+    if (answer.status === 404) return null;
     if (!answer.ok) throw new Error(String(answer.status));
     tags.set(address, answer.headers.get("ETag"));
     return answer.text();

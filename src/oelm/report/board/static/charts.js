@@ -7,6 +7,9 @@
   const MOST_BANDS = 4;  // with more lines, intervals hide each other, so only those of chosen lines are drawn
   const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 2], [3, 2, 1, 2], [1, 2], [12, 6]];
 
+  // Distances between two labels of the axis of steps: 1, 2, 5, 10, 20, ...
+  const STEP_DISTANCES = Array.from({ length: 30 }, (_x, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
+
   // When the colours repeat, they get other dashes, so that 64 lines can be distinguished.
   function dash(line) { return DASHES[(line + 3 * Math.floor(line / COLOURS)) % DASHES.length]; }
 
@@ -136,7 +139,7 @@
         legend: { show: false },
         cursor: { y: false, drag: { x: true, y: false }, points: { show: false } },
         scales: { x: { time: false }, y: { range: (u) => valueRange(this.data, u.scales.x.min, u.scales.x.max) } },
-        axes: [{ ...axis, size: 34 }, { ...axis, size: 58, values: (_u, ticks) => ticks.map(shown) }],
+        axes: [{ ...axis, size: 34, incrs: STEP_DISTANCES }, { ...axis, size: 58, values: (_u, ticks) => ticks.map(shown) }],
         hooks: { setCursor: [() => this.showValues()] },
       }, table, this.plotBox);
       this.emphasise();
@@ -200,7 +203,7 @@
         const seeds = line.seeds.length > 1 && place >= 0 ? ` (n = ${line.n[place]})` : "";
         if (values[i]) values[i].textContent = place < 0 ? "–" : shown(line.mean[place]) + seeds;
       });
-      this.readout.textContent = steps.length === 0 ? words.empty : `${words.step} ${steps[at ?? steps.length - 1]}`;
+      this.readout.textContent = steps.length === 0 ? words.empty : words.at.replace("{n}", steps[at ?? steps.length - 1]);
     }
 
     describe() {
