@@ -76,7 +76,7 @@ def test_commands_escape_a_hostile_runs_folder(
 
 
 def test_monitor_on_a_terminal_draws_markup_as_text(hostile_runs: Path) -> None:
-    view = View()
+    view = View(hostile_runs)
     view.update(scan(hostile_runs))
     screen = io.StringIO()
     Console(width=200, height=30, file=screen, force_terminal=True).print(view.draw(200, 30))

@@ -9,8 +9,10 @@ import select
 import subprocess
 import sys
 import time
-from os import close, environ, read, write
+from dataclasses import replace
+from os import close, environ, getpid, read, write
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 from rich.console import Console
@@ -18,6 +20,7 @@ from rich.console import Console
 from oelm.cli.monitor import View
 from oelm.files.atomic import write_json
 from oelm.runs.folder import RunFolder
+from oelm.runs.progress import DecideProgress, write_decide_progress
 from oelm.runs.scan import RunInfo, scan
 from oelm.runs.schema import Status
 
@@ -39,7 +42,7 @@ def diverged_runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
 def test_monitor_leaves_out_columns_and_never_truncates_a_name(
     width: int, diverged_runs: list[RunInfo]
 ) -> None:
-    view = View()
+    view = View("runs")
     view.update(diverged_runs)
     screen = io.StringIO()
     Console(width=width, height=24, file=screen).print(view.draw(width, 24))
@@ -52,13 +55,42 @@ def test_monitor_leaves_out_columns_and_never_truncates_a_name(
     assert ("steps/s" in lines[1]) == (width == 200)
 
 
+def test_monitor_tells_how_far_data_tuning_runs_and_questions_are(tmp_path: Path) -> None:
+    place = tmp_path / "gap" / "GAP-TS-oelm-freeze" / "scale=full"
+    live = Status(state="running", pid=getpid(), host=gethostname(), heartbeat=time.time())
+    statuses = {
+        "seed=0": replace(live, preparing="train 42%"),
+        "seed=1": replace(live, step=50, total_steps=100, steps_per_second=1.0, eta_seconds=50.0),
+        "seed=2": Status(state="diverged"),
+        "tune/lr=0.001/seed=1000": Status(state="diverged"),
+        "tune/lr=0.002/seed=1000": Status(state="interrupted", step=60, total_steps=100),
+    }
+    for name, status in statuses.items():
+        (place / name).mkdir(parents=True)
+        folder = RunFolder(place / name)
+        folder.write(status)  # write_status() would enter another process and time
+    write_decide_progress(tmp_path / "gap", DecideProgress(questions=6, decided=2, open=3))
+    view = View(tmp_path)
+    view.update(scan(tmp_path))
+    screen = io.StringIO()
+    Console(width=200, height=24, file=screen).print(view.draw(200, 24))
+    lines = screen.getvalue().splitlines()
+    assert lines[1].rstrip() == (
+        "gap: preparing data: train 42%; tuning: 1 of 2 trials ended; runs: 1 of 3 ended; "
+        "2 of 6 questions decided, 1 given up, 3 open; about 50.0 s left"
+    )
+    assert any("data train 42%" in line for line in lines[2:])
+    (tmp_path / "gap" / ".decide.json").write_text("{damaged", encoding="utf-8")
+    assert "questions" not in view.studies()[0]
+
+
 def test_monitor_keys_move_by_lines_by_pages_and_to_the_ends(tmp_path: Path) -> None:
     for seed in range(30):
         place = tmp_path / "s" / "X" / "scale=full" / f"seed={seed}"
         place.mkdir(parents=True)
         RunFolder(place).write_status(Status(state="finished"))
         RunFolder(place).results_file.write_text("{}", encoding="utf-8")
-    view = View()
+    view = View(tmp_path)
     view.update(scan(tmp_path))
     places = []
     for key in ("j", "\x1b[6~", "G", "j", "\x1b[5~", "k", "g"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from oelm.cli.progress import RunProgress
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch.jobs import Job
+from oelm.runs.progress import DecideProgress, write_decide_progress
 from oelm.runs.schema import Status
 
 
@@ -51,3 +53,15 @@ def test_progress_tells_how_far_the_preparation_of_the_data_is(
     progress.last = -1000.0
     progress.tick([Job(experiment("GPT-01").at("smoke", 0), tmp_path, state="running")])
     assert "GPT-01 smoke seed 0 preparing data: train 42%" in capsys.readouterr().out
+
+
+def test_progress_tells_how_far_tuning_and_the_questions_are(tmp_path: Path) -> None:
+    config = experiment("GPT-01").at("smoke", 0)
+    trial = replace(config, tune=replace(config.tune, trial=True))
+    states = ((trial, "finished"), (trial, "running"), (trial, "pending"), (config, "pending"))
+    jobs = [Job(c, tmp_path / str(i), state=state) for i, (c, state) in enumerate(states)]
+    progress = RunProgress(0, studies=[tmp_path])
+    now = "tuning: 1 of 3 trials ended; runs: 0 of 1 ended; 1 finished, 1 running, 2 pending"
+    assert progress.stage(jobs).startswith(now)
+    write_decide_progress(tmp_path, DecideProgress(questions=4, decided=1, open=3))
+    assert progress.stage(jobs).startswith(f"1 of 4 questions decided, 3 open; {now}")

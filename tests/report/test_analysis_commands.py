@@ -91,8 +91,9 @@ def test_the_report_of_a_phase_has_settings_runs_verdicts_and_reported_figures(r
     text = summary.read_text(encoding="utf-8")
     assert "## Phase 2: GPT language modelling on TinyStories" in text
     assert "](#" not in text  # the page has no list of runs to link to
-    assert main([*words, "--lang", "zh"]) == 0
+    assert main([*words, "--lang", "zh", "--summary", str(summary)]) == 0
     assert page.read_text(encoding="utf-8").startswith("# 阶段 3 报告")
+    assert "## 阶段 2：GPT 语言建模：TinyStories" in summary.read_text(encoding="utf-8")
 
 
 def test_the_claims_page_is_written_without_runs(tmp_path, capsys):

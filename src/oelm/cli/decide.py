@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -110,7 +111,8 @@ def decide(
     if dry_run:
         _print_plan(design, look, forecasts.forecast(design, look, plans), arms, (gpu, runs), json)
         return 0
-    with RunProgress(0, quiet=json) as progress:
+    studies = [Path(runs) / study for study in sorted({config.study for config in design.configs})]
+    with RunProgress(0, quiet=json, studies=studies) as progress:
         launcher = place.launcher(len(arms) * max_seeds, progress.events())
         outcome = tune_and_decide(
             arms,

@@ -8,6 +8,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -22,13 +23,15 @@ from oelm.cli.status import HEADER, RunFilter, cells, summary
 from oelm.experiments.launch.worker import CONSOLE
 from oelm.printable import printable
 from oelm.runs.folder import RunFolder
+from oelm.runs.progress import study_progress
 from oelm.runs.scan import RunInfo, tail
-from oelm.runs.states import TROUBLE
+from oelm.runs.states import TROUBLE, is_terminal
 
 _STYLE = {"running": "green", "finished": "dim", "pending": "dim", "interrupted": "yellow"}
 _KEYS = "up/down, page up/down, home/end: select   a: all/active   q: quit"
 _LOG_LINES = 10
 _FIXED_LINES = 4  # number of lines for the summary, the header of the table and the frame of the log
+_MOST_STUDIES = 3  # maximum number of studies with a line of their own
 
 # Columns that are left out on a narrow terminal, the least important first.
 _OPTIONAL = ("study", "steps/s", "heartbeat", "loss", "metric", "ETA")
@@ -48,7 +51,8 @@ _MOVES = {
 class View:
     """The state of the screen: `found` (all runs), `runs` (all or only the active ones), the selected run."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
         self.found: list[RunInfo] = []
         self.runs: list[RunInfo] = []
         self.selected = 0
@@ -78,7 +82,8 @@ class View:
 
     def draw(self, width: int, height: int) -> Group:
         """Return the screen as a rich object, with only the part of a long list around the selected run."""
-        room = max(3, height - _LOG_LINES - _FIXED_LINES)
+        studies = self.studies()
+        room = max(3, height - _LOG_LINES - _FIXED_LINES - len(studies))
         first = max(0, min(self.selected - room // 2, len(self.runs) - room))
         runs = self.runs[first : first + room]
         rows = [dict(zip(HEADER, cells(run), strict=True)) for run in runs]
@@ -96,7 +101,20 @@ class View:
             chosen = f"{style} reverse" if place == self.selected else style
             # Text, because rich would parse a str as markup
             table.add_row(*(Text(row[name]) for name in widths), style=chosen)
-        return Group(Text(summary(self.found), no_wrap=True, overflow="ellipsis"), table, self._log())
+        lines = [summary(self.found), *studies]
+        head = [Text(printable(line), no_wrap=True, overflow="ellipsis") for line in lines]
+        return Group(*head, table, self._log())
+
+    def studies(self) -> list[str]:
+        """Return a line about each study that has unfinished runs: what is going on and how far it is."""
+        by_study: dict[str, list[RunInfo]] = {}
+        for run in self.found:
+            by_study.setdefault(run.study, []).append(run)
+        return [
+            study_progress(self.root, study, runs)
+            for study, runs in by_study.items()
+            if any(not is_terminal(run.state) for run in runs)
+        ][:_MOST_STUDIES]
 
     def _log(self) -> Panel:
         run = self.current
@@ -134,7 +152,7 @@ def monitor(
     once
         Draw the table once and exit.
     """
-    view, console = View(), Console()
+    view, console = View(filter.runs), Console()
     view.update(filter.find())
     if once:
         console.print(view.draw(console.width, console.height))

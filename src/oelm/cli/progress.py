@@ -13,6 +13,7 @@ from oelm.cli.output import print
 from oelm.experiments.launch.jobs import Events, Job
 from oelm.printable import printable
 from oelm.runs.folder import RunFolder
+from oelm.runs.progress import count_text, read_decide_progress
 from oelm.runs.scan import state_of
 from oelm.units import duration_text
 
@@ -24,10 +25,13 @@ _TABLE_SECONDS = 1.0
 
 
 class RunProgress:
-    """Prints the progress of `total` runs (0 = unknown); with `quiet`, prints nothing to stdout."""
+    """Prints the progress of `total` runs (0 = unknown); with `quiet`, prints nothing to stdout.
 
-    def __init__(self, total: int, *, quiet: bool = False) -> None:
-        self.total, self.quiet = total, quiet
+    studies: the folders of the studies whose questions `oelm decide` answers
+    """
+
+    def __init__(self, total: int, *, quiet: bool = False, studies: Sequence[Path] = ()) -> None:
+        self.total, self.quiet, self.studies = total, quiet, studies
         self.ended: set[Path] = set()
         self.live: Live | None = None
         self.last = time.monotonic()
@@ -75,17 +79,22 @@ class RunProgress:
         self.last = time.monotonic()
         if self.live is None:
             running = "; ".join(f"{name} {step} (ETA {eta})" for name, _, step, _, eta in _rows(jobs))
-            left = self.left(jobs)
-            self.say(printable(f"{time.strftime('%H:%M:%S')}  {counts(jobs)}; {left}; {running}"))
+            self.say(printable(f"{time.strftime('%H:%M:%S')}  {self.stage(jobs)}; {running}"))
             return
         from rich.table import Table
         from rich.text import Text
 
-        title = f"{counts(jobs)}; {self.left(jobs)}"
-        table = Table("running", "where", "step", "loss", "ETA", title=Text(title), box=None)
+        table = Table("running", "where", "step", "loss", "ETA", title=Text(self.stage(jobs)), box=None)
         for row in _rows(jobs):
             table.add_row(*(Text(printable(cell)) for cell in row))  # rich would parse a str as markup
         self.live.update(table, refresh=True)
+
+    def stage(self, jobs: Sequence[Job]) -> str:
+        """Return what is going on, how far it is, and what is left: questions, tuning trials, runs, time."""
+        decide = [str(found) for study in self.studies if (found := read_decide_progress(study))]
+        trials, runs = ([job.ended for job in jobs if job.config.tune.trial == t] for t in (True, False))
+        tuning = [count_text(trials, runs)] if trials else []
+        return "; ".join([*decide, *tuning, counts(jobs), self.left(jobs)])
 
     def left(self, jobs: Sequence[Job]) -> str:
         """Return how many runs are left and for how long, such as "12 runs left, about 3 h 10 min".

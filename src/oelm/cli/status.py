@@ -81,7 +81,7 @@ def _cells(run: RunInfo) -> tuple[str, ...]:
         run.name,
         run.study,
         state,
-        f"{status.step}/{status.total_steps}",
+        f"data {status.preparing}" if status.preparing else f"{status.step}/{status.total_steps}",
         f"{status.loss:.4f}" if status.loss is not None else "-",
         f"{metric.name} {metric.value:.4g}" if metric else "-",
         f"{status.steps_per_second:.2f}" if status.steps_per_second else "-",

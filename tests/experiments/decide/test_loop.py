@@ -19,6 +19,7 @@ from oelm.experiments.decide.loop import decide_study, exit_code, lock_studies
 from oelm.experiments.decide.next_runs import missing_runs, next_runs
 from oelm.experiments.launch.jobs import Job
 from oelm.files.locks import Busy
+from oelm.runs.progress import read_decide_progress
 from oelm.runs.scan import scan
 from run_factory import analyze, lm_config, write_run
 
@@ -68,6 +69,7 @@ def test_the_far_question_is_decided_early_and_the_near_one_given_up(tmp_path):
     assert "too close to the margin" in near.why
     assert exit_code(outcome) == 3
     assert len([r for r in scan(tmp_path) if r.id == "FAR"]) == 3  # no run is spent on a closed question
+    assert str(read_decide_progress(tmp_path / FAR.study)) == "1 of 2 questions decided, 1 given up"
 
 
 def test_killed_at_any_moment_the_same_command_ends_with_the_same_decisions(tmp_path):

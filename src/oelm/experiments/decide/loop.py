@@ -21,6 +21,7 @@ from oelm.experiments.decide.next_runs import ArmKey, RunKey, missing_runs, next
 from oelm.experiments.launch.jobs import Job, Launcher, make_jobs
 from oelm.experiments.tuning import Choice, Say
 from oelm.files.locks import Lock, holder_name
+from oelm.runs.progress import DecideProgress, write_decide_progress
 from oelm.units import duration_text
 
 # Exit code if a question ends without a verdict: the budget is spent, it would need too many seeds, or its
@@ -105,6 +106,7 @@ def decide_study(
         look = look_at(design, root)
         require_questions(look, design)
         _tell(look, told, say)
+        _record(look, design, root)
         seconds = run_seconds(design, look.seconds, guess or {})
         left = budget - look.spent_seconds
         batch = next_runs(look.questions, look.seeds, seconds, width=width, most_seconds=left, failed=failed)
@@ -174,6 +176,14 @@ def _tell(look: Look, told: dict[QuestionKey, tuple[str, int]], say: Say) -> Non
     states = Counter("open" if q.is_open else "decided" if q.decided else q.state for q in look.questions)
     counted = ", ".join(f"{n} {state}" for state, n in states.items())
     say(f"{len(look.questions)} questions: {counted}; {duration_text(look.spent_seconds)} of training so far")
+
+
+def _record(look: Look, design: Design, root: Path | str) -> None:
+    """Write how many questions of each study are decided, which `oelm monitor` and the progress show."""
+    for study in {config.study for config in design.configs}:
+        asked = [q for q in look.questions if q.arm.config.study == study]
+        decided, still_open = sum(q.decided for q in asked), sum(q.is_open for q in asked)
+        write_decide_progress(Path(root) / study, DecideProgress(len(asked), decided, still_open))
 
 
 def describe(q: Question) -> str:

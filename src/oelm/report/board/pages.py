@@ -24,6 +24,7 @@ from oelm.report.document import Tone
 from oelm.report.sentences import SCALES
 from oelm.report.translate import Translator
 from oelm.runs.folder import RunFolder
+from oelm.runs.progress import seconds_left
 from oelm.runs.scan import RunInfo, tail
 from oelm.runs.schema import TimingStats
 from oelm.runs.states import STATES, TROUBLE
@@ -179,22 +180,9 @@ def forests(asked: Iterable[ShownQuestion], _: Translator) -> list[dict[str, Any
 
 
 def time_left(runs: Iterable[RunInfo], _: Translator) -> str:
-    """Return the time until all runs have finished at the present speed, or "" if none is running.
-
-    This assumes that runs that have not started are as long as the running ones, and that as many runs as now
-    train at the same time.
-    """
-    runs = list(runs)
-    active = [run.status for run in runs if run.state == "running" and run.status]
-    left = [status.eta_seconds for status in active if status.eta_seconds is not None]
-    speeds = [status.steps_per_second for status in active if status.steps_per_second]
-    if not left or not speeds:
-        return ""
-    usual = sum(status.total_steps for status in active) / len(active)
-    later = [run.status for run in runs if run.state in ("queued", "interrupted", "pending")]
-    steps = sum(usual if status is None else status.total_steps - status.step for status in later)
-    seconds = (sum(left) + steps / (sum(speeds) / len(speeds))) / len(active)
-    return _("about {time} left", time=duration_text(max(seconds, *left)))
+    """Return the time until all runs have finished at the present speed, or "" if none is running."""
+    seconds = seconds_left(runs)
+    return "" if seconds is None else _("about {time} left", time=duration_text(seconds))
 
 
 def study(board: Board, name: str, chosen: str, _: Translator) -> dict[str, Any] | None:
