@@ -4,12 +4,15 @@
     python tools/families.py bert deberta       only these types: prints one line each
 
 Each type is built from its default config with small widths and few layers, in a process of its own, so that
-a crash or a large model costs one line. Nothing is downloaded.
+a crash or a large model costs one line. Nothing is downloaded. All types take one to two hours. The same
+command continues an interrupted census, if neither transformers nor the code that reads models has changed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 import multiprocessing
 import os
 import re
@@ -33,11 +36,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import oelm
 from oelm.methods.reading.verify import verify_projections
 
-PAGE = Path(__file__).parents[1] / "docs" / "families.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "families.md"
+PROGRESS = ROOT / "cache" / "families.jsonl"  # the rows of an unfinished census
 READ, REFUSED, NO_QK, NOT_BUILT = "read", "refused", "no queries and keys", "cannot be built here"
 MAX_PARAMETERS = 400_000_000  # larger models stay on the meta device
 MAX_BYTES = 12 * 2**30
-MAX_SECONDS = 240
+MAX_SECONDS = 240  # of processor time, so that a busy machine gives the same outcome
 
 _LAYERS = re.compile(r"(layers?|blocks|depth|num_layer|decoders)$")
 _EXPERTS = re.compile(r"^(n|num)_.*experts$|^num_experts$|^moe_num_experts$")
@@ -155,8 +160,9 @@ def examine(name: str) -> Row:
                 return row
             if first is None or first.outcome == NOT_BUILT:
                 first = row
-            if row.outcome == REFUSED and "verified" not in row.detail:
-                return row  # otherwise a larger width may help: positions need head sizes that are even
+            # A larger width may help: positions need even head sizes, and heads a width that they divide.
+            if row.outcome == REFUSED and not re.search("verified|heads of size", row.detail):
+                return row
     except Exception as error:
         return Row(name, "", NOT_BUILT, _line(error))
     return first or Row(name, "", NOT_BUILT, "no config can be built")
@@ -186,6 +192,7 @@ def _line(error: BaseException) -> str:
 
 def _child(name: str, sender: Any) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     sender.send(examine(name))
 
@@ -197,13 +204,10 @@ def examine_apart(name: str) -> Row:
     child = context.Process(target=_child, args=(name, sender))
     child.start()
     sender.close()
-    row = Row(name, "", NOT_BUILT, f"no answer within {MAX_SECONDS} s")
-    if receiver.poll(MAX_SECONDS):
-        try:
-            row = receiver.recv()
-        except EOFError:
-            row = Row(name, "", NOT_BUILT, "the process ended without an answer")
-    child.kill()
+    try:
+        row = receiver.recv()
+    except EOFError:
+        row = Row(name, "", NOT_BUILT, f"no answer within {MAX_SECONDS} s and {MAX_BYTES >> 30} GiB")
     child.join()
     return row
 
@@ -256,16 +260,52 @@ def _reason(detail: str) -> tuple[str, str]:
     )
 
 
+def versions() -> dict[str, str]:
+    """Return what the outcome of a type depends on: the libraries, and the code of oelm and of this tool."""
+    digest = hashlib.sha256()
+    for path in (*sorted((ROOT / "src" / "oelm" / "methods").rglob("*.py")), Path(__file__)):
+        digest.update(path.read_bytes())
+    return {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "code": digest.hexdigest(),
+    }
+
+
+def census() -> list[Row]:
+    """Examine all config types, or those that an interrupted census with the same code left out."""
+    lines = PROGRESS.read_text(encoding="utf-8").splitlines(keepends=True) if PROGRESS.exists() else []
+    lines = [line for line in lines if line.endswith("\n")]  # the last one may be cut off
+    if not lines or json.loads(lines[0]) != versions():
+        lines = [json.dumps(versions()) + "\n"]
+    PROGRESS.parent.mkdir(exist_ok=True)
+    PROGRESS.write_text("".join(lines), encoding="utf-8")
+    rows = {row.type: row for row in (Row(*json.loads(line)) for line in lines[1:])}
+    names = sorted(CONFIG_MAPPING)
+    with PROGRESS.open("a", encoding="utf-8") as file:
+        for number, name in enumerate(names, 1):
+            if name not in rows:
+                rows[name] = examine_apart(name)
+                file.write(json.dumps(rows[name]) + "\n")
+                file.flush()
+                print(f"{number}/{len(names)} {_described(rows[name])}", flush=True)
+    return [rows[name] for name in names]
+
+
+def _described(row: Row) -> str:
+    return f"{row.type:36} {row.model:44} {row.outcome}: {row.detail}"
+
+
 def main(names: list[str]) -> None:
     started = time.monotonic()
-    rows = []
-    for name in names or sorted(CONFIG_MAPPING):
-        row = examine_apart(name)
-        rows.append(row)
-        print(f"{row.type:36} {row.model:44} {row.outcome}: {row.detail}", flush=True)
+    if names:
+        for name in names:
+            print(_described(examine_apart(name)), flush=True)
+        return
+    rows = census()
     print(Counter(row.outcome for row in rows), f"{time.monotonic() - started:.0f} s")
-    if not names:
-        PAGE.write_text(page(rows), encoding="utf-8")
+    PAGE.write_text(page(rows), encoding="utf-8")
+    PROGRESS.unlink()
 
 
 if __name__ == "__main__":

@@ -68,6 +68,32 @@ def test_the_error_about_an_unknown_attention_shows_how_to_register_it():
     assert f'oelm.register_attention("{__name__}.OddAttention"' in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("family", "kind", "line", "projections"),
+    [
+        ("IBert", "IBertSelfAttention", 'q="query", k="key", num_heads="num_attention_heads")', 4),
+        ("Lxmert", "LxmertAttentionOutput", "ignore=True)  # if it has no Q and K", 20),
+    ],
+)
+@pytest.mark.usefixtures("no_registrations")
+def test_the_lines_of_the_error_work_when_they_are_copied(family, kind, line, projections):
+    import transformers
+
+    small = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 50}
+    layers = {"l_layers": 2, "r_layers": 2, "x_layers": 2, "num_hidden_layers": 2}
+    config = getattr(transformers, f"{family}Config")(**small, **layers)
+    model = getattr(transformers, f"{family}Model")(config)
+    with pytest.raises(OelmError) as error:
+        oelm.apply(model, "oelm-freeze")
+    assert f"Tell oelm where {kind} stores its Q and K" in str(error.value)
+    lines = [text.strip() for text in str(error.value).splitlines()]
+    (copied,) = [text for text in lines if kind in text and text.endswith(line)]
+    exec(f"import oelm\n{copied}")
+    oelm.apply(model, "oelm-freeze")
+    assert len(oelm.qk_projections(model)) == projections
+    assert oelm.audit(model).ok
+
+
 def test_a_partly_recognised_model_is_refused():
     known = Odd(names=("q", "k", "v"))
     known.num_heads = 2

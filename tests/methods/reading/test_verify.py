@@ -182,6 +182,21 @@ class LinearAttention(nn.Module):
         return (scores if self.weigh is None else self.weigh(scores)) @ v
 
 
+class HiddenSoftmax(torch.autograd.Function):
+    """A softmax whose input has no gradient while it is computed, as in DeBERTa's first code."""
+
+    @staticmethod
+    def forward(ctx, scores):
+        weights = scores.softmax(-1)
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (weights,) = ctx.saved_tensors
+        return weights * (gradient - (gradient * weights).sum(-1, keepdim=True))
+
+
 def test_keys_of_a_learned_query_are_frozen():
     assert frozen(PoolingAttention()) == {"one.weight", "one.bias"}
 
@@ -201,7 +216,11 @@ def test_linear_attention_is_left_alone_with_a_warning():
     assert {name.partition(".")[0] for name in names} == {"own"}
 
 
-@pytest.mark.parametrize("weigh", [torch.exp, torch.sigmoid, torch.relu])
+def test_a_model_with_linear_attention_alone_has_nothing_to_freeze():
+    refused(nn.ModuleList([LinearAttention()]), "has only linear attention")
+
+
+@pytest.mark.parametrize("weigh", [torch.exp, torch.sigmoid, torch.relu, HiddenSoftmax.apply])
 def test_scores_without_a_softmax_are_refused(weigh):
     refused(nn.ModuleDict({"linear": LinearAttention(weigh), "own": MHSA()}), r"linear\.qkv: Linear")
 

@@ -33,6 +33,7 @@ _ROTARY = {
 }
 _ROTARY_SIZES = ("qk_rope_head_dim", "rotary_ndims", "rotary_dim", "rope_head_dim")
 _POSITIONS = {"relative_position_embeddings", "pos_emb", "r", "position_embeds", "pos_embeds"}
+_ADDED_POSITIONS = {"object_queries", "spatial_position_embeddings"}  # they are added to the input
 
 #: Input shapes to try. The input width replaces -1, or is appended as the last dimension if there is no -1.
 _SHAPES = ((1, TOKENS), (TOKENS,), (1, 4, 4), (1, -1, TOKENS), (1, -1, 4, 4), (TOKENS, 1))
@@ -46,11 +47,8 @@ def guess_calls(
 
     width, key_width: The input widths (d_in) of the query and of the key projections.
     """
-    parameters = [
-        p
-        for p in inspect.signature(module.forward).parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
+    signature = inspect.signature(module.forward).parameters
+    parameters = [p for p in signature.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     sizes = [
         n for s in (module, config) for name in _ROTARY_SIZES if isinstance(n := getattr(s, name, 0), int)
     ]
@@ -63,8 +61,13 @@ def guess_calls(
     window = getattr(module, "window_size", None)  # a table of relative positions fits one number of tokens
     sides = tuple(window) if isinstance(window, list | tuple) else (window, window)
     shapes = [*_SHAPES, (1, sides[0] * sides[-1])] if all(isinstance(n, int) for n in sides) else _SHAPES
-    for shape, form, rotary, cross in itertools.product(shapes, positions, rotary_sizes, (False, True)):
-        kwargs: dict[str, Any] = {}
+    # A module may hand a mask on to its attention kernel without naming it in its signature.
+    hands_on = "attention_mask" not in named and any(p.kind is p.VAR_KEYWORD for p in signature.values())
+    masks: list[dict[str, Any]] = [{}, {"attention_mask": None}] if hands_on else [{}]
+    for shape, form, rotary, cross, mask in itertools.product(
+        shapes, positions, rotary_sizes, (False, True), masks
+    ):
+        kwargs: dict[str, Any] = dict(mask)
         for index, p in enumerate(parameters):
             required = p.default is p.empty
             value: Any = None
@@ -78,6 +81,8 @@ def guess_calls(
                 value = _positions(form, shape, rotary, width, draw)
             elif p.name in _POSITIONS:
                 value = draw(1, 2 * TOKENS - 1, width)
+            elif p.name in _ADDED_POSITIONS:
+                value = draw(_sized(shape, width))
             elif p.name in ("cu_seqlens", "cu_seq_lens"):
                 value = torch.tensor([0, TOKENS], dtype=torch.int32)
             elif p.name == "position_ids":
@@ -123,10 +128,13 @@ def guess_inputs(model: nn.Module) -> list[dict[str, Any]]:
         n
         for key in (
             *("feature_projection_input_dim", "num_mel_bins", "input_dim", "input_feat_size", "input_size"),
-            "hidden_size",
+            *("hidden_size", "d_model"),
         )
         if isinstance(n := getattr(config, key, None), int)
     } or {80}
+    first = next((p for p in model.parameters() if p.dim() > 1), None)  # it projects what the model gets
+    flat = 1 if first is None else first[0].numel()
+    features.add(flat)
     images = [draw(1, channels, height, width), draw(1, frames, channels, height, width)]
     forms: dict[str, list[Tensor]] = {
         "pixel_values": images,
@@ -135,17 +143,21 @@ def guess_inputs(model: nn.Module) -> list[dict[str, Any]]:
         "input_features": [draw(shape) for n in sorted(features) for shape in ((1, 32, n), (1, n, 64))],
         "inputs_embeds": [draw(1, 8, n) for n in sorted(features)],
         "hidden_states": [draw(1, 8, n) for n in sorted(features)],
+        "inputs": [draw(1, 8, n) for n in sorted(features)],
     }
     guesses: list[dict[str, Any]] = [{name: value} for value in forms.get(name, [])]
     for guess in guesses if (mask := f"{name}_mask") in accepted else ():
         guess[mask] = torch.ones(guess[name].shape[:2], dtype=torch.bool)
+    if "grid_thw" in accepted:  # 16 flat patches of one image
+        guesses.append({accepted[0]: draw(16, flat), "grid_thw": torch.tensor([[1, 4, 4]])})
     for length in (8, 1024):  # sparse attention needs a long text to be sparse
         ids = 3 + torch.arange(length)[None] % 8
         text: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if getattr(config, "is_encoder_decoder", False):
             text["decoder_input_ids"] = ids[:, :8]
         if "bbox" in accepted:
-            text["bbox"] = torch.arange(8).expand(1, length, 8)[..., : getattr(config, "dim_bbox", 4)] / 8
+            box = torch.arange(8).expand(1, length, 8)[..., : getattr(config, "dim_bbox", 4)]
+            text["bbox"] = box if hasattr(config, "max_2d_position_embeddings") else box / 8
         if "pixel_values" in accepted:
             guesses += [{**text, "pixel_values": image} for image in images]
         guesses.append(text)

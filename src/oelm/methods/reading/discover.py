@@ -72,9 +72,9 @@ def mixes_without_scores(model: nn.Module, attention: nn.Module, calls: Sequence
     for args, kwargs in calls or trial.guess_calls():
         try:
             with _NonlinearRecorder() as recorder:
-                scores, before = trial.run(args, kwargs)
+                _, before = trial.run(args, kwargs)
             tokens = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() == 3)
-            if scores or tokens.shape[:2] != before.shape[:2] or not weights:
+            if trial.computed_softmax or tokens.shape[:2] != before.shape[:2] or not weights:
                 return False
             if any(gradient.any() for gradient in gradients(recorder.inputs, weights)):
                 return False

@@ -7,25 +7,23 @@ layouts until the numeric check of `verify.py` accepts one.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from torch import nn
 
 from oelm.errors import OelmError, UsageError
 from oelm.methods.extras.split import SplitProjection
+from oelm.methods.reading.advice import attention_around, list_candidates, may_be_qk
 from oelm.methods.reading.build import build_projections, find_number
 from oelm.methods.reading.families import (
     FFN_NAMES,
     FUSED_NAMES,
     FUSED_WORDS,
     KEY_NAMES,
-    KEY_WORDS,
     NUM_HEADS,
     POSITION_KEYS,
     QK_WORDS,
     QUERY_NAMES,
-    QUERY_WORDS,
     VALUE_NAMES,
     AttentionSpec,
     LayoutName,
@@ -48,8 +46,6 @@ from oelm.methods.reading.projection import (
 from oelm.methods.reading.select import ALL, Patterns, Selection
 from oelm.methods.reading.verify import discover_specs, verify_attention
 from oelm.methods.reading.wrappers import base_layer, unwrap
-
-_MAX_CANDIDATES = 8  # an error message lists at most this many modules
 
 #: Cache for `_detect_layout()`: class, names and shapes of an attention module -> the spec that was found.
 _detected: dict[Any, AttentionSpec | None] = {}
@@ -88,10 +84,7 @@ def find_projections(
         check_all_attention_recognized(model, specs, selection)
     specs = {name: spec for name, spec in specs.items() if not spec.ignore}
     if not specs:
-        raise OelmError(
-            f"oelm found no query and key projections in {type(model).__name__}."
-            + _candidates(model, [(n, m) for n, m in model.named_modules() if is_matrix(m)])
-        )
+        raise _nothing_found(model)
     places = layer_places(model, specs)
     found = []
     for name, spec in specs.items():
@@ -111,6 +104,21 @@ def find_projections(
             f"projection of {type(model).__name__}. It has {', '.join(p.name for p in found[:4])}, ..."
         )
     return selected
+
+
+def _nothing_found(model: nn.Module) -> OelmError:
+    kind = type(model).__name__
+    if linear := linear_attentions(model):
+        return OelmError(
+            f"{kind} has only linear attention ({linear[0]}, ...), which computes no attention scores, so it "
+            f"has no queries and keys that could be frozen"
+        )
+    matrices = [
+        (name, module)
+        for name, module in model.named_modules()
+        if is_matrix(module) or (hasattr(module, "weight") and may_be_qk(name))
+    ]
+    return OelmError(f"oelm found no query and key projections in {kind}." + list_candidates(model, matrices))
 
 
 def linear_attentions(model: nn.Module, selection: Selection = ALL) -> list[str]:
@@ -273,7 +281,7 @@ def _unrecognised(
         if not selection.includes(name):
             continue
         own = name.rpartition(".")[2].lower()
-        attention = _attention_around(model, name)
+        attention = attention_around(model, name)
         suspect = attention is not None and (
             not _overlaps(attention, set(specs)) or bool(words(own) & QK_WORDS)
         )
@@ -291,7 +299,7 @@ def _holders(
     found: dict[str, None] = {}
     for name, _ in modules:
         parent = name.rpartition(".")[0]
-        for holder in (parent, _attention_around(model, name)):
+        for holder in (parent, attention_around(model, name)):
             inside = {n for n in specs if not isinstance(model.get_submodule(n), nn.MultiheadAttention)}
             if holder is None or is_registered(model.get_submodule(holder)):
                 continue
@@ -307,7 +315,7 @@ def check_all_attention_recognized(
     if unrecognised := _unrecognised(model, specs, selection):
         raise OelmError(
             f"{type(model).__name__}: oelm does not recognise some attention modules, so nothing was changed."
-            + _candidates(model, unrecognised)
+            + list_candidates(model, unrecognised)
             + "\nTo leave them out: oelm.apply(model, method, exclude=...), or where=... for the others"
         )
 
@@ -327,51 +335,7 @@ def _covered_modules(model: nn.Module, specs: dict[str, AttentionSpec]) -> set[s
     return names
 
 
-def _attention_around(model: nn.Module, name: str) -> str | None:
-    """Return the name of the innermost module that contains `name` and has "attention" in its class name.
-
-    Short forms such as "attn" count, too. Return None if there is no such module.
-    """
-    steps = name.split(".")
-    for depth in range(len(steps) - 1, -1, -1):
-        around = ".".join(steps[:depth])
-        if re.search("attention|attn|mhsa|mhca", type(model.get_submodule(around)).__name__, re.IGNORECASE):
-            return around
-    return None
-
-
 def _overlaps(name: str, others: set[str]) -> bool:
     """Return whether the module `name` is one of `others`, contains one of them, or is inside one."""
     inside = f"{name}." if name else ""
     return any(other == name or other.startswith(inside) or name.startswith(f"{other}.") for other in others)
-
-
-def _candidates(model: nn.Module, modules: list[tuple[str, nn.Module]]) -> str:
-    """Return the end of an error message: modules that may contain Q or K, and code to register them."""
-    if not modules:
-        return " The model has no linear layers at all."
-    shown = "\n".join(f"    {name}: {type(module).__name__}" for name, module in modules[:_MAX_CANDIDATES])
-    left = len(modules) - _MAX_CANDIDATES
-    more = f"\n    ... and {left} more" if left > 0 else ""
-    return f"\nCandidates:\n{shown}{more}\n{_how_to_register(model, [name for name, _ in modules])}"
-
-
-def _how_to_register(model: nn.Module, names: list[str]) -> str:
-    """Return code that registers the class that contains the first of these modules, for an error message."""
-    around, _, own = names[0].rpartition(".")
-    holder = model.get_submodule(around)
-    children = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == around]
-    query = next((n for n in children if words(n.lower()) & QUERY_WORDS), "...")
-    key = next((n for n in children if words(n.lower()) & KEY_WORDS), "...")
-    fused = next((n for n in children if words(n.lower()) & FUSED_WORDS), own)
-    heads = next((n for n in NUM_HEADS if isinstance(getattr(holder, n, None), int)), "...")
-    kind = f"{type(holder).__module__}.{type(holder).__qualname__}"
-    return (
-        f"Tell oelm where {type(holder).__name__} stores its Q and K, in one of these ways:\n"
-        f"    import oelm\n"
-        f'    oelm.register_attention("{kind}", q="{query}", k="{key}", num_heads="{heads}")\n'
-        f'    oelm.register_attention("{kind}", fused="{fused}", layout="block", num_heads="{heads}")'
-        f'  # or "per-head", "grouped"\n'
-        f'    oelm.register_attention("{kind}", ignore=True)  # it has no Q and K\n'
-        f"    oelm.apply(model, method)"
-    )

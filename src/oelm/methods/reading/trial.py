@@ -51,6 +51,7 @@ class Trial:
         eager: bool = False,
     ) -> None:
         self.generator = torch.Generator().manual_seed(0)
+        self.computed_softmax = False  # in the last run, even without a gradient, as in an autograd.Function
         self.module = copy.deepcopy(attention).eval()
         for module in self.module.modules():
             self._randomize(module)
@@ -112,6 +113,7 @@ class Trial:
         """Run the copied attention module; return the scores that depend on parameters, and the output."""
         with torch.enable_grad(), ScoreRecorder() as recorder:
             output = self.module(*args, **kwargs)
+        self.computed_softmax = bool(recorder.scores)
         return [s for s in recorder.scores if s.requires_grad], next(tensors_in(output))
 
     def contradiction(self, args: Any, kwargs: Any, scores: list[Tensor], output: Tensor) -> str:
