@@ -1,7 +1,8 @@
-"""Register oelm's folders with transformers' auto classes when transformers is imported.
+"""Let transformers' auto classes load folders saved by oelm, once transformers is imported.
 
-`import oelm` must not import transformers, which takes seconds and is optional. So a finder waits for the two
-modules with the auto classes, and calls the registration after each of them.
+`import oelm` must not import transformers, which takes seconds and is optional. So an import
+hook waits for the two modules that define the auto classes, and registers oelm's classes after their
+import.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-#: Module of transformers -> the function of oelm.methods.saving.auto to call once it is imported.
+#: Module of transformers -> the function in oelm.methods.saving.auto to call after the module is imported.
 _REGISTRATIONS = {
     "transformers.models.auto.configuration_auto": "register_config",
     "transformers.models.auto.modeling_auto": "register_models",
@@ -41,7 +42,7 @@ class _CallAfterImport(MetaPathFinder):
 
 
 def register_with_transformers() -> None:
-    """Register now what is imported already, and the rest when it is imported."""
+    """Register oelm with the auto classes: now if they are imported already, otherwise when they are."""
     waiting = set(_REGISTRATIONS) - set(sys.modules)
     for name in _REGISTRATIONS:
         if name not in waiting:

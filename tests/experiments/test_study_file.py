@@ -108,7 +108,7 @@ def test_arms_become_experiments_that_differ_only_in_their_method(tmp_path: Path
         ("seeds: [3, 4]", "seeds: []", 11, "seeds: must have at least one seed"),
         ("seeds: [3, 4]", "smoke: {budget.step: 2}", 11, "did you mean 'budget.steps'?"),
         ("seeds: [3, 4]", "grid: [0.001, 0]", 11, "grid: learning rates must be above 0"),
-        ("margin: 0.1", "margin: 5", 13, "questions[0].margin: must be a fraction below 1"),
+        ("margin: 0.1", "margin: 5", 13, "questions[0].margin: must be at least 0 and below 1"),
         ("rule: superior", "rule: suprior", 14, "did you mean 'superior'?"),
         ("study: mine", "study: a/b", 1, "'a/b' cannot be a study's name"),
         ("study: mine", "study: [mine", 0, "not valid YAML (line "),

@@ -1,4 +1,4 @@
-"""Compute what follows from the figures of the original study by arithmetic, without training a model."""
+"""Compute what follows from the numbers of the original study by arithmetic, without training a model."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def accuracy_noise(accuracy: float, reference: float, examples: int) -> float:
     """Return the standard error, in percentage points, of the difference of two accuracies in per cent.
 
     Both accuracies are measured on `examples` test rows, and the answers of the two models are assumed to be
-    independent. The true error from the test set is usually smaller, because both models are tested on the
+    independent. The actual standard error is usually smaller, because both models are tested on the
     same rows. The variation between seeds is not included.
     """
     a, b = accuracy / 100, reference / 100

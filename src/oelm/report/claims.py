@@ -1,6 +1,6 @@
 """Generate docs/claims.md: the claims of the original study, checked by arithmetic and by our own runs.
 
-The catalogue of experiments has the perplexities and accuracies of the original study; its other figures are
+The catalogue of experiments has the perplexities and accuracies of the original study; its other numbers are
 quoted in this module. Module `arithmetic` has the calculations. Our own results come from run folders.
 """
 
@@ -20,9 +20,9 @@ from oelm.report.sentences import sentences
 from oelm.units import duration_text
 
 NO_RUNS = "We have no finished run for this claim yet."
-MAX_RESULTS = 12  # at most so many comparisons of our runs are listed per claim
+MAX_RESULTS = 12  # maximum number of comparisons of our runs that are listed per claim
 QUOTED_GAIN = '"6.0 % better"'
-OPENWEBTEXT_REPORTED, OPENWEBTEXT_FILES = 40e6, 99e6  # tokens by the original study's report and by its files
+OPENWEBTEXT_REPORTED, OPENWEBTEXT_FILES = 40e6, 99e6  # tokens: in the original study's text, in its files
 FINE_TUNED = {"xnli": "XNLI-02", "sst2": "SST-2-02", "mnli": "MNLI-02"}
 
 
@@ -207,7 +207,7 @@ def _fine_tuning(analysis: Analysis | None) -> Claim:
 def _reported(id: str) -> float:
     figure = experiments()[id].reported
     if figure is None:
-        raise ValueError(f"the catalogue has no reported figure for {id}")
+        raise ValueError(f"the catalogue has no number from the original study for {id}")
     return figure.value
 
 

@@ -1,7 +1,8 @@
 """The report's tables of comparisons.
 
-Each arm (a method in a comparison) is compared with its baseline, with its control, and with Gaussian rows.
-Further tables show averages over datasets, and which arms reach the 1 % goal.
+Each arm (a method in a comparison) is compared with its baseline and its control, and frozen orthonormal Q/K
+rows are compared with frozen Gaussian rows. Further tables show averages over datasets, and which arms reach
+the 1 % goal that `goal_table()` describes.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _mean(arm: Arm) -> Text:
 
 
 def notes(comparisons: Sequence[Comparison], _: Translator) -> list[Block]:
-    """Return the notes below a table: refused comparisons, then caveats and flags with the arms concerned."""
+    """Return the notes below a table: why arms were not compared, then warnings, each with its arms."""
     several = len({c.arm.place for c in comparisons}) > 1
     items: list[Text] = []
     concerned: dict[str, list[str]] = {}
@@ -174,7 +175,10 @@ def mean_table(analysis: Analysis, _: Translator) -> list[Block]:
 
 
 def goal_table(analysis: Analysis, _: Translator) -> list[Block]:
-    """Return the table that shows which frozen language models reach the 1 % goal; [] if there are none."""
+    """Return the table of frozen language models and whether they reach the 1 % goal; [] if there are none.
+
+    The goal is a perplexity at most 1 % above the control's; the text of the table has all conditions.
+    """
     columns = {
         "control": _("Against control"),
         "bias": _("Against baseline with biases"),

@@ -25,7 +25,7 @@ def build_digest(analysis: Analysis, *, lang: str = "en", command: str = "oelm r
     """Return the short report.
 
     Its main sections are language modelling with frozen Q/K alone, language modelling with trainable extras,
-    classification, and step time with memory.
+    classification, and the cost in step time and memory.
 
     command: the command that generates the report, to be shown in it
     """

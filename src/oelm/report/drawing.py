@@ -72,7 +72,7 @@ class ArmStyles:
 
     def of(self, arm: str) -> dict[str, Any]:
         i = self.order.setdefault(arm, len(self.order))
-        turn = i // len(COLOURS)  # when the colours repeat, they get other markers and line styles
+        turn = i // len(COLOURS)  # arms with the same colour get different markers and line styles
         return {
             "color": COLOURS[i % len(COLOURS)],
             "marker": MARKERS[(i + turn) % len(MARKERS)],
@@ -115,7 +115,7 @@ class Drawing:
 
 def _save(canvas: Canvas, file: Any, kind: str, **options: Any) -> None:
     with warnings.catch_warnings():
-        # Matplotlib's fonts lack Chinese glyphs. In an SVG labels stay text, so the browser draws them.
+        # Matplotlib warns that its fonts lack Chinese glyphs, but in an SVG, the browser draws the labels.
         warnings.filterwarnings("ignore", message=".*Glyph .* missing from")
         canvas.savefig(file, format=kind, transparent=kind == "svg", dpi=300, **options)
 
@@ -130,7 +130,8 @@ def legend_below(canvas: Canvas, axes: Any) -> None:
     """Add a legend below the axes, with as many columns as fit, and make the figure higher to hold it."""
     handles, labels = axes.get_legend_handles_labels()
     width, height = canvas.get_size_inches()
-    letter, line = 0.009 * mpl.rcParams["font.size"], 0.021 * mpl.rcParams["font.size"]  # inches
+    # Width of a letter and height of a line, in inches.
+    letter, line = 0.009 * mpl.rcParams["font.size"], 0.021 * mpl.rcParams["font.size"]
     longest = max((len(label) for label in labels), default=0)
     columns = max(1, min(len(labels), int(width / (0.7 + letter * longest))))
     canvas.set_size_inches(width, height + line * math.ceil(len(labels) / columns))

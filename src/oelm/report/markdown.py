@@ -91,7 +91,7 @@ def _inline(part: Inline) -> str:
         case Code():
             if re.fullmatch(r"[^`<>&|\n]+", part.text):
                 return f"`{printable(part.text)}`"
-            return f"<code>{_escape(part.text)}</code>"  # in backticks, such characters would break a table
+            return f"<code>{_escape(part.text)}</code>"  # in backticks, `|` and backticks cannot be escaped
         case Strong():
             return f"**{_escape(part.text)}**"
         case _:

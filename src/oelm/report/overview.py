@@ -35,7 +35,7 @@ WEIGHTS = {True: Message("pretrained"), False: Message("from scratch")}
 
 
 def where_freezing_works(analysis: Analysis, _: Translator) -> list[Block]:
-    """Return the table of the datasets on which each frozen arm meets the 5 % target, misses it, or is open.
+    """Return the table of datasets on which each frozen arm meets or misses the 5 % target, or is undecided.
 
     It has one row for each combination of architecture, task, initial weights and arm.
     """
@@ -109,7 +109,7 @@ def _quality(arm: Arm, c: Comparison | None, _: Translator) -> Text:
         return _("not comparable")
     values = {
         "change": numbers.change(c.ratio.value),
-        "interval": numbers.interval(c.ratio, "ppl"),  # "ppl": show the change in per cent, for accuracy too
+        "interval": numbers.interval(c.ratio, "ppl"),  # "ppl" because the ratio is shown in per cent
         "n": numbers.seeds(c.ratio),
     }
     if c.metric == "ppl":
@@ -183,7 +183,7 @@ def _training_tokens(arm: Arm) -> int:
 
 
 def reported_tables(analysis: Analysis, _: Translator) -> list[Block]:
-    """Return the tables with the figures of the original study and of our runs in separate columns."""
+    """Return the tables with the results of the original study and of our runs in separate columns."""
     rows = []
     for arm in analysis.arms:
         theirs = _reported(arm)

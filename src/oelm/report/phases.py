@@ -42,7 +42,7 @@ def write_phase(analysis: Analysis, phases: Sequence[str], path: Path, *, lang: 
 
 
 def write_summary(analysis: Analysis, path: Path, *, lang: str, command: str) -> Path:
-    """Write one page with the results, reported figures and verdicts of every phase that has runs."""
+    """Write one page with our results, the original study's, and the verdicts, for every phase with runs."""
     _ = Translator(lang)
     sections = []
     for phase, about_phase in PHASES.items():
@@ -85,7 +85,7 @@ def _results(analysis: Analysis, arms: Sequence[Arm], _: Translator) -> list[Blo
 
 
 def _settings(arms: Sequence[Arm], _: Translator) -> list[Block]:
-    """Return the table of what decides the numbers of each arm."""
+    """Return the table of each arm's settings: data, model, method, learning rate, budget and batch size."""
     rows = []
     for arm in arms:
         c = arm.config

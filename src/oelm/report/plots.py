@@ -89,7 +89,10 @@ def changes(comparisons: Sequence[Comparison], styles: ArmStyles, _: Translator,
 
 
 def step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translator) -> Drawing:
-    """Draw how step time and peak memory differ from the baseline in interleaved benchmarks."""
+    """Draw how much step time and peak memory differ from the baseline.
+
+    The benchmarks are interleaved: measurements of the method and of the baseline alternate.
+    """
     canvas, (left, right) = new_canvas(1.1 + 0.3 * len(benchmarks), 2, sharey=True)
     times: list[_Row] = []
     memory: list[_Row] = []

@@ -14,7 +14,7 @@ from oelm.report.translate import Translator
 
 
 class Shown(IntEnum):
-    """The smallest output that includes a section."""
+    """The shortest output that includes a section; the longer outputs include it, too."""
 
     ANALYZE = 1  # `oelm analyze`
     ANALYZE_ALL = 2  # `oelm analyze --all`

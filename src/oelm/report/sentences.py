@@ -44,7 +44,7 @@ OUTCOMES = {
     "C": Message("scenario C"),
 }
 REASONS = {  # reasons why a confidence interval decides nothing
-    "diverged": Message("a diverged seed is a result too, so there is no verdict"),
+    "diverged": Message("a run diverged, and the interval leaves it out, so there is no verdict"),
     "chance": Message(
         "the reference model did not learn the task (accuracy at chance), so no comparison is possible"
     ),
@@ -55,7 +55,7 @@ NOT_PLANNED = {  # sentences for undecided verdicts for which no sufficient numb
     "spread": Message("run at least 3 seeds"),
     "test set": Message("the test set is too small to decide, with any number of seeds"),
     "too close": Message("too close to the margin to decide with a realistic number of seeds"),
-    "given up": Message("the sequential rule gave it up, because more seeds would probably not decide it"),
+    "given up": Message("the sequential rule stopped, because more seeds would probably not decide it"),
 }
 SCENARIOS = {
     "A": Message("the task type decides"),
@@ -219,7 +219,7 @@ def sentences(c: Comparison) -> tuple[Message, ...]:
 
 
 def _stopped(c: Comparison) -> tuple[Message, ...]:
-    """Return the sentence about the seeds that a verdict of `oelm decide` took; () for other verdicts."""
+    """Return the sentence about how many seeds `oelm decide` needed for a verdict; () for other verdicts."""
     verdict = shown_verdict(c)
     if not verdict.stopped:
         return ()

@@ -1,4 +1,4 @@
-"""Check on this machine that a run that is interrupted and started again writes the same bytes.
+"""Check on this machine that an interrupted and restarted run writes the same bytes as an uninterrupted one.
 
 A short version of an experiment runs twice without interruption, with the device, precision and file system
 of the real runs. These two runs show whether the device is deterministic. In each case of the check, the same
@@ -33,14 +33,14 @@ STEPS, EVAL_EVERY = 6, 2  # the short run validates and writes a checkpoint afte
 # between uninterrupted runs. The limit is generous, because only four uninterrupted runs are compared, and
 # because a resumed run that lost state differs by orders of magnitude.
 SPREAD_FACTOR = 10.0
-_RUN_SECONDS = 3600.0  # a short run that takes longer hangs, even if it loads a model from a slow disk
+_RUN_SECONDS = 3600.0  # a short run that takes longer counts as hung; slow disks are allowed for
 
 CaseResult = Literal["equal", "within spread", "differs", "failed"]
 
 
 @dataclass(frozen=True)
 class Interruption:
-    """The moment in which a run is interrupted, and the signal that interrupts it."""
+    """The moment at which a run is interrupted, and the signal that interrupts it."""
 
     moment: Literal["step", "checkpoint"]
     number: int  # number of the step or checkpoint, from 1
@@ -137,7 +137,7 @@ def short_run(config: RunConfig) -> RunConfig:
 def resume_check(config: RunConfig, root: Path | str, machine: Machine) -> Iterator[ResumeCheck]:
     """Yield a resume check of `config` that works in a temporary folder on the file system of `root`.
 
-    root: the runs folder, whose file system is tested, too
+    root: the runs folder; the check also covers its file system
     """
     with tempfile.TemporaryDirectory(prefix=".oelm-doctor-", dir=existing_parent(Path(root))) as folder:
         yield ResumeCheck(short_run(config), Path(folder), replace(machine, trackers=()))

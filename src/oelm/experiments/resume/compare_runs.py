@@ -87,7 +87,7 @@ def _summary(name: str, found: list[tuple[str, float | None]]) -> FileDifference
 def _differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, float | None]]:
     """Yield (name, absolute difference) for every value that differs; a tensor counts as one value.
 
-    The absolute difference is None for values that are not floats or tensors of the same shape.
+    The absolute difference is None unless both values are floats, or tensors of the same shape and dtype.
     """
     if isinstance(a, dict) and isinstance(b, dict):
         for key in [*a, *(key for key in b if key not in a)]:

@@ -29,7 +29,7 @@ def wait_at(moment: str, number: int, marker: Path) -> None:
 
     from oelm.training import loop
 
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` makes processes ignore it, but the check sends it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # undo `nohup`, which would ignore the check's SIGHUP
     calls = 0
 
     def wait_if_due() -> None:

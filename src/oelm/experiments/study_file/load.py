@@ -40,12 +40,13 @@ class Study:
     name: str
     title: str
     experiments: tuple[Experiment, ...]  # one per arm, in the order of the file
-    # Whether the file describes a dataset of the hub. Worker processes must then load the file, too.
+    # Whether the dataset is on the Hugging Face hub. It is then described only in the study file, so worker
+    # processes must load the file, too.
     registers_data: bool
 
 
 def load_study(path: Path | str) -> Study:
-    """Return the study that a YAML file describes. If its dataset is on the hub, the dataset is registered.
+    """Return the study that a YAML file describes; add its hub dataset, if any, to oelm's catalogue.
 
     Raises UsageError for an unknown key, an invalid value, or settings that cannot be trained.
     """
@@ -77,7 +78,7 @@ def _study(file: StudyFile, folder: Path) -> Study:
     with _about("data"):
         task = file.task or dataset(data.dataset).task
     if not file.arms:
-        raise UsageError("the study has no arms", field="arms")
+        raise UsageError("the study has no arms; add at least one, such as baseline: baseline", field="arms")
     arms = {name: arm if isinstance(arm, ArmSection) else ArmSection(arm) for name, arm in file.arms.items()}
     specs = [_arm(name, arm, file.arms[name]) for name, arm in arms.items()]
     smoke = {"data.source": "auto", **file.smoke} if is_path(data.dataset) else file.smoke
@@ -176,7 +177,7 @@ def _hub_dataset(study: str, section: DataSection) -> Dataset:
                 raise unknown_name(f"key of data.{key}", name, valid, field=f"data.{key}.{name}")
     pairs = {"premise", "hypothesis"} & set(section.columns)
     if len(pairs) == 1 or (pairs and "text" in section.columns):
-        raise UsageError("must have either text, or both premise and hypothesis", field="data.columns")
+        raise UsageError("give either the key text, or both premise and hypothesis", field="data.columns")
     return Dataset(
         name=f"{study}-{section.hub.rpartition('/')[2]}",
         about=f"{section.hub}, described in the study file of {study}",
@@ -204,7 +205,7 @@ def _budget(section: BudgetSection, data: DataConfig, task: str) -> BudgetConfig
 
 
 def _base(cls: Any, section: Any) -> Any:
-    """Return the config `cls` that `section` extends, without the keys that only study files have."""
+    """Return `section` as its base class `cls`, without the keys that only study files have."""
     return cls(**{f.name: getattr(section, f.name) for f in fields(cls)})
 
 
@@ -233,7 +234,7 @@ def _compared(name: str, arm: ArmSection, arms: dict[str, Experiment], file: Stu
         margin = MARGINS[asked.rule] if asked.margin is None else asked.margin
         if not 0 <= margin < 1 or (margin == 0 and asked.rule == "equivalent"):
             raise UsageError(
-                "must be a fraction below 1, such as 0.05 for 5 %; 0 is not allowed for equivalent",
+                "must be at least 0 and below 1, such as 0.05 for 5 %; above 0 for the rule equivalent",
                 field=f"{place}.margin",
             )
         questions.append(QuestionConfig(reference, asked.rule, margin))
@@ -260,4 +261,4 @@ def _check(e: Experiment) -> None:
     if not 0 < e.trial_share <= 1:
         raise UsageError("must be above 0 and at most 1", field="trial_share")
     if not e.seeds or min(e.seeds) < 0:
-        raise UsageError("must have at least one seed, and each must be 0 or more", field="seeds")
+        raise UsageError("must have at least one seed, and none below 0", field="seeds")

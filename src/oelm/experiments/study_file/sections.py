@@ -21,11 +21,11 @@ class DataSection(DataConfig):
     """The data. Give exactly one of `dataset`, `folder` and `hub`."""
 
     dataset: str = ""  # name of a dataset that oelm knows (`oelm data list`)
-    tokenizer: str = ""  # gpt2, bpe-<vocabulary size> or model; default: model if pretrained, otherwise gpt2
+    tokenizer: str = ""  # gpt2, bpe-<vocabulary size>, or model: that of the model (default if pretrained)
     folder: str = ""  # folder with train.jsonl, validation.jsonl, test.jsonl (or csv, tsv, parquet, txt)
     hub: str = ""  # dataset on the Hugging Face hub, such as stanfordnlp/imdb
     config: str = ""  # configuration (subset) of the hub dataset
-    splits: dict[str, str] = field(default_factory=dict)  # train, validation, test -> name on the hub
+    splits: dict[str, str] = field(default_factory=dict)  # train, validation, test -> name of the hub's split
     columns: dict[str, str] = field(default_factory=dict)  # text, label, premise, hypothesis -> hub column
     classes: tuple[str, ...] = ()  # class names of a hub dataset; leave out for language modelling
 
@@ -42,13 +42,13 @@ class ModelSection:
     hub: str = ""  # model on the Hugging Face hub, such as bert-base-uncased
     folder: str = ""  # folder with a transformers model
     pretrained: bool = True  # whether a model of `hub` or `folder` starts from its pretrained weights
-    dropout: float = 0.1  # dropout of all layers
+    dropout: float = 0.1  # dropout probability of all layers
     position: Literal["learned", "rope"] = "learned"  # position embeddings of the built-in GPT
-    causal: bool = True  # causal attention mask of the built-in GPT; false is for classification
+    causal: bool = True  # whether the built-in GPT has a causal attention mask; false for classification only
 
     @property
     def is_built_in(self) -> bool:
-        """Whether `hub` names a model that is not downloaded: a tiny random model, or MiniLM from pip."""
+        """Whether `hub` names a model that is not on the hub: a tiny random model, or MiniLM from pip."""
         return self.hub == "minilm" or self.hub in TINY
 
 
@@ -64,26 +64,33 @@ class ArmSection:
 
 @dataclass(frozen=True)
 class BudgetSection(BudgetConfig):
-    """Batch size, length of the training, and intervals. Set one of `steps`, `tokens` and `epochs`."""
+    """Batch size, length of the training, and intervals of validation, logging and checkpoints.
+
+    Set one of `steps`, `tokens` and `epochs`.
+    """
 
     tokens: int = 0  # length of the run in tokens, for language modelling; rounded up to whole steps
 
 
 @dataclass(frozen=True)
 class QuestionSection:
-    """A question about an arm, with the rule and the margin that decide the answer."""
+    """A question about an arm, with the rule and the margin that decide the answer.
 
-    arm: str  # name of the arm
+    rule: "non-inferior" (at most `margin` worse), "superior" (better by more than `margin`) or "equivalent"
+        (within ± `margin`)
+    """
+
+    arm: str  # name of the arm that the question is about
     reference: str = ""  # name of the arm to compare with; default: the baseline of the arm
-    rule: QuestionRule = "non-inferior"  # at most margin worse; better by more than margin; within +- margin
-    margin: float | None = None  # fraction of the score (0.05 is 5 %); default by rule: 0.05, 0 or 0.01
+    rule: QuestionRule = "non-inferior"  # by rule: at most margin worse; over margin better; within +- margin
+    margin: float | None = None  # fraction of the reference's score; default by rule: 0.05 (5 %), 0 or 0.01
 
 
 @dataclass(frozen=True)
 class StudyFile:
     """A study: arms that differ only in their method, and the questions about them."""
 
-    study: str  # name of the study: the folder of its runs, and the start of the experiment IDs
+    study: str  # name of the study: the folder of its runs, and the first part of the experiment IDs
     data: DataSection  # the dataset and the tokenizer
     arms: dict[str, str | ArmSection]  # name of each arm -> its method; the first arm is the baseline
     title: str = ""  # one line about the study
@@ -95,5 +102,5 @@ class StudyFile:
     trial_share: float = 0.5  # length of a tuning trial as a fraction of the length of a run
     questions: tuple[QuestionSection, ...] = ()  # the questions that the comparisons must answer
     seeds: tuple[int, ...] = (DEFAULT_SEED,)  # seeds of the runs, unless --seeds gives others
-    mini: dict[str, Any] = field(default_factory=dict)  # changes at --scale mini, such as budget.steps: 100
-    smoke: dict[str, Any] = field(default_factory=dict)  # changes at --scale smoke
+    mini: dict[str, Any] = field(default_factory=dict)  # settings for --scale mini, such as budget.steps: 100
+    smoke: dict[str, Any] = field(default_factory=dict)  # settings for --scale smoke

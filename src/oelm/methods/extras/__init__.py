@@ -1,1 +1,1 @@
-"""Modules that replace projections: one adds trainable extras, the other splits a fused Q/K/V."""
+"""Modules that replace projections: one adds a method's trainable parameters, one splits a fused Q/K/V."""

@@ -20,8 +20,8 @@ from oelm.methods.extras.kernels import causal_conv, lowrank_linear, rank_is_sma
 from oelm.methods.method import Method
 from oelm.methods.orthogonal import gaussian, generator_for
 
-#: Extras that multiply, so that they change nothing at the value 1 (other extras: 0). They get no weight
-#: decay, which would pull them towards 0.
+#: Extras that multiply, and so are initialised to the identity (the others are added, and initialised to 0).
+#: Weight decay would pull them from the identity towards 0, so they get none.
 IDENTITY_INIT = ("conv", "core", "temperature")
 EXTRAS = ("lowrank_a", "lowrank_b", "extra_bias", *IDENTITY_INIT)
 _MASK = "attention_mask"
@@ -76,10 +76,10 @@ class ExtendedProjection(nn.Module):
 
     @torch.no_grad()
     def init_extras(self, seed: int, name: str) -> None:
-        """Initialise the extras so that they change nothing.
+        """Initialise the extras so that the projection computes the same as without them.
 
-        The adapter's B, the bias and all later taps are 0; core, temperature and tap 0 are the identity. The
-        adapter's A is random, drawn from the generator of `seed` and `name`, the projection's name.
+        The adapter's B, the bias and all taps except tap 0 are 0; core, temperature and tap 0 are the
+        identity. The adapter's A is random, seeded with `seed` and `name`, the name of the projection.
         """
         if self.lowrank_a is not None:
             generator = generator_for(seed, f"{name}.lowrank_a")

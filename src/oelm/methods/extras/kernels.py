@@ -21,7 +21,7 @@ def lowrank_linear(
     """Return (W + scale B A) x + bias at about the cost of W x, by computing W + scale B A once per call.
 
     If the rank is small (see `rank_is_small()`), the gradients of A and B are computed without the gradient
-    of the sum, which has the size of W. A frozen W gets no gradient. With few tokens, as in decoding,
+    of W + scale B A, which is as large as W. A frozen W gets no gradient. With few tokens, as in decoding,
     computing W + scale B A would be the largest cost, so W x and B A x are computed separately.
     """
     few_tokens = x.numel() // x.shape[-1] * sum(weight.shape) < weight.numel()

@@ -20,7 +20,7 @@ class _Found(NamedTuple):
     path: str
     weight: ParameterSlice
     bias: ParameterSlice | None
-    head_dim: int | None  # None: the common head size of the attention module
+    head_dim: int | None  # None if the common head size of the attention module applies
 
 
 def build_projections(model: nn.Module, name: str, spec: AttentionSpec, place: Place) -> list[Projection]:
@@ -155,7 +155,7 @@ def _head_dim(model: nn.Module, name: str, module: nn.Module, spec: AttentionSpe
                 f"size {used}, so it contains more than the queries, such as a gate, which must not be "
                 f"frozen. Register the class with oelm.register_attention, or leave it out with ignore=True"
             )
-        # Some configs contain a head size that the module does not use, so compute the size from the heads.
+        # Some configs contain a head size that the module does not use, so compute it as rows / heads.
         return _divide(name, q_rows, heads)
     if head_dim is None:
         raise _unknown_heads(name, module, f"q={spec.q!r}, k={spec.k!r}")
@@ -175,7 +175,10 @@ def _unknown_heads(name: str, module: nn.Module, arguments: str) -> OelmError:
 
 def _divide(name: str, rows: int, by: int) -> int:
     if by < 1 or rows % by:
-        raise OelmError(f"{name}: {rows} rows are not divisible by {by}, so they cannot be split into heads")
+        raise OelmError(
+            f"{name}: {rows} rows are not divisible by {by}, so they cannot be split into heads. Pass the "
+            f"right num_heads or head_dim to oelm.register_attention"
+        )
     return rows // by
 
 

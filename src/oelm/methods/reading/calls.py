@@ -1,6 +1,7 @@
 """Find arguments with which an attention module can be called.
 
-They are guessed from the signature of its `forward()`, or observed while the model runs.
+They are guessed from the signature of its `forward()`, or observed in a forward pass of the
+model.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def guess_calls(
     draw = partial(torch.randn, generator=generator)
     named = {p.name for p in parameters}
     positions = _POSITION_FORMS if named & _ROTARY else _POSITION_FORMS[:1]
-    window = getattr(module, "window_size", None)  # a table of relative positions fits one number of tokens
+    window = getattr(module, "window_size", None)  # window attention may accept only full windows of tokens
     sides = tuple(window) if isinstance(window, list | tuple) else (window, window)
     shapes = [*_SHAPES, (1, sides[0] * sides[-1])] if all(isinstance(n, int) for n in sides) else _SHAPES
     # A module may hand a mask on to its attention kernel without naming it in its signature.
@@ -150,7 +151,7 @@ def guess_inputs(model: nn.Module) -> list[dict[str, Any]]:
         guess[mask] = torch.ones(guess[name].shape[:2], dtype=torch.bool)
     if "grid_thw" in accepted:  # 16 flat patches of one image
         guesses.append({accepted[0]: draw(16, flat), "grid_thw": torch.tensor([[1, 4, 4]])})
-    for length in (8, 1024):  # sparse attention needs a long text to be sparse
+    for length in (8, 1024):  # on short texts, sparse attention is not sparse
         ids = 3 + torch.arange(length)[None] % 8
         text: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if getattr(config, "is_encoder_decoder", False):
@@ -165,11 +166,11 @@ def guess_inputs(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def observe_model(model: nn.Module, attentions: Mapping[str, nn.Module], inputs: Any) -> dict[str, Call]:
-    """Return how the model calls its attention modules on the given inputs, or on guessed ones.
+    """Return the arguments with which the model calls its attention modules, by module name.
 
-    With guessed inputs, parts of the model that have inputs of their own run, too. They are used only if the
-    model computes in float32 or on an accelerator: low precision on a CPU is slow and crashes the process on
-    some machines.
+    If `inputs` is None, guessed inputs are passed to the model, then to the Hugging Face models inside it.
+    This is not done if the model has low-precision parameters on a CPU: its forward pass would be slow, and
+    crashes the process on some machines.
     """
     seen: dict[str, Call] = {}
     if inputs is not None:
@@ -184,7 +185,7 @@ def observe_model(model: nn.Module, attentions: Mapping[str, nn.Module], inputs:
         for guessed in guess_inputs(part) if inside else ():
             if inside.keys() <= seen.keys():
                 break
-            with contextlib.suppress(Exception):  # calls before an error are as good as others
+            with contextlib.suppress(Exception):  # keep the calls observed before an error
                 observe_calls(part, inside, guessed, seen)
     return seen
 
@@ -193,7 +194,7 @@ def observe_model(model: nn.Module, attentions: Mapping[str, nn.Module], inputs:
 def observe_calls(
     model: nn.Module, attentions: Mapping[str, nn.Module], inputs: Any, seen: dict[str, Call]
 ) -> None:
-    """Run the model once on `inputs`, and add to `seen` the first arguments of each attention module.
+    """Call the model once on `inputs`; add to `seen` the arguments of each attention module's first call.
 
     Tensors among the arguments are copied to the CPU in float32. The model is not changed.
     """
@@ -201,7 +202,7 @@ def observe_calls(
     for name, module in attentions.items():
 
         def hook(_module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-            with contextlib.suppress(Exception):  # an argument that cannot be copied, such as a cache
+            with contextlib.suppress(Exception):  # skip arguments that cannot be copied
                 if name not in seen:
                     seen[name] = copy.deepcopy((_plain(args), _plain(kwargs)))
 

@@ -1,9 +1,10 @@
-"""Discover numerically which rows of an attention module make queries and keys, whatever they are called.
+"""Discover numerically which rows of an attention module compute queries and keys, whatever their names.
 
-The module runs as a random copy (see `trial.py`). A row of a projection belongs to Q or K if it acts only
-through the attention scores; to Q if it acts on score (i, j) through token i, to K if through token j. The
-scores on which a row acts show its head. This reads gated queries, fused matrices in any regular row order,
-latent attention, keys of a learned query, and several matrices in a row.
+A copy of the module with random weights is called (see `trial.py`). A row of a projection belongs to Q or K
+if it affects the output only through the attention scores: to Q if it affects score (i, j) through token i,
+to K if through token j. The scores that a row affects show its head. This also works for gated queries,
+fused matrices in any regular row order, latent attention, learned query tokens, and projections made of
+several matrices.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from oelm.methods.reading.families import (
 from oelm.methods.reading.projection import ParameterSlice, RowLayout, is_projection, is_transposed
 from oelm.methods.reading.trial import Trial, gradients, parallel, tensors_in
 
-_MAX_HEADS = 256  # one gradient is computed for each head
+_MAX_HEADS = 256  # limits the cost: each head needs one backward pass
 
 
 def discover_spec(
@@ -53,15 +54,16 @@ def discover_spec(
                     trial.module.get_submodule(path).requires_grad_(False)
                 spec = _read_rows(trial, scores, output)
                 return None if spec is None else (spec, (args, kwargs))
-        except Exception:  # the guess does not fit the signature
+        except Exception:  # the module does not accept these arguments
             continue
     return None
 
 
 def mixes_without_scores(model: nn.Module, attention: nn.Module, calls: Sequence[Call] = ()) -> bool:
-    """Return whether a module is linear attention: distant tokens act on each other without a softmax.
+    """Return whether a module is linear attention: distant tokens affect each other without a softmax.
 
-    It is none if its queries or keys enter an exponential or the like, as in a softmax written by hand.
+    The result is False if queries or keys enter an exponential or a similar function, because the module may
+    then compute its softmax with that function.
     """
     try:
         trial = Trial(model, attention)
@@ -81,13 +83,13 @@ def mixes_without_scores(model: nn.Module, attention: nn.Module, calls: Sequence
             tokens[:, 0] += 1.0
             _, after = trial.run(args, kwargs)
             return not torch.allclose(before[:, -1], after[:, -1])
-        except Exception:  # the guess does not fit the signature
+        except Exception:  # the module does not accept these arguments
             continue
     return False
 
 
 class _NonlinearRecorder(TorchFunctionMode):
-    """Record the inputs of functions that turn products of queries and keys into weights."""
+    """Record the inputs of functions, such as exp, that may turn scores into attention weights."""
 
     FUNCTIONS = frozenset(
         getattr(owner, name)
@@ -107,9 +109,9 @@ class _NonlinearRecorder(TorchFunctionMode):
 
 
 def _watch_selection(module: nn.Module) -> set[str]:
-    """Return a set to which every run adds the paths of inner modules that give no differentiable output.
+    """Return a set to which each forward pass adds the paths of inner modules without differentiable output.
 
-    These select tokens (the indexer of sparse attention): their weights get no gradient through the output.
+    Such a module selects tokens (the indexer of sparse attention), so its weights get no gradient.
     """
     selecting: set[str] = set()
     for path, inner in module.named_modules():
@@ -124,7 +126,7 @@ def _watch_selection(module: nn.Module) -> set[str]:
 
 
 def projections_inside(module: nn.Module) -> dict[str, ParameterSlice]:
-    """Return the weights of all projections inside a module, by path, except those of torch's attention."""
+    """Return the weights of all projections inside a module, by path; MultiheadAttention is left out."""
     found: dict[str, ParameterSlice] = {}
     closed: list[str] = []
     for path, inner in module.named_modules():
@@ -138,14 +140,14 @@ def projections_inside(module: nn.Module) -> dict[str, ParameterSlice]:
         else:
             prefix = f"{path}." if path else ""
             for name, parameter in inner._parameters.items():
-                # Other parameters of three dimensions are learned tokens.
+                # A parameter of three dimensions without such a word in its name is a learned token.
                 if parameter is not None and parameter.dim() == 3 and words(name.lower()) & QK_WORDS:
                     found[prefix + name] = ParameterSlice(inner, name, transposed=True)
     return found
 
 
 def _read_rows(trial: Trial, scores: list[Tensor], output: Tensor) -> AttentionSpec | None:
-    """Return the spec that the gradients show; None if a matrix has no regular row order."""
+    """Return the spec that follows from the gradients of `scores` and `output`; None if none follows."""
     parts = {p: s for p, s in projections_inside(trial.module).items() if s.parameter.requires_grad}
     weights = [part.parameter for part in parts.values()]
     through, past = gradients(scores, weights), gradients([output], weights)
@@ -155,7 +157,7 @@ def _read_rows(trial: Trial, scores: list[Tensor], output: Tensor) -> AttentionS
     }
     for path, a, b in zip(parts, through, past, strict=True):
         if not a.any() and not b.any() and words(path.lower()) & QK_WORDS:
-            return None  # this call does not use it, but another may
+            return None  # this call does not use the projection, but another call may
     parts = {path: part for path, part in parts.items() if only_scores[path].any()}
     weights = [part.parameter for part in parts.values()]
     if not parts:
@@ -190,7 +192,7 @@ def _read_rows(trial: Trial, scores: list[Tensor], output: Tensor) -> AttentionS
 
 
 def _rows(part: ParameterSlice, gradient: Tensor) -> Tensor:
-    """Return which rows of a projection have a gradient."""
+    """Return which rows of a projection have a nonzero gradient."""
     return part.cut(gradient)[0].flatten(1).any(-1)
 
 
@@ -200,7 +202,7 @@ def _rows_by_head(
     """Return for each projection which rows act on the scores of which head, as (rows, heads)."""
     heads = [part for s in scores for axis in range(s.dim() - 2) for part in s.unbind(axis)]
     if len(heads) > _MAX_HEADS:
-        raise ValueError(f"{len(heads)} heads")
+        raise ValueError(f"{len(heads)} heads are more than the limit of {_MAX_HEADS}")
     columns: dict[str, list[Tensor]] = {path: [] for path in parts}
     for head in heads:
         for (path, part), gradient in zip(parts.items(), gradients([head], weights), strict=True):
@@ -211,7 +213,7 @@ def _rows_by_head(
 def _roles(
     parts: dict[str, ParameterSlice], weights: list[nn.Parameter], scores: list[Tensor]
 ) -> dict[str, list[str]]:
-    """Return "q" or "k" for each row. If the scores do not tell (positions), the name of the matrix does."""
+    """Return "q" or "k" for each row, found from the scores; if they do not show it, from the matrix name."""
     roles = {
         path: ["q" if words(path.lower()) & QUERY_WORDS and not words(path.lower()) & KEY_WORDS else "k"]
         * part.rows
@@ -220,7 +222,7 @@ def _roles(
     for s in scores:
         if s.shape[-1] < 2 or s.shape[-2] < 2:
             continue
-        for axis in range(s.dim() - 2):  # the heads, or windows of tokens
+        for axis in range(s.dim() - 2):  # the axis of heads, or of windows of tokens
             tokens = s.movedim(axis, -3).flatten(0, -4)[0] if s.dim() > 3 else s  # (heads, queries, keys)
             base, other_key, other_query = (
                 gradients([tokens[:, i, j]], weights) for i, j in ((-1, 0), (-1, 1), (-2, 0))
@@ -254,7 +256,7 @@ def _row_layout(labels: list[str]) -> RowLayout | None:
 
 
 def _head_dim(labels: list[str], role: str, by_head: Tensor) -> int:
-    """Return the number of consecutive rows of a role that act on the same scores; 0 if it varies."""
+    """Return the head size of a role: how many consecutive rows affect the same scores; 0 if this varies."""
     rows: list[Any] = [acts for acts, label in zip(by_head.tolist(), labels, strict=True) if label == role]
     sizes = {len(list(group)) for _, group in itertools.groupby(rows)}
     return sizes.pop() if len(sizes) == 1 else 0

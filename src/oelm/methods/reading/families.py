@@ -4,11 +4,11 @@ A weight counts as Q/K if it affects the output of its attention module only thr
 projections of relative positions (`linear_pos` of a Conformer, `r_kernel` of Funnel, `r` of XLNet) count as
 key projections. In multi-head latent attention (DeepSeek-V2 and later), Q/K consist of both low-rank factors
 of the query projection (`q_a_proj`, `q_b_proj`), the key rows of `kv_b_proj`, and the rotary key rows of
-`kv_a_proj_with_mqa`. The latent rows of `kv_a_proj_with_mqa` also feed the values, so they are not Q/K, and
-train. Embeddings, relative position biases, norms and vectors that are added to the queries are not
-projections, so they train, too.
+`kv_a_proj_with_mqa`. The latent rows of `kv_a_proj_with_mqa` also feed the values, so they are not Q/K
+and stay trainable. Embeddings, relative position biases, norms and vectors that are added to the queries are
+not projections, so they stay trainable, too.
 
-An entry of these tables can be wrong for a model; `verify.py` checks it numerically before anything changes.
+An entry of these tables can be wrong for a model, so `verify.py` checks it before the model is changed.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class AttentionSpec:
     fused, layout, roles: One fused matrix, the order of its rows, and which of q, k and v the rows contain.
     parts: Fused matrices with an explicit layout, instead of `fused`.
     num_heads, num_kv_heads, head_dim: Attribute names or numbers; if None, the usual names are tried.
-    head_dims: Head sizes of names in `q` and `k` that do not follow from the number of heads.
-    per_head: Those names in `q` and `k` that have the module's number of heads, but a different head size.
+    head_dims: {name in `q` or `k`: its head size}, if it differs from the module's common head size.
+    per_head: Names in `q` and `k` with the module's number of heads, but their own head size (rows / heads).
     q_bias: A parameter that is added to the queries but is not the bias of the query projection.
     ignore: Whether the class has no Q and K.
     """
@@ -85,8 +85,8 @@ POSITION_KEYS = (
 #: Names of a fused matrix for queries, keys and values, besides the names that contain a word of FUSED_WORDS.
 FUSED_NAMES = frozenset({"c_attn", "query_key_value", "in_proj", "att_proj", "queries_keys_values"})
 
-#: Words in the name of a fused matrix, which contains several of q, k and v, in any module. They also match
-#: the linear attention of hybrid models (in_proj_qkv, in_proj_qkvz).
+#: A matrix with one of these words in its name counts as fused (it contains several of q, k and v), also
+#: outside attention modules. The words also match the linear attention of hybrid models (in_proj_qkvz).
 FUSED_WORDS = frozenset({"qk", "kv", "qkv", "qkvz", "wqkv", "wkv"})
 
 #: Words in the name of a matrix inside an attention module which suggest that the matrix contains Q or K.
@@ -97,7 +97,7 @@ KEY_WORDS = frozenset({"k", "key", "keys", "wk"})
 
 
 def words(name: str) -> set[str]:
-    """Return the words of a name.
+    """Return the words in a name, which dots, underscores or digits separate.
 
     >>> sorted(words("in_proj_qkv"))
     ['in', 'proj', 'qkv']
@@ -157,7 +157,7 @@ def _falcon(attention: nn.Module) -> AttentionSpec:
 def _codegen(attention: nn.Module) -> AttentionSpec:
     sizes: Any = attention
     width, heads = int(sizes.embed_dim), int(sizes.num_attention_heads)
-    layout = RowLayout(("q", "v", "k"), (width, width, width), groups=4)  # one group per TPU core
+    layout = RowLayout(("q", "v", "k"), (width, width, width), groups=4)  # one group per TPU core in training
     part = FusedPart("qkv_proj", layout, {"q": width // heads, "k": width // heads})
     return AttentionSpec(parts=(part,), num_heads="num_attention_heads")
 
@@ -191,7 +191,7 @@ def multi_latent(attention: nn.Module) -> AttentionSpec | None:
     keys = [FusedPart("kv_b_proj", RowLayout(("k", "v"), (heads * nope, heads * value), heads), {"k": nope})]
     if rope:
         keys.append(FusedPart("kv_a_proj_with_mqa", RowLayout(("latent", "k"), (latent, rope)), {"k": rope}))
-    factors = [name for name in queries if name == "q_a_proj"]  # a low-rank factor counts as one head
+    factors = [name for name in queries if name == "q_a_proj"]  # a low-rank factor is treated as one head
     rank = {name: next(attention.get_submodule(name).parameters()).shape[0] for name in factors}
     return AttentionSpec(q=queries, parts=tuple(keys), num_heads=heads, head_dim=nope + rope, head_dims=rank)
 
@@ -223,7 +223,7 @@ _ATTACHED = "_oelm_attention_spec"
 
 
 def attach_spec(attention: nn.Module, spec: AttentionSpec) -> None:
-    """Attach a discovered spec to a module, so that it is known after the module's weights are split."""
+    """Attach a discovered spec to a module, so that `known_spec()` finds it after the weights are split."""
     attention.__dict__[_ATTACHED] = spec
 
 
@@ -236,7 +236,7 @@ def is_registered(attention: nn.Module) -> bool:
 
 
 def _registered_spec(attention: nn.Module) -> AttentionSpec | None:
-    """Return the spec that was registered for the module's class or a base class."""
+    """Return the spec that was registered for the module's class or a base class; None if there is none."""
     for cls in type(attention).__mro__:
         spec = _registered.get(cls) or _registered.get(f"{cls.__module__}.{cls.__qualname__}")
         if spec is not None:
@@ -245,7 +245,7 @@ def _registered_spec(attention: nn.Module) -> AttentionSpec | None:
 
 
 def known_spec(attention: nn.Module) -> AttentionSpec | None:
-    """Return the spec that was registered for the module's class, was discovered, or is known to oelm."""
+    """Return the spec that was registered for the module's class, was discovered, or is built in; or None."""
     if (spec := _registered_spec(attention) or attached_spec(attention)) is not None:
         return spec
     package, file = type(attention).__module__.rpartition(".")[::2]

@@ -71,9 +71,9 @@ def find_projections(
 ) -> list[Projection]:
     """Return the selected query and key projections.
 
-    Raise OelmError if a selected attention module is not recognised. Other modules need not be.
+    Raise OelmError if a selected attention module is not recognised; the others need not be recognised.
 
-    example_inputs: A batch that shows how the model calls attention modules that have to be discovered.
+    example_inputs: A batch for the model. A forward pass shows how the model calls unknown attention modules.
     """
     model = unwrap(model)
     specs = {
@@ -101,7 +101,8 @@ def find_projections(
     if not selected and not selection.is_everything:
         raise UsageError(
             f"where={list(selection.where)} and exclude={list(selection.exclude)} select no query or key "
-            f"projection of {type(model).__name__}. It has {', '.join(p.name for p in found[:4])}, ..."
+            f"projection of {type(model).__name__}. Its projections are: "
+            f"{', '.join(p.name for p in found[:4])}, ..."
         )
     return selected
 
@@ -122,7 +123,7 @@ def _nothing_found(model: nn.Module) -> OelmError:
 
 
 def linear_attentions(model: nn.Module, selection: Selection = ALL) -> list[str]:
-    """Return the names of selected modules that were found to mix tokens without attention scores."""
+    """Return the names of the selected modules that were discovered to be linear attention (no softmax)."""
     specs = {name: attached_spec(module) for name, module in unwrap(model).named_modules()}
     return [n for n, spec in specs.items() if spec is not None and spec.ignore and selection.includes(n)]
 
@@ -183,13 +184,13 @@ def _find_spec(model: nn.Module, name: str, module: nn.Module) -> AttentionSpec 
     if isinstance(module, nn.MultiheadAttention):
         return AttentionSpec(num_heads="num_heads")
     if isinstance(module, SplitProjection):
-        return None  # part of an attention module whose spec already covers this q or k
+        return None  # the spec of the attention module around it covers its q and k
     if (spec := known_spec(module) or multi_latent(module)) is not None:
         return spec
     found = _projection_names(module)
     if {"sampling_offsets", "attention_weights"} <= set(found):
         return AttentionSpec(ignore=True)  # deformable attention has no keys
-    parameters = {n for n in module._parameters if n in found}  # "..._query" is then a learned token
+    parameters = {n for n in module._parameters if n in found}  # a parameter "..._query" is a learned token
     queries = [
         p
         for p, own in found.items()
@@ -272,7 +273,7 @@ def _detect_layout(
 def _unrecognised(
     model: nn.Module, specs: dict[str, AttentionSpec], selection: Selection
 ) -> list[tuple[str, nn.Module]]:
-    """Return the selected modules, by name, that look like Q or K but are in no spec."""
+    """Return (name, module) of the selected modules that look like Q or K but are in no spec."""
     covered = _covered_modules(model, specs)
     unrecognised = []
     for name, module in model.named_modules():
@@ -286,7 +287,7 @@ def _unrecognised(
             not _overlaps(attention, set(specs)) or bool(words(own) & QK_WORDS)
         )
         if suspect and isinstance(module, nn.Conv1d | nn.Conv2d):
-            suspect = bool(words(own) & QK_WORDS)  # most convolutions inside attention are not projections
+            suspect = bool(words(own) & QK_WORDS)  # other convolutions are rarely projections
         if suspect or words(own) & FUSED_WORDS or own in QUERY_NAMES or own in KEY_NAMES:
             unrecognised.append((name, module))
     return unrecognised
@@ -295,7 +296,7 @@ def _unrecognised(
 def _holders(
     model: nn.Module, modules: list[tuple[str, nn.Module]], specs: dict[str, AttentionSpec]
 ) -> list[str]:
-    """Return the modules around the given ones that may be attention modules, the innermost first."""
+    """Return the names of modules that contain the given ones and may be attention, the innermost first."""
     found: dict[str, None] = {}
     for name, _ in modules:
         parent = name.rpartition(".")[0]
@@ -311,7 +312,7 @@ def _holders(
 def check_all_attention_recognized(
     model: nn.Module, specs: dict[str, AttentionSpec], selection: Selection
 ) -> None:
-    """Raise OelmError, which names the modules, if selected modules look like Q or K but are in no spec."""
+    """Raise OelmError with the names of selected modules that look like Q or K but are in no spec."""
     if unrecognised := _unrecognised(model, specs, selection):
         raise OelmError(
             f"{type(model).__name__}: oelm does not recognise some attention modules, so nothing was changed."
@@ -326,7 +327,7 @@ def _covered_modules(model: nn.Module, specs: dict[str, AttentionSpec]) -> set[s
     for name, spec in specs.items():
         module = model.get_submodule(name)
         prefix = f"{name}." if name else ""
-        is_discovered = attached_spec(module) is spec  # then no other projection inside holds Q or K
+        is_discovered = attached_spec(module) is spec  # discovery has tested all projections inside
         if spec.ignore or is_discovered or isinstance(module, nn.MultiheadAttention):
             names |= {prefix + n for n, _ in module.named_modules()}
         for fused in (spec.fused, *(part.name for part in spec.parts)):

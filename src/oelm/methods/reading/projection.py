@@ -36,7 +36,7 @@ def is_transposed(module: object) -> bool:
 def is_projection(module: object) -> bool:
     """Return whether a module can be a query or key projection: a matrix, or a convolution.
 
-    A depthwise convolution is none: it mixes positions, not features.
+    A depthwise convolution does not count, because it mixes positions, not features.
     """
     inner = base_layer(module) if isinstance(module, nn.Module) else module
     if isinstance(inner, nn.Conv1d | nn.Conv2d):

@@ -20,11 +20,11 @@ _SOFTMAX = {
 
 
 class ScoreRecorder(TorchFunctionMode):
-    """Context in which the inputs of every softmax, the attention scores, are recorded in `scores`.
+    """A context manager that records the input of every softmax, the attention scores, in `scores`.
 
     The softmax gets a detached copy of its input. So the gradient of the module's output reaches only
-    parameters that act past the scores, and the gradient of the scores only those that act through them.
-    torch's fused attention functions, which hide the scores, are replaced by plain ones.
+    parameters that affect it without the scores, and the gradient of the scores only those that affect them.
+    torch's fused attention functions, which hide the scores, are replaced by unfused code.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,9 @@ class ScoreRecorder(TorchFunctionMode):
         Padding masks and extra keys are not supported.
         """
         if any(given[name] is not None for name in ("bias_k", "bias_v")) or given["add_zero_attn"]:
-            raise NotImplementedError("multi_head_attention_forward with bias_k, bias_v or add_zero_attn")
+            raise NotImplementedError(
+                "bias_k, bias_v and add_zero_attn of torch's attention are not supported"
+            )
         packed = given["in_proj_weight"], given["in_proj_bias"]
         weights, biases = ((None,) * 3 if t is None else t.chunk(3) for t in packed)
         if given["use_separate_proj_weight"]:

@@ -5,8 +5,9 @@ records the attention scores and detaches them from the output, so that gradient
 parameter to the output: through the scores, and past them. A claimed projection is one that oelm has read as
 Q or K by its name. Four properties are tested:
 
-1. Every row of a claimed projection affects the scores and nothing else, so it is no value, gate or output.
-2. No other projection affects only the scores; such a projection would be Q or K that is not frozen.
+1. Every row of a claimed projection affects the scores and nothing else, so it does not belong to a value,
+   gate or output projection.
+2. No other projection affects only the scores; otherwise, oelm would have overlooked a part of Q or K.
 3. A query row affects score (i, j) through token i, a key row through token j.
 4. The rows of one claimed head affect the scores of one head, and different heads affect different scores.
 """
@@ -90,7 +91,8 @@ class Trial:
     def guess_calls(self) -> Iterator[Call]:
         """Yield (args, kwargs) that the attention module may accept.
 
-        The key input has the input width of the key projection first, then that of the query projection.
+        In the first calls, the key input has the input width of the key projection; in later ones, that of
+        the query projection.
         """
         heads = [c.heads().shape for c in self.claims]  # (heads, head_dim, d_in)
         widths = [*(h[-1] for h in heads[:1]), *(h[-1] for h in heads[::-1])]
@@ -110,7 +112,7 @@ class Trial:
         return size or width // (find_number(self.module, self.module, None, NUM_HEADS) or 1)
 
     def run(self, args: Any, kwargs: Any) -> tuple[list[Tensor], Tensor]:
-        """Run the copied attention module; return the scores that depend on parameters, and the output."""
+        """Call the copied attention module; return the scores that depend on parameters, and the output."""
         with torch.enable_grad(), ScoreRecorder() as recorder:
             output = self.module(*args, **kwargs)
         self.computed_softmax = bool(recorder.scores)
@@ -315,7 +317,7 @@ def gradients(targets: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[T
 
 
 def _is_named_like_its_role(claim: Projection) -> bool:
-    """Return whether the name of a projection says its role, so that it may be unused in one call."""
+    """Return whether a projection is named after its role; such a projection may be unused in one call."""
     words = {"q": {"q", "query"}, "k": {"k", "key"}}[claim.role]
     return bool(words & set(claim.name.rpartition(".")[2].split("_")))
 

@@ -2,7 +2,7 @@
 
 The docstring of `trial.py` describes the tests. Each kind of attention module (same class, shapes and
 projections) is verified once per process. The arguments of its `forward()` are guessed from the signature, or
-observed while the model runs.
+observed in a forward pass of the model.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Verification:
         return not self.problem and not self.not_run
 
 
-_results: dict[Any, Verification] = {}  # by kind of attention module
-_discovered: dict[Any, AttentionSpec | None] = {}  # by kind of attention module
+_results: dict[Any, Verification] = {}  # the keys come from `_kind_of()`
+_discovered: dict[Any, AttentionSpec | None] = {}  # the keys come from `_kind_of_module()`
 
 
 def discover_specs(
     model: nn.Module, names: Sequence[str], example_inputs: Any = None
 ) -> dict[str, AttentionSpec]:
-    """Discover where the named modules store their Q and K; return and attach the specs that are verified."""
+    """Discover where modules store Q and K; return the verified specs and attach them to the modules."""
     found: dict[str, AttentionSpec] = {}
     calls: dict[str, Call] | None = None
     for name in names:
@@ -53,7 +53,7 @@ def discover_specs(
         key = _kind_of_module(module)
         if _discovered.get(key) is None and (key not in _discovered or example_inputs is not None):
             spec = _discover_verified(model, name) if example_inputs is None else None
-            if spec is None:  # a guessed call may not fit, unlike one that the model makes
+            if spec is None:  # the guessed calls may be wrong, so observe those of the model
                 if calls is None:
                     calls = observe_model(model, {n: model.get_submodule(n) for n in names}, example_inputs)
                 seen = [calls[name]] if name in calls else []
@@ -68,7 +68,7 @@ def discover_specs(
 
 
 def _kind_of_module(module: nn.Module) -> Any:
-    """Return what modules have in common that compute the same: class, settings and shapes."""
+    """Return a key that is equal for modules that compute the same: class, settings and shapes."""
     settings = {n: v for n, v in vars(module).items() if isinstance(v, int | float | str) or callable(v)}
     ignored = ("layer_idx", "layer_id", "idx", "training")
     own = tuple((n, v) for n, v in sorted(settings.items()) if n not in ignored and v.__hash__)
@@ -94,7 +94,8 @@ def verify_projections(
 ) -> bool:
     """Raise OelmError unless the projections of every attention module are verified as Q and K.
 
-    Return False if other projections were discovered in one of them; find the projections again.
+    Return False if other projections of one module were discovered to be its Q and K. The caller must then
+    find the projections again.
 
     torch's own MultiheadAttention needs no verification.
 
@@ -112,7 +113,7 @@ def verify_projections(
             result = Verification(not_run="not tried")
             if example_inputs is None:
                 result = verify_attention(model, group)
-            if not result.verified:  # guessed arguments may be wrong, unlike those that the model passes
+            if not result.verified:  # guessed arguments may be wrong, so observe those of the model
                 if calls is None:
                     attentions = {name: group[0].attention for name, group in by_attention.items()}
                     calls = observe_model(model, attentions, example_inputs)
@@ -150,7 +151,7 @@ def _try_calls(
 ) -> Verification:
     """Return the result for the first of `calls` (or guessed calls) that runs without an error.
 
-    Later guesses are less usual, so they might run only by chance.
+    Later guesses are not tried: they are less usual, so they might run only by chance.
     """
     try:
         trial = Trial(model, projections[0].attention, projections, eager=eager)
@@ -160,7 +161,7 @@ def _try_calls(
     for args, kwargs in calls or trial.guess_calls():
         try:
             scores, output = trial.run(args, kwargs)
-        except Exception as error:  # the module does not accept the guessed arguments
+        except Exception as error:  # the module does not accept these arguments
             first_error = first_error or _short(error)
             continue
         if scores:
