@@ -112,7 +112,7 @@ def test_withheld_labels_of_sst2_are_not_used(tmp_path: Path) -> None:
     assert len(list(corpus.rows("train"))) + len(list(corpus.rows("validation"))) == 400
     assert len(list(corpus.rows("validation"))) > 0
     (folder / "train-00001-of-00002.parquet").unlink()
-    with pytest.raises(OelmError, match="1 of 2 shards"):
+    with pytest.raises(OelmError, match="1 instead of 2 shards"):
         open_corpus("sst2", data_dir=tmp_path)
 
 

@@ -1,12 +1,13 @@
 """Compare the step times of several arms (methods or tools), each in its own process.
 
-Step times are noisy, and the first step after another process has run is slower, because the arm must get new
-memory pages. Therefore:
+Step times are noisy. The first step of an arm after another arm has run is slower, because its process must
+get memory pages from the operating system again. Therefore:
 
 - Arms take turns. A turn is several consecutive steps of one arm; its first step is not counted.
 - In a round, each arm has one turn; the order of the arms is shuffled in every round.
-- The comparison is repeated with new processes, because a favourable memory layout lasts as long as its
-  process. The rounds of one process are averaged, and the confidence interval is computed over processes.
+- The comparison is repeated with new processes, because the memory layout of a process changes its speed and
+  stays the same until it ends. The rounds of one process are averaged, and the confidence interval is
+  computed over processes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """How much a benchmark measures.
+    """The number of processes, rounds and steps of a benchmark.
 
     processes: new processes per arm
     rounds:    rounds per process; in each round, every arm has one turn
@@ -82,16 +83,17 @@ class Ratio:
 def ratio(arm: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]) -> Ratio:
     """Return the ratio of the step times of two arms, each given as `times[process][round]`.
 
-    The arms are compared within each round, because other load on the machine then slows both. The log ratios
-    of one process are averaged, and the confidence interval is Student's t over processes.
+    The arms are compared within each round, because other programs on the machine then slow both arms. The
+    log ratios of one process are averaged over its rounds. The confidence interval is Student's t over
+    processes.
 
     >>> str(ratio([[2.0, 4.0], [6.0, 2.0], [2.0, 2.0]], [[1.0, 2.0], [3.0, 1.0], [1.0, 1.0]]))
     '2.00 [2.00, 2.00]'
     """
     if [len(p) for p in arm] != [len(p) for p in reference] or len(arm) < 2:
         raise ValueError(
-            "the arms differ in their numbers of rounds, or have fewer than two processes; "
-            "both need the same number of rounds in each process"
+            "the arms cannot be compared: give at least two processes of each arm, and the same number of "
+            "rounds for both arms in each process"
         )
     logs = [np.log(np.divide(a, b)).mean() for a, b in zip(arm, reference, strict=True)]
     center, n = float(np.mean(logs)), len(logs)
@@ -127,13 +129,13 @@ class Measured:
 
 
 class ArmProcess:
-    """Controls the worker process of one arm, which sleeps until it is told to run a turn."""
+    """Controls the worker process of one arm, which sleeps between its turns (several consecutive steps)."""
 
     def __init__(self, spec: Mapping[str, Any], *, threads: int) -> None:
         self.name = str(spec["arm"])
         environment = os.environ | {
             "OMP_NUM_THREADS": str(threads),
-            "OMP_WAIT_POLICY": "passive",  # a sleeping arm must not use the cores that the running arm needs
+            "OMP_WAIT_POLICY": "passive",  # the threads of a sleeping arm must not slow the running arm
             "HF_HUB_OFFLINE": "1",
         }
         self._process = subprocess.Popen(
@@ -152,12 +154,12 @@ class ArmProcess:
 
     def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # `answer()` reports the exit code of the dead process
+        with contextlib.suppress(BrokenPipeError):  # the worker has ended, which `answer()` reports
             print(json.dumps(command), file=self._process.stdin, flush=True)
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """Return the next answer of the worker process; the first answer contains the facts of its arm."""
+        """Return the next answer of the worker process; the first answer is `Measured.facts`."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -180,7 +182,7 @@ class ArmProcess:
 def measure_together(
     specs: Sequence[Mapping[str, Any]], plan: Plan, progress: Progress = lambda text: None
 ) -> dict[str, Measured]:
-    """Return the measurements of all arms, by name; the processes of the arms take turns in each round."""
+    """Return the measurements of all arms, by name; all arms are in memory and take turns."""
     found: dict[str, Measured] = {}
     for generation in range(plan.processes):
         _measure_generation(specs, plan, found, generation, progress)
@@ -192,7 +194,7 @@ def measure_alone(
 ) -> dict[str, Measured]:
     """Return the measurements of all arms, by name, each measured while no other arm is in memory.
 
-    Its results serve as a check of `measure_together()`.
+    A difference from `measure_together()` shows that the arms slow each other.
     """
     found: dict[str, Measured] = {}
     for generation in range(plan.processes):
@@ -210,7 +212,7 @@ def _measure_generation(
 ) -> None:
     """Start one new process per arm, measure all rounds, and add the measurements to `found`.
 
-    generation: index of the repetition, which seeds the order of the arms
+    generation: how often this was done before; also the random seed for the order of the arms
     """
     order = random.Random(generation)
     with contextlib.ExitStack() as stack:
@@ -227,7 +229,7 @@ def _measure_generation(
             names = specs[0]["arm"] if len(specs) == 1 else f"{len(specs)} arms"
             progress(f"{names}, process {generation + 1}/{plan.processes}, round {number + 1}/{plan.rounds}")
             for arm in order.sample(arms, len(arms)):
-                # One step more, because the first step of a turn is not counted.
+                # Run one extra step, because the first step of a turn is not counted.
                 found[arm.name].steps[-1].append(arm.turn(plan.steps + 1)[1:])
         for arm in arms:
             found[arm.name].memory = arm.memory()

@@ -1,7 +1,7 @@
 """`oelm bench`: measure the step time and memory of each method on the user's model and device.
 
-The baseline is measured twice, as two arms. Without noise, the ratio of their step times would be 1, so it
-shows how noisy the machine is.
+The baseline is measured twice, as two arms. The ratio of their step times would be 1 without noise, so its
+distance from 1 shows how noisy the machine is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENCODERS = ("minilm", "tiny-bert")  # Hugging Face encoders, measured as classif
 
 @dataclass(frozen=True)
 class Workload:
-    """The model and the batch of a measured step."""
+    """The model, the batch and the device of the training step that is measured."""
 
     size: str = "medium-512"  # a size of the built-in GPT, "minilm" or "tiny-bert"
     vocabulary: int = 50257
@@ -76,8 +76,8 @@ def run(bench: MethodsBench, progress: Progress = lambda text: None) -> dict[str
 def summarise(measured: dict[str, Measured], reference: str) -> dict[str, Any]:
     """Return the results of all arms: time and memory relative to the arm `reference`, and raw step times.
 
-    For an arm with a FLOP count, its FLOP/s are also given as a fraction of the peak of the machine, which
-    the arm `GEMM` measures.
+    If the FLOPs of an arm's step are known, its FLOP/s are also given as a fraction of the machine's peak
+    FLOP/s, which the arm `GEMM` measures.
     """
     gemm = measured[GEMM]
     peak = gemm.facts["flops"] / gemm.median_seconds
@@ -90,7 +90,7 @@ def summarise(measured: dict[str, Measured], reference: str) -> dict[str, Any]:
         row: dict[str, Any] = {
             "name": name,
             "method": facts.get("method", {}).get("name", "") if name != AGAIN else "",
-            # Store the fields of the method, because a later version may change the method of this name.
+            # The name is not enough: a later version of oelm may change what the method of this name does.
             "fields": facts.get("method") if name != AGAIN else None,
             "median_seconds": arm.median_seconds,
             "tokens_per_second": facts["tokens"] / arm.median_seconds,
@@ -107,7 +107,7 @@ def summarise(measured: dict[str, Measured], reference: str) -> dict[str, Any]:
     return {"gemm_peak_flops": peak, "arms": rows}
 
 
-# -- in the worker process ----------------------------------------------------------------------------------
+# -- functions that the worker process of an arm calls ------------------------------------------------------
 
 
 def build(spec: dict[str, Any]) -> Arm:
@@ -164,7 +164,7 @@ def count_parameters(model: Any, ids: Any) -> dict[str, int]:
 
 
 def training_bytes(model: Any, optimizer: Any) -> Callable[[], dict[str, int]]:
-    """Return a function that returns the bytes of gradients and optimizer state, and on a GPU the peak."""
+    """Return a function that counts the bytes of gradients and optimizer state, and the peak GPU memory."""
     import torch
 
     def count() -> dict[str, int]:
@@ -213,7 +213,8 @@ def _gpt(spec: dict[str, Any], ids: Any) -> tuple[Any, Callable[[], Any]]:
 def _encoder(spec: dict[str, Any], ids: Any) -> tuple[Any, Callable[[], Any]]:
     """Return an encoder with a classification head, and a function that computes its loss.
 
-    Such a model has no LM head, so nearly all matrix products are in its transformer blocks.
+    Such a model has no LM head, so nearly all of its step time is spent in the transformer blocks, where the
+    methods differ.
     """
     import torch
 

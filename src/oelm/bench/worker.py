@@ -1,4 +1,4 @@
-"""Run one arm of a benchmark (a method or tool to measure) in its own process.
+"""Run one arm of a benchmark (a method or tool to measure) in a process of its own.
 
 The command is `python -m oelm.bench.worker SPEC`, where SPEC is JSON. SPEC["build"] names a function
 ("module:function") that returns an `Arm`. The worker reads one JSON command per line from standard input:
@@ -31,7 +31,7 @@ class Arm:
 
     step:     does one whole optimizer step and waits until the device has finished it
     facts:    what the arm reports once it is built, such as parameter counts
-    memory:   returns further byte counts; a value "peak_bytes" replaces the peak memory of the process
+    memory:   returns additional byte counts; "peak_bytes", if given, replaces the peak memory of the process
     own_loop: replaces `step` if another library's training loop runs the steps
     """
 
@@ -52,7 +52,7 @@ class Turns:
         print(json.dumps(value), file=self._answers, flush=True)
 
     def wait(self) -> bool:
-        """Wait for the next command that asks for steps; return False if the benchmark is over."""
+        """Wait for the next command to run steps; return False if standard input was closed instead."""
         for line in sys.stdin:
             command = json.loads(line)
             if "steps" in command:

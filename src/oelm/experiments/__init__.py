@@ -1,5 +1,6 @@
 """Experiments: the catalogue, learning-rate tuning, planning and the launchers.
 
-The user gives experiment IDs, seeds and settings to change. Module `catalogue` finds the experiments, `study`
-turns them into runs, and `launch` starts the runs. Each run writes its results to a folder of its own.
+The user gives experiment IDs, seeds and settings to change. Module `catalogue` finds the experiments,
+`request` turns them into the configs of runs, `study` tunes learning rates and runs the arms, and `launch`
+starts each run. A run writes its results to a folder of its own.
 """

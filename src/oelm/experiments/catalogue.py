@@ -31,9 +31,8 @@ PHASES: dict[int | str, Message] = {
     "paper": Message("BERT fine-tuning on SST-2 and MNLI"),
     "extra": Message("controls and next steps that the original study does not have"),
 }
-# Phase -> phases whose experiments the report of that phase shows. The original study's report of phase 3
-# compares all seven GPT runs, two of which belong to phase 2. The report of a phase that is not listed here
-# shows only the experiments of that phase.
+# Phase -> phases whose experiments its report shows; by default only the phase itself. The original study's
+# report of phase 3 compares all seven GPT runs, two of which belong to phase 2.
 REPORT_COVERS: dict[int | str, tuple[int | str, ...]] = {3: (2, 3)}
 
 STUDIES = {
@@ -103,7 +102,7 @@ def select(
                 "experiment IDs cannot be combined with --phase, --study or --all; use one or the other"
             )
         chosen = (study_arms(name) if is_study_file(name) else [experiment(name)] for name in ids)
-        return list({e.id: e for arms in chosen for e in arms}.values())  # without repetitions
+        return list({e.id: e for arms in chosen for e in arms}.values())  # each experiment once
     if everything and (study or wanted):
         raise UsageError(
             "--all selects the whole study `paper`, so it cannot be combined with --phase or --study"
@@ -171,7 +170,7 @@ def one_experiment(name: str, arm: str = "") -> Experiment:
 
 
 def find_phase(name: int | str) -> int | str:
-    """Return the phase of the original study with this number or name: 3, "3" or "paper"."""
+    """Return the key of `PHASES` for a number or name: 3, "3", "paper" or "extra"."""
     for phase in PHASES:
         if str(phase) == str(name).lower():
             return phase
@@ -192,7 +191,7 @@ def with_references(chosen: Sequence[Experiment]) -> list[Experiment]:
 def planned_configs() -> dict[str, dict[str, RunConfig]]:
     """Return the config that the catalogue has for each experiment and scale, as {ID: {scale: config}}.
 
-    `oelm.analysis.analyze` compares these configs with the configs of the runs.
+    `oelm.analysis.analyze` compares them with the configs of the runs, to find runs with changed settings.
     """
     return {id: {scale: e.planned(scale) for scale in SCALES} for id, e in experiments().items()}
 

@@ -176,7 +176,7 @@ def _one_step(config: RunConfig, machine: Machine) -> Finding:
     short = replace(
         with_few_rows(config),
         budget=replace(config.budget, steps=1, epochs=0, eval_every=1, log_every=1, checkpoint_every=0),
-        tune=replace(config.tune, trial=True),  # as a tuning trial, so that the test split is not used
+        tune=replace(config.tune, trial=True),  # a tuning trial never reads the test split
     )
     with tempfile.TemporaryDirectory(prefix="oelm-doctor-") as place:
         folder = RunFolder(Path(place) / "run")

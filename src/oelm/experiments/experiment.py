@@ -32,7 +32,7 @@ DEFAULT_SEED = 42  # the seed of the original study
 
 @dataclass(frozen=True)
 class Reported:
-    """A result that the original study reported. Tables show it beside our results but never average both."""
+    """A result of the original study. Tables show it beside the results of our runs, never averaged in."""
 
     metric: Literal["ppl", "accuracy"]
     value: float
@@ -47,8 +47,8 @@ def require_folder_name(name: str, what: str) -> None:
     """Raise UsageError unless `name` can be the name of one folder below the runs folder."""
     if not name or name.startswith(".") or any(c in name for c in "/\\= ") or not name.isprintable():
         raise UsageError(
-            f"'{name}' cannot be {what}, because it is also the name of a folder: "
-            "it must not be empty, start with a dot, or contain spaces, slashes or '='"
+            f"'{name}' cannot be {what}, because a folder gets the same name: choose a name that is not "
+            "empty, does not start with a dot, and has no spaces, slashes, '=' or control characters"
         )
 
 
@@ -78,9 +78,9 @@ class Experiment:
     questions: tuple[QuestionConfig, ...] = ()  # the questions that comparisons with this arm must answer
     arm: str = ""  # name of this experiment in tables; "" = the method's name
     reported: Reported | None = None
-    # Whether the experiment keeps the original study's settings even where those of its baseline differ.
+    # Whether the experiment has the settings of the original study, even where its baseline has other ones.
     published: bool = False
-    tuned: bool = False  # the learning rate is chosen from a grid before the runs
+    tuned: bool = False  # whether the learning rate is chosen from a grid before the runs
     grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # scale -> learning rates to try
     trial_share: float = 0.5  # length of a tuning trial as a fraction of a run's steps or epochs
     seeds: tuple[int, ...] = (DEFAULT_SEED,)  # seeds of the runs, unless the user gives others
@@ -120,7 +120,7 @@ class Experiment:
         data_dir: str = "",
         changes: Mapping[str, Any] | None = None,
     ) -> RunConfig:
-        """Return the config of one run on this machine, with the data source and the model chosen.
+        """Return the config of one run, with a data source and a model that this machine has.
 
         changes: config field ("budget.steps") -> value that the user set. If the user set "model.name", that
             model is never replaced by a smaller one.
@@ -129,10 +129,7 @@ class Experiment:
         return resolve_model(resolve_source(config, data_dir), named_by_user="model.name" in (changes or {}))
 
     def planned(self, scale: Scale = "full", seed: int = DEFAULT_SEED) -> RunConfig:
-        """Return the config that the catalogue has for this experiment.
-
-        It does not depend on the datasets and packages that this machine has.
-        """
+        """Return the config of the catalogue, whatever datasets and packages this machine has."""
         if scale not in SCALES:
             raise unknown_name("scale", scale, SCALES)
         if seed < 0:
@@ -169,7 +166,7 @@ def resolve_source(config: RunConfig, data_dir: str = "") -> RunConfig:
     The scales `mini` and `smoke` never download anything. If the user gives a data folder that does not
     contain the dataset, this raises an error instead of using built-in text.
     """
-    # Imported here, because this module imports numpy, which `oelm list` does not need.
+    # Imported only here: `sources.open` imports numpy, and `oelm list` must start quickly without it.
     from oelm.data.sources.open import data_folder, require_dataset_folder
 
     entry, data = datasets().get(config.data.dataset), config.data
@@ -186,7 +183,7 @@ def resolve_source(config: RunConfig, data_dir: str = "") -> RunConfig:
 def resolve_model(config: RunConfig, named_by_user: bool = False) -> RunConfig:
     """Return `config`, with a tiny randomly initialised model if it needs MiniLM and MiniLM is not installed.
 
-    named_by_user: the user asked for MiniLM by name; then raise UsageError instead of replacing it
+    named_by_user: whether the user asked for MiniLM by name; if so, raise UsageError instead of replacing it
     """
     if config.model.name != MINILM or minilm_installed():
         return config

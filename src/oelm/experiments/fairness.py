@@ -11,7 +11,7 @@ from oelm.config.run_config import RunConfig
 from oelm.experiments.catalogue import experiments
 from oelm.experiments.experiment import Experiment
 
-# Config fields that may differ between arms: those that identify a run, and the method that is compared.
+# Config fields (or prefixes of them) that may differ between arms: they identify a run, or are the method.
 _ALLOWED = ("id", "seed", "compare.", "method.")
 
 
@@ -55,7 +55,7 @@ def check_arms(configs: Sequence[RunConfig], published: Iterable[str] = ()) -> l
 
     An arm is not compared with a baseline or control that is not among `configs`.
 
-    published: IDs of experiments that keep the original study's settings even where they are unequal
+    published: IDs of experiments with the settings of the original study; their `why` says so
     """
     as_published = set(published)
     arms = {(c.study, c.id, c.scale): c for c in configs}
@@ -75,7 +75,7 @@ def check_arms(configs: Sequence[RunConfig], published: Iterable[str] = ()) -> l
 def check_experiment(e: Experiment, config_of: Callable[[Experiment], RunConfig]) -> list[UnequalSetting]:
     """Return the settings in which an experiment differs from its baseline or control in the catalogue.
 
-    config_of: function that returns the config of an experiment
+    config_of: returns the config of an experiment
     """
     known = experiments()
     partners = [known[name] for name in dict.fromkeys((e.baseline, e.control)) if name in known]

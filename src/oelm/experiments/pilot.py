@@ -12,9 +12,9 @@ from oelm.runs.folder import RunFolder
 if TYPE_CHECKING:
     from oelm.experiments.request import ArmPlan
 
-# The pilot passes if the validation perplexity of the method is at most this factor higher than that of the
-# baseline (or its accuracy at most this factor lower). The largest factor in the original study is 1.16; the
-# limit is higher, because a pilot should stop only broken runs.
+# The pilot passes if the validation perplexity of the method is at most this many times that of the baseline
+# (or if the accuracy of the baseline is at most this many times that of the method). The largest factor in
+# the original study is 1.16; the limit is higher, because a pilot should stop only broken runs.
 PILOT_FACTOR = 1.5
 
 
@@ -36,8 +36,8 @@ def pilot_problems(
 ) -> list[str]:
     """Return the reasons why the other runs of the study should not start; [] if the pilot passed.
 
-    The pilot fails if one of its runs did not finish, if a freeze audit failed, or if the arm is more than
-    `factor` times worse than the baseline.
+    The pilot fails if one of its runs did not finish, if frozen weights changed in training (freeze audit),
+    or if the arm is more than `factor` times worse than the baseline.
 
     pair: the baseline and the arm of the pilot (`pilot_pair()`)
     jobs: the runs and tuning trials of the pilot

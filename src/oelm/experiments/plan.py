@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from oelm.training.measure.flops import FlopModel
 
 GPT2_VOCABULARY = 50257
-# If no earlier run was timed, training is assumed to reach this fraction of the FLOP/s of large matrix
-# products.
+# If there is no earlier run, training is assumed to reach this fraction of the FLOP/s that large matrix
+# products reach.
 ASSUMED_PEAK_SHARE = 0.5
 
 # Pretrained model -> its architecture and sizes, so that its parameters can be counted without a download.
@@ -44,11 +44,11 @@ KNOWN_SHAPES: dict[str, tuple[str, dict[str, int]]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What one run needs. A number that cannot be known yet is None."""
+    """What one run needs, estimated before it starts. A number that cannot be known yet is None."""
 
     folder: Path
     steps: int | None
-    tokens: int | None  # tokens seen in training; an upper bound if rows are shorter than max_length
+    tokens: int | None  # tokens in training, if every row has max_length tokens (an upper bound)
     parameters: dict[str, int] | None
     parameters_note: str  # why `parameters` is None
     disk_bytes: int | None
@@ -68,9 +68,10 @@ class Plan:
 
 
 def estimate(config: RunConfig, root: Path | str) -> Plan:
-    """Return what a run with this config needs; earlier runs below the runs folder `root` give the time.
+    """Return what a run with this config needs.
 
-    This builds the network, which takes seconds, but downloads nothing.
+    The time comes from earlier runs in the runs folder `root`, or if there are none, from the FLOPs. The
+    network is built for this, which takes seconds; nothing is downloaded.
     """
     steps = planned_steps(config)
     rows = config.budget.batch_size * config.budget.accumulation
@@ -96,13 +97,13 @@ def planned_steps(config: RunConfig) -> int | None:
 
 
 def count_parameters(config: RunConfig) -> tuple[dict[str, int] | None, FlopModel | None, str]:
-    """Return (parameter counts, FLOP model, ""), or (None, None, why they cannot be counted)."""
+    """Return (parameter counts, counter of FLOPs, ""), or (None, None, why they cannot be counted)."""
     from oelm.methods.apply import apply
     from oelm.training.measure.flops import flop_model
 
     try:
         network = _network(config)
-        # The init of Q/K does not change any count, so use "keep", which computes nothing.
+        # The init of Q/K does not change the number of parameters, so use "keep", which computes nothing.
         applied = apply(network, replace(config.method, init="keep", gain=1.0), seed=0)
     except OelmError as error:
         return None, None, str(error)

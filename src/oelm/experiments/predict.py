@@ -1,7 +1,7 @@
 """Predict what a run needs on a named GPU: seconds per step, memory, and what several GPUs exchange.
 
-Nothing here is measured. A step takes the time of its matrix products, at an assumed share of the peak of the
-GPU (bf16, dense), plus the time to move its bytes, at an assumed share of the memory bandwidth:
+The step time is the time of the matrix products, at an assumed fraction of the GPU's peak FLOP/s (bf16,
+dense), plus the time to read and write GPU memory, at an assumed fraction of its bandwidth:
 
 - AdamW reads and writes 28 bytes per trainable parameter (fp32 weight, gradient and two moments);
 - autocast reads each fp32 weight and writes a bf16 copy: 6 bytes per parameter;
@@ -9,10 +9,10 @@ GPU (bf16, dense), plus the time to move its bytes, at an assumed share of the m
   without the attention matrix, which fused attention does not store), written once and read twice;
 - the logits of a language model cost about 12 bytes each.
 
-A small model keeps a GPU waiting for the CPU, so a step takes at least the time to start its kernels.
+With a small model, the GPU waits for the CPU, so a step takes at least the time to start its kernels.
 
-If the runs folder has runs of the same study on a GPU of the table below, the prediction is multiplied by
-the median of their measured over their predicted step times.
+If the runs folder has runs of the same study on a GPU in `GPUS`, the predicted step time is multiplied by the
+median ratio of their measured to their predicted step times.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 PEAK_SHARE = 0.4
 BANDWIDTH_SHARE = 0.7
-KERNEL_SECONDS = 10e-6  # to start a kernel
-KERNELS_PER_LAYER = 60  # forward, backward and its share of the optimizer
-_LOGITS_AT_ONCE = 512  # tokens whose logits are in memory at the same time (models.loss)
+KERNEL_SECONDS = 10e-6  # time to start one GPU kernel
+KERNELS_PER_LAYER = 60  # kernels of the forward pass, the backward pass and the optimizer step of one layer
+_LOGITS_AT_ONCE = 512  # maximum number of tokens whose logits are in memory together (models.loss)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """Figures of a GPU from its data sheet."""
+    """Speed and memory of a GPU, from its data sheet."""
 
     name: str
-    flops: float  # dense bf16 matrix products per second, with fp32 sums
-    bandwidth: float  # bytes per second
+    flops: float  # FLOP/s of dense bf16 matrix products that are summed in fp32
+    bandwidth: float  # of its memory, in bytes per second
     memory: float  # bytes
 
 
@@ -65,17 +65,17 @@ class Prediction:
     """What one run of a config needs on one GPU; predicted, not measured."""
 
     gpu: str
-    steps: int | None  # None if it depends on the data
-    flops: float  # of one step
-    moved_bytes: float  # of one step
+    steps: int | None  # None if it depends on a dataset of unknown size
+    flops: float  # FLOPs of one step
+    moved_bytes: float  # bytes that one step reads from and writes to GPU memory
     step_seconds: float
     memory_bytes: float
     ddp_bytes: float  # gradients that each of two GPUs sends per step, with replicated weights
-    ddp_bytes_saved: float  # by the frozen parameters, which have no gradients
+    ddp_bytes_saved: float  # bytes that are not sent, because frozen parameters have no gradients
     fsdp_bytes: float  # weights and gradients that each of two GPUs receives per step, with sharded weights
     fsdp_bytes_saved: float
-    correction: float = 1.0  # measured over predicted step time
-    corrected_by: int = 0  # number of experiments measured
+    correction: float = 1.0  # measured / predicted step time, by which `step_seconds` was multiplied
+    corrected_by: int = 0  # number of measured experiments from which `correction` was computed
 
     @property
     def seconds(self) -> float | None:
@@ -101,7 +101,7 @@ class Prediction:
         return f"{text}; not yet corrected by a measured run"
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return lines for a table: (what, how much)."""
+        """Return the prediction as rows of a table: (name, value)."""
         fits = "" if self.memory_bytes <= GPUS[self.gpu].memory else ", which is more than this GPU has"
         time = f", {duration_text(self.seconds)} per run" if self.seconds else ""
         return [
@@ -123,11 +123,11 @@ def find_gpu(name: str) -> Gpu:
     for gpu in GPUS.values():
         if gpu.name in name.upper():
             return gpu
-    raise UsageError(f"--gpu {name}: no figures for this GPU; known are {', '.join(GPUS)}")
+    raise UsageError(f"--gpu {name}: the speed of this GPU is not known; use one of {', '.join(GPUS)}")
 
 
 class Predictor:
-    """Predicts runs on one GPU, corrected by the measured runs of their study in the folder `root`."""
+    """Predicts what runs need on one GPU; runs of the same study in the runs folder correct the step time."""
 
     def __init__(self, gpu: Gpu, root: Path | str) -> None:
         self.gpu, self.root = gpu, Path(root)
@@ -162,7 +162,7 @@ def _predict(config: RunConfig, gpu: Gpu) -> Prediction:
     flops = model.step(rows, length, target).total
     total, trainable = counts["total"], counts["trainable"]
     tokens, micro_tokens = rows * length, config.budget.batch_size * length
-    kept = 34 * sum(width for _, width, _ in model.attention)  # bytes per token
+    kept = 34 * sum(width for _, width, _ in model.attention)  # bytes kept per token for the backward pass
     words = _logits_per_token(model, config)
     kernels = KERNELS_PER_LAYER * (1 + len(model.attention)) * config.budget.accumulation
     moved = 28 * trainable + 6 * total * config.budget.accumulation + tokens * (3 * kept + 12 * words)
@@ -176,8 +176,9 @@ def _predict(config: RunConfig, gpu: Gpu) -> Prediction:
             kernels * KERNEL_SECONDS,
         ),
         6 * total + 12 * trainable + micro_tokens * kept + 10 * words * min(micro_tokens, _LOGITS_AT_ONCE),
-        # With two GPUs, a ring all-reduce sends each fp32 gradient once per GPU. FSDP gathers the other half
-        # of the weights for the forward and the backward pass, and scatters half of the gradients.
+        # On two GPUs with DDP, each GPU sends every fp32 gradient once (ring all-reduce). With FSDP, each GPU
+        # receives the other half of the weights twice, for the forward and the backward pass, and then half
+        # of the gradients.
         ddp_bytes=4 * trainable,
         ddp_bytes_saved=4 * (total - trainable),
         fsdp_bytes=2 * 2 * total + 2 * trainable,

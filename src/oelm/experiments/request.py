@@ -1,4 +1,4 @@
-"""What the user asks for: experiments, scales, seeds and changed settings, planned as arms.
+"""Turn what the user asks for (experiments, scales, seeds, changed settings) into the arms of a study.
 
 An arm is one experiment (a method on a dataset) at one scale, with a run for each seed.
 
@@ -21,7 +21,7 @@ TRIAL_SEEDS = (1000, 1001)  # seeds of tuning trials, far above the seeds of oth
 
 
 def finalists(values: int) -> int:
-    """Return how many learning rates of a grid with `values` of them are tried with all trial seeds."""
+    """Return how many of the `values` learning rates of a grid are tried with all trial seeds (half)."""
     return min(values, max(2, math.ceil(values / 2)))
 
 
@@ -31,9 +31,8 @@ class ArmPlan:
 
     experiment: Experiment
     runs: tuple[RunConfig, ...]
-    grid: tuple[
-        float, ...
-    ] = ()  # learning rates that tuning tries first; () = the learning rate is not tuned
+    # Learning rates that tuning tries first; () = the learning rate is not tuned.
+    grid: tuple[float, ...] = ()
     trial_seeds: tuple[int, ...] = ()  # seeds of the tuning trials
 
     @property
@@ -61,11 +60,11 @@ class Request:
 
     experiments: Sequence[Experiment]
     scales: Sequence[Scale] = ("full",)
-    seeds: Sequence[int] = ()  # () = the seeds of each experiment
+    seeds: Sequence[int] = ()  # () = each experiment's own seeds
     changes: Mapping[str, Any] = field(default_factory=dict)  # config field ("budget.steps") -> value
-    study: str = ""  # name of the study folder; "" = the study of each experiment
+    study: str = ""  # name of the study folder; "" = the name of each experiment's study
     tune: bool | None = None  # whether to tune the learning rate; None = as the catalogue says
-    grid: Sequence[float] = ()  # learning rates to try; () = the experiment's grid
+    grid: Sequence[float] = ()  # learning rates that tuning tries; () = each experiment's own grid
     trial_seeds: Sequence[int] = TRIAL_SEEDS
     data_dir: str = ""
 
@@ -74,7 +73,7 @@ class Request:
             require_folder_name(self.study, "a study's name (--as)")
         if self.data_dir and set(self.scales) == {"smoke"} and not self.changes:
             raise UsageError(
-                "--data-dir has no effect at smoke scale, where all text is built in; leave it out"
+                "--data-dir has no effect at smoke scale, which uses only built-in text; leave it out"
             )
 
     def arms(self) -> list[ArmPlan]:
@@ -127,10 +126,10 @@ class Request:
         return e.tuned if self.tune is None else self.tune
 
     def _study(self, e: Experiment) -> str:
-        """Return the name of the study folder.
+        """Return the name of the study folder: the study of the experiment, perhaps with a suffix.
 
-        The runs get a different folder if the user tunes an experiment that the catalogue does not tune, or
-        the other way round, because they are not the runs that the catalogue describes.
+        The suffix says that the user tunes an experiment that the catalogue does not tune, or the other way
+        round. It keeps these runs apart from the runs that the catalogue describes.
         """
         if self._tunes(e) == e.tuned:
             return e.study

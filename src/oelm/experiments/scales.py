@@ -90,7 +90,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
-# Encoder-decoder family -> small randomly initialised model used instead at the scales `mini` and `smoke`.
+# Encoder-decoder family -> small randomly initialised model that replaces it at scale `mini` and `smoke`.
 SMALL_MODELS = {"t5": "tiny-t5", "bart": "tiny-bart"}
 
 # Scale -> kind -> steps at that scale / steps at full scale. One factor for all experiments of a kind keeps
@@ -131,9 +131,9 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 
 
 def shrink(config: RunConfig, scale: str, kind: str) -> RunConfig:
-    """Return the full-scale `config` at the scale `mini` or `smoke`.
+    """Return the full-scale `config` shrunk to the scale `mini` or `smoke`.
 
-    kind: the kind of experiment (`Experiment.kind`), which selects the recipe
+    kind: the kind of experiment (`Experiment.kind`), a key of the tables above
     """
     recipe = RECIPES[scale][kind]
     small = override(config, recipe)
@@ -142,7 +142,7 @@ def shrink(config: RunConfig, scale: str, kind: str) -> RunConfig:
             small = override(
                 small, {"model.name": name, "model.pretrained": False, "data.tokenizer": "bpe-1024"}
             )
-    # At least MIN_STEPS, so that a user's experiment with few steps does not shrink to zero steps.
+    # At least MIN_STEPS, because an experiment of the user with few steps would otherwise have zero steps.
     steps = max(min(config.budget.steps, MIN_STEPS), round(config.budget.steps * STEP_SHARE[scale][kind]))
     factor = LR_FACTOR[kind]
     return replace(

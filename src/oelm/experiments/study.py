@@ -41,8 +41,8 @@ def run_study(
     """Run all arms of a study and return how their runs ended.
 
     root: the runs folder
-    pilot_factor: if it is not 0, a pilot runs first: one arm and its baseline, one seed each. The other runs
-        start only if the arm is worse than its baseline by at most this factor.
+    pilot_factor: if it is not 0, one arm and its baseline are run first, as a pilot, with one seed each. The
+        other runs start only if the arm is worse than its baseline by at most this factor.
     retry_diverged: let diverged runs continue from their last checkpoint
     say: receives each message for the user
     """

@@ -8,12 +8,12 @@ comparison are tuned together, on the same grid:
 2. The better half of the learning rates (at least two) is tried with the other trial seeds.
 3. The learning rate with the lowest mean validation loss is chosen. The loss is used rather than the
    accuracy, because on a few hundred validation examples accuracy differences are mostly noise.
-4. If the choice of any arm is the smallest or largest learning rate, the grid grows on that side for all
-   arms. Finished trials are kept. Once an arm of the comparison has runs, the grid does not grow any more,
-   because all arms must have the same one.
+4. If the choice of any arm is the smallest or largest learning rate, a smaller or larger one is added to the
+   grid of all arms. Trials that have ended are not repeated. Once an arm of the comparison has runs, the grid
+   does not grow any more, because all arms must have the same grid.
 
 With two trial seeds and trials of half the length of a run, tuning costs at most as much as one run for each
-learning rate. The trials that are still needed follow from the ended ones, so a restarted command continues
+learning rate. The trials that have ended determine which are still needed, so a restarted command continues
 where it stopped.
 """
 
@@ -43,19 +43,19 @@ Launch = Callable[[Sequence[RunConfig]], Sequence[Job]]
 
 @dataclass(frozen=True)
 class Choice:
-    """The learning rate chosen for one arm, and the validation losses it was chosen by."""
+    """The learning rate chosen for one arm, and the validation losses of the trials that decided it."""
 
     id: str
     lr: float
     losses: Mapping[float, Sequence[float]]  # learning rate -> loss with each trial seed; inf = diverged
-    # How often new trials would choose the same learning rate, and the standard deviation of the validation
-    # loss over the learning rates that they might choose; None if the trials cannot show it.
+    # `repeated`: probability that new trials would choose the same learning rate. `sd`: standard deviation of
+    # the validation loss over the learning rates that new trials might choose. None = too few trials to tell.
     repeated: float | None = None
     sd: float | None = None
 
     @property
     def at_edge(self) -> bool:
-        """Whether the chosen learning rate is the smallest or largest of a grid of more than two."""
+        """Whether the chosen learning rate is the smallest or largest of a grid (of at least three)."""
         return len(self.losses) > 2 and self.lr in (min(self.losses), max(self.losses))
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class Choice:
 
 @dataclass
 class Tuned:
-    """How tuning ended."""
+    """The result of tuning."""
 
     arms: list[ArmPlan] = field(default_factory=list)  # arms with known learning rates, also the untuned ones
     choices: list[Choice] = field(default_factory=list)
@@ -97,8 +97,8 @@ def tune(
     """Run tuning trials until every arm that is to be tuned has a learning rate.
 
     launch: trains runs until they have ended or the user stops it
-    along: runs to train beside the first trials, because they need no tuning
-    affordable: returns those of the trials that fit into a budget
+    along: runs that need no tuning, to be trained together with the first trials
+    affordable: returns those of the given trials that fit into the user's budget
     """
     tuned = Tuned([arm for arm in arms if not arm.grid])
     groups = [TuningGroup(group, root, say) for group in by_comparison(arms).values()]
@@ -156,7 +156,7 @@ class TuningGroup:
             )
 
     def trials(self) -> list[RunConfig]:
-        """Return the trials that are known to be needed, ended or not."""
+        """Return the trials that are needed as far as is known now, including those that have ended."""
         return [trial for arm in self.arms for trial in self._trials_of(arm)]
 
     def grow(self) -> bool:
@@ -214,7 +214,7 @@ class TuningGroup:
             tuned.arms.append(self.with_lr(arm, choice.lr))
 
     def drop(self, stuck: Sequence[Job]) -> bool:
-        """Return whether trials of this group have not ended, and tell the user about it."""
+        """Return whether one of the `stuck` jobs is a trial of this group; if so, tell the user."""
         own = {(arm.id, arm.scale) for arm in self.arms}
         found = [job for job in stuck if (job.config.id, job.config.scale) in own]
         for job in found:
@@ -225,7 +225,7 @@ class TuningGroup:
         return bool(found)
 
     def _trials_of(self, arm: ArmPlan) -> list[RunConfig]:
-        """Return the trials with the first seed, and after they have ended, those of the finalists."""
+        """Return the trials with the first seed and, once these have ended, the trials of the better half."""
         trials = trial_configs(arm, self.grid)
         first = [t for t in trials if t.seed == arm.trial_seeds[0]]
         if not all(RunFolder(run_path(self.root, t)).ended() for t in first):
@@ -244,8 +244,8 @@ class TuningGroup:
     def _recorded_grid(self, asked: Sequence[float]) -> list[float]:
         """Return the grid of the runs of this comparison that exist below the runs folder; [] if none do.
 
-        A grid without the learning rates or trial seeds that are asked for now is ignored. If the runs of the
-        arms have several grids, none is returned.
+        A grid that lacks a learning rate in `asked`, or was tried with other trial seeds, is ignored. If the
+        runs have different grids, [] is returned.
         """
         own: set[tuple[float, ...]] = set()
         others: set[tuple[float, ...]] = set()

@@ -60,5 +60,5 @@ def _class_index(value: Any, names: tuple[str, ...]) -> int | None:
         value = int(folded) if folded.isdecimal() else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    valid = 0 <= value < len(names) and value == int(value)  # floats are accepted: pandas may write 1 as 1.0
+    valid = 0 <= value < len(names) and value == int(value)  # 1.0 is valid: pandas may write 1 as 1.0
     return int(value) if valid else None

@@ -1,7 +1,7 @@
 """Find the files of a dataset in a local folder.
 
-Two layouts are supported: plain files named after the splits (imdb/train.jsonl), and a copy of the hub
-repository with its parquet shards (imdb/plain_text/train-00000-of-00001.parquet).
+Two layouts are supported: plain files named after the splits (imdb/train.jsonl), and a copy of the dataset's
+Hugging Face repository with its parquet shards (imdb/plain_text/train-00000-of-00001.parquet).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_CLASSES = 1000
 
 @dataclass
 class SplitFiles:
-    """The files of each split, with notes for the user."""
+    """The files of each split of a dataset, with notes for the user."""
 
     folder: Path
     files: dict[str, list[Path]]
@@ -69,7 +69,7 @@ def _find_plain(dataset: Dataset, variant: Variant, folder: Path) -> SplitFiles 
             content = f" ({dataset.default})" if dataset.default else ""
             found.notes.append(f"{split} comes from {path.name}{content}: no file for {variant.about}")
     missing = [split for split in variant.needs if split not in found.files]
-    # Without this error, the missing splits would be held out of the train rows of another variant.
+    # Without this error, the missing splits would be taken from the train rows, which are of another variant.
     if missing and set(SPLITS) & set(named):
         names = ", ".join(variant.stems[split][0] + EXTENSIONS[0] for split in missing)
         raise OelmError(
@@ -106,7 +106,7 @@ def _require_all_shards(files: Mapping[str, list[Path]]) -> None:
         expected = int(paths[0].stem.split("-of-")[1][:5])
         if len(paths) != expected:
             raise OelmError(
-                f"{paths[0].parent} has only {len(paths)} of {expected} shards, such as {paths[0].name}: "
+                f"{paths[0].parent} has {len(paths)} instead of {expected} shards like {paths[0].name}: "
                 "copy the missing files"
             )
 
@@ -120,7 +120,7 @@ def read_info(folder: Path) -> dict[str, object]:
 
 
 def dataset_from_path(name: str) -> tuple[Dataset, SplitFiles]:
-    """Return a catalogue entry for files of the user, and the files of each split.
+    """Return a catalogue entry for a dataset in the user's own files, and the files of each split.
 
     `name` is a folder, or `file:` followed by up to three file names, separated by commas. If the rows have a
     label, the dataset is for classification; if they have two text columns, it is a dataset of pairs.
@@ -128,7 +128,7 @@ def dataset_from_path(name: str) -> tuple[Dataset, SplitFiles]:
     paths = [Path(part.strip()).expanduser() for part in name.removeprefix("file:").split(",")]
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:
-        raise UsageError(f"dataset '{name}': {missing} does not exist")
+        raise UsageError(f"dataset '{name}': {missing} does not exist; correct the path")
     if len(paths) == 1 and paths[0].is_dir():
         found = find_files(Dataset(name=paths[0].name, about=""), Variant(about=""), paths[0])
     else:
@@ -139,7 +139,7 @@ def dataset_from_path(name: str) -> tuple[Dataset, SplitFiles]:
 
 
 def _assign_splits(paths: list[Path]) -> dict[str, list[Path]]:
-    """Return {split: [file]}, by the names of the files or else by the order train, validation, test."""
+    """Return {split: [file]}, from the file names, or else from their order: train, validation, test."""
     if len(paths) > len(SPLITS):
         raise UsageError(
             f"the dataset has {len(paths)} files, but at most three are possible: train, validation, test"
@@ -186,6 +186,6 @@ def _class_names(found: SplitFiles, train: list[Path], column: str) -> tuple[str
                     "Rename the column if it is not the label"
                 )
     numbers = [int(label) for label in seen if label.lstrip("-").isdecimal()]
-    if len(numbers) == len(seen):  # the classes are 0..max(numbers), so that -1 is reported as a bad row
+    if len(numbers) == len(seen):  # no class for -1, so that such rows are reported as bad
         return tuple(str(number) for number in range(max(2, max(numbers) + 1)))
     return tuple(sorted(seen))

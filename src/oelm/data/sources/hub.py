@@ -26,9 +26,9 @@ def offline() -> bool:
 
 
 def reachable() -> bool:
-    """Return quickly whether the hub accepts connections; the client of the hub would retry for 30 s."""
+    """Return within 3 s whether the hub accepts connections; its own client would retry for 30 s."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True  # connections go through a proxy, so that a direct connection proves nothing
+        return True  # connections use a proxy, so a direct connection would show nothing
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     try:
         port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
@@ -57,11 +57,11 @@ class HubSource(Source):
         self.take_first = self.streamed = dataset.stream and not offline()
         if not offline() and not reachable():
             raise self._error("the hub cannot be reached")
-        self.folder: str | None = None  # folder of the configuration, if the parquet branch is read
+        self.folder: str | None = None  # folder of the parquet branch to load; None = load the main branch
         self.revision = None if offline() else self._find_revision()
         self._loaded: dict[str, Any] = {}
         if offline():
-            self._load("train")  # raise the error now if the dataset is not in the local cache of the hub
+            self._load("train")  # raises an error if the dataset is not in the local cache of the hub
 
     @property
     def origin(self) -> str:
@@ -85,7 +85,7 @@ class HubSource(Source):
     def fingerprint(self, split: str) -> str:
         version = self.revision or getattr(self._load(split), "_fingerprint", "")
         if not version:
-            raise self._error("the loaded data has neither a revision nor a fingerprint")
+            raise self._error("neither a revision nor a fingerprint identifies the version of the data")
         named = "\n".join((self.dataset.hub, self.config or "", self.splits[split], version))
         return hashlib.sha256(named.encode()).hexdigest()
 
@@ -112,7 +112,7 @@ class HubSource(Source):
         return self._loaded[split]
 
     def _find_revision(self) -> str | None:
-        """Return the newest revision of the repository; of its parquet branch if it has a dataset script."""
+        """Return the newest revision of the repository or, if it has a script, of its parquet branch."""
         newest = self._info()
         files = [file.rfilename for file in newest.siblings or ()]
         if f"{self.dataset.hub.partition('/')[2]}.py" not in files:

@@ -93,7 +93,7 @@ def require_dataset_folder(entry: Dataset, data_dir: Path | str | None = None) -
     folder = data_folder(data_dir)
     if folder is None:
         raise UsageError(
-            f"dataset '{entry.name}' is read from a data folder, but none is set: use --data-dir or "
+            f"dataset '{entry.name}' is read from a data folder, but none is set: set --data-dir or "
             "OELM_DATA_DIR"
         )
     own = dataset_folder(entry, folder)
@@ -153,7 +153,9 @@ def _find_local(entry: Dataset, variant: str, folder: Path | None) -> SplitFiles
         if folder and not path.is_file():
             files[split] = folder / path
         if not files[split].is_file():
-            raise OelmError(f"dataset '{entry.name}': the file {files[split]} does not exist")
+            raise OelmError(
+                f"dataset '{entry.name}': the file {files[split]} does not exist; correct its path"
+            )
     return SplitFiles(files["train"].parent, {split: [path] for split, path in files.items()})
 
 
@@ -162,8 +164,8 @@ def _generated_replacement(entry: Dataset, variant: str) -> Corpus:
     builtin = next((e for e in datasets().values() if e.builtin and e.shape == entry.shape), None)
     if builtin is None:
         raise OelmError(
-            f"source 'builtin' cannot replace '{entry.name}', because no built-in dataset is {entry.shape}: "
-            "use the source local or hub"
+            f"source 'builtin' cannot replace '{entry.name}', because no built-in dataset has its task "
+            f"({entry.shape}): use the source local or hub"
         )
     note = f"built-in {builtin.name} replaces {entry.name}" + (f" ({variant})" if variant else "")
     corpus = Corpus(builtin, BuiltinSource(builtin.builtin), variant=variant, notes=(note,))

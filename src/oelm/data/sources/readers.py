@@ -91,7 +91,7 @@ def _read_csv(path: Path, bad: BadRows, delimiter: str) -> Iterator[tuple[int, R
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether `text` can be encoded; a lone surrogate, which stands for an invalid byte, cannot."""
+    """Return whether `text` is valid UTF-8: a lone surrogate, which marks an invalid byte, is not."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -111,13 +111,15 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
                     number += 1
                     yield number, row
     except (pyarrow.ArrowException, OSError) as error:
-        raise OelmError(f"{path}: the parquet file cannot be read after row {number} ({error})") from error
+        raise OelmError(
+            f"{path}: the parquet file cannot be read after row {number} ({error}); copy the file again"
+        ) from error
 
 
 def _read_text(path: Path, bad: BadRows) -> Iterator[tuple[int, Row]]:
     """Yield (number, row) for the documents of a text file.
 
-    A long document becomes several rows; all of them but the last have `continues` set.
+    A long document becomes several rows; all of them except the last have the key "continues".
     """
     with _open(path) as file:
         blocks = codecs.iterdecode(iter(lambda: file.read(_BLOCK), b""), "utf-8", errors="surrogateescape")
@@ -129,7 +131,7 @@ def _read_text(path: Path, bad: BadRows) -> Iterator[tuple[int, Row]]:
 
 
 def _documents(blocks: Iterator[str]) -> Iterator[tuple[str, bool]]:
-    """Yield (text, is_end) from consecutive blocks of text; `is_end` is False if the document goes on."""
+    """Yield (text, is_end) from consecutive blocks; if `is_end` is False, the next text continues it."""
     rest = ""
     for block in blocks:
         *complete, rest = (rest + block).split(DOCUMENT_END)
@@ -148,7 +150,7 @@ _BEFORE_SPACE = re.compile(r"\S(?=\s)")
 
 
 def _piece_end(text: str, start: int) -> int:
-    """Return the position at which the piece of `text` that begins at `start` ends, at most PIECE characters.
+    """Return the end position of the piece of `text` that begins at `start`, at most `start + PIECE`.
 
     All supported tokenizers split between a word and the white space after it. A piece ends at such a place,
     so that the cut does not change any token. Text without white space is cut after PIECE characters.
@@ -162,7 +164,7 @@ def _piece_end(text: str, start: int) -> int:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield `text` in pieces of at most PIECE characters, whose tokens are together the tokens of `text`."""
+    """Yield pieces of at most PIECE characters, which are tokenized into the same tokens as all of `text`."""
     start = 0
     while len(text) - start > PIECE:
         end = _piece_end(text, start)
@@ -205,7 +207,7 @@ def _open(path: Path) -> io.BufferedReader:
 
 
 def cached_sha256(path: Path, cache: Path) -> str:
-    """Return the SHA-256 of a file; it is computed only if the file has changed since the last call.
+    """Return the SHA-256 of a file, computed again only if the file has changed since the last call.
 
     The folder `cache` stores the result together with the size and the modification time of the file.
     """
@@ -218,7 +220,7 @@ def cached_sha256(path: Path, cache: Path) -> str:
         if {key: known.get(key) for key in now} == now:
             return str(known["sha256"])
     except (OSError, ValueError, KeyError, AttributeError):
-        pass  # no valid cache entry
+        pass  # the cache has no valid entry for this file
     digest = file_sha256(path)
     with contextlib.suppress(OSError):  # if the cache is read-only, the file is hashed again next time
         entry.parent.mkdir(parents=True, exist_ok=True)

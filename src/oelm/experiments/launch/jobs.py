@@ -1,4 +1,4 @@
-"""Jobs and the launcher protocol: a launcher takes jobs and returns them when their runs have ended."""
+"""`Job`, one run to train, and `Launcher`, the protocol of what trains jobs until they have ended."""
 
 from __future__ import annotations
 

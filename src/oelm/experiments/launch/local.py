@@ -139,7 +139,7 @@ class LocalLauncher:
         with console:
             process = self._worker(slot, arguments, console)
         self._active.append(_Active(job, slot, process))
-        job.slot, job.reason = slot.name, ""  # the reason of the previous attempt was already reported
+        job.slot, job.reason = slot.name, ""  # clear why the last attempt failed; it was reported
         self._change(job, "running")
 
     def _worker(self, slot: Slot, arguments: list[str], console: BinaryIO) -> Process:
@@ -161,7 +161,7 @@ class LocalLauncher:
         )
 
     def _collect(self) -> Iterator[Job]:
-        """Yield the jobs whose worker process has ended, with their new state."""
+        """Set the state of each job whose worker process has ended, and yield the job."""
         for active in list(self._active):
             code = active.process.poll()
             if code is None:
@@ -178,7 +178,7 @@ class LocalLauncher:
         job.reason = status.reason if status else note
         if code < 0:
             append_attempt(job.folder, Attempt(code, killed_by(code)))
-        # A negative code and the state "finished": the worker was killed after the run had finished.
+        # A negative exit code and the state "finished": the worker was killed after its run had finished.
         if code == EXIT_FINISHED or (code < 0 and state == "finished"):
             return self._change(job, "finished")
         if code == EXIT_DIVERGED or (code < 0 and state == "diverged"):
@@ -201,7 +201,7 @@ class LocalLauncher:
     def _progressed(self, job: Job, status: Status | None) -> bool:
         """Return whether the last attempt at a run got further than the attempt before it.
 
-        It did if it reached a later training step, or if it ran out of memory and split the batches further.
+        It did if it reached a later training step, or ran out of memory and chose smaller micro-batches.
         """
         reached = (status.step if status else 0, RunFolder(job.folder).wanted_split())
         before = self._progress.get(job.folder, (-1, 0))

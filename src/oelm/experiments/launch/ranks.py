@@ -194,7 +194,7 @@ class _Ranks:
         return sorted(found, key=lambda report: report["time"])
 
     def _final_status(self) -> Status | None:
-        """Return the status of the run if this attempt has written a final one; None otherwise."""
+        """Return the status of the run if the ranks have written how it ended; None otherwise."""
         with contextlib.suppress(OelmError):
             status = self.folder.status()
             if status is not None and status.attempt > self.attempt and status.state != "running":
@@ -207,7 +207,7 @@ class _Ranks:
         If rank 0 could not write the reason of a failure to status.json, this method writes it.
         """
         status, code = self._final_status(), self.processes[0].returncode
-        if not self.nodes.is_first:  # the first node records how the run ended
+        if not self.nodes.is_first:  # only the worker of the first node writes status.json
             failed = EXIT_FAILED if any(process.returncode for process in self.processes) else 0
             return next((p.returncode for p in self.processes if p.returncode > 0), failed)
         cause = self._cause(status)
@@ -225,7 +225,7 @@ class _Ranks:
     def _cause(self, status: Status | None) -> tuple[State, str] | None:
         """Return (state, reason) of the run if a rank was killed or a rank other than 0 failed first.
 
-        In these cases rank 0 can only report that its connections were closed. Otherwise return None.
+        In these cases rank 0 knows only that its connections were closed. In other cases, return None.
 
         status: the final status that rank 0 wrote, or None
         """
@@ -257,7 +257,7 @@ class _Ranks:
 
 
 def follow_parent() -> None:
-    """Keep the lock of the run that this rank inherited, and end the rank when its worker ends.
+    """Keep the run's lock, which this rank inherits from its worker, and end this rank when the worker ends.
 
     Every rank calls this when it starts. In a process that is not a rank it does nothing.
     """
@@ -267,7 +267,8 @@ def follow_parent() -> None:
     os.set_inheritable(pipe, False)
     if lock:
         keep_inherited_lock(int(lock))
-    if sys.platform == "linux":  # the kernel then kills this rank even if a deadlock blocks the thread below
+    # If a deadlock blocks the thread below, the kernel still kills this rank when its worker ends.
+    if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()

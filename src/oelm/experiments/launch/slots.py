@@ -30,7 +30,7 @@ def make_slots(
 ) -> list[Slot]:
     """Return the slots of this machine.
 
-    runs: number of runs to train; there are at most so many CPU slots, because more would stay empty
+    runs: number of runs to train; more CPU slots than runs are not made, because they would stay empty
     gpus: "auto" (all GPUs), "none" (run on the CPU), or device numbers such as "0,1"
     slots: number of slots; 0 = automatic
     threads: CPU threads per process; 0 = automatic
@@ -42,8 +42,8 @@ def make_slots(
         return _gpu_slots(devices, gpus_per_run, slots, threads)
     if gpus_per_run > 1:
         raise UsageError(
-            f"--gpus-per-run {gpus_per_run} needs GPUs, but this machine has none that torch can use, "
-            "or --gpus excludes them"
+            f"--gpus-per-run {gpus_per_run} needs GPUs, but torch finds none, or --gpus excludes them; "
+            "leave out --gpus-per-run to run on the CPU"
         )
     return _cpu_slots(runs, slots, threads)
 
@@ -92,7 +92,7 @@ def cuda_count() -> int:
 
 
 def _listed_gpus() -> list[str]:
-    """Return the GPUs that CUDA would list, without importing torch."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES or, if it is not set, all GPUs; does not import torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return _split(visible)
@@ -112,7 +112,7 @@ def _split(visible: str) -> list[str]:
 def _gpu_slots(devices: Sequence[str], per_run: int, slots: int, threads: int) -> list[Slot]:
     if len(devices) < per_run:
         raise UsageError(
-            f"--gpus-per-run {per_run} is more than the number of available GPUs ({', '.join(devices)})"
+            f"--gpus-per-run {per_run} is too high: the only available GPUs are {', '.join(devices)}"
         )
     groups = [devices[i : i + per_run] for i in range(0, len(devices) - per_run + 1, per_run)]
     groups = groups[: slots or len(groups)]
@@ -131,8 +131,8 @@ def _gpu_slots(devices: Sequence[str], per_run: int, slots: int, threads: int) -
 def _cpu_slots(runs: int, slots: int, threads: int) -> list[Slot]:
     """Return at most `runs` CPU slots; by default about one for every four cores, but at least two.
 
-    At least two, because two runs of small models at the same time finish sooner than one after the other
-    with twice the threads.
+    At least two, because two small models train faster at the same time than one after the other with twice
+    the threads.
     """
     count = slots or min(usable_cores(), max(2, usable_cores() // 4))
     count = max(1, min(count, runs))

@@ -41,12 +41,12 @@ JOBS_FOLDER = ".slurm"  # folder below the runs folder with submitit's scripts, 
 # The ranks of a job on several nodes connect to one of _PORTS ports from _FIRST_PORT. These are below the
 # ports that operating systems use for outgoing connections.
 _FIRST_PORT, _PORTS = 10_000, 20_000
-_SIGNAL_SLACK = 60  # seconds; SLURM may send its signal up to a minute early
+_SIGNAL_SLACK = 60  # seconds by which SLURM may send its signal too early
 _REQUEUES = 1000  # submitit's limit of requeues; high, because a long run is requeued at each time limit
 
 
 class SlurmTask:
-    """The function of one SLURM task, which submitit pickles: it runs a worker as a child process."""
+    """The function that submitit pickles and calls in a SLURM task: it runs a worker as a child process."""
 
     def __init__(self, folder: str, machine: Machine, options: SlurmOptions) -> None:
         self.folder = folder
@@ -73,7 +73,8 @@ class SlurmTask:
         threading.Thread(target=self._wait_for_child, daemon=True).start()
         code = self._exit_code()
         if code == EXIT_INTERRUPTED and not nodes.is_first:
-            return code  # the task of the first node requeues the job; raising here would kill that task
+            # The task of the first node requeues the job. An error here would make SLURM kill that task, too.
+            return code
         if code not in (EXIT_FINISHED, EXIT_DIVERGED, *([Busy.exit_code] if nodes.count == 1 else [])):
             raise OelmError(f"the run in {self.folder} ended with exit code {code}; see slurm.err there")
         return code
@@ -97,14 +98,14 @@ class SlurmTask:
         self._code = self._child.wait()
 
     def _exit_code(self) -> int:
-        """Wait until the child has ended and return its exit code."""
+        """Wait until the worker has ended and return its exit code."""
         while self._code is None:
             time.sleep(0.1)
         return self._code
 
 
 class SlurmLauncher:
-    """Submits jobs as one SLURM array; with `wait`, also watches the run folders until all have ended."""
+    """Submits jobs as one SLURM array; with `wait`, also watches them until all runs have ended."""
 
     poll_seconds = 5.0
 
@@ -121,7 +122,8 @@ class SlurmLauncher:
         self.root = Path(root).resolve()
         if printable(self.root) != str(self.root):  # the path is written into the sbatch script
             raise UsageError(
-                f"--runs {str(self.root)!a}: with SLURM, this path must not contain control characters"
+                f"--runs {str(self.root)!a} contains control characters, which is not possible with SLURM: "
+                "choose a different path"
             )
         self.options = options
         self.machine = replace(machine, threads=machine.threads or options.cpus)
@@ -170,7 +172,7 @@ class SlurmLauncher:
         return job.ended
 
     def _waits_in_queue(self, job: Job) -> bool:
-        """Return whether SLURM has the run in its queue and has not started it, or not started it again."""
+        """Return whether the run waits in the SLURM queue for its first start or for a restart."""
         return (self._queue() or {}).get(job_of(job.folder), "") in WAITING and not is_held(job.folder)
 
     def _active(self, job: Job) -> bool:
@@ -187,7 +189,7 @@ class SlurmLauncher:
         return queue is None or name in queue
 
     def _may_retry(self, job: Job) -> bool:
-        """Count a failure of a job that has disappeared from SLURM; return whether to submit it again."""
+        """Count a failure of a job that SLURM no longer lists; return whether to submit the job again."""
         job.failures += 1
         if job.failures <= self.retries and last_exit_code(job.folder) not in NO_RETRY:
             return True
@@ -196,9 +198,9 @@ class SlurmLauncher:
         return False
 
     def _queue(self) -> dict[str, str] | None:
-        """Return the states of the SLURM jobs in the queue; calls `squeue` at most once per poll.
+        """Return the states of the SLURM jobs in the queue; call `squeue` at most once per poll.
 
-        Returns None if SLURM has never answered. No job may then be considered lost.
+        Returns None if SLURM has never answered; the caller then cannot know that a job has disappeared.
         """
         if time.monotonic() - self._asked > self.poll_seconds / 2:
             states = queue_states()

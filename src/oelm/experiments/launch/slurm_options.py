@@ -9,9 +9,9 @@ from typing import Any
 
 from oelm.errors import UsageError
 
-_GRACE_SECONDS = 120  # maximum of the default time between SLURM's warning signal and SIGKILL
+_GRACE_SECONDS = 120  # upper limit of `SlurmOptions.grace_seconds` if the user does not set it
 
-# sbatch option -> characters that its value may contain, as they are written in a regular expression [...].
+# sbatch option -> characters that its value may contain, written as the inside of a regular expression [...].
 _ALLOWED = {
     "partition": r"\w.,+-",
     "account": r"\w.,+@-",
@@ -24,7 +24,7 @@ _ALLOWED_IN_OTHERS = r"\w .,:;=+@%/&|*!()\[\]~-"
 # sbatch option -> the flag of `oelm run` that sets it.
 _FLAGS = {name: f"--{name}" for name in (*_ALLOWED, "time", "nodes")}
 _FLAGS |= {"cpus-per-task": "--cpus", "mem": "--memory"}
-# sbatch options that would break the launcher.
+# sbatch options that oelm or submitit sets; other values would break the launcher.
 _FORBIDDEN = {
     *("array", "chdir", "error", "export-file", "input", "job-name", "no-requeue", "ntasks"),
     *("ntasks-per-node", "open-mode", "output", "parsable", "quiet", "requeue", "signal", "test-only"),
@@ -42,12 +42,13 @@ class SlurmOptions:
     gres: str = ""  # resources per node; "" = gpu:<gpus_per_run>, or none if gpus_per_run is 0
     constraint: str = ""
     time_limit: float = 24 * 3600.0  # seconds
-    cpus: int = 4  # per node
+    cpus: int = 4  # CPU cores per node
     memory_gb: float = 0.0  # per node; 0 = the cluster's default
-    gpus_per_run: int = 1  # per node
-    nodes: int = 1  # per run
+    gpus_per_run: int = 1  # GPUs on each node of a run
+    nodes: int = 1  # nodes per run
     parallel: int = 64  # how many tasks of the array may run at the same time
-    grace: int = 0  # seconds between SLURM's warning signal and SIGKILL; 0 = time_limit / 5, 10 to 120
+    # Seconds between SLURM's warning signal and SIGKILL; 0 = a fifth of the time limit, from 10 s to 120 s.
+    grace: int = 0
     setup: tuple[str, ...] = ()  # shell commands at the start of the script, such as `module load cuda`
     # Other sbatch options, name -> value; True for a flag without a value.
     sbatch: Mapping[str, str | int | bool] = field(default_factory=dict)
@@ -130,7 +131,8 @@ def _check_sbatch_name(name: str) -> None:
         raise UsageError(f"--sbatch {name} is not allowed; use {_FLAGS[name]} instead")
     if name in _FORBIDDEN:
         raise UsageError(
-            f"--sbatch {name} is not allowed, because oelm sets this option itself to start and requeue runs"
+            f"--sbatch {name} is not allowed, because oelm sets this option itself to start and requeue "
+            "runs; leave it out"
         )
 
 

@@ -1,9 +1,10 @@
 """Start workers without waiting seconds for `import torch`: a server imports it once and forks each worker.
 
 A local launcher with CPU slots has one server for each slot, which runs one worker at a time. The server runs
-no torch operation, so torch has not started threads, which a forked worker would lack. A forked worker
-behaves like the process `python -m oelm.experiments.launch.worker`: it has its own session and console.log,
-and the same signals and exit codes. Workers on GPUs are not forked, because CUDA does not survive a fork.
+no torch operation, because torch would start threads, and a forked process does not have the threads of its
+parent. A forked worker behaves like the process `python -m oelm.experiments.launch.worker`: it has its own
+session and console.log, and the same signals and exit codes. Workers on GPUs are not forked, because CUDA
+does not survive a fork.
 
 The launcher sends JSON messages through a socket: the arguments of a new worker, or a signal for the running
 one. The server answers "started" and later the exit code of the worker. If the launcher ends, a running
@@ -42,10 +43,10 @@ def can_fork(slot: Slot) -> bool:
 
 
 class WarmWorker:
-    """The launcher's handle of one server and its worker, with the methods of `subprocess.Popen`.
+    """The launcher's handle of one server and its worker, with methods like those of `subprocess.Popen`.
 
-    `poll()` and `send_signal()` apply to the worker. `close()` lets the server end, after its worker if one
-    is running.
+    `poll()` and `send_signal()` apply to the worker. `close()` ends the server; if a worker is running, the
+    server ends after it.
     """
 
     def __init__(self, environment: dict[str, str], console: BinaryIO) -> None:
@@ -76,7 +77,8 @@ class WarmWorker:
 
     def poll(self) -> int | None:
         """Return the exit code of the worker, -N if signal N killed it, or None while it runs."""
-        ended = self._server.poll()  # before reading the socket, so that no answer of an ended server is lost
+        # Called before the socket is read, so that the last answer of a server that has ended is also read.
+        ended = self._server.poll()
         for answer in self._answers():
             if answer == "started":
                 self._started = True
@@ -115,10 +117,10 @@ class WarmWorker:
 
 
 def serve(launcher: socket.socket) -> list[str]:
-    """Fork workers until the launcher ends, then exit. In each forked worker, return its arguments."""
+    """Fork workers until the launcher ends, then exit. Only a forked worker returns, with its arguments."""
     before = {number: signal.signal(number, _ignore) for number in signals_to_handle()}
     _import_training()
-    gc.freeze()  # keep the garbage collector of workers away from the modules, so that their memory is shared
+    gc.freeze()  # workers share the memory of the imported modules as long as garbage collection skips it
     _write_to(os.devnull)
     server = os.getpid()
     while message := launcher.recv(_MESSAGE_BYTES):
@@ -127,7 +129,7 @@ def serve(launcher: socket.socket) -> list[str]:
             continue
         with contextlib.suppress(Exception):  # the worker will have the same problem and report it
             _import_model_code(argv[0])
-        # Signals that arrive before the worker has its handlers are delivered later, not lost.
+        # Block signals until the worker has its handlers; signals that arrive meanwhile are delivered then.
         signal.pthread_sigmask(signal.SIG_BLOCK, before)
         pid = os.fork()
         if pid == 0:
@@ -144,7 +146,7 @@ def serve(launcher: socket.socket) -> list[str]:
 
 
 def _ignore(number: int, frame: object) -> None:
-    """Signal handler that does nothing: a cluster signals all processes, but the launcher decides to stop."""
+    """Do nothing: if a cluster signals all processes, only the launcher decides whether to stop."""
 
 
 def _import_training() -> None:

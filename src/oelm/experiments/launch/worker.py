@@ -49,7 +49,7 @@ def train_folder(path: Path | str, machine: Machine, processes: int = 1, nodes: 
     """Train the run in the folder `path` until it ends or is interrupted; return the exit code of the worker.
 
     processes: number of ranks on this node
-    nodes: the nodes of the run; on nodes other than the first, only ranks are started
+    nodes: the nodes of the run; on nodes other than the first, the worker only starts ranks, without a lock
     """
     folder = RunFolder(path)
     if not nodes.is_first:
@@ -107,8 +107,9 @@ def is_rank_zero() -> bool:
 
 
 def _record_failure(folder: RunFolder, reason: str, code: int) -> None:
-    """Write a failure outside the training loop to status.json and attempts.jsonl."""
-    if not is_rank_zero():  # rank 0 writes the files: it fails, too, because this rank closes its connection
+    """Write to status.json and attempts.jsonl that the run failed outside the training loop."""
+    # Only rank 0 writes these files. It fails, too, because the end of this rank closes their connection.
+    if not is_rank_zero():
         return
     status = Status(started=time.time(), pid=os.getpid(), host=socket.gethostname())
     with contextlib.suppress(OelmError, OSError):

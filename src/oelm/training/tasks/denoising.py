@@ -4,7 +4,7 @@ T5 (Raffel et al. 2020) masks 15 % of the tokens, in spans of 3 on average. Each
 sentinel token, and the target lists each sentinel with the tokens of its span. BART (Lewis et al. 2020, text
 infilling) masks 30 % of the tokens, in spans of 3 on average. Each span is replaced by one mask token, and
 the target is the full text. In training, the choice of spans depends only on the seed and the step; in
-evaluation, it depends only on the number of the window.
+evaluation, it depends only on the position of the window of tokens in the split.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Noise:
         return 0.15 if self.style == "t5" else 0.3
 
     def apply(self, row: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return (encoder input, decoder target) of a window; their lengths depend only on its length."""
+        """Return (encoder input, decoder target) of `row`; both lengths depend only on `len(row)`."""
         keep, drop = self._spans(len(row), generator)
         source: list[Any] = []
         target: list[Any] = []
@@ -104,7 +104,7 @@ class Denoising:
     def _losses(self, model: nn.Module, tensors: Tensors, *, reduction: str) -> Tensor:
         out = model(
             input_ids=tensors["ids"],
-            attention_mask=torch.ones_like(tensors["ids"]),  # all rows of a step have the same length
+            attention_mask=torch.ones_like(tensors["ids"]),  # no padding: all rows have the same length
             labels=tensors["targets"],
             use_cache=False,
         )

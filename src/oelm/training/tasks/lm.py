@@ -38,7 +38,8 @@ class LanguageModelling:
 
     def eval_batches(self, split: str, rows: int) -> Iterator[Batch]:
         tokens = self.splits[split]
-        first = 1  # position of the first target of the batch; the token at position 0 has no context
+        # Position in the split of the batch's first target. Token 0 is no target, because it has no context.
+        first = 1
         for windows in eval_windows(tokens, self.context, rows):
             batch = _batch(windows)
             positions = np.arange(first, first + batch.weight)

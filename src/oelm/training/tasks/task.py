@@ -21,7 +21,7 @@ class Batch:
     """Rows that go through the model together; the first dimension of every tensor is the row."""
 
     tensors: dict[str, Tensor]
-    weight: int  # number of terms in the summed loss: target tokens; in classification rows
+    weight: int  # number of losses in the batch: one per target token or, in classification, one per row
     tokens: int  # number of tokens without padding
     row_numbers: tuple[int, ...] = ()  # positions of the rows in the split (classification only)
     # Evaluation of language models only: the number of the document (or window) of each target token.
@@ -42,7 +42,7 @@ class Batch:
         return labels.shape[1] if labels is not None and labels.dim() == 2 else 0
 
     def take(self, rows: list[int]) -> dict[str, Tensor]:
-        """Return the tensors of the rows with the numbers `rows`; if these are all rows, without a copy."""
+        """Return the tensors of the rows at the positions `rows`; copies only if some rows are left out."""
         if len(rows) == self.rows:
             return self.tensors
         index = torch.tensor(rows)
@@ -55,7 +55,7 @@ Parts = dict[int, tuple[int, float]]  # number of a document (or window) -> (tar
 
 
 class Task(Protocol):
-    """The data and the loss of a run. A batch depends only on its step, so that a run resumes exactly."""
+    """The data and the loss of a run. The batches depend only on the step, so that a run resumes exactly."""
 
     metric: Metric
     steps_per_epoch: int
@@ -65,7 +65,7 @@ class Task(Protocol):
         ...
 
     def loss(self, model: nn.Module, tensors: Tensors) -> Tensor:
-        """Return the sum of the losses of all target tokens (in classification of all rows) of a batch."""
+        """Return the summed loss of a batch: over its target tokens or, in classification, over its rows."""
         ...
 
     def eval_batches(self, split: str, rows: int) -> Iterator[Batch]:
@@ -108,7 +108,7 @@ class Evaluation:
         return {"loss": self.loss, "ppl": math.exp(min(self.loss, 700.0)), "n": self.n}
 
     def better_than(self, other: Evaluation | None) -> bool:
-        """Return whether the accuracy is higher than in `other` or, if equal or missing, the loss lower."""
+        """Return whether the accuracy is higher than in `other` or, if equal or None, the loss is lower."""
         if other is None:
             return True
         mine, theirs = (e.accuracy if e.accuracy is not None else 0.0 for e in (self, other))
@@ -180,7 +180,7 @@ def _add_parts(parts: Parts, numbers: np.ndarray, losses: np.ndarray) -> None:
 
 
 def _merge_parts(of_all_ranks: list[Parts]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return the tokens and summed losses of all documents in order, added up over the ranks.
+    """Return the token counts and the summed losses of all documents, in order, added up over the ranks.
 
     Several ranks may have scored parts of the same document.
     """
