@@ -66,6 +66,15 @@ def build_parser() -> argparse.ArgumentParser:
     tokens.add_argument("-o", "--output", default="")
     tokens.set_defaults(run=run_tokenisation)
 
+    corpus = kinds.add_parser("corpus", help="time and memory of `oelm data prepare` on large files")
+    corpus.add_argument("--dataset", default="openwebtext")
+    corpus.add_argument("--megabytes", nargs="+", type=int, default=[200, 2000])
+    corpus.add_argument("--tokenizer", default="gpt2")
+    corpus.add_argument("--workers", type=int, default=0, help="0 = one per core")
+    corpus.add_argument("--data-dir", default=os.environ.get("OELM_DATA_DIR", ""))
+    corpus.add_argument("-o", "--output", default="")
+    corpus.set_defaults(run=run_corpus)
+
     folders = kinds.add_parser("folders", help="time oelm status, analyze and report over many runs")
     folders.add_argument("--counts", nargs="+", type=int, default=[1, 100, 1000])
     folders.add_argument("--rounds", type=int, default=3)
@@ -149,6 +158,16 @@ def run_tokenisation(args: argparse.Namespace) -> int:
     )
     load = load_average()
     return finish(args, load, tokenisation.run(bench, say), page.tokenisation)
+
+
+def run_corpus(args: argparse.Namespace) -> int:
+    from benchmarks import corpus
+
+    bench = corpus.CorpusBench(
+        args.dataset, tuple(args.megabytes), args.tokenizer, args.workers, args.data_dir
+    )
+    load = load_average()
+    return finish(args, load, corpus.run(bench, say), corpus.table)
 
 
 def run_folders(args: argparse.Namespace) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import corpus, startup
+
 Result = dict[str, Any]
 
 HEADER = """\
@@ -154,7 +156,9 @@ SECTIONS: dict[str, tuple[Callable[[Result], str], Callable[[Result], list[str]]
     ),
     "classification": (lambda r: "Classification", classification),
     "tokenisation": (lambda r: "Tokenisation", tokenisation),
+    "corpus": (lambda r: "Preparing a large corpus", corpus.table),
     "folders": (lambda r: "Many run folders", folders),
+    "startup": (lambda r: "Start of a run", startup.table),
 }
 
 

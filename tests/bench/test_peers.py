@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks import classification, folders, page, peers, regime, step
+from benchmarks import classification, corpus, folders, page, peers, regime, startup, step
 
 from oelm.bench import methods
 from oelm.bench.harness import Measured
@@ -123,3 +123,19 @@ def test_regimes_are_compared_by_noise_and_cpu_time_and_recorded_runs_are_not_re
         assert row["seeds"] == [1, 2]
         assert row["weights"]["last"]["noise"] > 0
     assert len(regime.table(result)) == 2 + 2 * 3
+
+
+def test_a_corpus_of_numbered_documents_is_prepared_and_measured(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "one story"}\n{"text": "another story"}\n')
+    files = ",".join([str(tmp_path / "train.jsonl")] * 3)
+    result = corpus.run(corpus.CorpusBench(f"file:{files}", (0,), workers=1), print)
+    assert result["sizes"][0]["tokens"] > 3
+    assert result["sizes"][0]["peak_bytes"] > 2**20
+    title, section = page.SECTIONS[result["kind"]]
+    assert title(result)
+    assert "MiB" in section(result)[-1]
+
+
+def test_startup_is_on_the_page():
+    run = {"id": "GPT-02", "scale": "smoke", "way": "forked", "first": 4.0, "further": 0.7}
+    assert page.SECTIONS["startup"][1]({"runs": [run]}) == startup.table({"runs": [run]})

@@ -74,6 +74,23 @@ YAML_PROBLEMS = {
 }
 
 
+@pytest.mark.parametrize("limit", [10, 100_000])
+def test_a_file_is_read_up_to_its_limit_and_not_beyond(limit: int, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * limit)
+    assert len(read_text(path, max_bytes=limit)) == limit
+    path.write_bytes(b"x" * (limit + 1))
+    with pytest.raises(OelmError, match="larger than"):
+        read_text(path, max_bytes=limit)
+
+
+def test_too_large_an_integer_is_found_at_any_place() -> None:
+    for before in range(31):
+        with pytest.raises(OelmError, match="too large a number"):
+            parse_json(" " * before + "9" * 301, "x")
+        assert parse_json(" " * before + "9" * 299, "x") == 10**299 - 1
+
+
 @pytest.mark.parametrize("case", JSON_PROBLEMS)
 def test_json_problems_are_one_error_that_names_the_file(case: str, tmp_path: Path) -> None:
     content, expected = JSON_PROBLEMS[case]

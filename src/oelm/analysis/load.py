@@ -327,8 +327,8 @@ def _result(results: Results, config: RunConfig) -> RunResult:
 
 def _missing_in_path(path: Path, config: RunConfig) -> list[str]:
     """Return the folder names (scale, seed, ID) that follow from the config but are missing in `path`."""
-    expected = (f"scale={config.scale}", f"seed={config.seed}", config.id)
-    return [part for part in expected if part not in path.parts]
+    expected, parts = (f"scale={config.scale}", f"seed={config.seed}", config.id), path.parts
+    return [part for part in expected if part not in parts]
 
 
 def _drop_copies(runs: Sequence[LoadedRun], warnings: list[LoadWarning]) -> list[LoadedRun]:

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, Union
 from oelm.errors import UsageError, unknown_name
 
 T = TypeVar("T")
+_PLAIN = (bool, int, float, str)
 
 
 def to_mapping(value: Any, *, compared_only: bool = False) -> Any:
@@ -41,18 +42,21 @@ def from_mapping(cls: type[T], mapping: Any, where: str = "", *, json: bool = Fa
     place = where or cls.__name__
     if not isinstance(mapping, Mapping):
         raise UsageError(f"{place}: expected a mapping of fields, got {_shown(mapping)}", field=where)
-    kind: Any = cls  # typed Any, because mypy does not accept type[T] as an argument of a cached function
-    hints, required = _fields(kind)
+    dataclass: Any = cls  # typed Any, because mypy does not accept type[T] for a cached function
+    hints = field_types(dataclass)
     values = {}
     for name, value in mapping.items():
+        kind = hints.get(name)
+        if type(value) is kind and kind in _PLAIN:  # most values; `convert()` would return the same
+            values[name] = value
+            continue
         field_place = f"{where}.{name}" if where else str(name)
-        if name in hints:
-            values[name] = convert(hints[name], value, field_place, json=json)
+        if kind is not None:
+            values[name] = convert(kind, value, field_place, json=json)
         elif not json:
             raise unknown_name(f"field of {place}", str(name), hints, field=field_place)
-    for name in required:
-        if name not in values:
-            raise UsageError(f"{place}: the field '{name}' is missing", field=where)
+    if missing := [name for name in _required_fields(dataclass) if name not in values]:
+        raise UsageError(f"{place}: the field '{missing[0]}' is missing", field=where)
     try:
         return cls(**values)
     except UsageError as error:  # raised by __post_init__() of the dataclass
@@ -61,12 +65,18 @@ def from_mapping(cls: type[T], mapping: Any, where: str = "", *, json: bool = Fa
 
 
 @functools.cache
-def _fields(cls: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return {field name: type} of a dataclass, and the names of the fields that have no default."""
-    hints, fields = typing.get_type_hints(cls), [f for f in dataclasses.fields(cls) if f.init]
+def field_types(cls: Any) -> dict[str, Any]:
+    """Return {field name: type} of the fields of a dataclass that its constructor takes."""
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+
+
+@functools.cache
+def _required_fields(cls: Any) -> list[str]:
+    """Return the names of the fields of a dataclass that have no default."""
     missing = dataclasses.MISSING
-    required = [f.name for f in fields if f.default is missing and f.default_factory is missing]
-    return {f.name: hints[f.name] for f in fields}, required
+    fields = [f for f in dataclasses.fields(cls) if f.init]
+    return [f.name for f in fields if f.default is missing and f.default_factory is missing]
 
 
 def convert(kind: Any, value: Any, where: str, *, json: bool = False) -> Any:
@@ -77,13 +87,11 @@ def convert(kind: Any, value: Any, where: str, *, json: bool = False) -> Any:
     >>> convert(float, 1, "optim.lr"), convert(tuple[float, ...], [1, "3e-4"], "tune.grid")
     (1.0, (1.0, 0.0003))
     """
-    if type(value) is kind and kind in (bool, int, float, str):
+    if kind is Any or (type(value) is kind and kind in _PLAIN):
         return value
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin, arguments = _origin_and_arguments(kind)
     inner = functools.partial(convert, json=json)
-    if kind is Any:
-        return value
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+    if origin is None and isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if isinstance(value, kind):
             return value
         return from_mapping(kind, value, where, json=json)
@@ -94,6 +102,8 @@ def convert(kind: Any, value: Any, where: str, *, json: bool = False) -> Any:
     if origin is tuple:
         return _convert_tuple(arguments, value, where, inner)
     if origin is dict and isinstance(value, Mapping):
+        if arguments == (str, Any) and all(type(name) is str for name in value):
+            return dict(value)
         return {
             inner(arguments[0], name, where): inner(arguments[1], item, f"{where}.{name}")
             for name, item in value.items()
@@ -108,6 +118,12 @@ def convert(kind: Any, value: Any, where: str, *, json: bool = False) -> Any:
     raise UsageError(f"{where}: expected {_kind_name(kind)}, got {_shown(value)}", field=where)
 
 
+@functools.cache
+def _origin_and_arguments(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return, for example, (tuple, (int, ...)) for the type annotation tuple[int, ...]."""
+    return typing.get_origin(kind), typing.get_args(kind)
+
+
 def parse(kind: Any, text: str, where: str) -> Any:
     """Return the command-line value `text`, such as the "1e-3" of `--set optim.lr=1e-3`, as the type `kind`.
 
@@ -116,7 +132,7 @@ def parse(kind: Any, text: str, where: str) -> Any:
     >>> parse(bool, "yes", "compile"), parse(tuple[int, ...], "1,2", "tune.seeds"), parse(str, "007", "id")
     (True, (1, 2), '007')
     """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin, arguments = _origin_and_arguments(kind)
     if origin in (Union, types.UnionType):
         for option in arguments:
             try:
@@ -150,11 +166,11 @@ def _plain_value(kind: Any, text: Any) -> Any:
 
 
 def _convert_union(options: tuple[Any, ...], value: Any, where: str, inner: Any) -> Any:
-    if value is None and type(None) in options:
-        return None
+    # An option that is exactly the type of the value comes first, so that 1 stays an int in `float | int`.
+    if type(value) in options and type(value) in (*_PLAIN, type(None)):
+        return value
     errors = []
-    # An option that is exactly the type of the value is tried first, so that 1 stays an int in `float | int`.
-    for option in sorted(options, key=lambda o: type(value) is not o):
+    for option in options:
         try:
             return inner(option, value, where)
         except UsageError as error:

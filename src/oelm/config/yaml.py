@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import yaml
 
-from oelm.config.mapping import convert, from_mapping, to_mapping
+from oelm.config.mapping import convert, field_types, from_mapping, to_mapping
 from oelm.config.run_config import RunConfig
 from oelm.errors import UsageError
 from oelm.files.yaml import parse_yaml, read_yaml_with_lines
@@ -58,7 +58,7 @@ def _section(text: str) -> tuple[str, Any]:
     if not isinstance(value, dict) or len(value) != 1:
         raise UsageError("the text does not contain exactly one field")
     [(name, content)] = value.items()
-    kind = get_type_hints(RunConfig).get(name, Any)
+    kind = field_types(RunConfig).get(name, Any)
     return name, convert(kind, content, name)
 
 

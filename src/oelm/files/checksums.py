@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,13 +21,17 @@ from oelm.files.read import read_json_object
 
 CHECKSUMS = "checksums.json"
 _FORMAT = 1
+_BLOCK = 1 << 20  # bytes that are read at a time
 _hashed: dict[tuple[int, int, int, int], str] = {}
 
 
 def file_sha256(path: Path | str) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    hashed = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(_BLOCK):
+            hashed.update(block)
+    return hashed.hexdigest()
 
 
 def file_sha256_once(path: Path | str) -> str:
@@ -73,9 +78,8 @@ def find_damage(folder: Path | str) -> dict[str, str] | None:
     If checksums.json itself is damaged, the result has only an entry for checksums.json. If checksums.json
     does not exist, the result is None.
     """
-    folder = Path(folder)
     try:
-        listed = read_json_object(folder / CHECKSUMS)
+        listed = read_json_object(f"{folder}/{CHECKSUMS}")
     except FileNotFoundError:
         return None
     except (OelmError, OSError) as error:
@@ -86,13 +90,13 @@ def find_damage(folder: Path | str) -> dict[str, str] | None:
     return {name: problem for name, problem in found.items() if problem}
 
 
-def _problem(folder: Path, name: str, sha256: str) -> str:
-    inside = PurePosixPath(name)
-    if inside.is_absolute() or ".." in inside.parts:
+def _problem(folder: Path | str, name: str, sha256: str) -> str:
+    if name.startswith("/") or ".." in name.split("/"):
         return f"{CHECKSUMS} lists {name}, which is outside the folder"
-    if not (folder / name).is_file():
+    path = f"{folder}/{name}"
+    if not os.path.isfile(path):
         return f"{name} is missing"
     try:
-        return "" if file_sha256(folder / name) == sha256 else f"{name} has changed since it was written"
+        return "" if file_sha256(path) == sha256 else f"{name} has changed since it was written"
     except OSError as error:
         return f"{name} cannot be read ({error.strerror})"

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +28,7 @@ LOG_BYTES = 4096 * MIB  # a log file, which may be larger than the memory becaus
 TOKENIZER_BYTES = 256 * MIB  # tokenizer.json; the largest public tokenizers have about 30 MB
 
 MAX_DEPTH = 50  # levels of nested lists and objects; the JSON files of a run have at most 6 levels
+_FIRST_READ = 64 * 1024  # bytes; a read reserves all memory that it asks for, and most files are much smaller
 # Limits the number of lists and objects, because "[]" has 2 bytes in a file but takes 56 bytes of memory.
 MAX_CONTAINERS = 2_000_000
 
@@ -50,7 +51,10 @@ def read_bytes(path: Path | str, *, max_bytes: int) -> bytes:
 
 def read_limited(file: IO[bytes], where: str, max_bytes: int) -> bytes:
     """Return the rest of an open file. Raise OelmError if the rest is larger than `max_bytes`."""
-    content = file.read(max_bytes + 1)
+    first = min(_FIRST_READ, max_bytes + 1)
+    content = file.read(first)
+    if len(content) == first < max_bytes + 1:
+        content += file.read(max_bytes + 1 - first)
     if len(content) > max_bytes:
         raise OelmError(f"{where}: larger than {bytes_text(max_bytes)}, the limit for this kind of file")
     return content
@@ -105,23 +109,18 @@ def parse_json(text: str, where: str) -> Any:
     """
     _check_json_depth(text, where)
     try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_unique_keys,
-            parse_constant=_refuse_constant,
-            parse_float=_finite_float,
-            # Calling parse_int for every integer is slow, so set it only for a text with 300 digits in a row.
-            parse_int=_finite_int if _LONG_INTEGER.search(text) else None,
-        )
+        long = _PERHAPS_LONG.search(text[::30]) and _LONG_INTEGER.search(text)
+        value = (_LIMITS_INTEGERS if long else _DECODER).decode(text)
     except (ValueError, RecursionError) as error:  # int() raises ValueError for over 4300 digits
         raise OelmError(f"{where}: not JSON ({error})") from None
-    if _HALF_SURROGATE.search(text):
+    if "\\u" in text and _HALF_SURROGATE.search(text):
         refuse_half_characters(value, where)
     return value
 
 
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
 _LONG_INTEGER = re.compile(r"\d{300}")
+_PERHAPS_LONG = re.compile(r"\d{10}")  # in every 30th character: a quick test that finds each long integer
 _HALF_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -169,6 +168,19 @@ def _finite_int(text: str) -> int:
     if abs(value) >= 10**300:
         raise ValueError(f"{text[:20]}... is too large a number")
     return value
+
+
+def _decoder(parse_int: Callable[[str], int] | None = None) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        object_pairs_hook=_unique_keys,
+        parse_constant=_refuse_constant,
+        parse_float=_finite_float,
+        parse_int=parse_int,
+    )
+
+
+_DECODER = _decoder()
+_LIMITS_INTEGERS = _decoder(_finite_int)  # slow, because it calls a function for every integer
 
 
 def refuse_half_characters(value: Any, where: str) -> None:

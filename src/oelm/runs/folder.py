@@ -41,33 +41,44 @@ class DiskFull(OelmError):
     exit_code = EXIT_INTERRUPTED
 
 
+class _PathOf:
+    """The path of one file in a run folder. It is made when it is used, because a scan has many folders."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: RunFolder, owner: type[RunFolder]) -> Path:
+        return folder.path / self.name
+
+
 class RunFolder(RunReader):
     """The files of one run on disk. Only the process that holds the lock of the run may write them."""
 
+    config_file = _PathOf("config.yaml")
+    manifest_file = _PathOf("manifest.json")
+    status_file = _PathOf("status.json")
+    metrics_file = _PathOf("metrics.jsonl")
+    log_file = _PathOf("training.log")
+    audit_file = _PathOf("freeze_audit.json")
+    timing_file = _PathOf("timing_stats.json")
+    results_file = _PathOf("results.json")
+    split_file = _PathOf("split.json")
+    predictions_file = _PathOf("predictions.json")
+    best = _PathOf("best")
+    latest = _PathOf("latest.pt")
+    previous = _PathOf("previous.pt")
+
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
-        self.config_file = self.path / "config.yaml"
-        self.manifest_file = self.path / "manifest.json"
-        self.status_file = self.path / "status.json"
-        self.metrics_file = self.path / "metrics.jsonl"
-        self.log_file = self.path / "training.log"
-        self.audit_file = self.path / "freeze_audit.json"
-        self.timing_file = self.path / "timing_stats.json"
-        self.results_file = self.path / "results.json"
-        self.split_file = self.path / "split.json"
-        self.predictions_file = self.path / "predictions.json"
-        self.best = self.path / "best"
-        self.latest = self.path / "latest.pt"
-        self.previous = self.path / "previous.pt"
         self._descriptor: int | None = None  # file descriptor of the folder, opened by `_hold()`
 
     # -- reading ------------------------------------------------------------------------------
 
     def open(self, name: str) -> IO[bytes]:
-        return open_regular(self.path / name)
+        return open_regular(f"{self.path}/{name}")
 
     def exists(self, name: str = "config.yaml") -> bool:
-        return (self.path / name).exists()
+        return os.path.exists(f"{self.path}/{name}")
 
     def size(self) -> int:
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())

@@ -72,7 +72,7 @@ class RunReader(ABC):
     def config(self) -> RunConfig:
         if not self.exists():
             raise OelmError(f"{self.path} is not a run folder: it has no config.yaml")
-        return config_from_yaml(self._text("config.yaml", YAML_BYTES), str(self.path / "config.yaml"))
+        return config_from_yaml(self._text("config.yaml", YAML_BYTES), f"{self.path}/config.yaml")
 
     def manifest(self) -> Manifest | None:
         return self._json(Manifest)
@@ -135,7 +135,7 @@ class RunReader(ABC):
         return self.results()
 
     def _text(self, name: str, max_bytes: int) -> str:
-        where = str(self.path / name)
+        where = f"{self.path}/{name}"
         with self.open(name) as file:
             return decode(read_limited(file, where, max_bytes), where)
 
@@ -144,5 +144,5 @@ class RunReader(ABC):
             text = self._text(FILES[cls], max_bytes)
         except FileNotFoundError:
             return None
-        where = str(self.path / FILES[cls])
+        where = f"{self.path}/{FILES[cls]}"
         return from_json(cls, parse_json(text, where), where)
