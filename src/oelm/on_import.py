@@ -1,8 +1,7 @@
 """Let transformers' auto classes load folders saved by oelm, once transformers is imported.
 
-`import oelm` must not import transformers, which takes seconds and is optional. So an import
-hook waits for the two modules that define the auto classes, and registers oelm's classes after their
-import.
+`import oelm` must not import transformers, which takes seconds and is optional. So an import hook
+waits for the two modules that define the auto classes, and registers oelm's classes after their import.
 """
 
 from __future__ import annotations

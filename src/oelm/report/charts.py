@@ -1,4 +1,4 @@
-"""Prepare the forest plots and curves of the HTML report as data; they look like those of `oelm board`."""
+"""Prepare the data of the HTML report's forest plots and curves, which look like those of `oelm board`."""
 
 from __future__ import annotations
 

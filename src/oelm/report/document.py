@@ -102,7 +102,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class ForestPlot:
-    """A table with one question per row: the verdict, the change, and its interval drawn as a bar."""
+    """A table with one question per row: the verdict, the change, and its confidence interval as a bar."""
 
     kind: ClassVar = "forest"
     rows: tuple[tuple[ForestRow, str, str], ...]  # (row, dataset, anchor of the arm's runs)

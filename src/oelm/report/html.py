@@ -41,7 +41,7 @@ def _static(name: str) -> str:
 
 
 def _data(value: Any) -> Markup:
-    """Return JSON for a script element, with `<` escaped, so that no text can end the element."""
+    """Return a value as JSON for an HTML script element; `<` is escaped, so that no text ends the element."""
     return Markup(json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
 
 

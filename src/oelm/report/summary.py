@@ -114,7 +114,7 @@ def _main(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def best_other(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Return the comparison of the best frozen arm other than the main one; [] if the main one is better.
+    """Return the comparison of the best frozen arm except MAIN_METHOD; [] if MAIN_METHOD is better.
 
     The best arm is chosen by its validation score, not its test score. The best of several arms has often had
     lucky seeds, so the report says from how many arms it was chosen.

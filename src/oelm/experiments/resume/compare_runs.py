@@ -1,7 +1,7 @@
 """Compare the folders of two finished runs with the same config, whose files should be equal byte by byte.
 
-Compared are metrics, results, predictions, freeze audit, best model and last checkpoint. Times, host names
-and logs are not compared, because they differ between any two runs.
+The compared files are metrics, results, predictions, freeze audit, best model and last checkpoint. Times,
+host names and logs are not compared, because they differ between any two runs.
 """
 
 from __future__ import annotations

@@ -162,7 +162,9 @@ def _data(file: StudyFile, folder: Path, model: ModelConfig) -> DataConfig:
             name = register_dataset(entry).name
     for key in ("config", "splits", "columns", "classes"):
         if getattr(section, key) and not section.hub:
-            raise UsageError(f"{key} is allowed only together with the key hub", field=f"data.{key}")
+            raise UsageError(
+                f"{key} is allowed only together with the key hub; remove it", field=f"data.{key}"
+            )
     with _about(f"data.{named[0]}"):
         dataset(name)
     pretrained = model.family == "hf" and model.pretrained

@@ -118,7 +118,7 @@ class ExtendedProjection(nn.Module):
 
     @property
     def needs_full_weight_gradient(self) -> bool:
-        """Whether training the low-rank adapter costs as much as computing the gradient of the weight."""
+        """Whether the adapter's rank is so large that training it computes the full weight gradient."""
         a, b = self.lowrank_a, self.lowrank_b
         return a is not None and b is not None and not rank_is_small(a, b)
 

@@ -1,4 +1,4 @@
-"""Split a fused Q/K/V weight into one parameter each for Q, K and V, so that Q and K can be frozen alone.
+"""Split a fused Q/K/V weight into one parameter each for Q, K and V, so that Q and K can be frozen without V.
 
 A frozen part gets no gradient, no optimizer state and no weight decay, and costs no weight-gradient FLOPs.
 State dicts keep the keys and shapes of the fused weight, so that the plain model can load files of the split
@@ -119,7 +119,7 @@ _PARTS = ("q", "k", "v")
 def split_multihead(attention: nn.MultiheadAttention) -> None:
     """Split the packed weights of torch's attention module in place.
 
-    The object stays the same, because other objects may refer to it.
+    The module object is not replaced, because other objects may refer to it.
     """
     packed = attention._qkv_same_embed_dim
     if packed:

@@ -46,7 +46,7 @@ def _how_to_register(model: nn.Module, names: list[str]) -> str:
     around = names[0].rpartition(".")[0]
     attention = attention_around(model, names[0])
     if attention is not None and attention == around.rpartition(".")[0]:
-        around = attention  # the projections are in a part of the attention module
+        around = attention  # the projections are in a submodule of the attention module
     holder = model.get_submodule(around)
     prefix = f"{around}." if around else ""
     children = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

@@ -81,7 +81,7 @@ def _child(name: str, module: nn.Module, path: str) -> Any:
     if not isinstance(found, nn.Module | nn.Parameter):
         raise OelmError(
             f"{name or 'the model'} ({type(module).__name__}) has no attribute '{path}', which was passed to "
-            f"register_attention. Register the class again with an existing name"
+            f"register_attention. Register the class again with the name of an existing attribute"
         )
     return base_layer(found) if isinstance(found, nn.Module) else found
 
@@ -136,9 +136,9 @@ def _row_layout(
     head_dim = find_number(model, module, spec.head_dim, HEAD_DIM) or rows // (heads + 2 * kv_heads)
     if (heads + 2 * kv_heads) * head_dim != rows or heads % kv_heads:
         raise OelmError(
-            f"{name} ({type(module).__name__}): the {rows} rows of the fused matrix are not {heads} query "
-            f"heads, {kv_heads} key heads and {kv_heads} value heads of size {head_dim}. Register the class "
-            f"with oelm.register_attention"
+            f"{name} ({type(module).__name__}): the {rows} rows of the fused matrix do not consist of "
+            f"{heads} query heads, {kv_heads} key heads and {kv_heads} value heads of size {head_dim}. "
+            f"Register the class with oelm.register_attention"
         )
     groups = {"block": 1, "per-head": heads, "grouped": kv_heads}[spec.layout]
     return RowLayout(spec.roles, (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim), groups)

@@ -34,7 +34,7 @@ _ROTARY = {
 }
 _ROTARY_SIZES = ("qk_rope_head_dim", "rotary_ndims", "rotary_dim", "rope_head_dim")
 _POSITIONS = {"relative_position_embeddings", "pos_emb", "r", "position_embeds", "pos_embeds"}
-_ADDED_POSITIONS = {"object_queries", "spatial_position_embeddings"}  # they are added to the input
+_ADDED_POSITIONS = {"object_queries", "spatial_position_embeddings"}  # added to the hidden states
 
 #: Input shapes to try. The input width replaces -1, or is appended as the last dimension if there is no -1.
 _SHAPES = ((1, TOKENS), (TOKENS,), (1, 4, 4), (1, -1, TOKENS), (1, -1, 4, 4), (TOKENS, 1))
@@ -62,7 +62,7 @@ def guess_calls(
     window = getattr(module, "window_size", None)  # window attention may accept only full windows of tokens
     sides = tuple(window) if isinstance(window, list | tuple) else (window, window)
     shapes = [*_SHAPES, (1, sides[0] * sides[-1])] if all(isinstance(n, int) for n in sides) else _SHAPES
-    # A module may hand a mask on to its attention kernel without naming it in its signature.
+    # A module may pass `attention_mask` from its **kwargs to its attention kernel, so also try it with None.
     hands_on = "attention_mask" not in named and any(p.kind is p.VAR_KEYWORD for p in signature.values())
     masks: list[dict[str, Any]] = [{}, {"attention_mask": None}] if hands_on else [{}]
     for shape, form, rotary, cross, mask in itertools.product(
@@ -133,7 +133,7 @@ def guess_inputs(model: nn.Module) -> list[dict[str, Any]]:
         )
         if isinstance(n := getattr(config, key, None), int)
     } or {80}
-    first = next((p for p in model.parameters() if p.dim() > 1), None)  # it projects what the model gets
+    first = next((p for p in model.parameters() if p.dim() > 1), None)  # it projects the model's input
     flat = 1 if first is None else first[0].numel()
     features.add(flat)
     images = [draw(1, channels, height, width), draw(1, frames, channels, height, width)]

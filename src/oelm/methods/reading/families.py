@@ -300,7 +300,9 @@ def register_attention(
     elif isinstance(attention, type) and issubclass(attention, nn.Module):
         name = attention.__name__
     else:
-        raise UsageError(f"register_attention needs a subclass of nn.Module, got {attention!r}")
+        raise UsageError(
+            f"register_attention needs a subclass of nn.Module or its full name, got {attention!r}"
+        )
     queries, keys = ((q,) if isinstance(q, str) else q), ((k,) if isinstance(k, str) else k)
     if layout not in ("block", "per-head", "grouped"):
         raise UsageError(f'layout must be "block", "per-head" or "grouped", got {layout!r}')

@@ -204,7 +204,7 @@ class Projection:
 
     @property
     def fused(self) -> bool:
-        """Whether the projection shares a parameter with others, which must be split before freezing."""
+        """Whether the projection is part of a fused parameter, which must be split before freezing."""
         return self.weight.layout is not None or (self.bias is not None and self.bias.layout is not None)
 
     @property

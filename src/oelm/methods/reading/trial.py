@@ -52,7 +52,7 @@ class Trial:
         eager: bool = False,
     ) -> None:
         self.generator = torch.Generator().manual_seed(0)
-        self.computed_softmax = False  # in the last run, even without a gradient, as in an autograd.Function
+        self.computed_softmax = False  # in the last `run()`, even if the softmax gets no gradient
         self.module = copy.deepcopy(attention).eval()
         for module in self.module.modules():
             self._randomize(module)
@@ -249,9 +249,9 @@ class Trial:
     def _wrong_heads(self, claim: Projection, args: Any, kwargs: Any, scores: list[Tensor]) -> str:
         """Test property 4 of the module docstring; return the problem, or "" if there is none.
 
-        The order of rows is reversed, an effect that no normalisation can cancel. Reversing the first quarter
-        of a head's rows must change the same scores as reversing all of them, and different heads must change
-        different scores.
+        The order of rows is reversed, because no normalisation can cancel this change. Reversing the first
+        quarter of a head's rows must change the same scores as reversing all of them, and different heads
+        must change different scores.
         """
         if claim.head_dim < 2:
             return ""

@@ -10,7 +10,7 @@ from torch import nn
 
 from oelm.errors import UsageError
 
-#: Parts that the wrapper of a module inserts into the names of the module's parameters.
+#: Parts that wrappers insert into parameter names, as in `<layer>.base_layer.weight`.
 _WRAPPER_STEPS = frozenset({"base_layer", "_orig_mod", "_checkpoint_wrapped_module"})
 
 
@@ -50,7 +50,7 @@ def base_layer(module: nn.Module) -> nn.Module:
 
 
 def uses_peft(model: nn.Module) -> bool:
-    """Return whether PEFT wraps the model or a part of it; PEFT then freezes all other parameters."""
+    """Return whether PEFT wraps the model or a part of it; PEFT then freezes all but its own parameters."""
     return any(_is_from_peft(module) for module in model.modules())
 
 
