@@ -42,7 +42,7 @@ def _key(c: Comparison | None) -> tuple[object, ...]:
 
 
 def forest_plots(questions: Sequence[ShownQuestion], _: Translator) -> list[Block]:
-    """Return one forest plot per study and metric. All questions must have a comparison."""
+    """Return one forest plot per study and metric. Each question needs a comparison."""
 
     def study_and_metric(q: ShownQuestion) -> tuple[str, str]:
         return q.study, q.comparison.metric if q.comparison else ""

@@ -51,7 +51,7 @@ REASONS = {  # reasons why a confidence interval decides nothing
     "identical": Message("both arms gave the same result for every seed, so the seed variation is unknown"),
     "no variation": Message("every seed gave exactly the same difference, so the seed variation is unknown"),
 }
-NOT_PLANNED = {  # sentences for undecided verdicts for which no sufficient number of seeds can be given
+NOT_PLANNED = {  # for undecided verdicts, if it cannot be said how many seeds would decide them
     "spread": Message("run at least 3 seeds"),
     "test set": Message("the test set is too small to decide, with any number of seeds"),
     "too close": Message("too close to the margin to decide with a realistic number of seeds"),
@@ -99,15 +99,15 @@ def outcome(verdict: Verdict) -> Message:
 def shown_verdict(c: Comparison) -> Verdict:
     """Return the verdict to show for a comparison.
 
-    For kinds "baseline" and "control", this is the verdict on the 5 % target; for others, on which arm is
-    better.
+    For the kinds "baseline" and "control", it is the verdict on the 5 % target; for other kinds, the verdict
+    on which arm is better.
     """
     return c.target if c.kind in ("baseline", "control") else c.sign
 
 
 def why_undecided(verdict: Verdict) -> Message | None:
     """Return why a verdict is undecided, or how many seeds would decide it; None if it is decided."""
-    if verdict.outcome == WITHHELD:  # the caveats of the comparison say why
+    if verdict.outcome == WITHHELD:  # the caveats of the comparison say why there is no verdict
         return None
     if verdict.reason:
         return REASONS[verdict.reason]

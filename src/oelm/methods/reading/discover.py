@@ -199,7 +199,7 @@ def _rows(part: ParameterSlice, gradient: Tensor) -> Tensor:
 def _rows_by_head(
     parts: dict[str, ParameterSlice], weights: list[nn.Parameter], scores: list[Tensor]
 ) -> dict[str, Tensor]:
-    """Return for each projection which rows act on the scores of which head, as (rows, heads)."""
+    """Return for each projection a bool tensor (rows, heads): which rows affect the scores of which head."""
     heads = [part for s in scores for axis in range(s.dim() - 2) for part in s.unbind(axis)]
     if len(heads) > _MAX_HEADS:
         raise ValueError(f"{len(heads)} heads are more than the limit of {_MAX_HEADS}")

@@ -301,7 +301,7 @@ class Trial:
 def gradients(targets: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
     """Return, for each parameter, the gradient of a random linear combination of all entries of `targets`.
 
-    A parameter that does not affect them gets zeros.
+    A parameter that affects none of the targets gets zeros.
     """
     generator = torch.Generator().manual_seed(1)
     parts = [
