@@ -149,6 +149,7 @@ def _comparison(c: Comparison) -> dict[str, Any]:
         "scenario": asdict(c.scenario) if c.scenario else None,
         "test_error": c.test_error,
         "mcnemar_p": c.mcnemar_p,
+        "lr_choice_sd": c.lr_choice_sd,
         "max_seeds": c.max_seeds or None,
         "refused": _texts(c.refused),
         "caveats": _texts(c.caveats),

@@ -36,6 +36,19 @@ def effect_cells(effect: Estimate, metric: str, arm: Arm, _: Translator) -> tupl
     )
 
 
+def _show_tuning(comparisons: Sequence[Comparison]) -> bool:
+    return any(c.lr_choice_sd is not None for c in comparisons)
+
+
+def _tuning(c: Comparison, _: Translator) -> Text:
+    """Return the table cell that says how much the choice of the learning rates varies a change."""
+    if c.lr_choice_sd is None:
+        return "–"
+    if c.metric == "ppl":
+        return f"±{100 * c.lr_choice_sd:.2f} %"
+    return _("{value} points", value=f"±{c.lr_choice_sd:.2f}")
+
+
 def baseline_tables(analysis: Analysis, _: Translator) -> list[Block]:
     """Return all comparisons with a baseline, as one table for each group of experiments."""
     blocks: list[Block] = []
@@ -51,13 +64,16 @@ def _baseline_table(comparisons: Sequence[Comparison], _: Translator) -> Table:
     scenarios = any(c.scenario for c in comparisons)
     head = [_("Arm"), _("Verdict")]
     head += [_("Scenario")] if scenarios else []
-    head += [_("Accuracy") if accuracy else _("Perplexity"), _("Change"), _("95 % interval"), "n"]
+    head += [_("Accuracy") if accuracy else _("Perplexity"), _("Change"), _("95 % interval")]
+    tuning = _show_tuning(comparisons)
+    head += [_("Tuning ±")] if tuning else []
+    head += ["n"]
     head += [_("Relative")] if accuracy else []
     rows = []
     for reference in {c.reference.key: c.reference for c in comparisons}.values():
         cells: list[Text] = [linked(reference.name, reference), _("baseline")]
         cells += ["–"] if scenarios else []
-        cells += [_mean(reference), "–", "–", str(len(reference.finished))]
+        cells += [_mean(reference), *["–"] * (3 if tuning else 2), str(len(reference.finished))]
         cells += ["–"] if accuracy else []
         rows.append(Row(tuple(cells)))
     for c in comparisons:
@@ -66,7 +82,8 @@ def _baseline_table(comparisons: Sequence[Comparison], _: Translator) -> Table:
         if c.effect is None or c.ratio is None:
             cells += ["–"] * (len(head) - len(cells))
         else:
-            cells += [_mean(c.arm), *effect_cells(c.effect, c.metric, c.arm, _)]
+            change, interval, n = effect_cells(c.effect, c.metric, c.arm, _)
+            cells += [_mean(c.arm), change, interval, *([_tuning(c, _)] if tuning else []), n]
             cells += [linked(_relative(c.ratio, _), c.arm)] if accuracy else []
         rows.append(Row(tuple(cells), tone(c.target)))
     words = 3 if scenarios else 2
@@ -136,20 +153,23 @@ def orthogonality_table(analysis: Analysis, _: Translator) -> list[Block]:
     return [Paragraph(about), pair_table(comparisons, _), *notes(comparisons, _)]
 
 
-def _pair_head(_: Translator) -> tuple[str, ...]:
-    return _("Data"), _("Arm"), _("Against"), _("Verdict"), _("Change"), _("95 % interval"), "n"
+def _pair_head(_: Translator, tuning: bool = False) -> tuple[str, ...]:
+    head = _("Data"), _("Arm"), _("Against"), _("Verdict"), _("Change"), _("95 % interval")
+    return (*head, _("Tuning ±"), "n") if tuning else (*head, "n")
 
 
 def pair_table(comparisons: Sequence[Comparison], _: Translator) -> Table:
-    rows = []
+    rows, tuning = [], _show_tuning(comparisons)
     for c in comparisons:
         verdict = shown_verdict(c)
-        effect: tuple[Text, Text, Text] = ("–", "–", "–")
+        effect: tuple[Text, ...] = ("–", "–", "–")
         if c.effect is not None:
             effect = effect_cells(c.effect, c.metric, c.arm, _)
         names = (place(c.arm, _), linked(c.arm.name, c.arm), linked(c.reference.name, c.reference))
+        if tuning:
+            effect = (*effect[:2], _tuning(c, _), effect[2])
         rows.append(Row((*names, _(outcome(verdict)), *effect), tone(verdict)))
-    return Table(_pair_head(_), tuple(rows), words=4, verdict=3)
+    return Table(_pair_head(_, tuning), tuple(rows), words=4, verdict=3)
 
 
 def mean_table(analysis: Analysis, _: Translator) -> list[Block]:

@@ -63,6 +63,7 @@ def _csv_row(c: Comparison) -> dict[str, str | int | float]:
         "change": number(c.effect.value) if c.effect else "",
         "low": number(bounds[0]) if bounds else "",
         "high": number(bounds[1]) if bounds else "",
+        "tuning_sd": "" if c.lr_choice_sd is None else round((100 if perplexity else 1) * c.lr_choice_sd, 4),
         "n": c.effect.n if c.effect else "",
         "verdict": shown_verdict(c).outcome,
     }

@@ -56,6 +56,14 @@ def limitation_texts(analysis: Analysis, _: Translator) -> list[str]:
                 seeds=" / ".join(map(str, sorted(trial_seeds))),
             )
         )
+    if any(c.lr_choice_sd is not None for c in made):
+        texts.append(
+            _(
+                "The column “Tuning ±” is the standard deviation that the choice of the learning rates adds "
+                "to a change, because new tuning trials with other seeds might choose differently. It is "
+                "measured on validation data with the length of a trial, and is not part of the interval."
+            )
+        )
     small = tuple(SCALES[s] for s in ("mini", "smoke") if any(c.arm.config.scale == s for c in made))
     if small:
         texts.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from oelm.cli.main import main
 from oelm.config.run_config import DataConfig
 from oelm.errors import UsageError
 from oelm.experiments.decide.loop import DecideOutcome, exit_code
@@ -16,6 +18,9 @@ from oelm.experiments.decide.study import make_design, tune_and_decide
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.launch.jobs import Events, Job, skip_if_ended
 from oelm.experiments.request import Request
+from oelm.report.digest import build_digest
+from oelm.report.markdown import to_markdown
+from oelm.report.report import write_html
 from oelm.runs.scan import scan
 from run_factory import analyze, write_run
 
@@ -115,9 +120,18 @@ def test_runs_with_other_settings_are_refused_before_a_trial_starts(tmp_path: Pa
 
 
 def test_the_analysis_reports_how_much_the_choice_of_learning_rates_varies_the_difference(
-    tmp_path: Path,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     decide(tmp_path)
     (c,) = analyze(tmp_path).comparisons.made
     assert c.lr_choice_sd is not None
     assert 0 < c.lr_choice_sd < 0.03
+    page = to_markdown(build_digest(analyze(tmp_path)), "figures")
+    assert "| Tuning ± |" in page
+    assert f"| ±{100 * c.lr_choice_sd:.2f} % |" in page
+    assert "“Tuning ±” is the standard deviation that the choice of the learning rates adds" in page
+    html = (write_html(analyze(tmp_path), tmp_path / "report.html")).read_text(encoding="utf-8")
+    assert f"±{100 * c.lr_choice_sd:.2f}" in html  # followed by a space that does not break
+    assert main(["analyze", "--runs", str(tmp_path), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["comparisons"]
+    assert row["lr_choice_sd"] == pytest.approx(c.lr_choice_sd)

@@ -151,6 +151,30 @@ def test_a_job_that_sbatch_refuses_is_an_error_with_its_message(
     assert "Traceback" not in output
 
 
+DECIDE = ("NOISY-WORSE", "--rules", "target", "--on", "slurm", "--cpus", "1", "--time", "5m")
+
+
+@pytest.mark.slow
+def test_decide_through_slurm_goes_on_after_sigkill(
+    start_oelm: Start, slurm: dict[str, str], tmp_path: Path
+) -> None:
+    """Its SLURM jobs survive the kill, so the second command waits for them and repeats none."""
+    first = start_oelm(*DECIDE, name="decide", STUB_STEP_SECONDS="3", **slurm)
+    wait_until(lambda: any(run.state == "running" for run in scan(tmp_path / "runs")) or first.poll())
+    first.kill()
+    first.wait()
+    again = start_oelm(*DECIDE, name="decide", STUB_STEP_SECONDS="0", **slurm)
+    output = again.communicate(timeout=300)[0]
+    assert again.returncode == 0, output
+    assert "target: missed, stopped at n = 3 by the sequential rule" in output
+    runs = scan(tmp_path / "runs")
+    assert sorted((run.id, run.seed, run.state) for run in runs) == [
+        (id, seed, "finished") for id in ("NOISY-BASE", "NOISY-WORSE") for seed in (0, 1, 2)
+    ]
+    assert all(len(read_attempts(run.path)) <= 1 for run in runs)
+    assert not list((tmp_path / "runs").rglob("TWO AT ONCE"))
+
+
 def test_dry_run_prints_the_sbatch_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", "GPT-01", "GPT-02", "--scale", "smoke", "--on", "slurm", "--dry-run", "--time", "3h"]
     words += [
@@ -381,8 +405,12 @@ class WithoutSlurm(SlurmLauncher):
         return submitit.LocalExecutor(folder=str(self.root / ".slurm" / "%j"))
 
     def _queue(self) -> dict[str, str]:
-        children = psutil.Process().children(recursive=True)
-        return {str(p.pid): "RUNNING" for p in children if p.status() != psutil.STATUS_ZOMBIE}
+        alive = {}
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since the list was made
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    alive[str(process.pid)] = "RUNNING"
+        return alive
 
 
 def test_submitit_runs_jobs_without_slurm(
@@ -398,6 +426,34 @@ def test_submitit_runs_jobs_without_slurm(
     assert [job.state for job in jobs] == ["finished", "finished"]
     assert launcher.launch(make_jobs(configs, root))[0].state == "finished"  # nothing is submitted twice
     assert len(list((root / ".slurm").rglob("*_submitted.pkl"))) == 2
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: no code of the package handles it."""
+
+
+class KilledAfterSubmitting(WithoutSlurm):
+    def _watch(self, jobs: Any, waiting: Any) -> None:
+        raise Killed
+
+
+def test_decide_through_a_queue_goes_on_after_a_kill(
+    run_oelm: Callable[..., tuple[int, str]],
+    tmp_path: Path,
+    stub_environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, stub_environment[name])
+    monkeypatch.setattr("oelm.cli.run.SlurmLauncher", KilledAfterSubmitting)
+    with pytest.raises(Killed):
+        run_oelm(*DECIDE, command="decide")
+    monkeypatch.setattr("oelm.cli.run.SlurmLauncher", WithoutSlurm)
+    code, output = run_oelm(*DECIDE, command="decide")
+    assert code == 0, output
+    assert "target: missed, stopped at n = 3 by the sequential rule" in output
+    assert len(list((tmp_path / "runs" / ".slurm").rglob("*_submitted.pkl"))) == 6  # none is submitted twice
+    assert not list((tmp_path / "runs").rglob("TWO AT ONCE"))
 
 
 def test_diverged_runs_are_resubmitted_only_with_the_flag(
