@@ -49,6 +49,14 @@ def test_names_become_neither_formulas_nor_latex_commands(tmp_path):
     assert tex.count(r"=HYPERLINK(1)\textbackslash{}input\{x\}\%") == 2  # in the caption and in the table
 
 
+def test_a_long_table_becomes_several_that_fit_on_a_page():
+    tex = to_latex(Table(("Arm",), tuple(Row((f"arm{i}",)) for i in range(98))), "Costs", "costs-1")
+    parts = tex.split("\\end{table*}\n")[:-1]
+    assert [part.count("arm") for part in parts] == [40, 40, 18]
+    assert r"\caption{Costs (3/3)}\label{tab:costs-1-3}" in parts[2]
+    assert all(part.count("{adjustbox}") == 2 for part in parts)
+
+
 def test_csv_of_an_analysis_without_comparisons_is_empty(tmp_path):
     (tmp_path / "runs").mkdir()
     path = write_csv(analyze(tmp_path / "runs"), tmp_path / "comparisons.csv")

@@ -19,6 +19,8 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 
 from oelm.files.atomic import atomic_open
 from oelm.printable import printable
@@ -57,6 +59,8 @@ def plot_style(style: Style = PAGE) -> AbstractContextManager[None]:
         "axes.titlesize": style.size,
         "grid.alpha": 0.15,
         "legend.frameon": False,
+        "legend.handlelength": 3.0,  # long enough for a whole pattern of dashes
+        "legend.columnspacing": 0.8,
         "axes.axisbelow": True,
         "lines.linewidth": 1.5,
     }
@@ -130,9 +134,11 @@ def legend_below(canvas: Canvas, axes: Any) -> None:
     """Add a legend below the axes, with as many columns as fit, and make the figure higher to hold it."""
     handles, labels = axes.get_legend_handles_labels()
     width, height = canvas.get_size_inches()
-    # Width of a letter and height of a line, in inches.
-    letter, line = 0.009 * mpl.rcParams["font.size"], 0.021 * mpl.rcParams["font.size"]
-    longest = max((len(label) for label in labels), default=0)
-    columns = max(1, min(len(labels), int(width / (0.7 + letter * longest))))
+    letter = mpl.rcParams["font.size"] / 72  # height of the font in inches
+    font = FontProperties()  # the font of the style
+    longest = max((TextPath((0, 0), text, prop=font).get_extents().width for text in labels), default=0) / 72
+    handle = letter * (3.0 + 0.8 + 0.8)  # the line, its distance from the name, and the space between columns
+    columns = max(1, min(len(labels), int((width + 0.8 * letter) / (handle + longest))))
+    line = 1.5 * letter
     canvas.set_size_inches(width, height + line * math.ceil(len(labels) / columns))
     canvas.legend(handles, labels, loc="outside lower center", ncols=columns)

@@ -18,6 +18,7 @@ from oelm.report.sections import SECTIONS
 from oelm.report.sentences import shown_verdict
 from oelm.report.translate import Translator
 
+MAX_ROWS = 40  # maximum number of rows of a LaTeX table, so that it fits on a page
 _LATEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -78,8 +79,8 @@ def _no_formula(text: str) -> str:
 def write_latex(analysis: Analysis, folder: Path, *, lang: str = "en") -> list[Path]:
     """Write each table of the report to a file for LaTeX's \\input, and the figures as PDF and PNG.
 
-    The paper needs the package booktabs. The words in the figures are English in every language, because the
-    fonts that come with matplotlib have no Chinese characters.
+    The paper needs the packages booktabs and adjustbox. The words in the figures are English in every
+    language, because the fonts that come with matplotlib have no Chinese characters.
     """
     from oelm.report.drawing import PAPER, plot_style
     from oelm.report.plots import all_drawings
@@ -100,12 +101,15 @@ def write_latex(analysis: Analysis, folder: Path, *, lang: str = "en") -> list[P
 
 
 def to_latex(table: Table, caption: str, label: str) -> str:
-    """Return a table as a LaTeX table over the width of the page.
+    """Return a table as a LaTeX table over the width of the page, made smaller if it is wider.
+
+    A table of more than MAX_ROWS rows becomes several, because LaTeX does not break a table over pages.
 
     >>> from oelm.report.document import Row
     >>> print(to_latex(Table(("Arm", "Change"), (Row(("a_b", "−1.5 %")),)), "Cost of each arm", "costs-1"))
     \\begin{table*}
     \\caption{Cost of each arm}\\label{tab:costs-1}
+    \\begin{adjustbox}{max width=\\textwidth, center}
     \\begin{tabular}{lr}
     \\toprule
     Arm & Change \\\\
@@ -113,22 +117,32 @@ def to_latex(table: Table, caption: str, label: str) -> str:
     a\\_b & $-$1.5 \\% \\\\
     \\bottomrule
     \\end{tabular}
+    \\end{adjustbox}
     \\end{table*}
     <BLANKLINE>
     """
     columns = "".join("l" if i < table.words or i == table.verdict else "r" for i in range(len(table.head)))
-    lines = [
-        r"\begin{table*}",
-        rf"\caption{{{_escape_latex(caption)}}}\label{{tab:{label}}}",
-        rf"\begin{{tabular}}{{{columns}}}",
-        r"\toprule",
-        _latex_row(table.head),
-        r"\midrule",
-        *(_latex_row(plain(cell) for cell in row.cells) for row in table.rows),
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table*}",
-    ]
+    total = max(1, math.ceil(len(table.rows) / MAX_ROWS))
+    lines: list[str] = []
+    for part in range(total):
+        which, suffix = (f" ({part + 1}/{total})", f"-{part + 1}") if total > 1 else ("", "")
+        lines += [
+            r"\begin{table*}",
+            rf"\caption{{{_escape_latex(caption + which)}}}\label{{tab:{label}{suffix}}}",
+            r"\begin{adjustbox}{max width=\textwidth, center}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            _latex_row(table.head),
+            r"\midrule",
+            *(
+                _latex_row(plain(cell) for cell in row.cells)
+                for row in table.rows[part * MAX_ROWS : (part + 1) * MAX_ROWS]
+            ),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{adjustbox}",
+            r"\end{table*}",
+        ]
     return "\n".join(lines) + "\n"
 
 

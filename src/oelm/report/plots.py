@@ -22,6 +22,7 @@ from oelm.report.translate import Translator
 
 MIN_BAND = 3  # fewest seeds with which an interval is drawn; with two, it is wider than any plot
 MAX_NAME = 30  # characters; a longer name is cut in a figure
+ROW_INCHES = 0.2  # height of a row of a forest plot, so that 40 rows fit on a page
 MAX_ROWS = 40  # maximum number of rows in one forest plot; further rows go to another plot
 
 _Row = tuple[str, dict[str, Any], float, tuple[float, float] | None]  # label, styles, value, interval
@@ -61,7 +62,7 @@ def changes(comparisons: Sequence[Comparison], styles: ArmStyles, _: Translator,
         else:
             value, interval = c.effect.value, low_high
         rows.append((f"{_short(c.arm.name)} · {_short(c.dataset)}", styles.of(c.arm.name), value, interval))
-    canvas, axes = new_canvas(1.1 + 0.3 * len(rows))
+    canvas, axes = new_canvas(0.8 + ROW_INCHES * len(rows))
     _draw_forest(axes, rows)
     if perplexity:
         _draw_margin(axes, 100 * TARGET, "5 %")
@@ -93,7 +94,7 @@ def step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translator
 
     The benchmarks are interleaved: measurements of the method and of the baseline alternate.
     """
-    canvas, (left, right) = new_canvas(1.1 + 0.3 * len(benchmarks), 2, sharey=True)
+    canvas, (left, right) = new_canvas(0.8 + ROW_INCHES * len(benchmarks), 2, sharey=True)
     times: list[_Row] = []
     memory: list[_Row] = []
     for b in benchmarks:
@@ -120,7 +121,8 @@ def _draw_forest(axes: Any, rows: Sequence[_Row]) -> None:
         if interval is not None:
             axes.plot(interval, [y, y], color=colour, linewidth=2, solid_capstyle="butt")
             face = colour
-        axes.plot([value], [y], marker=style["marker"], color=colour, markerfacecolor=face, linestyle="")
+        point = {"marker": style["marker"], "markersize": 4.5, "markerfacecolor": face}
+        axes.plot([value], [y], color=colour, linestyle="", **point)
     axes.axvline(0, color=axes.spines["left"].get_edgecolor(), linewidth=0.8)
     axes.set_yticks(range(len(rows)), [label for label, *_rest in rows])
     axes.set_ylim(len(rows) - 0.4, -0.9)
