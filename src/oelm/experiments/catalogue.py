@@ -2,7 +2,7 @@
 
 Users keep their own experiments in study files (`my.yaml`, see `study_file`) or in Python files. The option
 `--catalogue FILE` or the environment variable OELM_CATALOGUE names these files; in the variable, several
-files are separated as in PATH. Commands accept the path of a study file in place of experiment IDs.
+files are separated by os.pathsep, as in PATH. Commands accept a study file in place of experiment IDs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REPORT_COVERS: dict[int | str, tuple[int | str, ...]] = {3: (2, 3)}
 
 STUDIES = {
     "paper": "the experiments of the original study, with additional controls and next steps",
-    "gap": "which trainable extras close the gap of frozen Q/K in language modelling, each with a control",
+    "gap": "which added parameters close the gap of frozen Q/K in language modelling, each with a control",
     "wide": "the headline arms of `gap` at the original study's width, 512 with 6 layers",
     "finetune": "freezing in a pretrained encoder: keep, orthonormalise or replace its Q/K",
     "gpt-cls": "GPT classification from scratch (phase 4) with tuned learning rates",

@@ -298,7 +298,8 @@ def validation_loss(path: Path) -> float:
         return math.inf
     state = status.state if status else "not started"
     raise OelmError(
-        f"the tuning trial {path} is {state}; all trials must end before a learning rate is chosen"
+        f"the tuning trial {path} is {state}, but all trials must end before a learning rate is chosen; "
+        "run the same command again"
     )
 
 

@@ -42,7 +42,7 @@ def clean_row(dataset: Dataset, raw: Row, file: str, number: int, bad: BadRows) 
 
 
 def _text_problem(value: Any) -> tuple[str, str]:
-    """Return (kind, description) of what is wrong with the text `value`; ("", "") if nothing is wrong."""
+    """Return (kind, description) of the problem with the text `value`; ("", "") if there is none."""
     if value is None or (isinstance(value, str) and (not value or value.isspace())):
         return "empty", "empty"
     if not isinstance(value, str):

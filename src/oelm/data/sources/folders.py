@@ -186,6 +186,6 @@ def _class_names(found: SplitFiles, train: list[Path], column: str) -> tuple[str
                     "Rename the column if it is not the label"
                 )
     numbers = [int(label) for label in seen if label.lstrip("-").isdecimal()]
-    if len(numbers) == len(seen):  # no class for -1, so that such rows are reported as bad
+    if len(numbers) == len(seen):  # classes 0 to the largest label; -1 makes a row bad
         return tuple(str(number) for number in range(max(2, max(numbers) + 1)))
     return tuple(sorted(seen))

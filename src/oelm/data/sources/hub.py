@@ -26,7 +26,7 @@ def offline() -> bool:
 
 
 def reachable() -> bool:
-    """Return within 3 s whether the hub accepts connections; its own client would retry for 30 s."""
+    """Return within 3 s whether the hub accepts connections; `huggingface_hub` would retry for 30 s."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True  # connections use a proxy, so a direct connection would show nothing
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))

@@ -90,7 +90,7 @@ def _reopen_diverged(folder: RunFolder) -> None:
 def skip_if_ended(job: Job, events: Events) -> bool:
     """Return whether the run of a job has ended already, and if so, set the state of the job.
 
-    The files of the run are verified against their checksums; a damaged run counts as not ended.
+    The run's files are compared with their checksums; a run with a damaged file counts as not ended.
     """
     state, status, _ = state_of(job.folder, verify=True)
     job.ended_before = is_terminal(state)

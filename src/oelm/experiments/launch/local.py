@@ -139,7 +139,7 @@ class LocalLauncher:
         with console:
             process = self._worker(slot, arguments, console)
         self._active.append(_Active(job, slot, process))
-        job.slot, job.reason = slot.name, ""  # clear why the last attempt failed; it was reported
+        job.slot, job.reason = slot.name, ""  # the previous failure was already reported
         self._change(job, "running")
 
     def _worker(self, slot: Slot, arguments: list[str], console: BinaryIO) -> Process:
