@@ -66,9 +66,8 @@ def doctor(
 def _examine(request: Request, runs: str, machine: Machine, json: bool) -> int:
     from oelm.experiments.doctor import examine
 
-    planned = [(arm.runs[0], arm.total_runs) for arm in request.arms()]
     findings = []
-    for finding in examine(planned, runs, machine):
+    for finding in examine(request.arms(), runs, machine):
         findings.append(finding)
         if json:
             continue

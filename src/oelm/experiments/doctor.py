@@ -17,7 +17,10 @@ from typing import Any
 from oelm.config.run_config import Machine, RunConfig
 from oelm.errors import OelmError
 from oelm.experiments.plan import estimate
+from oelm.experiments.request import ArmPlan
 from oelm.runs.folder import RunFolder
+from oelm.runs.layout import run_path
+from oelm.runs.scan import state_of
 from oelm.units import bytes_text
 
 # Rows of a short test run. 200 training rows are enough for one batch of any experiment.
@@ -46,22 +49,18 @@ class Finding:
         return asdict(self)
 
 
-def examine(
-    planned: Sequence[tuple[RunConfig, int]], root: Path | str, machine: Machine
-) -> Iterator[Finding]:
-    """Run all checks and yield the result of each as soon as it is known.
+def examine(arms: Sequence[ArmPlan], root: Path | str, machine: Machine) -> Iterator[Finding]:
+    """Run all checks of the machine and of `arms`, and yield the result of each as soon as it is known.
 
-    planned: for each experiment, one of its configs and its number of runs including tuning trials
     root: the runs folder
     """
     yield _software()
     yield from _hardware(machine)
     yield _writable(Path(root))
-    if planned:
-        needed = sum((estimate(config, root).disk_bytes or 0) * runs for config, runs in planned)
-        yield _disk(Path(root), needed, sum(runs for _, runs in planned))
+    if arms:
+        yield _disk(Path(root), arms)
     checked: dict[tuple[str, str, str, int], bool] = {}
-    for config, _ in planned:
+    for config in (arm.runs[0] for arm in arms):
         data = (config.data.dataset, config.data.variant, config.data.source, config.data.train_rows)
         if data not in checked:
             finding = _data(config, machine)
@@ -127,12 +126,28 @@ def _writable(root: Path) -> Finding:
     return Finding("runs folder", False, f"no permission to write in {parent}", remedy)
 
 
-def _disk(root: Path, needed: int, runs: int) -> Finding:
+def _disk(root: Path, arms: Sequence[ArmPlan]) -> Finding:
+    """Compare the free disk space with what the runs and tuning trials that have not finished will keep.
+
+    While a run trains, it needs more than it keeps; this is added once, for the largest run.
+    """
     place = existing_parent(root)
     free = shutil.disk_usage(place).free
-    text = f"{runs} runs need at most {bytes_text(needed)}; {bytes_text(free)} are free on {place}"
+    runs = trials = needed = most = 0
+    for arm in arms:
+        plan = estimate(arm.runs[0], root)
+        left = [config for config in arm.runs if state_of(run_path(root, config))[0] != "finished"]
+        runs, trials = runs + len(left), trials + arm.total_trials
+        needed += len(left) * (plan.kept_bytes or 0) + arm.total_trials * (plan.trial_bytes or 0)
+        most = max(most, (plan.disk_bytes or 0) - (plan.kept_bytes or 0))
+    needed += most
+    planned = f"{runs} runs and {trials} tuning trials" if trials else f"{runs} runs"
+    text = f"{planned} need at most {bytes_text(needed)}; {bytes_text(free)} are free on {place}"
     if needed + _SPARE_BYTES > free:
-        remedy = "free disk space (`oelm clean`), or choose a runs folder on another disk with --runs"
+        remedy = (
+            "free disk space, choose a runs folder on another disk with --runs, or run a part of the "
+            "experiments at a time and delete their checkpoints with `oelm clean`"
+        )
         return Finding("disk", False, text, remedy)
     return Finding("disk", True, text)
 

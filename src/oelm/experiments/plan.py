@@ -22,6 +22,7 @@ from oelm.runs.layout import run_path
 if TYPE_CHECKING:
     from torch import nn
 
+    from oelm.training.measure.disk import DiskPlan
     from oelm.training.measure.flops import FlopModel
 
 GPT2_VOCABULARY = 50257
@@ -54,6 +55,8 @@ class Plan:
     disk_bytes: int | None
     seconds: float | None
     time_basis: str  # where `seconds` comes from, or why it is None
+    kept_bytes: int | None = None  # part of `disk_bytes` that a finished run keeps until `oelm clean`
+    trial_bytes: int | None = None  # what a finished tuning trial keeps; its checkpoints are deleted
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "folder": str(self.folder)}
@@ -79,9 +82,12 @@ def estimate(config: RunConfig, root: Path | str) -> Plan:
     counts, model, note = count_parameters(config)
     target = config.data.max_length if config.task == "denoising" else 0
     flops = model.step(rows, config.data.max_length, target).total if model else None
-    disk = _disk(counts) if counts else None
     seconds, basis = _time(config, root, steps, flops)
-    return Plan(run_path(root, config), steps, tokens, counts, note, disk, seconds, basis)
+    plan = Plan(run_path(root, config), steps, tokens, counts, note, None, seconds, basis)
+    if counts is None:
+        return plan
+    disk = _disk(counts)
+    return replace(plan, disk_bytes=disk.total, kept_bytes=disk.kept, trial_bytes=disk.best)
 
 
 def planned_steps(config: RunConfig) -> int | None:
@@ -139,8 +145,8 @@ def _vocabulary(config: RunConfig) -> int:
     return int(name.removeprefix("bpe-")) if name.startswith("bpe-") else GPT2_VOCABULARY
 
 
-def _disk(counts: dict[str, int]) -> int:
-    """Return an upper bound of the bytes that a run needs on disk.
+def _disk(counts: dict[str, int]) -> DiskPlan:
+    """Return an upper bound of the disk space that a run needs.
 
     counts: parameter counts; a checkpoint contains each parameter in fp32, and two Adam moments for each
         trainable one
@@ -148,7 +154,7 @@ def _disk(counts: dict[str, int]) -> int:
     from oelm.training.measure.disk import DiskPlan
 
     weights, moments = 4 * counts["total"], 8 * counts["trainable"]
-    return DiskPlan(checkpoint=weights + moments, best=weights).total
+    return DiskPlan(checkpoint=weights + moments, best=weights)
 
 
 def _time(
