@@ -79,13 +79,28 @@ def test_rotary_attention_scores_depend_only_on_the_distance():
     from oelm.models.gpt import rotary_table, rotate
 
     table = rotary_table(GPTConfig(vocab_size=5, context=32, width=16, heads=2))
-    q, k = torch.randn(2, 1, 1, 1, 8, generator=seeded())
+    q, k = torch.randn(2, 1, 1, 2, 8, generator=seeded())
 
     def score(i, j):
         return (rotate(q, table[i : i + 1]) * rotate(k, table[j : j + 1])).sum()
 
     assert torch.allclose(score(9, 4), score(25, 20), atol=1e-5)
     assert not torch.allclose(score(9, 4), score(9, 5), atol=1e-3)
+
+
+def test_rotary_positions_are_products_with_complex_numbers():
+    from oelm.models.gpt import rotary_table, rotate
+
+    config = GPTConfig(vocab_size=5, context=9, width=24, heads=3, position="rope")
+    x, g = torch.randn(2, 2, 7, 3, 8, generator=seeded())
+    x.requires_grad_()
+    angle = torch.arange(7)[:, None, None] * 10_000.0 ** (-torch.arange(4) / 4)  # (T, 1, hs / 2)
+    turned = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angle), angle)
+    expected = torch.cat([turned.real, turned.imag], -1)
+    ours = rotate(x, rotary_table(config)[:7])
+    assert torch.allclose(ours, expected, atol=1e-5)
+    (wanted,), (found,) = (torch.autograd.grad(y, x, g) for y in (expected, ours))
+    assert torch.allclose(found, wanted, atol=1e-5)
 
 
 def test_a_new_relative_bias_changes_nothing_and_gets_gradients():

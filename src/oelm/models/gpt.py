@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,21 +27,54 @@ from oelm.models.sizes import GPTConfig, gpt_config
 __all__ = ["GPT", "MLP", "Attention", "Block", "GPTConfig", "gpt_config", "rotary_table", "rotate"]
 
 ROTARY_BASE = 10_000.0
+# Elements of the MLP's hidden layer from which its GELU is recomputed in the backward pass instead of stored.
+# Below 8 MB per layer, the memory is not worth the time.
+RECOMPUTED_GELU = 2**21
 
 
 def rotary_table(config: GPTConfig) -> Tensor:
-    """Return the cosines and signed sines of the rotation angles of each position, as (context, 2, hs)."""
+    """Return the factors of the rotary rotation of each position, as (context, 3, d).
+
+    A rotation mixes the elements i and i + hs / 2 of a head. The three rows are the cosine of each element,
+    the sine by which the element hs / 2 further on is multiplied, and the sine for the element hs / 2 before.
+    A sine is 0 where that element does not belong to the same pair.
+    """
     half = config.width // config.heads // 2
     frequency = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.arange(config.context, dtype=torch.float64)[:, None] * frequency  # (context, hs / 2)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], dim=1).float()
+    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
+    head = torch.stack([torch.cat(pair, -1) for pair in ((cos, cos), (-sin, zero), (zero, sin))], dim=1)
+    return head.repeat(1, 1, config.heads).float()
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Return x (B, T, nh, hs) with rotary positions applied; `table` (T, 2, hs) is from `rotary_table()`."""
-    cos, sin = table[:, 0, None, :].to(x.dtype), table[:, 1, None, :].to(x.dtype)  # (T, 1, hs)
-    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
+    """Return x (B, T, nh, hs) with rotary positions applied; `table` (T, 3, d) is from `rotary_table()`."""
+    return _Rotate.apply(x, table.to(x.dtype), 1)
+
+
+class _Rotate(torch.autograd.Function):
+    """Rotates by `sign` times the angles of the table, in three operations on rows of d elements.
+
+    Slices of single heads would be only hs / 2 elements long, for which each operation takes several times as
+    long on a CPU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor, sign: int) -> Tensor:
+        ctx.save_for_backward(table)
+        ctx.sign = sign
+        half = x.shape[-1] // 2
+        cos, further, before = table.unbind(1)  # (T, d)
+        flat = x.flatten(2)  # (B, T, d)
+        y = flat * cos
+        y[..., :-half].addcmul_(flat[..., half:], further[:, :-half], value=sign)
+        y[..., half:].addcmul_(flat[..., :-half], before[:, half:], value=sign)
+        return y.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
+        (table,) = ctx.saved_tensors
+        return _Rotate.apply(upstream[0], table, -ctx.sign), None, None
 
 
 class Attention(nn.Module):
@@ -101,7 +134,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.up(x)  # (B, T, ff)
-        return gelu_linear(x, self.down) if saves_memory(x) else self.down(F.gelu(x))
+        recompute = saves_memory(x) and x.numel() >= RECOMPUTED_GELU
+        return gelu_linear(x, self.down) if recompute else self.down(F.gelu(x))
 
 
 class Block(nn.Module):
