@@ -1,6 +1,9 @@
-"""The cores a process may use: CPU affinity, and the CPU quota of its cgroup."""
+"""The cores a process may use (CPU affinity, CPU quota of its cgroup), and the memory that it keeps."""
 
 import math
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +43,25 @@ def test_affinity_and_quota_both_limit_the_cores(monkeypatch, quota: float, expe
     monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr(cores, "cgroup_quota", lambda: quota)
     assert cores.usable_cores() == expected
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt()")
+def test_freed_memory_is_kept_for_the_next_allocation() -> None:
+    script = """
+import resource
+from oelm.cores import keep_freed_memory
+
+def faults_of(allocations):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(allocations):
+        size = 2**26
+        block = b"x" * size
+        del block
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+keep_freed_memory()
+faults_of(1)
+print(faults_of(3))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1000  # a block of 64 MB has 16,384 pages of 4 KB

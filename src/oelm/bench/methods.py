@@ -117,11 +117,13 @@ def build(spec: dict[str, Any]) -> Arm:
     import torch
 
     from oelm.config.run_config import OptimConfig
+    from oelm.cores import keep_freed_memory
     from oelm.methods.apply import apply
     from oelm.methods.method import Method
     from oelm.training.measure.flops import flop_model
     from oelm.training.optimizer import build_optimizer, clip_gradients
 
+    keep_freed_memory()  # as in a run
     ids = token_batch(spec)
     model, loss_of = (_encoder if spec["size"] in ENCODERS else _gpt)(spec, ids)
     apply(model, Method.from_dict(spec["method"]), seed=spec["seed"])

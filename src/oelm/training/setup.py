@@ -13,6 +13,7 @@ import torch
 
 from oelm.config.hash import config_hash
 from oelm.config.run_config import Machine, RunConfig
+from oelm.cores import keep_freed_memory
 from oelm.data.tokenize.encoding import EncodingProgress
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import remove_leftovers
@@ -44,6 +45,7 @@ def set_up(job: TrainingJob) -> Training:
     precision = choose_precision(config.precision, world.device)
     recorder.journal.line(f"precision: {precision.dtype} ({precision.reason})")
     prepared = _prepare_on_rank0_first(job, recorder)
+    keep_freed_memory()  # only from here on, so that the memory of the preparation is returned
 
     training = Training(job, prepared, Learner(config, prepared, world, precision), recorder)
     checkpoint = find_checkpoint(job)
