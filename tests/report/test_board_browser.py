@@ -254,6 +254,20 @@ def test_hostile_names_and_logs_stay_text(browser, server):
         assert browser.console == []
 
 
+def test_a_deleted_run_is_said_to_be_missing_until_it_comes_back(browser, tmp_path):
+    path = write_run(tmp_path / "runs", lm_config())
+    with BoardServer(tmp_path / "runs") as server:
+        browser.open(f"{server.url}en/run?run={quote('paper/GPT-01/scale=mini/seed=0')}", width=1300)
+        wait_for(browser, "document.getElementById('connection')?.className === 'on'")
+        path.rename(tmp_path / "elsewhere")
+        wait_for(browser, "document.getElementById('missing')?.textContent === 'Not found'")
+        wait_for(browser, "document.getElementById('connection')?.className === 'on'")
+        (tmp_path / "elsewhere").rename(path)
+        wait_for(browser, "document.querySelector('h1')?.textContent === 'GPT-01 mini seed 0'")
+    browser.open("about:blank", width=1300)
+    browser.console.clear()
+
+
 def test_a_lost_connection_is_said(browser, tmp_path):
     write_run(tmp_path, lm_config())
     with BoardServer(tmp_path) as server:
