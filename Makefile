@@ -9,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: test check lint types unit torture demo documents docs translations schema install clean
+.PHONY: test check lint types unit torture demo wheel documents docs translations schema install clean
 
 install: $(STAMP)
 
@@ -42,6 +42,10 @@ torture: install
 
 demo: install
 	$(BIN)/oelm demo
+
+# What a user installs: the wheel in a clean environment outside the repository, first alone, then with the demo.
+wheel: install
+	$(BIN)/python tools/try_wheel.py $(WHEEL)
 
 # The generated pages, from the results that are committed.
 documents: install

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,20 +60,20 @@ def test_mypy_accepts_the_api_and_finds_the_mistakes(tmp_path: Path) -> None:
 
 
 def test_pyright_accepts_the_api_and_finds_the_mistakes(tmp_path: Path) -> None:
-    if (pyright := shutil.which("pyright")) is None:
-        pytest.skip("pyright is not installed")
+    # basedpyright is pyright in a wheel with Node.js; the wheel of pyright downloads both when it runs.
+    pytest.importorskip("basedpyright")
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
-    config = {"extraPaths": [str(SOURCE)]}
+    config = {"extraPaths": [str(SOURCE)], "typeCheckingMode": "standard"}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(config), encoding="utf-8")
     done = subprocess.run(
-        [pyright, "--outputjson", "--pythonpath", sys.executable, "program.py"],
+        [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable, "program.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1000,
         check=False,
     )
-    if not done.stdout.startswith("{"):
+    if "{" not in done.stdout:
         pytest.skip(f"pyright does not run here: {done.stderr[-200:]}")
     found = json.loads(done.stdout)["generalDiagnostics"]
     assert sorted({d["range"]["start"]["line"] + 1 for d in found}) == MISTAKES, done.stdout

@@ -4,7 +4,7 @@
     python tools/families.py bert deberta       only these types: prints one line each
 
 Each type is built from its default config with small widths and few layers, in a process of its own, so that
-a crash or a large model costs one line. Nothing is downloaded. All types take one to two hours. The same
+a crash or a large model costs one line. Nothing is downloaded. The same
 command continues an interrupted census, if neither transformers nor the code that reads models has changed.
 """
 

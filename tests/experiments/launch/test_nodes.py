@@ -16,25 +16,32 @@ from oelm.config.overrides import override
 from oelm.config.run_config import Machine
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch.attempts import read_attempts
-from oelm.experiments.launch.jobs import make_jobs
+from oelm.experiments.launch.jobs import Job, make_jobs
 from oelm.experiments.launch.ranks import Nodes
+from oelm.experiments.launch.slurm import SlurmLauncher
+from oelm.experiments.launch.slurm_options import SlurmOptions
 from oelm.experiments.launch.worker import worker_command
 from oelm.runs.folder import RunFolder
 
 MACHINE = Machine(device="cpu", threads=1)
-TASK = """
-import sys
-from oelm.config.run_config import Machine
-from oelm.experiments.launch.slurm import SlurmTask
-from oelm.experiments.launch.slurm_options import SlurmOptions
-options = SlurmOptions(nodes=2, gpus_per_run=0, cpus=1)
-sys.exit(SlurmTask(sys.argv[1], Machine(device="cpu", threads=1), options)())
+# Stands for `sbatch`: keeps the script, and answers with the number of the job.
+SBATCH = """#!/bin/sh
+cp "$1" "$0.script"
+echo "Submitted batch job {number}"
+"""
+# Stands for `srun` in a job of two nodes: starts the command of the script once per node.
+SRUN = """#!{python}
+import os, subprocess, sys
+command = sys.argv[sys.argv.index(sys.executable):]
+nodes = [{{**os.environ, "SLURM_NODEID": n, "SLURM_PROCID": n, "SLURM_LOCALID": "0"}} for n in "01"]
+tasks = [subprocess.Popen(command, env=environment) for environment in nodes]
+sys.exit(max(task.wait() for task in tasks))
 """
 
 
-def claim(root: Path, steps: int = 4) -> RunFolder:
+def claim(root: Path, steps: int = 4) -> Job:
     config = override(experiment("GPT-02").at("smoke", 0), {"budget.steps": steps, "budget.eval_every": 2})
-    return RunFolder(make_jobs([config], root)[0].folder)
+    return make_jobs([config], root)[0]
 
 
 def start(command: list[str], **environment: str) -> subprocess.Popen[str]:
@@ -61,24 +68,29 @@ def free_job_number() -> int:
     raise AssertionError("no free port")
 
 
-def test_two_nodes_train_one_run_and_only_the_first_writes_it(tmp_path: Path) -> None:
-    folder = claim(tmp_path / "runs")
-    number = str(free_job_number())
-    common = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": number, "SLURM_JOB_NODELIST": "localhost"}
-    common |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}
-    tasks = [
-        start([sys.executable, "-c", TASK, str(folder.path)], SLURM_NODEID=n, SLURM_PROCID=n, **common)
-        for n in "01"
-    ]
-    printed = [task.communicate(timeout=600)[0] for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], printed
-    assert [attempt.exit_code for attempt in read_attempts(folder.path)] == [0]
-    assert "2 processes" in folder.log_file.read_text(encoding="utf-8")
+def test_two_nodes_train_one_run_through_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, programs = free_job_number(), tmp_path / "programs"
+    programs.mkdir()
+    for name, text in (("sbatch", SBATCH), ("srun", SRUN)):
+        (programs / name).write_text(text.format(number=number, python=sys.executable), encoding="utf-8")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    root = tmp_path / "runs"
+    job = claim(root)
+    options = SlurmOptions(nodes=2, gpus_per_run=0, cpus=1)
+    SlurmLauncher(root, options, MACHINE, wait=False).launch([job])
+    of_the_job = {"SLURM_JOB_ID": str(number), "SLURM_JOB_NODELIST": "localhost"}
+    counts = {"SLURM_JOB_NUM_NODES": "2", "SLURM_NNODES": "2", "SLURM_NTASKS": "2"}
+    script = start(["bash", str(programs / "sbatch.script")], **of_the_job, **counts)
+    printed, _ = script.communicate(timeout=600)
+    assert script.returncode == 0, printed
+    assert [attempt.exit_code for attempt in read_attempts(job.folder)] == [0]  # only the first node writes
+    assert "2 processes" in RunFolder(job.folder).log_file.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
 def test_a_signal_to_the_first_node_stops_both_with_a_checkpoint(tmp_path: Path) -> None:
-    folder = claim(tmp_path / "runs", steps=100_000)
+    folder = RunFolder(claim(tmp_path / "runs", steps=100_000).folder)
     meet = f"localhost:{10_000 + free_job_number()}"
     commands = [
         worker_command(folder.path, MACHINE, "--processes", "1", *Nodes(2, n, meet).flags()) for n in (0, 1)
