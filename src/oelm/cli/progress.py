@@ -27,6 +27,8 @@ _TABLE_SECONDS = 1.0
 class RunProgress:
     """Prints the progress of `total` runs (0 = unknown); with `quiet`, prints nothing to stdout.
 
+    Tuning trials are not in `total`, because their number is unknown until tuning has ended.
+
     studies: the folders of the studies whose questions `oelm decide` answers
     """
 
@@ -59,7 +61,7 @@ class RunProgress:
 
     def changed(self, job: Job) -> None:
         """Print one line about a run whose state has changed, unless it finished before this command."""
-        self.ended |= {job.folder} if job.ended else set()
+        self.ended |= {job.folder} if job.ended and not job.config.tune.trial else set()
         if job.state == "running":
             self.started[job.folder] = time.monotonic()
         elif start := self.started.pop(job.folder, None):
@@ -68,7 +70,7 @@ class RunProgress:
             return
         where = f" on {job.slot}" if job.slot else ""
         why = f": {job.reason}" if job.reason and job.state != "finished" else ""
-        count = f"  ({len(self.ended)}/{self.total})" if self.total else ""
+        count = f"  ({len(self.ended)}/{self.total})" if self.total and not job.config.tune.trial else ""
         result = f"{_metric(job)}{count}" if job.ended else ""
         self.say(printable(f"{time.strftime('%H:%M:%S')}  {job.state:11} {job.name}{where}{why}{result}"))
 
@@ -101,8 +103,11 @@ class RunProgress:
 
         Runs that wait are assumed to take as long as the mean of the runs that have finished or train now.
         """
-        count = self.total - len(self.ended) if self.total else sum(not job.ended for job in jobs)
-        text = f"{count} runs left" + ("" if self.total else " in this round")
+        trials = sum(not job.ended and job.config.tune.trial for job in jobs)
+        runs = self.total - len(self.ended) if self.total else sum(not job.ended for job in jobs) - trials
+        tuning = f"{trials} trials and " if trials else ""
+        text = f"{tuning}{runs} runs left" + ("" if self.total else " in this round")
+        count = trials + runs
         etas, took, now = [], list(self.took), time.monotonic()
         for job in jobs:
             _, status, _ = state_of(job.folder) if job.state == "running" else ("", None, "")

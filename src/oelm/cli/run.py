@@ -195,7 +195,7 @@ def run(
     if dry_run:
         print_plan(arms, runs, place.launcher(count, Events()), machine, gpu, json)
         return 0
-    with RunProgress(count, quiet=json) as progress:
+    with RunProgress(sum(len(arm.runs) for arm in arms), quiet=json) as progress:
         outcome = run_study(
             arms,
             runs,
