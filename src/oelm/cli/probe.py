@@ -25,7 +25,7 @@ def probe(
     which: OneRun = OneRun(),
     json: Json = False,
 ) -> None:
-    """Print how constant q and k are over tokens, attention by distance, and which rank W_Q and W_K need.
+    """Print how constant q and k are over tokens, attention by distance, and the loss at low rank of W_Q/W_K.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ def build(analysis: Analysis, folder: Path, *, lang: str = "en", command: str = 
 
 
 def about(analysis: Analysis, command: str, _: Translator) -> tuple[Text, ...]:
-    """Return the lines below the headline: the runs folder, the numbers of runs, and the command."""
+    """Return the lines below the headline: runs folder, how many runs, the command that makes the report."""
     return (
         _(
             "From the run folders in {root}, by oelm {version}",

@@ -23,7 +23,7 @@ class Shown(IntEnum):
 
 @dataclass(frozen=True)
 class SectionPlan:
-    """A section of the report: its name, and the function that builds its content."""
+    """A section of the report: its anchor and title, the function that builds it, and when it is shown."""
 
     anchor: str  # target of links to the section; also its key in `charts.all_charts()`
     title: Message

@@ -45,10 +45,10 @@ def find_files(dataset: Dataset, variant: Variant, folder: Path) -> SplitFiles:
     found = _find_plain(dataset, variant, folder) or _find_hub_copy(dataset, variant, folder)
     if found is None:
         names = ", ".join(f"{split}{EXTENSIONS[0]}" for split in SPLITS)
+        copy = f", or a copy of the hub repository {dataset.hub}" if dataset.hub else ""
         raise OelmError(
             f"{folder} has no files of the dataset '{dataset.name}'. Add {names} (or "
-            f"{', '.join(EXTENSIONS[1:4])}), or a copy of the hub repository "
-            f"{dataset.hub or 'with its parquet files'}."
+            f"{', '.join(EXTENSIONS[1:4])}){copy}."
         )
     return found
 

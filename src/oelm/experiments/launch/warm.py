@@ -125,7 +125,7 @@ def serve(launcher: socket.socket) -> list[str]:
     server = os.getpid()
     while message := launcher.recv(_MESSAGE_BYTES):
         argv = json.loads(message).get("argv")
-        if argv is None:  # a signal for a worker that has already ended
+        if argv is None:  # the request was to signal a worker, and that worker has already ended
             continue
         with contextlib.suppress(Exception):  # the worker will have the same problem and report it
             _import_model_code(argv[0])

@@ -21,7 +21,7 @@ class DataSection(DataConfig):
     """The data. Give exactly one of `dataset`, `folder` and `hub`."""
 
     dataset: str = ""  # name of a dataset that oelm knows (`oelm data list`)
-    tokenizer: str = ""  # gpt2, bpe-<vocabulary size>, or model: that of the model (default if pretrained)
+    tokenizer: str = ""  # "gpt2", "bpe-<vocabulary size>", or "model" (the tokenizer of a pretrained model)
     folder: str = ""  # folder with train.jsonl, validation.jsonl, test.jsonl (or csv, tsv, parquet, txt)
     hub: str = ""  # dataset on the Hugging Face hub, such as stanfordnlp/imdb
     config: str = ""  # configuration (subset) of the hub dataset

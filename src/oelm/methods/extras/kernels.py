@@ -55,7 +55,7 @@ class _LowRankLinear(torch.autograd.Function):
         weight: Tensor,  # (rows, d_in)
         bias: Tensor | None,  # (rows,)
         a: Tensor,  # (rank, d_in)
-        b: Tensor,  # (rows, rank)
+        b: Tensor,  # (d_out, rank)
         scale: float,
         dtype: torch.dtype,
     ) -> Tensor:
