@@ -325,7 +325,7 @@ def test_limitations_and_unreadable_folders_are_listed(documents):
         "perplexity intervals cover the seeds, not the choice of test text",
         "no correction",
         "mini scale",
-        "local folder data",
+        "tinystories (local files)",
     ):
         assert words in text
     assert "seed=9" in text  # the malformed folder

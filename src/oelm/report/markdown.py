@@ -9,6 +9,7 @@ from oelm.printable import printable
 from oelm.report.document import (
     Block,
     Bullets,
+    Card,
     Cards,
     Code,
     Document,
@@ -22,6 +23,7 @@ from oelm.report.document import (
     Text,
     inlines,
 )
+from oelm.report.translate import Translator
 
 
 def to_markdown(document: Document, figures: str = "") -> str:
@@ -29,6 +31,7 @@ def to_markdown(document: Document, figures: str = "") -> str:
 
     figures: folder of the SVG files, relative to the Markdown file
     """
+    _ = Translator(document.lang)
     parts = [
         f"# {_escape(document.title)}",
         f"**{_text(document.headline)}**",
@@ -36,20 +39,16 @@ def to_markdown(document: Document, figures: str = "") -> str:
     ]
     for section in document.sections:
         parts.append(f'<a id="{section.anchor}"></a>\n\n## {_escape(section.title)}')
-        parts.extend(_block(b, figures) for b in section.blocks)
+        parts.extend(_block(b, figures, _) for b in section.blocks)
     return "\n\n".join(p for p in parts if p) + "\n"
 
 
-def _block(block: Block, figures: str) -> str:
+def _block(block: Block, figures: str, _: Translator) -> str:
     match block:
         case Paragraph():
             return _text(block.text)
         case Cards():
-            return "\n\n".join(
-                f"### {_escape(c.title)}: {_escape(c.badge)}\n\n"
-                + "\n".join(f"- {_text(line)}" for line in c.lines)
-                for c in block.cards
-            )
+            return "\n\n".join(_card(card, _) for card in block.cards)
         case Table():
             return _table(block)
         case Figure():
@@ -58,9 +57,16 @@ def _block(block: Block, figures: str) -> str:
         case Bullets():
             return "\n".join(f"- {_text(i)}" for i in block.lines)
         case Fold():
-            return "\n\n".join([f"**{_escape(block.title)}**", *(_block(b, figures) for b in block.blocks)])
+            return "\n\n".join(
+                [f"**{_escape(block.title)}**", *(_block(b, figures, _) for b in block.blocks)]
+            )
         case _:
             return ""  # only the HTML report has charts
+
+
+def _card(card: Card, _: Translator) -> str:
+    title = _("{name}: {text}", name=card.title, text=card.badge)
+    return f"### {_escape(title)}\n\n" + "\n".join(f"- {_text(line)}" for line in card.lines)
 
 
 def _table(table: Table) -> str:

@@ -90,7 +90,8 @@ def _settings(arms: Sequence[Arm], _: Translator) -> list[Block]:
     for arm in arms:
         c = arm.config
         model = c.model.name or c.model.family
-        length = f"{c.budget.epochs} {_('epochs')}" if c.budget.epochs else f"{c.budget.steps:,} {_('steps')}"
+        epochs, steps = c.budget.epochs, c.budget.steps
+        length = _("{n} epochs", n=epochs) if epochs else _("{n} steps", n=f"{steps:,}")
         batch = f"{c.budget.batch_size} x {c.budget.accumulation}"
         lr = _("{lr} (tuned)", lr=f"{c.optim.lr:g}") if c.tune.grid else f"{c.optim.lr:g}"
         cells = (arm.id, _(SCALES[c.scale]), c.data.dataset, model, c.method.name)

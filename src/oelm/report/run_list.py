@@ -19,6 +19,11 @@ from oelm.report.translate import Translator
 from oelm.units import duration_text
 
 LONG_COMMAND = 80  # characters; a longer command is printed only once, with a number that the runs refer to
+SOURCES = {
+    "local": Message("local files"),
+    "hub": Message("downloaded from the Hugging Face Hub"),
+    "builtin": Message("generated text"),
+}
 
 
 def limitations(analysis: Analysis, _: Translator) -> list[Block]:
@@ -95,14 +100,19 @@ def limitation_texts(analysis: Analysis, _: Translator) -> list[str]:
 
 
 def _origins(arms: Sequence[Arm]) -> tuple[Message, ...]:
-    """Return where the text of each dataset came from, because synthetic text may replace a dataset."""
-    found: dict[str, str] = {}
+    """Return where the text of each dataset came from, because generated text may replace a dataset."""
+    found: dict[str, str | Message] = {}
     for arm in arms:
-        if arm.finished and (origin := arm.finished[0].manifest.data.origin):
-            found.setdefault(arm.config.data.dataset, origin)
+        if arm.finished and (recorded := arm.finished[0].manifest.data.origin):
+            found.setdefault(arm.config.data.dataset, _origin(arm, recorded))
     return tuple(
         Message("{dataset} ({origin})", dataset=dataset, origin=origin) for dataset, origin in found.items()
     )
+
+
+def _origin(arm: Arm, recorded: str) -> str | Message:
+    """Return the source of an arm's data in words; for the source "auto", the text that a run recorded."""
+    return SOURCES.get(arm.config.data.source, recorded)
 
 
 def totals(analysis: Analysis, _: Translator) -> list[Block]:
@@ -168,7 +178,9 @@ def run_list(analysis: Analysis, _: Translator, folder: Path) -> list[Block]:
         commands = dict.fromkeys(run.command for arm in arms for run in arm.runs)
         long = [c for c in commands if len(c) > LONG_COMMAND]
         numbered = {c: _("command {n}", n=i) for i, c in enumerate(long, 1)}
-        listed: list[Text] = [(f"{name}: ", Code(command)) for command, name in numbered.items()]
+        listed: list[Text] = [
+            (_("{name}: {text}", name=name, text=""), Code(command)) for command, name in numbered.items()
+        ]
         listed += dict.fromkeys(_rows_text(arm, _) for arm in arms if _rows_text(arm, _))
         inner: list[Block] = [Bullets(tuple(listed))] if listed else []
         inner += [_arm_table(arm, numbered, folder, _) for arm in arms]
@@ -202,7 +214,7 @@ def _rows_text(arm: Arm, _: Translator) -> str:
     return _(
         "{dataset}: {origin}, {rows} rows to train on",
         dataset=arm.config.data.dataset,
-        origin=data.origin,
+        origin=_origin(arm, data.origin),
         rows=f"{rows:,}",
     )
 

@@ -88,7 +88,7 @@ def _line(c: Comparison, group: Sequence[Comparison], _: Translator) -> Text:
     if c in best_other(group) and others > 1:
         parts.insert(0, _("Best of {n} other frozen arms on validation:", n=others))
     start: tuple[Inline, ...] = (Strong(_(summary)), " ") if summary is not None else ()
-    return (*start, _.join(parts) + " ", *linked(_("runs"), c.arm))
+    return (*start, _.join([*parts, ""]), *linked(_("runs"), c.arm))
 
 
 def main_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:

@@ -142,11 +142,16 @@ def _card(board: Board, study: str, runs: Mapping[str, RunInfo], _: Translator, 
         summary if asked else _("No questions."),
         states["finished"],
         len(runs),
-        tuple((f"{states[s]} {_(state_name(s))}", state_tone(s)) for s in STATES if states[s]),
+        tuple((_count(states, s, _), state_tone(s)) for s in STATES if states[s]),
         time_left(runs.values(), _),
         tuple(forests(main, _)),
         len(asked) - len(main),
     )
+
+
+def _count(states: Counter[str], state: str, _: Translator) -> str:
+    """Return how many runs are in a state, in words."""
+    return _("{n} {state}", n=states[state], state=state_name(state))
 
 
 def questions(board: Board, study: str) -> list[ShownQuestion]:
@@ -259,7 +264,7 @@ def _arm_row(arm: Arm, _: Translator) -> dict[str, str]:
         "id": arm.id,
         "score": numbers.score(arm.mean, arm.metric) if arm.finished else "–",
         "n": str(len(arm.finished)),
-        "states": ", ".join(f"{states[s]} {_(state_name(s))}" for s in STATES if states[s]),
+        "states": _(", ").join(_count(states, s, _) for s in STATES if states[s]),
         "step_time": f"{sum(steps) / len(steps):.3g} s" if steps else "–",
         "memory": bytes_text(max(memory)) if memory else "–",
     }
