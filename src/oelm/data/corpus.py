@@ -34,7 +34,7 @@ class Source(ABC):
     streamed: bool = False  # whether rows are read over the network, which can take hours for all rows
     take_first: bool = False  # whether `Corpus.limit()` takes the first rows instead of a random sample
     notes: tuple[str, ...] = ()
-    folder_note: str = ""  # "notes" in the data folder's dataset_info.json; `oelm archive keep` leaves it out
+    folder_note: str = ""  # "notes" in the data folder's dataset_info.json; not copied into kept results
 
     @property
     @abstractmethod

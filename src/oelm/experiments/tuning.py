@@ -78,7 +78,7 @@ class Choice:
 class Tuned:
     """The result of tuning."""
 
-    arms: list[ArmPlan] = field(default_factory=list)  # arms with known learning rates, also the untuned ones
+    arms: list[ArmPlan] = field(default_factory=list)  # learning rate chosen, or fixed
     choices: list[Choice] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # why arms have no learning rate although trials ended
@@ -127,7 +127,7 @@ def tune(
 
 
 def by_comparison(arms: Sequence[ArmPlan]) -> dict[tuple[str, Scale], list[ArmPlan]]:
-    """Return the arms to be tuned, grouped by (comparison, scale)."""
+    """Return those of `arms` that are to be tuned, grouped by (group of compared arms, scale)."""
     groups: dict[tuple[str, Scale], list[ArmPlan]] = {}
     for arm in arms:
         if arm.grid:

@@ -91,7 +91,7 @@ def parse_json_lines(file: IO[bytes], where: str) -> Iterator[dict[str, Any]]:
         number += 1
         place = f"{where}, line {number}"
         if len(line) > ROW_BYTES:
-            raise OelmError(f"{place}: longer than {bytes_text(ROW_BYTES)}")
+            raise OelmError(f"{place}: the line is longer than {bytes_text(ROW_BYTES)}, the limit")
         if not line.endswith(b"\n"):
             return
         row = parse_json(decode(line, place), place)

@@ -22,8 +22,9 @@ _SOFTMAX = {
 class ScoreRecorder(TorchFunctionMode):
     """A context manager that records the input of every softmax, the attention scores, in `scores`.
 
-    The softmax gets a detached copy of its input. So the gradient of the module's output reaches only
-    parameters that affect it without the scores, and the gradient of the scores only those that affect them.
+    The softmax gets a detached copy of its input. So a gradient of the module's output reaches only
+    parameters that affect the output other than through the scores, such as those of v, and a gradient of the
+    scores reaches only parameters that affect the scores, such as those of q and k.
     torch's fused attention functions, which hide the scores, are replaced by unfused code.
     """
 
