@@ -25,7 +25,9 @@ def probe(
     which: OneRun = OneRun(),
     json: Json = False,
 ) -> None:
-    """Print how constant q and k are over tokens, attention by distance, and the loss at low rank of W_Q/W_K.
+    """Print how constant q and k are over tokens, and attention by distance.
+
+    Also print how the perplexity rises if the learned change of W_Q and W_K is cut to a low rank.
 
     Parameters
     ----------

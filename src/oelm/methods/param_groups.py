@@ -40,9 +40,10 @@ def param_groups(
         lr: The learning rate.
         weight_decay: Weight decay of matrices and embeddings. Biases, norms, convolutions, cores,
             temperatures and relative biases get none.
-        layer_decay: Factor between the learning rates of a layer and the layer above it. The top layer has
-            layer_decay * lr, the layer below it layer_decay**2 * lr, and so on; embeddings count as the layer
-            below the first. 1 = off. Layers of encoder and decoder are counted separately.
+        layer_decay: Factor between the learning rates of a layer and the layer above it. Parameters above
+            the layers, such as the head, have `lr`, the top layer layer_decay * lr, the layer below it
+            layer_decay**2 * lr, and so on; embeddings count as the layer below the first. 1 = off. Layers of
+            encoder and decoder are counted separately.
         qk_lr: Learning rate of the query and key projections, before layer_decay; None means `lr`.
     """
     for name, value in (("lr", lr), ("weight_decay", weight_decay), ("qk_lr", qk_lr or 0.0)):

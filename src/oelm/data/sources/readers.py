@@ -27,7 +27,7 @@ Row = dict[str, Any]
 EXTENSIONS = (".jsonl", ".parquet", ".csv", ".tsv", ".txt", ".raw", ".tokens")
 TEXT_EXTENSIONS = (".txt", ".raw", ".tokens")
 DOCUMENT_END = "<|endoftext|>"  # marks the end of a document in a text file
-PIECE = 1 << 18  # maximum number of characters per row; longer documents are split into several rows
+PIECE = 1 << 18  # maximum number of characters per piece; long texts are read and tokenized in pieces
 
 _MAX_CSV_FIELD = 1 << 30
 _BLOCK = 1 << 20

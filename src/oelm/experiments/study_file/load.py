@@ -230,7 +230,7 @@ def _compared(name: str, arm: ArmSection, arms: dict[str, Experiment], file: Stu
         reference = _id_of(asked.reference, arms, f"{place}.reference") if asked.reference else e.baseline
         if reference in ("", e.id):
             raise UsageError(
-                f"the arm {name} cannot be compared with itself; name a different arm",
+                f"the arm {name} cannot be compared with itself; set reference to a different arm",
                 field=f"{place}.reference",
             )
         margin = MARGINS[asked.rule] if asked.margin is None else asked.margin
