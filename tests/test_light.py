@@ -75,12 +75,13 @@ optimizer.step()
 assert oelm.audit(model, optimizer).ok
 oelm.save(model, sys.argv[2], compact=True)
 assert oelm.audit(oelm.load(sys.argv[2])).ok
+for use in (lambda: oelm.OELMCallback, lambda: oelm.push_to_hub(model, "me/mine")):
+    try:
+        use()
+    except oelm.OelmError as error:
+        print(error)
 oelm.remove(model)
 assert "oelm-freeze" in oelm.methods()
-try:
-    oelm.OELMCallback
-except oelm.OelmError as error:
-    print(error)
 """
 
 
@@ -114,8 +115,8 @@ def test_the_api_works_with_torch_numpy_and_safetensors_alone(tmp_path: Path) ->
     done = run(LIBRARY, CORE, tmp_path / "saved")
     assert done.returncode == 0, done.stderr
     assert "blocks.*.attn.q" in done.stdout
-    assert "oelm.OELMCallback needs transformers" in done.stdout
-    assert "pip install 'oelm[hf]'" in done.stdout
+    for missing in ("oelm.OELMCallback needs transformers", "oelm.push_to_hub needs huggingface_hub"):
+        assert f"{missing}, which is not installed.\nWhat to do: pip install 'oelm[hf]'" in done.stdout
 
 
 def test_the_command_names_the_extra_that_it_needs() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from oelm.errors import OelmError, first_line
+from oelm.errors import OelmError, first_line, missing_library
 from oelm.methods.apply import Applied
 from oelm.methods.audit import audit
 from oelm.methods.reading.wrappers import unwrap
@@ -119,9 +119,11 @@ def push_to_hub(
 
 def upload_folder(folder: Path | str, repo: str, *, private: bool = True, api: Any = None) -> str:
     """Upload a folder to the repository `repo`, which is created if it does not exist; return its URL."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
-
+    try:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+    except ModuleNotFoundError as error:
+        raise missing_library(error, "oelm.push_to_hub") or error from None
     api = api or HfApi()
     try:
         repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
