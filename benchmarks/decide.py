@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from oelm.analysis.arms import gather_arms
-from oelm.analysis.effects import measure
 from oelm.analysis.load import load_runs
 from oelm.analysis.questions import Question, answer_questions, take_look
-from oelm.analysis.sequential import MIN_SEEDS, level_per_look
-from oelm.analysis.statistics import Estimate, difference
+from oelm.analysis.statistics.effects import measure
+from oelm.analysis.statistics.intervals import Estimate, difference
+from oelm.analysis.statistics.sequential import MIN_SEEDS, level_per_look
 from oelm.analysis.verdict import SCENARIO, UNDECIDED, decide
 from oelm.experiments.catalogue import planned_configs
 

@@ -10,9 +10,9 @@ from oelm.analysis.analyze import Analysis, analyze
 from oelm.analysis.load import FINISHED
 from oelm.cli.analyze import BENCHMARKS
 from oelm.experiments.catalogue import planned_configs
-from oelm.report.claims import claims_page
 from oelm.report.digest import build_digest
-from oelm.report.markdown import to_markdown
+from oelm.report.formats.markdown import to_markdown
+from oelm.report.sections.claims import claims_page
 from oelm.runs.results_file import SUFFIX, read_results_file
 
 ROOT = Path(__file__).parents[1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -58,6 +59,12 @@ def imported(tree: ast.AST, package: str) -> Iterator[str]:
                 base = ".".join([*above, base] if base else above)
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def test_a_folder_holds_few_modules() -> None:
+    """`cli` has one module per command, so it may hold more."""
+    folders = Counter(path.parent for path in modules() if path.name != "__init__.py")
+    assert {str(folder) for folder, count in folders.items() if count > 13} <= {str(SOURCE / "cli")}
 
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)

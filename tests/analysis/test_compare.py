@@ -12,12 +12,12 @@ import pytest
 from scipy import stats
 
 from oelm.analysis.compare import Comparison
-from oelm.analysis.sequential import level_per_look
+from oelm.analysis.statistics.sequential import level_per_look
 from oelm.analysis.verdict import EQUIVALENT, MET, MISSED, NO_INTERVAL, REFUSED, UNDECIDED, WITHHELD
 from oelm.config.run_config import TuneConfig
 from oelm.experiments.catalogue import reported_with
-from oelm.report.comparisons import goal_table
 from oelm.report.document import plain
+from oelm.report.sections.comparisons import goal_table
 from oelm.report.sentences import conclusion, sentences
 from oelm.report.summary import cards, headline
 from oelm.report.translate import Translator

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from oelm.report.comparisons import mean_table
+from oelm.report.sections.comparisons import mean_table
 from oelm.report.translate import Translator
 from run_factory import analyze, cls_config, write_arm
 

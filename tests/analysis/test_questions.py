@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from oelm.analysis.arms import Arm
-from oelm.analysis.futility import chance_of_verdict, seeds_expected
 from oelm.analysis.questions import GIVEN_UP, Question, take_look
-from oelm.analysis.sequential import MIN_SEEDS, level_per_look
-from oelm.analysis.statistics import difference
+from oelm.analysis.statistics.futility import chance_of_verdict, seeds_expected
+from oelm.analysis.statistics.intervals import difference
+from oelm.analysis.statistics.sequential import MIN_SEEDS, level_per_look
 from oelm.analysis.verdict import EQUIVALENT, PPL_SIGN, SCENARIO, Rule
 
 SEEDS = 20

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from oelm.analysis.sequential import LEVELS, MAX_SEEDS, MIN_SEEDS, level_per_look
-from oelm.analysis.statistics import difference
+from oelm.analysis.statistics.intervals import difference
+from oelm.analysis.statistics.sequential import LEVELS, MAX_SEEDS, MIN_SEEDS, level_per_look
 
 STUDIES, SEEDS = 20_000, 20
 DIFFERENCES = {

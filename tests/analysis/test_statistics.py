@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from oelm.analysis import statistics as s
 from oelm.analysis import verdict as v
+from oelm.analysis.statistics import intervals as s
 
 
 def seeds(values) -> dict[int, float]:

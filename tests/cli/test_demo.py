@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oelm.analysis.statistics import difference
+from oelm.analysis.statistics.intervals import difference
 from oelm.analysis.verdict import ACCURACY_TARGET, PPL_TARGET, decide
 from oelm.cli.demo import short_result
 from oelm.methods.presets import find_method

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fake_run import write_finished_run
-from oelm.analysis.lr_choice import choice_probabilities, choice_sd, trial_sd
+from oelm.analysis.statistics.lr_choice import choice_probabilities, choice_sd, trial_sd
 from oelm.config.hash import config_hash
 from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError, UsageError

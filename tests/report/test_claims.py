@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from oelm.report import arithmetic
-from oelm.report.claims import NO_RUNS, claims, claims_page
+from oelm.report.sections import arithmetic
+from oelm.report.sections.claims import NO_RUNS, claims, claims_page
 from run_factory import analyze, write_study
 
 

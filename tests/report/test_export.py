@@ -9,7 +9,7 @@ import pytest
 
 from oelm.cli.main import main
 from oelm.report.document import Row, Table
-from oelm.report.export import to_latex, write_csv
+from oelm.report.formats.export import to_latex, write_csv
 from run_factory import analyze, lm_config, write_run, write_study
 
 

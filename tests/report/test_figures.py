@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 
 from oelm.analysis.costs import StepRatio
-from oelm.report import charts, plots
-from oelm.report.drawing import PAPER, ArmStyles, legend_below, new_canvas, plot_style
-from oelm.report.plots import all_drawings, changes, step_times
+from oelm.report.figures import charts, plots
+from oelm.report.figures.drawing import PAPER, ArmStyles, legend_below, new_canvas, plot_style
+from oelm.report.figures.plots import all_drawings, changes, step_times
 from oelm.report.summary import by_group
 from oelm.report.translate import Translator
 from run_factory import analyze, write_study

@@ -21,15 +21,15 @@ from oelm.analysis.costs import StepRatio
 from oelm.methods.presets import find_method
 from oelm.printable import printable
 from oelm.report import report
-from oelm.report.claims import claims_page
 from oelm.report.digest import write_markdown
 from oelm.report.document import Charts, Document, Section, Table
-from oelm.report.html import to_html
-from oelm.report.markdown import to_markdown
-from oelm.report.overview import cost_table, trend_table, where_freezing_works
+from oelm.report.formats.html import to_html
+from oelm.report.formats.markdown import to_markdown
 from oelm.report.report import build, write_html
-from oelm.report.run_list import relative_link
-from oelm.report.sections import SECTIONS
+from oelm.report.sections.claims import claims_page
+from oelm.report.sections.overview import cost_table, trend_table, where_freezing_works
+from oelm.report.sections.plan import SECTIONS
+from oelm.report.sections.run_list import relative_link
 from oelm.report.summary import cards, headline
 from oelm.report.translate import LANGUAGES, Translator
 from run_factory import analyze, cls_config, dump, lm_config, write_arm, write_run, write_study

@@ -16,9 +16,9 @@ from oelm.analysis.compare import Comparison, Comparisons, compare_all
 from oelm.analysis.costs import Cost, StepRatio, cost, read_benchmarks
 from oelm.analysis.goal import Goal, goals
 from oelm.analysis.load import Loaded, LoadWarning, load_runs
-from oelm.analysis.mean import Mean, means
 from oelm.analysis.messages import Message
-from oelm.analysis.statistics import LEVEL, Estimate
+from oelm.analysis.statistics.intervals import LEVEL, Estimate
+from oelm.analysis.statistics.mean import Mean, means
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from oelm.analysis import guards
 from oelm.analysis.arms import Arm
 from oelm.analysis.compare import Comparison, compare, looks_of, stopped_verdict
+from oelm.analysis.fairness import guards
 from oelm.analysis.load import LoadedRun
 from oelm.analysis.pairs import Pair, find_arm
-from oelm.analysis.sequential import level_per_look
-from oelm.analysis.statistics import LEVEL
+from oelm.analysis.statistics.intervals import LEVEL
+from oelm.analysis.statistics.sequential import level_per_look
 from oelm.analysis.verdict import REFUSED, Verdict, decide, question_rule
 from oelm.config.run_config import QuestionConfig
 

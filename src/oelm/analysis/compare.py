@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from oelm.analysis import guards
 from oelm.analysis.arms import Arm, Planned, gather_arms
-from oelm.analysis.effects import TestError, measure
-from oelm.analysis.flags import result_flags, run_flags
+from oelm.analysis.fairness import guards
+from oelm.analysis.fairness.flags import result_flags, run_flags
 from oelm.analysis.load import Loaded, LoadedRun
-from oelm.analysis.lr_choice import lr_choice_sd
 from oelm.analysis.messages import Message
 from oelm.analysis.pairs import Kind, Pair, find_pairs
 from oelm.analysis.questions import GIVEN_UP, Question, answer_pair, rules_of
-from oelm.analysis.sequential import level_per_look
-from oelm.analysis.statistics import LEVEL, Estimate
+from oelm.analysis.statistics.effects import TestError, measure
+from oelm.analysis.statistics.intervals import LEVEL, Estimate
+from oelm.analysis.statistics.lr_choice import lr_choice_sd
+from oelm.analysis.statistics.sequential import level_per_look
 from oelm.analysis.verdict import (
     ACCURACY_SIGN,
     ACCURACY_TARGET,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from oelm.analysis.arms import Arm
 from oelm.analysis.compare import Comparison, Comparisons
-from oelm.analysis.guards import undecidable
+from oelm.analysis.fairness.guards import undecidable
 from oelm.analysis.pairs import TRAINED_INIT, Kind, find_arm
 from oelm.analysis.verdict import BETTER, MET, MISSED, PPL_GOAL, UNDECIDED, WORSE, Verdict, decide
 

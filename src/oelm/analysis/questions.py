@@ -15,14 +15,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from oelm.analysis import guards
 from oelm.analysis.arms import Arm
-from oelm.analysis.effects import Effects, measure
-from oelm.analysis.futility import GIVE_UP, chance_of_verdict, seeds_expected
+from oelm.analysis.fairness import guards
 from oelm.analysis.load import DIVERGED
 from oelm.analysis.pairs import Kind, Pair, find_arm, find_pairs
-from oelm.analysis.sequential import MIN_SEEDS, level_per_look
-from oelm.analysis.statistics import Estimate
+from oelm.analysis.statistics.effects import Effects, measure
+from oelm.analysis.statistics.futility import GIVE_UP, chance_of_verdict, seeds_expected
+from oelm.analysis.statistics.intervals import Estimate
+from oelm.analysis.statistics.sequential import MIN_SEEDS, level_per_look
 from oelm.analysis.verdict import (
     ACCURACY_SIGN,
     ACCURACY_TARGET,

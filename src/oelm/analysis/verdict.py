@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from scipy import special
 
-from oelm.analysis.statistics import Estimate, is_wide, t_quantile, z_quantile
+from oelm.analysis.statistics.intervals import Estimate, is_wide, t_quantile, z_quantile
 from oelm.config.run_config import QuestionConfig
 
 TARGET = 0.05  # target of the original study: at most 5 % worse than the baseline
@@ -107,7 +107,7 @@ def decide(rule: Rule, estimate: Estimate, *, withhold: str = "", plan: bool = T
     withhold: why no verdict may be given: "caveat" or a result of `guards.undecidable()`; otherwise ""
     plan: whether an undecided verdict also gets the number of seeds that would probably decide it
 
-    >>> from oelm.analysis.statistics import difference
+    >>> from oelm.analysis.statistics.intervals import difference
     >>> decide(SCENARIO, difference({0: 81.0, 1: 80.8, 2: 81.1}, {0: 81.2, 1: 81.1, 2: 81.0})).outcome
     'A'
     """

@@ -78,7 +78,7 @@ def analyze(
     if json:
         print_json(analysis.to_dict())
         return
-    from oelm.report.sections import SECTIONS, Shown
+    from oelm.report.sections.plan import SECTIONS, Shown
     from oelm.report.summary import headline
     from oelm.report.translate import Translator
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from oelm.analysis.sequential import MAX_SEEDS, MIN_SEEDS
+from oelm.analysis.statistics.sequential import MAX_SEEDS, MIN_SEEDS
 from oelm.cli.gpu import GpuName, gpu_facts, print_gpu_hours
 from oelm.cli.options import Changes, Json, MachineOptions, OneScale, Runs, Selection
 from oelm.cli.output import print, print_json, print_table
@@ -173,7 +173,7 @@ def _print_plan(
 
 
 def _level(max_seeds: int) -> float:
-    from oelm.analysis.sequential import level_per_look
+    from oelm.analysis.statistics.sequential import level_per_look
 
     return 100 * level_per_look(max_seeds)
 

@@ -96,7 +96,7 @@ def _print_results(runs: str, output: Path, lang: str) -> Path:
     """Print the result of the demo in short and in detail; write the report and return its path."""
     from oelm.analysis.analyze import analyze
     from oelm.report.report import write_html
-    from oelm.report.run_list import limitation_texts
+    from oelm.report.sections.run_list import limitation_texts
     from oelm.report.summary import cards
     from oelm.report.translate import Translator
 

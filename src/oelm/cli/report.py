@@ -62,7 +62,7 @@ def report(
         if not (output or markdown or latex or csv or summary):
             return
     from oelm.report.digest import write_markdown
-    from oelm.report.export import write_csv, write_latex
+    from oelm.report.formats.export import write_csv, write_latex
     from oelm.report.phases import write_phase, write_summary
     from oelm.report.report import write_html
 
@@ -91,7 +91,7 @@ def _write_claims(path: Path, studies: Sequence[str], options: ResultsOptions, c
     Without a runs folder, the page contains only the claims that can be checked without runs.
     """
     from oelm.files.atomic import write_text
-    from oelm.report.claims import claims_page
+    from oelm.report.sections.claims import claims_page
 
     analysis = options.load(studies) if Path(options.runs).is_dir() else None
     write_text(path, claims_page(analysis, command))

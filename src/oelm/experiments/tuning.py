@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from oelm.analysis.lr_choice import choice_probabilities, choice_sd, compared, trial_sd
+from oelm.analysis.statistics.lr_choice import choice_probabilities, choice_sd, compared, trial_sd
 from oelm.config.run_config import RunConfig, Scale, TuneConfig
 from oelm.errors import OelmError
 from oelm.experiments.launch.jobs import Job

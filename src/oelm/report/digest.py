@@ -10,13 +10,14 @@ from oelm.analysis.analyze import Analysis
 from oelm.analysis.compare import Comparison
 from oelm.analysis.costs import StepRatio
 from oelm.files.atomic import write_text
-from oelm.report import numbers, plots
-from oelm.report.comparisons import mean_table, pair_table, without_links
+from oelm.report import numbers
 from oelm.report.document import Block, Code, Document, Figure, Paragraph, Row, Section, Table
-from oelm.report.drawing import ArmStyles, Drawing, plot_style
-from oelm.report.markdown import to_markdown
+from oelm.report.figures import plots
+from oelm.report.figures.drawing import ArmStyles, Drawing, plot_style
+from oelm.report.formats.markdown import to_markdown
 from oelm.report.report import about
-from oelm.report.run_list import limitations
+from oelm.report.sections.comparisons import mean_table, pair_table, without_links
+from oelm.report.sections.run_list import limitations
 from oelm.report.summary import count_verdicts, frozen_against_baseline, headline
 from oelm.report.translate import Translator
 

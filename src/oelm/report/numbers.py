@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from oelm.analysis.messages import Message
-from oelm.analysis.statistics import Estimate, is_wide
+from oelm.analysis.statistics.intervals import Estimate, is_wide
 from oelm.units import bytes_text
 
 MINUS = "−"

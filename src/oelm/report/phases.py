@@ -9,10 +9,11 @@ from oelm.analysis.analyze import Analysis
 from oelm.analysis.arms import Arm
 from oelm.experiments.catalogue import PHASES, experiments
 from oelm.files.atomic import write_text
-from oelm.report import comparisons, numbers, overview, run_list, summary
+from oelm.report import numbers, summary
 from oelm.report.document import Block, Document, Paragraph, Row, Section, Table
-from oelm.report.markdown import to_markdown
+from oelm.report.formats.markdown import to_markdown
 from oelm.report.report import about
+from oelm.report.sections import comparisons, overview, run_list
 from oelm.report.sentences import SCALES
 from oelm.report.translate import Translator
 

@@ -8,11 +8,11 @@ import oelm
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.load import FINISHED
 from oelm.files.atomic import write_text
-from oelm.report.charts import all_charts
 from oelm.report.document import Block, Code, Document, Fold, Section, Text
-from oelm.report.html import to_html
-from oelm.report.run_list import run_list
-from oelm.report.sections import SECTIONS
+from oelm.report.figures.charts import all_charts
+from oelm.report.formats.html import to_html
+from oelm.report.sections.plan import SECTIONS
+from oelm.report.sections.run_list import run_list
 from oelm.report.summary import headline
 from oelm.report.translate import Translator
 

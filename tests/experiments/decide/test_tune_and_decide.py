@@ -19,7 +19,7 @@ from oelm.experiments.experiment import Experiment
 from oelm.experiments.launch.jobs import Events, Job, skip_if_ended
 from oelm.experiments.request import Request
 from oelm.report.digest import build_digest
-from oelm.report.markdown import to_markdown
+from oelm.report.formats.markdown import to_markdown
 from oelm.report.report import write_html
 from oelm.runs.scan import scan
 from run_factory import analyze, write_run

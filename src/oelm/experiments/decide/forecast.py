@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from oelm.analysis.sequential import MIN_SEEDS
+from oelm.analysis.statistics.sequential import MIN_SEEDS
 from oelm.errors import UsageError
 from oelm.experiments.decide.look import Design, Look
 from oelm.experiments.decide.loop import run_seconds

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from oelm.analysis.futility import chance_of_verdict
 from oelm.analysis.questions import Question, QuestionKey
-from oelm.analysis.sequential import MIN_SEEDS
+from oelm.analysis.statistics.futility import chance_of_verdict
+from oelm.analysis.statistics.sequential import MIN_SEEDS
 
 ArmKey = tuple[str, str, str]  # study, scale, experiment ID
 RunKey = tuple[ArmKey, int]  # arm, seed

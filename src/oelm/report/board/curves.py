@@ -13,7 +13,7 @@ import numpy as np
 
 from oelm.analysis.arms import Arm
 from oelm.analysis.load import DIVERGED
-from oelm.analysis.statistics import LEVEL, t_quantile
+from oelm.analysis.statistics.intervals import LEVEL, t_quantile
 from oelm.printable import printable
 from oelm.report.board.metrics import MEASUREMENTS, Column
 from oelm.report.board.snapshot import Board

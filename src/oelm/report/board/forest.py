@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from oelm.analysis.effects import measure
 from oelm.analysis.messages import Message
-from oelm.analysis.statistics import Estimate, is_wide
+from oelm.analysis.statistics.effects import measure
+from oelm.analysis.statistics.intervals import Estimate, is_wide
 from oelm.report import numbers
 from oelm.report.board.questions import ShownQuestion
 from oelm.report.document import Tone

@@ -14,13 +14,13 @@ from oelm.config.yaml import config_to_yaml
 from oelm.errors import OelmError
 from oelm.experiments.launch.worker import CONSOLE
 from oelm.report import numbers
-from oelm.report.answers import RULES
 from oelm.report.board.curves import measured
 from oelm.report.board.forest import CAPTIONS, by_seeds, forest
 from oelm.report.board.metrics import MEASUREMENTS
 from oelm.report.board.questions import ShownQuestion
 from oelm.report.board.snapshot import Board
 from oelm.report.document import Tone
+from oelm.report.sections.answers import RULES
 from oelm.report.sentences import SCALES
 from oelm.report.translate import Translator
 from oelm.runs.folder import RunFolder

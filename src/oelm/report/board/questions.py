@@ -17,8 +17,8 @@ from oelm.analysis.messages import Message
 from oelm.analysis.pairs import find_arm, find_pairs
 from oelm.analysis.verdict import TARGET, Rule, Verdict, question_rule
 from oelm.config.run_config import QuestionConfig
-from oelm.report.answers import ANSWERS, RULES
 from oelm.report.document import Tone
+from oelm.report.sections.answers import ANSWERS, RULES
 from oelm.report.sentences import conclusion, outcome, sentences, shown_verdict, tone, why_undecided
 
 _TARGET = QuestionConfig("", "non-inferior", TARGET)

@@ -14,7 +14,7 @@ from oelm.analysis.compare import Comparison
 from oelm.files.atomic import write_text
 from oelm.printable import printable
 from oelm.report.document import Table, plain
-from oelm.report.sections import SECTIONS
+from oelm.report.sections.plan import SECTIONS
 from oelm.report.sentences import shown_verdict
 from oelm.report.translate import Translator
 
@@ -82,8 +82,8 @@ def write_latex(analysis: Analysis, folder: Path, *, lang: str = "en") -> list[P
     The paper needs the packages booktabs and adjustbox. The words in the figures are English in every
     language, because the fonts that come with matplotlib have no Chinese characters.
     """
-    from oelm.report.drawing import PAPER, plot_style
-    from oelm.report.plots import all_drawings
+    from oelm.report.figures.drawing import PAPER, plot_style
+    from oelm.report.figures.plots import all_drawings
 
     _ = Translator(lang)
     folder.mkdir(parents=True, exist_ok=True)

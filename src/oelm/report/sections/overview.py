@@ -14,13 +14,13 @@ from oelm.analysis.arms import Arm
 from oelm.analysis.compare import Comparison
 from oelm.analysis.costs import Cost
 from oelm.analysis.messages import Message
-from oelm.analysis.statistics import trend
+from oelm.analysis.statistics.intervals import trend
 from oelm.analysis.verdict import MET, MISSED
 from oelm.experiments.catalogue import experiments
 from oelm.experiments.experiment import Reported
 from oelm.report import numbers
-from oelm.report.comparisons import effect_cells
 from oelm.report.document import Block, Bullets, Paragraph, Row, Table, Text
+from oelm.report.sections.comparisons import effect_cells
 from oelm.report.sentences import SCALES, TASKS, outcome, place, tone
 from oelm.report.summary import frozen_against_baseline, linked
 from oelm.report.translate import Translator

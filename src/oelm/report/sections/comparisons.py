@@ -15,7 +15,7 @@ from oelm.analysis.arms import Arm
 from oelm.analysis.compare import Comparison
 from oelm.analysis.goal import REFERENCES
 from oelm.analysis.messages import Message
-from oelm.analysis.statistics import Estimate
+from oelm.analysis.statistics.intervals import Estimate
 from oelm.analysis.verdict import MET, MISSED, UNDECIDED
 from oelm.report import numbers
 from oelm.report.document import Block, Bullets, Paragraph, Row, Table, Text, plain

@@ -8,8 +8,9 @@ from enum import IntEnum
 
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.messages import Message
-from oelm.report import answers, comparisons, overview, run_list, summary
+from oelm.report import summary
 from oelm.report.document import Block
+from oelm.report.sections import answers, comparisons, overview, run_list
 from oelm.report.translate import Translator
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oelm.analysis.compare import Comparison, Comparisons
-from oelm.analysis.statistics import Estimate, difference, t_quantile, z_quantile
+from oelm.analysis.statistics.intervals import Estimate, difference, t_quantile, z_quantile
 from oelm.analysis.verdict import ACCURACY_SIGN, ACCURACY_TARGET, PPL_SIGN, PPL_TARGET, Verdict, decide
 
 KINDS = ("baseline", "control", "bias", "orthogonality")

@@ -9,8 +9,8 @@ from oelm.analysis.answers import Answer
 from oelm.analysis.messages import Message
 from oelm.analysis.verdict import MET, MISSED
 from oelm.report import numbers
-from oelm.report.comparisons import notes
 from oelm.report.document import Block, Paragraph, Row, Table, Text
+from oelm.report.sections.comparisons import notes
 from oelm.report.sentences import outcome, place, tone
 from oelm.report.summary import linked
 from oelm.report.translate import Translator

@@ -14,7 +14,7 @@ import math
 
 from scipy.special import stdtr
 
-from oelm.analysis.statistics import Estimate, t_quantile, z_quantile
+from oelm.analysis.statistics.intervals import Estimate, t_quantile, z_quantile
 from oelm.analysis.verdict import Rule
 
 GIVE_UP = 0.15  # give a question up below this probability of a verdict with the maximum number of seeds
@@ -25,7 +25,7 @@ def chance_of_verdict(rule: Rule, estimate: Estimate, seeds: int) -> float:
 
     estimate: the difference after the paired seeds that have run so far
 
-    >>> from oelm.analysis.statistics import difference
+    >>> from oelm.analysis.statistics.intervals import difference
     >>> from oelm.analysis.verdict import PPL_TARGET
     >>> near = difference({0: 0.06, 1: 0.04, 2: 0.05}, {0: 0.0, 1: 0.0, 2: 0.0})
     >>> far = difference({0: 0.01, 1: -0.01, 2: 0.0}, {0: 0.0, 1: 0.0, 2: 0.0})

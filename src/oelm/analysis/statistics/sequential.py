@@ -35,7 +35,7 @@ def level_per_look(max_seeds: int) -> float:
 
     max_seeds: number of seeds at the last check; the checks are at 3, 4, ..., `max_seeds` seeds
 
-    >>> from oelm.analysis.statistics import difference
+    >>> from oelm.analysis.statistics.intervals import difference
     >>> scores, reference = {0: 2.10, 1: 2.14, 2: 2.09}, {0: 2.00, 1: 2.02, 2: 2.01}
     >>> low, high = difference(scores, reference, level=level_per_look(20)).interval
     >>> round(low, 2), round(high, 2)

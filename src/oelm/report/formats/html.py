@@ -18,7 +18,8 @@ from markupsafe import Markup
 from oelm.printable import printable
 from oelm.report.document import Document, inlines
 
-_STATIC = Path(__file__).parent / "board" / "static"
+_REPORT = Path(__file__).parents[1]
+_STATIC = _REPORT / "board" / "static"
 _DRAW = """
 for (const figure of document.querySelectorAll("figure.chart"))
   oelmChart(figure, JSON.parse(figure.querySelector("script").textContent));
@@ -55,7 +56,7 @@ def _keep_units(text: str) -> str:
 
 
 _ENVIRONMENT = Environment(
-    loader=FileSystemLoader([Path(__file__).parent / "templates", _STATIC.parent / "templates"]),
+    loader=FileSystemLoader([_REPORT / "templates", _STATIC.parent / "templates"]),
     autoescape=True,
     finalize=_without_control_characters,  # Jinja calls this before it escapes a value
     undefined=StrictUndefined,

@@ -10,12 +10,12 @@ from oelm.analysis.analyze import Analysis
 from oelm.analysis.arms import Arm
 from oelm.analysis.compare import Comparison
 from oelm.analysis.load import LoadedRun
-from oelm.report.answers import RULES
 from oelm.report.board.curves import Seed, chart
 from oelm.report.board.forest import CAPTIONS, forest
 from oelm.report.board.metrics import Column, RunMetrics
 from oelm.report.board.questions import ShownQuestion, all_questions
 from oelm.report.document import Block, Chart, Charts, ForestPlot
+from oelm.report.sections.answers import RULES
 from oelm.report.sentences import group_title, place
 from oelm.report.summary import anchor, by_group, main_comparisons
 from oelm.report.translate import Translator

@@ -15,7 +15,8 @@ from oelm.analysis.compare import Comparison
 from oelm.data.catalogue import dataset
 from oelm.experiments.catalogue import experiments
 from oelm.printable import printable
-from oelm.report import arithmetic, numbers
+from oelm.report import numbers
+from oelm.report.sections import arithmetic
 from oelm.report.sentences import sentences
 from oelm.units import duration_text
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from oelm.analysis.arms import Arm
-from oelm.analysis.effects import Effects
-from oelm.analysis.guards import EQUAL_SETTINGS, RECORDED, at_chance, recorded, setting_differences
+from oelm.analysis.fairness.guards import EQUAL_SETTINGS, RECORDED, at_chance, recorded, setting_differences
 from oelm.analysis.load import DIVERGED, FINISHED, LoadedRun
 from oelm.analysis.messages import Message, state_name
+from oelm.analysis.statistics.effects import Effects
 
 
 def run_flags(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> tuple[Message, ...]:

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from oelm.analysis.arms import Arm
-from oelm.analysis.statistics import (
+from oelm.analysis.statistics.intervals import (
     LEVEL,
     Estimate,
     binomial_se,

@@ -14,8 +14,8 @@ from oelm.analysis.arms import Arm
 from oelm.analysis.compare import Comparison
 from oelm.analysis.costs import StepRatio
 from oelm.analysis.verdict import SCENARIO_A, SCENARIO_B, TARGET
-from oelm.report import charts
-from oelm.report.drawing import ArmStyles, Drawing, legend_below, new_canvas
+from oelm.report.figures import charts
+from oelm.report.figures.drawing import ArmStyles, Drawing, legend_below, new_canvas
 from oelm.report.sentences import group_title
 from oelm.report.summary import by_group
 from oelm.report.translate import Translator

@@ -1,0 +1,1 @@
+"""Checks whether a comparison is fair: what withholds its verdict, and what is said beside it."""

@@ -1,0 +1,1 @@
+"""Statistics of paired differences: intervals, sequential looks, means over datasets, effects."""

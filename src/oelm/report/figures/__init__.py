@@ -1,0 +1,1 @@
+"""Figures of the report: charts of the HTML page, and drawings in SVG, PDF and PNG."""

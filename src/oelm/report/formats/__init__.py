@@ -1,0 +1,1 @@
+"""Formats of the report: HTML, Markdown, LaTeX and CSV."""
