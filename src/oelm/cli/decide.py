@@ -156,6 +156,7 @@ def _print_plan(
         return
     _print_questions(look)
     print()
+    _print_reasons(look)
     expected = f", about {needs.expected_runs} expected" if needs.expected_runs is not None else ""
     print(
         f"runs: {needs.least_runs} to {needs.most_runs}{expected} ({len(arms)} arms); {trials} tuning trials"
@@ -166,7 +167,7 @@ def _print_plan(
     if needs.disk_bytes is not None:
         print(f"disk: at most {bytes_text(needs.disk_bytes)}, if the resume checkpoints are kept")
     level = _level(design.max_seeds)
-    print(f"each look at 3, 4, ..., {design.max_seeds} seeds uses a {level:.2f} % interval")
+    print(f"each look, at 3 to {design.max_seeds} seeds, uses a {level:.2f} % interval")
     if gpu:
         print_gpu_hours(most, gpu, runs)
         print("runs: the most that each arm can need, without tuning trials")
@@ -191,13 +192,18 @@ def _print_questions(look: Look) -> None:
     print_table(header, rows)
 
 
+def _print_reasons(look: Look) -> None:
+    """Print why questions have no verdict."""
+    for q in look.questions:
+        if q.why:
+            print(f"{q.arm.id} against {q.reference.id}, {q.rule.name}: {q.why}")
+
+
 def _print_summary(outcome: DecideOutcome) -> None:
     print()
     _print_questions(outcome.look)
     print()
-    for q in outcome.questions:
-        if q.why:
-            print(f"{q.arm.id} against {q.reference.id}, {q.rule.name}: {q.why}")
+    _print_reasons(outcome.look)
     for job in outcome.jobs:
         if job.state == "failed":
             print(f"failed: {job.name}: {job.reason}")

@@ -116,7 +116,7 @@ COMMANDS: dict[str, Command] = {
         "oelm.cli.decide:decide", _RUNS,
         "Train seeds until the questions of a study are answered; the error rates stay valid.",
         (
-            "oelm decide GPT-02 --scale mini --budget 6h",
+            "oelm decide GAP-TS-oelm-bias-rope --scale mini --budget 6h --data-dir DIR",
             "oelm decide --study gap --scale mini --max-seeds 12 --dry-run",
         ),
     ),

@@ -48,7 +48,7 @@ def test_the_plan_is_printed_without_a_run(run_oelm, tmp_path):
     code, output = run_oelm("NOISY-WORSE", "--dry-run", "--max-seeds", "10", command="decide")
     assert code == 0, output
     assert "runs: 6 to 20 (2 arms); 0 tuning trials" in output
-    assert "each look at 3, 4, ..., 10 seeds uses a 98.81 % interval" in output
+    assert "each look, at 3 to 10 seeds, uses a 98.81 % interval" in output
     assert "disk: at most" in output
     assert not list((tmp_path / "runs").glob("*"))
 
@@ -71,6 +71,8 @@ def test_built_in_text_in_place_of_a_dataset_gets_no_verdict_and_no_runs(run_oel
     code, output = run_oelm("GOOD-2", command="decide")
     assert code == 3
     assert "built-in generated text was used instead of tinystories" in output
+    _, plan = run_oelm("GOOD-2", "--dry-run", command="decide")
+    assert "built-in generated text was used instead of tinystories" in plan
     assert not list((tmp_path / "runs").glob("*/*/scale*"))
 
 
