@@ -254,7 +254,7 @@ def test_doctor_takes_a_real_step_and_reports_problems(
     assert "what to do" in text
 
     assert main(["doctor", "GPT-02", "--scale", "smoke", "--runs", runs, "--set", "data.source=local"]) == 2
-    assert "use --data-dir or OELM_DATA_DIR" in capsys.readouterr().err
+    assert "set --data-dir or OELM_DATA_DIR" in capsys.readouterr().err
 
 
 def test_shard_needs_several_gpus_per_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

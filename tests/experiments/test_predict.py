@@ -65,4 +65,4 @@ def test_a_dry_run_gives_hours_for_a_named_gpu(tmp_path: Path, capsys: pytest.Ca
     assert main(["run", *rest, "--gpu", "A5000"]) == 2
     assert "--dry-run" in capsys.readouterr().err
     assert main(["run", *rest, "--dry-run", "--gpu", "A9"]) == 2
-    assert "known are A5000" in capsys.readouterr().err
+    assert "use one of A5000" in capsys.readouterr().err

@@ -105,7 +105,7 @@ def test_the_error_about_a_typo_names_the_nearest_method():
         ({"layers": 2, "freeze": "all"}, "layers"),
         ({"schedule": "gradual"}, "no effect"),
         ({"schedule": "gradual", "freeze": "all"}, "thaw_to"),
-        ({"schedule": "gradual", "freeze": "all", "thaw_from": 0.9, "thaw_to": 0.1}, "after"),
+        ({"schedule": "gradual", "freeze": "all", "thaw_from": 0.9, "thaw_to": 0.1}, "greater than thaw_to"),
         ({"schedule": "early", "freeze": "all"}, "freeze_at"),
         ({"freeze": "all", "freeze_at": 0.5}, "freeze_at"),
         ({"freeze": "all", "thaw_to": 0.5}, "gradual"),
