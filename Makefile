@@ -31,9 +31,9 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-# One worker more than cores: some tests wait for a scheduler or a browser.
+# Two workers more than cores: some tests wait for a scheduler, a browser or other processes.
 unit: install
-	$(BIN)/python -m pytest -n $$(( $$($(BIN)/python -c 'from oelm.cores import usable_cores; print(usable_cores())') + 1 )) \
+	$(BIN)/python -m pytest -n $$(( $$($(BIN)/python -c 'from oelm.cores import usable_cores; print(usable_cores())') + 2 )) \
 		--dist loadfile --max-worker-restart 0
 
 # Fault injection, every file operation and every file: hours on two cores. TORTURE="--minutes 15" takes a sample.
