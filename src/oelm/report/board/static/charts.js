@@ -8,6 +8,8 @@
   const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 2], [3, 2, 1, 2], [1, 2], [12, 6]];
 
   // Distances between two labels of the axis of steps: 1, 2, 5, 10, 20, ...
+  // Width in pixels of the vertical axis: room for the longest label.
+  const widthOfLabels = (_u, labels) => labels ? Math.max(50, 18 + 7 * Math.max(...labels.map((label) => String(label).length))) : 58;
   const STEP_DISTANCES = Array.from({ length: 30 }, (_x, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
 
   // When the colours repeat, they get other dashes, so that 64 lines can be distinguished.
@@ -139,7 +141,7 @@
         legend: { show: false },
         cursor: { y: false, drag: { x: true, y: false }, points: { show: false } },
         scales: { x: { time: false }, y: { range: (u) => valueRange(this.data, u.scales.x.min, u.scales.x.max) } },
-        axes: [{ ...axis, size: 34, incrs: STEP_DISTANCES }, { ...axis, size: 58, values: (_u, ticks) => ticks.map(shown) }],
+        axes: [{ ...axis, size: 34, incrs: STEP_DISTANCES }, { ...axis, size: widthOfLabels, values: (_u, ticks) => ticks.map(shown) }],
         hooks: { setCursor: [() => this.showValues()] },
       }, table, this.plotBox);
       this.emphasise();
