@@ -7,9 +7,9 @@
   const MOST_BANDS = 4;  // with more lines, intervals hide each other, so only those of chosen lines are drawn
   const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 2], [3, 2, 1, 2], [1, 2], [12, 6]];
 
-  // Distances between two labels of the axis of steps: 1, 2, 5, 10, 20, ...
   // Width in pixels of the vertical axis: room for the longest label.
   const widthOfLabels = (_u, labels) => labels ? Math.max(50, 18 + 7 * Math.max(...labels.map((label) => String(label).length))) : 58;
+  // Distances between two labels of the axis of steps: 1, 2, 5, 10, 20, ...
   const STEP_DISTANCES = Array.from({ length: 30 }, (_x, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
 
   // When the colours repeat, they get other dashes, so that 64 lines can be distinguished.
