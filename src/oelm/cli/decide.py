@@ -65,8 +65,8 @@ def decide(
         Limit for the training time of all runs and tuning trials together, such as 6h. Two runs that train
         at the same time count twice.
     max_seeds
-        Maximum number of seeds of an arm, from 3 to 50. It sets the confidence level of the intervals,
-        which are computed again after every few seeds, so it cannot be changed after runs have started.
+        Maximum number of seeds of an arm, from 3 to 50. It sets the confidence level of the
+        intervals, which are looked at after 3, 4, ... seeds: keep it when you continue a study.
     rules
         Kinds of questions. target: at most 5 % worse than the baseline? goal: at most 1 % worse than the
         control? scenario: 2 or 5 points of accuracy worse? sign: better or worse?
