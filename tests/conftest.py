@@ -73,7 +73,7 @@ LONG_FILES = (
     "launch/test_warm.py",
     "training/test_distributed.py",
     "report/test_board_browser.py",
-    "report/test_analysis_commands.py",
+    "tests/test_wheel.py",
     "training/test_fit.py",
     "experiments/test_study_file.py",
     "methods/test_callback.py",

@@ -1,4 +1,4 @@
-"""The short result that `oelm demo` prints; a test in tests/report runs a whole demo."""
+"""The short result that `oelm demo` prints; tests/test_wheel.py runs a whole demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`oelm analyze`, `oelm report` and `oelm demo` as a user types them."""
+"""`oelm analyze` and `oelm report` as a user types them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from oelm.cli.main import main
-from oelm.experiments.catalogue import select
 from run_factory import lm_config, write_run, write_study
 
 
@@ -110,22 +109,3 @@ def test_help_of_the_commands_imports_no_heavy_package():
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], timeout=300, check=True)
-
-
-@pytest.mark.slow
-def test_demo_writes_a_report_and_does_not_repeat_finished_runs(tmp_path, capsys, in_process):
-    """Real runs at smoke scale with one seed."""
-    words = ["demo", "--scale", "smoke", "--seeds", "0", "--runs", str(tmp_path / "demo")]
-    words += ["--cache-dir", str(tmp_path / "cache")]
-    assert main(words) == 0
-    out = capsys.readouterr().out
-    total = len(select(study="demo"))
-    assert f"{total}/{total}" in out
-    assert "n = 1" in out
-    report = tmp_path / "demo" / "report.html"
-    assert out.splitlines()[-1] == str(report)
-    assert "oelm-bias" in report.read_text(encoding="utf-8")
-    before = sorted((p, p.stat().st_mtime_ns) for p in (tmp_path / "demo").rglob("results.json"))
-    assert len(before) == total
-    assert main(words) == 0
-    assert sorted((p, p.stat().st_mtime_ns) for p in (tmp_path / "demo").rglob("results.json")) == before
