@@ -17,11 +17,13 @@ from oelm.errors import UsageError
 from oelm.files.yaml import parse_yaml, read_yaml_with_lines
 
 T = TypeVar("T")
+# libyaml's dumper is five times faster than the one in Python, which is used where libyaml is missing.
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def config_to_yaml(config: RunConfig) -> str:
     """Return the config as YAML text with every field, including the fields that have their default value."""
-    return yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True, width=100)
+    return str(yaml.dump(to_mapping(config), Dumper=_DUMPER, sort_keys=False, allow_unicode=True, width=100))
 
 
 def config_from_yaml(text: str, where: str = "config") -> RunConfig:
