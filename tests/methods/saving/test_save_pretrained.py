@@ -26,6 +26,9 @@ COMBINED = [
         find_method("oelm-plus"), name="all", conv=3, conv_value=4, core=True, temperature=True
     ),
 ]
+ADDED = ("bias", "lowrank", "core", "temperature", "conv", "conv_value")
+# One method for each set of extras and each set of frozen layers: they alone decide what is saved.
+DISTINCT = {(m.freeze, *(bool(getattr(m, name)) for name in ADDED)): m for m in (*NAMED, *COMBINED)}
 
 
 def has_no_place(family, method):
@@ -46,7 +49,8 @@ def load_with_transformers(model, folder):
 @pytest.mark.parametrize(
     ("family", "method"),
     [
-        *((f, m) for f in ("llama", "gpt2", "bert") for m in (*NAMED, *COMBINED) if applies(f, m)),
+        *(("llama", method) for method in (*NAMED, *COMBINED)),
+        *((f, m) for f in ("gpt2", "bert") for m in DISTINCT.values() if applies(f, m)),
         *((family, find_method("oelm-plus")) for family in ("gpt-neox", "qwen2", "mistral")),
     ],
     ids=lambda value: getattr(value, "name", value),
