@@ -40,6 +40,7 @@ def test_exported_and_imported_models_have_the_same_logits(tmp_path, method):
     ids = torch.randint(61, (2, 24), generator=seeded(2))
     export_hf(ours, tmp_path)
     theirs = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
+    assert theirs.config.n_ctx == theirs.config.n_positions  # the GGUF converter of llama.cpp reads n_ctx
     back = import_hf(tmp_path).eval()
     with torch.no_grad():
         assert torch.allclose(theirs(ids).logits, ours.logits(ids), atol=1e-4)

@@ -33,6 +33,7 @@ def gpt2_config(config: GPTConfig, *, eos_id: int | None = None) -> GPT2Config:
     return GPT2Config(
         vocab_size=config.vocab_size,
         n_positions=config.context,
+        n_ctx=config.context,  # not read by transformers, but by the GGUF converter of llama.cpp
         n_embd=config.width,
         n_layer=config.layers,
         n_head=config.heads,
