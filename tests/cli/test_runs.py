@@ -147,6 +147,18 @@ def test_probe_of_frozen_and_of_trained_projections(
     assert facts["truncation"]["32"] == pytest.approx(0, abs=1e-4)  # the full rank of width 32
 
 
+def test_probe_draws_several_runs_in_one_figure(
+    root: Path, folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = tmp_path / "why.svg"
+    words = ["GPT-02", str(folder.path), "--rows", "8", "--runs", str(root)]
+    assert main(["probe", *words, "--figure", str(figure), "--json"]) == 0
+    assert [facts["method"] for facts in json.loads(capsys.readouterr().out)] == ["oelm-freeze"] * 2
+    assert "constant part, %" in figure.read_text(encoding="utf-8")
+    assert main(["probe", "--runs", str(root)]) == 2
+    assert "no run given" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_export_loads_in_transformers_with_the_same_logits(
     root: Path, folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 from oelm.cli.model import OneRun
 from oelm.cli.options import DataDir, Json
 from oelm.cli.output import print, print_json, print_table
 from oelm.cli.values import PositiveCount
-from oelm.errors import OelmError
+from oelm.errors import OelmError, UsageError
+from oelm.files.atomic import write_text
 from oelm.runs.folder import RunFolder
 
 RANKS = (0, 1, 2, 4, 8, 16, 32)
@@ -17,10 +19,9 @@ DISTANCES = 8
 
 
 def probe(
-    run: str,
-    /,
-    *,
+    *experiments: str,
     rows: PositiveCount = 64,
+    figure: Path | None = None,
     data_dir: DataDir = "",
     which: OneRun = OneRun(),
     json: Json = False,
@@ -31,22 +32,37 @@ def probe(
 
     Parameters
     ----------
-    run
-        Run folder, or the ID of an experiment.
+    experiments
+        Run folders, or IDs of experiments.
     rows
         Rows of validation text to use.
+    figure
+        SVG file for a figure of all runs; runs of the same method are averaged.
     """
-    folder = which.folder(run)
-    if folder.config().task != "lm":
-        raise OelmError(
-            f"{folder.path} cannot be probed: its task is {folder.config().task}, and only language models "
-            "(task lm) can be probed"
-        )
-    facts = _measure(folder, rows, data_dir)
+    if not experiments:
+        raise UsageError("no run given: name a run folder or an experiment, e.g. GAP-TS-baseline-rope")
+    folders = [which.folder(run) for run in experiments]
+    for folder in folders:
+        if (task := folder.config().task) != "lm":
+            raise OelmError(
+                f"{folder.path} cannot be probed: its task is {task}, and only language models (task lm) can "
+                "be probed"
+            )
+    found = []
+    for folder in folders:
+        found.append(_measure(folder, rows, data_dir))
+        if not json:
+            _print(found[-1])
     if json:
-        print_json(facts)
-        return
-    print(f"{folder.path}, {facts['tokens']:,} tokens of validation text, perplexity {facts['ppl']:.4g}")
+        print_json(found[0] if len(found) == 1 else found)
+    if figure is not None:
+        from oelm.report.figures.probes import probe_figure
+
+        write_text(figure, probe_figure(found, figure.stem).svg())
+
+
+def _print(facts: dict[str, Any]) -> None:
+    print(f"{facts['run']}, {facts['tokens']:,} tokens of validation text, perplexity {facts['ppl']:.4g}")
     print("\nShare of the constant part (mean over tokens) in the energy of q and k, in %:")
     shares = [(i, *(f"{100 * row[role]:.1f}" for role in "qk")) for i, row in enumerate(facts["constant"], 1)]
     print_table(("layer", "q", "k"), shares, indent="  ")
