@@ -157,8 +157,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "probe": Command(
         "oelm.cli.probe:probe", _RESULTS,
-        "Analyse the queries and keys of a trained language model: constant part, distances, rank.",
-        ("oelm probe GAP-TS-baseline-rope --scale mini --data-dir data",),
+        "Analyse the queries and keys of trained language models: constant part, distances, rank.",
+        ("oelm probe GAP-TS-baseline-rope GAP-TS-oelm-bias-rope --scale mini --seed 0 --figure why.svg",),
     ),
     "bench": Command(
         "oelm.cli.bench:bench", _FILES,
