@@ -2,6 +2,7 @@
 
     python tools/families.py                    all types: rewrites docs/families.md
     python tools/families.py bert deberta       only these types: prints one line each
+    python tools/families.py --sample 60        60 types drawn at random (--seed 1): prints one line each
 
 Each type is built from its default config with small widths and few layers, in a process of its own, so that
 a crash or a large model costs one line. Nothing is downloaded. The same
@@ -10,11 +11,13 @@ command continues an interrupted census, if neither transformers nor the code th
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import inspect
 import json
 import multiprocessing
 import os
+import random
 import re
 import resource
 import sys
@@ -296,9 +299,14 @@ def _described(row: Row) -> str:
     return f"{row.type:36} {row.model:44} {row.outcome}: {row.detail}"
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Which config types of transformers can oelm.apply read?")
+    parser.add_argument("names", nargs="*", metavar="TYPE")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="examine N types drawn at random")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the sample")
+    given = parser.parse_args()
     started = time.monotonic()
-    if names:
+    if names := given.names or random.Random(given.seed).sample(sorted(CONFIG_MAPPING), given.sample):
         for name in names:
             print(_described(examine_apart(name)), flush=True)
         return
@@ -309,4 +317,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
