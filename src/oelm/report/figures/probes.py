@@ -12,7 +12,7 @@ from oelm.report.figures.drawing import ArmStyles, Drawing, legend_below, new_ca
 
 CAPTION = (
     "Left: share of the constant part in the energy of q and k. Middle: attention weight by distance, mean "
-    "over all layers but the first. Right: increase of the perplexity if the learned change of W is cut to a "
+    "over all layers but the first. Right: rise of the perplexity if the learned change of W is cut to a "
     "rank. Each line is the mean over the runs of a method."
 )
 
@@ -37,13 +37,13 @@ def probe_figure(probes: Sequence[Mapping[str, Any]], name: str) -> Drawing:
             if runs[0]["truncation"]:
                 ranks = [int(rank) for rank in runs[0]["truncation"]]
                 rise = [[100 * (math.exp(d) - 1) for d in run["truncation"].values()] for run in runs]
-                right.plot(ranks, np.mean(rise, 0), **style)
+                right.plot(range(len(ranks)), np.mean(rise, 0), **style)
+                right.set_xticks(range(len(ranks)), map(str, ranks))
         left.set(
             xlabel="layer", ylabel="constant part, %", ylim=(0, None), xticks=range(1, len(constant) + 1)
         )
         middle.set(xlabel="distance in tokens", ylabel="attention weight, %", ylim=(0, None))
-        right.set(xlabel="rank", ylabel="increase of the perplexity, %")
-        right.set_xscale("symlog", base=2, linthresh=1)
+        right.set(xlabel="rank", ylabel="rise of the perplexity, %")
         for axes in (left, middle, right):
             axes.grid(axis="y")
         legend_below(canvas, left)
