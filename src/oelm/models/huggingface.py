@@ -30,10 +30,11 @@ def gpt2_config(config: GPTConfig, *, eos_id: int | None = None) -> GPT2Config:
     """Return the Hugging Face config of a GPT-2 with the shape of `config`."""
     from transformers import GPT2Config
 
+    unread: dict[str, Any] = {"n_ctx": config.context}  # read by the GGUF converter of llama.cpp alone
     return GPT2Config(
         vocab_size=config.vocab_size,
         n_positions=config.context,
-        n_ctx=config.context,  # not read by transformers, but by the GGUF converter of llama.cpp
+        **unread,
         n_embd=config.width,
         n_layer=config.layers,
         n_head=config.heads,

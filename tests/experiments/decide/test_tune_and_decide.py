@@ -13,6 +13,7 @@ import pytest
 from oelm.cli.main import main
 from oelm.config.run_config import DataConfig
 from oelm.errors import UsageError
+from oelm.experiments.decide.look import look_at
 from oelm.experiments.decide.loop import DecideOutcome, exit_code
 from oelm.experiments.decide.study import make_design, tune_and_decide
 from oelm.experiments.experiment import Experiment
@@ -117,6 +118,13 @@ def test_runs_with_other_settings_are_refused_before_a_trial_starts(tmp_path: Pa
     with pytest.raises(UsageError, match=r"different settings(.|\n)*budget.batch_size: 4 -> 8"):
         decide(tmp_path, budget__batch_size=8)
     assert len(scan(tmp_path)) == count
+
+
+def test_the_questions_of_a_new_arm_are_open_before_its_tuning(tmp_path: Path) -> None:
+    decide(tmp_path)
+    new = experiment("T-NEW", "oelm-random", "T-BASE")
+    arms = Request([BASE, new], ("smoke",), (0,), {}).arms()
+    assert [q.is_open for q in look_at(make_design(arms, 6, ("target",)), tmp_path).questions] == [True]
 
 
 def test_the_analysis_reports_how_much_the_choice_of_learning_rates_varies_the_difference(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +34,7 @@ class Design:
     rules: tuple[str, ...] = RULES
     planned: Planned | None = None  # configs that the catalogue has for each experiment and scale
     trial_seeds: tuple[int, ...] = ()  # seeds of tuning trials, which other runs must not use
+    untuned: frozenset[ArmKey] = frozenset()  # arms whose learning rate will be tuned
 
     def by_arm(self) -> dict[ArmKey, RunConfig]:
         return {(c.study, c.scale, c.id): c for c in self.configs}
@@ -58,7 +59,7 @@ def look_at(design: Design, root: Path | str) -> Look:
 
 def look_at_runs(design: Design, loaded: Loaded) -> Look:
     """Return the answers that loaded runs give to the questions of a study."""
-    arms = [_arm(config, loaded, design.planned or {}) for config in design.configs]
+    arms = [_arm(config, loaded, design.planned or {}) for config in _as_tuned(design, loaded)]
     for arm in arms:
         _check_same_design(arm, design.max_seeds)
     existing = {r.seed for arm in arms for r in arm.runs if r.state != PENDING}
@@ -95,6 +96,20 @@ def seed_order(existing: Iterable[int], count: int, trial_seeds: Collection[int]
 def _load(root: Path | str, studies: set[str]) -> Loaded:
     present = studies & set(study_names(root)) if Path(root).is_dir() else set()
     return load_runs(root, present) if present else Loaded(Path(root), (), (), [])
+
+
+def _as_tuned(design: Design, loaded: Loaded) -> Iterator[RunConfig]:
+    """Yield the configs of the design. Arms that are not tuned yet get the tuning of a trained arm.
+
+    Otherwise a new arm would seem to be tuned differently from the trained arms of its comparison.
+    """
+    trained = {(r.config.study, r.config.scale, r.config.compare.group): r.config for r in loaded.runs}
+    for config in design.configs:
+        other = trained.get((config.study, config.scale, config.compare.group))
+        if other and (config.study, config.scale, config.id) in design.untuned:
+            yield replace(config, optim=replace(config.optim, lr=other.optim.lr), tune=other.tune)
+        else:
+            yield config
 
 
 def _arm(config: RunConfig, loaded: Loaded, planned: Planned) -> Arm:

@@ -106,7 +106,7 @@ def decide_study(
         look = look_at(design, root)
         require_questions(look, design)
         _tell(look, told, say)
-        _record(look, design, root)
+        record_progress(look, design, root)
         seconds = run_seconds(design, look.seconds, guess or {})
         left = budget - look.spent_seconds
         batch = next_runs(look.questions, look.seeds, seconds, width=width, most_seconds=left, failed=failed)
@@ -178,7 +178,7 @@ def _tell(look: Look, told: dict[QuestionKey, tuple[str, int]], say: Say) -> Non
     say(f"{len(look.questions)} questions: {counted}; {duration_text(look.spent_seconds)} of training so far")
 
 
-def _record(look: Look, design: Design, root: Path | str) -> None:
+def record_progress(look: Look, design: Design, root: Path | str) -> None:
     """Write how many questions of each study are decided, which `oelm monitor` and the progress show."""
     for study in {config.study for config in design.configs}:
         asked = [q for q in look.questions if q.arm.config.study == study]

@@ -9,7 +9,14 @@ from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import planned_configs
 from oelm.experiments.decide.look import Design, check_settings, look_at
-from oelm.experiments.decide.loop import DecideOutcome, Say, arm_key, decide_study, lock_studies
+from oelm.experiments.decide.loop import (
+    DecideOutcome,
+    Say,
+    arm_key,
+    decide_study,
+    lock_studies,
+    record_progress,
+)
 from oelm.experiments.decide.next_runs import ArmKey
 from oelm.experiments.launch.jobs import Job, Launcher, make_jobs
 from oelm.experiments.request import ArmPlan
@@ -23,7 +30,8 @@ def make_design(arms: Sequence[ArmPlan], max_seeds: int, rules: Sequence[str]) -
     """Return the design that decides about these arms."""
     trial_seeds = dict.fromkeys(seed for arm in arms for seed in arm.trial_seeds)
     configs = tuple(arm.runs[0] for arm in arms)
-    return Design(configs, max_seeds, tuple(rules), planned_configs(), tuple(trial_seeds))
+    untuned = frozenset(arm_key(arm.runs[0]) for arm in arms if arm.grid and not arm.runs[0].tune.grid)
+    return Design(configs, max_seeds, tuple(rules), planned_configs(), tuple(trial_seeds), untuned)
 
 
 def tune_and_decide(
@@ -53,6 +61,7 @@ def tune_and_decide(
         check_settings(design, root, before_tuning=True)
         for setting in unequal_settings(arms):
             say(f"unequal: {setting}")
+        record_progress(look_at(design, root), design, root)
         tuned = tune(arms, root, launch, affordable=affordable, say=say)
         trials = [job for job in tuned.jobs if not job.ended_before]
         if tuned.stopped:
