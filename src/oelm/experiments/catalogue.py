@@ -39,13 +39,14 @@ STUDIES = {
     "paper": "the experiments of the original study, with additional controls and next steps",
     "gap": "which added parameters close the gap of frozen Q/K in language modelling, each with a control",
     "wide": "the headline arms of `gap` at the original study's width, 512 with 6 layers",
+    "longer": "does the gap of `oelm-plus` to its control grow with four and sixteen times the steps?",
     "finetune": "freezing in a pretrained encoder: keep, orthonormalise or replace its Q/K",
     "gpt-cls": "GPT classification from scratch (phase 4) with tuned learning rates",
     "probes": "recall and copy tasks that only attention can solve",
     "demo": "all steps of a study in minutes on two cores (`oelm demo`)",
 }
 
-_MODULES = ("paper", "controls", "gap", "wide", "finetune", "gpt_cls", "probes", "demo")
+_MODULES = ("paper", "controls", "gap", "wide", "longer", "finetune", "gpt_cls", "probes", "demo")
 
 CATALOGUE = "OELM_CATALOGUE"  # environment variable that names the user's catalogue files
 
