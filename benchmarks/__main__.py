@@ -100,6 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     decide = kinds.add_parser("decide", help="hours of `oelm decide` against a fixed number of seeds")
     decide.add_argument("--runs", default="results", help="folder of stored runs")
+    decide.add_argument("--study", nargs="+", default=[], help="only these studies")
     decide.add_argument("--rules", nargs="+", default=["target", "scenario", "goal", "sign"])
     decide.add_argument("--fixed", type=int, default=12, help="seeds of the fixed design")
     decide.add_argument("--max-seeds", type=int, default=20)
@@ -199,7 +200,7 @@ def run_regime(args: argparse.Namespace) -> int:
 def run_decide(args: argparse.Namespace) -> int:
     from benchmarks.decide import replay
 
-    result = replay(Path(args.runs), args.rules, args.fixed, args.max_seeds, args.draws)
+    result = replay(Path(args.runs), args.rules, args.fixed, args.max_seeds, args.draws, args.study)
     print(json.dumps(result, indent=2))
     return 0
 

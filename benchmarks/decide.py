@@ -25,13 +25,16 @@ from oelm.analysis.verdict import SCENARIO, UNDECIDED, decide
 from oelm.experiments.catalogue import planned_configs
 
 
-def replay(root: Path, rules: Sequence[str], fixed: int, max_seeds: int, draws: int) -> dict[str, Any]:
+def replay(
+    root: Path, rules: Sequence[str], fixed: int, max_seeds: int, draws: int, studies: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the hours and verdicts of both designs, as means over `draws` simulated studies.
 
     root: folder of the stored runs
     fixed: number of seeds of the fixed design
+    studies: only these studies; () = all
     """
-    asked = _questions(root, rules)
+    asked = _questions(root, rules, studies)
     seconds = {arm.key: float(np.mean(times)) for q, _ in asked for arm in (q.arm, q.reference)
                if (times := [r.timing.total_wall_time or 0.0 for r in arm.finished])}  # fmt: skip
     rng = np.random.default_rng(0)
@@ -64,8 +67,8 @@ def replay(root: Path, rules: Sequence[str], fixed: int, max_seeds: int, draws: 
     }
 
 
-def _questions(root: Path, rules: Sequence[str]) -> list[tuple[Question, Estimate]]:
-    loaded = load_runs(root)
+def _questions(root: Path, rules: Sequence[str], studies: Sequence[str]) -> list[tuple[Question, Estimate]]:
+    loaded = load_runs(root, studies)
     arms = [arm for arm in gather_arms(loaded.runs, planned_configs()) if arm.finished]
     found = []
     for q in answer_questions(arms, sorted({r.seed for r in loaded.runs}), 20, rules):
