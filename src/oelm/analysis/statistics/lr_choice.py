@@ -5,7 +5,8 @@ If the trials were repeated with new seeds, another learning rate might win. Thi
     loss(lr, seed) = mean(lr) + common(seed) + rest(lr, seed)
 
 `common(seed)` shifts all learning rates of an arm alike, so it does not affect the choice. The standard
-deviation of `rest` is pooled over all arms of a comparison, because one arm has too few trials to know it.
+deviation of `rest` is pooled over all arms of a comparison that train the same model, because one arm has too
+few trials to know it.
 """
 
 from __future__ import annotations
@@ -97,11 +98,13 @@ def lr_choice_sd(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> float
     if len(tuning.seeds) < 2 or configs[1].tune != tuning:
         return None
     place = (configs[0].study, configs[0].scale, configs[0].compare.group)
+    models = [c.model for c in configs]  # e.g. with rotary, not with learned position embeddings
     found: dict[str, dict[float, dict[int, LoadedRun]]] = {}
     for t in trials:
         c = t.config
         if (
             (c.study, c.scale, c.compare.group) == place
+            and c.model in models
             and t.seed in tuning.seeds
             and c.optim.lr in tuning.grid
         ):
