@@ -90,6 +90,11 @@ def test_suggestion_for_an_unknown_flag(word: str, options: tuple[str, ...], mea
     assert suggest(word, options) == (f"did you mean '{meant}'?" if meant else "")
 
 
+def test_the_name_of_a_study_is_not_an_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["decide", "longer", "--scale", "mini", "--dry-run"]) == 2
+    assert "longer is a study, not an experiment; `--study longer`" in capsys.readouterr().err
+
+
 def test_every_suggested_field_exists() -> None:
     from oelm.cli.suggest import _FIELDS
     from oelm.config.overrides import split_word

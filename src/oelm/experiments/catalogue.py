@@ -80,6 +80,8 @@ def experiment(name: str) -> Experiment:
     known = experiments()
     if name in known:
         return known[name]
+    if name in STUDIES:
+        raise UsageError(f"{name} is a study, not an experiment; `--study {name}` selects its experiments")
     for e in known.values():
         if e.id.lower() == name.lower():
             return e
