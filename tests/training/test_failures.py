@@ -17,6 +17,7 @@ from oelm.runs.folder import RunFolder
 from oelm.training import loop, setup
 from oelm.training.checkpoints.file import _HashingWriter, load_checkpoint
 from oelm.training.fit import fit
+from oelm.training.optimizer import AdamW
 from oelm.training.out_of_memory import is_out_of_memory
 from oelm.training.tasks.classification import Classification
 from oelm.training.tasks.lm import LanguageModelling
@@ -115,7 +116,7 @@ def test_out_of_memory_with_single_rows_ends_as_oom(tmp_path, machine, make, mon
 
 def test_out_of_memory_in_the_update_does_not_repeat_the_step(tmp_path, machine, make, monkeypatch):
     """Parameters that were already updated would silently be updated twice."""
-    original, calls = torch.optim.AdamW.step, []
+    original, calls = AdamW.step, []
 
     def step(self, *args):
         calls.append(1)
@@ -123,7 +124,7 @@ def test_out_of_memory_in_the_update_does_not_repeat_the_step(tmp_path, machine,
             raise torch.OutOfMemoryError("CUDA out of memory")
         return original(self, *args)
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    monkeypatch.setattr(AdamW, "step", step)
     outcome = fit(make("lm"), tmp_path, machine)
     assert outcome.state == "oom"
     assert "memory ran out in the update of the optimizer" in outcome.reason

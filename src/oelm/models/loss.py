@@ -23,7 +23,6 @@ IGNORE = -100  # targets with this value are ignored, as in torch.nn.functional.
 CHUNK_ELEMENTS = 512 * 50_304
 
 
-@torch.compiler.disable  # torch.compile of torch 2.13 fails on softmax with out=
 def cross_entropy_sum(
     hidden: Tensor, weight: Tensor, targets: Tensor, tied: TiedGradient | None = None
 ) -> Tensor:
@@ -33,6 +32,13 @@ def cross_entropy_sum(
     If `tied` is given, the gradient of `weight` is stored in it instead of being returned, and the backward
     pass of `tied_embedding()` adds the gradient of the embedding to it.
     """
+    if torch.compiler.is_compiling():  # torch.compile of torch 2.13 fails on softmax with out=
+        # Not a decorator: it would import the compiler, which takes as long as half of `import torch`.
+        return torch.compiler.disable(_cross_entropy_sum)(hidden, weight, targets, tied)
+    return _cross_entropy_sum(hidden, weight, targets, tied)
+
+
+def _cross_entropy_sum(hidden: Tensor, weight: Tensor, targets: Tensor, tied: TiedGradient | None) -> Tensor:
     wants_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if not wants_grad:
         return cross_entropy_each(hidden, weight, targets).sum()

@@ -6,6 +6,7 @@ optimizer state is saved by parameter name; frozen parameters have no optimizer 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable
 
@@ -20,7 +21,18 @@ from oelm.methods.reading.projection import full_tensor
 OptimizerState = dict[str, dict[str, Tensor]]  # parameter name -> name of the state, e.g. "exp_avg" -> tensor
 
 
-def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
+class AdamW(torch.optim.AdamW):
+    """torch's AdamW without its decorators for torch.compile, which take seconds to import the compiler.
+
+    The updates are the same. The training loop never compiles the optimizer.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+def build_optimizer(model: nn.Module, optim: OptimConfig) -> AdamW:
     """Return a fused AdamW optimizer for the parameters of `model` that the applied method leaves trainable.
 
     Each parameter group has its peak learning rate as `full_lr`. `set_learning_rate()` sets `lr` from it.
@@ -39,7 +51,7 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
         )
     for group in groups:
         group["full_lr"] = group["lr"]
-    return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True)
+    return AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True)
 
 
 def warmup_steps(optim: OptimConfig, total_steps: int) -> int:
