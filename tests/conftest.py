@@ -4,6 +4,7 @@ Every test sees the same machine: one thread per process, no hub, no GPU, none o
 """
 
 import atexit
+import gc
 import os
 import shutil
 import sys
@@ -38,7 +39,22 @@ FOREIGN_NAMES = {
 for name in list(os.environ):
     if name in FOREIGN_NAMES or (name.startswith(FOREIGN) and name not in FOR_TESTS):
         del os.environ[name]
-PRIVATE = tempfile.mkdtemp(prefix="oelm-tests-")  # replaces the user's caches, which may be full or read-only
+
+
+def folder_in_memory() -> str | None:
+    """Return a folder whose files are in memory, with room for those of all tests; None if there is none.
+
+    The tests write and remove tens of thousands of small files, which takes minutes on some disks.
+    """
+    place = "/dev/shm"
+    if not os.access(place, os.W_OK) or psutil.virtual_memory().available < 8 * 2**30:
+        return None
+    runs_programs = not os.statvfs(place).f_flag & os.ST_NOEXEC  # tests write programs, such as an `sbatch`
+    return place if runs_programs and shutil.disk_usage(place).free > 4 * 2**30 else None
+
+
+# Replaces the user's caches, which may be full or read-only.
+PRIVATE = tempfile.mkdtemp(prefix="oelm-tests-", dir=folder_in_memory())
 atexit.register(shutil.rmtree, PRIVATE, ignore_errors=True)
 os.environ |= {
     "OMP_NUM_THREADS": "1",  # tests run in several processes, whose threads would slow each other down
@@ -47,6 +63,7 @@ os.environ |= {
     "HF_HOME": str(Path(PRIVATE) / "huggingface"),
     "OELM_CACHE_DIR": str(Path(PRIVATE) / "oelm"),
     "CUDA_VISIBLE_DEVICES": "-1",
+    "PYTEST_DEBUG_TEMPROOT": PRIVATE,  # pytest makes the folders of the fixture `tmp_path` there
 }
 os.umask(0o022)
 # Hypothesis must not fail a test because a busy machine is slow.
@@ -80,6 +97,11 @@ LONG_FILES = (
     "report/test_browser.py",
     "cli/test_runs.py",
 )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.collect()
+    gc.freeze()  # otherwise each garbage collection looks at all imported modules, which takes 0.3 s
 
 
 def pytest_configure(config: pytest.Config) -> None:
