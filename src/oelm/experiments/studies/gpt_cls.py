@@ -13,7 +13,14 @@ from oelm.experiments.studies.paper import classifier
 
 SETS = (("IMDB", "imdb"), ("AGNEWS", "agnews"), ("XNLI", "xnli"), ("MNLI", "mnli"))
 
-ARMS = arms_of(("baseline", "orthogonal-init", "oelm-freeze", "oelm-random-matched"))
+# The arms with biases show whether trained biases on q and k matter for a classifier, as they do for language
+# models with rotary positions.
+ARMS = arms_of(
+    (
+        *("baseline", "orthogonal-init", "oelm-freeze", "oelm-random-matched"),
+        *("oelm-bias", "trained-bias"),
+    )
+)
 
 # Settings at scale `mini`, where a run must be short on two CPU cores: 300 steps of 16 rows.
 MINI: dict[str, Any] = {
