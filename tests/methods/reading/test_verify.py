@@ -48,6 +48,25 @@ def frozen(model):
     return {name for name, p in model.named_parameters() if not p.requires_grad}
 
 
+def test_scores_minus_their_maximum_are_accepted():
+    """GPT-OSS subtracts the maximum of each query's scores before the softmax."""
+
+    class ShiftedAttention(MHSA):
+        def forward(self, x):
+            q, k, v = (getattr(self, n)(x).unflatten(-1, (H, -1)).transpose(1, 2) for n in self.names)
+            scores = q @ k.mT * q.shape[-1] ** -0.5
+            weights = (scores - scores.amax(-1, keepdim=True)).softmax(-1)
+            return (weights @ v).transpose(1, 2).flatten(2)
+
+    for names in (("to_queries", "to_keys", "to_values"), ("a", "b", "c")):
+        model = nn.ModuleDict({"own": ShiftedAttention(names), "torch": nn.MultiheadAttention(W, H)})
+        assert {f"own.{name}.weight" for name in names[:2]} < frozen(model)
+    model = nn.ModuleDict({"own": ShiftedAttention(), "torch": nn.MultiheadAttention(W, H)})
+    oelm.register_attention(ShiftedAttention, q="to_keys", k="to_queries")
+    with pytest.raises(OelmError, match="act as"):
+        frozen(model)
+
+
 # -- projections that are easy to miss -------------------------------------------------------------------
 
 
