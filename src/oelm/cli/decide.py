@@ -36,7 +36,7 @@ def decide(
     *ids: str,
     selection: Selection = Selection(),
     scale: OneScale = "full",
-    budget: Annotated[Seconds, Parameter(show_default=lambda _: "no limit")] = 0.0,
+    budget: Annotated[Seconds, Parameter(show_default=lambda _: "no limit")] = float("inf"),
     max_seeds: Integer = 20,
     rules: Annotated[tuple[RuleName, ...], SEVERAL] = _RULES,
     changes: Changes = Changes(),
@@ -105,8 +105,9 @@ def decide(
     design = make_design(arms, max_seeds, rules)
     look = look_at(design, runs)
     require_questions(look, design)
-    plans = forecasts.plans_of(design, runs) if dry_run or budget else {}
-    if budget:
+    limited = budget < float("inf")
+    plans = forecasts.plans_of(design, runs) if dry_run or limited else {}
+    if limited:
         forecasts.check_budget(budget, design, look, plans)
     if dry_run:
         _print_plan(design, look, forecasts.forecast(design, look, plans), arms, (gpu, runs), json)
@@ -120,7 +121,7 @@ def decide(
             runs,
             launcher,
             width=_width(launcher),
-            budget=budget or float("inf"),
+            budget=budget,
             guess=forecasts.guessed_seconds(plans),
             say=progress.say,
         )

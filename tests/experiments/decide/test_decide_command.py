@@ -58,7 +58,7 @@ def test_invalid_input_is_named(run_oelm, tmp_path):
         ("NOISY-BASE",): "there is no question to decide about NOISY-BASE",
         ("NOISY-SAME", "--rules", "scenario"): "there is no question",
         ("NOISY-SAME", "--max-seeds", "2"): "--max-seeds must be from 3 to 50",
-        ("NOISY-SAME", "--budget", "1e-9"): "is shorter than one run of NOISY-",
+        ("NOISY-SAME", "--budget", "0"): "is shorter than one run of NOISY-",
     }
     for words, message in refused.items():
         code, output = run_oelm(*words, command="decide")

@@ -112,6 +112,8 @@ def decide_study(
         batch = next_runs(look.questions, look.seeds, seconds, width=width, most_seconds=left, failed=failed)
         if not batch:
             return DecideOutcome(look, jobs, _why_stopped(look, failed))
+        if budget < float("inf") and not look.seconds:
+            batch = batch[:width]  # a guessed run time can be far too short: measure it before planning more
         ended = list(launcher.launch(make_jobs(_configs(design, batch), root)))
         jobs += ended
         failed |= {(arm_key(job.config), job.config.seed) for job in ended if job.state == "failed"}
