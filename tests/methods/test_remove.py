@@ -125,3 +125,15 @@ def test_disabled_computes_without_the_extras_inside_the_block_only(method):
     with pytest.raises(RuntimeError, match="stop"), oelm.disabled(model):
         raise RuntimeError("stop")
     assert torch.equal(outputs(model), want)
+
+
+def test_in_a_disabled_block_nothing_loses_the_extras(tmp_path):
+    model = trained_model("own-gpt", "oelm-lowrank")
+    want = outputs(model)
+    with oelm.disabled(model):
+        with oelm.disabled(model):
+            pass
+        for call in (oelm.audit, oelm.remove, lambda m: oelm.save(m, tmp_path)):
+            with pytest.raises(OelmError, match=r"outside the `with oelm\.disabled"):
+                call(model)
+    torch.testing.assert_close(outputs(oelm.remove(model)), want, rtol=1e-4, atol=1e-5)

@@ -70,6 +70,7 @@ class Record:
     # use_cache of model.config and model.generation_config before oelm.apply turned it off
     use_cache: dict[str, bool] = field(default_factory=dict)
     progress: float = 0.0
+    disabled: bool = False  # True inside a block of oelm.disabled, which takes the extras out of the model
     verified: bool = True  # False: apply(..., verify=False) skipped the numeric check of Q and K
 
 
@@ -86,12 +87,20 @@ def record_of(model: nn.Module) -> Record | None:
 
 
 def require_record(model: nn.Module, caller: str) -> Record:
-    """Return the model's record. If there is none, raise OelmError, whose text starts with `caller`."""
+    """Return the model's record, or raise OelmError, whose text starts with `caller`.
+
+    It is raised if no method was applied to the model, and inside a block of `oelm.disabled()`.
+    """
     record = record_of(model)
     if record is None:
         inside = modules_with_record(model)
         advice = f"pass its submodule '{inside[0]}' instead" if inside else "call oelm.apply first"
         raise OelmError(f"{caller}: no method was applied to this {type(unwrap(model)).__name__}; {advice}")
+    if record.disabled:
+        raise OelmError(
+            f"{caller}: oelm.disabled has switched off the extras of '{record.method.name}', so the model is "
+            f"not complete; call this outside the `with oelm.disabled(model)` block"
+        )
     return record
 
 

@@ -14,7 +14,7 @@ from oelm.methods.extras.extended import ExtendedProjection
 from oelm.methods.extras.split import SplitMultiheadAttention, SplitProjection, join_multihead
 from oelm.methods.install import replace_module
 from oelm.methods.reading.wrappers import is_adapter, plain_parameters, unwrap, uses_peft
-from oelm.methods.record import Record, detach_record, require_parameter, require_record
+from oelm.methods.record import Record, detach_record, record_of, require_parameter, require_record
 from oelm.methods.saving.fold import added_parameters, folded_parameters, unfoldable_parameters
 
 
@@ -73,7 +73,8 @@ def disabled(model: nn.Module) -> Iterator[None]:
     """Turn off the trainable extras of the method inside a `with` block; frozen tensors stay frozen.
 
     If the method has no extras, nothing changes. Inside the block, the extras are not among the model's
-    parameters, so do not train, audit or save the model there.
+    parameters, so `oelm.save()`, `oelm.audit()` and `oelm.remove()` are errors there. Do not train the model
+    in the block.
 
     Examples:
         >>> import torch, oelm
@@ -83,7 +84,11 @@ def disabled(model: nn.Module) -> Iterator[None]:
         >>> with disabled(gpt):
         ...     logits = gpt.logits(torch.zeros(1, 4, dtype=torch.long))
     """
-    require_record(model, "disabled")
+    present = record_of(model)
+    if present is not None and present.disabled:  # a block inside a block
+        yield
+        return
+    record = require_record(model, "disabled")
     plain = unwrap(model)
     held: list[tuple[dict[str, Any], str, nn.Parameter]] = []
     for path in added_parameters(plain):
@@ -93,8 +98,10 @@ def disabled(model: nn.Module) -> Iterator[None]:
     try:
         for parameters, name, _ in held:
             parameters[name] = None
+        record.disabled = bool(held)
         yield
     finally:
+        record.disabled = False
         for parameters, name, parameter in held:
             parameters[name] = parameter
 

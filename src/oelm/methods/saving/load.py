@@ -135,7 +135,7 @@ def _check_heads(folder: Path | str, num_heads: int, head_dim: int, tensor: Any)
 
 def _check_files(folder: Path) -> None:
     """Raise OelmError if the folder has a checksums.json that does not match its files."""
-    if damage := find_damage(folder):
+    if folder.is_dir() and (damage := find_damage(folder)):
         raise OelmError(f"{folder} is damaged: {'; '.join(damage.values())}. Restore it from a copy.")
 
 

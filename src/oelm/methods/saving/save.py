@@ -56,6 +56,8 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
             f"to it or cast it (see the report of oelm.audit). Save before casting to a dtype, or cast "
             f"before oelm.apply"
         )
+    if folder.exists() and not folder.is_dir():
+        raise OelmError(f"save: {folder} is not a folder; choose a different name")
     folder.mkdir(parents=True, exist_ok=True)
     kind = kind_of(model)
     plain = plain_model(model) if kind == "transformers" and not compact else None
