@@ -88,7 +88,7 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], see: str = "", fiel
     if not near:  # the name may differ only in case and separators
         folded = {_fold(n): n for n in names}
         near = [folded[_fold(name)]] if _fold(name) in folded else []
-    hint = f"; did you mean '{near[0]}'?" if near else "."
+    hint = f"; did you mean '{near[0]}'?" if near else "" if see else "."
     listed = f"(see {see})" if see else f"Valid: {', '.join(names)}"
     return UsageError(f"unknown {kind} '{name}'{hint} {listed}", field=field)
 

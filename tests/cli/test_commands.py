@@ -121,7 +121,7 @@ def test_the_completion_script_knows_commands_options_and_choices() -> None:
         (["status", "--scale", "smok"], "did you mean 'smoke'"),
         (["clean", "--study", "papr"], "did you mean 'paper'"),
         (["monitor", "--every", "0"], "--every must be > 0, not 0"),
-        (["archive", "merge", "nowhere.tar.gz"], "the archive nowhere.tar.gz does not exist"),
+        (["archive", "merge", "nowhere.tar.gz"], "there is no archive nowhere.tar.gz"),
         (["archive"], "required"),
         (["--verion"], "did you mean '--version'"),
     ],

@@ -114,6 +114,10 @@ run GPT-01 --on slurm --time 99999999d
 run GPT-01 --pilot-factor -1 --pilot
 status --study nowhere
 status --scale huge
+status --runs=
+train GPT-01 --runs=
+show GPT-01 --set=
+analyze nowhere --runs .
 analyze --phase 9
 analyze gap --phase 2
 analyze --benchmarks nowhere
@@ -129,6 +133,10 @@ demo --runs file
 demo --cache-dir file
 bench nonsense
 bench --batch 0
+bench --size enormous
+bench --output .
+archive pack .
+archive verify .
 bench --device tpu
 generate
 export

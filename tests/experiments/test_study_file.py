@@ -190,6 +190,8 @@ def test_init_writes_a_file_once(
     assert "my-study-frozen" in shown
     assert "is my-study-frozen non-inferior to my-study-trained? margin 1 %" in shown
     assert main(["init", "study.txt"]) == 2
+    assert main(["init", "my study.yaml"]) == 0
+    assert "  oelm run 'my study.yaml'  " in capsys.readouterr().out  # can be pasted into a shell
     assert main(["train", "new.yaml"]) == 2
     assert "add its name: baseline, trained, frozen" in capsys.readouterr().err
     assert main(["run", "other.yaml"]) == 2

@@ -18,7 +18,7 @@ import numpy as np
 
 from oelm.analysis.messages import Message
 from oelm.config.run_config import RunConfig
-from oelm.errors import OelmError
+from oelm.errors import OelmError, UsageError
 from oelm.runs.reader import RunReader
 from oelm.runs.scan import find_runs, state_of, study_names
 from oelm.runs.schema import Fairness, Manifest, MetricsRow, ParameterCounts, Results, TimingStats
@@ -214,8 +214,8 @@ def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
         )
     wanted, known = set(studies), study_names(root)
     if missing := wanted - set(known):
-        raise OelmError(
-            f"{root} has no runs of the study {', '.join(sorted(missing))}; "
+        raise UsageError(
+            f"{root} has no runs of the study {', '.join(map(repr, sorted(missing)))}; "
             f"choose a study that has runs there: {', '.join(known) or 'none'}"
         )
     warnings: list[LoadWarning] = []

@@ -14,6 +14,7 @@ from oelm.bench.harness import Measured, Plan, Progress, measure_together, ratio
 from oelm.bench.worker import Arm
 from oelm.errors import UsageError
 from oelm.methods.presets import find_method
+from oelm.models.sizes import gpt_shape
 
 DEFAULT_METHODS = ("baseline", "oelm-freeze", "oelm-bias", "oelm-plus")
 AGAIN = "baseline (again)"
@@ -33,6 +34,10 @@ class Workload:
     position: str = "learned"
     device: str = "cpu"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size not in ENCODERS:
+            gpt_shape(self.size)  # raises UsageError for an unknown size
 
 
 @dataclass(frozen=True)

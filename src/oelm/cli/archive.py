@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from oelm.cli.options import Json, Runs, Study
-from oelm.cli.output import print, print_json
+from oelm.cli.output import output_file, print, print_json
 from oelm.runs import archive as archives
 from oelm.runs import keep as keeping
 from oelm.units import bytes_text
@@ -27,7 +27,7 @@ def pack(
     weights
         Also pack the weights of the best model of each run.
     """
-    made = archives.pack(runs, file, study=study, weights=weights)
+    made = archives.pack(runs, output_file(file), study=study, weights=weights)
     if json:
         print_json({"file": str(made.path), "runs": made.runs, "files": made.files, "bytes": made.bytes})
     else:

@@ -6,7 +6,7 @@ import sys
 from typing import Annotated, Any, Literal
 
 from oelm.cli.options import OUTPUT, Json
-from oelm.cli.output import print, print_json, print_table
+from oelm.cli.output import output_file, print, print_json, print_table
 from oelm.cli.values import Count, Integer, Names, PositiveCount
 from oelm.units import bytes_text
 
@@ -62,6 +62,7 @@ def bench(
     from oelm.bench.methods import run as measure
     from oelm.training.parallel.world import choose_device
 
+    file = output_file(output) if output else None
     if device != "cpu":
         choose_device(device)  # raises UsageError if this machine does not have the device
     plan = MethodsBench(
@@ -70,10 +71,10 @@ def bench(
         Plan(processes, rounds, steps, threads=threads),
     )
     result = measure(plan, lambda text: print(f"  {text}", file=sys.stderr, flush=True))
-    if output:
+    if file:
         from oelm.files.atomic import write_json
 
-        write_json(output, result)
+        write_json(file, result)
     if json:
         print_json(result)
     else:

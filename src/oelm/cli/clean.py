@@ -34,7 +34,7 @@ def clean(*, runs: Runs = "runs", study: Study = "", yes: bool = False, json: Js
         print("nothing to delete: no finished run has resume checkpoints")
         return
     if not items:
-        print(f"nothing to delete: the folder {runs} does not exist; give the runs folder with --runs")
+        print(f"nothing to delete: {runs} is not a folder; give the runs folder with --runs")
         return
     print_table(("finished run", "size"), [(str(i.run.path), bytes_text(i.bytes)) for i in items])
     print(

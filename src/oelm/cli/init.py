@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +31,13 @@ def init(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, f"# yaml-language-server: $schema={schema}\n{text}")
     print(f"{file}\n")
-    print(f"  oelm show {file}      the arms and questions")
-    print(f"  oelm run {file}       train all arms; the same command continues")
-    print(f"  oelm decide {file}    train seeds until the questions are answered")
-    print("  oelm analyze          differences, intervals, answers")
+    named = shlex.quote(file)
+    steps = {
+        f"oelm show {named}": "the arms and questions",
+        f"oelm run {named}": "train all arms; the same command continues",
+        f"oelm decide {named}": "train seeds until the questions are answered",
+        "oelm analyze": "differences, intervals, answers",
+    }
+    width = max(map(len, steps))
+    for command, purpose in steps.items():
+        print(f"  {command:{width}}    {purpose}")

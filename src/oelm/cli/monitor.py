@@ -150,11 +150,11 @@ def monitor(
     every
         Seconds between two scans of the runs folder.
     once
-        Draw the table once and exit.
+        Draw the table once and exit, as without a terminal.
     """
     view, console = View(filter.runs), Console()
     view.update(filter.find())
-    if once:
+    if once or not console.is_terminal:
         console.print(view.draw(console.width, console.height))
         return
     with (

@@ -26,7 +26,17 @@ IdOrFile = Annotated[
 ]
 ArmName = Annotated[str, Parameter(help="Name of one arm, if the first argument is a study file.")]
 OUTPUT = Parameter(name=("--output", "-o"))
-Runs = Annotated[str, Parameter(name="--runs", env_var="OELM_RUNS", help="Folder of all runs.")]
+
+
+def _not_empty(_: object, value: str) -> None:
+    if not value:  # such as --runs "$UNSET"; it would mean the current folder
+        raise UsageError("--runs (or OELM_RUNS) is empty; give the name of the runs folder")
+
+
+Runs = Annotated[
+    str,
+    Parameter(name="--runs", env_var="OELM_RUNS", help="Folder of all runs.", validator=_not_empty),
+]
 Json = Annotated[bool, Parameter(name="--json", help="Print the result as JSON.")]
 Study = Annotated[str, Parameter(name="--study", help="Only this study, e.g. gap.")]
 Phases = Annotated[

@@ -59,7 +59,7 @@ def status(*, filter: RunFilter = RunFilter(), json: Json = False) -> None:
         print_table(HEADER, [cells(run) for run in runs])
         print(f"\n{summary(runs)}")
     elif not Path(filter.runs).is_dir():
-        print(f"no runs: the folder {filter.runs} does not exist; give the runs folder with --runs")
+        print(f"no runs: {filter.runs} is not a folder; give the runs folder with --runs")
     elif filter.study or filter.scale or filter.state:
         print(f"no matching runs in {filter.runs}")
     else:

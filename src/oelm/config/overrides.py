@@ -69,7 +69,7 @@ def split_word(word: str) -> tuple[str, Any]:
     name, equals, text = word.partition("=")
     name = name.strip()
     if not equals:
-        raise UsageError(f"--set {word}: '=' is missing. Write field=value, such as --set optim.lr=1e-3")
+        raise UsageError(f"--set '{word}': '=' is missing. Write field=value, such as --set optim.lr=1e-3")
     if name == "method":
         return name, text
     if name in _IDENTITY:

@@ -190,7 +190,7 @@ def _opened(source: Path | str) -> Iterator[tuple[tarfile.TarFile, Index]]:
     """Open an archive as a stream, and yield it with its index, which must be the first member."""
     source = Path(source)
     if not source.is_file():
-        raise UsageError(f"the archive {source} does not exist")
+        raise UsageError(f"there is no archive {source}: name a file that `oelm archive pack` wrote")
     try:
         with gzip.open(source, "rb") as unzipped:
             stream = _BoundedStream(unzipped, _INDEX_BYTES + 1 * MIB)
