@@ -29,7 +29,7 @@ from oelm.methods.reading.families import (
     words,
 )
 from oelm.methods.reading.projection import ParameterSlice, RowLayout, is_projection, is_transposed
-from oelm.methods.reading.trial import Trial, gradients, parallel, score_differences, shows_roles, tensors_in
+from oelm.methods.reading.trial import Trial, gradients, parallel, tensors_in
 
 _MAX_HEADS = 256  # limits the cost: each head needs one backward pass
 
@@ -220,12 +220,12 @@ def _roles(
         for path, part in parts.items()
     }
     for s in scores:
-        if not shows_roles(s):
+        if s.shape[-1] < 2 or s.shape[-2] < 2:
             continue
         for axis in range(s.dim() - 2):  # the axis of heads, or of windows of tokens
             tokens = s.movedim(axis, -3).flatten(0, -4)[0] if s.dim() > 3 else s  # (heads, queries, keys)
             base, other_key, other_query = (
-                gradients([difference], weights) for difference in score_differences(tokens)
+                gradients([tokens[:, i, j]], weights) for i, j in ((-1, 0), (-1, 1), (-2, 0))
             )
             for (path, part), *found in zip(parts.items(), base, other_key, other_query, strict=True):
                 a, b, c = (part.cut(g)[0].flatten(1) for g in found)

@@ -19,12 +19,18 @@ _SOFTMAX = {
 }
 
 
+#: Functions that return the largest element. Some modules (GPT-OSS) subtract the maximum from their scores.
+_MAXIMUM = {torch.amax, Tensor.amax, torch.max, Tensor.max}
+
+
 class ScoreRecorder(TorchFunctionMode):
     """A context manager that records the input of every softmax, the attention scores, in `scores`.
 
     The softmax gets a detached copy of its input. So a gradient of the module's output reaches only
     parameters that affect the output other than through the scores, such as those of v, and a gradient of the
     scores reaches only parameters that affect the scores, such as those of q and k.
+    A maximum has no gradient: the softmax does not change if the maximum is subtracted from its input, but each
+    score would depend on the token with the largest score, too.
     torch's fused attention functions, which hide the scores, are replaced by unfused code.
     """
 
@@ -40,6 +46,8 @@ class ScoreRecorder(TorchFunctionMode):
                 dim = rest[0] if rest else kwargs.get("dim", -1)
                 self.scores.append(scores if dim is None else scores.movedim(dim, -1))
                 return func(scores.detach(), *rest, **kwargs)
+        if func in _MAXIMUM and not any(isinstance(value, Tensor) for value in args[1:]):
+            return func(*(a.detach() if isinstance(a, Tensor) else a for a in args), **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
         if func is F.multi_head_attention_forward:

@@ -224,15 +224,15 @@ class Trial:
     def _wrong_role(self, claim: Projection, scores: list[Tensor]) -> str:
         """Test property 3 of the module docstring; return the problem, or "" if there is none.
 
-        The gradient of a difference of two scores of query i with respect to a query row has the same
-        direction for all pairs of keys; with respect to a key row, it has the same direction for all i.
+        The gradient of score (i, j) with respect to a query row has the same direction for all j; for a key
+        row, it has the same direction for all i.
         """
         for s in scores:
-            if not shows_roles(s):
+            if s.shape[-1] < 2 or s.shape[-2] < 2:
                 continue
             for matrix in {0: s.flatten(0, -3)[0], 1: s.flatten(0, -3)[-1]}.values():
                 base, other_key, other_query = (
-                    _rows_of_gradient(difference, claim) for difference in score_differences(matrix)
+                    _rows_of_gradient(matrix[i, j], claim) for i, j in ((-1, 0), (-1, 1), (-2, 0))
                 )
                 as_query, as_key = parallel(base, other_key), parallel(base, other_query)
                 own, other = (as_query, as_key) if claim.role == "q" else (as_key, as_query)
@@ -296,23 +296,6 @@ class Trial:
         for view, group, row, values in kept:
             view[group, row] = values
         return torch.cat([_changed(old.detach(), new) for old, new in zip(before, after, strict=True)])
-
-
-def shows_roles(scores: Tensor) -> bool:
-    """Return whether there are enough queries and keys for `score_differences()`."""
-    return scores.shape[-1] >= 3 and scores.shape[-2] >= 2
-
-
-def score_differences(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the difference of two scores, the same with another key, and the same with another query.
-
-    Single scores would not do: a module may subtract the maximum of each query's scores, which changes the
-    gradients of the scores, but not those of their differences.
-
-    scores: (..., queries, keys)
-    """
-    last, second_last = scores[..., -1, :], scores[..., -2, :]
-    return last[..., 0] - last[..., 1], last[..., 0] - last[..., 2], second_last[..., 0] - second_last[..., 1]
 
 
 def gradients(targets: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
