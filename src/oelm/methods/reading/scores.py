@@ -29,8 +29,8 @@ class ScoreRecorder(TorchFunctionMode):
     The softmax gets a detached copy of its input. So a gradient of the module's output reaches only
     parameters that affect the output other than through the scores, such as those of v, and a gradient of the
     scores reaches only parameters that affect the scores, such as those of q and k.
-    A maximum has no gradient: the softmax does not change if the maximum is subtracted from its input, but each
-    score would depend on the token with the largest score, too.
+    A maximum has no gradient: the softmax does not change if the maximum is subtracted from its input, but
+    each score would depend on the token with the largest score, too.
     torch's fused attention functions, which hide the scores, are replaced by unfused code.
     """
 
