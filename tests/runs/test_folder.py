@@ -26,6 +26,17 @@ def test_folder_refuses_another_config(tmp_path):
         folder.claim(small_config(seed=7))
 
 
+def test_a_folder_that_cannot_hold_the_run_says_what_to_do(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.claim(small_config())
+    folder.config_file.write_text("", encoding="utf-8")
+    with pytest.raises(OelmError, match=r"damaged: restore it from a copy, or delete .*/run to train"):
+        folder.claim(small_config())
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is not a folder; move it away"):
+        RunFolder(tmp_path / "file").claim(small_config())
+
+
 def test_tuning_trials_live_beside_the_runs(tmp_path):
     config = small_config()
     assert run_path(tmp_path, config) == tmp_path / "paper/GPT-01/scale=full/seed=42"

@@ -108,7 +108,13 @@ class RunFolder(RunReader):
         If that run failed before its first training step, its config is overwritten, without an error.
         """
         if self.exists():
-            held = self.config()
+            try:
+                held = self.config()
+            except OelmError as error:
+                raise OelmError(
+                    f"{error}. The run folder is damaged: restore it from a copy, or delete {self.path} to "
+                    "train the run again"
+                ) from None
             if config_hash(held) == config_hash(config):
                 return
             if not self._failed_before_first_step():
@@ -117,6 +123,8 @@ class RunFolder(RunReader):
                     f"{self.path} contains a run with a different config (in the folder -> requested):\n"
                     f"{lines}\nUse another folder, or delete this one to start over."
                 )
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"{self.path} is not a folder; move it away, because the run is stored there")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.config_file, config_to_yaml(config))

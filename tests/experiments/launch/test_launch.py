@@ -266,6 +266,17 @@ def test_a_folder_with_a_broken_status_does_not_end_the_others(run_oelm: Run, ro
     assert "Traceback" not in output
 
 
+def test_damaged_results_of_a_finished_run_are_written_again(run_oelm: Run, root: Path) -> None:
+    code, output = run_oelm("GOOD-1")
+    assert code == 0, output
+    undamaged = results(root)
+    (file,) = root.rglob("results.json")
+    file.write_text(file.read_text(encoding="utf-8").replace("2", "3"), encoding="utf-8")
+    code, output = run_oelm("GOOD-1")
+    assert code == 0, output
+    assert results(root) == undamaged
+
+
 def test_workers_know_the_datasets_of_the_users_catalogue(
     start_oelm: Start, root: Path, own_catalogue: Path
 ) -> None:

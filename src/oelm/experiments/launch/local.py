@@ -100,7 +100,7 @@ class LocalLauncher:
 
     def _ended_meanwhile(self, job: Job) -> bool:
         """Return whether another launcher has run this job to its end, and if so, set the job's state."""
-        state, status, note = state_of(job.folder)
+        state, status, note = state_of(job.folder, verify=True)
         if is_terminal(state):
             job.reason = note or (status.reason if status else "")
             self._change(job, state)

@@ -160,7 +160,7 @@ class SlurmLauncher:
 
     def _update(self, job: Job) -> bool:
         """Set the state of a job from its run folder and the SLURM queue; return whether it has ended."""
-        state, status, _ = state_of(job.folder)
+        state, status, _ = state_of(job.folder, verify=True)
         job.reason = status.reason if status else ""
         if is_terminal(state):
             self._change(job, state)
