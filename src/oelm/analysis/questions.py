@@ -64,6 +64,14 @@ class Question:
         return (*self.arm.key, self.reference.id, self.kind, self.rule.name, *self.rule.margins)
 
     @property
+    def comparison(self) -> str:
+        """Return what the reference is to the arm, such as "control"; "-" if it is only another arm."""
+        named = self.arm.config.compare
+        if not named.questions:
+            return self.kind
+        return {named.control: "control", named.baseline: "baseline"}.get(self.reference.id, "-")
+
+    @property
     def decided(self) -> bool:
         return self.state in (*self.rule.regions, EQUIVALENT)
 
@@ -80,7 +88,7 @@ class Question:
         return {
             "study": self.arm.config.study,
             "scale": self.arm.config.scale,
-            "kind": self.kind,
+            "kind": self.comparison,
             "arm": self.arm.id,
             "reference": self.reference.id,
             "metric": self.metric,

@@ -78,7 +78,7 @@ def decide(
         How often a failed run is started again.
     """
     from oelm.experiments.decide import forecast as forecasts
-    from oelm.experiments.decide.look import look_at
+    from oelm.experiments.decide.look import check_settings, look_at
     from oelm.experiments.decide.loop import exit_code, require_questions
     from oelm.experiments.decide.study import make_design, tune_and_decide
 
@@ -103,6 +103,7 @@ def decide(
     for note in request.left_out() if not json else ():
         print(f"note: {note}")
     design = make_design(arms, max_seeds, rules)
+    check_settings(design, runs, before_tuning=bool(design.untuned))
     look = look_at(design, runs)
     require_questions(look, design)
     limited = budget < float("inf")
@@ -188,7 +189,7 @@ def _print_questions(look: Look) -> None:
         state = "open" if q.is_open else q.state
         expected = str(q.expected) if q.is_open and q.expected else "-"
         shown = estimate_text(q) if q.estimate else "-"
-        rows.append((q.arm.id, q.reference.id, q.kind, q.rule.name, state, q.n, shown, expected))
+        rows.append((q.arm.id, q.reference.id, q.comparison, q.rule.name, state, q.n, shown, expected))
     header = ("arm", "against", "comparison", "rule", "state", "n", "difference", "expected seeds")
     print_table(header, rows)
 

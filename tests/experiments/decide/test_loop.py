@@ -220,6 +220,9 @@ def test_questions_of_a_study_file_replace_the_pre_set_ones(tmp_path):
         ("non-inferior", "missed", 4),
         ("superior", "missed", 3),
     ]
+    assert [q.comparison for q in outcome.questions] == ["baseline", "baseline"]
+    control = replace(far, compare=replace(far.compare, baseline="", control=BASE.id))
+    assert {q.comparison for q in look_at(Design((BASE, control)), tmp_path / "new").questions} == {"control"}
     answered = analyze(tmp_path).answers
     assert [(a.verdict.outcome, a.verdict.stopped) for a in answered] == [("missed", 4), ("missed", 3)]
 

@@ -190,7 +190,7 @@ def record_progress(look: Look, design: Design, root: Path | str) -> None:
 
 def describe(q: Question) -> str:
     """Return one line with a question and its present answer."""
-    pair = f"{q.arm.id} against {q.reference.id} ({q.kind}), {q.rule.name}"
+    pair = f"{q.arm.id} against {q.reference.id} ({q.comparison}), {q.rule.name}"
     if q.decided:
         return f"{pair}: {q.state}, stopped at n = {q.n} by the sequential rule; {estimate_text(q)}"
     if q.is_open:
