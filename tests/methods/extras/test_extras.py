@@ -331,7 +331,7 @@ def test_a_missing_or_parametrized_value_projection_is_refused():
     assert type(attn.q) is torch.nn.Linear
 
 
-@pytest.mark.parametrize("rank", [2, 3])  # a small rank, and one that is not small
+@pytest.mark.parametrize("rank", [4, 5])  # a small rank, and one that is not small
 @pytest.mark.parametrize("tokens", [5, 40])  # few tokens take another code path
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])

@@ -24,46 +24,51 @@ def lowrank_linear(
     of W + scale B A, which is as large as W. A frozen W gets no gradient. With few tokens, as in decoding,
     computing W + scale B A would be the largest cost, so W x and B A x are computed separately.
     """
+    device = x.device.type
     few_tokens = x.numel() // x.shape[-1] * sum(weight.shape) < weight.numel()
-    if few_tokens or not is_autocast_available(x.device.type):
+    if few_tokens or not is_autocast_available(device):
         return F.linear(x, weight, bias) + F.linear(F.linear(x, a) * scale, b)
-    if not rank_is_small(a, b):
-        with torch.autocast(x.device.type, enabled=False):
-            merged = torch.addmm(weight, b, a, alpha=scale)
-        return F.linear(x, merged, bias)
-    dtype = weight.dtype
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x = x.to(dtype)
-    return _LowRankLinear.apply(x, weight, bias, a, b, scale, dtype)
+    small = rank_is_small(a, b)
+    if not torch.is_autocast_enabled(device):
+        if small:
+            return _LowRankLinear.apply(x, weight, bias, a, b, scale)
+        return F.linear(x, torch.addmm(weight, b, a, alpha=scale), bias)
+    dtype = torch.get_autocast_dtype(device)
+    with torch.autocast(device, enabled=False):
+        if small:
+            return _LowRankLinear.apply(x.to(dtype), weight, bias, a, b, scale)
+        merged = torch.addmm(weight, b, a, alpha=scale)
+    return F.linear(x, merged, bias)
 
 
 def rank_is_small(a: Tensor, b: Tensor) -> bool:
     """Return whether four thin matrix products give the gradients of A and B faster than one full product.
 
     The full product is the gradient of the merged weight W + s B A. A thin product has only `rank` rows. On a
-    CPU, a full product reaches about eight times the FLOP/s of a thin one, hence the factor 4 x 8 = 32.
+    CPU, a full product reaches up to four times the FLOP/s of a thin one, hence the factor 4 x 4 = 16.
     """
-    return 32 * len(a) <= min(a.shape[1], b.shape[0])
+    return 16 * len(a) <= min(a.shape[1], b.shape[0])
 
 
 class _LowRankLinear(torch.autograd.Function):
+    """At width 128, each operation takes a noticeable time, so dtypes are converted only under autocast."""
+
     @staticmethod
     def forward(
         ctx: Any,
-        x: Tensor,  # (..., d_in)
+        x: Tensor,  # (..., d_in), in the dtype of autocast if that is enabled
         weight: Tensor,  # (rows, d_in)
         bias: Tensor | None,  # (rows,)
         a: Tensor,  # (rank, d_in)
-        b: Tensor,  # (d_out, rank)
+        b: Tensor,  # (rows, rank)
         scale: float,
-        dtype: torch.dtype,
     ) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            ctx.save_for_backward(x, weight, a, b)
-            ctx.scale = scale
-            merged = torch.addmm(weight, b, a, alpha=scale).to(dtype)
-            return F.linear(x, merged, None if bias is None else bias.to(dtype))
+        ctx.save_for_backward(x, weight, a, b)
+        ctx.scale = scale
+        merged = torch.addmm(weight, b, a, alpha=scale)
+        if x.dtype != weight.dtype:
+            merged, bias = merged.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        return F.linear(x, merged, bias)
 
     @staticmethod
     @once_differentiable
@@ -71,21 +76,19 @@ class _LowRankLinear(torch.autograd.Function):
         x, weight, a, b = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         flat, grad_flat = x.flatten(0, -2), grad.flatten(0, -2)  # (N, d_in), (N, rows)
+        # Computing W + s B A again is cheaper than keeping it in memory for every projection.
+        merged = torch.addmm(weight, b, a, alpha=ctx.scale) if needs_x else weight
+        if x.dtype != weight.dtype:
+            merged, a, b = merged.to(x.dtype), a.to(x.dtype), b.to(x.dtype)
         # The rank is the first dimension of each product: the transposed products are up to ten times slower
         # on a CPU. A contiguous copy of B^T makes the first product faster still.
-        b_rows = (b.mT * ctx.scale).contiguous().to(x.dtype)  # (rank, rows)
-        grad_a = b_rows @ grad_flat.mT @ flat
-        grad_b = ((a * ctx.scale).to(x.dtype) @ flat.mT @ grad_flat).mT
-        grad_x = None
-        if needs_x:  # computing W + s B A again is cheaper than keeping it in memory for every projection
-            grad_x = grad @ torch.addmm(weight, b, a, alpha=ctx.scale).to(x.dtype)
-        return (
-            grad_x,
-            (grad_flat.mT @ flat).to(a.dtype) if needs_weight else None,
-            grad_flat.sum(0).to(a.dtype) if needs_bias else None,
-            grad_a.to(a.dtype),
-            grad_b.to(b.dtype),
-            None,
+        b_rows = (b.mT * ctx.scale).contiguous()  # (rank, rows)
+        return (  # autograd converts each gradient to the dtype of its tensor
+            grad @ merged if needs_x else None,
+            grad_flat.mT @ flat if needs_weight else None,
+            grad_flat.sum(0) if needs_bias else None,
+            b_rows @ grad_flat.mT @ flat,
+            ((a * ctx.scale) @ flat.mT @ grad_flat).mT,
             None,
         )
 
