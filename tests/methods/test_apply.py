@@ -234,6 +234,26 @@ def test_extras_are_refused_where_the_attention_does_not_support_them():
 # -- registering -----------------------------------------------------------------------------------------
 
 
+class ScaledLinear(nn.Linear):
+    """As in quantised layers, the matrix that it multiplies by is not its weight alone."""
+
+    scale = 2.0
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight * self.scale, self.bias)
+
+
+def test_a_layer_that_computes_something_else_is_not_replaced_by_a_linear_one():
+    odd = Odd(names=("query", "key", "value"))
+    odd.query, odd.key = ScaledLinear(16, 16), ScaledLinear(16, 16)
+    model = nn.Sequential(odd)
+    with pytest.raises(UsageError, match="its class ScaledLinear computes something else"):
+        oelm.apply(model, "oelm-lowrank")
+    assert type(odd.query) is ScaledLinear
+    odd.query.scale = odd.key.scale = 1.0  # computes W x + b, though in a function of its own
+    oelm.apply(model, "oelm-lowrank")
+
+
 def test_a_registered_attention_is_recognised():
     class Registered(Odd):
         pass

@@ -6,8 +6,10 @@ layers changed.
 
 from __future__ import annotations
 
+import copy
 import warnings
 
+import torch
 from torch import nn
 
 from oelm.errors import OelmError, UsageError
@@ -15,7 +17,7 @@ from oelm.methods.install import initial_weight, targets_of
 from oelm.methods.method import Method
 from oelm.methods.presets import PRETRAINED_DEFAULT
 from oelm.methods.reading.find import value_projections
-from oelm.methods.reading.projection import FeedForward, Projection, is_matrix
+from oelm.methods.reading.projection import FeedForward, Projection, is_matrix, is_transposed
 from oelm.methods.reading.wrappers import base_layer, is_adapter
 from oelm.methods.record import freeze_and_thaw_times, modules_with_record, record_of
 
@@ -165,6 +167,13 @@ def _check_extras(method: Method, p: Projection) -> None:
             f"method '{method.name}' adds trainable extras, which need a linear projection, but {p.name} is "
             f"a {type(p.weight.owner).__name__}. Use a method without extras, such as oelm-freeze"
         )
+    replaces = method.extends_qk or (p.fused and not method.changes_nothing)
+    if replaces and not _is_plain_linear(p.weight.owner):
+        raise UsageError(
+            f"method '{method.name}' replaces {p.name} by a plain linear layer, but its class "
+            f"{type(p.weight.owner).__name__} computes something else than W x + b, which would be lost. "
+            f"Call oelm.apply before this class takes the place of the layer"
+        )
     if (method.conv or method.conv_value) and not _is_causal(p.attention):
         raise UsageError(
             f"method '{method.name}' adds a causal convolution, but {where} ({kind}) is not a causal "
@@ -185,6 +194,24 @@ def _check_extras(method: Method, p: Projection) -> None:
             f"support: it has no function add_relative_bias(span), unlike the attention of oelm's own GPT. "
             f"Use a method without relative bias"
         )
+
+
+@torch.no_grad()
+def _is_plain_linear(module: nn.Module) -> bool:
+    """Return whether a linear layer computes W x + b; a class with a `forward` of its own is tried out.
+
+    A layer that cannot be tried out, because it needs another input or another device, counts as plain.
+    """
+    if type(module).forward is nn.Linear.forward or not is_matrix(module):
+        return True
+    try:
+        tried: nn.Module = copy.deepcopy(module).cpu().float().eval()
+        weight = tried.weight.t() if is_transposed(module) else tried.weight
+        x = torch.randn(2, 3, weight.shape[1], generator=torch.Generator().manual_seed(0))
+        got, want = tried(x), nn.functional.linear(x, weight, tried.bias)
+        return got.shape == want.shape and torch.allclose(got, want, rtol=1e-3, atol=1e-4)
+    except Exception:  # code of another library, which may raise anything
+        return True
 
 
 def _is_causal(attention: nn.Module) -> bool:

@@ -119,6 +119,13 @@ def test_saving_removes_the_files_of_an_older_save(tmp_path):
 
 
 def test_the_error_names_what_is_wrong_with_a_folder(tmp_path):
+    (tmp_path / "file").touch()
+    for call in (oelm.load, lambda path: oelm.save(applied_model("own-gpt"), path)):
+        with pytest.raises(OelmError, match="file is not a folder"):
+            call(tmp_path / "file")
+    oelm.save(applied_model("own-gpt"), tmp_path / "single")
+    with pytest.raises(OelmError, match=r"saved in float32, but .* is torch\.float64; pass"):
+        oelm.load(tmp_path / "single", build("own-gpt").double())
     with pytest.raises(OelmError, match="is not a folder"):
         oelm.load(tmp_path / "nowhere")
     build("bert").save_pretrained(tmp_path / "plain")

@@ -115,6 +115,11 @@ def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> 
                     f"this is {torch.__version__}. Call oelm.save with compact=False on the machine that "
                     f"trained the model"
                 )
+            if (dtype := parameters[name].dtype) != DTYPES[metadata.dtype]:
+                raise OelmError(
+                    f"{folder} was saved in {metadata.dtype}, but {name} of the given model is {dtype}; pass "
+                    f"a model of the same dtype, and cast it after oelm.load"
+                )
             raise OelmError(
                 f"{folder}: the frozen tensor {name} has changed since it was saved (its hash differs). "
                 f"Restore the folder from a copy"
