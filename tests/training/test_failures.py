@@ -39,6 +39,8 @@ def test_a_loss_that_is_not_finite_stops_as_diverged(tmp_path, machine, make, mo
     monkeypatch.setattr(LanguageModelling, "loss", loss)
     outcome = fit(make("lm"), tmp_path, machine)
     assert (outcome.state, outcome.exit_code) == ("diverged", 76)
+    timing = RunFolder(tmp_path).timing()  # also of the steps after the last checkpoint
+    assert timing.warmup_steps + timing.num_steps_measured == 5
     assert "at step 6; the last finite loss was 5." in outcome.reason
     assert RunFolder(tmp_path).status().reason == outcome.reason
     assert RunFolder(tmp_path).results() is None

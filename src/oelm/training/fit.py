@@ -112,6 +112,8 @@ def _train_and_finish(training: Training) -> Outcome:
         return Outcome("interrupted", f"stopped by {stopped} at step {step}; run the same command to resume")
     except Diverged as error:
         training.event(f"diverged: {error}")
+        if training.recorder.metrics is not None:  # the main process; `oelm decide --budget` counts this time
+            training.folder.write(training.recorder.timer.stats(training.progress.step))
         return Outcome("diverged", str(error))
     return Outcome("finished")
 
