@@ -1,4 +1,4 @@
-"""Format byte counts and durations as text. Every message, table and report uses these two functions."""
+"""Format byte counts and durations as text. Every message, table and report uses these functions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ def bytes_text(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def counted(n: int, singular: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "run"), counted(3, "run")
+    ('1 run', '3 runs')
+    """
+    return f"{n} {singular}" if n == 1 else f"{n} {singular}s"
 
 
 def duration_text(seconds: float | None) -> str:

@@ -198,11 +198,26 @@ def test_ctrl_c_is_one_line_and_exit_code_130(
     assert capsys.readouterr().err == "oelm: interrupted\n"
 
 
-def test_a_closed_pipe_is_not_an_error() -> None:
-    command = f"{sys.executable} -m oelm.cli.main list | head -n 1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300, check=False)
+@pytest.mark.parametrize("words", ["list", "--help"])
+def test_a_closed_pipe_is_not_an_error(words: str) -> None:
+    command = f"set -o pipefail; {sys.executable} -m oelm {words} | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+def test_output_that_cannot_be_written_or_shown_is_no_traceback() -> None:
+    command = [sys.executable, "-m", "oelm", "methods"]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=ascii_only, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    if not Path("/dev/full").exists():
+        return
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "oelm: cannot write the output: No space left on device\n")
 
 
 def test_list_groups_by_phase_and_shows_reported_values(capsys: pytest.CaptureFixture[str]) -> None:

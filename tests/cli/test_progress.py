@@ -63,10 +63,10 @@ def test_progress_tells_how_far_tuning_and_the_questions_are(tmp_path: Path) -> 
     progress = RunProgress(0, studies=[tmp_path])
     now = "tuning: 1 of 3 trials ended; runs: 0 of 1 ended; 1 finished, 1 running, 2 pending"
     assert progress.stage(jobs).startswith(now)
-    assert progress.left(jobs) == "2 trials and 1 runs left in this round"
+    assert progress.left(jobs) == "2 trials and 1 run left in this round"
     fixed = RunProgress(1)  # the number of runs of `oelm run`; tuning may add trials
     for job in jobs[:3]:
         fixed.changed(replace(job, state="finished"))
-    assert fixed.left(jobs[3:]) == "1 runs left"
+    assert fixed.left(jobs[3:]) == "1 run left"
     write_decide_progress(tmp_path, DecideProgress(questions=4, decided=1, open=3))
     assert progress.stage(jobs).startswith(f"1 of 4 questions decided, 3 open; {now}")

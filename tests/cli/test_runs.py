@@ -102,7 +102,7 @@ def test_train_before_the_tuning_trials_says_how_to_run_them(
 
 def test_status_as_table_and_json(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--runs", str(root)]) == 0
-    assert "1 runs: 1 finished" in capsys.readouterr().out
+    assert "1 run: 1 finished" in capsys.readouterr().out
     assert main(["status", "--runs", str(root), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["id"], row["state"], row["step"], row["total_steps"]) == ("GPT-02", "finished", 8, 8)
@@ -216,7 +216,7 @@ def test_clean_deletes_only_after_confirmation(
     assert "nothing was deleted" in said
     assert folder.latest.exists()
     assert main(["clean", "--runs", str(root / "nowhere")]) == 0
-    assert "does not exist" in capsys.readouterr().out
+    assert "is not a folder" in capsys.readouterr().out
     assert main(["clean", "--runs", str(root), "--yes", "--json"]) == 0
     freed = json.loads(capsys.readouterr().out)
     assert freed["freed_bytes"] == freed["freeable_bytes"] > 0

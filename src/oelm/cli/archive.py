@@ -12,7 +12,7 @@ from oelm.cli.options import Json, Runs, Study
 from oelm.cli.output import output_file, print, print_json
 from oelm.runs import archive as archives
 from oelm.runs import keep as keeping
-from oelm.units import bytes_text
+from oelm.units import bytes_text, counted
 
 ArchiveFile = Annotated[str, Parameter(help="Archive, FILE.tar.gz.")]
 
@@ -31,7 +31,7 @@ def pack(
     if json:
         print_json({"file": str(made.path), "runs": made.runs, "files": made.files, "bytes": made.bytes})
     else:
-        print(f"{made.path}: {made.runs} runs, {made.files} files, {bytes_text(made.bytes)}, verified")
+        print(f"{made.path}: {_runs_and_files(made.runs, made.files)}, {bytes_text(made.bytes)}, verified")
 
 
 def verify(file: ArchiveFile, /, *, json: Json = False) -> None:
@@ -40,7 +40,7 @@ def verify(file: ArchiveFile, /, *, json: Json = False) -> None:
     if json:
         print_json({"runs": len(index.runs), **asdict(index)})
     else:
-        print(f"{file}: {len(index.runs)} runs, {len(index.files)} files, all hashes match")
+        print(f"{file}: {_runs_and_files(len(index.runs), len(index.files))}, all hashes match")
 
 
 def merge(file: ArchiveFile, /, *, runs: Runs = "runs", json: Json = False) -> int:
@@ -78,4 +78,8 @@ def keep(
     if json:
         print_json({"folder": folder, **asdict(kept)})
     else:
-        print(f"{folder}: {kept.runs} runs, {kept.files} files, {bytes_text(kept.bytes)}")
+        print(f"{folder}: {_runs_and_files(kept.runs, kept.files)}, {bytes_text(kept.bytes)}")
+
+
+def _runs_and_files(runs: int, files: int) -> str:
+    return f"{counted(runs, 'run')}, {counted(files, 'file')}"

@@ -21,7 +21,7 @@ from oelm.experiments.launch.jobs import RETRIES, Launcher
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slurm import SlurmLauncher
 from oelm.experiments.request import ArmPlan, Request
-from oelm.units import bytes_text, duration_text
+from oelm.units import bytes_text, counted, duration_text
 
 if TYPE_CHECKING:
     from oelm.experiments.decide.forecast import Forecast
@@ -217,7 +217,7 @@ def _print_summary(outcome: DecideOutcome) -> None:
     }
     decided = sum(q.decided for q in outcome.questions)
     print(
-        f"{decided} of {len(outcome.questions)} questions decided"
+        f"{decided} of {counted(len(outcome.questions), 'question')} decided"
         + (f"; {endings[outcome.stopped]}" if outcome.stopped else "")
     )
 

@@ -5,6 +5,7 @@ Only the module of the command that runs is imported, so that `oelm --help` is f
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 import oelm
 from oelm.cli.options import shown_default
 from oelm.errors import OelmError, UsageError, missing_library, unknown_name
+from oelm.files.atomic import is_disk_full
 from oelm.printable import printable
 
 
@@ -256,9 +258,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:  # `oelm list | head`: the reader closed the pipe, which is not an error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # the same in `oelm --help | head`, raised by rich
+            return 0
+        raise
     except OSError as error:
+        if error.filename is None and is_disk_full(error):
+            _discard_output()
+            return _fail(f"cannot write the output: {error.strerror}", 1)
         if error.filename is None:  # the error is not about a file, so it is a bug: show the traceback
             raise
         return _fail(f"{printable(error.filename)}: {error.strerror}", 1)
@@ -283,6 +292,11 @@ def _check_command(words: list[str]) -> None:
         raise unknown_name("action", rest[0], actions)
 
 
+def _discard_output() -> None:
+    """Send what is still buffered for stdout nowhere, so that Python does not fail again when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _fail(message: str, code: int) -> int:
     print(f"oelm: {printable(message, lines=True)}", file=sys.stderr)
     return code
@@ -294,6 +308,8 @@ def entry() -> NoReturn:
         from oelm.experiments.launch.ranks import exit_rank
 
         exit_rank(main)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal cannot show is no error
+        sys.stdout.reconfigure(errors="replace")
     sys.exit(main())
 
 

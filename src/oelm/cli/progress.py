@@ -15,7 +15,7 @@ from oelm.printable import printable
 from oelm.runs.folder import RunFolder
 from oelm.runs.progress import count_text, read_decide_progress
 from oelm.runs.scan import state_of
-from oelm.units import duration_text
+from oelm.units import counted, duration_text
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -106,7 +106,7 @@ class RunProgress:
         trials = sum(not job.ended and job.config.tune.trial for job in jobs)
         runs = self.total - len(self.ended) if self.total else sum(not job.ended for job in jobs) - trials
         tuning = f"{trials} trials and " if trials else ""
-        text = f"{tuning}{runs} runs left" + ("" if self.total else " in this round")
+        text = f"{tuning}{counted(runs, 'run')} left" + ("" if self.total else " in this round")
         count = trials + runs
         etas, took, now = [], list(self.took), time.monotonic()
         for job in jobs:

@@ -36,7 +36,7 @@ from oelm.experiments.request import TRIAL_SEEDS, ArmPlan, Request
 from oelm.experiments.study import StudyOutcome, run_study
 from oelm.runs.folder import RunFolder
 from oelm.runs.states import EXIT_INTERRUPTED
-from oelm.units import bytes_text
+from oelm.units import bytes_text, counted
 
 _LARGE_BYTES = 2**30  # the summary names the checkpoints of finished runs if they take as much disk space
 Where = Literal["local", "slurm"]
@@ -230,7 +230,7 @@ def _print_summary(outcome: StudyOutcome) -> None:
     troubled = [job for job in outcome.jobs if job.state not in ("finished", "pending")]
     if troubled:
         print_table(("run", "state", "reason"), [(j.name, j.state, j.reason or "-") for j in troubled])
-    print(f"{len(outcome.jobs)} runs: {counts(outcome.jobs)}")
+    print(f"{counted(len(outcome.jobs), 'run')}: {counts(outcome.jobs)}")
     if any(not job.ended for job in outcome.jobs):
         print("the same command resumes the runs that are not finished")
     folders = dict.fromkeys(job.folder for job in outcome.jobs if job.state == "finished")

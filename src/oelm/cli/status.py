@@ -16,7 +16,7 @@ from oelm.config.run_config import Scale
 from oelm.printable import printable
 from oelm.runs.scan import RunInfo, scan
 from oelm.runs.states import STATES, TROUBLE
-from oelm.units import duration_text
+from oelm.units import counted, duration_text
 
 HEADER = ("run", "study", "state", "step", "loss", "metric", "steps/s", "ETA", "heartbeat", "reason")
 _LIVE = ("running", "stalled", "dead")
@@ -94,4 +94,4 @@ def _cells(run: RunInfo) -> tuple[str, ...]:
 def summary(runs: list[RunInfo]) -> str:
     """Return one line with the number of runs in each state."""
     counts = {state: sum(run.state == state for run in runs) for state in STATES}
-    return f"{len(runs)} runs: " + ", ".join(f"{n} {state}" for state, n in counts.items() if n)
+    return f"{counted(len(runs), 'run')}: " + ", ".join(f"{n} {state}" for state, n in counts.items() if n)

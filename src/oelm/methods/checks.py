@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import torch
 from torch import nn
@@ -205,7 +206,7 @@ def _is_plain_linear(module: nn.Module) -> bool:
     if type(module).forward is nn.Linear.forward or not is_matrix(module):
         return True
     try:
-        tried: nn.Module = copy.deepcopy(module).cpu().float().eval()
+        tried: Any = copy.deepcopy(module).cpu().float().eval()
         weight = tried.weight.t() if is_transposed(module) else tried.weight
         x = torch.randn(2, 3, weight.shape[1], generator=torch.Generator().manual_seed(0))
         got, want = tried(x), nn.functional.linear(x, weight, tried.bias)

@@ -12,7 +12,7 @@ from oelm.files.read import read_json
 from oelm.runs.scan import RunInfo
 from oelm.runs.schema import from_json, to_json
 from oelm.runs.states import is_terminal
-from oelm.units import duration_text
+from oelm.units import counted, duration_text
 
 _FILE = ".decide.json"  # in the folder of the study
 
@@ -27,7 +27,7 @@ class DecideProgress:
 
     def __str__(self) -> str:
         given_up = self.questions - self.decided - self.open
-        parts = [f"{self.decided} of {self.questions} questions decided"]
+        parts = [f"{self.decided} of {counted(self.questions, 'question')} decided"]
         parts += [f"{given_up} given up"] if given_up else []
         return ", ".join([*parts, *([f"{self.open} open"] if self.open else [])])
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 import torch
 
-from oelm.experiments.resume.check import KILLS, PREEMPTIONS, judge
+from fake_run import small_config
+from oelm.config.run_config import Machine
+from oelm.experiments.resume.check import KILLS, PREEMPTIONS, judge, resume_check
 from oelm.experiments.resume.compare_runs import FileDifference, compare_runs
 from oelm.experiments.resume.interrupt_at import wait_at
 from oelm.files.atomic import write_json
@@ -18,6 +24,21 @@ from oelm.runs.folder import RunFolder
 from oelm.training import loop
 from oelm.training.checkpoints.file import save_checkpoint
 from oelm.training.signals import signals_to_handle
+
+
+def test_the_folder_of_a_killed_check_is_removed_by_the_next(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    dead, alive, elsewhere = (
+        tmp_path / f".oelm-doctor-{host}-{pid}-x"
+        for host, pid in ((gethostname(), gone.pid), (gethostname(), os.getpid()), ("other", gone.pid))
+    )
+    for folder in (dead, alive, elsewhere):
+        (folder / "run").mkdir(parents=True)
+    with resume_check(small_config(), tmp_path, Machine()) as check:
+        assert check.place.parent == tmp_path
+        assert {path for path in tmp_path.iterdir() if path != check.place} == {alive, elsewhere}
+    assert set(tmp_path.iterdir()) == {alive, elsewhere}
 
 
 @pytest.fixture

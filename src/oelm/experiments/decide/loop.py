@@ -22,7 +22,7 @@ from oelm.experiments.launch.jobs import Job, Launcher, make_jobs
 from oelm.experiments.tuning import Choice, Say
 from oelm.files.locks import Lock, holder_name
 from oelm.runs.progress import DecideProgress, write_decide_progress
-from oelm.units import duration_text
+from oelm.units import counted, duration_text
 
 # Exit code if a question ends without a verdict: the budget is spent, it would need too many seeds, or its
 # arms are not comparable.
@@ -176,8 +176,9 @@ def _tell(look: Look, told: dict[QuestionKey, tuple[str, int]], say: Say) -> Non
             told[q.key] = now
             say(describe(q))
     states = Counter("open" if q.is_open else "decided" if q.decided else q.state for q in look.questions)
-    counted = ", ".join(f"{n} {state}" for state, n in states.items())
-    say(f"{len(look.questions)} questions: {counted}; {duration_text(look.spent_seconds)} of training so far")
+    listed = ", ".join(f"{n} {state}" for state, n in states.items())
+    asked = counted(len(look.questions), "question")
+    say(f"{asked}: {listed}; {duration_text(look.spent_seconds)} of training so far")
 
 
 def record_progress(look: Look, design: Design, root: Path | str) -> None:

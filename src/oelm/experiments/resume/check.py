@@ -9,7 +9,10 @@ the first uninterrupted run. Every run is a separate worker process, as a launch
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +27,7 @@ from oelm.errors import OelmError
 from oelm.experiments.doctor import existing_parent, with_few_rows
 from oelm.experiments.launch.worker import worker_command
 from oelm.experiments.resume.compare_runs import FileDifference, compare_runs
+from oelm.files.locks import process_alive
 from oelm.runs.folder import RunFolder
 from oelm.runs.states import EXIT_FINISHED, EXIT_INTERRUPTED
 from oelm.training.signals import STOP_SIGNALS
@@ -33,6 +37,7 @@ STEPS, EVAL_EVERY = 6, 2  # the short run validates and writes a checkpoint afte
 # between uninterrupted runs. The limit is generous, because only four uninterrupted runs are compared, and
 # because a resumed run that lost state differs by orders of magnitude.
 SPREAD_FACTOR = 10.0
+_FOLDER = ".oelm-doctor-"  # start of the name of the temporary folder
 _RUN_SECONDS = 3600.0  # a short run that takes longer counts as hung; slow disks are allowed for
 
 CaseResult = Literal["equal", "within spread", "differs", "failed"]
@@ -139,8 +144,20 @@ def resume_check(config: RunConfig, root: Path | str, machine: Machine) -> Itera
 
     root: the runs folder; the check also covers its file system
     """
-    with tempfile.TemporaryDirectory(prefix=".oelm-doctor-", dir=existing_parent(Path(root))) as folder:
+    place = existing_parent(Path(root))
+    _remove_abandoned(place)
+    name = f"{_FOLDER}{socket.gethostname()}-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=name, dir=place) as folder:
         yield ResumeCheck(short_run(config), Path(folder), replace(machine, trackers=()))
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Remove the folders in `place` of checks on this host whose process was killed."""
+    mine = f"{_FOLDER}{socket.gethostname()}-"
+    for folder in place.glob(f"{_FOLDER}*"):
+        pid = folder.name.removeprefix(mine).partition("-")[0]
+        if folder.name.startswith(mine) and pid.isdecimal() and not process_alive(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class ResumeCheck:
