@@ -142,7 +142,7 @@ def test_probe_tasks_are_not_counted_as_datasets(tmp_path):
         write_arm(tmp_path, dataset, "oelm-freeze", (9.0, 9.1))
     found = analyze(tmp_path)
     assert "No arm was compared" in str(trend_table(found, Translator()))
-    assert ", 1 comparisons: " in headline(found, Translator())
+    assert ", 1 comparison: " in headline(found, Translator())
     assert "task-copy" not in str(where_freezing_works(found, Translator()))
     page = claims_page(found, "oelm report")
     assert "X/tinystories" in page

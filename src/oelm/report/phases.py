@@ -93,6 +93,7 @@ def _settings(arms: Sequence[Arm], _: Translator) -> list[Block]:
         model = c.model.name or c.model.family
         epochs, steps = c.budget.epochs, c.budget.steps
         length = _("{n} epochs", n=epochs) if epochs else _("{n} steps", n=f"{steps:,}")
+        length = _("1 epoch") if epochs == 1 else length
         batch = f"{c.budget.batch_size} x {c.budget.accumulation}"
         lr = _("{lr} (tuned)", lr=f"{c.optim.lr:g}") if c.tune.grid else f"{c.optim.lr:g}"
         cells = (arm.id, _(SCALES[c.scale]), c.data.dataset, model, c.method.name)

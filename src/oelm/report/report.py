@@ -45,18 +45,20 @@ def build(analysis: Analysis, folder: Path, *, lang: str = "en", command: str = 
 
 def about(analysis: Analysis, command: str, _: Translator) -> tuple[Text, ...]:
     """Return the lines below the headline: runs folder, how many runs, the command that makes the report."""
+    counts = {
+        "runs": len(analysis.loaded.runs),
+        "finished": analysis.states[FINISHED],
+        "comparisons": len(analysis.comparisons.made),
+    }
     return (
         _(
             "From the run folders in {root}, by oelm {version}",
             root=_shown_root(analysis.loaded.root),
             version=oelm.__version__,
         ),
-        _(
-            "{runs} runs, {finished} finished; {comparisons} comparisons",
-            runs=len(analysis.loaded.runs),
-            finished=analysis.states[FINISHED],
-            comparisons=len(analysis.comparisons.made),
-        ),
+        _("{runs} runs, {finished} finished; 1 comparison", **counts)
+        if counts["comparisons"] == 1
+        else _("{runs} runs, {finished} finished; {comparisons} comparisons", **counts),
         (_("Generated with") + " ", Code(command)),
     )
 

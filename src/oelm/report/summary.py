@@ -51,15 +51,22 @@ def count_verdicts(frozen: Sequence[Comparison], _: Translator) -> str:
     held, failed, withheld = (sum(c.target.outcome == o for c in frozen) for o in (MET, MISSED, WITHHELD))
     judged = len(frozen) - withheld
     parts = []
-    if judged:
+    counts = {"held": held, "failed": failed, "open": judged - held - failed}
+    if judged == 1:
+        parts.append(
+            _(
+                "Frozen arms against their baselines, 1 comparison: {held} cost at most 5 %, "
+                "{failed} cost more, {open} undecided.",
+                **counts,
+            )
+        )
+    elif judged:
         parts.append(
             _(
                 "Frozen arms against their baselines, {n} comparisons: {held} cost at most 5 %, "
                 "{failed} cost more, {open} undecided.",
                 n=judged,
-                held=held,
-                failed=failed,
-                open=judged - held - failed,
+                **counts,
             )
         )
     if withheld:

@@ -70,6 +70,11 @@ def missing_runs(arm: Arm, reference: Arm) -> list[Message]:
     if diverged := [r for r in runs if r.state == DIVERGED]:
         found.append(
             Message(
+                "1 run diverged and is not in the mean, so there is no verdict: {runs}",
+                runs=_names(diverged),
+            )
+            if len(diverged) == 1
+            else Message(
                 "{n} runs diverged and are not in the mean, so there is no verdict: {runs}",
                 n=len(diverged),
                 runs=_names(diverged),
@@ -80,7 +85,11 @@ def missing_runs(arm: Arm, reference: Arm) -> list[Message]:
             Message("{id} seed {seed} ({state})", id=r.id, seed=r.seed, state=state_name(r.state))
             for r in unfinished
         )
-        found.append(Message("{n} runs are not finished: {runs}", n=len(unfinished), runs=names))
+        found.append(
+            Message("1 run is not finished: {runs}", runs=names)
+            if len(unfinished) == 1
+            else Message("{n} runs are not finished: {runs}", n=len(unfinished), runs=names)
+        )
     return found
 
 

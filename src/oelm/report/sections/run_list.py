@@ -37,6 +37,11 @@ def limitation_texts(analysis: Analysis, _: Translator) -> list[str]:
     if seeds_only := [c for c in made if c.metric == "ppl" and c.test_error == "none"]:
         texts.append(
             _(
+                "1 perplexity interval covers the seeds, not the choice of test text, because its runs have "
+                "no losses per document. All other intervals cover both."
+            )
+            if len(seeds_only) == 1
+            else _(
                 "{n} perplexity intervals cover the seeds, not the choice of test text, because their runs "
                 "have no losses per document. All other intervals cover both.",
                 n=len(seeds_only),
@@ -88,6 +93,11 @@ def limitation_texts(analysis: Analysis, _: Translator) -> list[str]:
     if analysis.states["diverged"]:
         texts.append(
             _(
+                "1 run diverged. It is a result, not a missing value; comparisons that would leave it out "
+                "get no verdict."
+            )
+            if analysis.states["diverged"] == 1
+            else _(
                 "{n} runs diverged. They are results, not missing values; comparisons that would leave them "
                 "out get no verdict.",
                 n=analysis.states["diverged"],
@@ -184,7 +194,8 @@ def run_list(analysis: Analysis, _: Translator, folder: Path) -> list[Block]:
         listed += dict.fromkeys(_rows_text(arm, _) for arm in arms if _rows_text(arm, _))
         inner: list[Block] = [Bullets(tuple(listed))] if listed else []
         inner += [_arm_table(arm, numbered, folder, _) for arm in arms]
-        title = _("{study}: {n} runs", study=study, n=sum(len(a.runs) for a in arms))
+        n = sum(len(a.runs) for a in arms)
+        title = _("{study}: 1 run", study=study) if n == 1 else _("{study}: {n} runs", study=study, n=n)
         blocks.append(Fold(title, tuple(inner)))
     return blocks
 
