@@ -254,7 +254,7 @@ def _reason(detail: str) -> tuple[str, str]:
     if "stores its Q and K" in detail:
         return detail.partition("Tell oelm where ")[2].split()[0], "not recognised"
     kind = first.partition("(")[2].partition(")")[0]
-    if "verified numerically" in first:
+    if "verify numerically" in first:
         return kind, "its call cannot be guessed"
     return (
         (kind, first.partition(", but ")[2].partition(". So")[0][:100])
