@@ -33,7 +33,7 @@ def test_a_folder_that_cannot_hold_the_run_says_what_to_do(tmp_path):
     with pytest.raises(OelmError, match=r"damaged: restore it from a copy, or delete .*/run to train"):
         folder.claim(small_config())
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="is not a folder; move it away"):
+    with pytest.raises(UsageError, match="it is a file; move it away"):
         RunFolder(tmp_path / "file").claim(small_config())
 
 

@@ -124,7 +124,7 @@ class RunFolder(RunReader):
                     f"{lines}\nUse another folder, or delete this one to start over."
                 )
         if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"{self.path} is not a folder; move it away, because the run is stored there")
+            raise UsageError(f"cannot write to the run folder {self.path}: it is a file; move it away")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.config_file, config_to_yaml(config))
