@@ -104,6 +104,7 @@ def test_modules_outside_the_choice_need_not_be_readable():
         ("*.mlp", None, "select no query or key projection"),
         ([], None, "a name pattern or a list"),
         (["text_model", 3], None, "a name pattern or a list"),
+        (3, None, "a name pattern or a list"),
     ],
 )
 def test_a_pattern_that_matches_nothing_is_an_error_that_names_near_matches(where, exclude, message):

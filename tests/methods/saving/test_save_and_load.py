@@ -193,7 +193,20 @@ def test_loading_a_changed_frozen_tensor_is_an_error(tmp_path):
     with torch.no_grad():
         model.blocks[0].attn.q.weight[0, 0] += 1e-6
     model.save(tmp_path)
+    (tmp_path / "checksums.json").unlink()  # as in a folder that `oelm.save` did not write
     with pytest.raises(OelmError, match=r"blocks\.0\.attn\.q\.weight.*hash differs"):
+        oelm.load(tmp_path)
+
+
+@pytest.mark.parametrize(("family", "compact"), [("own-gpt", False), ("bert", False), ("bert", True)])
+def test_a_flipped_bit_in_a_trained_tensor_is_an_error(family, compact, tmp_path):
+    oelm.save(half_trained(family, "oelm-plus"), tmp_path, compact=compact)
+    assert oelm.audit(oelm.load(tmp_path)).ok
+    file = next(tmp_path.glob("oelm_compact.safetensors" if compact else "model.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(OelmError, match=r"damaged.*has changed since it was written"):
         oelm.load(tmp_path)
 
 

@@ -75,7 +75,7 @@ ALL = Selection()
 def _as_patterns(argument: str, given: Patterns) -> tuple[str, ...]:
     if given is None:
         return ()
-    patterns = (given,) if isinstance(given, str) else tuple(given)
+    patterns = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
         raise UsageError(f"{argument} must be a name pattern or a list of name patterns, got {given!r}")
     return patterns

@@ -9,6 +9,8 @@ outputs. oelm_extras.safetensors contains the unfolded tensors. A convolution ca
 only if the config of the model has a setting for biases. If something cannot be folded, the weights are in
 oelm_model.safetensors, a file that transformers ignores, and the config says so (see `auto.py`).
 
+checksums.json contains the hash of each weight file, so that `oelm.load` notices damage.
+
 A compact save leaves out the frozen random tensors: `oelm.load()` rebuilds them from the seed and checks
 their hashes.
 """
@@ -24,7 +26,7 @@ from torch import Tensor, nn
 
 from oelm.errors import OelmError
 from oelm.files.atomic import atomic_open
-from oelm.files.checksums import CHECKSUMS
+from oelm.files.checksums import CHECKSUMS, write_checksums
 from oelm.methods.reading.wrappers import unwrap, uses_peft
 from oelm.methods.record import Record, require_parameter, require_record, sha256
 from oelm.methods.saving.fold import UNFOLDED_PREFIX, unfolded_tensors
@@ -78,6 +80,8 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
     else:
         write_tensors(folder / WEIGHTS, _without_aliases(model.state_dict()))
     save_metadata(model, folder, compact=compact)
+    usual = [path.name for path in weight_files(folder)]
+    write_checksums(folder, [*usual, COMPACT_WEIGHTS, OELM_WEIGHTS, EXTRA_WEIGHTS])
 
 
 def save_metadata(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None:
