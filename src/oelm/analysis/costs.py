@@ -35,7 +35,7 @@ class StepRatio:
     source: Path
     fields: dict[str, Any] | None = None  # fields of the `Method` that was measured
     memory_ratio: float | None = None  # peak memory divided by the peak memory of the baseline
-    rounds: int = 0  # number of interleaved measurements of each method
+    processes: int = 0  # number of processes of each method, over which the interval is computed
 
     def fits(self, arm: Arm) -> bool:
         """Return whether the ratio was measured with the model and the method of this arm."""
@@ -131,7 +131,7 @@ def _step_ratios(raw: Any, path: Path) -> list[StepRatio]:
             source=path,
             fields=arm.get("fields"),
             memory_ratio=None if arm.get("memory_ratio") is None else float(arm["memory_ratio"]),
-            rounds=int(arm["ratio"].get("rounds", 0)),
+            processes=int(arm["ratio"].get("processes", 0)),
         )
         for arm in arms[1:]
         if arm.get("method")

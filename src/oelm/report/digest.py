@@ -112,7 +112,7 @@ def _figure(drawing: Drawing) -> Figure:
 def _step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translator) -> tuple[Block, ...]:
     if not benchmarks:
         return ()
-    head = (_("Method"), _("Model"), _("Verdict"), _("Step time"), _("95 % interval"), _("Rounds"))
+    head = (_("Method"), _("Model"), _("Verdict"), _("Step time"), _("95 % interval"), _("Processes"))
     rows = []
     for b in benchmarks:
         low, high = b.interval
@@ -120,7 +120,7 @@ def _step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translato
         interval = _("{low} to {high}", low=_change(low), high=_change(high))
         memory = "–" if b.memory_ratio is None else _change(b.memory_ratio)
         bound = "–" if b.bound is None else _change(1 - b.bound)
-        cells = (b.method, b.model, verdict, _change(b.ratio), interval, str(b.rounds), memory, bound)
+        cells = (b.method, b.model, verdict, _change(b.ratio), interval, str(b.processes), memory, bound)
         rows.append(Row(cells))
     return (
         _figure(plots.step_times(benchmarks, styles, _)),
