@@ -33,7 +33,7 @@ def cross_entropy_sum(
     pass of `tied_embedding()` adds the gradient of the embedding to it.
     """
     if torch.compiler.is_compiling():  # torch.compile of torch 2.13 fails on softmax with out=
-        # Not a decorator: it would import the compiler, which takes as long as half of `import torch`.
+        # Not a decorator: it would import the compiler, which takes almost as long as `import torch`.
         return torch.compiler.disable(_cross_entropy_sum)(hidden, weight, targets, tied)
     return _cross_entropy_sum(hidden, weight, targets, tied)
 
