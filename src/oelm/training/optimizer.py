@@ -24,7 +24,8 @@ OptimizerState = dict[str, dict[str, Tensor]]  # parameter name -> name of the s
 class AdamW(torch.optim.AdamW):
     """torch's AdamW without its decorators for torch.compile, which import the compiler in the first step.
 
-    That import takes almost as long as `import torch`. The updates are the same. The training loop never compiles the optimizer.
+    That import takes almost as long as `import torch`. The updates are the same. The training loop never
+    compiles the optimizer.
     """
 
     add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
