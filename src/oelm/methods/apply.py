@@ -100,9 +100,10 @@ def check_model(
             return
         # The numeric check needs all query and key projections of an attention module, also those that
         # `where` or `exclude` leave out.
-        names = dict.fromkeys(p.attention_name for p in projections)
-        whole = Selection(() if "" in names else tuple(names))
-        if verify_projections(model, find_projections(model, whole), example_inputs):
+        if not selection.is_everything:
+            names = dict.fromkeys(p.attention_name for p in projections)
+            projections = find_projections(model, Selection(() if "" in names else tuple(names)))
+        if verify_projections(model, projections, example_inputs):
             return
 
 

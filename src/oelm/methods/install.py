@@ -31,7 +31,8 @@ def install(model: nn.Module, method: Method, seed: int, *, init: bool, selectio
     replaced: list[tuple[str, nn.Module]] = []
     if not method.trains_qk or method.has_extras:
         replaced = _split_fused(model, projections)
-        projections = find_projections(model, selection)
+        if any(p.fused for p in projections):
+            projections = find_projections(model, selection)
     matrices = ffn_matrices(model, selection) if "ffn" in method.parts else []
     if init and method.init != "keep":
         for target in targets_of(method, projections, matrices):

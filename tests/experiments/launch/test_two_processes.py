@@ -20,7 +20,7 @@ from oelm.experiments.launch.attempts import read_attempts
 from oelm.experiments.launch.jobs import make_jobs
 from oelm.experiments.launch.worker import worker_command
 from oelm.runs.folder import RunFolder
-from oelm.runs.lock import RunLock, is_held
+from oelm.runs.lock import RunLock
 from waiting import wait_until
 
 
@@ -47,62 +47,30 @@ def one_core() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_core")  # ranks that share one core once hung when their run was interrupted
-def test_ranks_use_loopback_stop_with_a_checkpoint_resume_and_die_with_their_worker(tmp_path: Path) -> None:
-    steps = {"budget.steps": 100_000, "budget.eval_every": 50_000, "budget.checkpoint_every": 5}
-    folder = claim(tmp_path, **steps)
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # a killed worker cannot remove its private folder
-
-    def start(resumes: int) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
-        """A worker whose ranks have trained some steps."""
-        before = folder.status()
-        step = (before.step if before else 0) + 10
-        process = subprocess.Popen(worker(folder), stderr=subprocess.DEVNULL, env=environment)
-
-        def trains() -> bool:
-            status = folder.status()
-            return (
-                status is not None
-                and (status.state, status.resumes) == ("running", resumes)
-                and status.step > step
-            )
-
-        wait_until(trains)
-        return process, psutil.Process(process.pid).children(recursive=True)
-
-    process, ranks = start(resumes=0)
+@pytest.mark.usefixtures("one_core")
+def test_two_processes_use_loopback_and_end_on_a_busy_core(tmp_path: Path) -> None:
+    """Six ranks of three runs share one core, where ranks once hung when their run ended."""
+    endless = {"budget.steps": 100_000, "budget.eval_every": 50_000}
+    changes = {"finished": {}, "diverged": {"optim.lr": 1e30}, "interrupted": endless}
+    folders = {state: claim(tmp_path / state, **changes[state]) for state in changes}
+    processes = {
+        state: subprocess.Popen(worker(folder), stderr=subprocess.PIPE, text=True)
+        for state, folder in folders.items()
+    }
+    wait_until(lambda: (status := folders["interrupted"].status()) is not None and status.step > 10)
+    ranks = psutil.Process(processes["interrupted"].pid).children(recursive=True)
     assert len(ranks) == 2
     listening = [c.laddr.ip for p in ranks for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
     assert listening
     assert set(listening) <= {"127.0.0.1", "::1"}
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=300) == 75
-    assert [attempt.exit_code for attempt in read_attempts(folder.path)] == [75]
-
-    process, ranks = start(resumes=1)
-    process.kill()
-    process.wait()
-    wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in ranks))
-    wait_until(lambda: not is_held(folder.path))
-    rows = [row.step for row in folder.metrics("train")]
-    assert rows == sorted(set(rows))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_core")
-def test_two_processes_end_on_a_busy_core(tmp_path: Path) -> None:
-    """Four ranks of two runs share one core, where ranks once hung when their run ended."""
-    learning_rates = {"finished": 1e-3, "diverged": 1e30}
-    folders = {name: claim(tmp_path / name, **{"optim.lr": lr}) for name, lr in learning_rates.items()}
-    processes = {
-        name: subprocess.Popen(worker(folder), stderr=subprocess.PIPE, text=True)
-        for name, folder in folders.items()
-    }
-    printed = {name: process.communicate(timeout=600)[1] for name, process in processes.items()}
-    states = {name: status.state if (status := f.status()) else "" for name, f in folders.items()}
-    assert states == {name: name for name in learning_rates}, printed
-    codes = {name: process.returncode for name, process in processes.items()}
-    assert codes == {"finished": 0, "diverged": 76}, printed
+    processes["interrupted"].send_signal(signal.SIGTERM)
+    printed = {state: process.communicate(timeout=600)[1] for state, process in processes.items()}
+    states = {state: status.state if (status := f.status()) else "" for state, f in folders.items()}
+    assert states == {state: state for state in changes}, printed
+    codes = {state: process.returncode for state, process in processes.items()}
+    assert codes == {"finished": 0, "diverged": 76, "interrupted": 75}, printed
+    assert [attempt.exit_code for attempt in read_attempts(folders["interrupted"].path)] == [75]
+    assert folders["interrupted"].latest.exists()
 
 
 def test_a_torchrun_is_refused_while_another_process_has_the_run(

@@ -237,6 +237,8 @@ def is_registered(attention: nn.Module) -> bool:
 
 def _registered_spec(attention: nn.Module) -> AttentionSpec | None:
     """Return the spec that was registered for the module's class or a base class; None if there is none."""
+    if not _registered:
+        return None
     for cls in type(attention).__mro__:
         spec = _registered.get(cls) or _registered.get(f"{cls.__module__}.{cls.__qualname__}")
         if spec is not None:

@@ -185,7 +185,11 @@ def _find_spec(model: nn.Module, name: str, module: nn.Module) -> AttentionSpec 
         return AttentionSpec(num_heads="num_heads")
     if isinstance(module, SplitProjection):
         return None  # the spec of the attention module around it covers its q and k
-    if (spec := known_spec(module) or multi_latent(module)) is not None:
+    if (spec := known_spec(module)) is not None:
+        return spec
+    if not module._modules and all(p is None or p.dim() != 3 for p in module._parameters.values()):
+        return None  # most modules of a model are leaves like this, without any projection inside
+    if (spec := multi_latent(module)) is not None:
         return spec
     found = _projection_names(module)
     if {"sampling_offsets", "attention_weights"} <= set(found):
