@@ -121,3 +121,17 @@ def test_a_projection_that_was_replaced_after_apply(name, tmp_path):
 def test_a_model_without_a_method():
     with pytest.raises(oelm.OelmError, match=r"oelm\.apply first"):
         oelm.audit(nn.MultiheadAttention(8, 2))
+
+
+def test_an_attention_layer_added_after_apply():
+    layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 4, 32) for _ in range(2))
+    oelm.apply(layers, "oelm-freeze")
+    assert oelm.audit(layers).ok
+    layers.append(nn.TransformerEncoderLayer(16, 4, 32))
+    report = oelm.audit(layers)
+    assert not report.ok
+    assert {row.tensor for row in report.rows if not row.ok} == {
+        "2.self_attn.q.weight",
+        "2.self_attn.k.weight",
+    }
+    assert "after oelm.apply" in str(report)

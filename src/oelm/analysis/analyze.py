@@ -119,7 +119,7 @@ def analyze(
 
 
 def _never_started(loaded: Loaded, planned: Planned, ids: Collection[str] | None) -> tuple[str, ...]:
-    """Return the IDs of the experiments of the catalogue that have no run although their study has runs."""
+    """Return the IDs of experiments that have no run, although other experiments of their study have runs."""
     studies = {r.config.study for r in loaded.runs}
     present = {r.id for r in loaded.runs}
     return tuple(

@@ -72,7 +72,7 @@ class SlurmFlags:
         if options.time_limit < 60:
             raise UsageError("--time must be at least one minute: SLURM counts time limits in minutes")
         if options.time_limit > MAX_DAYS * 86400:
-            raise UsageError(f"--time must be at most {MAX_DAYS} days; write for example 24h")
+            raise UsageError(f"--time must be at most {MAX_DAYS} days; write, for example, 24h")
         return options
 
     def _value(self, name: str, site: Site) -> Any:

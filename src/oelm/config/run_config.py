@@ -101,9 +101,9 @@ class CompareConfig:
     arm: str = ""  # name of the arm (a method in a comparison), usually the name of the method
     baseline: str = ""  # experiment ID of the baseline of this arm; "" if the arm itself is the baseline
     control: str = ""  # ID of the experiment with the same architecture and trained Q/K; "" = the baseline
-    phase: int | str = (
-        0  # phase of the original study: 1 to 4 or "paper"; "extra" for controls that it lacks; 0 = none
-    )
+    # The part of the original study: phase 1 to 4 or "paper"; "extra" if it is a control that the original
+    # study does not have; 0 if it is no part of the study `paper`.
+    phase: int | str = 0
     questions: tuple[QuestionConfig, ...] = field(default=(), compare=False)  # from the user's study file
     # Maximum number of seeds if `oelm decide` adds seeds one after another; 0 = a fixed number of seeds.
     # `compare=False`, because it does not affect the result of the run and so must not change its hash.

@@ -95,7 +95,7 @@ class Corpus:
         return {"validation": self.dataset.validation_share, "test": self.dataset.test_share}.get(split, 0.0)
 
     def rows(self, split: str, bad: BadRows | None = None) -> Iterator[Row]:
-        """Yield the clean rows of a split, in the order of the source, such as {"text": ..., "label": 1}.
+        """Yield the clean rows of a split, such as {"text": ..., "label": 1}, in the order of the source.
 
         Bad rows are added to `bad` and skipped; if `bad` is None, a bad row raises an error. A document
         larger than a few hundred KB is split into several rows; all but the last have the key "continues".

@@ -113,7 +113,7 @@ def select(
     if study and wanted and not any(e.phase in wanted for e in known.values() if e.study == study):
         named = ", ".join(map(str, wanted))
         raise UsageError(
-            f"the study {study} has no phase {named}: only the study `paper` has phases; leave out --phase"
+            f"the study {study} has no phase {named}; only the study `paper` has phases, so leave out --phase"
         )
     if wanted or study or everything:
         of_study = [e for e in known.values() if e.study == (study or "paper")]

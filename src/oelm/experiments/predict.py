@@ -45,7 +45,7 @@ class Gpu:
 
     name: str
     flops: float  # FLOP/s of dense bf16 matrix products that are summed in fp32
-    bandwidth: float  # of its memory, in bytes per second
+    bandwidth: float  # of the memory of the GPU, in bytes per second
     memory: float  # bytes
 
 

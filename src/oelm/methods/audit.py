@@ -13,6 +13,7 @@ from oelm.errors import OelmError, UsageError
 from oelm.methods.checks import names_by_parameter
 from oelm.methods.method import ORTHONORMAL_INITS
 from oelm.methods.orthogonal import orthonormality_error
+from oelm.methods.reading.find import find_projections
 from oelm.methods.reading.wrappers import plain_name, plain_parameters, trainable_adapters, unwrap, uses_peft
 from oelm.methods.record import Record, TensorRecord, find_parameter, require_record, sha256
 
@@ -113,6 +114,7 @@ def audit(
             faults.append("PEFT froze it: call get_peft_model before oelm.apply")
         if trainable or held.given or found is None:
             rows.append(AuditRow(name, "trains (an extra of the method)", tuple(faults)))
+    rows += _added_after_apply(model, record)
     if not others_may_be_frozen:
         rows += _frozen_by_accident(record, parameters)
     if held.given:
@@ -138,7 +140,7 @@ class _Context:
     optimizers: _Optimizers
     tied: dict[int, list[str]]  # id of a parameter -> its names; a tied parameter has several
     adapters: dict[int, list[str]]  # id of a parameter -> parameter names of its PEFT adapters
-    others_may_be_frozen: bool  # whether parameters that the method does not freeze may be frozen
+    others_may_be_frozen: bool  # frozen parameters that the method did not freeze are no fault
 
 
 def _tied_names(model: nn.Module) -> dict[int, list[str]]:
@@ -284,6 +286,29 @@ def _not_in_optimizer(
         AuditRow(name, "trains", tuple(_training_faults(parameter, optimizers)))
         for name, parameter in parameters.items()
         if parameter.requires_grad and not optimizers.holds(parameter) and name not in reported
+    ]
+
+
+def _added_after_apply(model: nn.Module, record: Record) -> list[AuditRow]:
+    """Return a row for each query or key weight that the model got after `oelm.apply()`."""
+    if record.method.trains_qk:
+        return []
+    known = {id(find_parameter(model, name)) for name in record.tensors}
+    try:
+        projections = find_projections(model, record.selection)
+    except OelmError:  # an attention module was replaced; the rows of its tensors say so
+        return []
+    return [
+        AuditRow(
+            f"{projection.name}.weight",
+            "frozen",
+            (
+                "the model got it after oelm.apply, so the method does not act on it: build the whole model "
+                "first, then call oelm.apply",
+            ),
+        )
+        for projection in projections
+        if projection.role in record.method.parts and id(projection.weight.parameter) not in known
     ]
 
 

@@ -240,8 +240,8 @@ def _check_value_projection(method: Method, p: Projection) -> None:
     if len(found) + p.fused != 1:
         raise UsageError(
             f"method '{method.name}' adds a convolution to v, but {p.attention_name} "
-            f"({type(p.attention).__name__}) does not have exactly one projection with a usual name for "
-            f"values (v, v_proj, value, ...); {advice}"
+            f"({type(p.attention).__name__}) does not have exactly one projection with a known name for "
+            f"the values (v, v_proj, value, ...); {advice}"
         )
     for name in found:
         weight = p.attention.get_submodule(name).weight

@@ -33,7 +33,7 @@ def change(log_ratio: float) -> str:
 
 
 def points(value: float) -> str:
-    """Return a difference in percentage points, with two decimals if it is below 1, else one."""
+    """Return a difference in percentage points, with two decimals if its size is below 1, otherwise one."""
     return signed(value, 2 if abs(value) < 1 else 1)
 
 

@@ -326,7 +326,7 @@ def test_a_missing_or_parametrized_value_projection_is_refused():
     model = build("own-gpt")
     attn = model.blocks[0].attn
     attn.mixed, attn.v = attn.v, None
-    with pytest.raises(OelmError, match="does not have exactly one projection with a usual name"):
+    with pytest.raises(OelmError, match="does not have exactly one projection with a known name"):
         oelm.apply(model, on_v)
     assert type(attn.q) is torch.nn.Linear
 

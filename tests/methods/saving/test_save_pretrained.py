@@ -191,8 +191,8 @@ def test_checkpoints_of_the_trainer_load_and_resume_bit_equal(name, tmp_path):
         resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-2")
     )
     assert equal_parameters(model, resumed)
-    # Plain transformers loads the same function or raises an error, but never another function; the auto
-    # classes always load it.
+    # Without oelm, transformers either loads a model that gives the same outputs or raises an error. With
+    # oelm, its auto classes load all of them.
     for folder in (tmp_path / "final", tmp_path / "first" / "checkpoint-4"):
         auto = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
         assert torch.allclose(outputs(auto), outputs(model), atol=1e-4)

@@ -142,7 +142,8 @@ def _assign_splits(paths: list[Path]) -> dict[str, list[Path]]:
     """Return {split: [file]}, from the file names, or else from their order: train, validation, test."""
     if len(paths) > len(SPLITS):
         raise UsageError(
-            f"the dataset has {len(paths)} files, but at most three are possible: train, validation, test"
+            f"the dataset has {len(paths)} files, but may have at most three: train, validation and "
+            f"test; remove or merge the others"
         )
     words = {"train": "train", "validation": "val", "test": "test"}
     named = {split: [path] for split in SPLITS for path in paths if words[split] in path.stem.lower()}

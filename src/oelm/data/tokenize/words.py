@@ -52,7 +52,7 @@ class WordCache(dict[str, bytes]):
         return ids
 
     def encode(self, text: str) -> bytes:
-        """Return the token ids of `text`, as the bytes of an array."""
+        """Return the token ids of `text`, as the raw bytes of an array of integers."""
         return b"".join(map(self.__getitem__, self._find(text)))
 
 

@@ -96,7 +96,7 @@ _SEQ2SEQ_ARMS = (
 
 
 def _denoiser(dataset: str, model: str, **own: Any) -> Experiment:
-    # Tables show the method as the name of the arm, because an ID such as T5-01 says little.
+    # Tables call the arm by its method, because an ID such as T5-01 says little.
     own["arm"] = own["method"]
     return Experiment(
         task="denoising",

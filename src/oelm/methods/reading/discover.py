@@ -43,7 +43,7 @@ def discover_spec(
     """
     try:
         trial = Trial(model, attention, eager=eager)
-    except Exception:  # copying a user's module can fail in any way
+    except Exception:  # copying a user's module can raise any exception
         return None
     selecting = _watch_selection(trial.module)
     for args, kwargs in calls or trial.guess_calls():
@@ -199,7 +199,7 @@ def _rows(part: ParameterSlice, gradient: Tensor) -> Tensor:
 def _rows_by_head(
     parts: dict[str, ParameterSlice], weights: list[nn.Parameter], scores: list[Tensor]
 ) -> dict[str, Tensor]:
-    """Return for each projection a bool tensor (rows, heads): which rows affect the scores of which head."""
+    """Return a bool tensor (rows, heads) per projection: whether a row affects the scores of a head."""
     heads = [part for s in scores for axis in range(s.dim() - 2) for part in s.unbind(axis)]
     if len(heads) > _MAX_HEADS:
         raise ValueError(f"{len(heads)} heads are more than the limit of {_MAX_HEADS}")

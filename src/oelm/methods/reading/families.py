@@ -97,7 +97,7 @@ KEY_WORDS = frozenset({"k", "key", "keys", "wk"})
 
 
 def words(name: str) -> set[str]:
-    """Return the words in a name, which dots, underscores or digits separate.
+    """Return the set of words in a name; dots, underscores and digits separate words.
 
     >>> sorted(words("in_proj_qkv"))
     ['in', 'proj', 'qkv']

@@ -120,7 +120,7 @@ def rebuildable_tensors(record: Record) -> set[str]:
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return a dict from name to tensor of all parameters and persistent buffers.
+    """Return a dict that maps the name of each parameter and persistent buffer to its tensor.
 
     Unlike in `model.state_dict()`, Q, K and V of a split fused weight are separate tensors.
     """

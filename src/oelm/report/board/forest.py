@@ -51,7 +51,7 @@ class ForestRow:
 
 @dataclass(frozen=True)
 class Forest:
-    """A forest plot. Its axis is the change in per cent of the reference's score."""
+    """A forest plot. Its axis is the change as a percentage of the reference's score."""
 
     rows: tuple[ForestRow, ...]
     ticks: tuple[tuple[float, str], ...]  # (position on the axis, label)
@@ -68,7 +68,7 @@ def forest(questions: Sequence[ShownQuestion], _: Translator) -> Forest:
 
 
 def by_seeds(question: ShownQuestion, _: Translator) -> Forest | None:
-    """Return a forest plot of one question; row n shows the confidence interval from the first n seeds.
+    """Return a forest plot for one question; row n shows the confidence interval from the first n seeds.
 
     Returns None if the two arms have fewer than two seeds in common.
     """

@@ -110,7 +110,7 @@ def limitation_texts(analysis: Analysis, _: Translator) -> list[str]:
 
 
 def _origins(arms: Sequence[Arm]) -> tuple[Message, ...]:
-    """Return where the text of each dataset came from, because generated text may replace a dataset."""
+    """Return the source of each dataset: a run can use generated text in place of the real dataset."""
     found: dict[str, str | Message] = {}
     for arm in arms:
         if arm.finished and (recorded := arm.finished[0].manifest.data.origin):

@@ -216,7 +216,7 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
 def _is_causal(model: nn.Module) -> bool:
     """Return whether attention is causal.
 
-    The attention modules say this as `is_causal`; if they do not, the class name and the config decide.
+    The attribute `is_causal` of the attention modules says so; without it, the class name and the config do.
     """
     said = [m.is_causal for m in model.modules() if isinstance(getattr(m, "is_causal", None), bool)]
     named = any(part in type(model).__name__ for part in ("CausalLM", "LMHead", "GPT", "Bloom"))

@@ -196,7 +196,7 @@ class World:
         return wrapped
 
     def sync_gradients(self, module: nn.Module, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Return a context for the backward pass of one micro-batch.
+        """Return a context manager for the backward pass of one micro-batch.
 
         Gradients are sent to the other ranks only if this is the last micro-batch of the step.
         """
