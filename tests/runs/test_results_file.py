@@ -116,11 +116,21 @@ def test_private_facts_are_left_out(tmp_path: Path) -> None:
     run, _ = make_runs(tmp_path / "runs")
     run.write_status(Status(state="finished", host="my-laptop"))
     machine = {"host": "my-laptop", "cores": 2}
-    data = {"origin": "o", "folder_note": "halves of the file in my home", "notes": ["2 bad rows"]}
+    data = {
+        "origin": "local folder /home/me/data/sst2",
+        "folder_note": "halves of the file in my home",
+        "notes": ["2 bad rows", "see https://a.org/b, 1/2 of 'a/b'"],
+    }
+    shared = {"origin": "local folder sst2", "notes": data["notes"]}
+    command = "OELM_DATA_DIR=/home/me/data oelm run GPT-01 --runs '/home/me/my runs'"
     for manifest, expected in (
         (
-            {"machine": machine, "data": data},
-            {"machine": {"cores": 2}, "data": {"origin": "o", "notes": ["2 bad rows"]}},
+            {"command": command, "machine": machine, "data": data},
+            {
+                "command": "OELM_DATA_DIR=data oelm run GPT-01 --runs 'my runs'",
+                "machine": {"cores": 2},
+                "data": shared,
+            },
         ),
         ({"machine": None, "data": None}, {"machine": None, "data": None}),
     ):

@@ -82,3 +82,4 @@ def test_a_manifest_names_the_data_folder_that_only_the_environment_knows(monkey
     )
     typed = "oelm run GPT-01 --data-dir other"
     assert base_manifest("", typed).command == typed
+    assert base_manifest("", "/src/oelm/__main__.py run GPT-01").command.endswith("oelm run GPT-01")

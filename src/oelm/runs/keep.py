@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ KEPT_FILES = (
     "predictions.json",
     "test_losses.json",
 )
+# An absolute path, as a whole text or after a space, quote, "=" or parenthesis; group 1 is its last name.
+_ABSOLUTE_PATH = re.compile(r"""(?<![^\s='"(])/(?:[^\s/'"]+/)*([^\s/'"]+)""")
 TRIAL_FILES = ("config.yaml", "status.json", "results.json", "timing_stats.json")
 
 
@@ -81,7 +84,11 @@ def _kept_files(run: RunInfo) -> tuple[str, dict[str, str]]:
 
 
 def _shareable(reader: RunReader, name: str) -> str:
-    """Return the text of one file of a run, without host names and the user's note on the data folder."""
+    """Return the text of one file of a run, without what describes the machine or the user.
+
+    Host names and the user's note on the data folder are left out. An absolute path is shortened to its last
+    name.
+    """
     where = str(reader.path / name)
     with reader.open(name) as file:
         text = decode(read_limited(file, where, RESULT_FILES[name]), where)
@@ -98,4 +105,13 @@ def _shareable(reader: RunReader, name: str) -> str:
         machine.pop("host", None)
     if isinstance(data := content.get("data"), dict):
         data.pop("folder_note", None)
-    return json_text(content)
+    return json_text(_without_folders(content))
+
+
+def _without_folders(content: Any) -> Any:
+    """Return a copy of parsed JSON in which absolute paths are shortened: "/home/me/data" -> "data"."""
+    if isinstance(content, dict):
+        return {key: _without_folders(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_without_folders(value) for value in content]
+    return _ABSOLUTE_PATH.sub(r"\1", content) if isinstance(content, str) else content

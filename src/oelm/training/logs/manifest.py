@@ -58,13 +58,15 @@ def base_manifest(config_hash: str, command: str = "") -> Manifest:
 def _command(typed: str) -> str:
     """Return the command that repeats the run: `typed`, or if this is "", the command of this process.
 
-    The path of the program is shortened to its name. If OELM_DATA_DIR is set and the command has no option
-    --data-dir, the result starts with `OELM_DATA_DIR=...`.
+    The path of the program is shortened to its name, also that of `python -m oelm`. If OELM_DATA_DIR is set
+    and the command has no option --data-dir, the result starts with `OELM_DATA_DIR=...`.
     """
     program, *rest = shlex.split(typed) or sys.argv
     data = os.environ.get("OELM_DATA_DIR", "")
     named = not data or any(word.startswith("--data-dir") for word in rest)
-    return ("" if named else f"OELM_DATA_DIR={shlex.quote(data)} ") + shlex.join([Path(program).name, *rest])
+    path = Path(program)
+    name = path.parent.name if path.name == "__main__.py" else path.name
+    return ("" if named else f"OELM_DATA_DIR={shlex.quote(data)} ") + shlex.join([name, *rest])
 
 
 def _cpu_name() -> str:
