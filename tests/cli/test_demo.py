@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oelm.analysis.statistics.intervals import difference
-from oelm.analysis.verdict import ACCURACY_TARGET, PPL_TARGET, decide
+from oelm.analysis.verdict import ACCURACY_SIGN, ACCURACY_TARGET, PPL_SIGN, PPL_TARGET, decide
 from oelm.cli.demo import short_result
 from oelm.methods.presets import find_method
 
@@ -20,7 +20,8 @@ def language_model(ratios: list[float], method: str = "oelm-freeze", kind: str =
     )
     config = SimpleNamespace(task="lm")
     arm = SimpleNamespace(method=find_method(method), config=config, key=method)
-    return SimpleNamespace(arm=arm, metric="ppl", effect=effect, target=decide(PPL_TARGET, effect), kind=kind)
+    verdicts = {"target": decide(PPL_TARGET, effect), "sign": decide(PPL_SIGN, effect)}
+    return SimpleNamespace(arm=arm, metric="ppl", effect=effect, kind=kind, **verdicts)
 
 
 def lines(*comparisons: Any) -> list[str]:
@@ -31,16 +32,17 @@ def lines(*comparisons: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("ratios", "decision"),
     [
-        ([1.020, 1.021, 1.019], "costs less than 5 %"),
-        ([1.140, 1.141, 1.139], "costs more than 5 %"),
+        ([1.020, 1.021, 1.019], ": at most 5 % worse"),
+        ([0.980, 0.981, 0.979], ": better"),
+        ([1.140, 1.141, 1.139], ": more than 5 % worse"),
         ([1.02, 1.09, 1.04], "undecided, more seeds"),
         ([1.02], "undecided, more than one seed"),
     ],
 )
 def test_one_line_has_the_cost_its_interval_and_the_decision(ratios: list[float], decision: str) -> None:
     compared, result = lines(language_model(ratios), language_model([2.0, 2.1, 2.2], "oelm-lowrank"))
-    assert compared.startswith("Change when query/key projections are frozen")
-    assert result.startswith("  oelm-freeze, language model: perplexity +")
+    assert compared.startswith("Change if query/key projections are frozen")
+    assert result.startswith("  oelm-freeze, language model: perplexity ")
     assert f"n = {len(ratios)}" in result
     assert (" % to " in result) == (len(ratios) > 1)
     assert decision in result
@@ -50,10 +52,11 @@ def test_a_method_with_extras_is_also_compared_with_its_control() -> None:
     """Otherwise a gain of the extras would look like a gain of freezing."""
     frozen, biases = language_model([1.2, 1.21]), language_model([0.95, 0.94], "oelm-bias")
     control = language_model([1.03, 1.02], "oelm-bias", "control")
-    _, first, second = lines(biases, control, frozen)
+    _, first, second, third, fourth = lines(biases, control, frozen)
     assert first.startswith("  oelm-freeze, language model: perplexity +2")
     assert second.startswith("  oelm-bias, language model: perplexity −5")
-    assert "; against its control perplexity +2.5 % (" in second
+    assert third == "Against the same additions with trained projections:"
+    assert fourth.startswith("  oelm-bias perplexity +2.5 % (")
 
 
 def test_a_difference_of_accuracy_is_in_points() -> None:
@@ -62,8 +65,9 @@ def test_a_difference_of_accuracy_is_in_points() -> None:
         method=find_method("oelm-freeze"), config=SimpleNamespace(task="classification"), key="arm"
     )
     target = decide(ACCURACY_TARGET, difference({0: -0.01, 1: -0.012}, {0: 0.0, 1: 0.0}))
+    sign = decide(ACCURACY_SIGN, effect)
     (_, result) = lines(
-        SimpleNamespace(arm=arm, metric="accuracy", effect=effect, target=target, kind="baseline")
+        SimpleNamespace(arm=arm, metric="accuracy", effect=effect, target=target, sign=sign, kind="baseline")
     )
     assert result.startswith("  oelm-freeze, classifier: accuracy −0.50 points (−")
 

@@ -100,7 +100,8 @@ def test_every_suggested_field_exists() -> None:
     from oelm.config.overrides import split_word
 
     for example in _FIELDS.values():
-        split_word(example)
+        name, _ = split_word(example)
+        assert example.startswith(name)
 
 
 def test_dry_run_shows_device_and_data_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

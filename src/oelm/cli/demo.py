@@ -118,8 +118,9 @@ def _print_results(runs: str, output: Path, lang: str) -> Path:
 def short_result(analysis: Analysis) -> Iterator[str]:
     """Yield lines for the user: what was compared, then for each frozen method its cost and the verdict.
 
-    A method that adds trainable parameters, such as a bias, is also compared with its control, which has the
-    same additions but trains Q and K; otherwise a gain from the additions would seem to come from freezing.
+    The last line compares methods that add trainable parameters, such as a bias, with their controls, which
+    have the same additions but train Q and K; otherwise a gain from the additions would seem to come from
+    freezing.
     """
     baseline = analysis.comparisons.of("baseline")
     controls = {c.arm.key: c for c in analysis.comparisons.of("control") if c.arm.method.has_extras}
@@ -127,12 +128,14 @@ def short_result(analysis: Analysis) -> Iterator[str]:
     if not found:
         yield "No comparison yet: no seed has finished with frozen and with trained query/key projections."
         return
-    yield "Change when query/key projections are frozen, against the model trained in full (95 % interval):"
+    yield "Change if query/key projections are frozen, with 95 % confidence interval (n = number of seeds):"
     for c in found:
         task = {"lm": "language model", "classification": "classifier"}.get(c.arm.config.task, "model")
-        control = controls.get(c.arm.key)
-        own = f"; against its control {_change(control)}" if control else ""
-        yield f"  {c.arm.method.name}, {task}: {_change(c)}, {_decision(c)}{own}"
+        yield f"  {c.arm.method.name}, {task}: {_change(c)}: {_decision(c)}"
+    own = [(c.arm.method.name, controls[c.arm.key]) for c in found if c.arm.key in controls]
+    if own:
+        yield "Against the same additions with trained projections:"
+        yield "  " + "; ".join(f"{name} {_change(control)}" for name, control in own)
 
 
 def _change(c: Comparison) -> str:
@@ -150,12 +153,12 @@ def _change(c: Comparison) -> str:
 
 
 def _decision(c: Comparison) -> str:
-    """Return the verdict in words: whether the method makes perplexity or accuracy less than 5 % worse."""
-    from oelm.analysis.verdict import MET, MISSED, NO_INTERVAL, UNDECIDED
+    """Return the verdict in words: whether perplexity or accuracy is better, or worse by more than 5 %."""
+    from oelm.analysis.verdict import BETTER, MET, MISSED, NO_INTERVAL, UNDECIDED
 
     return {
-        MET: "costs less than 5 %",
-        MISSED: "costs more than 5 %",
+        MET: "better" if c.sign.outcome == BETTER else "at most 5 % worse",
+        MISSED: "more than 5 % worse",
         UNDECIDED: "undecided, more seeds are needed",
         NO_INTERVAL: "undecided, more than one seed is needed",
     }.get(c.target.outcome, "no verdict, the details say why")

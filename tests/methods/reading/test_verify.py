@@ -360,7 +360,7 @@ def test_an_attention_sink_may_rescale_the_output():
             scale = torch.logsumexp(scores, -1, keepdim=True).sigmoid()
             return (scores.softmax(-1) @ v * scale).transpose(1, 2).flatten(2)
 
-    oelm.apply(Sink(), "oelm-freeze")
+    assert oelm.apply(Sink(), "oelm-freeze").frozen > 0
 
 
 def test_torchs_functional_attention_with_separate_weights_is_verified():
@@ -396,7 +396,7 @@ def test_masks_of_large_negative_numbers_do_not_hide_the_scores():
             scores = 0.01 * (q @ k.mT) * allowed - 1e4 * (1 - allowed)
             return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
-    oelm.apply(Masked(), "oelm-freeze")
+    assert oelm.apply(Masked(), "oelm-freeze").frozen > 0
 
 
 # -- more families ---------------------------------------------------------------------------------------
