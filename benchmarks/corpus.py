@@ -85,7 +85,7 @@ def prepare(data: Path, cache: Path, bench: CorpusBench) -> dict[str, Any]:
     command += ["--tokenizer", bench.tokenizer, "--cache-dir", str(cache), "--workers", str(bench.workers)]
     if bench.data_dir:
         command += ["--data-dir", bench.data_dir]
-    start, cpu = time.perf_counter(), _cpu_seconds_of_children()
+    start, cpu = time.perf_counter(), cpu_seconds_of_children()
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(command, stdout=output, stderr=errors)
         peak = 0
@@ -101,7 +101,7 @@ def prepare(data: Path, cache: Path, bench: CorpusBench) -> dict[str, Any]:
     return {
         "tokens": facts["splits"]["train"]["tokens"],
         "seconds": seconds,
-        "cpu_seconds": _cpu_seconds_of_children() - cpu,
+        "cpu_seconds": cpu_seconds_of_children() - cpu,
         "peak_bytes": peak,
     }
 
@@ -118,7 +118,7 @@ def resident_bytes(pid: int) -> int:
     return total
 
 
-def _cpu_seconds_of_children() -> float:
+def cpu_seconds_of_children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -9,12 +9,12 @@ less on other programs than wall time does.
 
 from __future__ import annotations
 
-import resource
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.corpus import cpu_seconds_of_children
 from oelm.bench.harness import Progress
 from oelm.config.overrides import override
 from oelm.config.run_config import Machine, RunConfig, Scale
@@ -55,7 +55,7 @@ def cpu_seconds(bench: StartupBench, config: RunConfig, count: int, *, warm: boo
 
     warm: fork the workers instead of starting new processes
     """
-    before = _children()
+    before = cpu_seconds_of_children()
     with tempfile.TemporaryDirectory() as runs:
         machine = Machine(data_dir=bench.data_dir)
         launcher = LocalLauncher(make_slots(1, gpus="none", threads=1), machine, retries=0, warm=warm)
@@ -63,12 +63,7 @@ def cpu_seconds(bench: StartupBench, config: RunConfig, count: int, *, warm: boo
         launcher.close()
         if failed := [job for job in jobs if job.state != "finished"]:
             raise OelmError(f"{failed[0].name} did not finish: {failed[0].reason}")
-    return _children() - before
-
-
-def _children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return cpu_seconds_of_children() - before
 
 
 def table(result: dict[str, Any]) -> list[str]:

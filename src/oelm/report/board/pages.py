@@ -21,7 +21,7 @@ from oelm.report.board.questions import ShownQuestion
 from oelm.report.board.snapshot import Board
 from oelm.report.document import Tone
 from oelm.report.sections.answers import RULES
-from oelm.report.sentences import SCALES
+from oelm.report.sentences import place
 from oelm.report.translate import Translator
 from oelm.runs.folder import RunFolder
 from oelm.runs.progress import seconds_left
@@ -178,7 +178,7 @@ def forests(asked: Iterable[ShownQuestion], _: Translator) -> list[dict[str, Any
     found = []
     for metric, same in by_metric.items():
         plot = forest(same, _)
-        about = [f"{_(q.asked)} · {_group_title(q.arm, _)}" for q in same]
+        about = [f"{_(q.asked)} · {place(q.arm, _)}" for q in same]
         rows = list(zip(plot.rows, (q.key() for q in same), about, strict=True))
         found.append({"caption": _(CAPTIONS[metric]), "rows": rows, "ticks": plot.ticks})
     return found
@@ -213,7 +213,7 @@ def study(board: Board, name: str, chosen: str, _: Translator) -> dict[str, Any]
         "card": _card(board, name, runs, _, most=0),
         "forests": forests(asked, _),
         "waiting": [_(q.title) for q in asked if q.comparison is None],
-        "groups": [(key, _group_title(found[0], _)) for key, found in groups.items()],
+        "groups": [(key, place(found[0], _)) for key, found in groups.items()],
         "group": group,
         "charts": charts(measured(board, _keys(board, arms)), _),
         "arms": [_arm_row(arm, _) for arm in arms],
@@ -229,10 +229,6 @@ def arm_groups(board: Board, study: str) -> dict[str, list[Arm]]:
         if arm.config.study == study:
             found.setdefault(f"{arm.config.scale} {arm.group}", []).append(arm)
     return found
-
-
-def _group_title(arm: Arm, _: Translator) -> str:
-    return _("{name} ({scale})", name=arm.group, scale=SCALES[arm.config.scale])
 
 
 def _keys(board: Board, arms: Iterable[Arm]) -> list[str]:
@@ -278,7 +274,7 @@ def question(board: Board, study: str, key: Mapping[str, str], _: Translator) ->
     keys = _keys(board, question_arms(board, q))
     return {
         "title": _(q.title),
-        "place": _group_title(q.arm, _),
+        "place": place(q.arm, _),
         "study": study,
         "verdict": _(q.answer),
         "tone": q.tone,
