@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,29 @@ def test_the_claims_page_is_generated_from_the_results(
     monkeypatch.chdir(ROOT)
     claims = claims_page(committed, f"oelm report --runs {RESULTS} --claims docs/claims.md")
     assert claims == Path("docs/claims.md").read_text(encoding="utf-8"), "run `make documents`"
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+def test_the_savings_in_the_readme_are_those_of_the_results(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    shown = re.findall(r"^\|.*\| ([\d.]+) % \| ([\d.]+) % \|$", text, re.MULTILINE)
+    arms = [
+        ("gap", "GAP-WT2-baseline-rope", "GAP-WT2-oelm-freeze-rope"),
+        ("gap", "GAP-WT2-baseline-rope", "GAP-WT2-oelm-plus-rope"),
+        ("finetune", "FT-SST2-baseline", "FT-SST2-freeze-pretrained"),
+        ("gpt-cls", "CLS-IMDB-baseline", "CLS-IMDB-oelm-freeze"),
+    ]
+    assert len(shown) == len(arms)
+    for (flops, trainable), (study, baseline, arm) in zip(shown, arms, strict=True):
+        runs = {
+            run.place.split("/")[0]: run for run in read_results_file(ROOT / RESULTS / f"{study}{SUFFIX}")
+        }
+        costs = [_cost_of_a_step(runs[name].files) for name in (baseline, arm)]
+        saved = [f"{100 * (1 - after / before):.1f}" for before, after in zip(*costs, strict=True)]
+        assert saved == [flops, trainable]
+
+
+def _cost_of_a_step(files: Mapping[str, str]) -> tuple[float, int]:
+    """FLOPs of a step, and the number of parameters with a gradient and an optimizer state."""
+    timing, results = (json.loads(files[name]) for name in ("timing_stats.json", "results.json"))
+    return timing["flops_per_step"], results["parameters"]["trainable"]
