@@ -38,6 +38,17 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
     assert "Example:" in text
 
 
+def test_help_texts_wrap_at_the_width_of_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")  # no text is that long, so each option has exactly one line
+    for name, command in COMMANDS.items():
+        for words in [[name, action.name] for action in command.actions] or [[name]]:
+            assert main([*words, "--help"]) == 0
+            lines = capsys.readouterr().out.splitlines()
+            assert not [line for line in lines if line.startswith("│" + 5 * " ")], words
+
+
 def test_every_option_has_help() -> None:
     app = make_app()
     for name, command in COMMANDS.items():

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts.help import DefaultFormatter
 
 import oelm
 from oelm.cli.options import shown_default
@@ -198,6 +199,18 @@ _EPILOGUE = """Start here:
 `oelm COMMAND --help` shows the options of a command and an example."""
 
 
+class _JoinedLines(DefaultFormatter):
+    """Prints the panels of --help. The lines of a help text are joined, so that it wraps at any width."""
+
+    def __call__(self, console: Any, options: Any, panel: Any) -> None:
+        from rich.text import Text  # here, because only --help needs it
+
+        for entry in panel.entries:
+            if isinstance(text := getattr(entry.description, "primary_renderable", None), Text):
+                entry.description.primary_renderable = Text(" ".join(text.plain.split()))
+        super().__call__(console, options, panel)
+
+
 def make_app() -> App:
     """Return the cyclopts application of `oelm`, without importing the modules of its commands."""
     options = Group("Options", sort_key=9)
@@ -206,6 +219,7 @@ def make_app() -> App:
         help="Freeze the query/key projections of a transformer, train the rest, and measure the cost.",
         help_epilogue=_EPILOGUE,
         help_format="plaintext",
+        help_formatter=_JoinedLines(),
         version=f"oelm {oelm.__version__}",
         default_parameter=Parameter(negative=(), show_default=shown_default),
         group_parameters=Group("Options", sort_key=0),
