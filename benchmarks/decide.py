@@ -33,12 +33,15 @@ def replay(
     root: folder of the stored runs
     fixed: number of seeds of the fixed design
     studies: only these studies; () = all
+
+    "seeds_per_verdict" in the result is the number of seeds after which `oelm decide` reached a verdict, as a
+    mean over the verdicts on which both designs agree.
     """
     asked = _questions(root, rules, studies)
     seconds = {arm.key: float(np.mean(times)) for q, _ in asked for arm in (q.arm, q.reference)
                if (times := [r.timing.total_wall_time or 0.0 for r in arm.finished])}  # fmt: skip
     rng = np.random.default_rng(0)
-    hours, states = [], Counter[str]()
+    hours, states, seeds_used = [], Counter[str](), []
     for _ in range(draws):
         seeds: dict[tuple[str, str, str], int] = {}
         drawn: dict[tuple[Any, ...], np.ndarray] = {}
@@ -49,7 +52,9 @@ def replay(
             ended = _sequential(q, d[:max_seeds], e)
             at_fixed = decide(q.rule, _estimate(d[:fixed], e, 0.95), plan=False)
             outcome = at_fixed.outcome if at_fixed.decided else UNDECIDED
-            states[_agreement(ended, outcome)] += 1
+            states[agreement := _agreement(ended, outcome)] += 1
+            if agreement == "same verdict":
+                seeds_used.append(ended.n)
             for arm in (q.arm, q.reference):
                 seeds[arm.key] = max(seeds.get(arm.key, 0), ended.n)
         hours.append(sum(n * seconds[key] for key, n in seeds.items()) / 3600)
@@ -63,6 +68,7 @@ def replay(
         "fixed_hours": fixed_hours,
         "decide_hours": float(np.mean(hours)),
         "share": float(np.mean(hours)) / fixed_hours,
+        "seeds_per_verdict": float(np.mean(seeds_used)) if seeds_used else None,
         "agreement": {name: n / draws for name, n in states.most_common()},
     }
 

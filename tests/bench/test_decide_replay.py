@@ -15,4 +15,5 @@ def test_clear_differences_take_a_fraction_of_the_fixed_design(tmp_path):
     assert (result["questions"], result["arms"]) == (1, 2)
     assert result["fixed_hours"] == 12 * 2 * 60 / 3600  # a written run takes a minute
     assert 0.2 < result["share"] < 0.7
+    assert 3 <= result["seeds_per_verdict"] <= 12
     assert result["agreement"] == {"same verdict": 1.0}
