@@ -50,8 +50,8 @@ def _measure_perplexity(arm: Arm, reference: Arm, level: float) -> Effects:
     """Return the difference between two arms in log perplexity.
 
     The confidence interval includes the sampling error of the finite test set, estimated from the loss of
-    each document. Runs of older versions of oelm have no losses per document, so their interval does not
-    include this error.
+    each document. If a run has no losses per document (`test_losses.json`), the interval does not include
+    this error.
     """
     logs = [{seed: math.log(ppl) for seed, ppl in a.scores.items()} for a in (arm, reference)]
     ratio = difference(*logs, level=level)
