@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import corpus, startup
+from oelm.units import counted
 
 Result = dict[str, Any]
 
@@ -73,7 +74,7 @@ def step(result: Result) -> list[str]:
         )
     head = (
         "arm",
-        "s/step",
+        "median s/step",
         "time / baseline [95 %]",
         "FLOPs / baseline",
         "tokens/s",
@@ -83,13 +84,21 @@ def step(result: Result) -> list[str]:
     lines = table((*head, "gradients MiB", "optimizer MiB"), rows)
     s = result["settings"]
     peak = f"{result['gemm_peak_flops'] / 1e9:.0f} GFLOP/s"
-    plan = "{processes} processes per arm, {rounds} rounds of {steps} counted steps each".format(**s)
-    lines += ["", f"{plan}; GEMM peak {peak} in the same rounds."]
+    plan = (
+        f"{s['processes']} processes per arm, {counted(s['rounds'], 'round')} "
+        f"of {counted(s['steps'], 'counted step')} each"
+    )
+    lines += [
+        "",
+        f"{plan}; GEMM peak {peak} in the same rounds.",
+        "Tokens per second and the share of the GEMM peak follow from the median of all counted steps.",
+        "The ratio compares the arms within each round, so it may differ from the ratio of two medians.",
+    ]
     if "alone" in result:
         together = {arm["name"]: arm["ratio"] for arm in result["arms"]}
         lines += ["", "Check: the same arms, each measured while no other arm is in memory.", ""]
         lines += table(
-            ("arm", "s/step alone", "time / baseline alone [95 %]", "time / baseline, together [95 %]"),
+            ("arm", "median s/step alone", "time / baseline alone [95 %]", "time / baseline together [95 %]"),
             [
                 (name, f"{arm['median_seconds']:.3f}", interval(arm["ratio"]), interval(together[name]))
                 for name, arm in result["alone"].items()

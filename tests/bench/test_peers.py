@@ -136,6 +136,12 @@ def test_a_corpus_of_numbered_documents_is_prepared_and_measured(tmp_path):
     assert "MiB" in section(result)[-1]
 
 
+def test_the_performance_page_is_generated_from_the_results(tmp_path):
+    root = Path(page.__file__).parents[1]
+    made = page.make(root / "benchmarks" / "results", tmp_path / "performance.md")
+    assert made == (root / "docs" / "performance.md").read_text(encoding="utf-8"), "run `make documents`"
+
+
 def test_startup_is_on_the_page():
     run = {"id": "GPT-02", "scale": "smoke", "way": "forked", "first": 4.0, "further": 0.7}
     assert page.SECTIONS["startup"][1]({"runs": [run]}) == startup.table({"runs": [run]})

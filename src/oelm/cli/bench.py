@@ -95,5 +95,5 @@ def _show(result: dict[str, Any]) -> None:
         )
         for arm in result["arms"]
     ]
-    head = ("method", "s/step", "time / baseline [95 %]", "FLOPs / baseline", "tokens/s", "of GEMM peak")
-    print_table((*head, "peak memory", "gradients + optimizer"), rows)
+    head = ("method", "median s/step", "time / baseline [95 %]", "FLOPs / baseline", "tokens/s")
+    print_table((*head, "of GEMM peak", "peak memory", "gradients + optimizer"), rows)
