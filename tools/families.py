@@ -21,6 +21,7 @@ import random
 import re
 import resource
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -224,8 +225,8 @@ def page(rows: list[Row]) -> str:
         "",
         f"`oelm.apply` on every config type of transformers {transformers.__version__}, built small with",
         "random weights. A type counts as read if the numeric check accepts its queries and keys",
-        f"([concepts](concepts.md)). Of the {with_qk} types with queries and keys,",
-        f"{counts[READ]} ({100 * counts[READ] / with_qk:.0f} %) are read.",
+        f"([how it works](howto/own-model.md#how-a-registration-is-checked)). Of the {with_qk} types",
+        f"with queries and keys, {counts[READ]} ({100 * counts[READ] / with_qk:.0f} %) are read.",
         "`python tools/families.py` rewrites this page.",
         "",
         "| outcome | types |",
@@ -256,11 +257,14 @@ def _reason(detail: str) -> tuple[str, str]:
     kind = first.partition("(")[2].partition(")")[0]
     if "verify numerically" in first:
         return kind, "its call cannot be guessed"
-    return (
-        (kind, first.partition(", but ")[2].partition(". So")[0][:100])
-        if ", but " in first
-        else ("", first[:80])
-    )
+    if ", but " in first:
+        return kind, _short(first.partition(", but ")[2].partition(". So")[0])
+    return "", _short(first.partition(". Pass one of")[0])
+
+
+def _short(reason: str) -> str:
+    """Return the reason, cut after a word if it is long."""
+    return textwrap.shorten(reason, 160, placeholder=" …")
 
 
 def versions() -> dict[str, str]:
