@@ -1,4 +1,4 @@
-"""What conftest.py promises to every test, seen from a session of its own."""
+"""The settings and guards of conftest.py, checked in a pytest session of their own."""
 
 import os
 import shutil

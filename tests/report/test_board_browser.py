@@ -254,7 +254,7 @@ def test_hostile_names_and_logs_stay_text(browser, server):
         assert browser.console == []
 
 
-def test_a_deleted_run_is_said_to_be_missing_until_it_comes_back(browser, tmp_path):
+def test_a_deleted_run_is_shown_as_missing_until_it_comes_back(browser, tmp_path):
     path = write_run(tmp_path / "runs", lm_config())
     with BoardServer(tmp_path / "runs") as server:
         browser.open(f"{server.url}en/run?run={quote('paper/GPT-01/scale=mini/seed=0')}", width=1300)
@@ -268,7 +268,7 @@ def test_a_deleted_run_is_said_to_be_missing_until_it_comes_back(browser, tmp_pa
     browser.console.clear()
 
 
-def test_a_lost_connection_is_said(browser, tmp_path):
+def test_the_page_shows_a_lost_connection(browser, tmp_path):
     write_run(tmp_path, lm_config())
     with BoardServer(tmp_path) as server:
         open_page(browser, server, "overview")

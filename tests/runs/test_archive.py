@@ -51,7 +51,7 @@ def tree(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
-def test_results_travel_and_weights_stay_unless_asked(tmp_path: Path) -> None:
+def test_an_archive_holds_results_and_weights_only_on_request(tmp_path: Path) -> None:
     finished(tmp_path / "a", 0, 1)
     made = pack(tmp_path / "a", tmp_path / "x.tar.gz")
     assert made.runs == 2

@@ -2,8 +2,8 @@
 
 A rule divides the possible differences into regions, separated by its margins. If the whole interval lies in
 one region, that region is the outcome. If the interval contains a margin, the verdict is undecided, and says
-how many seeds would probably decide it. With a 95 % interval, each verdict about one margin is wrong in at
-most 2.5 % of studies.
+how many seeds would probably decide it. With a 95 % confidence interval, each verdict about one margin is
+wrong in at most 2.5 % of studies.
 """
 
 from __future__ import annotations

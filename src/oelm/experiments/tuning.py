@@ -191,7 +191,7 @@ class TuningGroup:
         if sd is None:
             return Choice(arm.id, lr, losses)
         again = choice_probabilities(losses, sd)
-        means = {rate: fmean(values) for rate, values in compared(losses).items()}
+        means = {tried: fmean(values) for tried, values in compared(losses).items()}
         return Choice(arm.id, lr, losses, again[lr], choice_sd(again, means))
 
     def with_lr(self, arm: ArmPlan, lr: float) -> ArmPlan:

@@ -114,8 +114,8 @@ def find_runs(root: Path | str, cache: ScanCache | None = None) -> Iterator[Foun
         for experiment in _folders(os.path.join(root, study)):
             for scale in _folders(experiment.path, "scale="):
                 places = [(place, "") for place in _folders(scale.path, "seed=")]
-                for rate in _folders(os.path.join(scale.path, "tune"), "lr="):
-                    places += [(place, rate.name[3:]) for place in _folders(rate.path, "seed=")]
+                for lr in _folders(os.path.join(scale.path, "tune"), "lr="):
+                    places += [(place, lr.name[3:]) for place in _folders(lr.path, "seed=")]
                 for place, trial in places:
                     seed = place.name.removeprefix("seed=")
                     yield FoundRun(

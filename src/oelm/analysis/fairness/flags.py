@@ -155,14 +155,14 @@ def weak_tuning(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> list[M
         seeds = config.tune.seeds or tuple(t.seed for t in own[:1])
         needed = {(lr, s) for lr in grid for s in seeds[:1]} | {(config.optim.lr, s) for s in seeds if grid}
         ended = {(t.config.optim.lr, t.seed) for t in own if t.result or t.state == DIVERGED}
-        have, promised = len(needed & ended), len(needed)
-        if have < promised:
+        have, total = len(needed & ended), len(needed)
+        if have < total:
             found.append(
                 Message(
-                    "{id}: only {have} of {promised} tuning trials are in this runs folder",
+                    "{id}: only {have} of {total} tuning trials are in this runs folder",
                     id=config.id,
                     have=have,
-                    promised=promised,
+                    total=total,
                 )
             )
     return found

@@ -53,7 +53,7 @@ def forest_plots(questions: Sequence[ShownQuestion], _: Translator) -> list[Bloc
         rows = list(found)
         plot = forest(rows, _)
         shown = ((row, place(q.arm, _), anchor(q.arm)) for row, q in zip(plot.rows, rows, strict=True))
-        explained = _("Bar: 95 % interval; dashed: margin; solid: no change.")
+        explained = _("Bar: 95 % confidence interval; dashed: margin; solid: no change.")
         caption = _.join([_("{name}: {text}", name=study, text=CAPTIONS[metric]), explained])
         made.append(ForestPlot(tuple(shown), plot.ticks, caption, head))
     return made

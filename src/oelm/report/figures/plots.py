@@ -69,22 +69,22 @@ def changes(comparisons: Sequence[Comparison], styles: ArmStyles, _: Translator,
         axes.set_xlabel(_("change of perplexity, %"))
         caption = _(
             "Change of perplexity against the baseline; lower is better. Dot: mean over seeds; bar: 95 % "
-            "interval; dashed: the 5 % target. A hollow dot has one seed and no interval."
+            "confidence interval; dashed: the 5 % target. A hollow dot has one seed and no interval."
         )
         return Drawing(name, canvas, caption)
     axes.set_xlabel(_("change of accuracy, percentage points"))
     if not any(c.scenario for c in comparisons):
         caption = _(
             "Change of accuracy against the baseline; higher is better. Dot: mean over seeds; bar: 95 % "
-            "interval. A hollow dot has one seed and no interval."
+            "confidence interval. A hollow dot has one seed and no interval."
         )
         return Drawing(name, canvas, caption)
     _draw_margin(axes, SCENARIO_A, "C | A")
     _draw_margin(axes, SCENARIO_B, "B | C")
     caption = _(
         "Change of accuracy against the baseline; higher is better. Dot: mean over seeds; bar: 95 % "
-        "interval; dashed: the borders between scenarios A, C and B. A hollow dot has one seed and no "
-        "interval."
+        "confidence interval; dashed: the borders between scenarios A, C and B. A hollow dot has one seed "
+        "and no interval."
     )
     return Drawing(name, canvas, caption)
 
@@ -109,7 +109,7 @@ def step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translator
     right.set_xlabel(_("change of peak memory, %"))
     caption = _(
         "Step time and peak memory against the baseline in interleaved benchmarks; lower is better. Bar: "
-        "95 % interval. Peak memory is measured once."
+        "95 % confidence interval. Peak memory is measured once."
     )
     return Drawing("step-time", canvas, caption)
 
@@ -136,7 +136,7 @@ def _draw_margin(axes: Any, x: float, text: str) -> None:
 
 
 def curves(arms: Sequence[Arm], _: Translator, title: str, *, name: str) -> Drawing | None:
-    """Draw the mean validation loss over seeds and its 95 % interval at each step.
+    """Draw the mean validation loss over seeds and its 95 % confidence interval at each step.
 
     Returns None if no run has a validation loss.
     """

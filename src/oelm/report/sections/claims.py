@@ -93,7 +93,7 @@ def _speed(analysis: Analysis | None) -> Claim:
             "steps.",
         ),
         [
-            f"{b.method} on {b.model}: step time {b.ratio:.3f} of the baseline's (95 % interval "
+            f"{b.method} on {b.model}: step time {b.ratio:.3f} of the baseline's (95 % confidence interval "
             f"{b.interval[0]:.3f} to {b.interval[1]:.3f}), interleaved ({b.source.name})."
             for b in (analysis.benchmarks if analysis else ())
         ],

@@ -188,8 +188,8 @@ def mean_table(analysis: Analysis, _: Translator) -> list[Block]:
         rows.append(Row(cells, tone(mean.verdict)))
     about = _(
         "The same two arms over all datasets of a study: the change is averaged over the datasets for each "
-        "seed, and the interval is over the seeds. It is never narrower than if the seeds of different "
-        "datasets were independent. The average describes these datasets only."
+        "seed, and the 95 % confidence interval is over the seeds. It is never narrower than if the seeds of "
+        "different datasets were independent. The average describes these datasets only."
     )
     return [Paragraph(about), Table(_pair_head(_), tuple(rows), words=4, verdict=3)] if rows else []
 
