@@ -171,8 +171,8 @@ class Method:
     def rank_in(self, layer: int) -> int:
         """Return the rank of the low-rank adapters in a layer; layer 0 is the first, rank 0 means no adapter.
 
-        >>> [Method("mine", lowrank=(20, 2)).rank_in(layer) for layer in range(4)]
-        [20, 2, 2, 2]
+        >>> tuple(Method("mine", lowrank=(20, 2)).rank_in(layer) for layer in range(4))
+        (20, 2, 2, 2)
         """
         return self.ranks[min(layer, len(self.ranks) - 1)]
 

@@ -104,7 +104,8 @@ def push_to_hub(
 
     Args:
         repo: Name of the repository, such as "me/frozen-bert". It is created if it does not exist.
-        data, results: For the model card; see `oelm.model_card()`.
+        data: For the model card; see `oelm.model_card()`.
+        results: For the model card; see `oelm.model_card()`.
         compact: As in `oelm.save()`.
         private: Whether a new repository is private.
         api: A `huggingface_hub.HfApi`, for example with a different endpoint.
