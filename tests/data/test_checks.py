@@ -56,6 +56,18 @@ def test_too_few_rows_for_a_batch_and_missing_classes_are_reported(folder: Path,
     assert [warning for warning in report.warnings if "no row of class neg" in warning]
 
 
+def test_train_rows_of_one_class_are_an_error(folder: Path, write_jsonl) -> None:
+    write_jsonl("data/imdb/train.jsonl", [{"text": f"row {i}", "label": 1} for i in range(20)])
+    report = check_corpus(open_corpus("imdb", data_dir=folder))
+    assert report.errors == ["all rows of train have the same class: add rows of another class"]
+
+
+def test_a_train_split_too_small_to_hold_rows_out_names_the_file_to_add(write_jsonl) -> None:
+    path = write_jsonl("small/train.jsonl", rows(2))
+    report = check_corpus(open_corpus(str(path.parent)))
+    assert "test has no valid rows: train is too small; add a file test.jsonl" in report.errors
+
+
 def test_the_error_of_a_missing_split_says_what_to_do(tmp_path: Path, write_jsonl) -> None:
     write_jsonl("data/wikitext103/validation.jsonl", [{"text": "a"}])
     write_jsonl("data/wikitext103/test.jsonl", [{"text": "b"}])

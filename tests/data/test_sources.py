@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pyarrow
@@ -5,6 +6,7 @@ import pyarrow.parquet
 import pytest
 
 from oelm.data import catalogue
+from oelm.data.bad_rows import BadRows
 from oelm.data.catalogue import Dataset, dataset, datasets, register_dataset
 from oelm.data.sources.open import open_corpus
 from oelm.errors import OelmError, UsageError
@@ -223,6 +225,40 @@ def test_a_label_of_minus_one_is_a_bad_row(tmp_path: Path, write_jsonl) -> None:
     assert len(corpus.label_names) == 2
     with pytest.raises(OelmError, match="row 301, field 'label'"):
         list(corpus.rows("train"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        pytest.param(["0", "1", "", " "], ("0", "1"), id="empty-cells"),
+        pytest.param(["good", "Good", "bad ", "bad"], ("bad", "good"), id="case-and-spaces"),
+        pytest.param(["-1", "0", "1"], ("0", "1"), id="withheld-text"),
+        pytest.param([0.0, 1.0, None, math.nan], ("0", "1"), id="floats-and-nan"),
+        pytest.param([True, False, None], ("False", "True"), id="truth-values"),
+        pytest.param(["好", "差", "好"], ("好", "差"), id="chinese"),
+    ],
+)
+def test_a_missing_label_is_a_bad_row_and_no_class(write_jsonl, labels: list, classes: tuple) -> None:
+    rows = [{"text": f"row {i}", "label": labels[i % len(labels)]} for i in range(600)]
+    corpus = open_corpus(f"file:{write_jsonl('train.jsonl', rows)}")
+    bad = BadRows()
+    used = {row["label"] for split in corpus.splits for row in corpus.rows(split, bad)}
+    assert corpus.label_names == classes
+    assert used == {0, 1}
+    assert bool(bad) == any(label in ("", " ", "-1", None) for label in labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem"),
+    [(["a"], "one value"), ([None], "no value"), ([1, 2, "other"], "numbers and names")],
+    ids=["one-class", "no-class", "mixed"],
+)
+def test_labels_that_are_no_classes_are_an_error(write_jsonl, labels: list, problem: str) -> None:
+    path = write_jsonl(
+        "train.jsonl", [{"text": f"row {i}", "label": label} for i, label in enumerate(labels)]
+    )
+    with pytest.raises(OelmError, match=problem):
+        open_corpus(f"file:{path}")
 
 
 def test_invalid_paths_are_errors(tmp_path: Path) -> None:

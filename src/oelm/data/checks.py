@@ -111,7 +111,7 @@ def check_corpus(
             messages = report.warnings if skip_bad_rows else report.errors
             messages.append(f"{split}: {check.bad_rows}" + (" (skipped)" if skip_bad_rows else ""))
         if not check.rows:
-            report.errors.append(f"{split} has no valid rows")
+            report.errors.append(f"{split} has no valid rows" + corpus.holdout_advice(split))
         elif corpus.task == "classification":
             _check_classes(corpus, split, check, batch_size, report)
     if find_shared:
@@ -135,6 +135,8 @@ def _check_classes(
     absent = [name for index, name in enumerate(corpus.label_names) if not check.labels[index]]
     if absent:
         report.warnings.append(f"{split} has no row of class {', '.join(absent)}")
+    if split == "train" and len(check.labels) == 1:
+        report.errors.append("all rows of train have the same class: add rows of another class")
     if check.rows < batch_size:
         messages = report.errors if split == "train" else report.warnings
         messages.append(f"{split} has {check.rows:,} rows, fewer than one batch of {batch_size:,}")

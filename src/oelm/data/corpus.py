@@ -189,5 +189,9 @@ class Corpus:
             f"{self.name} has no {split} split in {self.origin}.", remedy=f"add a file {split}.jsonl{hub}."
         )
 
+    def holdout_advice(self, split: str) -> str:
+        """Return what to do if `split` is held out of train and has no rows; "" if it has own files."""
+        return "" if split in self.source.splits else f": train is too small; add a file {split}.jsonl"
+
     def __repr__(self) -> str:
         return f"Corpus({self.name!r}, {self.dataset.shape}, from {self.origin})"

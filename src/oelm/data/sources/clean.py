@@ -50,15 +50,28 @@ def _text_problem(value: Any) -> tuple[str, str]:
     return ("", "") if is_utf8(value) else ("utf-8", "contains a lone surrogate, which is not valid text")
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a label is a number, and not a text or a truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def label_name(value: Any) -> str:
+    """Return the class name that a label stands for; "" if the label is missing (empty, null, NaN, -1)."""
+    if isinstance(value, float) and value.is_integer():  # 1.0 is 1: pandas may write 1 as 1.0
+        value = int(value)
+    if not isinstance(value, (str, int, float)) or value != value:
+        return ""
+    name = str(value).strip()
+    return "" if name == "-1" else name
+
+
 def _class_index(value: Any, names: tuple[str, ...]) -> int | None:
     """Return the class index of a label (a class name or a number); None if there is no such class."""
-    if isinstance(value, str):
-        folded = value.strip().casefold()
+    if not is_number(value):
+        folded = label_name(value).casefold()
         by_name = {name.casefold(): index for index, name in enumerate(names)}
         if folded in by_name:
             return by_name[folded]
-        value = int(folded) if folded.isdecimal() else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    valid = 0 <= value < len(names) and value == int(value)  # 1.0 is valid: pandas may write 1 as 1.0
+        value = int(folded) if folded.isdecimal() else -1
+    valid = 0 <= value < len(names) and value == int(value)
     return int(value) if valid else None

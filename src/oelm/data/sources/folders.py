@@ -6,6 +6,7 @@ Hugging Face repository with its parquet shards (imdb/plain_text/train-00000-of-
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from oelm.data.bad_rows import BadRows
 from oelm.data.catalogue import SPLITS, Dataset, Variant
+from oelm.data.sources.clean import is_number, label_name
 from oelm.data.sources.readers import EXTENSIONS, read_rows
 from oelm.errors import OelmError, UsageError
 from oelm.files.read import read_json_object
@@ -177,16 +179,26 @@ def _class_names(found: SplitFiles, train: list[Path], column: str) -> tuple[str
     names = read_info(found.folder).get("label_names")
     if isinstance(names, list) and len(names) > 1:
         return tuple(str(name) for name in names)
-    seen: set[str] = set()
-    for file in train:
-        for _, row in read_rows(file, BadRows()):
-            seen.add(str(row.get(column)))
-            if len(seen) > _MAX_CLASSES:
-                raise OelmError(
-                    f"{file}: '{column}' has over {_MAX_CLASSES} different values, too many for a label. "
-                    "Rename the column if it is not the label"
-                )
-    numbers = [int(label) for label in seen if label.lstrip("-").isdecimal()]
-    if len(numbers) == len(seen):  # classes 0 to the largest label; -1 makes a row bad
-        return tuple(str(number) for number in range(max(2, max(numbers) + 1)))
-    return tuple(sorted(seen))
+    seen: dict[str, str] = {}  # the first spelling of each label; case does not distinguish two classes
+    has_numbers = False
+    for _, row in itertools.chain.from_iterable(read_rows(file, BadRows()) for file in train):
+        name = label_name(row.get(column))
+        if name:
+            seen.setdefault(name.casefold(), name)
+            has_numbers = has_numbers or is_number(row[column])
+        if len(seen) > _MAX_CLASSES:
+            break
+    if not 2 <= len(seen) <= _MAX_CLASSES:
+        wrong = f"over {_MAX_CLASSES} different values, too many" if seen else "no value, too few"
+        wrong = "one value, too few" if len(seen) == 1 else wrong
+        raise OelmError(
+            f"{train[0]}: '{column}' has {wrong} for a label. Rename the column if it is not the label"
+        )
+    if all(name.lstrip("-").isdecimal() for name in seen):  # classes 0 to the largest label
+        return tuple(str(number) for number in range(max(2, max(map(int, seen)) + 1)))
+    if has_numbers:
+        raise OelmError(
+            f"{train[0]}: '{column}' has numbers and names ({', '.join(sorted(seen)[:5])}): write all labels "
+            "as names, or all as whole numbers from 0"
+        )
+    return tuple(sorted(seen.values()))

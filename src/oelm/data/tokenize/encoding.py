@@ -148,7 +148,8 @@ class _Encoder:
         if self.bad_rows and not self.skip:
             raise self.bad_rows.error(f"{self.corpus.name}/{self.split}")
         if not self.rows:
-            raise OelmError(f"{self.corpus.name}/{self.split} has no rows ({self.corpus.origin}): add some")
+            advice = self.corpus.holdout_advice(self.split) or ": add some"
+            raise OelmError(f"{self.corpus.name}/{self.split} has no rows ({self.corpus.origin}){advice}")
         writer.commit({"rows": self.rows, "bytes": self.bytes})
 
     def _until_bad(self, rows: Iterator[Row]) -> Iterator[Row]:
