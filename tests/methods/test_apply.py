@@ -444,6 +444,21 @@ def test_tensors_that_the_user_froze_stay_frozen():
     assert oelm.audit(model).ok
 
 
+@pytest.mark.parametrize("name", ["oelm-gradual", "oelm-early"])
+def test_no_schedule_trains_what_the_user_froze(name, tmp_path):
+    model = build("llama")
+    frozen = model.model.layers[0].requires_grad_(False).self_attn.q_proj.weight
+    applied = oelm.apply(model, name)
+    optimizer = optimizer_of(model)
+    assert frozen not in {p for group in optimizer.param_groups for p in group["params"]}
+    oelm.save(model, tmp_path)
+    for run in (applied, oelm.Applied(oelm.load(tmp_path))):
+        for done in range(11):
+            run.step(done, 10)
+            assert not run.model.model.layers[0].self_attn.q_proj.weight.requires_grad
+            assert oelm.audit(run.model).ok
+
+
 @pytest.mark.parametrize("family", ["gpt2", "gpt-neox", "torch-encoder"])
 def test_splitting_a_fused_tensor_keeps_requires_grad_of_v(family):
     """If only biases train (BitFit), or only matrices, then V's part of a fused tensor does the same."""

@@ -85,11 +85,12 @@ def test_extras_survive_the_trainers_checkpoints(tmp_path):
     assert equal_parameters(model, again)
 
 
-def test_the_best_model_is_audited_by_its_own_metadata(tmp_path):
-    """With schedule "early", the best checkpoint may be older than the freeze."""
+@pytest.mark.parametrize("method", ["oelm-early", "oelm-gradual"])
+def test_the_best_model_is_audited_by_its_own_metadata(method, tmp_path):
+    """The best checkpoint may be older than the step at which the schedule froze or unfroze a tensor."""
     callback = oelm.OELMCallback()
     run = trainer(
-        applied_model("bert", "oelm-early"),
+        applied_model("bert", method),
         tmp_path,
         callback,
         save_steps=1,

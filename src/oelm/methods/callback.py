@@ -107,6 +107,9 @@ class OELMCallback(TrainerCallback):
         self._follow_schedule(state, model, kwargs["optimizer"])
         if args.load_best_model_at_end and best and (Path(best) / METADATA).is_file():
             restore_record(model, Metadata.read(best), best)  # the Trainer has loaded the best weights
+            for parameter in _thawing(model, require_record(model, "OELMCallback")):
+                if not parameter.requires_grad:  # it was still frozen then, and trained afterwards
+                    kwargs["optimizer"].state.pop(parameter, None)
         self._audit(model, kwargs["optimizer"])
 
     def _audit(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, hint: str = "") -> None:

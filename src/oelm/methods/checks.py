@@ -208,8 +208,8 @@ def _is_plain_linear(module: nn.Module) -> bool:
     try:
         tried: Any = copy.deepcopy(module).cpu().float().eval()
         weight = tried.weight.t() if is_transposed(module) else tried.weight
-        x = torch.randn(2, 3, weight.shape[1], generator=torch.Generator().manual_seed(0))
-        got, want = tried(x), nn.functional.linear(x, weight, tried.bias)
+        x = torch.randn(2, 3, weight.shape[1], generator=torch.Generator().manual_seed(0), device="cpu")
+        got, want = tried.forward(x), nn.functional.linear(x, weight, tried.bias)
         return got.shape == want.shape and torch.allclose(got, want, rtol=1e-3, atol=1e-4)
     except Exception:  # code of another library, which may raise anything
         return True

@@ -15,7 +15,7 @@ from oelm.methods.method import Method
 from oelm.methods.reading.find import ffn_matrices, find_projections, value_projections
 from oelm.methods.reading.projection import FeedForward, Projection, is_transposed
 from oelm.methods.reading.select import ALL, Selection
-from oelm.methods.reading.wrappers import plain_parameters
+from oelm.methods.reading.wrappers import plain_parameters, uses_peft
 from oelm.methods.record import Record, TensorRecord, attach_record, freeze_and_thaw_times
 
 
@@ -98,8 +98,11 @@ def _split_fused(model: nn.Module, projections: list[Projection]) -> list[tuple[
 
 
 def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
-    """Replace the module `name` by `new`, under every name that it has in the model."""
+    """Replace the module `name` by `new`, under every name that it has in the model; `new` gets its hooks."""
     old = model.get_submodule(name)
+    for attribute, hooks in vars(old).items():
+        if attribute.startswith(("_forward_", "_backward_", "_is_full_backward_")):
+            setattr(new, attribute, hooks)
     for module in list(model.modules()):
         for child, value in list(module._modules.items()):
             if value is old:
@@ -121,6 +124,11 @@ def _make_record(
     for target in [*tracked, *matrices]:
         for tensor in _tensor_records(method, names, target):
             record.tensors[tensor.name] = tensor
+    # No schedule trains what the user froze. PEFT freezes every parameter, which says nothing about Q and K.
+    if len(record.frozen_before) < len(parameters) and not uses_peft(model):
+        for name in set(record.frozen_before) & set(record.tensors):
+            if record.tensors[name].ever_frozen:
+                record.tensors[name].freezes_at, record.tensors[name].thaws_at = 0.0, None
     return record
 
 

@@ -28,7 +28,7 @@ def generator_for(seed: int, name: str) -> torch.Generator:
 
 
 def gaussian(shape: tuple[int, ...], generator: torch.Generator, std: float = 1.0) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64) * std
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") * std
 
 
 def orthonormal_rows(w: Tensor) -> Tensor:
@@ -120,4 +120,4 @@ def orthonormality_error(w: Tensor) -> float:
     w = w.mT if w.shape[-2] > w.shape[-1] else w  # (H, n, m) with n <= m
     gram = w @ w.mT  # (H, n, n)
     scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]  # (H, 1, 1)
-    return float((gram / scale - torch.eye(w.shape[-2], dtype=w.dtype)).abs().max())
+    return float((gram / scale - torch.eye(w.shape[-2], dtype=w.dtype, device="cpu")).abs().max())

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_models import FAMILIES, applied_model, build, equal_parameters, optimizer_of, outputs
+from tiny_models import FAMILIES, LLAMA, applied_model, build, equal_parameters, optimizer_of, outputs
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -151,6 +151,18 @@ def test_ffn_methods_freeze_the_ffn(family):
     assert applied.qk_trainable == applied.qk_total
     assert 0 < applied.frozen < applied.total / 2 + applied.total / 4
     assert oelm.audit(model, step(model)).ok
+
+
+def test_ffn_methods_refuse_experts_that_they_cannot_freeze():
+    """The shared expert of each layer is a usual FFN; the others are in one tensor."""
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    moe = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    model = Qwen2MoeForCausalLM(Qwen2MoeConfig(**LLAMA, **moe))
+    with pytest.raises(oelm.OelmError, match="several experts in one tensor"):
+        oelm.apply(model, "oelm-ffn")
+    oelm.apply(model, "oelm-ffn", exclude="*.experts")
+    assert not model.model.layers[0].mlp.shared_expert.up_proj.weight.requires_grad
 
 
 def test_bert_base_has_the_parameter_counts_of_the_original_study():

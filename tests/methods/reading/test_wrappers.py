@@ -103,6 +103,33 @@ def test_a_state_dict_loads_strictly(name):
         build("gpt2").load_state_dict(model.state_dict(), strict=True)
 
 
+def test_a_default_device_other_than_the_cpu_does_not_matter():
+    model, want = build("llama"), applied_model("llama", "oelm-plus")
+    torch.set_default_device("meta")  # a user with a GPU would set "cuda"
+    try:
+        oelm.apply(model, "oelm-plus", seed=1)
+        assert oelm.audit(model).ok
+    finally:
+        torch.set_default_device(None)
+    assert equal_parameters(model, want)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_hooks_of_a_replaced_module_are_still_called(family):
+    model, seen = build(family), []
+    name = oelm.qk_projections(model)[0].name.removesuffix(".q")
+    model.get_submodule(name).register_forward_hook(lambda *_: seen.append("output"))
+    handle = model.get_submodule(name).register_full_backward_hook(lambda *_: seen.append("gradient"))
+    oelm.apply(model, "oelm-lowrank")
+    assert not seen
+    outputs(model).sum().backward()
+    assert seen == ["output", "gradient"]
+    oelm.remove(model)
+    handle.remove()
+    outputs(model).sum().backward()
+    assert seen == ["output", "gradient", "output"]
+
+
 @pytest.mark.parametrize("nothing", [None, "bert-base-uncased", {}])
 def test_an_object_that_is_not_a_model_is_refused(nothing, tmp_path):
     uses = (

@@ -78,6 +78,23 @@ def test_every_kind_of_method_is_loaded_bit_equal(family, name, compact, tmp_pat
     assert oelm.audit(again).ok
 
 
+@pytest.mark.parametrize(
+    ("name", "compact"),
+    [("oelm-freeze", False), ("oelm-freeze", True), ("oelm-plus", False), ("oelm-conv", False)],
+)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_model_with_several_dtypes_is_loaded_bit_equal(family, name, compact, tmp_path):
+    """Frozen weights may be stored in a smaller dtype than those that train."""
+    model = half_trained(family, name)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.double() / 3
+    oelm.save(model, tmp_path, compact=compact)
+    again = loaded(tmp_path, family)
+    assert same(model, again)
+    assert [p.dtype for p in again.parameters()] == [p.dtype for p in model.parameters()]
+
+
 def test_training_continues_bit_equal_after_loading(tmp_path):
     def train(model, start, stop):
         applied = oelm.Applied(model)

@@ -140,6 +140,7 @@ def ffn_matrices(model: nn.Module, selection: Selection = ALL) -> list[FeedForwa
     first_names = [f"{owner}.{paths[0]}" if owner else paths[0] for owner, paths in found.items()]
     places = layer_places(model, first_names)
     layers = {(place.stack, place.layer) for place in places.values()}
+    _refuse_stacked_experts(model, selection)
     projections = find_projections(model, selection)
     attentions = {p.attention_name: (p.place.stack, p.place.layer) for p in projections}
     missing = [name for name, layer in attentions.items() if layer not in layers]
@@ -158,6 +159,20 @@ def ffn_matrices(model: nn.Module, selection: Selection = ALL) -> list[FeedForwa
             weight = ParameterSlice(matrix, "weight", is_transposed(matrix))
             matrices.append(FeedForward(name, place, weight, bias))
     return [matrix for matrix in matrices if selection.includes(matrix.name)]
+
+
+def _refuse_stacked_experts(model: nn.Module, selection: Selection) -> None:
+    """Raise OelmError if a selected module has FFN matrices of several experts in one 3-D parameter."""
+    names = {path for ups, down in FFN_NAMES for path in (*ups, down)}
+    for owner, module in model.named_modules():
+        for own, parameter in module._parameters.items():
+            name = f"{owner}.{own}" if owner else own
+            if parameter is not None and parameter.dim() == 3 and own in names and selection.includes(name):
+                raise OelmError(
+                    f"{name} holds the FFN matrices of several experts in one tensor, which methods that act "
+                    f"on the FFN do not support. Use a method that acts only on q and k, or leave the "
+                    f"experts out with exclude="
+                )
 
 
 def _get(module: nn.Module, path: str) -> nn.Module | None:

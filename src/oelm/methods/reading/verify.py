@@ -7,10 +7,12 @@ observed in a forward pass of the model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from oelm.errors import OelmError
@@ -67,6 +69,13 @@ def discover_specs(
     return found
 
 
+@contextmanager
+def _cpu_by_default() -> Iterator[None]:
+    """Create tensors on the CPU, also if the user has called torch.set_default_device()."""
+    with torch.device("cpu"):
+        yield
+
+
 def _kind_of_module(module: nn.Module) -> Any:
     """Return a key that is equal for modules that compute the same: class, settings and shapes."""
     settings = {n: v for n, v in vars(module).items() if isinstance(v, int | float | str) or callable(v)}
@@ -75,6 +84,7 @@ def _kind_of_module(module: nn.Module) -> Any:
     return type(module), own, tuple((n, p.shape) for n, p in module.named_parameters())
 
 
+@_cpu_by_default()
 def _discover_verified(model: nn.Module, name: str, calls: Sequence[Call] = ()) -> AttentionSpec | None:
     attention = model.get_submodule(name)
     for eager in (False, True) if _attention_kernel(attention) not in (None, "eager") else (False,):
@@ -146,6 +156,7 @@ def verify_attention(
     return result
 
 
+@_cpu_by_default()
 def _try_calls(
     model: nn.Module, projections: Sequence[Projection], calls: Sequence[Call], *, eager: bool
 ) -> Verification:

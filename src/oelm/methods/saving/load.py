@@ -19,12 +19,11 @@ from oelm.methods.reading.select import Selection
 from oelm.methods.reading.wrappers import plain_parameters, unwrap
 from oelm.methods.record import Record, record_of, require_record, sha256
 from oelm.methods.saving.fold import UNFOLDED_PREFIX, prefer_unfolded
-from oelm.methods.saving.metadata import DTYPES, METADATA, Metadata
+from oelm.methods.saving.metadata import DTYPES, METADATA, Metadata, named_tensors
 from oelm.methods.saving.save import (
     COMPACT_WEIGHTS,
     EXTRA_WEIGHTS,
     OELM_WEIGHTS,
-    named_tensors,
     only_oelm_can_load,
     rebuildable_tensors,
     storage_key,
@@ -53,6 +52,7 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
     plain = unwrap(model) if model is not None else _build(folder, metadata)
     if record_of(plain) is not None:
         raise OelmError("load: a method was already applied to the given model; pass a new model without one")
+    _restore_dtypes(plain, metadata)
     record = install(
         plain,
         metadata.method,
@@ -60,6 +60,7 @@ def load(folder: Path | str, model: nn.Module | None = None) -> nn.Module:
         init=metadata.compact and metadata.method.has_random_init,
         selection=Selection(tuple(metadata.where), tuple(metadata.exclude)),
     )
+    _restore_dtypes(plain, metadata)  # those of the extras, and of the parts of a split tensor
     if metadata.compact:
         names = set(named_tensors(plain)) - rebuildable_tensors(record)
         tensors = take_ties(plain, record, _read_tensors(folder / COMPACT_WEIGHTS))
@@ -106,6 +107,7 @@ def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> 
     for name, tensor in record.tensors.items():
         _check_heads(folder, saved[name].num_heads, saved[name].head_dim, tensor)
         tensor.sha256 = saved[name].sha256
+        tensor.freezes_at, tensor.thaws_at = saved[name].freezes_at, saved[name].thaws_at
         frozen = tensor.frozen_at(record.progress)
         if frozen and sha256(parameters[name]) != tensor.sha256:
             if metadata.compact and tensor.rebuildable:
@@ -115,9 +117,10 @@ def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> 
                     f"this is {torch.__version__}. Call oelm.save with compact=False on the machine that "
                     f"trained the model"
                 )
-            if (dtype := parameters[name].dtype) != DTYPES[metadata.dtype]:
+            wanted = metadata.dtypes.get(name, metadata.dtype)
+            if (dtype := parameters[name].dtype) != DTYPES[wanted]:
                 raise OelmError(
-                    f"{folder} was saved in {metadata.dtype}, but {name} of the given model is {dtype}; pass "
+                    f"{folder} was saved in {wanted}, but {name} of the given model is {dtype}; pass "
                     f"a model of the same dtype, and cast it after oelm.load"
                 )
             raise OelmError(
@@ -128,6 +131,15 @@ def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> 
     for name in record.frozen_before:
         if name not in record.tensors or not record.tensors[name].ever_frozen:
             parameters[name].requires_grad_(False)
+
+
+def _restore_dtypes(model: nn.Module, metadata: Metadata) -> None:
+    """Cast each tensor to the dtype that it had in the saved model, if that has several dtypes."""
+    for name, tensor in named_tensors(model).items() if metadata.dtypes else ():
+        if tensor.is_floating_point():
+            owner, _, own = name.rpartition(".")
+            dtype = DTYPES[metadata.dtypes.get(name, metadata.dtype)]
+            getattr(model.get_submodule(owner), own).data = tensor.to(dtype)
 
 
 def _check_heads(folder: Path | str, num_heads: int, head_dim: int, tensor: Any) -> None:
@@ -165,7 +177,7 @@ def _build(folder: Path, metadata: Metadata) -> nn.Module:
             for setting in metadata.settings:
                 setattr(config, setting, False)
             # Only safetensors, because loading a pickle can run code.
-            return cls.from_pretrained(folder, config=config, use_safetensors=True)
+            return cls.from_pretrained(folder, config=config, dtype=dtype, use_safetensors=True)
     except Exception as error:  # transformers and safetensors raise many types of error
         raise OelmError(f"{folder}: transformers cannot load the model: {error}") from error
 

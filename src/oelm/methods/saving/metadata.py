@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import write_json
@@ -35,7 +36,7 @@ class Metadata:
     model_class: str  # "<module>:<qualified name of the class>"
     kind: str  # one of KINDS
     compact: bool  # whether the weight file leaves out frozen random tensors
-    dtype: str
+    dtype: str  # the widest dtype of its tensors
     method: Method
     seed: int
     progress: float  # completed fraction of the training run, from 0 to 1
@@ -47,17 +48,21 @@ class Metadata:
     exclude: list[str] = field(default_factory=list)
     # settings in config.json that were changed to True, so that the saved model has biases (see `plain.py`)
     settings: dict[str, bool] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)  # the dtype of each tensor with another dtype
     torch: str = ""  # version of torch that wrote the folder
     format: int = _FORMAT
 
     @classmethod
     def of(cls, model: nn.Module, *, compact: bool, settings: dict[str, bool]) -> Metadata:
         record = require_record(model, "save")
+        dtypes = {n: t.dtype for n, t in named_tensors(model).items() if t.dtype in DTYPES.values()}
+        widest = functools.reduce(torch.promote_types, dtypes.values())
         return cls(
             model_class=f"{type(model).__module__}:{type(model).__qualname__}",
             kind=kind_of(model),
             compact=compact,
-            dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+            dtype=str(widest).removeprefix("torch."),
+            dtypes={n: str(t).removeprefix("torch.") for n, t in dtypes.items() if t != widest},
             method=record.method,
             seed=record.seed,
             progress=record.progress,
@@ -106,6 +111,7 @@ class Metadata:
             "kind": metadata.kind in KINDS,
             "compact": isinstance(metadata.compact, bool),
             "dtype": metadata.dtype in DTYPES,
+            "dtypes": all(dtype in DTYPES for dtype in metadata.dtypes.values()),
             "seed": isinstance(metadata.seed, int) and metadata.seed >= 0,
             "progress": isinstance(metadata.progress, int | float) and 0 <= metadata.progress <= 1,
             "verified": isinstance(metadata.verified, bool),
@@ -115,7 +121,8 @@ class Metadata:
             "exclude": all(isinstance(pattern, str) for pattern in metadata.exclude),
             "torch": isinstance(metadata.torch, str),
             "settings": all(n in BIAS_SETTINGS and v is True for n, v in metadata.settings.items()),
-            "tensors": all(isinstance(t.name, str) and isinstance(t.sha256, str) for t in tensors),
+            "tensors": all(isinstance(t.name, str) and isinstance(t.sha256, str) for t in tensors)
+            and all(isinstance(at, int | float | None) for t in tensors for at in (t.freezes_at, t.thaws_at)),
         }
         for name, is_valid in valid.items():
             if not is_valid:
@@ -129,3 +136,16 @@ def kind_of(model: nn.Module) -> str:
         return "transformers"
     ours = type(model).__module__.startswith("oelm.")
     return "oelm" if ours and hasattr(model, "save") and hasattr(type(model), "from_config") else "module"
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return a dict that maps the name of each parameter and persistent buffer to its tensor.
+
+    Unlike in `model.state_dict()`, Q, K and V of a split fused weight are separate tensors.
+    """
+    tensors = {name: p.detach() for name, p in model.named_parameters()}
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                tensors[f"{prefix}.{name}" if prefix else name] = buffer
+    return tensors

@@ -30,7 +30,7 @@ from oelm.files.checksums import CHECKSUMS, write_checksums
 from oelm.methods.reading.wrappers import unwrap, uses_peft
 from oelm.methods.record import Record, require_parameter, require_record, sha256
 from oelm.methods.saving.fold import UNFOLDED_PREFIX, unfolded_tensors
-from oelm.methods.saving.metadata import METADATA, Metadata, kind_of
+from oelm.methods.saving.metadata import METADATA, Metadata, kind_of, named_tensors
 from oelm.methods.saving.plain import plain_model
 from oelm.methods.saving.ties import rounding_ties
 
@@ -117,19 +117,6 @@ def changed_since_frozen(model: nn.Module, record: Record) -> str:
 def rebuildable_tensors(record: Record) -> set[str]:
     """Return the names of the tensors that a compact save leaves out."""
     return {name for name, tensor in record.tensors.items() if tensor.rebuildable}
-
-
-def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return a dict that maps the name of each parameter and persistent buffer to its tensor.
-
-    Unlike in `model.state_dict()`, Q, K and V of a split fused weight are separate tensors.
-    """
-    tensors = {name: p.detach() for name, p in model.named_parameters()}
-    for prefix, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                tensors[f"{prefix}.{name}" if prefix else name] = buffer
-    return tensors
 
 
 def only_oelm_can_load(folder: Path) -> bool:
