@@ -283,6 +283,12 @@ def test_a_registered_attention_is_recognised():
 # -- initialisation --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("size", [2.0, 0, True])
+def test_registering_a_size_that_is_no_positive_integer_is_refused(size):
+    with pytest.raises(UsageError, match="num_heads must be the name of an attribute or a positive integer"):
+        oelm.register_attention(Odd, q="alpha", k="beta", num_heads=size)
+
+
 def test_the_same_seed_gives_the_same_tensors_and_q_differs_from_k():
     first, second, other = (applied_model("bert", seed=seed) for seed in (1, 1, 2))
     a, b, c = ([p.heads() for p in oelm.qk_projections(m)] for m in (first, second, other))

@@ -73,6 +73,15 @@ def test_what_the_user_froze_before_apply_stays_frozen(family):
     assert shape_of(oelm.remove(model)) == before
 
 
+def test_a_removed_method_cannot_freeze_the_model_again():
+    model = build("bert")
+    applied = oelm.apply(model, "oelm-early")
+    oelm.remove(model)
+    with pytest.raises(OelmError, match="was removed from the model"):
+        applied.step(10, 10)
+    assert all(p.requires_grad for p in model.parameters())
+
+
 def test_a_copy_and_a_loaded_model_can_be_removed_too(tmp_path):
     model = trained_model("gpt2", "oelm-lowrank")
     oelm.save(model, tmp_path)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from oelm.errors import UsageError
+from oelm.errors import OelmError, UsageError
 from oelm.methods.checks import check_before_apply, check_no_method_yet, check_seed
 from oelm.methods.install import install
 from oelm.methods.method import Method
@@ -28,7 +28,7 @@ from oelm.methods.reading.find import ffn_matrices, find_projections, linear_att
 from oelm.methods.reading.select import Patterns, Selection
 from oelm.methods.reading.verify import verify_projections
 from oelm.methods.reading.wrappers import unwrap
-from oelm.methods.record import follow_schedule, require_parameter, require_record
+from oelm.methods.record import follow_schedule, record_of, require_parameter, require_record
 
 
 def apply(
@@ -174,6 +174,11 @@ class Applied:
             raise UsageError(
                 f"step must be between 0 and total_steps, and total_steps at least 1, "
                 f"got step {step} and total_steps {total_steps}"
+            )
+        if record_of(self.model) is not self._record:
+            raise OelmError(
+                f"step: '{self.method.name}' was removed from the model; use the result of the last call of "
+                f"oelm.apply"
             )
         changed = follow_schedule(self.model, self._record, step / total_steps)
         for parameter in changed:

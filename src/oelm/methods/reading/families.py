@@ -308,6 +308,13 @@ def register_attention(
     queries, keys = ((q,) if isinstance(q, str) else q), ((k,) if isinstance(k, str) else k)
     if layout not in ("block", "per-head", "grouped"):
         raise UsageError(f'layout must be "block", "per-head" or "grouped", got {layout!r}')
+    for argument, size in (("num_heads", num_heads), ("num_kv_heads", num_kv_heads), ("head_dim", head_dim)):
+        is_count = isinstance(size, int) and not isinstance(size, bool) and size > 0
+        if not is_count and not isinstance(size, str | None):
+            raise UsageError(
+                f"register_attention({name}): {argument} must be the name of an attribute or a positive "
+                f"integer, got {size!r}"
+            )
     if not ignore and bool(fused) == bool(queries and keys):
         raise UsageError(f"register_attention({name}): pass either q and k, or fused, or ignore=True")
     _registered[attention] = AttentionSpec(
