@@ -6,10 +6,12 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from oelm.cli.main import main
+from oelm.config.run_config import QuestionConfig
 from run_factory import lm_config, write_run, write_study
 
 
@@ -53,6 +55,20 @@ def test_analyze_names_a_broken_run_folder(tmp_path, capsys):
     (folder / "results.json").write_text("{", encoding="utf-8")
     assert main(["analyze", "--runs", str(tmp_path)]) == 0
     assert f"{folder}: results.json cannot be used" in capsys.readouterr().out
+
+
+def test_a_note_on_two_questions_about_one_arm_names_the_question(tmp_path, capsys):
+    asked = tuple(QuestionConfig(reference, "non-inferior", 0.1) for reference in ("GPT-01", "GPT-03"))
+    for seed, extra in enumerate((0.1, 1.5, 0.3)):
+        write_run(tmp_path, lm_config(seed=seed), 8.0)
+        write_run(tmp_path, lm_config("GPT-03", "orthogonal-init", seed=seed), 8.4)
+        config = lm_config("GPT-02", "oelm-freeze", seed=seed)
+        write_run(tmp_path, replace(config, compare=replace(config.compare, questions=asked)), 8.0 + extra)
+    assert main(["analyze", "--runs", str(tmp_path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        "Notes on these numbers: - oelm-freeze against baseline, oelm-freeze against orthogonal-init: " in out
+    )
 
 
 @pytest.mark.parametrize("command", ["analyze", "report"])

@@ -76,9 +76,10 @@ def test_an_archive_holds_results_and_weights_only_on_request(tmp_path: Path) ->
 
 def test_the_same_results_make_the_same_archive(tmp_path: Path) -> None:
     finished(tmp_path / "a", 0)
-    for name in ("1.tar.gz", "2.tar.gz"):
-        pack(tmp_path / "a", tmp_path / name)
-    assert file_sha256(tmp_path / "1.tar.gz") == file_sha256(tmp_path / "2.tar.gz")
+    first, second = tmp_path / "1.tar.gz", tmp_path / "new" / "folder" / "2.tar.gz"
+    for target in (first, second):
+        pack(tmp_path / "a", target)
+    assert file_sha256(first) == file_sha256(second)
 
 
 def test_merging_overwrites_nothing_and_names_conflicts(tmp_path: Path) -> None:

@@ -19,14 +19,22 @@ from typing import IO, Any
 from oelm.files.locks import process_alive
 
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")  # the number is the pid of the process that writes the file
+_DEVICE = re.compile(r"/dev/(fd/)?[^/]+")
 
 
 @contextlib.contextmanager
 def atomic_open(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
-    """Yield a temporary file that replaces `path` when the `with` block ends without an error."""
+    """Yield a temporary file that replaces `path` when the `with` block ends without an error.
+
+    A device, such as /dev/stdout or /dev/null, is written to directly: a file must never take its place.
+    """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     encoding = None if "b" in mode else "utf-8"
+    if _DEVICE.fullmatch(str(path)):
+        with open(path, mode, encoding=encoding) as file:
+            yield file
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, mode, encoding=encoding) as file:
             yield file

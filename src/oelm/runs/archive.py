@@ -129,6 +129,7 @@ def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool
                 )
             entries.append(Entry(path, file.stat().st_size, file_sha256(file)))
     index = to_json(Index(tuple(entries), study or None, weights))
+    target.parent.mkdir(parents=True, exist_ok=True)
     # Modification times are 0 and members are sorted, so that the same runs always give the same bytes.
     with (
         atomic_open(target) as out,

@@ -107,10 +107,17 @@ def _mean(arm: Arm) -> Text:
 def notes(comparisons: Sequence[Comparison], _: Translator) -> list[Block]:
     """Return the notes below a table: why arms were not compared, then warnings, each with its arms."""
     several = len({c.arm.place for c in comparisons}) > 1
+    against: dict[tuple[str, str, str], set[str]] = {}
+    for c in comparisons:
+        against.setdefault(c.arm.key, set()).add(c.reference.name)
     items: list[Text] = []
     concerned: dict[str, list[str]] = {}
     for c in comparisons:
-        name = f"{c.arm.name} · {place(c.arm, _)}" if several else c.arm.name
+        name = c.arm.name
+        if len(against[c.arm.key]) > 1:
+            name = _("{arm} against {reference}", arm=name, reference=c.reference.name)
+        if several:
+            name = f"{name} · {place(c.arm, _)}"
         items.extend(_("{arms}: {note}", arms=name, note=m) for m in c.refused)
         reason = why_undecided(shown_verdict(c)) if c.effect is not None else None
         for m in (*c.caveats, *c.flags, *([reason] if reason else [])):
