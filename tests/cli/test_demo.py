@@ -56,7 +56,7 @@ def test_a_method_with_extras_is_also_compared_with_its_control() -> None:
     assert first.startswith("  oelm-freeze, language model: perplexity +2")
     assert second.startswith("  oelm-bias, language model: perplexity −5")
     assert third == "Against the same additions with trained projections:"
-    assert fourth.startswith("  oelm-bias perplexity +2.5 % (")
+    assert fourth.startswith("  oelm-bias: perplexity +2.5 % (")
 
 
 def test_a_difference_of_accuracy_is_in_points() -> None:

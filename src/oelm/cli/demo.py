@@ -118,7 +118,7 @@ def _print_results(runs: str, output: Path, lang: str) -> Path:
 def short_result(analysis: Analysis) -> Iterator[str]:
     """Yield lines for the user: what was compared, then for each frozen method its cost and the verdict.
 
-    The last line compares methods that add trainable parameters, such as a bias, with their controls, which
+    The last lines compare methods that add trainable parameters, such as a bias, with their controls, which
     have the same additions but train Q and K; otherwise a gain from the additions would seem to come from
     freezing.
     """
@@ -135,7 +135,7 @@ def short_result(analysis: Analysis) -> Iterator[str]:
     own = [(c.arm.method.name, controls[c.arm.key]) for c in found if c.arm.key in controls]
     if own:
         yield "Against the same additions with trained projections:"
-        yield "  " + "; ".join(f"{name} {_change(control)}" for name, control in own)
+        yield from (f"  {name}: {_change(control)}" for name, control in own)
 
 
 def _change(c: Comparison) -> str:
