@@ -82,3 +82,9 @@ def test_a_damaged_audit_shows_in_the_card():
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight.add_(1)
     assert "| audit | NOT ok" in oelm.model_card(model)
+
+
+def test_saving_does_not_upload_a_folder_without_the_files_of_oelm(tmp_path):
+    with pytest.raises(oelm.OelmError, match=r"use oelm\.push_to_hub"):
+        applied_model("llama").save_pretrained(tmp_path, push_to_hub=True)
+    assert list(tmp_path.iterdir()) == []

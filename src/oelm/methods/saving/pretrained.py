@@ -58,6 +58,11 @@ class SavePretrained:
             rest["is_main_process"] = False
         if uses_peft(self.model):  # then transformers writes only the PEFT adapter
             return write(self.model, folder, state_dict=state_dict, **rest)
+        if rest.get("push_to_hub"):
+            raise OelmError(
+                "save_pretrained(push_to_hub=True) would upload the folder before the files of oelm are in "
+                "it: use oelm.push_to_hub(model, repo)"
+            )
         if state_dict is None and not self._is_checkpoint(folder):
             plain = plain_model(self.model)
             # Without OELMCallback, the Trainer cannot resume from a checkpoint whose config turns on biases.
