@@ -159,7 +159,7 @@ def test_a_wrong_command_line_is_one_line_with_a_hint_and_exit_code_2(
     [
         (["report", "--runs", "runs", "-o", "."], "directory"),
         (["report", "--runs", "runs", "-o", "file/report.html"], "file"),
-        (["archive", "pack", "file/results.tar.gz", "--runs", "runs"], "file"),
+        (["archive", "pack", "file/results.tar.gz", "--runs", "runs"], "file: File exists"),
         (["export", "GPT-01", "--runs", "runs", "-o", "file"], "file already exists"),
         (["analyze", "--runs", "file"], "the runs folder file does not exist"),
         (["analyze", "--runs", "empty"], "no runs in empty yet"),
