@@ -24,10 +24,11 @@ MINI: dict[str, Any] = {
     "model.name": ROTARY.name,
     "budget.steps": 600,
     "budget.eval_every": 200,
-    "optim.warmup_steps": 60,
+    "optim.warmup_steps": 40,
 }
 GRIDS: dict[str, tuple[float, ...]] = {"mini": (4e-4, 8e-4, 1.6e-3)}
-TRIAL_SHARE = 0.2  # steps of a tuning trial / steps of a run
+# Steps of a tuning trial / steps of a run. A trial must be much longer than the warm-up.
+TRIAL_SHARE = 0.25
 
 EXPERIMENTS = [
     e
