@@ -271,6 +271,10 @@ def test_show_prints_parameter_counts_disk_and_time(
     text = capsys.readouterr().out
     assert "built-in text replaces 'tinystories'" in text
     assert "name: oelm-plus" in text
+    # The baseline has no biases, so the change would be an error there.
+    words = ("GAP-TS-oelm-plus-rope", "--runs", str(tmp_path / "runs"))
+    assert main(["show", *words, "--scale", "smoke", "--set", "method.bias_scale=8"]) == 0
+    assert "bias_scale: 8.0" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from oelm.cli.gpu import GpuName
@@ -123,7 +123,10 @@ def show(
     config = request.config(e, scale, seed)
     plan = estimate(config, runs)
     predicted = Predictor(find_gpu(gpu), runs).predict(config) if gpu else None
-    unequal = check_experiment(e, lambda other: request.config(other, scale, seed))
+    # Changes of the method are for this experiment alone: its baseline may not have the changed part.
+    shared = {name: value for name, value in request.changes.items() if name.partition(".")[0] != "method"}
+    compared = replace(request, changes=shared)
+    unequal = check_experiment(e, lambda other: compared.config(other, scale, seed))
     if json:
         facts = {"config": to_mapping(config), "config_hash": config_hash(config), "plan": plan.to_dict()}
         facts |= {"predicted": predicted.to_dict()} if predicted else {}
