@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from oelm.cli.analyze import BENCHMARKS
 from oelm.experiments.catalogue import planned_configs
 from oelm.report.digest import build_digest
 from oelm.report.formats.markdown import to_markdown
+from oelm.report.numbers import effect
 from oelm.report.sections.claims import claims_page
 from oelm.runs.results_file import SUFFIX, read_results_file
 
@@ -82,6 +84,63 @@ def test_the_savings_in_the_readme_are_those_of_the_results(page: str) -> None:
         costs = [_cost_of_a_step(runs[name].files) for name in (baseline, arm)]
         saved = [f"{100 * (1 - after / before):.1f}" for before, after in zip(*costs, strict=True)]
         assert saved == [flops, trainable]
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+def test_the_changes_in_the_readme_are_those_of_the_results_page(page: str) -> None:
+    """A number with its interval, such as −1.0 % (−5.4 to +3.5), in the order of the README."""
+    number = r"([−+]?\d+(?:\.\d+)?)"
+    words = r"(?: %)?\**(?: perplexity| points of accuracy| 个百分点)?"
+    text = (ROOT / page).read_text(encoding="utf-8")
+    shown = re.findall(
+        rf"{number}{words}\s?[(（]{number} (?:to|至)\s{number}[)）]", text.partition("performance.md")[0]
+    )
+    means, corpora = "gap, 3 datasets", ("gap/wikitext2", "gap/tinystories", "gap/openwebtext")
+    expected = [
+        (means, "oelm-freeze-rope", "baseline-rope"),
+        (means, "oelm-plus-rope", "baseline-rope"),
+        ("finetune, 3 datasets", "freeze-pretrained", "baseline"),
+        ("gpt-cls, 2 datasets", "oelm-freeze", "baseline"),
+        (means, "oelm-plus-rope", "baseline-bias-rope"),
+        *((corpus, "oelm-plus-rope", "trained-plus-rope") for corpus in corpora),
+        ("longer/4x, wikitext2", "oelm-plus-rope", "trained-plus-rope"),
+        *((corpus, "oelm-bias-rope", "baseline-rope") for corpus in corpora),
+        (means, "oelm-bias-rope", "baseline-bias-rope"),
+    ]
+    rows = [line.split(" | ") for line in (ROOT / "docs/results.md").read_text(encoding="utf-8").splitlines()]
+    measured = {
+        (row[0].removeprefix("| ").removesuffix(" (mini)"), row[1], row[2]): " to ".join(row[4:6])
+        for row in rows
+        if len(row) > 6
+    }
+    assert len(shown) == len(expected)
+    for numbers, which in zip(shown, expected, strict=True):
+        change, low, high = (_number(part) for part in measured[which].split(" to "))
+        if numbers[0][0] not in "−+":  # "5.9 % (2.2 to 9.4) below"
+            change, low, high = -change, -high, -low
+        digits = [len(text.partition(".")[2]) for text in numbers]
+        rounded = [f"{value:.{n}f}" for value, n in zip((change, low, high), digits, strict=True)]
+        assert rounded == [f"{_number(text):.{n}f}" for text, n in zip(numbers, digits, strict=True)], which
+
+
+def _number(text: str) -> float:
+    return float(text.replace("−", "-").split()[0])
+
+
+def test_the_figures_without_rotary_positions_are_those_of_the_results(committed: Analysis) -> None:
+    text = (ROOT / "docs/why.md").read_text(encoding="utf-8")
+    controls = {c.arm.config.id: c.effect for c in committed.comparisons.of("control")}
+    for name, positions in (("GAP-TS-oelm-freeze", "learned"), ("GAP-TS-oelm-freeze-rope", "rotary")):
+        found = controls[name]
+        assert found is not None
+        assert found.interval is not None
+        change, low, high = (
+            effect(replace(found, value=value), "ppl") for value in (found.value, *found.interval)
+        )
+        assert (
+            f"| {positions} | {change} ({low.removesuffix(' %')} to {high.removesuffix(' %')}) | {found.n} |"
+            in text
+        )
 
 
 def _cost_of_a_step(files: Mapping[str, str]) -> tuple[float, int]:
