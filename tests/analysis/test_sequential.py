@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -65,6 +68,14 @@ def test_the_table_agrees_with_a_simulation():
     smallest = np.minimum.accumulate(p_values(normal), axis=1)  # smallest p-value of the checks so far
     simulated = np.quantile(smallest, 0.05, axis=0)
     assert LEVELS[: len(simulated)] == pytest.approx(simulated, rel=0.06)
+
+
+def test_the_method_page_shows_the_levels_that_are_used():
+    page = (Path(__file__).parents[2] / "docs" / "method.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (N|α\(N\)) \| (.*) \|$", page, re.MULTILINE))
+    seeds, shown = (row.split(" | ") for row in (rows["N"], rows["α(N)"]))
+    for count, percent in zip(map(int, seeds), shown, strict=True):
+        assert float(percent.removesuffix(" %")) == pytest.approx(100 * LEVELS[count - MIN_SEEDS], abs=0.006)
 
 
 def test_more_checks_need_a_stricter_level():

@@ -47,6 +47,7 @@ def test_help_texts_wrap_at_the_width_of_the_terminal(
             assert main([*words, "--help"]) == 0
             lines = capsys.readouterr().out.splitlines()
             assert not [line for line in lines if line.startswith("│" + 5 * " ")], words
+            assert not [line for line in lines if "(default" in line and "[default" in line], words
 
 
 def test_every_option_has_help() -> None:
@@ -83,6 +84,10 @@ def test_the_completion_script_knows_commands_options_and_choices() -> None:
         (["run", "GPT-01", "--gpus", "0,0"], "--gpus"),
         (["run", "GPT-01", "--scal", "smoke"], "did you mean '--scale'"),
         (["status", "--state", "runing"], "did you mean 'running'"),
+        (["status", "--runs", "runz"], "the runs folder runz does not exist"),
+        (["status", "--runs", "runz", "--json"], "the runs folder runz does not exist"),
+        (["monitor", "--runs", "runz", "--once"], "the runs folder runz does not exist"),
+        (["clean", "--runs", "runz", "--yes"], "the runs folder runz does not exist"),
         (["data", "prepar", "stories"], "did you mean 'prepare'"),
         (["data", "check", "stories", "--source", "buitlin"], "did you mean 'builtin'"),
         (["run", "GPT-01", "--gpus", "x,y"], "--gpus"),
@@ -345,5 +350,9 @@ def test_a_catalogue_file_registers_experiments(tmp_path: Path, capsys: pytest.C
     broken.write_text("\nimport oelm.nothing\n", encoding="utf-8")
     assert main(["list", "--catalogue", str(broken)]) == 2
     assert "broken.py, line 2: ModuleNotFoundError" in capsys.readouterr().err
+    ends = tmp_path / "ends.py"
+    ends.write_text("import sys\nsys.exit(0)\n", encoding="utf-8")
+    assert main(["list", "--catalogue", str(ends)]) == 2
+    assert "ends.py, line 2: it ends the program with sys.exit()" in capsys.readouterr().err
     assert main(["list", "--catalogue", str(tmp_path / "none.py")]) == 2
     assert "does not exist" in capsys.readouterr().err

@@ -73,7 +73,7 @@ def test_a_note_on_two_questions_about_one_arm_names_the_question(tmp_path, caps
 
 @pytest.mark.parametrize("command", ["analyze", "report"])
 def test_a_missing_runs_folder_is_an_error_without_traceback(tmp_path, capsys, command):
-    assert main([command, "--runs", str(tmp_path / "none")]) == 1
+    assert main([command, "--runs", str(tmp_path / "none")]) == 2
     error = capsys.readouterr().err
     assert "does not exist; train something first" in error
     assert "Traceback" not in error

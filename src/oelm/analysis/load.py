@@ -20,7 +20,7 @@ from oelm.analysis.messages import Message
 from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError, UsageError
 from oelm.runs.reader import RunReader
-from oelm.runs.scan import find_runs, state_of, study_names
+from oelm.runs.scan import find_runs, require_runs_folder, state_of, study_names
 from oelm.runs.schema import Fairness, Manifest, MetricsRow, ParameterCounts, Results, TimingStats
 
 FINISHED, DIVERGED, BROKEN, PENDING = "finished", "diverged", "broken", "pending"
@@ -207,11 +207,7 @@ class Loaded:
 def load_runs(root: Path | str, studies: Iterable[str] = ()) -> Loaded:
     """Load the runs in the runs folder `root` that belong to `studies` (default: all studies)."""
     root = Path(root)
-    if not root.is_dir():
-        raise OelmError(
-            f"the runs folder {root} does not exist; train something first (`oelm demo`), or give a "
-            "different folder with --runs"
-        )
+    require_runs_folder(root)
     wanted, known = set(studies), study_names(root)
     if missing := wanted - set(known):
         raise UsageError(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from oelm.cli.options import Json, Runs, Study, require_study
 from oelm.cli.output import print, print_json, print_table
 from oelm.runs.disk import free, freeable
+from oelm.runs.scan import require_runs_folder
 from oelm.units import bytes_text
 
 
@@ -21,6 +21,7 @@ def clean(*, runs: Runs = "runs", study: Study = "", yes: bool = False, json: Js
     """
     found = freeable(runs)
     require_study(study, (item.run.study for item in found))
+    require_runs_folder(runs)
     items = [item for item in found if not study or item.run.study == study]
     total = sum(item.bytes for item in items)
     if json:
@@ -30,11 +31,8 @@ def clean(*, runs: Runs = "runs", study: Study = "", yes: bool = False, json: Js
         ]
         print_json({"freeable_bytes": total, "freed_bytes": freed, "runs": rows})
         return
-    if not items and Path(runs).is_dir():
-        print("nothing to delete: no finished run has resume checkpoints")
-        return
     if not items:
-        print(f"nothing to delete: {runs} is not a folder; give the runs folder with --runs")
+        print("nothing to delete: no finished run has resume checkpoints")
         return
     print_table(("finished run", "size"), [(str(i.run.path), bytes_text(i.bytes)) for i in items])
     print(

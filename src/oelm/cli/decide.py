@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,7 +19,7 @@ from oelm.experiments.catalogue import with_references
 from oelm.experiments.launch.jobs import RETRIES, Launcher
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slurm import SlurmLauncher
-from oelm.experiments.request import ArmPlan, Request
+from oelm.experiments.request import Request
 from oelm.units import bytes_text, counted, duration_text
 
 if TYPE_CHECKING:
@@ -102,6 +101,11 @@ def decide(
     arms = request.arms()
     for note in request.left_out() if not json else ():
         print(f"note: {note}")
+    if rules != _RULES and any(arm.runs[0].compare.questions for arm in arms):
+        raise UsageError(
+            "--rules has no effect on the questions of a study file; leave it out, or change the questions "
+            "in the file"
+        )
     design = make_design(arms, max_seeds, rules)
     check_settings(design, runs, before_tuning=bool(design.untuned))
     look = look_at(design, runs)
@@ -111,7 +115,7 @@ def decide(
     if limited:
         forecasts.check_budget(budget, design, look, plans)
     if dry_run:
-        _print_plan(design, look, forecasts.forecast(design, look, plans), arms, (gpu, runs), json)
+        _print_plan(design, look, forecasts.forecast(design, look, plans, arms), (gpu, runs), json)
         return 0
     studies = [Path(runs) / study for study in sorted({config.study for config in design.configs})]
     with RunProgress(0, quiet=json, studies=studies) as progress:
@@ -144,27 +148,27 @@ def _print_plan(
     design: Design,
     look: Look,
     needs: Forecast,
-    arms: Sequence[ArmPlan],
     gpu_and_runs: tuple[str, str],
     as_json: bool,
 ) -> None:
-    trials = sum(arm.total_trials for arm in arms)
     gpu, runs = gpu_and_runs
     most = [(config, needs.most_runs_of.get(key, 0)) for key, config in design.by_arm().items()]
     if as_json:
         questions = [q.to_dict() for q in look.questions]
         predicted = {"gpu": gpu_facts(most, gpu, runs)} if gpu else {}
-        print_json({"questions": questions, "trials": trials, "needs": needs.to_dict(), **predicted})
+        print_json({"questions": questions, "needs": needs.to_dict(), **predicted})
         return
     _print_questions(look)
     print()
     _print_reasons(look)
     expected = f", about {needs.expected_runs} expected" if needs.expected_runs is not None else ""
-    print(
-        f"runs: {needs.least_runs} to {needs.most_runs}{expected} ({len(arms)} arms); {trials} tuning trials"
-    )
+    arms = counted(len(design.configs), "arm")
+    trials = counted(needs.trials, "tuning trial")
+    print(f"runs: {needs.least_runs} to {needs.most_runs}{expected} ({arms}); {trials}")
     hours = f"{duration_text(needs.least_seconds)} to {duration_text(needs.most_seconds)}"
     likely = f", about {duration_text(needs.expected_seconds)} expected" if needs.expected_seconds else ""
+    if needs.trials:
+        likely += f", and {duration_text(needs.trial_seconds)} for the tuning trials"
     print(f"training time: {hours}{likely}; {duration_text(look.spent_seconds)} spent so far")
     if needs.disk_bytes is not None:
         print(f"disk: at most {bytes_text(needs.disk_bytes)}, if the resume checkpoints are kept")

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import Parameter
+
 from oelm.cli.analyze import BENCHMARKS, print_blocks, print_warnings
 from oelm.cli.options import OUTPUT, MachineOptions, OneScale, Seeds
 from oelm.cli.output import output_file, print, print_text
@@ -37,7 +39,7 @@ METHODS = ("oelm-freeze", "oelm-bias", "oelm-plus")  # those that `short_result(
 def demo(
     *,
     scale: OneScale = "mini",
-    seeds: Seeds = SEEDS,
+    seeds: Annotated[Seeds, Parameter(help="Seeds of the runs: 0 1 2, 0,1,2 or 0-3.")] = SEEDS,
     runs: str = "demo",
     output: Annotated[str, OUTPUT] = "",
     lang: Language = "en",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -14,7 +13,7 @@ from oelm.cli.output import print, print_json, print_table
 from oelm.cli.values import Names
 from oelm.config.run_config import Scale
 from oelm.printable import printable
-from oelm.runs.scan import RunInfo, scan
+from oelm.runs.scan import RunInfo, require_runs_folder, scan
 from oelm.runs.states import STATES, TROUBLE
 from oelm.units import counted, duration_text
 
@@ -40,6 +39,7 @@ class RunFilter:
         """Return the runs that match the options; runs that need attention come first."""
         runs = scan(self.runs, trials=not self.no_trials)
         require_study(self.study, (run.study for run in runs))
+        require_runs_folder(self.runs)
         found = [
             run
             for run in runs
@@ -58,8 +58,6 @@ def status(*, filter: RunFilter = RunFilter(), json: Json = False) -> None:
     elif runs:
         print_table(HEADER, [cells(run) for run in runs])
         print(f"\n{summary(runs)}")
-    elif not Path(filter.runs).is_dir():
-        print(f"no runs: {filter.runs} is not a folder; give the runs folder with --runs")
     elif filter.study or filter.scale or filter.state:
         print(f"no matching runs in {filter.runs}")
     else:

@@ -238,10 +238,12 @@ def _run_file(path: str) -> None:
     try:
         runpy.run_path(path)
         _loaded.append(path)
-    except Exception as error:  # the user needs the line of the catalogue file, not a traceback through oelm
+    except (Exception, SystemExit) as error:  # the user needs the line of this file, not a traceback
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         where = f"{path}, line {lines[-1]}" if lines else path
         message = str(error) if isinstance(error, OelmError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, SystemExit):
+            message = "it ends the program with sys.exit(); remove this call"
         raise UsageError(f"error in the catalogue file {where}: {message}") from None
 
 

@@ -92,6 +92,15 @@ def scan(root: Path | str, *, trials: bool = True, cache: ScanCache | None = Non
     return _with_queue([_with_state(run, cache) for run in found])
 
 
+def require_runs_folder(root: Path | str) -> None:
+    """Raise UsageError if there is no folder `root`; the name is probably mistyped."""
+    if not Path(root).is_dir():
+        raise UsageError(
+            f"the runs folder {root} does not exist; train something first (`oelm demo`), or give a "
+            "different folder with --runs"
+        )
+
+
 def signature(*files: Path | str) -> Signature:
     """Return the modification times and sizes of `files`, with (0, 0) for a file that does not exist."""
     return tuple(part for file in files for part in _stat(file))

@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+from oelm.cli.main import main
 from oelm.runs.scan import scan
 
 
@@ -65,6 +66,14 @@ def test_invalid_input_is_named(run_oelm, tmp_path):
         assert code == 2, output
         assert message in output
     assert not list((tmp_path / "runs").glob("*/*"))
+
+
+def test_rules_cannot_select_among_the_questions_of_a_study_file(run_oelm, tmp_path):
+    file = tmp_path / "my.yaml"
+    assert main(["init", str(file)]) == 0
+    code, output = run_oelm(str(file), "--rules", "sign", "--dry-run", command="decide")
+    assert code == 2
+    assert "--rules has no effect on the questions of a study file" in output
 
 
 def test_built_in_text_in_place_of_a_dataset_gets_no_verdict_and_no_runs(run_oelm, tmp_path):

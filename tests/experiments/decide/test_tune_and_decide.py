@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ import pytest
 from oelm.cli.main import main
 from oelm.config.run_config import DataConfig
 from oelm.errors import UsageError
-from oelm.experiments.decide.look import look_at
+from oelm.experiments.decide.forecast import forecast, plans_of
+from oelm.experiments.decide.look import Design, look_at
 from oelm.experiments.decide.loop import DecideOutcome, exit_code
 from oelm.experiments.decide.study import make_design, tune_and_decide
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.launch.jobs import Events, Job, skip_if_ended
-from oelm.experiments.request import Request
+from oelm.experiments.request import ArmPlan, Request
 from oelm.report.digest import build_digest
 from oelm.report.formats.markdown import to_markdown
 from oelm.report.report import write_html
@@ -125,6 +127,46 @@ def test_the_questions_of_a_new_arm_are_open_before_its_tuning(tmp_path: Path) -
     new = experiment("T-NEW", "oelm-random", "T-BASE")
     arms = Request([BASE, new], ("smoke",), (0,), {}).arms()
     assert [q.is_open for q in look_at(make_design(arms, 6, ("target",)), tmp_path).questions] == [True]
+
+
+def design_of(*experiments: Experiment) -> tuple[list[ArmPlan], Design]:
+    arms = Request(experiments, ("smoke",), (0,), {}).arms()
+    return arms, make_design(arms, 6, ("target",))
+
+
+def test_a_decided_study_is_decided_also_if_it_took_longer_than_the_budget(tmp_path: Path) -> None:
+    whole = decide(tmp_path)
+    again = decide(tmp_path, budget=1.0)
+    assert (again.stopped, again.jobs) == ("", [])
+    assert answers(again) == answers(whole)
+
+
+def test_unequal_learning_rates_before_tuning_do_not_close_a_question(tmp_path: Path) -> None:
+    _, design = design_of(BASE, replace(FROZEN, optim=replace(FROZEN.optim, lr=7e-3)))
+    assert [q.is_open for q in look_at(design, tmp_path).questions] == [True]
+
+
+def test_nothing_is_tuned_if_no_question_can_get_a_verdict(tmp_path: Path) -> None:
+    """At smoke scale, built-in text stands for the dataset."""
+    arms, design = design_of(*(replace(e, data=DataConfig("tinystories")) for e in (BASE, FROZEN)))
+    outcome = tune_and_decide(arms, design, tmp_path, WritingLauncher(tmp_path), width=2, say=lambda _: None)
+    assert (outcome.jobs, exit_code(outcome)) == ([], 3)
+    assert "built-in generated text" in outcome.questions[0].why
+    assert forecast(design, outcome.look, plans_of(design, tmp_path), arms).trials == 0
+
+
+def test_the_plan_counts_the_tuning_trials_that_are_left_and_their_time(tmp_path: Path) -> None:
+    arms, design = design_of(BASE, FROZEN)
+    plans = plans_of(design, tmp_path)
+    before = forecast(design, look_at(design, tmp_path), plans, arms)
+    one_run = sum(plan.seconds or 0.0 for plan in plans.values()) / len(plans)
+    assert before.trials == TRIALS
+    assert before.trial_seconds == pytest.approx(TRIALS * one_run / 2)
+    decide(tmp_path, budget=200.0)  # three trials of 60 s
+    tuning = forecast(design, look_at(design, tmp_path), plans, arms)
+    assert (tuning.trials, tuning.trial_seconds) == (TRIALS - 3, pytest.approx(60.0 * 2 + 0.5 * one_run * 5))
+    decide(tmp_path)
+    assert forecast(design, look_at(design, tmp_path), plans, arms).trials == 0
 
 
 def test_the_analysis_reports_how_much_the_choice_of_learning_rates_varies_the_difference(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,16 @@ from typing import Any
 from oelm.analysis.statistics.sequential import MIN_SEEDS
 from oelm.errors import UsageError
 from oelm.experiments.decide.look import Design, Look
-from oelm.experiments.decide.loop import run_seconds
+from oelm.experiments.decide.loop import arm_key, run_seconds
 from oelm.experiments.decide.next_runs import ArmKey
 from oelm.experiments.plan import Plan, estimate
+from oelm.experiments.request import ArmPlan
 from oelm.units import duration_text
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The runs, seconds of training and disk space that a study still needs, without tuning trials."""
+    """The runs, tuning trials, seconds of training and disk space that a study still needs."""
 
     least_runs: int  # best case: the next look answers every open question
     expected_runs: int | None  # likely case: open questions need `Question.expected` seeds; None if unknown
@@ -26,6 +27,8 @@ class Forecast:
     least_seconds: float | None
     expected_seconds: float | None
     most_seconds: float | None
+    trials: int  # tuning trials, if no grid of learning rates grows
+    trial_seconds: float | None  # time of the tuning trials, which the seconds above do not contain
     disk_bytes: int | None  # disk space of `most_runs` runs that keep their checkpoints
     most_runs_of: Mapping[ArmKey, int]  # arm -> its part of `most_runs`
 
@@ -52,9 +55,12 @@ def guessed_seconds(plans: Mapping[ArmKey, Plan]) -> dict[ArmKey, float]:
     return {key: plan.seconds for key, plan in plans.items() if plan.seconds}
 
 
-def forecast(design: Design, look: Look, plans: Mapping[ArmKey, Plan]) -> Forecast:
-    """Return how many runs, seconds and bytes the open questions still need.
+def forecast(
+    design: Design, look: Look, plans: Mapping[ArmKey, Plan], arms: Sequence[ArmPlan] = ()
+) -> Forecast:
+    """Return how many runs, tuning trials, seconds and bytes the open questions still need.
 
+    arms: arms that are tuned first
     plans: what one run of each arm needs (`plans_of()`)
     """
     seconds = run_seconds(design, look.seconds, guessed_seconds(plans))
@@ -77,6 +83,9 @@ def forecast(design: Design, look: Look, plans: Mapping[ArmKey, Plan]) -> Foreca
     def total(counts: Mapping[ArmKey, int]) -> float | None:
         return sum(n * seconds[key] for key, n in counts.items()) if timed else None
 
+    trials = {arm_key(arm.runs[0]): _trials_left(arm, look) for arm in arms}
+    share = {arm_key(arm.runs[0]): arm.experiment.trial_share for arm in arms}
+    one_trial = {key: look.trial_seconds.get(key) or share[key] * seconds[key] for key in trials}
     sizes = [plans[key].disk_bytes for key in most]
     disk = sum((size or 0) * n for size, n in zip(sizes, most.values(), strict=True)) if all(sizes) else None
     return Forecast(
@@ -86,9 +95,18 @@ def forecast(design: Design, look: Look, plans: Mapping[ArmKey, Plan]) -> Foreca
         total(least),
         total(expected) if predicted else None,
         total(most),
+        sum(trials.values()),
+        sum(n * one_trial[key] for key, n in trials.items()) if timed else None,
         disk,
         most,
     )
+
+
+def _trials_left(arm: ArmPlan, look: Look) -> int:
+    key = arm_key(arm.runs[0])
+    if look.no_verdict_possible or key in look.seconds:
+        return 0
+    return max(0, arm.total_trials - look.ended_trials.get(key, 0))
 
 
 def check_budget(budget: float, design: Design, look: Look, plans: Mapping[ArmKey, Plan]) -> None:

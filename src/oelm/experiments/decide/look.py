@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from oelm.analysis.arms import Arm, Planned
-from oelm.analysis.load import PENDING, Loaded, LoadedRun, load_runs
-from oelm.analysis.questions import RULES, Question, answer_questions
+from oelm.analysis.load import DIVERGED, PENDING, Loaded, LoadedRun, load_runs
+from oelm.analysis.questions import NO_VERDICT, RULES, Question, answer_questions
 from oelm.config.diff import diff_lines
-from oelm.config.run_config import RunConfig
+from oelm.config.run_config import RunConfig, TuneConfig
 from oelm.errors import UsageError
 from oelm.experiments.decide.next_runs import ArmKey
 from oelm.runs.folder import RunFolder
@@ -34,7 +35,7 @@ class Design:
     rules: tuple[str, ...] = RULES
     planned: Planned | None = None  # configs that the catalogue has for each experiment and scale
     trial_seeds: tuple[int, ...] = ()  # seeds of tuning trials, which other runs must not use
-    untuned: frozenset[ArmKey] = frozenset()  # arms whose learning rate will be tuned
+    untuned: Mapping[ArmKey, TuneConfig] = field(default_factory=dict)  # how arms will be tuned
 
     def by_arm(self) -> dict[ArmKey, RunConfig]:
         return {(c.study, c.scale, c.id): c for c in self.configs}
@@ -48,7 +49,13 @@ class Look:
     seeds: tuple[int, ...]  # the `max_seeds` seeds of the design, in the order in which they are used
     seconds: Mapping[ArmKey, float]  # mean time of the finished runs of an arm; only arms with such runs
     trial_seconds: Mapping[ArmKey, float]  # mean time of the finished tuning trials of an arm, likewise
+    ended_trials: Mapping[ArmKey, int]  # number of the tuning trials of an arm that have ended
     spent_seconds: float  # time of all runs and tuning trials of these arms
+
+    @property
+    def no_verdict_possible(self) -> bool:
+        """Whether it is known before the first run that no question can get a verdict."""
+        return all(q.state == NO_VERDICT and not q.n for q in self.questions)
 
 
 def look_at(design: Design, root: Path | str) -> Look:
@@ -76,6 +83,7 @@ def look_at_runs(design: Design, loaded: Loaded) -> Look:
         tuple(seeds),
         {arm.key: float(np.mean(times)) for arm in arms if (times := _times(arm.finished))},
         {key: float(np.mean(times)) for key in own if (times := _times(finished_trials[key]))},
+        Counter((t.config.study, t.config.scale, t.id) for t in trials if t.result or t.state == DIVERGED),
         sum(_times([*runs, *trials])),
     )
 
@@ -99,17 +107,16 @@ def _load(root: Path | str, studies: set[str]) -> Loaded:
 
 
 def _as_tuned(design: Design, loaded: Loaded) -> Iterator[RunConfig]:
-    """Yield the configs of the design. Arms that are not tuned yet get the tuning of a trained arm.
+    """Yield the configs of the design; those of arms that are not tuned yet say how they will be tuned.
 
-    Otherwise a new arm would seem to be tuned differently from the trained arms of its comparison.
+    If other arms of the comparison have runs, that is how these were tuned. Without this, arms would seem to
+    be tuned differently, or to have unequal learning rates, and their questions would get no verdict.
     """
     trained = {(r.config.study, r.config.scale, r.config.compare.group): r.config for r in loaded.runs}
     for config in design.configs:
         other = trained.get((config.study, config.scale, config.compare.group))
-        if other and (config.study, config.scale, config.id) in design.untuned:
-            yield replace(config, optim=replace(config.optim, lr=other.optim.lr), tune=other.tune)
-        else:
-            yield config
+        tune = design.untuned.get((config.study, config.scale, config.id))
+        yield replace(config, tune=other.tune if other else tune) if tune else config
 
 
 def _arm(config: RunConfig, loaded: Loaded, planned: Planned) -> Arm:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from oelm.config.run_config import RunConfig
+from oelm.config.run_config import RunConfig, TuneConfig
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import planned_configs
 from oelm.experiments.decide.look import Design, check_settings, look_at
@@ -21,7 +21,7 @@ from oelm.experiments.decide.next_runs import ArmKey
 from oelm.experiments.launch.jobs import Job, Launcher, make_jobs
 from oelm.experiments.request import ArmPlan
 from oelm.experiments.study import unequal_settings
-from oelm.experiments.tuning import tune
+from oelm.experiments.tuning import by_comparison, shared_grid, tune
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
 
@@ -30,7 +30,12 @@ def make_design(arms: Sequence[ArmPlan], max_seeds: int, rules: Sequence[str]) -
     """Return the design that decides about these arms."""
     trial_seeds = dict.fromkeys(seed for arm in arms for seed in arm.trial_seeds)
     configs = tuple(arm.runs[0] for arm in arms)
-    untuned = frozenset(arm_key(arm.runs[0]) for arm in arms if arm.grid and not arm.runs[0].tune.grid)
+    untuned = {
+        arm_key(arm.runs[0]): TuneConfig(grid=tuple(shared_grid(group)), seeds=arm.trial_seeds)
+        for group in by_comparison(arms).values()
+        for arm in group
+        if not arm.runs[0].tune.grid
+    }
     return Design(configs, max_seeds, tuple(rules), planned_configs(), tuple(trial_seeds), untuned)
 
 
@@ -61,7 +66,10 @@ def tune_and_decide(
         check_settings(design, root, before_tuning=True)
         for setting in unequal_settings(arms):
             say(f"unequal: {setting}")
-        record_progress(look_at(design, root), design, root)
+        look = look_at(design, root)
+        record_progress(look, design, root)
+        if look.no_verdict_possible:  # tuning would be in vain
+            return DecideOutcome(look)
         tuned = tune(arms, root, launch, affordable=affordable, say=say)
         trials = [job for job in tuned.jobs if not job.ended_before]
         if tuned.stopped:
@@ -81,7 +89,7 @@ def affordable_trials(
     budget: float,
     guess: Mapping[ArmKey, float],
 ) -> list[RunConfig]:
-    """Return the first of these trials, up to one that would exceed the budget.
+    """Return the first of these trials, up to one that would exceed the budget; ended trials cost nothing.
 
     A trial is expected to take as long as the finished trials of its arm, or if there are none, of the other
     arms; before the first, its share of what a run takes.
@@ -98,7 +106,7 @@ def affordable_trials(
             key = arm_key(trial)
             run = look.seconds.get(key) or guess.get(key) or 0.0
             left -= measured.get(key) or mean or run * shares[key]
-        if left < 0:
-            break
+            if left < 0:
+                break
         fitting.append(trial)
     return fitting
