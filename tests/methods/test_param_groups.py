@@ -86,6 +86,18 @@ def test_q_and_k_that_thaw_have_their_own_learning_rate():
         assert group["lr"] == (1e-5 if ".c_attn.q." in name or ".c_attn.k." in name else 1e-3)
 
 
+def test_biases_and_adapters_of_q_and_k_have_their_learning_rate_and_only_adapters_decay():
+    model = build("gpt-neox")
+    oelm.apply(model, "oelm-plus")
+    groups = by_name(model, oelm.param_groups(model, lr=1e-3, qk_lr=1e-5, weight_decay=0.1))
+    extras = {name: g for name, g in groups.items() if ".q." in name or ".k." in name}
+    assert {name.rpartition(".")[2] for name in extras} == {"lowrank_a", "lowrank_b", "extra_bias"}
+    for name, group in groups.items():
+        assert group["lr"] == (1e-5 if name in extras else 1e-3)
+    for name, group in extras.items():
+        assert group["weight_decay"] == (0.0 if name.endswith("extra_bias") else 0.1)
+
+
 def test_a_learning_rate_for_a_fused_q_is_refused():
     model = build("gpt2")
     oelm.apply(model, "baseline")

@@ -56,7 +56,7 @@ class OptimConfig:
     eps: float = 1e-8
     clip: float = 1.0  # maximum of the global gradient norm; 0 = no clipping
     layer_decay: float = 1.0  # layer-wise learning-rate decay; 1 = off
-    qk_lr: float = 0.0  # learning rate of trainable query/key projections; 0 = lr
+    qk_lr: float = 0.0  # learning rate of the trainable parameters of q and k; 0 = lr
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from oelm.errors import OelmError, UsageError
-from oelm.methods.extras.extended import IDENTITY_INIT
+from oelm.methods.extras.extended import IDENTITY_INIT, ExtendedProjection
 from oelm.methods.reading.find import find_projections
 from oelm.methods.reading.projection import Projection
 from oelm.methods.reading.select import ALL
@@ -44,7 +44,8 @@ def param_groups(
             the layers, such as the head, have `lr`, the top layer layer_decay * lr, the layer below it
             layer_decay**2 * lr, and so on; embeddings count as the layer below the first. 1 = off. Layers of
             encoder and decoder are counted separately.
-        qk_lr: Learning rate of the query and key projections, before layer_decay; None means `lr`.
+        qk_lr: Learning rate of the query and key projections and of the extras that a method added to them,
+            before layer_decay; None means `lr`.
     """
     for name, value in (("lr", lr), ("weight_decay", weight_decay), ("qk_lr", qk_lr or 0.0)):
         if not value >= 0:
@@ -89,6 +90,8 @@ def _qk_names(model: nn.Module) -> set[str]:
                 f"them; such a method splits the tensor"
             )
         found |= {names[id(part.parameter)] for part in projection.slices}
+        if isinstance(owner := projection.weight.owner, ExtendedProjection):  # adapters, biases, ...
+            found |= {names[id(p)] for p in owner.parameters()}
     return found
 
 
