@@ -114,7 +114,8 @@ def decide(rule: Rule, estimate: Estimate, *, withhold: str = "", plan: bool = T
     if withhold == "caveat":
         return Verdict(rule.name, WITHHELD, reason=withhold)
     if estimate.interval is None:
-        return Verdict(rule.name, NO_INTERVAL, needed=SeedsNeeded(None, "spread"))
+        needed = None if withhold else SeedsNeeded(None, "spread")
+        return Verdict(rule.name, NO_INTERVAL, needed=needed, reason=withhold)
     low, high = estimate.interval
     possible = rule.regions[_region(rule, low) : _region(rule, high) + 1]
     if withhold:  # `needed` is not set, because more seeds would not help

@@ -19,6 +19,7 @@ from oelm.experiments.decide.loop import arm_key, decide_study, exit_code, lock_
 from oelm.experiments.decide.next_runs import missing_runs, next_runs
 from oelm.experiments.launch.jobs import Job
 from oelm.files.locks import Busy
+from oelm.report.sentences import why_undecided
 from oelm.runs.progress import read_decide_progress
 from oelm.runs.scan import scan
 from run_factory import analyze, lm_config, write_run
@@ -122,12 +123,16 @@ def test_a_guess_that_is_too_short_exceeds_the_budget_by_the_first_runs_only(tmp
 
 
 def test_a_diverged_seed_ends_only_its_own_question(tmp_path):
+    write_run(tmp_path, replace(NEAR, seed=0))
     write_run(tmp_path, replace(NEAR, seed=1), state="diverged")
     outcome = run(tmp_path, BASE, FAR, NEAR)
     states = {q.arm.id: q for q in outcome.questions}
     assert states["NEAR"].state == NO_VERDICT
     assert "diverged, which is a result too: NEAR seed 1" in states["NEAR"].why
     assert states["FAR"].state == "missed"
+    near = next(c for c in analyze(tmp_path).comparisons.made if c.arm.id == "NEAR")
+    assert (near.effect.n, near.target.reason) == (1, "diverged")  # not: run at least 3 seeds
+    assert "diverged" in str(why_undecided(near.target))
 
 
 def test_a_seed_that_diverges_after_the_verdict_does_not_change_it(tmp_path):
