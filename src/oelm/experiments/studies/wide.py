@@ -27,8 +27,8 @@ MINI: dict[str, Any] = {
     "optim.warmup_steps": 40,
 }
 GRIDS: dict[str, tuple[float, ...]] = {"mini": (4e-4, 8e-4, 1.6e-3)}
-# Steps of a tuning trial / steps of a run. Trials of a quarter chose a rate for `trained-bias` that is too high
-# for a whole run: its perplexity was 52, that of `oelm-bias` 39.
+# Steps of a tuning trial / steps of a run. Trials of a quarter chose a learning rate for `trained-bias` that
+# is too high for a whole run: its perplexity was 52, that of `oelm-bias` 39.
 TRIAL_SHARE = 0.5
 
 EXPERIMENTS = [
