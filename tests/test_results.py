@@ -128,18 +128,26 @@ def _number(text: str) -> float:
 
 def test_the_figures_without_rotary_positions_are_those_of_the_results(committed: Analysis) -> None:
     text = (ROOT / "docs/why.md").read_text(encoding="utf-8")
-    controls = {c.arm.config.id: c.effect for c in committed.comparisons.of("control")}
-    for name, positions in (("GAP-TS-oelm-freeze", "learned"), ("GAP-TS-oelm-freeze-rope", "rotary")):
-        found = controls[name]
-        assert found is not None
-        assert found.interval is not None
-        change, low, high = (
-            effect(replace(found, value=value), "ppl") for value in (found.value, *found.interval)
-        )
-        assert (
-            f"| {positions} | {change} ({low.removesuffix(' %')} to {high.removesuffix(' %')}) | {found.n} |"
-            in text
-        )
+    effects = {
+        (c.arm.config.id, kind): c.effect
+        for kind in ("control", "baseline")
+        for c in committed.comparisons.of(kind)
+    }
+    expected = [
+        ("GAP-TS-oelm-freeze", "control"),
+        ("GAP-TS-oelm-bias", "control"),
+        ("GAP-TS-oelm-bias", "baseline"),
+    ]
+    for name, kind in expected:
+        for positions, suffix in (("learned", ""), ("rotary", "-rope")):
+            found = effects[name + suffix, kind]
+            assert found is not None
+            assert found.interval is not None
+            change, low, high = (
+                effect(replace(found, value=value), "ppl") for value in (found.value, *found.interval)
+            )
+            shown = f"{change} ({low.removesuffix(' %')} to {high.removesuffix(' %')})"
+            assert f"| {positions} | {shown} | {found.n} |" in text
 
 
 def _cost_of_a_step(files: Mapping[str, str]) -> tuple[float, int]:
