@@ -119,7 +119,7 @@ def test_an_error_escapes_the_name_of_a_hostile_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OELM_RUNS", str(tmp_path / "\x1b[2J"))
-    assert main(["analyze"]) == 1
+    assert main(["analyze"]) == 2
     assert main(["generate", str(tmp_path / "\x1b[2J"), "--prompt", "x"]) == 2
     assert "\x1b" not in capsys.readouterr().err
 
