@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,8 @@ def run(bench: CorpusBench, progress: Progress) -> dict[str, Any]:
             progress(f"{megabytes:,} MB are written; tokenizing them")
             rows.append({"bytes": size, **prepare(data, Path(temporary) / "cache", bench)})
             progress("{bytes:,} bytes: {seconds:.0f} s, {peak_bytes:,} bytes of memory".format(**rows[-1]))
-    return {"kind": "corpus", "settings": asdict(bench), "sizes": rows}
+    settings = asdict(replace(bench, data_dir=""))  # a path of this machine
+    return {"kind": "corpus", "settings": settings, "sizes": rows}
 
 
 def require_space(folder: Path, megabytes: int) -> None:
