@@ -55,7 +55,7 @@ def run(bench: CorpusBench, progress: Progress) -> dict[str, Any]:
             progress(f"{megabytes:,} MB are written; tokenizing them")
             rows.append({"bytes": size, **prepare(data, Path(temporary) / "cache", bench)})
             progress("{bytes:,} bytes: {seconds:.0f} s, {peak_bytes:,} bytes of memory".format(**rows[-1]))
-    settings = asdict(replace(bench, data_dir=""))  # a path of this machine
+    settings = asdict(replace(bench, data_dir=""))  # the path means nothing on another machine
     return {"kind": "corpus", "settings": settings, "sizes": rows}
 
 
