@@ -33,6 +33,8 @@ ARMS = (
     ArmSpec(
         "orthogonal-init-matched", "orthogonal-init-matched", "random orthonormal rows, norms kept, trained"
     ),
+    ArmSpec("oelm-bias", "oelm-bias", "random orthonormal rows of norm 1, frozen, with trained biases"),
+    ArmSpec("trained-bias", "trained-bias", "random orthonormal rows of norm 1 and biases, all trained"),
 )
 BUDGET = BudgetConfig(batch_size=32, epochs=3, eval_every=0)
 
