@@ -24,9 +24,11 @@ from oelm.files.atomic import write_json
 from oelm.files.checksums import file_sha256, write_checksums
 from oelm.files.read import MIB
 from oelm.runs import archive
-from oelm.runs.archive import INDEX, merge, pack, parse_index, verify
+from oelm.runs import merge as merging
+from oelm.runs.archive import INDEX, pack, parse_index, verify
 from oelm.runs.disk import free, freeable
 from oelm.runs.lock import RunLock
+from oelm.runs.merge import merge
 from oelm.runs.scan import scan
 
 
@@ -318,7 +320,7 @@ def test_a_file_that_is_no_archive_is_one_error(tmp_path: Path, content: bytes) 
 def test_a_full_disk_is_noticed_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive.shutil, "disk_usage", lambda path: SimpleNamespace(free=3))
+    monkeypatch.setattr(merging.shutil, "disk_usage", lambda path: SimpleNamespace(free=3))
     with pytest.raises(OelmError, match="the archive needs"):
         merge(forged(tmp_path / "x.tar.gz"), tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
@@ -329,7 +331,7 @@ def test_a_merge_that_was_killed_leaves_whole_runs_and_its_leftovers_go(
 ) -> None:
     finished(tmp_path / "a", 0, 1)
     pack(tmp_path / "a", tmp_path / "x.tar.gz")
-    real, done = archive._merge_run, []
+    real, done = merging._merge_run, []
 
     def killed(*args: Any) -> None:
         if done:
@@ -337,8 +339,8 @@ def test_a_merge_that_was_killed_leaves_whole_runs_and_its_leftovers_go(
         done.append(real(*args))
 
     with monkeypatch.context() as patch:
-        patch.setattr(archive, "_merge_run", killed)
-        patch.setattr(archive.shutil, "rmtree", lambda *args, **options: None)
+        patch.setattr(merging, "_merge_run", killed)
+        patch.setattr(merging.shutil, "rmtree", lambda *args, **options: None)
         with pytest.raises(KeyboardInterrupt):
             merge(tmp_path / "x.tar.gz", tmp_path / "b")
     assert len(list((tmp_path / "b").glob(".merge-*"))) == 1

@@ -16,11 +16,13 @@ from oelm.cli.main import main
 from oelm.config.run_config import TuneConfig
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.catalogue import experiment
+from oelm.experiments.launch.jobs import make_jobs
 from oelm.files.atomic import write_json
 from oelm.runs import results_file
 from oelm.runs.folder import RunFolder
 from oelm.runs.keep import KEPT_FILES, keep
 from oelm.runs.layout import run_path
+from oelm.runs.merge import merge
 from oelm.runs.results_file import read_results_file, write_results_file
 from oelm.runs.scan import find_run, scan
 from oelm.runs.schema import Status
@@ -221,3 +223,44 @@ def test_any_flipped_bit_of_a_results_file_is_noticed(tmp_path: Path) -> None:
         file.write_bytes(changed)
         with pytest.raises(OelmError, match=r"gap\.jsonl\.xz"):
             read_results_file(file)
+
+
+def test_merged_results_continue_as_run_folders_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    originals = make_runs(tmp_path / "runs")
+    keep(tmp_path / "runs", tmp_path / "results")
+    file = tmp_path / "results" / "paper.jsonl.xz"
+    merged = merge(file, tmp_path / "new")
+    assert merged.conflicts == merged.same == []
+    for original in originals:
+        folder = RunFolder(tmp_path / "new" / original.path.relative_to(tmp_path / "runs"))
+        folder.claim(original.config())  # the same config, so the launcher accepts the folder
+        assert folder.ended() is not None  # and does not train the run again
+        assert folder.results() == original.results()
+    assert not list((tmp_path / "new").glob(".*"))
+    again = merge(file, tmp_path / "new")
+    assert (len(again.same), again.added, again.conflicts) == (2, [], [])
+    assert len(merge(file, tmp_path / "runs").same) == 2  # where the results come from
+    changed = tmp_path / "new" / originals[0].path.relative_to(tmp_path / "runs") / "results.json"
+    changed.write_text("{}")
+    assert len(merge(file, tmp_path / "new").conflicts) == 1
+    assert changed.read_text() == "{}"
+
+
+def test_kept_results_are_not_trained_again_in_place(tmp_path: Path) -> None:
+    make_runs(tmp_path / "runs")
+    keep(tmp_path / "runs", tmp_path / "results")
+    with pytest.raises(UsageError, match="oelm archive merge"):
+        make_jobs([experiment("GPT-01").at("smoke", 1)], tmp_path / "results")
+    assert not (tmp_path / "results" / "paper").exists()
+
+
+def test_a_results_file_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_runs(tmp_path / "runs")
+    keep(tmp_path / "runs", tmp_path / "results")
+    file = tmp_path / "results" / "paper.jsonl.xz"
+    assert main(["archive", "verify", str(file)]) == 0
+    assert "2 runs, 13 files, all hashes match" in capsys.readouterr().out
+    file.write_bytes(file.read_bytes()[:-9])
+    assert main(["archive", "verify", str(file)]) == 1
+    assert main(["archive", "merge", str(file), "--runs", str(tmp_path / "new")]) == 1
+    assert not (tmp_path / "new").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -12,9 +12,12 @@ from oelm.cli.options import Json, Runs, Study
 from oelm.cli.output import output_file, print, print_json
 from oelm.runs import archive as archives
 from oelm.runs import keep as keeping
+from oelm.runs import merge as merging
+from oelm.runs.results_file import SUFFIX, read_results_file
 from oelm.units import bytes_text, counted
 
 ArchiveFile = Annotated[str, Parameter(help="Archive, FILE.tar.gz.")]
+AnyFile = Annotated[str, Parameter(help="Archive, FILE.tar.gz, or results file, STUDY.jsonl.xz.")]
 
 
 def pack(
@@ -34,18 +37,30 @@ def pack(
         print(f"{made.path}: {_runs_and_files(made.runs, made.files)}, {bytes_text(made.bytes)}, verified")
 
 
-def verify(file: ArchiveFile, /, *, json: Json = False) -> None:
-    """Compare every file of an archive with its checksum."""
-    index = archives.verify(file)
-    if json:
-        print_json({"runs": len(index.runs), **asdict(index)})
+def verify(file: AnyFile, /, *, json: Json = False) -> None:
+    """Compare every file of an archive or of a results file with its checksum."""
+    if file.endswith(SUFFIX):
+        stored = read_results_file(Path(file))
+        facts: dict[str, Any] = {
+            "runs": len(stored),
+            "files": [f"{r.place}/{n}" for r in stored for n in r.files],
+        }
     else:
-        print(f"{file}: {_runs_and_files(len(index.runs), len(index.files))}, all hashes match")
+        index = archives.verify(file)
+        facts = {"runs": len(index.runs), **asdict(index)}
+    if json:
+        print_json(facts)
+    else:
+        print(f"{file}: {_runs_and_files(facts['runs'], len(facts['files']))}, all hashes match")
 
 
-def merge(file: ArchiveFile, /, *, runs: Runs = "runs", json: Json = False) -> int:
-    """Add the runs of an archive to the runs folder. Nothing is overwritten."""
-    done = archives.merge(file, runs)
+def merge(file: AnyFile, /, *, runs: Runs = "runs", json: Json = False) -> int:
+    """Add the runs of an archive or of a results file to the runs folder. Nothing is overwritten.
+
+    Then `oelm decide` and `oelm run` continue the study: they do not train these runs again. A results
+    file has no weights.
+    """
+    done = merging.merge(file, runs)
     if json:
         print_json(asdict(done))
     else:

@@ -175,11 +175,12 @@ COMMANDS: dict[str, Command] = {
             "oelm archive pack results.tar.gz --study paper",
             "oelm archive merge results.tar.gz --runs runs",
             "oelm archive keep results --study gap",
+            "oelm archive merge results/gap.jsonl.xz --runs runs",
         ),
         (
             Action("pack", "oelm.cli.archive:pack", "Pack configs, metrics, logs and results into one file."),
             Action("verify", "oelm.cli.archive:verify", "Check every byte of an archive."),
-            Action("merge", "oelm.cli.archive:merge", "Add the runs of an archive. Nothing is overwritten."),
+            Action("merge", "oelm.cli.archive:merge", "Add the runs of such a file to the runs folder."),
             Action("keep", "oelm.cli.archive:keep", "Write one file per study for reports, without weights."),
         ),
     ),

@@ -1,10 +1,8 @@
-"""Pack run folders into one verified tar.gz file, and merge such a file into a runs folder.
+"""Pack run folders into one tar.gz file (an archive), and read such a file.
 
 The first member of the tar file is an index: every file with its size and SHA-256. An archive may come from
-an untrusted source, so `merge()` accepts only files of run folders (`RESULT_FILES`, and models as
-safetensors, json or txt) and checks their sizes and hashes before it moves a file into the runs folder. A new
-run is moved as one folder. If a file of an existing run differs from the archive, no file of that run is
-merged, and the differing files are reported.
+an untrusted source, so only files of run folders are accepted (`RESULT_FILES`, and models as safetensors,
+json or txt), and their sizes and hashes are checked. `merge.py` adds the runs to a runs folder.
 """
 
 from __future__ import annotations
@@ -16,12 +14,10 @@ import io
 import json
 import os
 import re
-import shutil
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -31,7 +27,6 @@ from oelm.files.checksums import file_sha256
 from oelm.files.read import MIB, TOKENIZER_BYTES, decode, parse_json
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import RESULT_FILES, RUN_PLACE, match_run_place
-from oelm.runs.lock import Busy, RunLock, is_held
 from oelm.runs.scan import RunInfo, scan
 from oelm.runs.schema import from_json, to_json
 from oelm.units import bytes_text
@@ -44,7 +39,6 @@ _MODEL_FILES = {".safetensors": 1 << 40, ".json": TOKENIZER_BYTES, ".txt": TOKEN
 _MAX_RATIO = 200  # largest accepted ratio of unpacked to packed size; usual archives have a ratio of 10
 _ALWAYS_ALLOWED = 64 * MIB  # an archive with a smaller unpacked size is accepted, whatever its ratio
 _MEMBER_OVERHEAD = 8192  # bytes of tar headers and padding per file
-_STAGING = ".merge-"
 _CHUNK = 1 << 20
 
 
@@ -56,16 +50,6 @@ class Packed:
     runs: int
     files: int
     bytes: int
-
-
-@dataclass
-class Merged:
-    """The paths, relative to the runs folder, of the files that `merge()` added or did not add."""
-
-    added: list[str] = field(default_factory=list)
-    same: list[str] = field(default_factory=list)  # files that already existed with the same content
-    conflicts: list[str] = field(default_factory=list)  # files that already existed with different content
-    withheld: list[str] = field(default_factory=list)  # files not added, because their run has a conflict
 
 
 @dataclass(frozen=True)
@@ -164,8 +148,8 @@ def _add(tar: tarfile.TarFile, name: str, file: Any, size: int) -> None:
 
 def verify(source: Path | str) -> Index:
     """Check every member of an archive against the archive's index, and return the index."""
-    with _opened(source) as (tar, index):
-        _read_members(tar, index, None)
+    with opened(source) as (tar, index):
+        read_members(tar, index, None)
     return index
 
 
@@ -187,7 +171,7 @@ class _BoundedStream:
 
 
 @contextlib.contextmanager
-def _opened(source: Path | str) -> Iterator[tuple[tarfile.TarFile, Index]]:
+def opened(source: Path | str) -> Iterator[tuple[tarfile.TarFile, Index]]:
     """Open an archive as a stream, and yield it with its index, which must be the first member."""
     source = Path(source)
     if not source.is_file():
@@ -281,7 +265,7 @@ def _is_plain_file(info: tarfile.TarInfo) -> bool:
     return info.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and info.sparse is None
 
 
-def _read_members(tar: tarfile.TarFile, index: Index, into: Path | None) -> None:
+def read_members(tar: tarfile.TarFile, index: Index, into: Path | None) -> None:
     """Check every member of an archive against the index; if `into` is given, also write them there."""
     expected = {entry.path: entry for entry in index.files}
     while (info := tar.next()) is not None:  # a for loop would return the index (the first member) again
@@ -309,99 +293,3 @@ def _read_members(tar: tarfile.TarFile, index: Index, into: Path | None) -> None
             raise OelmError(f"the archive is damaged: '{info.name}' does not have the hash in the index")
     if expected:
         raise OelmError(f"the archive is incomplete: '{next(iter(expected))}' is missing")
-
-
-# -- merging ------------------------------------------------------------------------------------
-
-
-def merge(source: Path | str, root: Path | str) -> Merged:
-    """Add the runs of the archive `source` to the runs folder `root`; return which files were added.
-
-    If any hash in the archive is wrong, nothing is added.
-    """
-    root = Path(root)
-    result = Merged()
-    with contextlib.ExitStack() as stack:
-        tar, index = stack.enter_context(_opened(source))
-        for folder in reversed([f for f in (root, *root.parents) if not f.exists()]):
-            stack.callback(_remove_if_empty, folder)  # so that a refused archive leaves no empty folder
-        root.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(root)
-        free = shutil.disk_usage(root).free
-        if index.bytes > free:
-            raise OelmError(
-                f"{root}: the archive needs {bytes_text(index.bytes)} of disk space, but only "
-                f"{bytes_text(free)} are free"
-            )
-        staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=root))
-        stack.callback(shutil.rmtree, staging, ignore_errors=True)
-        stack.enter_context(RunLock(staging))  # other merges delete every staging folder that is not locked
-        _read_members(tar, index, staging)
-        for run, entries in index.runs.items():
-            _refuse_links(root, root / run)
-            _merge_run(root, run, entries, staging, result)
-    return result
-
-
-def _remove_leftovers(root: Path) -> None:
-    """Delete the staging folders in `root` that are left over from killed merges."""
-    for folder in root.glob(f"{_STAGING}*"):
-        if folder.is_dir() and not folder.is_symlink() and not is_held(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
-def _merge_run(root: Path, run: str, entries: list[Entry], staging: Path, result: Merged) -> None:
-    """Move one run from `staging` to `root`, and add its files to `result`.
-
-    A run that does not exist in `root` is moved as one folder; of an existing run only the missing files are
-    moved. If a file of the existing run differs from the archive, no file of the run is moved.
-    """
-    if not os.path.lexists(root / run):
-        (root / run).parent.mkdir(parents=True, exist_ok=True)
-        # The rename fails if another process has just created the folder: then add the missing files below.
-        with contextlib.suppress(OSError):
-            os.rename(staging / run, root / run)
-            result.added += [e.path for e in entries]
-            return
-    there = [e for e in entries if os.path.lexists(root / e.path)]
-    differing = [e for e in there if not _is_same(root / e.path, e)]
-    result.same += [e.path for e in there if e not in differing]
-    result.conflicts += [e.path for e in differing]
-    # status.json marks a run as finished, so it is moved last: a killed merge must leave it unfinished.
-    new = sorted((e.path for e in entries if e not in there), key=lambda path: path.endswith("/status.json"))
-    if differing:
-        result.withheld += new
-    elif new:
-        try:
-            with RunLock(root / run, patience=0):
-                for name in new:
-                    _refuse_links(root, (root / name).parent)
-                    (root / name).parent.mkdir(exist_ok=True)
-                    os.rename(staging / name, root / name)
-                    result.added.append(name)
-        except Busy:
-            result.withheld += new
-            result.conflicts.append(f"{run} (another process is working on this run)")
-
-
-def _is_same(place: Path, entry: Entry) -> bool:
-    plain = place.is_file() and not place.is_symlink() and place.stat().st_size == entry.bytes
-    return plain and file_sha256(place) == entry.sha256
-
-
-def _refuse_links(root: Path, folder: Path) -> None:
-    """Raise OelmError if `folder` or a parent of it below `root` is a symbolic link.
-
-    Through such a link, a merge could write outside of `root`.
-    """
-    inside = folder.relative_to(root)
-    for part in (inside, *inside.parents):
-        if (root / part).is_symlink() and part != PurePosixPath("."):
-            raise OelmError(
-                f"refused, because {root / part} is a symbolic link: replace it by a folder, then merge again"
-            )

@@ -18,7 +18,7 @@ from oelm.config.run_config import RunConfig
 from oelm.errors import UsageError
 from oelm.experiments.decide.look import Design, Look, check_settings, look_at
 from oelm.experiments.decide.next_runs import ArmKey, RunKey, missing_runs, next_runs
-from oelm.experiments.launch.jobs import Job, Launcher, make_jobs
+from oelm.experiments.launch.jobs import Job, Launcher, make_jobs, refuse_results_files
 from oelm.experiments.tuning import Choice, Say
 from oelm.files.locks import Lock, holder_name
 from oelm.runs.progress import DecideProgress, write_decide_progress
@@ -58,8 +58,10 @@ class StudyLock(Lock):
 
 def lock_studies(design: Design, root: Path | str) -> ExitStack:
     """Lock all study folders of a design; the returned stack releases the locks when it is closed."""
+    studies = sorted({c.study for c in design.configs})
+    refuse_results_files(root, studies)
     with ExitStack() as stack:
-        for study in sorted({c.study for c in design.configs}):
+        for study in studies:
             stack.enter_context(StudyLock(Path(root) / study))
         return stack.pop_all()
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 from oelm.config.run_config import RunConfig
+from oelm.errors import UsageError
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
 from oelm.runs.lock import Busy, RunLock
+from oelm.runs.results_file import SUFFIX
 from oelm.runs.scan import state_of
 from oelm.runs.states import EXIT_INTERRUPTED, EXIT_PERMANENT, EXIT_USAGE, is_terminal
 
@@ -61,11 +63,14 @@ class Launcher(Protocol):
 def make_jobs(configs: Iterable[RunConfig], root: Path | str, *, retry_diverged: bool = False) -> list[Job]:
     """Return one job per config, and create the run folder of each below `root`.
 
-    Raises UsageError if a run folder already contains a different config.
+    Raises UsageError if a run folder already contains a different config, or if `root` has a results file of
+    the study: its runs are not in run folders, so they would be trained again.
 
     retry_diverged: let diverged runs continue from their last checkpoint, except tuning trials, because
         divergence is a valid result of a trial
     """
+    configs = list(configs)
+    refuse_results_files(root, (config.study for config in configs))
     jobs = []
     for config in configs:
         folder = RunFolder(run_path(root, config))
@@ -74,6 +79,16 @@ def make_jobs(configs: Iterable[RunConfig], root: Path | str, *, retry_diverged:
             _reopen_diverged(folder)
         jobs.append(Job(config, folder.path))
     return jobs
+
+
+def refuse_results_files(root: Path | str, studies: Iterable[str]) -> None:
+    """Raise UsageError if `root` has a results file (`oelm archive keep`) of one of the studies."""
+    for file in (Path(root) / f"{study}{SUFFIX}" for study in dict.fromkeys(studies)):
+        if file.exists():
+            raise UsageError(
+                f"{root} contains results without run folders, {file.name}. To continue the study, make run "
+                f"folders in another folder: oelm archive merge {file} --runs DIR, then use --runs DIR"
+            )
 
 
 def _reopen_diverged(folder: RunFolder) -> None:
