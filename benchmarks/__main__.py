@@ -33,13 +33,17 @@ def build_parser() -> argparse.ArgumentParser:
     kinds = parser.add_subparsers(dest="kind", required=True)
 
     step = kinds.add_parser("step", help="compare a training step with nanoGPT, transformers and the Trainer")
-    step.add_argument("--methods", nargs="+", default=list(DEFAULT_METHODS))
-    step.add_argument("--peers", nargs="*", default=["nanogpt", "transformers", "trainer"])
-    step.add_argument("--size", default="medium-512")
-    step.add_argument("--vocabulary", type=int, default=50257)
-    step.add_argument("--context", type=int, default=512)
-    step.add_argument("--batch", type=int, default=4)
-    step.add_argument("--position", choices=["learned", "rope"], default="learned")
+    step.add_argument("--methods", nargs="+", default=list(DEFAULT_METHODS), help="our arms")
+    step.add_argument(
+        "--peers", nargs="*", default=["nanogpt", "transformers", "trainer"], help="other tools"
+    )
+    step.add_argument("--size", default="medium-512", help="our model: mini, medium-512, ...")
+    step.add_argument("--vocabulary", type=int, default=50257, help="number of tokens that the model knows")
+    step.add_argument("--context", type=int, default=512, help="tokens per row")
+    step.add_argument("--batch", type=int, default=4, help="rows per step")
+    step.add_argument(
+        "--position", choices=["learned", "rope"], default="learned", help="position embeddings"
+    )
     step.add_argument("--alone", action="store_true", help="also measure each arm with no other in memory")
     add_plan(step, Plan())
     step.set_defaults(run=run_step)
@@ -47,68 +51,74 @@ def build_parser() -> argparse.ArgumentParser:
     classify = kinds.add_parser(
         "classification", help="compare samples per second with padding to 512 and the Trainer"
     )
-    classify.add_argument("--datasets", nargs="+", default=["agnews", "mnli", "imdb"])
-    classify.add_argument("--model", default="minilm")
-    classify.add_argument("--rows", type=int, default=16)
-    classify.add_argument("--data-dir", default=os.environ.get("OELM_DATA_DIR", ""))
-    classify.add_argument("--train-rows", type=int, default=0)
+    add_datasets(classify, ["agnews", "mnli", "imdb"])
+    classify.add_argument("--model", default="minilm", help="pretrained encoder")
+    classify.add_argument("--rows", type=int, default=16, help="rows per step")
+    add_data_dir(classify)
+    classify.add_argument("--train-rows", type=int, default=0, help="rows of the training set; 0 = all")
     add_plan(classify, Plan(steps=4, warmup=1))
     classify.set_defaults(run=run_classification)
 
     tokens = kinds.add_parser(
         "tokenisation", help="compare MB/s per core with datasets.map and plain tokenizers loops"
     )
-    tokens.add_argument("--datasets", nargs="+", default=["openwebtext", "wikitext2", "tinystories"])
-    tokens.add_argument("--tokenizers", nargs="+", default=["gpt2", "bert-base-uncased"])
-    tokens.add_argument("--megabytes", type=float, default=8.0)
-    tokens.add_argument("--rounds", type=int, default=7)
-    tokens.add_argument("--data-dir", default=os.environ.get("OELM_DATA_DIR", ""))
-    tokens.add_argument("-o", "--output", default="")
+    add_datasets(tokens, ["openwebtext", "wikitext2", "tinystories"])
+    tokens.add_argument(
+        "--tokenizers", nargs="+", default=["gpt2", "bert-base-uncased"], help="folders in OELM_TOKENIZERS"
+    )
+    tokens.add_argument("--megabytes", type=float, default=8.0, help="text of each dataset")
+    tokens.add_argument("--rounds", type=int, default=7, help="turns of each arm")
+    add_data_dir(tokens)
+    add_output(tokens)
     tokens.set_defaults(run=run_tokenisation)
 
     corpus = kinds.add_parser("corpus", help="time and memory of `oelm data prepare` on large files")
-    corpus.add_argument("--dataset", default="openwebtext")
-    corpus.add_argument("--megabytes", nargs="+", type=int, default=[200, 2000])
-    corpus.add_argument("--tokenizer", default="gpt2")
+    corpus.add_argument("--dataset", default="openwebtext", help="text that is repeated")
+    corpus.add_argument("--megabytes", nargs="+", type=int, default=[200, 2000], help="sizes of the text")
+    corpus.add_argument("--tokenizer", default="gpt2", help="folder in OELM_TOKENIZERS")
     corpus.add_argument("--workers", type=int, default=0, help="0 = one per core")
-    corpus.add_argument("--data-dir", default=os.environ.get("OELM_DATA_DIR", ""))
-    corpus.add_argument("-o", "--output", default="")
+    add_data_dir(corpus)
+    add_output(corpus)
     corpus.set_defaults(run=run_corpus)
 
     folders = kinds.add_parser("folders", help="time oelm status, analyze and report over many runs")
-    folders.add_argument("--counts", nargs="+", type=int, default=[1, 100, 1000])
-    folders.add_argument("--rounds", type=int, default=3)
-    folders.add_argument("-o", "--output", default="")
+    folders.add_argument("--counts", nargs="+", type=int, default=[1, 100, 1000], help="numbers of runs")
+    folders.add_argument("--rounds", type=int, default=3, help="calls of each command")
+    add_output(folders)
     folders.set_defaults(run=run_folders)
 
     startup = kinds.add_parser("startup", help="CPU seconds that `oelm run` needs to start each run")
-    startup.add_argument("--ids", nargs="+", default=["GPT-02", "SST-2-02"])
-    startup.add_argument("--scales", nargs="+", default=["smoke", "mini"])
+    startup.add_argument("--ids", nargs="+", default=["GPT-02", "SST-2-02"], help="experiments")
+    startup.add_argument("--scales", nargs="+", default=["smoke", "mini"], help="sizes of the runs")
     startup.add_argument("--further", type=int, default=3, help="runs after the first one")
-    startup.add_argument("--data-dir", default=os.environ.get("OELM_DATA_DIR", ""))
-    startup.add_argument("-o", "--output", default="")
+    add_data_dir(startup)
+    add_output(startup)
     startup.set_defaults(run=run_startup)
 
     regime = kinds.add_parser("regime", help="compare the noise and CPU time of regimes at scale mini")
     regime.add_argument("regimes", nargs="+", help="such as budget.steps=1200,budget.batch_size=4")
-    regime.add_argument("--ids", nargs="+", default=["GAP-TS-baseline-rope", "GAP-TS-oelm-freeze-rope"])
-    regime.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4])
-    regime.add_argument("--data-dir", default=os.environ.get("OELM_DATA_DIR", ""))
+    regime.add_argument(
+        "--ids", nargs="+", default=["GAP-TS-baseline-rope", "GAP-TS-oelm-freeze-rope"], help="experiments"
+    )
+    regime.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4], help="seeds of each run")
+    add_data_dir(regime)
     regime.add_argument("--record", default="", help="JSON-lines file; its runs are not repeated")
-    regime.add_argument("-o", "--output", default="")
+    add_output(regime)
     regime.set_defaults(run=run_regime)
 
     decide = kinds.add_parser("decide", help="hours of `oelm decide` against a fixed number of seeds")
     decide.add_argument("--runs", default="results", help="folder of stored runs")
     decide.add_argument("--study", nargs="+", default=[], help="only these studies")
-    decide.add_argument("--rules", nargs="+", default=["target", "scenario", "goal", "sign"])
+    decide.add_argument(
+        "--rules", nargs="+", default=["target", "scenario", "goal", "sign"], help="kinds of questions"
+    )
     decide.add_argument("--fixed", type=int, default=12, help="seeds of the fixed design")
-    decide.add_argument("--max-seeds", type=int, default=20)
-    decide.add_argument("--draws", type=int, default=20)
+    decide.add_argument("--max-seeds", type=int, default=20, help="as in `oelm decide`")
+    decide.add_argument("--draws", type=int, default=20, help="replays, with the seeds in random order")
     decide.set_defaults(run=run_decide)
 
     page = kinds.add_parser("page", help="write docs/performance.md from the results")
-    page.add_argument("-o", "--output", default="docs/performance.md")
+    page.add_argument("-o", "--output", default="docs/performance.md", help="Markdown file")
     page.set_defaults(run=run_page)
     return parser
 
@@ -117,9 +127,22 @@ def add_plan(parser: argparse.ArgumentParser, plan: Plan) -> None:
     parser.add_argument("--processes", type=int, default=plan.processes, help="new processes per arm")
     parser.add_argument("--rounds", type=int, default=plan.rounds, help="turns of each process")
     parser.add_argument("--steps", type=int, default=plan.steps, help="counted steps per turn")
-    parser.add_argument("--warmup", type=int, default=plan.warmup)
+    parser.add_argument("--warmup", type=int, default=plan.warmup, help="steps before the first turn")
     parser.add_argument("--threads", type=int, default=0, help="0 = all cores")
-    parser.add_argument("-o", "--output", default="", help="also write the result as JSON")
+    add_output(parser)
+
+
+def add_datasets(parser: argparse.ArgumentParser, names: list[str]) -> None:
+    parser.add_argument("--datasets", nargs="+", default=names, help="names of datasets (oelm data list)")
+
+
+def add_data_dir(parser: argparse.ArgumentParser) -> None:
+    folder = os.environ.get("OELM_DATA_DIR", "")
+    parser.add_argument("--data-dir", default=folder, help="folder of the datasets (or OELM_DATA_DIR)")
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", default="", help="also write the result to this JSON file")
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
