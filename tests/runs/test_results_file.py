@@ -246,6 +246,16 @@ def test_merged_results_continue_as_run_folders_and_nothing_is_overwritten(tmp_p
     assert changed.read_text() == "{}"
 
 
+@pytest.mark.parametrize("name", ["...jsonl.xz", "..jsonl.xz", ".hidden.jsonl.xz"])
+def test_a_results_file_with_an_unusual_name_is_not_merged(tmp_path: Path, name: str) -> None:
+    make_runs(tmp_path / "runs")
+    keep(tmp_path / "runs", tmp_path / "results")
+    file = (tmp_path / "results" / "paper.jsonl.xz").rename(tmp_path / "results" / name)
+    with pytest.raises(OelmError, match="rename it"):
+        merge(file, tmp_path / "sub" / "new")
+    assert not (tmp_path / "sub").exists()
+
+
 def test_kept_results_are_not_trained_again_in_place(tmp_path: Path) -> None:
     make_runs(tmp_path / "runs")
     keep(tmp_path / "runs", tmp_path / "results")

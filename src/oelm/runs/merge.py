@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from oelm.errors import OelmError
 from oelm.files.checksums import file_sha256
-from oelm.runs.archive import Entry, opened, read_members
+from oelm.runs.archive import Entry, entry_run, opened, read_members
 from oelm.runs.folder import RunFolder
 from oelm.runs.lock import Busy, RunLock, is_held
 from oelm.runs.results_file import SUFFIX, StoredRun, read_results_file
@@ -65,6 +65,8 @@ def _merge_results_file(source: Path, root: Path, result: Merged) -> None:
     """
     study = source.name.removesuffix(SUFFIX)
     runs = read_results_file(source)
+    if any(entry_run(f"{study}/{run.place}/config.yaml") is None for run in runs):
+        raise OelmError(f"{source}: the name of a results file is <study>{SUFFIX}; rename it")
     with _staging_folder(root, sum(run.size() for run in runs)) as staging:
         for run in runs:
             place = f"{study}/{run.place}"

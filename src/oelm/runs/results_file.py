@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from oelm.errors import OelmError
+from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import atomic_open
 from oelm.files.read import MIB, decode, open_regular, parse_json
 from oelm.runs.layout import RESULT_FILES, RUN_PLACE, match_run_place
@@ -76,6 +76,8 @@ def write_results_file(path: Path, runs: Mapping[str, Mapping[str, str]]) -> Non
 
 def read_results_file(path: Path) -> list[StoredRun]:
     """Return all runs of a results file. Raise OelmError if the file is damaged or has unexpected content."""
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}: name a file that `oelm archive keep` wrote")
     try:
         return [_stored_run(path, line, number) for number, line in enumerate(_lines(path), 1)]
     except (lzma.LZMAError, EOFError) as error:
