@@ -18,7 +18,7 @@ from oelm.report.digest import build_digest
 from oelm.report.formats.markdown import to_markdown
 from oelm.report.numbers import effect
 from oelm.report.sections.claims import claims_page
-from oelm.runs.results_file import SUFFIX, read_results_file
+from oelm.runs.archives.results_file import SUFFIX, read_results_file
 
 ROOT = Path(__file__).parents[1]
 RESULTS = "results"

@@ -12,8 +12,8 @@ import pytest
 
 from oelm.analysis.load import load_runs
 from oelm.errors import OelmError
+from oelm.runs.archives.keep import keep
 from oelm.runs.folder import RunFolder
-from oelm.runs.keep import keep
 from oelm.runs.schema import Manifest, TimingStats
 from run_factory import analyze, cls_config, dump, lm_config, write_run, write_study, write_trials
 

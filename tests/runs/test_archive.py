@@ -23,12 +23,12 @@ from oelm.experiments.launch.jobs import make_jobs
 from oelm.files.atomic import write_json
 from oelm.files.checksums import file_sha256, write_checksums
 from oelm.files.read import MIB
-from oelm.runs import archive
-from oelm.runs import merge as merging
-from oelm.runs.archive import INDEX, pack, parse_index, verify
+from oelm.runs.archives import archive
+from oelm.runs.archives import merge as merging
+from oelm.runs.archives.archive import INDEX, pack, parse_index, verify
+from oelm.runs.archives.merge import merge
 from oelm.runs.disk import free, freeable
 from oelm.runs.lock import RunLock
-from oelm.runs.merge import merge
 from oelm.runs.scan import scan
 
 

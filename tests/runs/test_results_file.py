@@ -18,12 +18,12 @@ from oelm.errors import OelmError, UsageError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch.jobs import make_jobs
 from oelm.files.atomic import write_json
-from oelm.runs import results_file
+from oelm.runs.archives import results_file
+from oelm.runs.archives.keep import KEPT_FILES, keep
+from oelm.runs.archives.merge import merge
+from oelm.runs.archives.results_file import read_results_file, write_results_file
 from oelm.runs.folder import RunFolder
-from oelm.runs.keep import KEPT_FILES, keep
 from oelm.runs.layout import run_path
-from oelm.runs.merge import merge
-from oelm.runs.results_file import read_results_file, write_results_file
 from oelm.runs.scan import find_run, scan
 from oelm.runs.schema import Status
 

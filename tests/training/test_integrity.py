@@ -20,12 +20,12 @@ from oelm.config.yaml import config_to_yaml
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.launch.worker import train_folder
 from oelm.experiments.tuning import validation_loss
-from oelm.runs.archive import pack
+from oelm.runs.archives.archive import pack
+from oelm.runs.archives.keep import keep
+from oelm.runs.archives.merge import merge
 from oelm.runs.disk import free, freeable
 from oelm.runs.folder import RunFolder
-from oelm.runs.keep import keep
 from oelm.runs.layout import VERDICT_FILES, run_path
-from oelm.runs.merge import merge
 from oelm.runs.scan import scan, state_of
 from oelm.runs.schema import Status
 from oelm.training import loop

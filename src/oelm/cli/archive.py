@@ -10,10 +10,10 @@ from cyclopts import Parameter
 
 from oelm.cli.options import Json, Runs, Study
 from oelm.cli.output import output_file, print, print_json
-from oelm.runs import archive as archives
-from oelm.runs import keep as keeping
-from oelm.runs import merge as merging
-from oelm.runs.results_file import SUFFIX, read_results_file
+from oelm.runs.archives import archive as archives
+from oelm.runs.archives import keep as keeping
+from oelm.runs.archives import merge as merging
+from oelm.runs.archives.results_file import SUFFIX, read_results_file
 from oelm.units import bytes_text, counted
 
 ArchiveFile = Annotated[str, Parameter(help="Archive, FILE.tar.gz.")]

@@ -11,10 +11,10 @@ from typing import Any
 
 from oelm.errors import OelmError, UsageError, unknown_name
 from oelm.files.read import open_regular
+from oelm.runs.archives.results_file import SUFFIX, StoredRun, read_results_file
 from oelm.runs.folder import RunFolder
 from oelm.runs.lock import is_held, read_holder
 from oelm.runs.reader import RunReader
-from oelm.runs.results_file import SUFFIX, StoredRun, read_results_file
 from oelm.runs.schema import Status, to_json
 from oelm.runs.slurm_queue import WAITING, job_of, queue_states
 

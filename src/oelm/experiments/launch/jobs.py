@@ -10,10 +10,10 @@ from typing import Protocol
 
 from oelm.config.run_config import RunConfig
 from oelm.errors import UsageError
+from oelm.runs.archives.results_file import SUFFIX
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
 from oelm.runs.lock import Busy, RunLock
-from oelm.runs.results_file import SUFFIX
 from oelm.runs.scan import state_of
 from oelm.runs.states import EXIT_INTERRUPTED, EXIT_PERMANENT, EXIT_USAGE, is_terminal
 

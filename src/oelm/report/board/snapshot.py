@@ -14,7 +14,7 @@ from oelm.analysis.load import LoadedRun, LoadWarning, collect, read_run
 from oelm.errors import OelmError
 from oelm.report.board.metrics import RunMetrics
 from oelm.report.board.questions import ShownQuestion, all_questions
-from oelm.runs.results_file import StoredRun
+from oelm.runs.archives.results_file import StoredRun
 from oelm.runs.scan import RunInfo, ScanCache, scan, signature
 
 _READ_BY_ANALYSIS = ("config.yaml", "results.json", "checksums.json")

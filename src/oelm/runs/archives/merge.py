@@ -17,10 +17,10 @@ from pathlib import Path, PurePosixPath
 
 from oelm.errors import OelmError
 from oelm.files.checksums import file_sha256
-from oelm.runs.archive import Entry, entry_run, opened, read_members
+from oelm.runs.archives.archive import Entry, entry_run, opened, read_members
+from oelm.runs.archives.results_file import SUFFIX, StoredRun, read_results_file
 from oelm.runs.folder import RunFolder
 from oelm.runs.lock import Busy, RunLock, is_held
-from oelm.runs.results_file import SUFFIX, StoredRun, read_results_file
 from oelm.units import bytes_text
 
 _STAGING = ".merge-"

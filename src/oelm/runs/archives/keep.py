@@ -14,9 +14,9 @@ from typing import Any
 from oelm.errors import OelmError
 from oelm.files.atomic import json_text
 from oelm.files.read import decode, parse_json, read_limited
+from oelm.runs.archives.results_file import SUFFIX, read_results_file, write_results_file
 from oelm.runs.layout import RESULT_FILES
 from oelm.runs.reader import RunReader
-from oelm.runs.results_file import SUFFIX, read_results_file, write_results_file
 from oelm.runs.scan import RunInfo, scan
 
 #: Failed runs are kept too, because an arm (a method in a comparison) looks better without its failed seeds.
