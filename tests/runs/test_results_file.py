@@ -246,6 +246,23 @@ def test_merged_results_continue_as_run_folders_and_nothing_is_overwritten(tmp_p
     assert changed.read_text() == "{}"
 
 
+def test_a_diverged_run_can_be_merged_twice(tmp_path: Path) -> None:
+    make_runs(tmp_path / "runs")
+    other = experiment("GPT-02").at("smoke", 1)
+    diverged = write_finished_run(run_path(tmp_path / "runs", other), other)
+    (diverged.path / "results.json").unlink()
+    (diverged.path / "metrics.jsonl").write_text('{"step": 1}\n')
+    diverged.write_status(Status(state="diverged"))
+    keep(tmp_path / "runs", tmp_path / "results")
+    file = tmp_path / "results" / "paper.jsonl.xz"
+    assert merge(file, tmp_path / "new").conflicts == []
+    again = merge(file, tmp_path / "new")
+    assert (len(again.same), again.conflicts) == (3, [])
+    place = diverged.path.relative_to(tmp_path / "runs")
+    (tmp_path / "new" / place / "metrics.jsonl").write_text("{}")
+    assert merge(file, tmp_path / "new").conflicts == [f"{place}/results.json"]
+
+
 @pytest.mark.parametrize("name", ["...jsonl.xz", "..jsonl.xz", ".hidden.jsonl.xz"])
 def test_a_results_file_with_an_unusual_name_is_not_merged(tmp_path: Path, name: str) -> None:
     make_runs(tmp_path / "runs")

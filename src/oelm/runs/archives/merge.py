@@ -85,11 +85,17 @@ def _merge_results_file(source: Path, root: Path, result: Merged) -> None:
 def _compare_results(root: Path, place: str, run: StoredRun, result: Merged) -> None:
     """Add an existing run to `result`: to `same` if it has the results of `run`, else to `conflicts`.
 
-    Only results.json is compared: other files of a results file lack what describes the machine of the run.
+    results.json is compared; a run that diverged has none, so its other files are. manifest.json and
+    status.json are not, because those of a results file lack what describes the machine of the run.
     """
-    there = root / place / "results.json"
-    equal = there.is_file() and there.read_bytes() == run.files.get("results.json", "").encode()
+    others = run.files.keys() - {"manifest.json", "status.json"}
+    names = {"results.json"} if "results.json" in run.files else others
+    equal = all(_content(root / place / name) == run.files[name] for name in names)
     (result.same if equal else result.conflicts).append(f"{place}/results.json")
+
+
+def _content(file: Path) -> str | None:
+    return file.read_bytes().decode(errors="replace") if file.is_file() else None
 
 
 def _write_run_folder(path: Path, run: StoredRun) -> None:
