@@ -115,7 +115,7 @@ def decide(
     if limited:
         forecasts.check_budget(budget, design, look, plans)
     if dry_run:
-        _print_plan(design, look, forecasts.forecast(design, look, plans, arms), (gpu, runs), json)
+        _print_plan(design, look, forecasts.forecast(design, look, plans, arms, runs), (gpu, runs), json)
         return 0
     studies = [Path(runs) / study for study in sorted({config.study for config in design.configs})]
     with RunProgress(0, quiet=json, studies=studies) as progress:

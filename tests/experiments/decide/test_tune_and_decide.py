@@ -152,21 +152,24 @@ def test_nothing_is_tuned_if_no_question_can_get_a_verdict(tmp_path: Path) -> No
     outcome = tune_and_decide(arms, design, tmp_path, WritingLauncher(tmp_path), width=2, say=lambda _: None)
     assert (outcome.jobs, exit_code(outcome)) == ([], 3)
     assert "built-in generated text" in outcome.questions[0].why
-    assert forecast(design, outcome.look, plans_of(design, tmp_path), arms).trials == 0
+    assert forecast(design, outcome.look, plans_of(design, tmp_path), arms, tmp_path).trials == 0
 
 
 def test_the_plan_counts_the_tuning_trials_that_are_left_and_their_time(tmp_path: Path) -> None:
     arms, design = design_of(BASE, FROZEN)
     plans = plans_of(design, tmp_path)
-    before = forecast(design, look_at(design, tmp_path), plans, arms)
+    before = forecast(design, look_at(design, tmp_path), plans, arms, tmp_path)
     one_run = sum(plan.seconds or 0.0 for plan in plans.values()) / len(plans)
     assert before.trials == TRIALS
     assert before.trial_seconds == pytest.approx(TRIALS * one_run / 2)
     decide(tmp_path, budget=200.0)  # three trials of 60 s
-    tuning = forecast(design, look_at(design, tmp_path), plans, arms)
+    tuning = forecast(design, look_at(design, tmp_path), plans, arms, tmp_path)
     assert (tuning.trials, tuning.trial_seconds) == (TRIALS - 3, pytest.approx(60.0 * 2 + 0.5 * one_run * 5))
     decide(tmp_path)
-    assert forecast(design, look_at(design, tmp_path), plans, arms).trials == 0
+    assert forecast(design, look_at(design, tmp_path), plans, arms, tmp_path).trials == 0
+    # Runs whose trials had other seeds are tuned again.
+    others = Request((BASE, FROZEN), ("smoke",), (0,), trial_seeds=(7, 8)).arms()
+    assert forecast(design, look_at(design, tmp_path), plans, others, tmp_path).trials == TRIALS
 
 
 def test_the_analysis_reports_how_much_the_choice_of_learning_rates_varies_the_difference(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from oelm.experiments.decide.loop import arm_key, run_seconds
 from oelm.experiments.decide.next_runs import ArmKey
 from oelm.experiments.plan import Plan, estimate
 from oelm.experiments.request import ArmPlan
+from oelm.experiments.tuning import TuningGroup, by_comparison, trial_configs
+from oelm.runs.folder import RunFolder
+from oelm.runs.layout import run_path
 from oelm.units import duration_text
 
 
@@ -56,12 +59,12 @@ def guessed_seconds(plans: Mapping[ArmKey, Plan]) -> dict[ArmKey, float]:
 
 
 def forecast(
-    design: Design, look: Look, plans: Mapping[ArmKey, Plan], arms: Sequence[ArmPlan] = ()
+    design: Design, look: Look, plans: Mapping[ArmKey, Plan], arms: Sequence[ArmPlan], root: Path | str
 ) -> Forecast:
     """Return how many runs, tuning trials, seconds and bytes the open questions still need.
 
-    arms: arms that are tuned first
     plans: what one run of each arm needs (`plans_of()`)
+    arms: the arms of the design; some of them may have to be tuned first
     """
     seconds = run_seconds(design, look.seconds, guessed_seconds(plans))
     timed = bool(look.seconds) or all(plan.seconds for plan in plans.values())
@@ -83,7 +86,7 @@ def forecast(
     def total(counts: Mapping[ArmKey, int]) -> float | None:
         return sum(n * seconds[key] for key, n in counts.items()) if timed else None
 
-    trials = {arm_key(arm.runs[0]): _trials_left(arm, look) for arm in arms}
+    trials = {} if look.no_verdict_possible else trials_left(arms, root)
     share = {arm_key(arm.runs[0]): arm.experiment.trial_share for arm in arms}
     one_trial = {key: look.trial_seconds.get(key) or share[key] * seconds[key] for key in trials}
     sizes = [plans[key].disk_bytes for key in most]
@@ -102,11 +105,16 @@ def forecast(
     )
 
 
-def _trials_left(arm: ArmPlan, look: Look) -> int:
-    key = arm_key(arm.runs[0])
-    if look.no_verdict_possible or key in look.seconds:
-        return 0
-    return max(0, arm.total_trials - look.ended_trials.get(key, 0))
+def trials_left(arms: Sequence[ArmPlan], root: Path | str) -> dict[ArmKey, int]:
+    """Return how many tuning trials of each arm have not ended, if no grid of learning rates grows."""
+    left = {}
+    for group in by_comparison(arms).values():
+        grid = tuple(TuningGroup(group, root, say=lambda _: None).grid)
+        for arm in group:
+            trials = trial_configs(arm, grid)
+            ended = sum(RunFolder(run_path(root, trial)).ended() is not None for trial in trials)
+            left[arm_key(arm.runs[0])] = max(0, replace(arm, grid=grid).total_trials - ended)
+    return left
 
 
 def check_budget(budget: float, design: Design, look: Look, plans: Mapping[ArmKey, Plan]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from oelm.analysis.arms import Arm, Planned
-from oelm.analysis.load import DIVERGED, PENDING, Loaded, LoadedRun, load_runs
+from oelm.analysis.load import PENDING, Loaded, LoadedRun, load_runs
 from oelm.analysis.questions import NO_VERDICT, RULES, Question, answer_questions
 from oelm.config.diff import diff_lines
 from oelm.config.run_config import RunConfig, TuneConfig
@@ -49,7 +48,6 @@ class Look:
     seeds: tuple[int, ...]  # the `max_seeds` seeds of the design, in the order in which they are used
     seconds: Mapping[ArmKey, float]  # mean time of the finished runs of an arm; only arms with such runs
     trial_seconds: Mapping[ArmKey, float]  # mean time of the finished tuning trials of an arm, likewise
-    ended_trials: Mapping[ArmKey, int]  # number of the tuning trials of an arm that have ended
     spent_seconds: float  # time of all runs and tuning trials of these arms
 
     @property
@@ -83,7 +81,6 @@ def look_at_runs(design: Design, loaded: Loaded) -> Look:
         tuple(seeds),
         {arm.key: float(np.mean(times)) for arm in arms if (times := _times(arm.finished))},
         {key: float(np.mean(times)) for key in own if (times := _times(finished_trials[key]))},
-        Counter((t.config.study, t.config.scale, t.id) for t in trials if t.result or t.state == DIVERGED),
         sum(_times([*runs, *trials])),
     )
 
