@@ -44,8 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     step.add_argument(
         "--position", choices=["learned", "rope"], default="learned", help="position embeddings"
     )
-    step.add_argument("--alone", action="store_true", help="also measure each arm with no other in memory")
-    add_plan(step, Plan())
+    add_plan(step, Plan(processes=8, rounds=1, warmup=1))
     step.set_defaults(run=run_step)
 
     classify = kinds.add_parser(
@@ -155,7 +154,7 @@ def run_step(args: argparse.Namespace) -> int:
     work = Workload(args.size, args.vocabulary, args.context, args.batch, args.position)
     bench = MethodsBench(tuple(args.methods), work, plan_of(args))
     load = load_average()
-    result = step.run(bench, tuple(args.peers), alone=args.alone, progress=say)
+    result = step.run(bench, tuple(args.peers), progress=say)
     return finish(args, load, result, page.step)
 
 

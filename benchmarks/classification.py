@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import run_trainer
-from oelm.bench.harness import Measured, Plan, Progress, measure_together, ratio
+from oelm.bench.harness import Measured, Plan, Progress, measure_alone, ratio
 from oelm.bench.methods import training_bytes
 from oelm.bench.worker import Arm
 from oelm.config.run_config import BudgetConfig, DataConfig, Machine, ModelConfig, OptimConfig, RunConfig
@@ -50,7 +50,7 @@ class ClassificationBench:
 def run(bench: ClassificationBench, progress: Progress) -> dict[str, Any]:
     found = []
     for dataset in bench.datasets:
-        measured = measure_together(
+        measured = measure_alone(
             bench.specs(dataset), bench.plan, lambda text, name=dataset: progress(f"{name}: {text}")
         )
         found.append({"dataset": dataset, **summarise(measured)})

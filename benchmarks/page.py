@@ -17,9 +17,9 @@ HEADER = """\
 
 Generated from `benchmarks/results/*.json` by `python -m benchmarks page`; no figure here is written by hand.
 
-Every arm (a method or tool) runs in its own process. Arms take turns of several consecutive steps, in an
-order that is shuffled every round; the first step of a turn is not counted. The comparison is repeated with
-new processes, and the 95 % confidence interval (Student's t of log ratios) is computed over processes.
+Every arm (a method or tool) runs in a process of its own, while no other arm is in memory. The comparison is
+repeated with new processes, in an order that is shuffled every time, and the 95 % confidence interval
+(Student's t of log ratios) is computed over processes. The first steps of a process are not counted.
 `baseline (again)` is a second copy of our baseline: its ratio would be 1 without noise. A ratio above 1 means
 slower than our baseline."""
 
@@ -53,6 +53,13 @@ def source(name: str, result: Result) -> list[str]:
         f"torch {v['torch']}, transformers {v.get('transformers', '-')}; "
         f"load average {load['before']} before, {load['after']} after",
     ]
+
+
+def step_title(result: Result) -> str:
+    s = result["settings"]
+    positions = ", rotary positions" if s["position"] == "rope" else ""
+    model = f"{s['size']}, {s['batch']} x {s['context']} tokens{positions}"
+    return f"A training step: {model}, {result['machine']['cpu']}"
 
 
 def step(result: Result) -> list[str]:
@@ -94,16 +101,12 @@ def step(result: Result) -> list[str]:
         "Tokens per second and the share of the GEMM peak follow from the median of all counted steps.",
         "The ratio compares the arms within each round, so it may differ from the ratio of two medians.",
     ]
-    if "alone" in result:
-        together = {arm["name"]: arm["ratio"] for arm in result["arms"]}
-        lines += ["", "Check: the same arms, each measured while no other arm is in memory.", ""]
-        lines += table(
-            ("arm", "median s/step alone", "time / baseline alone [95 %]", "time / baseline together [95 %]"),
-            [
-                (name, f"{arm['median_seconds']:.3f}", interval(arm["ratio"]), interval(together[name]))
-                for name, arm in result["alone"].items()
-            ],
-        )
+    lines += [
+        f"`{arm['name']}` takes {interval(arm['control_ratio'])} of the time of its control "
+        f"`{arm['fields']['control']}`."
+        for arm in result["arms"]
+        if arm.get("control_ratio")
+    ]
     return lines
 
 
@@ -159,10 +162,7 @@ def folders(result: Result) -> list[str]:
 
 
 SECTIONS: dict[str, tuple[Callable[[Result], str], Callable[[Result], list[str]]]] = {
-    "step": (
-        lambda r: "A training step: {size}, {batch} x {context} tokens".format(**r["settings"]),
-        step,
-    ),
+    "step": (step_title, step),
     "classification": (lambda r: "Classification", classification),
     "tokenisation": (lambda r: "Tokenisation", tokenisation),
     "corpus": (lambda r: "Preparing a large corpus", corpus.table),

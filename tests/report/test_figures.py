@@ -85,7 +85,7 @@ def test_step_times_without_a_memory_measurement_are_drawn(analysis):
     benchmark = StepRatio("oelm-freeze", "mini", 128, "rope", 0.95, (0.9, 1.0), None, Path("step.json"))
     with plot_style():
         svg = step_times([benchmark], ArmStyles([]), Translator()).svg()
-    assert "oelm-freeze · mini" in svg
+    assert "oelm-freeze · mini · step" in svg
     ET.fromstring(svg)
 
 

@@ -8,6 +8,8 @@ get memory pages from the operating system again. Therefore:
 - The comparison is repeated with new processes, because the memory layout of a process changes its speed and
   stays the same until it ends. The rounds of one process are averaged, and the confidence interval is
   computed over processes.
+
+Arms of other tools are not in memory together (see `measure_alone()`).
 """
 
 from __future__ import annotations
@@ -182,7 +184,10 @@ class ArmProcess:
 def measure_together(
     specs: Sequence[Mapping[str, Any]], plan: Plan, progress: Progress = lambda text: None
 ) -> dict[str, Measured]:
-    """Return the measurements of all arms, by name; all arms are in memory and take turns."""
+    """Return the measurements of all arms, by name; all arms are in memory and take turns.
+
+    The turns of the arms follow each other closely, so a machine whose speed varies changes the ratios less.
+    """
     found: dict[str, Measured] = {}
     for generation in range(plan.processes):
         _measure_generation(specs, plan, found, generation, progress)
@@ -194,7 +199,8 @@ def measure_alone(
 ) -> dict[str, Measured]:
     """Return the measurements of all arms, by name, each measured while no other arm is in memory.
 
-    A difference from `measure_together()` shows that the arms slow each other.
+    Comparisons with other tools need this. A tool that returns memory to the operating system after each step
+    becomes slower if other arms are in memory, so `measure_together()` makes it look slower than it is.
     """
     found: dict[str, Measured] = {}
     for generation in range(plan.processes):

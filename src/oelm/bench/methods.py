@@ -92,6 +92,7 @@ def summarise(measured: dict[str, Measured], reference: str) -> dict[str, Any]:
         if name == GEMM:
             continue
         facts = arm.facts
+        control = measured.get(facts.get("method", {}).get("control", ""))
         row: dict[str, Any] = {
             "name": name,
             "method": facts.get("method", {}).get("name", "") if name != AGAIN else "",
@@ -100,6 +101,8 @@ def summarise(measured: dict[str, Measured], reference: str) -> dict[str, Any]:
             "median_seconds": arm.median_seconds,
             "tokens_per_second": facts["tokens"] / arm.median_seconds,
             "ratio": ratio(arm.rounds, first.rounds).to_dict(),
+            # against the trained control of the method, if that is one of the arms
+            "control_ratio": ratio(arm.rounds, control.rounds).to_dict() if control else None,
             "memory_ratio": arm.memory["peak_bytes"] / first.memory["peak_bytes"],
             "parameters": facts["parameters"],
             "trainable": facts["trainable"],

@@ -125,10 +125,10 @@ def _step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translato
         memory = "–" if b.memory_ratio is None else _change(b.memory_ratio)
         bound = "–" if b.bound is None else _change(1 - b.bound)
         cells = (b.method, b.model, verdict, _change(b.ratio), interval, str(b.processes), memory, bound)
-        rows.append(Row(cells))
+        rows.append(Row((*cells, b.source.name)))
     return (
         _figure(plots.step_times(benchmarks, styles, _)),
-        Table((*head, _("Peak memory"), _("FLOP bound")), tuple(rows), words=3),
+        Table((*head, _("Peak memory"), _("FLOP bound"), _("File")), tuple(rows), words=3),
     )
 
 

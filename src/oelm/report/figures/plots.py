@@ -98,7 +98,8 @@ def step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translator
     times: list[_Row] = []
     memory: list[_Row] = []
     for b in benchmarks:
-        label, style = f"{_short(b.method)} · {_short(b.model)}", styles.of(b.method)
+        label = f"{_short(b.method)} · {_short(b.model)} · {_short(b.source.stem)}"
+        style = styles.of(b.method)
         low, high = (100 * (bound - 1) for bound in b.interval)
         times.append((label, style, 100 * (b.ratio - 1), (low, high)))
         peak = math.nan if b.memory_ratio is None else 100 * (b.memory_ratio - 1)
