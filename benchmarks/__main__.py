@@ -113,7 +113,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     decide.add_argument("--fixed", type=int, default=12, help="seeds of the fixed design")
     decide.add_argument("--max-seeds", type=int, default=20, help="as in `oelm decide`")
-    decide.add_argument("--draws", type=int, default=20, help="replays, with the seeds in random order")
+    decide.add_argument("--draws", type=int, default=20, help="simulated studies")
     decide.set_defaults(run=run_decide)
 
     page = kinds.add_parser("page", help="write docs/performance.md from the results")

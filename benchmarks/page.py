@@ -16,18 +16,24 @@ HEADER = """\
 # Performance
 
 Generated from `benchmarks/results/*.json` by `python -m benchmarks page`; no figure here is written by hand.
+"""
 
+ALONE = """\
 Every arm (a method or tool) runs in a process of its own, while no other arm is in memory. The comparison is
 repeated with new processes, in an order that is shuffled every time, and the 95 % confidence interval
-(Student's t of log ratios) is computed over processes. The first steps of a process are not counted.
-`baseline (again)` is a second copy of our baseline: its ratio would be 1 without noise. A ratio above 1 means
-slower than our baseline."""
+(Student's t of log ratios) is computed over processes. The first steps of a process are not counted. A ratio
+above 1 means slower than ours."""
+
+TURNS = """\
+The arms take turns in one process with one thread; the 95 % confidence interval is over rounds. `encode` and
+`encode_batch_fast` are loops over `tokenizers` that read the same jsonl file and write an array; ours writes a
+token file with its hash. `datasets.map` is measured without reading and writing."""
 
 
 def make(results: Path | str, document: Path | str) -> str:
     """Write the page to `document` and return its text."""
     paths = sorted(Path(results).glob("*.json"))
-    lines = [HEADER]
+    lines = [HEADER.rstrip("\n")]
     if not paths:
         lines += [
             "",
@@ -100,6 +106,9 @@ def step(result: Result) -> list[str]:
         f"{plan}; GEMM peak {peak} in the same rounds.",
         "Tokens per second and the share of the GEMM peak follow from the median of all counted steps.",
         "The ratio compares the arms within each round, so it may differ from the ratio of two medians.",
+        "`baseline (again)` is a second copy of our baseline: its ratio would be 1 without noise.",
+        "",
+        *ALONE.splitlines(),
     ]
     lines += [
         f"`{arm['name']}` takes {interval(arm['control_ratio'])} of the time of its control "
@@ -130,7 +139,7 @@ def classification(result: Result) -> list[str]:
         f"{s['model']}, {s['rows']} rows per step, dropout {s['dropout']:g}, at most 512 tokens; "
         f"{s['processes']} processes per arm."
     )
-    return [*table(head, rows), "", note]
+    return [*table(head, rows), "", note, *ALONE.splitlines()]
 
 
 def tokenisation(result: Result) -> list[str]:
@@ -145,7 +154,8 @@ def tokenisation(result: Result) -> list[str]:
         for c in result["comparisons"]
         for name, speed in c["megabytes_per_cpu_second"].items()
     ]
-    return table(("dataset", "tokenizer", "arm", "MB/s per core", "time / ours [95 %]"), rows)
+    head = ("dataset", "tokenizer", "arm", "MB/s per core", "time / ours [95 %]")
+    return [*table(head, rows), "", *TURNS.splitlines()]
 
 
 def folders(result: Result) -> list[str]:

@@ -104,6 +104,7 @@ def test_the_changes_in_the_readme_are_those_of_the_results_page(page: str) -> N
         *((corpus, "oelm-plus-rope", "trained-plus-rope") for corpus in corpora),
         *((corpus, "oelm-bias-rope", "trained-bias-rope") for corpus in corpora),
         *((corpus, "oelm-bias-rope", "baseline-rope") for corpus in corpora),
+        (means, "oelm-freeze-rope", "orthogonal-init-rope"),
         ("longer/4x, wikitext2", "oelm-plus-rope", "trained-plus-rope"),
         ("wide/tinystories", "oelm-bias-rope", "trained-bias-rope"),
         (means, "oelm-plus-rope", "baseline-bias-rope"),

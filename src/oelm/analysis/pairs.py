@@ -52,7 +52,11 @@ def _named_in_configs(arms: Sequence[Arm]) -> Iterator[Pair]:
     for arm in arms:
         named = arm.config.compare
         if named.baseline not in ("", arm.id):
-            yield Pair("baseline", arm, named.baseline, find_arm(arms, arm, named.baseline))
+            reference = find_arm(arms, arm, named.baseline)
+            # A study without a plain baseline, such as `longer`, names the control of an arm as its baseline.
+            plain = reference is None or reference.method.name == "baseline"
+            kind: Kind = "baseline" if plain or named.baseline != named.control else "control"
+            yield Pair(kind, arm, named.baseline, reference)
         if named.control not in ("", arm.id, named.baseline):
             yield Pair("control", arm, named.control, find_arm(arms, arm, named.control))
 

@@ -67,8 +67,8 @@ def decide(
         Maximum number of seeds of an arm, from 3 to 50. It sets the confidence level of the
         intervals, which are looked at after 3, 4, ... seeds: keep it when you continue a study.
     rules
-        Kinds of questions. target: at most 5 % worse than the baseline? goal: at most 1 % worse than the
-        control? scenario: 2 or 5 points of accuracy worse? sign: better or worse?
+        Kinds of questions. target: at most 5 % worse than the baseline and the control? goal: at most 1 %
+        worse than the control? scenario: 2 or 5 points of accuracy worse? sign: better or worse?
     on
         Where to train: on this machine, or through SLURM.
     dry_run

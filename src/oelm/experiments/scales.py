@@ -16,9 +16,8 @@ from oelm.config.run_config import RunConfig, Scale
 SCALES: tuple[Scale, ...] = get_args(Scale)
 
 # Language modelling at scale `mini`. The CPU time of a step is proportional to its tokens, so the batch is
-# small: for the same total number of tokens, more steps with fewer tokens each reach a lower loss, and the
-# difference between two arms varies less between seeds (measured in docs/log.md). A run of 1,200 steps
-# takes about two minutes on one core.
+# small: for the same total number of tokens, more steps with fewer tokens each reach a lower loss (measured
+# in docs/log.md). A run of 1,200 steps takes about two minutes on one core.
 _LM_MINI: dict[str, Any] = {
     "data.tokenizer": "bpe-1024",
     "data.max_length": 128,

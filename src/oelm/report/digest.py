@@ -65,10 +65,14 @@ def build_digest(analysis: Analysis, *, lang: str = "en", command: str = "oelm r
         )
     full = shlex.join(["oelm", "report", "--runs", str(analysis.loaded.root), "-o", "report.html"])
     more = (_("All comparisons, training curves and runs:") + " ", Code(full))
+    verdict_words = _(
+        "“Within 5 %” means at most 1.05 times the perplexity, or at least 0.95 times the accuracy, of the "
+        "reference. Changes of accuracy are shown in points."
+    )
     return Document(
         _("Frozen query/key attention: what it costs"),
         headline(analysis, _),
-        (*about(analysis, command, _), more),
+        (*about(analysis, command, _), more, verdict_words),
         tuple(section for section in sections if section.blocks),
         lang,
     )

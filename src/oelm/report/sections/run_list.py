@@ -106,6 +106,14 @@ def limitation_texts(analysis: Analysis, _: Translator) -> list[str]:
     if sources := _origins(analysis.arms):
         texts.append(_("Text of each dataset: {sources}", sources=sources))
     texts.append(_("Verdicts use Student's t intervals over paired seeds."))
+    if sequential := sorted({c.arm.config.study for c in analysis.comparisons.made if c.max_seeds}):
+        texts.append(
+            _(
+                "Intervals of studies that oelm decide trained ({studies}) are wider than for a fixed number "
+                "of seeds, so that they stay valid although the results were looked at after every seed.",
+                studies=", ".join(sequential),
+            )
+        )
     return texts
 
 
