@@ -14,7 +14,7 @@ from scipy import stats
 from oelm.analysis.compare import Comparison
 from oelm.analysis.statistics.sequential import level_per_look
 from oelm.analysis.verdict import EQUIVALENT, MET, MISSED, NO_INTERVAL, REFUSED, UNDECIDED, WITHHELD
-from oelm.config.run_config import TuneConfig
+from oelm.config.run_config import CompareConfig, QuestionConfig, TuneConfig
 from oelm.experiments.catalogue import reported_with
 from oelm.report.document import plain
 from oelm.report.sections.comparisons import goal_table
@@ -23,6 +23,7 @@ from oelm.report.summary import cards, headline
 from oelm.report.translate import Translator
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
+from oelm.runs.schema import PrecisionFacts
 from run_factory import analyze, cls_config, dump, lm_config, write_arm, write_run, write_study, write_trials
 
 A, B = (8.5, 8.8, 8.6), (8.0, 8.1, 8.2)
@@ -177,6 +178,46 @@ def test_datasets_with_the_same_test_rows_get_no_verdict_and_no_mean(tmp_path):
     assert outcomes["wikitext103"][0] == WITHHELD
     assert outcomes["tinystories"] == (UNDECIDED, "")
     assert analysis.means == []
+
+
+def test_the_same_test_rows_withhold_also_the_verdicts_of_decide_and_of_study_files(tmp_path):
+    for name in ("wikitext2", "wikitext103"):
+        for arm, values in (("baseline", B), ("oelm-freeze", tuple(2 * b for b in B))):
+            for seed, value in enumerate(values):
+                config = lm_config(f"{name}-{arm}", arm, seed=seed)
+                base = "" if arm == "baseline" else f"{name}-baseline"
+                asked = (QuestionConfig(base, "non-inferior", 0.05),) if base else ()
+                compared = CompareConfig(name, arm, base, questions=asked, max_seeds=12)
+                config = replace(config, data=replace(config.data, dataset=name), compare=compared)
+                write_run(tmp_path, config, value, rows="same")
+    analysis = analyze(tmp_path)
+    assert [c.target.outcome for c in analysis.comparisons.of("baseline")] == [WITHHELD] * 2
+    assert [a.verdict.outcome for a in analysis.answers] == [WITHHELD] * 2
+    assert analysis.means == []
+
+
+def test_arms_with_different_number_formats_get_no_verdict(tmp_path):
+    pair(tmp_path)
+    for seed in range(3):
+        folder = RunFolder(run_path(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=seed)))
+        folder.write(replace(folder.manifest(), precision=PrecisionFacts("fp16")))
+        folder.write_checksums()
+    for seed in range(3):
+        folder = RunFolder(run_path(tmp_path, lm_config(seed=seed)))
+        folder.write(replace(folder.manifest(), precision=PrecisionFacts("fp32")))
+        folder.write_checksums()
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    assert c.target.outcome == WITHHELD
+    assert "the number format differs: fp16 against fp32" in texts(c.caveats)
+
+
+def test_the_control_of_a_study_without_a_plain_baseline_is_not_called_a_baseline(tmp_path):
+    for seed, value in enumerate(B):
+        for id, arm in (("LONG-CONTROL", "trained-plus"), ("LONG-PLUS", "oelm-plus")):
+            named = "" if arm == "trained-plus" else "LONG-CONTROL"
+            compared = CompareConfig("longer", arm, baseline=named, control=named)
+            write_run(tmp_path, lm_config(id, arm, seed=seed, compare=compared), value)
+    assert [c.kind for c in analyze(tmp_path).comparisons.made] == ["control"]
 
 
 def test_identical_predictions_are_undecided(tmp_path):

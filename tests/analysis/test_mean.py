@@ -83,6 +83,13 @@ def test_no_mean_with_one_dataset_or_a_missing_verdict(tmp_path, corpora):
     assert mean_table(analyze(alone), Translator()) == []
 
 
+def test_the_same_methods_in_another_model_are_not_in_one_mean(corpora):
+    for arm, values in (("baseline", BASE["tinystories"]), ("oelm-freeze", ARM["tinystories"])):
+        write_arm(corpora, "openwebtext", arm, values, pretrained=True)
+    (mean,) = analyze(corpora).means
+    assert {c.dataset for c in mean.comparisons} == {"tinystories", "wikitext2"}
+
+
 def test_the_mean_accuracy_includes_the_test_set_errors(tmp_path):
     rng = np.random.default_rng(0)
     for dataset in ("imdb", "sst2"):

@@ -35,13 +35,22 @@ def answers(arms: Sequence[Arm], trials: Sequence[LoadedRun] = (), level: float 
     trials: the tuning trials of the runs folder
     level: confidence level of the intervals
     """
-    return [_answer(arm, q, arms, trials, level) for arm in arms for q in arm.config.compare.questions]
+    names = guards.datasets_by_test_rows(arms)
+    return [
+        _answer(arm, q, find_arm(arms, arm, q.reference), trials, guards.other_names(arm, names), level)
+        for arm in arms
+        for q in arm.config.compare.questions
+    ]
 
 
 def _answer(
-    arm: Arm, question: QuestionConfig, arms: Sequence[Arm], trials: Sequence[LoadedRun], level: float
+    arm: Arm,
+    question: QuestionConfig,
+    reference: Arm | None,
+    trials: Sequence[LoadedRun],
+    same_rows: Sequence[str],
+    level: float,
 ) -> Answer:
-    reference = find_arm(arms, arm, question.reference)
     if reference is None or not (arm.finished and reference.finished):
         return Answer(arm, question, None, None)
     rule, stopped = question_rule(question, perplexity=arm.metric == "ppl"), None
@@ -51,8 +60,10 @@ def _answer(
         if sides is None:
             return Answer(arm, question, None, None)
         (arm, reference), level, stopped = sides, level_per_look(max_seeds), stopped_verdict(looked)
-    c = replace(compare("baseline", arm, reference, trials, level=level), max_seeds=max_seeds)
+    c = replace(compare("baseline", arm, reference, trials, same_rows, level), max_seeds=max_seeds)
     if c.ratio is None:
         return Answer(arm, question, c, Verdict(question.rule, REFUSED))
     withhold = "caveat" if c.caveats else guards.undecidable(arm, reference)
-    return Answer(arm, question, c, stopped or decide(rule, c.ratio, withhold=withhold))
+    if stopped is None or c.caveats:
+        stopped = decide(rule, c.ratio, withhold=withhold)
+    return Answer(arm, question, c, stopped)

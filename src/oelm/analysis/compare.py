@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from oelm.analysis.arms import Arm, Planned, gather_arms
@@ -85,15 +85,18 @@ class Comparisons:
 def compare_all(loaded: Loaded, planned: Planned, level: float = LEVEL) -> Comparisons:
     """Return all comparisons of which both arms have finished runs, and messages about the others."""
     arms = gather_arms(loaded.runs, planned)
-    names = _datasets_by_test_rows(arms)
+    names = guards.datasets_by_test_rows(arms)
     made: list[Comparison] = []
     waiting: list[Message] = []
     for pair in find_pairs(arms):
         arm, reference = pair.arm, pair.reference
         if arm.finished and reference is not None and reference.finished:
-            same_rows = [name for name in names.get(arm.test_rows, ()) if name != arm.dataset_name]
+            same_rows = guards.other_names(arm, names)
             if max_seeds := max(arm.max_seeds, reference.max_seeds):
-                made += compare_sequentially(pair, loaded.trials, same_rows, max_seeds)
+                found = compare_sequentially(pair, loaded.trials, same_rows, max_seeds)
+                made += found
+                if not found and pair.kind in ("baseline", "control"):
+                    waiting.append(_first_seed_missing(arm, reference))
             else:
                 made.append(compare(pair.kind, arm, reference, loaded.trials, same_rows, level))
         elif pair.kind in ("baseline", "control"):  # configs name only references of these kinds
@@ -158,8 +161,8 @@ def compare_sequentially(
     """Return a list with the comparison of two arms for which `oelm decide` chose the number of seeds.
 
     `oelm decide` looks at the results after every seed. Seeds after the look that closed the last question
-    are not used, and the intervals allow for repeated looks (`level_per_look()`). The list is empty if no
-    seed has ended in both arms.
+    are not used, and the intervals allow for repeated looks (`level_per_look()`). The list is empty if the
+    first seed has not ended in both arms.
 
     same_rows: as in `compare()`
     """
@@ -167,6 +170,8 @@ def compare_sequentially(
     if sides is None:
         return []
     made = compare(pair.kind, *sides, trials, same_rows, level_per_look(max_seeds))
+    if made.caveats:  # they withhold the verdict, also that of a question that is closed
+        return [replace(made, max_seeds=max_seeds)]
     stopped = {q.rule.name: verdict for q in questions if (verdict := stopped_verdict(q))}
     scenario = made.scenario and stopped.get("scenario", made.scenario)
     target, sign = stopped.get("target", made.target), stopped.get("sign", made.sign)
@@ -178,13 +183,30 @@ def looks_of(
 ) -> tuple[list[Question], tuple[Arm, Arm] | None]:
     """Return the questions about a pair of arms, and the two arms with only the seeds that answer them.
 
-    The second result is None if no seed has ended in both arms.
+    The second result is None if the first seed has not ended in both arms. If one of the arms has no finished
+    run among these seeds, because they diverged, the arms have all their seeds.
     """
     assert pair.reference is not None
     seeds = sorted({r.seed for r in (*pair.arm.runs, *pair.reference.runs)})
     questions = answer_pair(pair, rules, seeds, max_seeds)
     used = seeds[: max(q.n for q in questions)]
-    return questions, (pair.arm.with_seeds(used), pair.reference.with_seeds(used)) if used else None
+    if not used:
+        return questions, None
+    arm, reference = pair.arm.with_seeds(used), pair.reference.with_seeds(used)
+    all_diverged = not arm.finished or not reference.finished
+    return questions, (pair.arm, pair.reference) if all_diverged else (arm, reference)
+
+
+def _first_seed_missing(arm: Arm, reference: Arm) -> Message:
+    first = min(r.seed for r in (*arm.runs, *reference.runs))
+    return Message(
+        "{id} against {reference} ({scale}): waiting for seed {seed}, which has not ended in both arms; "
+        "`oelm decide` compares the seeds in order",
+        id=arm.id,
+        reference=reference.id,
+        scale=arm.config.scale,
+        seed=first,
+    )
 
 
 def stopped_verdict(question: Question) -> Verdict | None:
@@ -195,12 +217,3 @@ def stopped_verdict(question: Question) -> Verdict | None:
     if question.state == GIVEN_UP:
         return Verdict(name, UNDECIDED, regions, SeedsNeeded(None, "given up"), stopped=n)
     return None
-
-
-def _datasets_by_test_rows(arms: Iterable[Arm]) -> Mapping[str, Iterable[str]]:
-    """Return {hash of the test data: names of the datasets with this test data}."""
-    names: dict[str, dict[str, None]] = {}
-    for arm in arms:
-        if arm.test_rows and not arm.probes:
-            names.setdefault(arm.test_rows, {})[arm.dataset_name] = None
-    return names

@@ -82,7 +82,8 @@ def cost(arm: Arm, benchmarks: list[StepRatio]) -> Cost | None:
         checkpoint_bytes=results[0].checkpoint_bytes,
         peak_memory_bytes=None if memory is None else int(memory),
         compute_seconds=sum(_finite([t.total_wall_time for t in timings])),
-        bound=step.bound if step is not None and step.bound is not None else predicted,
+        # The saving of the runs follows the method's schedule; a benchmark knows only single steps.
+        bound=predicted if predicted is not None or step is None else step.bound,
         step=step,
     )
 

@@ -131,25 +131,30 @@ def answer_questions(
     arms: all arms of the study, including those without finished runs
     seeds: all seeds of the study in the order in which they are used
     """
+    names = guards.datasets_by_test_rows(arms)
     found: list[Question] = []
     for arm in arms:
         for asked in arm.config.compare.questions:
             rule = question_rule(asked, perplexity=arm.config.task != "classification")
             pair = Pair("baseline", arm, asked.reference, find_arm(arms, arm, asked.reference))
-            found += answer_pair(pair, [rule], seeds, max_seeds) if pair.reference else []
+            same_rows = guards.other_names(arm, names)
+            found += answer_pair(pair, [rule], seeds, max_seeds, same_rows) if pair.reference else []
     if found:
         return found
     for pair in find_pairs(arms):
         if pair.reference is not None and pair.arm.method.freeze != "none":
             named = [rule for rule in rules_of(pair.kind, pair.arm) if rule.name in rules]
-            found += answer_pair(pair, named, seeds, max_seeds)
+            found += answer_pair(pair, named, seeds, max_seeds, guards.other_names(pair.arm, names))
     return found
 
 
-def answer_pair(pair: Pair, rules: Iterable[Rule], seeds: Sequence[int], max_seeds: int) -> list[Question]:
+def answer_pair(
+    pair: Pair, rules: Iterable[Rule], seeds: Sequence[int], max_seeds: int, same_rows: Sequence[str] = ()
+) -> list[Question]:
     """Return one question per rule about a pair of arms, with its present answer.
 
     seeds: all seeds of the study in the order in which they are used
+    same_rows: names of other datasets in this analysis that have the same test rows
     """
     arm, reference = pair.arm, pair.reference
     assert reference is not None
@@ -168,9 +173,9 @@ def answer_pair(pair: Pair, rules: Iterable[Rule], seeds: Sequence[int], max_see
     questions = []
     for rule in rules:
         question = Question(pair.kind, arm, reference, rule, n=len(paired))
-        why = _forbidden(arm, reference) if not paired else ""
+        why = _forbidden(arm, reference, same_rows) if not paired else ""
         for n in () if why else sides:
-            why = _forbidden(*sides[n])
+            why = _forbidden(*sides[n], same_rows)
             if why:
                 question = replace(question, n=n)
                 break
@@ -228,7 +233,7 @@ def _leading_pairs(arm: Arm, reference: Arm, seeds: Sequence[int]) -> list[int]:
     return leading
 
 
-def _forbidden(arm: Arm, reference: Arm) -> str:
+def _forbidden(arm: Arm, reference: Arm, same_rows: Sequence[str]) -> str:
     """Return why the two arms get no verdict with any number of seeds; "" if they may get one."""
     diverged = [
         f"{a.id} seed {seed}"
@@ -240,7 +245,7 @@ def _forbidden(arm: Arm, reference: Arm) -> str:
         return f"runs diverged, which is a result too: {', '.join(diverged)}"
     if arm.finished and reference.finished and (refused := guards.refusals(arm, reference)):
         return f"not comparable: {'; '.join(map(str, refused))}"
-    return "; ".join(map(str, guards.caveats(arm, reference)))
+    return "; ".join(map(str, guards.caveats(arm, reference, same_rows)))
 
 
 _NO_VERDICT = {

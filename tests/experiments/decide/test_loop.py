@@ -232,6 +232,12 @@ def test_questions_of_a_study_file_replace_the_pre_set_ones(tmp_path):
     assert [(a.verdict.outcome, a.verdict.stopped) for a in answered] == [("missed", 4), ("missed", 3)]
 
 
+def test_the_questions_cannot_be_changed_after_looking(tmp_path):
+    run(tmp_path, BASE, asking(FAR, QuestionConfig(BASE.id, "non-inferior", 0.1)))
+    with pytest.raises(UsageError, match="must not change after the first results"):
+        run(tmp_path, BASE, asking(FAR, QuestionConfig(BASE.id, "non-inferior", 0.3)))
+
+
 def test_a_margin_of_zero_is_refused(tmp_path):
     with pytest.raises(UsageError, match="has a margin of zero"):
         run(tmp_path, BASE, asking(FAR, QuestionConfig(BASE.id, "non-inferior", 0.0)))

@@ -8,7 +8,7 @@ comparison shows only the difference.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,6 +114,7 @@ def caveats(arm: Arm, reference: Arm, same_rows: Sequence[str] = ()) -> tuple[Me
         *other_budget(arm),
         *other_budget(reference),
         *builtin_text(arm, reference),
+        *different_precision(arm, reference),
     ]
     if same_rows:
         found.append(Message("the test rows are the same as those of {others}", others=tuple(same_rows)))
@@ -166,6 +167,39 @@ def builtin_text(arm: Arm, reference: Arm) -> list[Message]:
                 Message("built-in generated text was used instead of {dataset}", dataset=config.data.dataset)
             ]
     return []
+
+
+def different_precision(arm: Arm, reference: Arm) -> list[Message]:
+    """Return a caveat if the arms trained in different number formats, as on different GPUs."""
+    mine, theirs = (
+        {run.manifest.precision.dtype for run in side.finished} - {""} for side in (arm, reference)
+    )
+    if not mine or not theirs or mine == theirs:
+        return []
+    return [
+        Message(
+            "the number format differs: {arm} against {reference}",
+            arm=_shortened(mine),
+            reference=_shortened(theirs),
+        )
+    ]
+
+
+def datasets_by_test_rows(arms: Iterable[Arm]) -> Mapping[str, Iterable[str]]:
+    """Return {hash of the test data: names of the datasets with this test data}."""
+    names: dict[str, dict[str, None]] = {}
+    for arm in arms:
+        if arm.test_rows and not arm.probes:
+            names.setdefault(arm.test_rows, {})[arm.dataset_name] = None
+    return names
+
+
+def other_names(arm: Arm, names: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the names of other datasets with the test rows of this arm.
+
+    names: the result of `datasets_by_test_rows()`
+    """
+    return [name for name in names.get(arm.test_rows, ()) if name != arm.dataset_name]
 
 
 def undecidable(arm: Arm, reference: Arm) -> str:

@@ -37,15 +37,18 @@ def means(comparisons: Comparisons) -> list[Mean]:
     """Return the means over datasets of all frozen arms that were compared on at least two datasets.
 
     There is no mean if the comparison on one dataset is refused, must not get a verdict or has unpaired
-    seeds, because a mean over only the other datasets would answer a different question.
+    seeds, because a mean over only the other datasets would answer a different question. Nor is there one if
+    a dataset occurs twice, because its test rows would count as two independent samples.
     """
-    groups: dict[tuple[str, ...], list[Comparison]] = {}
+    groups: dict[tuple[object, ...], list[Comparison]] = {}
     for c in comparisons.made:
         if c.kind in KINDS and c.arm.freezes and not c.arm.probes:
             config = c.arm.config
-            key = (config.study, config.scale, c.kind, c.metric, c.arm.name, c.reference.name)
+            names = (config.study, config.scale, c.kind, c.metric, c.arm.name, c.reference.name)
+            # A study may compare the same methods in several models, such as BERT and a GPT classifier.
+            key = (*names, config.task, config.model)
             groups.setdefault(key, []).append(c)
-    found = (_mean(group) for group in groups.values() if len({c.dataset for c in group}) > 1)
+    found = (_mean(group) for group in groups.values() if len(group) == len({c.dataset for c in group}) > 1)
     return [mean for mean in found if mean is not None]
 
 

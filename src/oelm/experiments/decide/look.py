@@ -14,7 +14,7 @@ from oelm.analysis.arms import Arm, Planned
 from oelm.analysis.load import PENDING, Loaded, LoadedRun, load_runs
 from oelm.analysis.questions import NO_VERDICT, RULES, Question, answer_questions
 from oelm.config.diff import diff_lines
-from oelm.config.run_config import RunConfig, TuneConfig
+from oelm.config.run_config import QuestionConfig, RunConfig, TuneConfig
 from oelm.errors import UsageError
 from oelm.experiments.decide.next_runs import ArmKey
 from oelm.runs.folder import RunFolder
@@ -65,8 +65,8 @@ def look_at(design: Design, root: Path | str) -> Look:
 def look_at_runs(design: Design, loaded: Loaded) -> Look:
     """Return the answers that loaded runs give to the questions of a study."""
     arms = [_arm(config, loaded, design.planned or {}) for config in _as_tuned(design, loaded)]
-    for arm in arms:
-        _check_same_design(arm, design.max_seeds)
+    for arm, config in zip(arms, design.configs, strict=True):
+        _check_same_design(arm, design.max_seeds, config.compare.questions)
     existing = {r.seed for arm in arms for r in arm.runs if r.state != PENDING}
     seeds = seed_order(existing, design.max_seeds, design.trial_seeds)
     questions = answer_questions(arms, seeds, design.max_seeds, design.rules)
@@ -147,7 +147,13 @@ def check_settings(design: Design, root: Path | str, *, before_tuning: bool = Fa
             )
 
 
-def _check_same_design(arm: Arm, max_seeds: int) -> None:
+def _check_same_design(arm: Arm, max_seeds: int, questions: Sequence[QuestionConfig]) -> None:
+    if any(r.config.compare.questions != questions for r in arm.runs):
+        raise UsageError(
+            f"the questions about {arm.id} differ from those with which its runs were started. They must not "
+            "change after the first results: restore them, or store new runs under a different study name "
+            "with --as NAME"
+        )
     others = {r.config.compare.max_seeds for r in arm.runs} - {0, max_seeds}
     if others:
         raise UsageError(

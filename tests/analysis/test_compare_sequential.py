@@ -1,0 +1,35 @@
+"""Comparisons of arms whose number of seeds `oelm decide` chose, from synthetic run folders."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from oelm.analysis.verdict import UNDECIDED
+from oelm.config.run_config import RunConfig
+from run_factory import analyze, lm_config, write_run
+
+VALUES = (8.0, 8.1, 8.2)
+
+
+def decided(config: RunConfig) -> RunConfig:
+    """The config of a run that `oelm decide` started."""
+    return replace(config, compare=replace(config.compare, max_seeds=12))
+
+
+def test_a_first_seed_that_diverged_does_not_stop_the_analysis_of_a_sequential_study(tmp_path: Path) -> None:
+    for seed, value in enumerate(VALUES):
+        state = "diverged" if seed == 0 else "finished"
+        write_run(tmp_path, decided(lm_config(seed=seed)), value)
+        write_run(tmp_path, decided(lm_config("GPT-02", "oelm-freeze", seed=seed)), value, state=state)
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    assert (c.target.outcome, c.target.reason) == (UNDECIDED, "diverged")
+
+
+def test_a_sequential_comparison_that_lacks_its_first_seed_says_so(tmp_path: Path) -> None:
+    for seed, value in enumerate(VALUES):
+        write_run(tmp_path, decided(lm_config(seed=seed)), value)
+    write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=1))
+    comparisons = analyze(tmp_path).comparisons
+    assert comparisons.made == ()
+    assert "waiting for seed 0, which has not ended in both arms" in str(comparisons.waiting[0])
