@@ -70,6 +70,23 @@ def test_the_same_runs_give_the_same_bytes_and_kept_results_can_be_kept_again(tm
     assert len(contents) == 1
 
 
+def test_kept_results_are_not_replaced_by_others_or_by_none(tmp_path: Path) -> None:
+    config = experiment("GPT-01").at("smoke", 1)
+    write_finished_run(run_path(tmp_path / "runs", config), config)
+    keep(tmp_path / "runs", tmp_path / "results")
+    before = (tmp_path / "results" / "paper.jsonl.xz").read_bytes()
+    other = experiment("GPT-01").at("smoke", 2)
+    write_finished_run(run_path(tmp_path / "more", other), other)
+    again = write_finished_run(run_path(tmp_path / "more", config), config, loss=2.0)
+    with pytest.raises(OelmError, match="has other results of GPT-01/scale=smoke/seed=1"):
+        keep(tmp_path / "more", tmp_path / "results")
+    (again.path / "results.json").unlink()
+    again.write_status(Status(state="failed"))
+    with pytest.raises(OelmError, match="would lose them"):
+        keep(tmp_path / "more", tmp_path / "results")
+    assert (tmp_path / "results" / "paper.jsonl.xz").read_bytes() == before
+
+
 def test_unfinished_runs_and_other_studies_are_left_out(tmp_path: Path) -> None:
     for folder in make_runs(tmp_path / "runs"):
         folder.write_status(Status(state="interrupted"))

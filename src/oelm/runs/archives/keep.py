@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,10 +72,25 @@ def keep(root: Path | str, target: Path | str, *, study: str = "") -> Kept:
     for name in dict.fromkeys(run.study for run in ended):
         file = target / f"{name}{SUFFIX}"
         held = {run.place: run.files for run in read_results_file(file)} if file.exists() else {}
-        write_results_file(file, held | dict(_kept_files(run) for run in ended if run.study == name))
+        new = dict(_kept_files(run) for run in ended if run.study == name)
+        _refuse_lost_results(file, held, new)
+        write_results_file(file, held | new)
         kept.files += 1
         kept.bytes += file.stat().st_size
     return kept
+
+
+def _refuse_lost_results(
+    file: Path, held: Mapping[str, Mapping[str, str]], new: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Raise OelmError if the results of a finished run in `file` would be replaced by others, or by none."""
+    for place in held.keys() & new.keys():
+        before = held[place].get("results.json")
+        if before is not None and before != new[place].get("results.json"):
+            raise OelmError(
+                f"{file} has other results of {place} than the runs folder, and would lose them. Delete the "
+                "file to replace all of its runs, or choose another target folder."
+            )
 
 
 def _kept_files(run: RunInfo) -> tuple[str, dict[str, str]]:
