@@ -26,8 +26,8 @@ above 1 means slower than ours."""
 
 TURNS = """\
 The arms take turns in one process with one thread; the 95 % confidence interval is over rounds. `encode` and
-`encode_batch_fast` are loops over `tokenizers` that read the same jsonl file and write an array; ours writes a
-token file with its hash. `datasets.map` is measured without reading and writing."""
+`encode_batch_fast` are loops over `tokenizers` that read the same jsonl file and write an array; ours writes
+a token file with its hash. `datasets.map` is measured without reading and writing."""
 
 
 def make(results: Path | str, document: Path | str) -> str:
@@ -103,9 +103,9 @@ def step(result: Result) -> list[str]:
     )
     lines += [
         "",
-        f"{plan}; GEMM peak {peak} in the same rounds.",
+        f"{plan}; GEMM peak {peak}, measured as one of the arms.",
         "Tokens per second and the share of the GEMM peak follow from the median of all counted steps.",
-        "The ratio compares the arms within each round, so it may differ from the ratio of two medians.",
+        "The ratio compares the arms repetition by repetition, so it may differ from the ratio of two medians.",
         "`baseline (again)` is a second copy of our baseline: its ratio would be 1 without noise.",
         "",
         *ALONE.splitlines(),

@@ -64,7 +64,11 @@ def run(bench: RegimeBench, progress: Callable[[str], None]) -> dict[str, Any]:
                     with open(bench.record, "a", encoding="utf-8") as file:
                         file.write(json.dumps(row) + "\n")
                 progress(f"{regime} {id} seed {seed}: {row['cpu_seconds']:.0f} s, loss {row['test']}")
-    wanted = [r for r in done if r["regime"] in bench.regimes and r["id"] in bench.experiments]
+    wanted = [
+        r
+        for r in done
+        if r["regime"] in bench.regimes and r["id"] in bench.experiments and r["seed"] in bench.seeds
+    ]
     return {"kind": "regime", "rows": [_summary(name, wanted) for name in bench.regimes]}
 
 
@@ -94,6 +98,7 @@ def train(config: RunConfig, data_dir: str) -> dict[str, Any]:
     cpu, curve = 0.0, []
     for step in range(total):
         begin = time.process_time()
+        learner.follow_schedule(step, total)
         set_learning_rate(learner.optimizer, lr_factor(config.optim, step, total))
         batches = prepared.task.micro_batches(step, config.budget.batch_size)
         weight = sum(batch.weight for batch in batches)

@@ -96,6 +96,11 @@ def test_unknown_or_repeated_methods_are_refused():
         methods.MethodsBench(("oelm-freeze",))
 
 
+def test_a_method_that_unfreezes_during_training_cannot_be_measured_by_single_steps():
+    with pytest.raises(UsageError, match="oelm-gradual cannot be measured by single steps"):
+        methods.MethodsBench(("baseline", "oelm-gradual"))
+
+
 def test_bench_command_prints_ratios_and_writes_json(tmp_path, monkeypatch, capsys):
     from oelm.bench.harness import Measured
     from oelm.cli.main import main

@@ -217,6 +217,15 @@ def test_tuning_trial_never_sees_the_test_split(tmp_path, machine, make, monkeyp
     assert "test" not in folder.manifest().data.fingerprints
 
 
+def test_a_tuning_trial_reports_its_lowest_loss_also_if_another_step_is_more_accurate(
+    tmp_path, machine, make, monkeypatch
+):
+    monkeypatch.setattr(Evaluation, "better_than", lambda evaluation, best: best is None)
+    fit(make("lm", tune={"trial": True}), tmp_path, machine)
+    losses = [row["loss"] for row in rows(tmp_path, "validation")]
+    assert RunFolder(tmp_path).results().validation.loss == min(losses) < losses[0]
+
+
 def test_a_finished_trial_keeps_its_results_and_no_checkpoints(tmp_path, machine, make):
     trial = make("lm", tune={"trial": True})
     assert fit(trial, tmp_path, machine).state == "finished"
@@ -247,8 +256,10 @@ def test_schedules_act_at_their_steps(tmp_path, machine, make, name):
     else:
         expected = [math.ceil(share * 20) + 1 for share in (method.thaw_from, method.thaw_to)]
     assert steps == expected
-    counts = RunFolder(tmp_path).results().parameters
+    folder = RunFolder(tmp_path)
+    counts = folder.results().parameters
     assert counts.qk_trainable == counts.qk_total  # because they trained at some time
+    assert folder.manifest().disk_bytes_planned >= 3 * folder.latest.stat().st_size
 
 
 def test_tensorboard_gets_the_rows_and_missing_trackers_are_named(tmp_path, machine, make):

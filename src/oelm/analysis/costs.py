@@ -1,6 +1,7 @@
 """The cost of an arm: parameters, checkpoint size, memory and step time.
 
-Ratios of step times come only from interleaved benchmarks, which measure the methods in turn on one machine.
+Ratios of step times come only from interleaved benchmarks: on one machine, the methods are measured in turn,
+step by step or process by process.
 The wall times of two runs are not compared, because they also depend on what else the machine was doing.
 """
 

@@ -54,6 +54,12 @@ class MethodsBench:
             raise UsageError(
                 f"invalid methods {list(self.methods)}: give at least one method, and none of them twice"
             )
+        for name in names:
+            if find_method(name).schedule != "constant":
+                raise UsageError(
+                    f"{name} cannot be measured by single steps, because it freezes or unfreezes parameters "
+                    "during training; leave it out"
+                )
         if names[0] != "baseline":
             raise UsageError("the first method must be 'baseline', because the others are compared with it")
 

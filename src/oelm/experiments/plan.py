@@ -91,20 +91,28 @@ def estimate(config: RunConfig, root: Path | str) -> Plan:
 
 
 def planned_steps(config: RunConfig) -> int | None:
-    """Return the number of optimizer steps of a run; None if it depends on a dataset of unknown size."""
-    if config.budget.steps:
-        return config.budget.steps
+    """Return the number of optimizer steps of a run; None if it depends on a dataset of unknown size.
+
+    An epoch of a language model depends on the number of tokens, which is not known before preparation.
+    """
+    steps, epochs = config.budget.steps, config.budget.epochs
+    if not epochs or (steps and config.task != "classification"):
+        return steps or None
+    if config.task != "classification":
+        return None
     rows = dataset(config.data.dataset).sizes.get("train", 0)
     if config.data.train_rows:
         rows = min(rows or config.data.train_rows, config.data.train_rows)
     if not rows:
-        return None
-    return config.budget.epochs * math.ceil(rows / (config.budget.batch_size * config.budget.accumulation))
+        return steps or None
+    by_epochs = epochs * math.ceil(rows / (config.budget.batch_size * config.budget.accumulation))
+    return min(steps, by_epochs) if steps else by_epochs
 
 
 def count_parameters(config: RunConfig) -> tuple[dict[str, int] | None, FlopModel | None, str]:
     """Return (parameter counts, counter of FLOPs, ""), or (None, None, why they cannot be counted)."""
     from oelm.methods.apply import apply
+    from oelm.methods.param_groups import param_groups
     from oelm.training.measure.flops import flop_model
 
     try:
@@ -113,9 +121,14 @@ def count_parameters(config: RunConfig) -> tuple[dict[str, int] | None, FlopMode
         applied = apply(network, replace(config.method, init="keep", gain=1.0), seed=0)
     except OelmError as error:
         return None, None, str(error)
+    # As in results.json, a parameter that is trainable in any step counts as trainable.
+    trained = sum(p.numel() for group in param_groups(network, lr=1.0) for p in group["params"])
     counts = {
-        name: int(getattr(applied, name))
-        for name in ("total", "trainable", "frozen", "qk_total", "qk_trainable")
+        "total": applied.total,
+        "trainable": trained,
+        "frozen": applied.total - trained,
+        "qk_total": applied.qk_total,
+        "qk_trainable": applied.qk_trainable,
     }
     return counts, flop_model(network), ""
 

@@ -168,7 +168,11 @@ def validate(training: Training) -> None:
     training.row("validation", **metrics)
     if layers:
         training.row("attention", layers=layers)
-    is_best = found.better_than(p.best_evaluation())
+    best = p.best_evaluation()
+    if training.config.tune.trial and best is not None:
+        is_best = found.loss < best.loss  # tuning compares losses, so a trial reports its lowest one
+    else:
+        is_best = found.better_than(best)
     if is_best:
         p.best, p.worse = {**metrics, "step": p.step}, 0
         save_best(training)

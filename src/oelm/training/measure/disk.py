@@ -42,11 +42,12 @@ class DiskPlan:
 
 
 def disk_plan(model: nn.Module, optimizer: torch.optim.Optimizer) -> DiskPlan:
-    """Return the disk space of a run: its weights, and Adam's two moments of each trainable parameter."""
+    """Return the disk space of a run: its weights, and Adam's two moments of each parameter that ever trains.
+
+    Parameters that the method unfreezes later are in the optimizer from the start.
+    """
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    trained = sum(
-        p.numel() * p.element_size() for g in optimizer.param_groups for p in g["params"] if p.requires_grad
-    )
+    trained = sum(p.numel() * p.element_size() for g in optimizer.param_groups for p in g["params"])
     slack = 256 * 1024  # bytes for random states, counters and parameter names
     return DiskPlan(checkpoint=weights + 2 * trained + slack, best=weights + slack)
 
