@@ -105,7 +105,7 @@ def step(result: Result) -> list[str]:
         "",
         f"{plan}; GEMM peak {peak}, measured as one of the arms.",
         "Tokens per second and the share of the GEMM peak follow from the median of all counted steps.",
-        "The ratio compares the arms repetition by repetition, so it may differ from the ratio of two medians.",
+        "The ratio compares the arms in each repetition, so it may differ from the ratio of two medians.",
         "`baseline (again)` is a second copy of our baseline: its ratio would be 1 without noise.",
         "",
         *ALONE.splitlines(),
