@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +45,20 @@ def test_progress_tells_how_many_runs_and_hours_are_left(
     progress.last = 0.0
     progress.tick(jobs)
     assert "9 runs left, about 6 min 40 s" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_runs_go_on_after_the_reader_of_a_pipe_has_gone() -> None:
+    program = """
+from oelm.cli.progress import RunProgress
+progress = RunProgress(3)
+for number in range(3000):
+    progress.say(f"line {number}")
+import sys
+sys.exit(7)  # the exit code of the command
+"""
+    command = f"{shlex.join([sys.executable, '-c', program])} | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "line 0\n", "")
 
 
 def test_progress_tells_how_far_the_preparation_of_the_data_is(

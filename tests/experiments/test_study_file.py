@@ -103,6 +103,7 @@ def test_arms_become_experiments_that_differ_only_in_their_method(tmp_path: Path
             3,
             "task lm cannot train",
         ),
+        ("width: 32, layers: 2, heads: 4", "size: tiny, ff: 64", 3, "ff belongs to a shape"),
         ("tokens: 100000", "steps: -5", 10, "budget.steps must be at least 0, not -5"),
         ("tokens: 100000", "tokens: 100000, epochs: 1", 10, "budget.tokens: tokens is allowed only"),
         ("seeds: [3, 4]", "seeds: []", 11, "seeds: must have at least one seed"),

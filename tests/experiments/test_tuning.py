@@ -87,6 +87,12 @@ def test_a_best_value_at_the_edge_extends_the_grid_of_all_arms_and_keeps_trials(
     assert any("the grid of all arms grows to 0.001, 0.002, 0.004, 0.008, 0.016" in line for line in said)
 
 
+@pytest.mark.parametrize("lr", [0.0, math.inf, math.nan])
+def test_a_grid_of_impossible_learning_rates_is_refused(lr: float) -> None:
+    with pytest.raises(UsageError, match="must be finite and above 0"):
+        arms(BASELINE, grid=(1e-3, lr))
+
+
 def test_a_grid_does_not_grow_without_end(tmp_path: Path) -> None:
     tuned = tune(arms(FROZEN), tmp_path, TrialWriter(tmp_path, {FROZEN.id: 1e-9}), say=quiet)
     assert len(tuned.arms[0].runs[0].tune.grid) == len(GRID) + 3
@@ -158,7 +164,7 @@ def test_the_hash_of_a_trial_does_not_depend_on_its_grid() -> None:
 def test_one_trial_seed_and_a_learning_rate_of_zero_are_refused() -> None:
     with pytest.raises(UsageError, match="too few trial seeds"):
         arms(FROZEN, seeds=(1000,))
-    with pytest.raises(UsageError, match="must be above 0"):
+    with pytest.raises(UsageError, match="must be finite and above 0"):
         arms(FROZEN, grid=(0.0,))
 
 

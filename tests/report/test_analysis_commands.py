@@ -111,9 +111,13 @@ def test_the_report_of_a_phase_has_settings_runs_verdicts_and_reported_figures(r
     assert "## 阶段 2：GPT 语言建模：TinyStories" in summary.read_text(encoding="utf-8")
 
 
-def test_the_claims_page_is_written_without_runs(tmp_path, capsys):
+def test_the_claims_page_is_written_without_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     page = tmp_path / "claims.md"
-    assert main(["report", "--claims", str(page), "--runs", str(tmp_path / "none")]) == 0
+    page.write_text("kept")
+    assert main(["report", "--claims", str(page), "--runs", "typo"]) == 2
+    assert page.read_text() == "kept"
+    assert main(["report", "--claims", str(page)]) == 0
     assert "44,896,768" in page.read_text(encoding="utf-8")
 
 

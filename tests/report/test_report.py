@@ -22,7 +22,8 @@ from oelm.methods.presets import find_method
 from oelm.printable import printable
 from oelm.report import report
 from oelm.report.digest import write_markdown
-from oelm.report.document import Charts, Document, Section, Table
+from oelm.report.document import Charts, Document, Section, Table, plain
+from oelm.report.formats.export import write_csv
 from oelm.report.formats.html import to_html
 from oelm.report.formats.markdown import to_markdown
 from oelm.report.report import build, write_html
@@ -30,7 +31,7 @@ from oelm.report.sections.claims import claims_page
 from oelm.report.sections.overview import cost_table, trend_table, where_freezing_works
 from oelm.report.sections.plan import SECTIONS
 from oelm.report.sections.run_list import relative_link
-from oelm.report.summary import cards, headline
+from oelm.report.summary import anchor, cards, headline
 from oelm.report.translate import LANGUAGES, Translator
 from run_factory import analyze, cls_config, dump, lm_config, write_arm, write_run, write_study
 
@@ -329,6 +330,41 @@ def test_limitations_and_unreadable_folders_are_listed(documents):
     ):
         assert words in text
     assert "seed=9" in text  # the malformed folder
+
+
+def test_arms_with_chinese_names_have_links_of_their_own(tmp_path):
+    for arm, name in (("baseline", "基线"), ("oelm-freeze", "冻结"), ("oelm-random", "随机")):
+        compared = replace(lm_config().compare, group="研究", arm=name)
+        write_run(tmp_path, replace(lm_config(f"研究-{name}", arm), study="研究", compare=compared))
+    assert len({anchor(arm) for arm in analyze(tmp_path).arms}) == 3
+
+
+def test_all_sources_of_a_dataset_are_named(tmp_path):
+    for study, source in (("a", "local"), ("b", "builtin")):
+        config = lm_config()
+        write_run(tmp_path, replace(config, study=study, data=replace(config.data, source=source)))
+    text = to_html(build(analyze(tmp_path), tmp_path))
+    assert "tinystories (local files)" in text
+    assert "tinystories (generated text)" in text
+
+
+def test_a_refused_comparison_is_not_called_undecided(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path, lm_config(seed=seed))
+        other = {"eval_set": "other"}
+        write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=seed), fairness=other)
+    text = plain(headline(analyze(tmp_path), Translator()))
+    assert "undecided" not in text
+    assert "1 without a verdict" in text
+
+
+def test_a_frozen_arm_without_its_baseline_is_not_called_a_baseline(tmp_path):
+    write_run(tmp_path, lm_config("GPT-02", "oelm-freeze"))
+    analysis = analyze(tmp_path)
+    (_, table, *_) = cost_table(analysis, Translator())
+    assert table.rows[0].cells[2] == "waiting for the baseline"
+    header = write_csv(analysis, tmp_path / "x.csv").read_text(encoding="utf-8")
+    assert header.startswith("study,scale,group,")
 
 
 def test_an_empty_folder_still_gives_a_report(tmp_path):

@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 
 from fake_run import small_config
-from oelm.config.run_config import OptimConfig, TuneConfig
+from oelm.config.run_config import CompareConfig, OptimConfig, QuestionConfig, TuneConfig
 from oelm.errors import OelmError, UsageError
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
+from oelm.runs.lock import RunLock
 from oelm.runs.schema import Status
 
 
@@ -24,6 +25,27 @@ def test_folder_refuses_another_config(tmp_path):
     assert folder.config() == small_config()
     with pytest.raises(UsageError, match="seed: 42 -> 7"):
         folder.claim(small_config(seed=7))
+
+
+def test_the_questions_of_a_run_cannot_be_changed(tmp_path):
+    def asking(margin):
+        return small_config(compare=CompareConfig(questions=(QuestionConfig("x", "non-inferior", margin),)))
+
+    folder = RunFolder(tmp_path / "run")
+    folder.claim(asking(0.05))
+    folder.claim(asking(0.05))
+    with pytest.raises(UsageError, match="must not change after the first results"):
+        folder.claim(asking(0.01))
+
+
+def test_a_run_that_another_process_works_on_keeps_its_config(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.claim(small_config())
+    folder.write_status(Status(state="failed"))
+    with RunLock(folder.path), pytest.raises(UsageError, match="different config"):
+        folder.claim(small_config(seed=7))
+    folder.claim(small_config(seed=7))  # it failed before its first step
+    assert folder.config().seed == 7
 
 
 def test_a_folder_that_cannot_hold_the_run_says_what_to_do(tmp_path):

@@ -149,7 +149,9 @@ def test_only_the_tail_of_a_long_log_is_read(tmp_path: Path) -> None:
 def test_a_run_is_found_by_its_id_or_folder(tmp_path: Path) -> None:
     first = make(tmp_path, 0)
     assert find_run(tmp_path, "gpt-01") == first
-    assert find_run(tmp_path, str(first)) == first
+    assert find_run(tmp_path, str(first)) == find_run(tmp_path, str(first), seed=0) == first
+    with pytest.raises(UsageError, match="has scale smoke and seed 0"):
+        find_run(tmp_path, str(first), seed=7)
     second = make(tmp_path, 1)
     with pytest.raises(UsageError, match="several runs match"):
         find_run(tmp_path, "GPT-01")

@@ -17,6 +17,7 @@ from cyclopts.help import DefaultFormatter
 
 import oelm
 from oelm.cli.options import shown_default
+from oelm.cli.output import discard_output
 from oelm.errors import OelmError, UsageError, missing_library, unknown_name
 from oelm.files.atomic import is_disk_full
 from oelm.printable import printable
@@ -273,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:  # `oelm list | head`: the reader closed the pipe, which is not an error
-        _discard_output()
+        discard_output()
         return 0
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):  # the same in `oelm --help | head`, raised by rich
@@ -281,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise
     except OSError as error:
         if error.filename is None and is_disk_full(error):
-            _discard_output()
+            discard_output()
             return _fail(f"cannot write the output: {error.strerror}", 1)
         if error.filename is None:  # the error is not about a file, so it is a bug: show the traceback
             raise
@@ -305,11 +306,6 @@ def _check_command(words: list[str]) -> None:
         raise UsageError(f"an action is required after `oelm {name}`: one of {', '.join(actions)}")
     if actions and not rest[0].startswith("-") and rest[0] not in actions:
         raise unknown_name("action", rest[0], actions)
-
-
-def _discard_output() -> None:
-    """Send what is still buffered for stdout nowhere, so that Python does not fail again when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> int:

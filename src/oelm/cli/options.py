@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, Token
 
 from oelm.cli.values import Count, Integer, Integers, PhaseNames
 from oelm.config.run_config import Scale
@@ -33,9 +33,20 @@ def _not_empty(_: object, value: str) -> None:
         raise UsageError("--runs (or OELM_RUNS) is empty; give the name of the runs folder")
 
 
+def _expanded(_: object, tokens: Sequence[Token]) -> str:
+    return os.path.expanduser(tokens[0].value)  # a shell leaves the ~ of --runs=~/runs to the program
+
+
 Runs = Annotated[
     str,
-    Parameter(name="--runs", env_var="OELM_RUNS", help="Folder of all runs.", validator=_not_empty),
+    Parameter(
+        name="--runs",
+        env_var="OELM_RUNS",
+        help="Folder of all runs.",
+        validator=_not_empty,
+        converter=_expanded,
+        n_tokens=1,
+    ),
 ]
 Json = Annotated[bool, Parameter(name="--json", help="Print the result as JSON.")]
 Study = Annotated[str, Parameter(name="--study", help="Only this study, e.g. gap.")]

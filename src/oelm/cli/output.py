@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,6 +21,14 @@ _KEEP_WORDS: Any = {"break_on_hyphens": False, "break_long_words": False}
 def print(text: object = "", **options: Any) -> None:
     """Print `text` with control characters escaped, so that text from a file cannot control the terminal."""
     builtins.print(printable(text, lines=True), **options)
+
+
+def discard_output() -> None:
+    """Send all further output for stdout, and what is still buffered, nowhere.
+
+    After the reader of a pipe has gone, Python would otherwise fail again when it exits.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_json(value: Any) -> None:

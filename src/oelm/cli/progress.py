@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oelm.cli.output import print
+from oelm.cli.output import discard_output, print
 from oelm.experiments.launch.jobs import Events, Job
 from oelm.printable import printable
 from oelm.runs.folder import RunFolder
@@ -57,7 +57,10 @@ class RunProgress:
 
     def say(self, text: str) -> None:
         """Print a message to stdout; with --json to stderr, because stdout must contain only JSON."""
-        print(text, file=sys.stderr if self.quiet else sys.stdout, flush=True)
+        try:
+            print(text, file=sys.stderr if self.quiet else sys.stdout, flush=True)
+        except BrokenPipeError:  # `oelm run ... | head`: the runs go on
+            discard_output()
 
     def changed(self, job: Job) -> None:
         """Print one line about a run whose state has changed, unless it finished before this command."""

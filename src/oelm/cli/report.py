@@ -9,10 +9,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from oelm.cli.analyze import ResultsOptions, print_warnings
+from oelm.cli.analyze import BENCHMARKS, ResultsOptions, print_warnings
 from oelm.cli.options import OUTPUT
 from oelm.cli.output import output_file, print
 from oelm.report.translate import LANGUAGES
+from oelm.runs.scan import require_runs_folder
 
 Language = Annotated[str, Parameter(name="--lang", choices=LANGUAGES, help="Language of the report.")]
 
@@ -93,6 +94,8 @@ def _write_claims(path: Path, studies: Sequence[str], options: ResultsOptions, c
     from oelm.files.atomic import write_text
     from oelm.report.sections.claims import claims_page
 
+    if options.runs != "runs":
+        require_runs_folder(options.runs)
     analysis = options.load(studies) if Path(options.runs).is_dir() else None
     write_text(path, claims_page(analysis, command))
     print(path)
@@ -104,6 +107,9 @@ def command_line(
     """Return the command line that writes the same report again."""
     words = ["oelm", "report", *studies, *(["--phase", *options.phase] if options.phase else [])]
     words += ["--runs", options.runs]
+    words += ["--benchmarks", options.benchmarks] if options.benchmarks != BENCHMARKS else []
+    for file in options.catalogue:
+        words += ["--catalogue", str(file)]
     for flag, value in files.items():
         words += [flag, value] if value else []
     return shlex.join([*words, *(["--lang", lang] if lang != "en" else [])])

@@ -60,6 +60,8 @@ class SlurmFlags:
         wanted: dict[str, Any] = {"gpus_per_run": gpus_per_run}
         for name in ("partition", "account", "qos", "gres", "constraint", "cpus", "parallel", "nodes"):
             wanted[name] = self._value(name, site)
+        if self.gres is None and site.gres:
+            wanted["gres"] = _site_gres(site.gres, gpus_per_run)
         wanted["memory_gb"] = self._value("memory", site)
         site_time = seconds(site.time) if site.time else None
         wanted["time_limit"] = site_time if self.time is None else self.time
@@ -78,3 +80,18 @@ class SlurmFlags:
     def _value(self, name: str, site: Site) -> Any:
         flag = getattr(self, name)
         return flag if flag is not None else getattr(site, name, None)
+
+
+def _site_gres(gres: str, gpus_per_run: int) -> str | None:
+    """Return the `gres` of the site profile, or None for runs without a GPU (`--gpus none`).
+
+    Raise UsageError if it has another number of GPUs than a run needs.
+    """
+    if not gpus_per_run:
+        return None
+    last = gres.rpartition(":")[2]
+    if gres.startswith("gpu") and gpus_per_run > 1 and last != str(gpus_per_run):
+        raise UsageError(
+            f"the site profile has gres {gres}, but --gpus-per-run is {gpus_per_run}; give a matching --gres"
+        )
+    return gres

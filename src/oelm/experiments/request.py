@@ -103,8 +103,10 @@ class Request:
                 "use --no-tune to run with this learning rate, or --grid for the learning rates to try"
             )
         grid = tuple(sorted({*(self.grid or e.grid(scale))}))
-        if any(lr <= 0 for lr in grid):
-            raise UsageError(f"the learning rates of the grid (--grid) must be above 0, not {list(grid)}")
+        if not all(0 < lr < math.inf for lr in grid):
+            raise UsageError(
+                f"the learning rates of the grid (--grid) must be finite and above 0, not {list(grid)}"
+            )
         seeds = tuple(dict.fromkeys(self.trial_seeds))
         if len(seeds) < 2:
             raise UsageError(

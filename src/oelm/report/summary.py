@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.arms import Arm
 from oelm.analysis.compare import Comparison
-from oelm.analysis.verdict import MET, MISSED, WITHHELD
+from oelm.analysis.verdict import MET, MISSED, REFUSED, WITHHELD
 from oelm.report.document import Block, Card, Cards, Inline, Link, Strong, Text
 from oelm.report.sentences import conclusion, group_title, outcome, sentences, shown_verdict, tone
 from oelm.report.translate import Translator
@@ -19,7 +20,11 @@ MAIN_METHOD = "oelm-freeze"  # the method of the original study, whose verdict i
 
 def anchor(arm: Arm) -> str:
     """Return the HTML anchor of an arm in the list of runs; it has only letters, digits, "_", "." and "-"."""
-    return "runs-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(arm.key))
+    name = "-".join(arm.key)
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+    if plain != name:  # other names may become the same text, for example all Chinese ones
+        plain += f"-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"runs-{plain}"
 
 
 def linked(text: str, arm: Arm) -> Text:
@@ -48,7 +53,8 @@ def count_verdicts(frozen: Sequence[Comparison], _: Translator) -> str:
     """Return one or two sentences on how many frozen arms stay within 5 % of their baselines."""
     if not frozen:
         return _("There is no finished comparison of a frozen arm with its baseline yet.")
-    held, failed, withheld = (sum(c.target.outcome == o for c in frozen) for o in (MET, MISSED, WITHHELD))
+    held, failed = (sum(c.target.outcome == wanted for c in frozen) for wanted in (MET, MISSED))
+    withheld = sum(c.target.outcome in (WITHHELD, REFUSED) for c in frozen)
     judged = len(frozen) - withheld
     parts = []
     counts = {"held": held, "failed": failed, "open": judged - held - failed}

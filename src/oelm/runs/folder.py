@@ -19,6 +19,7 @@ from oelm.files.atomic import is_disk_full, json_text, write_json, write_text
 from oelm.files.checksums import CHECKSUMS, find_damage, write_checksums
 from oelm.files.read import open_regular, read_json_object
 from oelm.runs.layout import VERDICT_FILES
+from oelm.runs.lock import is_held
 from oelm.runs.reader import FILES, RunReader
 from oelm.runs.schema import (
     FreezeAudit,
@@ -116,8 +117,14 @@ class RunFolder(RunReader):
                     "train the run again"
                 ) from None
             if config_hash(held) == config_hash(config):
+                if held.compare.questions != config.compare.questions:
+                    raise UsageError(
+                        f"the questions of the study differ from those with which {self.path} was started. "
+                        "They must not change after the first results: restore them in the study file, or "
+                        "store new runs under a different study name with --as NAME"
+                    )
                 return
-            if not self._failed_before_first_step():
+            if not self._failed_before_first_step() or is_held(self.path):
                 lines = "\n".join(diff_lines(held, config))
                 raise UsageError(
                     f"{self.path} contains a run with a different config (in the folder -> requested):\n"

@@ -265,6 +265,12 @@ def find_run(root: Path | str, name: str, *, scale: str = "", seed: int | None =
     if path.is_dir():
         if not RunFolder(path).exists():
             raise OelmError(f"{path} is not a run folder: it has no config.yaml")
+        config = RunFolder(path).config()
+        if scale not in ("", config.scale) or seed not in (None, config.seed):
+            raise UsageError(
+                f"{path} has scale {config.scale} and seed {config.seed}; leave out --scale and --seed when "
+                "you name a run folder"
+            )
         return path
     runs = scan(root, trials=False)
     same = [r for r in runs if r.id.lower() == name.lower()]

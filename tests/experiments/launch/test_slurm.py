@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oelm.cli.main import main
+from oelm.cli.slurm import SlurmFlags
 from oelm.config.overrides import override
 from oelm.config.run_config import Machine
 from oelm.errors import UsageError
@@ -272,6 +273,18 @@ def test_further_options_are_checked(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert message in printed.err
+
+
+def test_the_gpus_of_a_site_profile_do_not_overrule_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "site.yaml").write_text("gres: gpu:a100:1\n", encoding="utf-8")
+    monkeypatch.setenv("OELM_SITE", str(tmp_path / "site.yaml"))
+    assert SlurmFlags().options(1).parameters()["gres"] == "gpu:a100:1"
+    assert "gres" not in {name for name, value in SlurmFlags().options(0).parameters().items() if value}
+    with pytest.raises(UsageError, match="give a matching --gres"):
+        SlurmFlags().options(4)
+    assert SlurmFlags(gres="gpu:a100:4").options(4).parameters()["gres"] == "gpu:a100:4"
 
 
 def test_a_site_profile_holds_the_options_of_a_cluster(

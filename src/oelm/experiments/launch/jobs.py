@@ -95,7 +95,7 @@ def _reopen_diverged(folder: RunFolder) -> None:
     """Mark a diverged run as interrupted, so that it continues from its last checkpoint."""
     if state_of(folder.path)[0] != "diverged":
         return
-    with contextlib.suppress(Busy), RunLock(folder.path, patience=0):
+    with contextlib.suppress(Busy), RunLock(folder.path):
         status = folder.status()
         if status is not None and status.state == "diverged":
             reason = f"will be retried after it diverged: {status.reason}"

@@ -139,6 +139,8 @@ class LocalLauncher:
         with console:
             process = self._worker(slot, arguments, console)
         self._active.append(_Active(job, slot, process))
+        if self.stopped:  # Ctrl-C while the worker was started, so `stop()` did not know it
+            process.send_signal(signal.SIGTERM)
         job.slot, job.reason = slot.name, ""  # the previous failure was already reported
         self._change(job, "running")
 

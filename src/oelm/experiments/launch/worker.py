@@ -103,7 +103,8 @@ def _fit(folder: RunFolder, machine: Machine) -> int:
 
 def is_rank_zero() -> bool:
     """Return whether this process is rank 0 or the only process of the run; only rank 0 writes run files."""
-    return int(os.environ.get("RANK", "0")) == 0
+    alone = int(os.environ.get("WORLD_SIZE", "1")) <= 1
+    return alone or int(os.environ.get("RANK", "0")) == 0
 
 
 def _record_failure(folder: RunFolder, reason: str, code: int) -> None:

@@ -140,6 +140,8 @@ def _model(section: ModelSection, folder: Path) -> ModelConfig:
         pretrained = section.pretrained and (section.hub == "minilm" or not section.is_built_in)
         return ModelConfig("hf", name, pretrained, section.dropout, section.position, section.causal)
     size = section.size or ModelConfig.name
+    if section.ff and not any(shape):
+        raise UsageError("ff belongs to a shape: give width, layers and heads, too", field="model")
     if any(shape):
         if not all(shape):
             raise UsageError("the shape is incomplete: give width, layers and heads", field="model")

@@ -30,14 +30,18 @@ _LATEX = {
 }
 
 
+CSV_COLUMNS = (
+    *("study", "scale", "group", "dataset", "kind", "arm", "id", "reference", "reference_id", "metric"),
+    *("unit", "change", "low", "high", "tuning_sd", "n", "verdict"),
+)
+
+
 def write_csv(analysis: Analysis, path: Path) -> Path:
     """Write a CSV file with one row per comparison: the change (in % or points), its interval, n, verdict."""
-    rows = [_csv_row(c) for c in analysis.comparisons.made]
     out = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(out, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    writer = csv.DictWriter(out, CSV_COLUMNS)
+    writer.writeheader()
+    writer.writerows(_csv_row(c) for c in analysis.comparisons.made)
     write_text(path, out.getvalue())
     return path
 

@@ -104,7 +104,8 @@ def cost_table(analysis: Analysis, _: Translator) -> list[Block]:
 
 def _quality(arm: Arm, c: Comparison | None, _: Translator) -> Text:
     if c is None:
-        return _("baseline")
+        waits = arm.config.compare.baseline not in ("", arm.id)
+        return _("waiting for the baseline") if waits else _("baseline")
     if c.ratio is None:
         return _("not comparable")
     values = {

@@ -118,14 +118,14 @@ def limitation_texts(analysis: Analysis, _: Translator) -> list[str]:
 
 
 def _origins(arms: Sequence[Arm]) -> tuple[Message, ...]:
-    """Return the source of each dataset: a run can use generated text in place of the real dataset."""
-    found: dict[str, str | Message] = {}
+    """Return the sources of each dataset: a run can use generated text in place of the real dataset."""
+    found: dict[tuple[str, str], Message] = {}
     for arm in arms:
         if arm.finished and (recorded := arm.finished[0].manifest.data.origin):
-            found.setdefault(arm.config.data.dataset, _origin(arm, recorded))
-    return tuple(
-        Message("{dataset} ({origin})", dataset=dataset, origin=origin) for dataset, origin in found.items()
-    )
+            dataset, origin = arm.config.data.dataset, _origin(arm, recorded)
+            text = Message("{dataset} ({origin})", dataset=dataset, origin=origin)
+            found.setdefault((dataset, str(origin)), text)
+    return tuple(found.values())
 
 
 def _origin(arm: Arm, recorded: str) -> str | Message:
