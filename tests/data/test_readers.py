@@ -1,4 +1,5 @@
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,14 @@ def test_csv_rows_with_invalid_utf8_or_too_many_cells_are_reported(tmp_path: Pat
     assert bad.counts == {"utf-8": 1, "csv": 1}
 
 
+def test_a_quotation_mark_does_not_merge_rows_of_a_tsv_file(tmp_path: Path) -> None:
+    path = tmp_path / "glue.tsv"
+    path.write_text('text\tlabel\nfine\t1\n"open quote\t1\nrow three\t0\nends with quote"\t0\n', "utf-8")
+    rows, bad = rows_of(path)
+    assert rows == [{"text": "fine", "label": "1"}]
+    assert "a quotation mark opens a cell that ends lines later" in str(bad)
+
+
 def test_a_damaged_parquet_file_and_an_unknown_extension_are_errors(tmp_path: Path) -> None:
     for name, content, words in (("a.parquet", b"PAR1 nonsense", "parquet"), ("a.docx", b"", "jsonl")):
         (tmp_path / name).write_bytes(content)
@@ -99,6 +108,13 @@ def test_labels_can_be_numbers_or_names_and_columns_can_have_aliases(label: obje
         "text": "a",
         "label": 1,
     }
+
+
+@pytest.mark.parametrize("label", [1, 1.0, "1"])
+def test_a_number_is_a_class_name_if_all_class_names_are_numbers(label: object) -> None:
+    numbered = replace(LABELLED, label_names=("1", "2", "3"))
+    assert clean_row(numbered, {"text": "a", "label": label}, "f", 1, BadRows()) == {"text": "a", "label": 0}
+    assert clean_row(numbered, {"text": "a", "label": 0}, "f", 1, BadRows()) is None
 
 
 def test_thousands_of_bad_rows_give_one_short_summary() -> None:

@@ -8,6 +8,7 @@ import pytest
 from oelm.data import catalogue
 from oelm.data.bad_rows import BadRows
 from oelm.data.catalogue import Dataset, dataset, datasets, register_dataset
+from oelm.data.sources.folders import _assign_splits
 from oelm.data.sources.open import open_corpus
 from oelm.errors import OelmError, UsageError
 
@@ -217,6 +218,23 @@ def test_paths_work_without_a_catalogue_entry(tmp_path: Path, write_jsonl) -> No
     assert pairs.label_names == ("bad", "good")
     (tmp_path / "book.txt").write_text("It was a dark night. " * 10)
     assert open_corpus(f"file:{tmp_path}/book.txt").task == "lm"
+
+
+def test_the_split_of_a_file_is_a_whole_word_of_its_name(write_jsonl) -> None:
+    def files(*names: str) -> dict[str, str]:
+        paths = [write_jsonl(f"x/{name}.jsonl", labelled(4, classes=2)) for name in names]
+        return {split: path.stem for split, [path] in _assign_splits(paths).items()}
+
+    assert files("dev", "test", "train") == {"validation": "dev", "test": "test", "train": "train"}
+    assert files("latest_test", "latest_train") == {"test": "latest_test", "train": "latest_train"}
+    assert files("retrieval_train", "retrieval_test") == {
+        "train": "retrieval_train",
+        "test": "retrieval_test",
+    }
+    assert files("train", "heldout") == {"train": "train", "validation": "heldout"}
+    assert files("a", "b", "c") == {"train": "a", "validation": "b", "test": "c"}
+    with pytest.raises(UsageError, match="it is not clear which of the files"):
+        files("heldout", "train")
 
 
 def test_a_label_of_minus_one_is_a_bad_row(tmp_path: Path, write_jsonl) -> None:

@@ -298,9 +298,11 @@ def test_memory_is_bounded(tokenizer: Tokenizer, tmp_path: Path, kind: str) -> N
     with open(tmp_path / f"train.{kind}", "w", encoding="utf-8") as file:
         while file.tell() < size:
             file.write(line if kind == "txt" else json.dumps({"text": line}) + "\n")
+    for split in ("validation", "test"):
+        (tmp_path / f"{split}.{kind}").write_text(line if kind == "txt" else json.dumps({"text": line}))
     tokenizer.save(tmp_path / "tokenizer")
-    name = f"file:{tmp_path}/train.{kind},{tmp_path}/train.{kind},{tmp_path}/train.{kind}"
-    command = [sys.executable, "-c", textwrap.dedent(_BOUNDED), str(tmp_path / "tokenizer"), name]
+    name = ",".join(f"{tmp_path}/{split}.{kind}" for split in ("train", "validation", "test"))
+    command = [sys.executable, "-c", textwrap.dedent(_BOUNDED), str(tmp_path / "tokenizer"), f"file:{name}"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     taken, tokens, documents = map(int, result.stdout.split())
     assert tokens > size / 8

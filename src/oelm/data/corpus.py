@@ -134,8 +134,10 @@ class Corpus:
         next_index = next(chosen, None)
         for index, row in enumerate(self._all(split, bad)):
             if index == next_index:
-                yield row
                 next_index = next(chosen, None)
+                if next_index != index + 1:
+                    row.pop("continues", None)  # the next piece of the document is not in the sample
+                yield row
 
     def limit(self, *, train: int = 0, validation: int = 0, test: int = 0) -> Corpus:
         """Return a copy of the corpus with at most `train`, `validation` and `test` rows (0 = all).

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from oelm.errors import OelmError, UsageError
+from oelm.methods.extras.split import SplitMultiheadAttention
 from oelm.methods.install import initial_weight, targets_of
 from oelm.methods.method import Method
 from oelm.methods.presets import PRETRAINED_DEFAULT
@@ -162,6 +163,13 @@ def _check_extras(method: Method, p: Projection) -> None:
             f"method '{method.name}' adds trainable extras to the projections, but the projections of "
             f"torch.nn.MultiheadAttention ({where}) are not modules, so they cannot be extended. Use a "
             f"method without extras, such as oelm-freeze"
+        )
+    forwards = (nn.MultiheadAttention.forward, SplitMultiheadAttention.forward)
+    if isinstance(p.attention, nn.MultiheadAttention) and type(p.attention).forward not in forwards:
+        raise UsageError(
+            f"{where} is a {kind}, which replaces the forward function of torch.nn.MultiheadAttention. oelm "
+            f"splits the packed weights of that class, and the function of {kind} would be lost. Register "
+            f"the class with oelm.register_attention, or use torch.nn.MultiheadAttention itself"
         )
     if method.extends_qk and not p.fused and not is_matrix(p.weight.owner):
         raise OelmError(

@@ -100,7 +100,11 @@ def _layers_below_top(model: nn.Module) -> dict[str, int]:
 
     Embeddings count as the layer below the first. Parameters outside the layers are left out.
     """
-    layers = {p.place.module: p.place for p in _projections(model) if p.place.stack}
+    try:
+        projections = find_projections(model, ALL)  # the layers do not depend on what the method selects
+    except OelmError:  # a layer outside the selection is not recognised
+        projections = _projections(model)
+    layers = {p.place.module: p.place for p in projections if p.place.stack}
     if not layers:
         raise OelmError(
             f"layer_decay cannot be used: {type(model).__name__} has no list of layers. Leave it at 1.0"

@@ -151,7 +151,8 @@ def test_a_copied_model_saves_itself(copied, tmp_path):
     with torch.no_grad():
         other.lm_head.weight.mul_(2)
     other.save_pretrained(tmp_path)
-    assert torch.allclose(outputs(load_with_transformers(other, tmp_path)), outputs(other), atol=1e-4)
+    # The logits are as large as 15, and rounding differs between CPUs.
+    assert torch.allclose(outputs(load_with_transformers(other, tmp_path)), outputs(other), atol=1e-3)
     assert oelm.audit(other).ok
     assert (outputs(other) - outputs(model)).abs().max() > 1e-2
 

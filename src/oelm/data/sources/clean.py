@@ -66,12 +66,18 @@ def label_name(value: Any) -> str:
 
 
 def _class_index(value: Any, names: tuple[str, ...]) -> int | None:
-    """Return the class index of a label (a class name or a number); None if there is no such class."""
-    if not is_number(value):
+    """Return the class index of a label (a class name or a number); None if there is no such class.
+
+    If all class names are numbers, a number is such a name and not an index.
+    """
+    numeric = all(name.isdecimal() for name in names)
+    if numeric or not is_number(value):
         folded = label_name(value).casefold()
         by_name = {name.casefold(): index for index, name in enumerate(names)}
         if folded in by_name:
             return by_name[folded]
+        if numeric:
+            return None
         value = int(folded) if folded.isdecimal() else -1
     valid = 0 <= value < len(names) and value == int(value)
     return int(value) if valid else None

@@ -141,17 +141,33 @@ def dataset_from_path(name: str) -> tuple[Dataset, SplitFiles]:
 
 
 def _assign_splits(paths: list[Path]) -> dict[str, list[Path]]:
-    """Return {split: [file]}, from the file names, or else from their order: train, validation, test."""
+    """Return {split: [file]}, from the file names, or else from their order: train, validation, test.
+
+    Raise UsageError if the names contradict the order, or two files have the name of one split.
+    """
     if len(paths) > len(SPLITS):
         raise UsageError(
             f"the dataset has {len(paths)} files, but may have at most three: train, validation and "
             f"test; remove or merge the others"
         )
-    words = {"train": "train", "validation": "val", "test": "test"}
-    named = {split: [path] for split in SPLITS for path in paths if words[split] in path.stem.lower()}
-    if len(named) == len(paths):
-        return named
-    return {split: [path] for split, path in zip(SPLITS, paths, strict=False)}
+    named = {path: _split_names(path) for path in paths}
+    found = [next(iter(names)) for names in named.values() if len(names) == 1]
+    if len(set(found)) == len(paths):
+        return dict(zip(found, ([path] for path in paths), strict=True))
+    in_order = dict(zip(SPLITS, paths, strict=False))
+    if any(named[path] and split not in named[path] for split, path in in_order.items()):
+        raise UsageError(
+            f"it is not clear which of the files {', '.join(path.name for path in paths)} is the train, the "
+            "validation and the test split: rename them, or give them in this order"
+        )
+    return {split: [path] for split, path in in_order.items()}
+
+
+def _split_names(path: Path) -> set[str]:
+    """Return the splits that words of a file name stand for."""
+    words = set(re.findall("[a-z]+", path.stem.lower()))
+    known = {"train": {"train", "training"}, "validation": {"validation", "valid", "val", "dev"}}
+    return {split for split in SPLITS if words & known.get(split, {split})}
 
 
 def _describe(path: Path, found: SplitFiles) -> Dataset:

@@ -83,6 +83,10 @@ def _read_csv(path: Path, bad: BadRows, delimiter: str) -> Iterator[tuple[int, R
             if None in row:
                 bad.add("csv", str(path), number, "", "more cells than the header has columns")
                 continue
+            if delimiter == "\t" and any(cell and "\n" in cell and "\t" in cell for cell in row.values()):
+                # Most .tsv files have no quoted cells, so this mark has merged several rows into one.
+                bad.add("csv", str(path), number, "", "a quotation mark opens a cell that ends lines later")
+                continue
             broken = next((key for key, cell in row.items() if cell is not None and not is_utf8(cell)), None)
             if broken is not None:
                 bad.add("utf-8", str(path), number, broken, "not UTF-8")

@@ -318,6 +318,11 @@ def _from_files(wanted: str, data_dir: Path | str | None) -> Tokenizer:
         elif (folder / "vocab.txt").is_file():
             inner = _word_piece(folder, lowercase)
         else:
+            if "cls" in special:
+                raise OelmError(
+                    f"the tokenizer in {folder} has no tokenizer.json, which says where the classification "
+                    "token goes: save it again with AutoTokenizer.save_pretrained"
+                )
             inner = _byte_level({}, [])
             inner.model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
         eos, pad = (_special_id(inner, folder, special, names) for names in (("eos", "sep"), ("pad", "eos")))

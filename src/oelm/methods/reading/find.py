@@ -44,7 +44,7 @@ from oelm.methods.reading.projection import (
     layer_places,
 )
 from oelm.methods.reading.select import ALL, Patterns, Selection
-from oelm.methods.reading.verify import discover_specs, verify_attention
+from oelm.methods.reading.verify import discover_specs, kind_of_module, verify_attention
 from oelm.methods.reading.wrappers import base_layer, unwrap
 
 #: Cache for `_detect_layout()`: class, names and shapes of an attention module -> the spec that was found.
@@ -152,6 +152,8 @@ def ffn_matrices(model: nn.Module, selection: Selection = ALL) -> list[FeedForwa
         )
     matrices = []
     for (owner, paths), place in zip(found.items(), places.values(), strict=True):
+        if (place.stack, place.layer) not in attentions.values():  # such as the MLP of a classification head
+            continue
         for path in paths:
             name = f"{owner}.{path}" if owner else path
             matrix = base_layer(model.get_submodule(name))
@@ -273,7 +275,7 @@ def _detect_layout(
     if isinstance(module.get_submodule(fused), SplitProjection):
         return AttentionSpec(q=queries, fused=fused, roles=roles)
     heads = find_number(model, module, None, NUM_HEADS)
-    key = (type(module), queries, fused, heads, *((n, p.shape) for n, p in module.named_parameters()))
+    key = (kind_of_module(module), queries, fused, heads)
     if key not in _detected:
         _detected[key] = None
         layouts: tuple[LayoutName, ...] = ("block", "per-head", "grouped")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from oelm.errors import OelmError
 from oelm.methods.reading.wrappers import base_layer
 
 
@@ -180,6 +181,11 @@ class ParameterSlice:
         return tensor.unflatten(0, (self.layout.groups, -1))[:, first : first + count]
 
     def write(self, values: Tensor) -> None:
+        if self.transposed and self.parameter.dim() > 2 and not self.parameter.is_contiguous():
+            raise OelmError(
+                f"the {self.attribute} of {type(self.owner).__name__} cannot be changed in place, because "
+                "its memory is not contiguous: call .contiguous() on its data first"
+            )
         view = self.view()
         view.copy_(values.reshape(view.shape))
 

@@ -41,7 +41,7 @@ class Verification:
 
 
 _results: dict[Any, Verification] = {}  # the keys come from `_kind_of()`
-_discovered: dict[Any, AttentionSpec | None] = {}  # the keys come from `_kind_of_module()`
+_discovered: dict[Any, AttentionSpec | None] = {}  # the keys come from `kind_of_module()`
 
 
 def discover_specs(
@@ -52,7 +52,7 @@ def discover_specs(
     calls: dict[str, Call] | None = None
     for name in names:
         module = model.get_submodule(name)
-        key = _kind_of_module(module)
+        key = kind_of_module(module)
         if _discovered.get(key) is None and (key not in _discovered or example_inputs is not None):
             spec = _discover_verified(model, name) if example_inputs is None else None
             if spec is None:  # the guessed calls may be wrong, so observe those of the model
@@ -76,10 +76,10 @@ def _cpu_by_default() -> Iterator[None]:
         yield
 
 
-def _kind_of_module(module: nn.Module) -> Any:
+def kind_of_module(module: nn.Module) -> Any:
     """Return a key that is equal for modules that compute the same: class, settings and shapes."""
     settings = {n: v for n, v in vars(module).items() if isinstance(v, int | float | str) or callable(v)}
-    ignored = ("layer_idx", "layer_id", "idx", "training")
+    ignored = ("layer_idx", "layer_id", "layer_index", "layer_number", "idx", "training")
     own = tuple((n, v) for n, v in sorted(settings.items()) if n not in ignored and v.__hash__)
     return type(module), own, tuple((n, p.shape) for n, p in module.named_parameters())
 
@@ -193,8 +193,7 @@ def _kind_of(group: Sequence[Projection]) -> Any:
     claims = [
         (p.role, p.name[len(p.attention_name) :], p.num_heads, p.head_dim, p.weight.layout) for p in group
     ]
-    shapes = [(name, p.shape) for name, p in attention.named_parameters()]
-    return type(attention), tuple(claims), tuple(shapes)
+    return kind_of_module(attention), tuple(claims)
 
 
 def _not_run_error(name: str, group: Sequence[Projection], reason: str) -> OelmError:

@@ -169,7 +169,7 @@ def _build(folder: Path, metadata: Metadata) -> nn.Module:
     try:
         config = read_config(cls.config_class, folder)
         if metadata.compact or only_oelm_can_load(folder):
-            model = cls(config).to(dtype)
+            model = _cast_saved_tensors(cls(config), dtype)
             if (folder / "generation_config.json").is_file():
                 model.generation_config = model.generation_config.from_pretrained(folder)
             return model.eval()  # as from_pretrained does
@@ -180,6 +180,14 @@ def _build(folder: Path, metadata: Metadata) -> nn.Module:
             return cls.from_pretrained(folder, config=config, dtype=dtype, use_safetensors=True)
     except Exception as error:  # transformers and safetensors raise many types of error
         raise OelmError(f"{folder}: transformers cannot load the model: {error}") from error
+
+
+def _cast_saved_tensors(model: Any, dtype: torch.dtype) -> Any:
+    """Convert parameters and saved buffers to `dtype`; other buffers, such as rotary frequencies, stay."""
+    for tensor in model.state_dict(keep_vars=True).values():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
+    return model
 
 
 def _model_class(folder: Path, metadata: Metadata) -> Any:

@@ -1,0 +1,122 @@
+"""Modules of one class whose settings differ, and modules beside the transformer layers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import oelm
+from oelm.errors import OelmError, UsageError
+from oelm.methods.reading.find import ffn_matrices
+from oelm.models.gpt import GPT, gpt_config
+
+
+class Fused(nn.Module):
+    """Attention with one matrix for q, k and v, whose rows are in blocks or divided by heads."""
+
+    def __init__(self, per_head: bool) -> None:
+        super().__init__()
+        self.num_heads, self.per_head = 4, per_head
+        self.qkv, self.o = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, d = x.shape
+        y = self.qkv(x)
+        if self.per_head:
+            q, k, v = (part.transpose(1, 2) for part in y.view(B, T, 4, 3, 8).unbind(3))
+        else:
+            q, k, v = (part.view(B, T, 4, 8).transpose(1, 2) for part in y.chunk(3, -1))
+        return self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, T, d))
+
+
+class Stack(nn.Module):
+    def __init__(self, flags: list[bool]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Fused(flag) for flag in flags)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def test_the_layout_of_each_instance_is_read_by_itself():
+    model = Stack([False, True])
+    rows = {p.attention_name: p.weight.layout for p in oelm.qk_projections(model) if p.role == "q"}
+    blocks, per_head = rows["layers.0"], rows["layers.1"]
+    assert (blocks.groups, per_head.groups) == (1, 4)
+    (alone,) = (p for p in oelm.qk_projections(Stack([True])) if p.role == "q")
+    assert alone.weight.layout == per_head
+
+
+def test_a_subclass_of_torchs_attention_with_its_own_forward_is_refused():
+    class Tripled(nn.MultiheadAttention):
+        def forward(self, *args, **kwargs):
+            y, weights = super().forward(*args, **kwargs)
+            return 3 * y + 1, weights
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = Tripled(16, 4, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attn(x, x, x, need_weights=False)[0]
+
+    with pytest.raises(UsageError, match="would be lost"):
+        oelm.apply(Model(), "freeze-pretrained", example_inputs=torch.randn(2, 5, 16))
+
+
+def test_the_mlp_of_a_classification_head_is_no_ffn():
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.head = nn.Module()
+            self.head.fc1, self.head.fc2 = nn.Linear(16, 16), nn.Linear(16, 3)
+
+    assert {matrix.name.split(".")[0] for matrix in ffn_matrices(Classifier())} == {"encoder"}
+
+
+def test_layer_decay_does_not_depend_on_the_selected_layers():
+    model = GPT(gpt_config("smoke-3", vocab_size=16, context=8))
+    oelm.apply(model, "oelm-freeze", where="blocks.2")
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = oelm.param_groups(model, lr=1.0, layer_decay=0.5)
+    rates = {names[id(p)]: group["lr"] for group in groups for p in group["params"]}
+    assert [rates[f"blocks.{layer}.mlp.up.weight"] for layer in range(3)] == [0.125, 0.25, 0.5]
+
+
+def test_a_projection_whose_memory_is_not_contiguous_is_refused():
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads = 4
+            self.query = nn.Parameter(torch.randn(16, 4, 4).transpose(1, 2))
+            self.key = nn.Parameter(torch.randn(16, 4, 4))
+            self.value = nn.Parameter(torch.randn(16, 4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (torch.einsum("btd,dhe->bhte", x, w) for w in (self.query, self.key, self.value))
+            return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    model = nn.ModuleDict({"attention": Attention()})
+    with pytest.raises(OelmError, match="not contiguous"):
+        oelm.apply(model, "oelm-random", example_inputs=None)
+
+
+def test_rotary_frequencies_keep_their_precision_when_a_compact_save_is_loaded(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=64, num_key_value_heads=2, **shape)
+    transformers.LlamaForCausalLM(config).half().save_pretrained(tmp_path / "plain")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float16)
+    oelm.apply(model, "oelm-freeze")
+    oelm.save(model, tmp_path / "saved", compact=True)
+    loaded = oelm.load(tmp_path / "saved")
+    for name, buffer in model.named_buffers():
+        assert torch.equal(loaded.get_buffer(name), buffer), name
+    assert loaded.lm_head.weight.dtype == torch.float16
