@@ -54,6 +54,11 @@ def test_config_errors_name_the_place(old, new, message):
     assert message in str(caught.value)
 
 
+def test_a_whole_number_in_a_decimal_field_does_not_change_the_hash():
+    config = small_config(optim=OptimConfig(weight_decay=0))
+    assert config_hash(config) == config_hash(config_from_yaml(config_to_yaml(config), "x"))
+
+
 def test_rate_without_a_dot_is_a_number():
     text = config_to_yaml(small_config()).replace("lr: 0.0003", "lr: 1e-4", 1)
     assert config_from_yaml(text).optim.lr == 1e-4

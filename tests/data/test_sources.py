@@ -187,6 +187,18 @@ def test_a_registered_dataset_is_read(tmp_path: Path, write_jsonl, own_registry:
     assert corpus.splits == ("train", "validation", "test")
 
 
+def test_another_column_of_a_file_has_another_fingerprint(
+    tmp_path: Path, write_jsonl, own_registry: None
+) -> None:
+    write_jsonl("x/train.jsonl", [{"title": f"title {i}", "body": f"body {i}"} for i in range(200)])
+    prints = set()
+    for column in ("title", "body"):
+        files = {"train": "x/train.jsonl"}
+        register_dataset(Dataset(name=f"x-{column}", about="", aliases={"text": (column,)}, files=files))
+        prints.add(open_corpus(f"x-{column}", data_dir=tmp_path).fingerprint("train"))
+    assert len(prints) == 2
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

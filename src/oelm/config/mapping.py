@@ -26,7 +26,10 @@ def to_mapping(value: Any, *, compared_only: bool = False) -> Any:
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [f for f in dataclasses.fields(value) if f.compare or not compared_only]
-        return {f.name: to_mapping(getattr(value, f.name), compared_only=compared_only) for f in fields}
+        found = {f.name: to_mapping(getattr(value, f.name), compared_only=compared_only) for f in fields}
+        # 0 in a field of type float is written as 0.0, as it is read again: both must give the same hash.
+        floats = [f.name for f in fields if f.type == "float" and type(found[f.name]) is int]
+        return found | {name: float(found[name]) for name in floats}
     if isinstance(value, tuple | list):
         return [to_mapping(item, compared_only=compared_only) for item in value]
     return value

@@ -329,6 +329,7 @@ _ENTRIES = (
 )
 
 _REGISTRY: dict[str, Dataset] = {entry.name: entry for entry in _ENTRIES}
+OWN_DATASETS = frozenset(_REGISTRY)  # names of the datasets that are part of oelm
 
 
 def datasets() -> dict[str, Dataset]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from oelm.data.bad_rows import BadRows
 from oelm.data.batches.permutation import shuffled
-from oelm.data.catalogue import SPLITS, Dataset
+from oelm.data.catalogue import OWN_DATASETS, SPLITS, Dataset
 from oelm.data.sources.clean import clean_row
 from oelm.data.sources.readers import Row
 from oelm.data.splits import Holdout
@@ -167,6 +167,8 @@ class Corpus:
             "holdout": repr(self._holdout) if source_split == "train" else "",
             "limit": self._limits.get(split, 0),
         }
+        if self.dataset.name not in OWN_DATASETS:  # the user may register it with other columns
+            facts["aliases"] = {name: list(others) for name, others in self.dataset.aliases.items()}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def expected_size(self, split: str) -> tuple[int, int]:
