@@ -67,6 +67,13 @@ def test_a_second_backward_pass_is_an_error():
         total.backward()
 
 
+def test_a_second_derivative_is_an_error_and_not_wrong():
+    hidden, weight, targets = problem(5, 7, 1.0, 0, 0.0)
+    (first,) = torch.autograd.grad(cross_entropy_sum(hidden, weight, targets), hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        first.sum().backward()
+
+
 @pytest.mark.parametrize("wrong", [-1, 9])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_target_outside_the_vocabulary_is_an_error(wrong, training):

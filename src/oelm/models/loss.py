@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from oelm.models.memory_saving import TiedGradient
 
@@ -103,6 +104,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
+    @once_differentiable  # the stored gradients do not depend on the graph, so a second derivative is wrong
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         (scale,) = upstream
         if ctx.grads is None:
