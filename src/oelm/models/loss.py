@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from oelm.models.memory_saving import TiedGradient
 
@@ -104,9 +103,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable  # the stored gradients do not depend on the graph, so a second derivative is wrong
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         (scale,) = upstream
+        if torch.is_grad_enabled():  # create_graph=True; the stored gradients are constants of the graph
+            raise RuntimeError(
+                "cross_entropy_sum: second derivatives are not supported; compute the loss from the logits"
+            )
         if ctx.grads is None:
             raise RuntimeError(
                 "cross_entropy_sum: a second backward pass is not supported; compute the loss again"
