@@ -127,8 +127,10 @@ def test_regimes_are_compared_by_noise_and_cpu_time_and_recorded_runs_are_not_re
 
 
 def test_a_corpus_of_numbered_documents_is_prepared_and_measured(tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"text": "one story"}\n{"text": "another story"}\n')
-    files = ",".join([str(tmp_path / "train.jsonl")] * 3)
+    paths = [tmp_path / f"{split}.jsonl" for split in ("train", "validation", "test")]
+    for path in paths:
+        path.write_text('{"text": "one story"}\n{"text": "another story"}\n')
+    files = ",".join(map(str, paths))
     result = corpus.run(corpus.CorpusBench(f"file:{files}", (0,), workers=1), print)
     assert result["sizes"][0]["tokens"] > 3
     assert result["sizes"][0]["peak_bytes"] > 2**20
