@@ -92,8 +92,10 @@ def test_the_changes_in_the_readme_are_those_of_the_results_page(page: str) -> N
     number = r"([−+]?\d+(?:\.\d+)?)"
     words = r"(?: %)?\**(?: perplexity| points of accuracy| 个百分点)?"
     text = (ROOT / page).read_text(encoding="utf-8")
+    undecided = "(?:, undecided|，未定)?"
     shown = re.findall(
-        rf"{number}{words}\s?[(（]{number} (?:to|至)\s{number}[)）]", text.partition("performance.md")[0]
+        rf"{number}{words}\s?[(（]{number} (?:to|至)\s{number}{undecided}[)）]",
+        text.partition("performance.md")[0],
     )
     means, corpora = "gap, 3 datasets", ("gap/wikitext2", "gap/tinystories", "gap/openwebtext")
     expected = [
@@ -107,6 +109,9 @@ def test_the_changes_in_the_readme_are_those_of_the_results_page(page: str) -> N
         (means, "oelm-freeze-rope", "orthogonal-init-rope"),
         ("longer/4x, wikitext2", "oelm-plus-rope", "trained-plus-rope"),
         ("wide/tinystories", "oelm-bias-rope", "trained-bias-rope"),
+        ("wide/tinystories", "oelm-bias-rope", "baseline-rope"),
+        ("wide/tinystories", "oelm-plus-rope", "trained-plus-rope"),
+        ("wide/tinystories", "oelm-plus-rope", "baseline-rope"),
         (means, "oelm-plus-rope", "baseline-bias-rope"),
         (means, "oelm-bias-rope", "baseline-bias-rope"),
     ]
@@ -122,6 +127,18 @@ def test_the_changes_in_the_readme_are_those_of_the_results_page(page: str) -> N
         digits = [len(text.partition(".")[2]) for text in numbers]
         rounded = [f"{value:.{n}f}" for value, n in zip((change, low, high), digits, strict=True)]
         assert rounded == [f"{_number(text):.{n}f}" for text, n in zip(numbers, digits, strict=True)], which
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+def test_the_step_times_in_the_readme_are_those_of_the_performance_page(page: str) -> None:
+    sentence = (
+        (ROOT / page).read_text(encoding="utf-8").partition("(docs/performance.md)")[2].split("\n\n")[0]
+    )
+    shown = re.findall(r"([\d.]+)[^\d]{0,4}[(（]([\d.]+) (?:to|至) ([\d.]+)[)）]", " ".join(sentence.split()))
+    measured = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    found = dict(re.findall(r"^\| ([\w-]+) \| [\d.]+ \| ([\d.]+ \[[\d., ]+\]) \|", measured, re.MULTILINE))
+    arms = ("oelm-plus", "nanogpt", "transformers", "trainer")
+    assert [f"{value} [{low}, {high}]" for value, low, high in shown] == [found[arm] for arm in arms]
 
 
 def _number(text: str) -> float:

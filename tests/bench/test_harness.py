@@ -61,6 +61,7 @@ def test_turns_of_several_steps_without_the_first_one():
 
 def test_arms_measured_alone_have_the_same_shape():
     found = measure_alone([sleeping("a", 0.0), sleeping("b", 0.0)], PLAN)
+    assert list(found) == ["a", "b"]
     assert {name: np.shape(arm.steps) for name, arm in found.items()} == dict.fromkeys("ab", (3, 2, 2))
 
 

@@ -206,7 +206,7 @@ def measure_alone(
     for generation in range(plan.processes):
         for spec in random.Random(generation).sample(list(specs), len(specs)):
             _measure_generation([spec], plan, found, generation, progress)
-    return found
+    return {spec["arm"]: found[spec["arm"]] for spec in specs}  # in the order of the arms
 
 
 def _measure_generation(
