@@ -15,8 +15,7 @@ Result = dict[str, Any]
 HEADER = """\
 # Performance
 
-Generated from `benchmarks/results/*.json` by `python -m benchmarks page`; no figure here is written by hand.
-"""
+Generated from `benchmarks/results/*.json` by `python -m benchmarks page`. No figure is written by hand."""
 
 ALONE = """\
 Every arm (a method or tool) runs in a process of its own, while no other arm is in memory. The comparison is
@@ -33,7 +32,7 @@ a token file with its hash. `datasets.map` is measured without reading and writi
 def make(results: Path | str, document: Path | str) -> str:
     """Write the page to `document` and return its text."""
     paths = sorted(Path(results).glob("*.json"))
-    lines = [HEADER.rstrip("\n")]
+    lines = [HEADER]
     if not paths:
         lines += [
             "",

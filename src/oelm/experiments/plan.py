@@ -96,10 +96,8 @@ def planned_steps(config: RunConfig) -> int | None:
     An epoch of a language model depends on the number of tokens, which is not known before preparation.
     """
     steps, epochs = config.budget.steps, config.budget.epochs
-    if not epochs or (steps and config.task != "classification"):
+    if not epochs or config.task != "classification":
         return steps or None
-    if config.task != "classification":
-        return None
     rows = dataset(config.data.dataset).sizes.get("train", 0)
     if config.data.train_rows:
         rows = min(rows or config.data.train_rows, config.data.train_rows)
