@@ -240,6 +240,11 @@ def test_a_small_file_system_that_is_full(tmp_path, machine, make):
         ({"optim": {"warmup_steps": -5}}, r"optim\.warmup_steps must be at least 0"),
         ({"optim": {"warmup_share": 2.0}}, r"optim\.warmup_share must be between 0 and 1"),
         ({"optim": {"final_lr_share": -1.0}}, r"optim\.final_lr_share must be between 0 and 1"),
+        ({"optim": {"warmup_steps": 5, "warmup_share": 0.1}}, "the warm-up has only one length"),
+        (
+            {"optim": {"schedule": "constant", "final_lr_share": 0.1}},
+            "no effect on the schedule constant",
+        ),
         ({"optim": {"beta1": 1.5}}, r"optim\.beta1"),
         ({"optim": {"eps": math.nan}}, r"optim\.eps"),
         ({"optim": {"clip": -1.0}}, r"optim\.clip must be at least 0"),

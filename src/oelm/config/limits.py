@@ -9,7 +9,7 @@ import difflib
 import math
 from pathlib import Path
 
-from oelm.config.run_config import RunConfig
+from oelm.config.run_config import OptimConfig, RunConfig
 from oelm.data.catalogue import dataset
 from oelm.data.tokenize.tokenizer_files import check_tokenizer_name
 from oelm.errors import UsageError, unknown_name
@@ -60,6 +60,7 @@ def check_config(config: RunConfig, data_dir: str = "") -> None:
         raise UsageError(
             "budget.steps and budget.epochs are both 0, so nothing would be trained: set one of them"
         )
+    _check_schedule(config.optim)
     if config.data.pad_to_max and config.task != "classification":
         raise UsageError(
             f"data.pad_to_max has no effect on the task {config.task}, whose rows all have the same length: "
@@ -83,6 +84,21 @@ def check_config(config: RunConfig, data_dir: str = "") -> None:
         raise UsageError(
             f"data.tokenizer = model means the tokenizer of the pretrained model, but model "
             f"'{config.model.name}' has no tokenizer: set data.tokenizer to gpt2 or bpe-<vocabulary size>"
+        )
+
+
+def _check_schedule(optim: OptimConfig) -> None:
+    if optim.warmup_steps and optim.warmup_share:
+        raise UsageError(
+            f"optim.warmup_steps = {optim.warmup_steps} and optim.warmup_share = {optim.warmup_share:g} are "
+            "both set, but the warm-up has only one length: set one of them to 0",
+            field="optim.warmup_share",
+        )
+    if optim.schedule == "constant" and optim.final_lr_share:
+        raise UsageError(
+            "optim.final_lr_share has no effect on the schedule constant, whose learning rate does not fall: "
+            "leave it out, or choose the schedule cosine or linear",
+            field="optim.final_lr_share",
         )
 
 
