@@ -35,7 +35,10 @@ def build_parser() -> argparse.ArgumentParser:
     step = kinds.add_parser("step", help="compare a training step with nanoGPT, transformers and the Trainer")
     step.add_argument("--methods", nargs="+", default=list(DEFAULT_METHODS), help="our arms")
     step.add_argument(
-        "--peers", nargs="*", default=["nanogpt", "transformers", "trainer"], help="other tools"
+        "--peers",
+        nargs="*",
+        default=["nanogpt", "transformers", "trainer"],
+        help="other tools; none: only our arms, in turns",
     )
     step.add_argument("--size", default="medium-512", help="our model: mini, medium-512, ...")
     step.add_argument("--vocabulary", type=int, default=50257, help="number of tokens that the model knows")

@@ -70,7 +70,7 @@ def summarise(measured: dict[str, Measured]) -> dict[str, Any]:
     ours = measured[OURS]
     arms = []
     for name, arm in measured.items():
-        mean = float(np.mean([t for turns in arm.rounds for t in turns]))
+        mean = float(np.mean(arm.steps))
         arms.append(
             {
                 "name": name,

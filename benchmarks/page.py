@@ -23,6 +23,17 @@ repeated with new processes, in an order that is shuffled every time, and the 95
 (Student's t of log ratios) is computed over processes. The first steps of a process are not counted. A ratio
 above 1 means slower than ours."""
 
+REFERENCE = """\
+The speed of the machine varies over minutes. So ratios and shares compare steps in units of the time that two
+products of 2048 x 2048 matrices take in the same process, just before and after the step. These matrices add
+32 MiB to the peak memory of every arm."""
+
+TOGETHER = """\
+Every method runs in a process of its own. All of them are in memory and take turns of several steps, in an
+order that is shuffled in every round. The comparison is repeated with new processes, and the 95 % confidence
+interval (Student's t of log ratios) is computed over processes. The first step of a turn is not counted. A
+ratio above 1 means slower than the baseline."""
+
 TURNS = """\
 The arms take turns in one process with one thread; the 95 % confidence interval is over rounds. `encode` and
 `encode_batch_fast` are loops over `tokenizers` that read the same jsonl file and write an array; ours writes
@@ -102,20 +113,21 @@ def step(result: Result) -> list[str]:
     )
     lines += [
         "",
-        f"{plan}; GEMM peak {peak}, measured as one of the arms.",
-        "Tokens per second and the share of the GEMM peak follow from the median of all counted steps.",
-        "The ratio compares the arms in each repetition, so it may differ from the ratio of two medians.",
+        f"{plan}; GEMM peak {peak}.",
+        "Tokens per second follow from the median of all counted steps. Ratios compare the arms in each",
+        "repetition, so they may differ from the ratio of two medians.",
         "`baseline (again)` is a second copy of our baseline: its ratio would be 1 without noise.",
         "",
-        *ALONE.splitlines(),
+        *(ALONE if result["alone"] else TOGETHER).splitlines(),
+        *(REFERENCE.splitlines() if result["arms"][0].get("reference") else ()),
     ]
-    lines += [
-        f"`{arm['name']}` takes {interval(arm['control_ratio'])} of the time of its control "
+    controls = [
+        f"- `{arm['name']}` takes {interval(arm['control_ratio'])} of the time of its control "
         f"`{arm['fields']['control']}`."
         for arm in result["arms"]
         if arm.get("control_ratio")
     ]
-    return lines
+    return [*lines, "", *controls] if controls else lines
 
 
 def classification(result: Result) -> list[str]:
@@ -138,7 +150,7 @@ def classification(result: Result) -> list[str]:
         f"{s['model']}, {s['rows']} rows per step, dropout {s['dropout']:g}, at most 512 tokens; "
         f"{s['processes']} processes per arm."
     )
-    return [*table(head, rows), "", note, *ALONE.splitlines()]
+    return [*table(head, rows), "", note, *ALONE.splitlines(), *REFERENCE.splitlines()]
 
 
 def tokenisation(result: Result) -> list[str]:

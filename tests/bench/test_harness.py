@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from oelm.bench import methods
-from oelm.bench.harness import Plan, measure_alone, measure_together, ratio
+from oelm.bench import methods, worker
+from oelm.bench.harness import Measured, Plan, measure_alone, measure_together, ratio
 from oelm.errors import OelmError, UsageError
 
 PLAN = Plan(processes=3, rounds=2, steps=2, warmup=1, threads=1)
@@ -62,7 +62,17 @@ def test_turns_of_several_steps_without_the_first_one():
 def test_arms_measured_alone_have_the_same_shape():
     found = measure_alone([sleeping("a", 0.0), sleeping("b", 0.0)], PLAN)
     assert list(found) == ["a", "b"]
-    assert {name: np.shape(arm.steps) for name, arm in found.items()} == dict.fromkeys("ab", (3, 2, 2))
+    for arm in found.values():
+        assert np.shape(arm.steps) == np.shape(arm.reference) == (3, 2, 2)
+        assert np.min(arm.reference) > 0
+
+
+def test_a_reference_computation_removes_the_drift_of_the_machine():
+    speeds = np.array([1.0, 0.5, 2.0])[:, None, None]  # of the machine while each process runs
+    ours = Measured((4.0 / speeds).tolist(), {}, {}, (0.2 / speeds).tolist())
+    peer = Measured((6.0 / speeds[::-1]).tolist(), {}, {}, (0.2 / speeds[::-1]).tolist())
+    found = ratio(peer.rounds, ours.rounds)
+    assert (found.value, found.low, found.high) == pytest.approx((1.5, 1.5, 1.5))
 
 
 def test_an_arm_that_dies_is_named_with_its_exit_code():
@@ -103,7 +113,6 @@ def test_a_method_that_unfreezes_during_training_cannot_be_measured_by_single_st
 
 
 def test_bench_command_prints_ratios_and_writes_json(tmp_path, monkeypatch, capsys):
-    from oelm.bench.harness import Measured
     from oelm.cli.main import main
 
     def measured(specs, plan, progress):
@@ -116,7 +125,7 @@ def test_bench_command_prints_ratios_and_writes_json(tmp_path, monkeypatch, caps
         return found
 
     monkeypatch.setattr(methods, "measure_together", measured)
-    monkeypatch.setattr(methods, "GEMM_SIZE", 8)
+    monkeypatch.setattr(worker, "GEMM_SIZE", 8)
     words = "bench --size smoke --vocabulary 64 --context 8 --batch 2 --methods baseline oelm-freeze -o"
     assert main([*words.split(), str(tmp_path / "bench.json")]) == 0
     printed = capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,28 +14,32 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks import classification, corpus, folders, page, peers, regime, startup, step
 
-from oelm.bench import methods
+from oelm.bench import methods, worker
 from oelm.bench.harness import Measured
 from oelm.models.gpt import GPT, gpt_config
 
 WORK = methods.Workload("smoke", vocabulary=64, context=8, batch=2)
 
 
-def measured(specs, plan, progress):
-    """Builds the arms here and takes one step of each; the times are made up."""
+def measured(specs, plan, progress, timed=True):
+    """Builds the arms here and takes one step of each; the times are made up.
+
+    timed: whether the reference computation was timed
+    """
     found = {}
     for number, spec in enumerate(specs):
         module = peers if spec["build"].startswith("benchmarks.peers") else methods
         arm = module.build(spec)
         arm.step()
         memory = {"peak_bytes": 1 << 20, "gradient_bytes": 0, "optimizer_bytes": 0} | arm.memory()
-        found[spec["arm"]] = Measured([[[1.0 + number] * 2] * 2] * 3, arm.facts, memory)
+        reference = [[[1.0] * 2] * 2] * 3 if timed else []
+        found[spec["arm"]] = Measured([[[1.0 + number] * 2] * 2] * 3, arm.facts, memory, reference)
     return found
 
 
 def test_all_peers_have_our_parameter_count_and_appear_on_the_page(monkeypatch):
     monkeypatch.setattr(step, "measure_alone", measured)
-    monkeypatch.setattr(methods, "GEMM_SIZE", 8)
+    monkeypatch.setattr(worker, "GEMM_SIZE", 8)
     bench = methods.MethodsBench(("baseline", "oelm-freeze", "orthogonal-init"), WORK)
     result = step.run(bench, peers.PEERS, progress=print)
     config = gpt_config("smoke", vocab_size=64, context=8)
@@ -46,8 +51,19 @@ def test_all_peers_have_our_parameter_count_and_appear_on_the_page(monkeypatch):
     text = "\n".join(page.step(result))
     for name in (*peers.PEERS, "baseline (again)"):
         assert name in text
-    # the stand-in of `measured` needs 3 s for a step of oelm-freeze and 4 s for one of its control
-    assert "`oelm-freeze` takes 0.75 [0.75, 0.75] of the time of its control `orthogonal-init`" in text
+    # the stand-in of `measured` needs 2 s for a step of oelm-freeze and 3 s for one of its control
+    assert "`oelm-freeze` takes 0.67 [0.67, 0.67] of the time of its control `orthogonal-init`" in text
+    assert page.ALONE in text
+    assert page.REFERENCE in text
+
+
+def test_methods_without_other_tools_take_turns(monkeypatch):
+    monkeypatch.setattr(methods, "measure_together", partial(measured, timed=False))
+    monkeypatch.setattr(worker, "GEMM_SIZE", 8)
+    bench = methods.MethodsBench(("baseline", "oelm-freeze"), WORK)
+    text = "\n".join(page.step(step.run(bench, (), progress=print)))
+    assert page.TOGETHER in text
+    assert page.REFERENCE not in text
 
 
 def nanogpt_names(ours):

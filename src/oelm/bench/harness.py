@@ -9,7 +9,9 @@ get memory pages from the operating system again. Therefore:
   stays the same until it ends. The rounds of one process are averaged, and the confidence interval is
   computed over processes.
 
-Arms of other tools are not in memory together (see `measure_alone()`).
+Arms of other tools are not in memory together (see `measure_alone()`). Minutes may pass between two of them,
+and the speed of a virtual machine can change by half in that time. So each step is divided by the time of a
+reference computation (matrix products), which the process of the arm measures before and after the step.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -110,24 +112,53 @@ class Measured:
     steps:  seconds of each counted step, as `steps[process][round][step]`
     facts:  what the arm reported when it was built, such as parameter counts
     memory: bytes by kind, such as "peak_bytes"
+    reference: seconds of the reference computation around each counted step, in the shape of `steps`; [] if
+        the arms took turns
     """
 
     steps: list[list[list[float]]]
     facts: dict[str, Any]
     memory: dict[str, int]
+    reference: list[list[list[float]]] = field(default_factory=list)
+
+    @property
+    def times(self) -> list[list[list[float]]]:
+        """The step times for comparisons, in the shape of `steps`.
+
+        In seconds; if the reference computation was timed, in units of its time around each step.
+        """
+        if not self.reference:
+            return self.steps
+        return [
+            [np.divide(*turn).tolist() for turn in zip(*process, strict=True)]
+            for process in zip(self.steps, self.reference, strict=True)
+        ]
 
     @property
     def rounds(self) -> list[list[float]]:
-        """Mean seconds per step in each round, as `rounds[process][round]`."""
-        return [[statistics.fmean(turn) for turn in turns] for turns in self.steps]
+        """The mean of `times` in each round, as `rounds[process][round]`."""
+        return [[statistics.fmean(turn) for turn in turns] for turns in self.times]
 
     @property
     def median_seconds(self) -> float:
-        return statistics.median(t for turns in self.steps for turn in turns for t in turn)
+        return median_of(self.steps)
 
     def to_dict(self) -> dict[str, Any]:
-        digits = [[[round(t, 6) for t in turn] for turn in turns] for turns in self.steps]
-        return {"steps": digits, "facts": self.facts, "memory": self.memory}
+        return {
+            "steps": _rounded(self.steps),
+            "reference": _rounded(self.reference),
+            "facts": self.facts,
+            "memory": self.memory,
+        }
+
+
+def median_of(times: Sequence[Sequence[Sequence[float]]]) -> float:
+    """Return the median of all `times[process][round][step]`."""
+    return statistics.median(t for turns in times for turn in turns for t in turn)
+
+
+def _rounded(times: list[list[list[float]]]) -> list[list[list[float]]]:
+    return [[[round(t, 6) for t in turn] for turn in turns] for turns in times]
 
 
 class ArmProcess:
@@ -148,8 +179,10 @@ class ArmProcess:
             env=environment,
         )
 
-    def turn(self, steps: int) -> list[float]:
-        return self._ask({"steps": steps})["seconds"]
+    def turn(self, steps: int) -> tuple[list[float], list[float]]:
+        """Run `steps` steps; return the seconds of each, and of the reference computation around each."""
+        answer = self._ask({"steps": steps})
+        return answer["seconds"], answer["reference"]
 
     def memory(self) -> dict[str, int]:
         return self._ask({"memory": True})
@@ -205,7 +238,7 @@ def measure_alone(
     found: dict[str, Measured] = {}
     for generation in range(plan.processes):
         for spec in random.Random(generation).sample(list(specs), len(specs)):
-            _measure_generation([spec], plan, found, generation, progress)
+            _measure_generation([{**spec, "reference": True}], plan, found, generation, progress)
     return {spec["arm"]: found[spec["arm"]] for spec in specs}  # in the order of the arms
 
 
@@ -227,7 +260,10 @@ def _measure_generation(
             stack.callback(arm.close)
         for arm in arms:
             facts = arm.answer()
-            found.setdefault(arm.name, Measured([], facts, {})).steps.append([])
+            measured = found.setdefault(arm.name, Measured([], facts, {}))
+            measured.steps.append([])
+            if specs[0].get("reference"):
+                measured.reference.append([])
         for arm in arms:
             if plan.warmup:
                 arm.turn(plan.warmup)
@@ -236,6 +272,9 @@ def _measure_generation(
             progress(f"{names}, process {generation + 1}/{plan.processes}, round {number + 1}/{plan.rounds}")
             for arm in order.sample(arms, len(arms)):
                 # Run one extra step, because the first step of a turn is not counted.
-                found[arm.name].steps[-1].append(arm.turn(plan.steps + 1)[1:])
+                seconds, reference = arm.turn(plan.steps + 1)
+                found[arm.name].steps[-1].append(seconds[1:])
+                if reference:
+                    found[arm.name].reference[-1].append(reference[1:])
         for arm in arms:
             found[arm.name].memory = arm.memory()

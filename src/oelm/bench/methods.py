@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from oelm.bench.harness import Measured, Plan, Progress, measure_together, ratio
-from oelm.bench.worker import Arm
+from oelm.bench.harness import Measured, Plan, Progress, measure_together, median_of, ratio
+from oelm.bench.worker import REFERENCE_PRODUCTS, Arm, product_flops, products
 from oelm.errors import UsageError
 from oelm.methods.presets import find_method
 from oelm.models.sizes import gpt_shape
 
 DEFAULT_METHODS = ("baseline", "oelm-freeze", "oelm-bias", "oelm-plus")
 AGAIN = "baseline (again)"
-GEMM_SIZE = 2048
 GEMM = "gemm"  # arm that only multiplies matrices, to measure the peak FLOP/s of the machine
+GEMM_PRODUCTS = 4  # matrix products in a step of that arm
 ENCODERS = ("minilm", "tiny-bert")  # Hugging Face encoders, measured as classifiers with two classes
 
 
@@ -64,17 +64,20 @@ class MethodsBench:
             raise UsageError("the first method must be 'baseline', because the others are compared with it")
 
     def specs(self) -> list[dict[str, Any]]:
-        shared = {"build": "oelm.bench.methods:build", **asdict(self.workload)}
+        """Return the specs of the methods, and of the second copy of the baseline, for their processes."""
         arms = [(name, name) for name in self.methods] + [(AGAIN, "baseline")]
         return [
-            {"arm": GEMM, **shared},
-            *({"arm": arm, "method": find_method(name).to_dict(), **shared} for arm, name in arms),
+            {"arm": arm, "method": find_method(name).to_dict(), **self.shared_spec()} for arm, name in arms
         ]
+
+    def shared_spec(self) -> dict[str, Any]:
+        return {"build": "oelm.bench.methods:build", **asdict(self.workload)}
 
 
 def run(bench: MethodsBench, progress: Progress = lambda text: None) -> dict[str, Any]:
     """Measure all methods; return the result that `oelm bench -o FILE` writes and `oelm report` reads."""
-    measured = measure_together(bench.specs(), bench.plan, progress)
+    gemm = {"arm": GEMM, **bench.shared_spec()}
+    measured = measure_together([gemm, *bench.specs()], bench.plan, progress)
     return {
         "kind": "step",
         "interleaved": True,
@@ -88,10 +91,9 @@ def summarise(measured: dict[str, Measured], reference: str) -> dict[str, Any]:
     """Return the results of all arms: time and memory relative to the arm `reference`, and raw step times.
 
     If the FLOPs of an arm's step are known, its FLOP/s are also given as a fraction of the machine's peak
-    FLOP/s, which the arm `GEMM` measures.
+    FLOP/s. The arm `GEMM` measures that peak; without it, the reference computation around each step does.
     """
-    gemm = measured[GEMM]
-    peak = gemm.facts["flops"] / gemm.median_seconds
+    peak = peak_flops(measured)
     first = measured[reference]
     rows = []
     for name, arm in measured.items():
@@ -115,10 +117,20 @@ def summarise(measured: dict[str, Measured], reference: str) -> dict[str, Any]:
             **arm.to_dict(),
         }
         if "flops" in facts:
-            row["gemm_peak_share"] = facts["flops"] / arm.median_seconds / peak
+            # While the reference computation is timed around each step, the peak is that of the same moment.
+            unit = product_flops(REFERENCE_PRODUCTS) if arm.reference else peak
+            row["gemm_peak_share"] = facts["flops"] / (median_of(arm.times) * unit)
             row["flops_ratio"] = facts["flops"] / first.facts["flops"] if "flops" in first.facts else None
         rows.append(row)
     return {"gemm_peak_flops": peak, "arms": rows}
+
+
+def peak_flops(measured: dict[str, Measured]) -> float:
+    """Return the FLOP/s of large matrix products on the machine: the median of all measurements of them."""
+    if GEMM in measured:
+        return measured[GEMM].facts["flops"] / measured[GEMM].median_seconds
+    references = [turns for arm in measured.values() for turns in arm.reference]
+    return product_flops(REFERENCE_PRODUCTS) / median_of(references)
 
 
 # -- functions that the worker process of an arm calls ------------------------------------------------------
@@ -127,7 +139,7 @@ def summarise(measured: dict[str, Measured], reference: str) -> dict[str, Any]:
 def build(spec: dict[str, Any]) -> Arm:
     """Return the arm that `spec` describes: matrix products only, or a training step with a method."""
     if spec["arm"] == GEMM:
-        return build_gemm(spec["device"])
+        return Arm(products(GEMM_PRODUCTS, spec["device"]), {"flops": product_flops(GEMM_PRODUCTS)})
     import torch
 
     from oelm.config.run_config import OptimConfig
@@ -196,21 +208,6 @@ def training_bytes(model: Any, optimizer: Any) -> Callable[[], dict[str, int]]:
         return held
 
     return count
-
-
-def build_gemm(device: str) -> Arm:
-    """Return the arm whose step is four products of square matrices, to measure the peak FLOP/s."""
-    import torch
-
-    a = torch.ones(GEMM_SIZE, GEMM_SIZE, device=device)
-    synchronize = torch.cuda.synchronize if device.startswith("cuda") else (lambda: None)
-
-    def step() -> None:
-        for _ in range(4):
-            a @ a
-        synchronize()
-
-    return Arm(step, {"flops": 4 * 2.0 * GEMM_SIZE**3})
 
 
 def _gpt(spec: dict[str, Any], ids: Any) -> tuple[Any, Callable[[], Any]]:

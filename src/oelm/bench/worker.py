@@ -3,13 +3,15 @@
 The command is `python -m oelm.bench.worker SPEC`, where SPEC is JSON. SPEC["build"] names a function
 ("module:function") that returns an `Arm`. The worker reads one JSON command per line from standard input:
 {"steps": n} runs n consecutive steps and prints the seconds of each; {"memory": true} prints the peak memory.
-Everything that libraries print goes to standard error, so that the parent process does not read it as an
-answer.
+If SPEC["reference"] is true, a fixed computation is timed around each step, and its seconds are printed, too:
+the speed of the machine may vary, and the step time in units of this reference time varies less. Everything
+that libraries print goes to standard error, so that the parent process does not read it as an answer.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -19,6 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oelm.cores import peak_memory
+
+GEMM_SIZE = 2048  # rows and columns of the matrices whose products show the peak FLOP/s of the machine
+REFERENCE_PRODUCTS = 2  # matrix products of the reference computation
 
 #: A function that runs the training loop of another library, such as the Hugging Face Trainer. It must call
 #: `turns.step_begins()` and `turns.step_ended()` at every step.
@@ -42,11 +47,22 @@ class Arm:
 
 
 class Turns:
-    """Measures the steps of each turn (consecutive steps of one arm), and answers commands between turns."""
+    """Measures the steps of each turn (consecutive steps of one arm), and answers commands between turns.
 
-    def __init__(self, answers: Any, memory: Callable[[], dict[str, int]]) -> None:
-        self._answers, self._memory = answers, memory
-        self._left, self._seconds, self._began = 0, [], 0.0  # type: ignore[var-annotated]
+    reference: returns the seconds of a fixed computation, called before and after each step; None = no such
+        computation
+    """
+
+    def __init__(
+        self,
+        answers: Any,
+        memory: Callable[[], dict[str, int]],
+        reference: Callable[[], float] | None = None,
+    ) -> None:
+        self._answers, self._memory, self._reference = answers, memory, reference
+        self._left, self._began = 0, 0.0
+        self._seconds: list[float] = []
+        self._references: list[float] = []
 
     def answer(self, value: dict[str, Any]) -> None:
         print(json.dumps(value), file=self._answers, flush=True)
@@ -57,6 +73,7 @@ class Turns:
             command = json.loads(line)
             if "steps" in command:
                 self._left, self._seconds = command["steps"], []
+                self._references = [self._reference()] if self._reference else []
                 return True
             self.answer(self._memory())
         return False
@@ -68,9 +85,46 @@ class Turns:
 
     def step_ended(self) -> None:
         self._seconds.append(time.perf_counter() - self._began)
+        if self._reference:
+            self._references.append(self._reference())
         self._left -= 1
         if not self._left:
-            self.answer({"seconds": self._seconds})
+            around = [(a + b) / 2 for a, b in itertools.pairwise(self._references)]
+            self.answer({"seconds": self._seconds, "reference": around})
+
+
+def products(number: int, device: str = "cpu") -> Callable[[], None]:
+    """Return a function that computes `number` products of square matrices and waits for the device."""
+    import torch
+
+    a = torch.ones(GEMM_SIZE, GEMM_SIZE, device=device)
+    product = torch.empty_like(a)
+    synchronize = torch.cuda.synchronize if device.startswith("cuda") else (lambda: None)
+
+    def compute() -> None:
+        for _ in range(number):
+            torch.mm(a, a, out=product)
+        synchronize()
+
+    return compute
+
+
+def product_flops(number: int) -> float:
+    """Return the FLOPs of `products(number)`."""
+    return number * 2.0 * GEMM_SIZE**3
+
+
+def build_reference() -> Callable[[], float]:
+    """Return a function that does the reference computation and returns the seconds that it took."""
+    compute = products(REFERENCE_PRODUCTS)
+    compute()  # the first time is slower: threads start, and memory is new
+
+    def reference() -> float:
+        began = time.perf_counter()
+        compute()
+        return time.perf_counter() - began
+
+    return reference
 
 
 def main() -> None:
@@ -79,7 +133,8 @@ def main() -> None:
     spec = json.loads(sys.argv[1])
     module, _, function = spec["build"].partition(":")
     arm: Arm = getattr(importlib.import_module(module), function)(spec)
-    turns = Turns(answers, lambda: {"peak_bytes": peak_memory(), **arm.memory()})
+    reference = build_reference() if spec.get("reference") else None
+    turns = Turns(answers, lambda: {"peak_bytes": peak_memory(), **arm.memory()}, reference)
     turns.answer(arm.facts)
     if arm.own_loop is not None:
         arm.own_loop(turns)

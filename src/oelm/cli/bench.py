@@ -32,7 +32,8 @@ def bench(
     Parameters
     ----------
     methods
-        Methods to compare (`oelm methods`); the first must be baseline.
+        Methods to compare (`oelm methods`); the first must be baseline. A method is also compared with its
+        trained control, if that is one of them.
     size
         Model: a size of the built-in GPT, minilm or tiny-bert.
     vocabulary
@@ -86,7 +87,8 @@ def _show(result: dict[str, Any]) -> None:
         (
             arm["name"],
             f"{arm['median_seconds']:.3f}",
-            "{value:.3f} [{low:.3f}, {high:.3f}]".format(**arm["ratio"]),
+            _interval(arm["ratio"]),
+            _interval(arm["control_ratio"]) if arm["control_ratio"] else "-",
             f"{arm['flops_ratio']:.3f}",
             f"{arm['tokens_per_second']:,.0f}",
             f"{100 * arm['gemm_peak_share']:.0f} %",
@@ -95,5 +97,9 @@ def _show(result: dict[str, Any]) -> None:
         )
         for arm in result["arms"]
     ]
-    head = ("method", "median s/step", "time / baseline [95 %]", "FLOPs / baseline", "tokens/s")
-    print_table((*head, "of GEMM peak", "peak memory", "gradients + optimizer"), rows)
+    head = ("method", "median s/step", "time / baseline [95 %]", "time / control [95 %]", "FLOPs / baseline")
+    print_table((*head, "tokens/s", "of GEMM peak", "peak memory", "gradients + optimizer"), rows)
+
+
+def _interval(ratio: dict[str, float]) -> str:
+    return "{value:.3f} [{low:.3f}, {high:.3f}]".format(**ratio)
