@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from oelm.errors import OelmError, UsageError
 from oelm.methods.checks import check_before_apply, check_no_method_yet, check_seed
@@ -28,7 +28,7 @@ from oelm.methods.reading.find import ffn_matrices, find_projections, linear_att
 from oelm.methods.reading.select import Patterns, Selection
 from oelm.methods.reading.verify import verify_projections
 from oelm.methods.reading.wrappers import unwrap
-from oelm.methods.record import follow_schedule, record_of, require_parameter, require_record
+from oelm.methods.record import follow_schedule, record_of, require_parameter, require_record, thawing
 
 
 def apply(
@@ -157,7 +157,14 @@ class Applied:
             parameter = require_parameter(self.model, name)
             yield parameter.numel(), parameter.requires_grad
 
-    def step(self, step: int, total_steps: int, optimizer: torch.optim.Optimizer | None = None) -> bool:
+    def step(
+        self,
+        step: int,
+        total_steps: int,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        rewraps: bool = False,
+    ) -> bool:
         """Freeze and unfreeze tensors as the schedule says at this step; return whether anything changed.
 
         Which tensors are frozen afterwards depends only on `step` and `total_steps`. Call this method before
@@ -169,6 +176,8 @@ class Applied:
             step: The number of optimizer steps that are already done.
             total_steps: The number of optimizer steps of the whole run.
             optimizer: If given, its state is deleted for each tensor that this call freezes.
+            rewraps: The caller wraps the model in DDP again whenever this method returns True. By default, it
+                is an error to unfreeze a tensor that DDP does not know (see `unfreeze_until_step()`).
         """
         if total_steps < 1 or not 0 <= step <= total_steps:
             raise UsageError(
@@ -180,11 +189,40 @@ class Applied:
                 f"step: '{self.method.name}' was removed from the model; use the result of the last call of "
                 f"oelm.apply"
             )
+        if not rewraps:
+            self._check_ranks(step / total_steps)
         changed = follow_schedule(self.model, self._record, step / total_steps)
         for parameter in changed:
             if optimizer is not None and not parameter.requires_grad:
                 optimizer.state.pop(parameter, None)
         return bool(changed)
+
+    def unfreeze_until_step(self) -> list[nn.Parameter]:
+        """Make the tensors that the schedule unfreezes later trainable until the next `step()`; return them.
+
+        Call this before DistributedDataParallel wraps the model. DDP averages the gradients of those
+        parameters that are trainable at that moment, so without this call each rank would train its own copy
+        of a tensor that is unfrozen later.
+        """
+        found = thawing(self.model, self._record)
+        for parameter in found:
+            parameter.requires_grad_(True)
+        self._record.known_to_ddp = self._record.trainable_until_step = True
+        return found
+
+    def _check_ranks(self, progress: float) -> None:
+        """Raise OelmError if a tensor is unfrozen now whose gradients DDP does not average."""
+        if self._record.known_to_ddp or not _several_ranks():
+            return
+        for name, tensor in self._record.tensors.items():
+            # FSDP averages the gradients of all its parameters. They are DTensors.
+            sharded = hasattr(require_parameter(self.model, name), "full_tensor")
+            if tensor.sha256 and not tensor.frozen_at(progress) and not sharded:
+                raise OelmError(
+                    f"step: '{self.method.name}' unfreezes {name}, which was frozen when DDP wrapped the "
+                    f"model, so each rank would train its own copy. Call applied.unfreeze_until_step() "
+                    f"before the model is wrapped, and wrap it with find_unused_parameters=True"
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the method's name, the seed and the parameter counts."""
@@ -210,3 +248,8 @@ class Applied:
         return "\n".join([title, *(f"  {label:<14}{n:>14,}  {note}".rstrip() for label, n, note in rows)])
 
     __repr__ = __str__
+
+
+def _several_ranks() -> bool:
+    ready = distributed.is_available() and distributed.is_initialized()
+    return ready and distributed.get_world_size() > 1

@@ -14,7 +14,7 @@ from oelm.low_precision import LowPrecision, require_cpu_matmul
 from oelm.methods.apply import Applied
 from oelm.methods.audit import AuditReport, audit
 from oelm.methods.reading.wrappers import unwrap
-from oelm.methods.record import Record, require_parameter, require_record
+from oelm.methods.record import require_record, thawing
 from oelm.methods.saving.load import restore_record
 from oelm.methods.saving.metadata import METADATA, Metadata
 from oelm.methods.saving.pretrained import SavePretrained
@@ -53,12 +53,9 @@ class OELMCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         model: nn.Module = kwargs["model"]
-        record = require_record(model, "OELMCallback")
+        require_record(model, "OELMCallback")
         _check_cpu_precision(args, model)
-        thawing = _thawing(model, record)
-        for parameter in thawing:
-            parameter.requires_grad_(True)
-        if thawing and args.ddp_find_unused_parameters is None:
+        if Applied(model).unfreeze_until_step() and args.ddp_find_unused_parameters is None:
             # Otherwise DDP would wait for the gradients of tensors that are still frozen.
             args.ddp_find_unused_parameters = True
         _let_trainer_save(model)
@@ -73,16 +70,12 @@ class OELMCallback(TrainerCallback):
         _let_trainer_save(model)
         groups = [] if optimizer is None else optimizer.param_groups
         held = {id(p) for group in groups for p in group["params"]}
-        if optimizer is not None and any(id(p) not in held for p in _thawing(model, record)):
+        if optimizer is not None and any(id(p) not in held for p in thawing(model, record)):
             raise OelmError(
                 f"the optimizer does not contain the parameters that '{record.method.name}' unfreezes later. "
                 f"Pass oelm.OELMCallback() to Trainer(callbacks=[...]), or build the optimizer from "
                 f"oelm.param_groups after oelm.apply"
             )
-        progress = state.global_step / max(state.max_steps, 1)
-        for name, tensor in record.tensors.items():
-            if tensor.frozen_at(progress) and tensor.sha256:
-                require_parameter(model, name).requires_grad_(False)
         self._follow_schedule(state, model, optimizer)
         self._audit(model, optimizer, _RESUME_HINT if state.global_step else "")
 
@@ -107,7 +100,7 @@ class OELMCallback(TrainerCallback):
         self._follow_schedule(state, model, kwargs["optimizer"])
         if args.load_best_model_at_end and best and (Path(best) / METADATA).is_file():
             restore_record(model, Metadata.read(best), best)  # the Trainer has loaded the best weights
-            for parameter in _thawing(model, require_record(model, "OELMCallback")):
+            for parameter in thawing(model, require_record(model, "OELMCallback")):
                 if not parameter.requires_grad:  # it was still frozen then, and trained afterwards
                     kwargs["optimizer"].state.pop(parameter, None)
         self._audit(model, kwargs["optimizer"])
@@ -137,15 +130,6 @@ def _check_cpu_precision(args: TrainingArguments, model: nn.Module) -> None:
             require_cpu_matmul(name, f"TrainingArguments({flags[0]}=True)", f"Leave {flags[0]} out")
         if dtype in in_model:
             require_cpu_matmul(name, f"training a model in {name}", "Call model.float() before oelm.apply")
-
-
-def _thawing(model: nn.Module, record: Record) -> list[nn.Parameter]:
-    """Return the parameters that are frozen at step 0 and trained later."""
-    return [
-        require_parameter(model, name)
-        for name, tensor in record.tensors.items()
-        if tensor.frozen_at(0.0) and tensor.ever_trained
-    ]
 
 
 def _let_trainer_save(model: nn.Module) -> None:

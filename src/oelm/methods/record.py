@@ -71,6 +71,9 @@ class Record:
     use_cache: dict[str, bool] = field(default_factory=dict)
     progress: float = 0.0
     disabled: bool = False  # True inside a block of oelm.disabled, which takes the extras out of the model
+    # Whether the tensors that are unfrozen later were trainable when DDP wrapped the model.
+    known_to_ddp: bool = False
+    trainable_until_step: bool = False  # True from `Applied.unfreeze_until_step()` to the next `step()`
     verified: bool = True  # False: apply(..., verify=False) skipped the numeric check of Q and K
 
 
@@ -167,8 +170,19 @@ def follow_schedule(model: nn.Module, record: Record, progress: float) -> list[n
                 parameter.grad = None
             tensor.sha256 = sha256(parameter) if frozen else ""
             changed.append(parameter)
-    record.progress = progress
+        elif frozen and record.trainable_until_step:
+            parameter.requires_grad_(False)
+    record.progress, record.trainable_until_step = progress, False
     return changed
+
+
+def thawing(model: nn.Module, record: Record) -> list[nn.Parameter]:
+    """Return the parameters that are frozen at step 0 and trained later."""
+    return [
+        require_parameter(model, name)
+        for name, tensor in record.tensors.items()
+        if tensor.frozen_at(0.0) and tensor.ever_trained
+    ]
 
 
 def sha256(tensor: Tensor) -> str:

@@ -46,7 +46,7 @@ class Learner:
 
     def follow_schedule(self, step: int, total_steps: int) -> None:
         """Freeze and unfreeze parameters as the method's schedule says for the optimizer step `step`."""
-        if self.applied.step(step, total_steps, self.optimizer):
+        if self.applied.step(step, total_steps, self.optimizer, rewraps=True):
             self.schedule_changed = True
             self.rebuild()
 

@@ -119,7 +119,7 @@ def restore_training(training: Training, snapshot: Snapshot) -> None:
         if world.is_main:
             learner.model.load_state_dict(snapshot.model)
     # Freeze as in the last completed step; the training loop calls `follow_schedule()` for the next one.
-    learner.applied.step(max(0, p.step - 1), training.total_steps)
+    learner.applied.step(max(0, p.step - 1), training.total_steps, rewraps=True)
     moments = world.shard_state(snapshot.optimizer, dict(learner.model.named_parameters()))
     load_optimizer_state(learner.model, learner.optimizer, moments)
     learner.scaler.load_state_dict(snapshot.scaler)
