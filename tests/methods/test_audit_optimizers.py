@@ -127,6 +127,15 @@ def test_a_parameter_left_out_of_the_optimizer_is_a_fault_unless_it_was_frozen_b
     assert oelm.audit(model, without_embeddings(model)).ok
 
 
+def test_an_optimizer_without_a_tensor_that_is_unfrozen_later_is_reported():
+    model = applied_model("bert", "oelm-gradual")
+    assert oelm.audit(model, torch.optim.AdamW(oelm.param_groups(model, lr=1e-3))).ok
+    optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
+    found = faults(oelm.audit(model, optimizer))
+    assert len(found) == 12  # weight and bias of q and k in three layers
+    assert all("will not train when it is unfrozen" in fault for fault in found.values())
+
+
 def test_a_long_report_is_shortened_only_when_printed():
     model = applied_model("gpt2")
     report = oelm.audit(model, torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=1.0))

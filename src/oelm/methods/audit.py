@@ -252,6 +252,8 @@ def _frozen_faults(tensor: TensorRecord, parameter: nn.Parameter, optimizer: _Op
     if optimizer.holds(parameter) and not tensor.ever_trained:
         decay = ", with weight decay" if optimizer.decays(parameter) else ""
         faults.append(f"the optimizer contains it{decay}")
+    if optimizer.given and tensor.thaws_at is not None and not optimizer.holds(parameter):
+        faults.append("the optimizer does not contain it, so it will not train when it is unfrozen")
     if optimizer.has_state(parameter):
         faults.append("the optimizer keeps state for it (applied.step(..., optimizer) deletes that state)")
     return faults

@@ -13,8 +13,8 @@ from oelm.errors import OelmError
 from oelm.low_precision import LowPrecision, require_cpu_matmul
 from oelm.methods.apply import Applied
 from oelm.methods.audit import AuditReport, audit
-from oelm.methods.reading.wrappers import unwrap
-from oelm.methods.record import require_record, thawing
+from oelm.methods.reading.wrappers import unwrap, uses_peft
+from oelm.methods.record import Record, require_record, thawing
 from oelm.methods.saving.load import restore_record
 from oelm.methods.saving.metadata import METADATA, Metadata
 from oelm.methods.saving.pretrained import SavePretrained
@@ -76,6 +76,8 @@ class OELMCallback(TrainerCallback):
                 f"Pass oelm.OELMCallback() to Trainer(callbacks=[...]), or build the optimizer from "
                 f"oelm.param_groups after oelm.apply"
             )
+        if state.global_step:
+            _check_peft_checkpoint(model, record, "resume from")
         self._follow_schedule(state, model, optimizer)
         self._audit(model, optimizer, _RESUME_HINT if state.global_step else "")
 
@@ -99,6 +101,7 @@ class OELMCallback(TrainerCallback):
         model, best = kwargs["model"], state.best_model_checkpoint
         self._follow_schedule(state, model, kwargs["optimizer"])
         if args.load_best_model_at_end and best and (Path(best) / METADATA).is_file():
+            _check_peft_checkpoint(model, require_record(model, "OELMCallback"), "load the best model from")
             restore_record(model, Metadata.read(best), best)  # the Trainer has loaded the best weights
             for parameter in thawing(model, require_record(model, "OELMCallback")):
                 if not parameter.requires_grad:  # it was still frozen then, and trained afterwards
@@ -130,6 +133,21 @@ def _check_cpu_precision(args: TrainingArguments, model: nn.Module) -> None:
             require_cpu_matmul(name, f"TrainingArguments({flags[0]}=True)", f"Leave {flags[0]} out")
         if dtype in in_model:
             require_cpu_matmul(name, f"training a model in {name}", "Call model.float() before oelm.apply")
+
+
+def _check_peft_checkpoint(model: nn.Module, record: Record, purpose: str) -> None:
+    """Raise OelmError if a checkpoint of the Trainer lacks tensors of the method that have trained.
+
+    The Trainer stores and loads only the adapter of a PEFT model.
+    """
+    unfrozen = any(t.ever_frozen and t.ever_trained for t in record.tensors.values())
+    if uses_peft(model) and (record.extras or unfrozen):
+        raise OelmError(
+            f"cannot {purpose} a checkpoint of a PEFT model: it holds only the adapter, but "
+            f"'{record.method.name}' trains tensors of the base model as well. Train without interruption "
+            f"and without load_best_model_at_end, or use a method that only freezes, such as "
+            f"freeze-pretrained"
+        )
 
 
 def _let_trainer_save(model: nn.Module) -> None:

@@ -162,6 +162,12 @@ def test_a_mask_passed_by_position_is_found():
     assert attention.q_proj.real_tokens.tolist() == MASK.bool().tolist()
 
 
+def test_sequences_packed_into_one_row_are_refused_with_a_convolution():
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    with pytest.raises(OelmError, match="packs several sequences"):
+        with_taps("llama", "oelm-conv")(TEXT, position_ids=positions, use_cache=False)
+
+
 def test_a_temperature_on_normalised_queries_is_refused():
     model = build("qwen3")
     with pytest.raises(OelmError, match=r"normalises the queries of each head \(q_norm\), so"):

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from tiny_models import applied_model, build, faults, optimizer_of, outputs, trained_model
+from tiny_trainer import trainer
 
 import oelm
 from oelm.errors import OelmError
@@ -28,6 +29,21 @@ def train(model, optimizer, steps=2):
         model(input_ids=batch, labels=batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("name", ["oelm-bias", "oelm-gradual", "oelm-freeze"])
+def test_a_run_is_resumed_only_if_its_peft_checkpoint_holds_all_that_trained(name, tmp_path):
+    def run():
+        model = adapted(build("bert"), "value", task_type="SEQ_CLS")
+        oelm.apply(model, name, seed=1)
+        return trainer(model, tmp_path, save_steps=2, steps=4)
+
+    run().train()
+    if name == "oelm-freeze":
+        run().train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    else:
+        with pytest.raises(OelmError, match="cannot resume from a checkpoint of a PEFT model"):
+            run().train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
 ADAPTERS = {

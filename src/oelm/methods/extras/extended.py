@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from oelm.errors import OelmError
 from oelm.methods.extras.kernels import causal_conv, lowrank_linear, rank_is_small
 from oelm.methods.method import Method
 from oelm.methods.orthogonal import gaussian, generator_for
@@ -141,6 +142,11 @@ def mask_padding_in_conv(attention: nn.Module) -> None:
 
 def _set_mask(attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     given = dict(zip(_argument_names(type(attention).forward), args, strict=False)) | kwargs
+    if packs_sequences(given.get("position_ids"), real_tokens(given.get(_MASK))):
+        raise OelmError(
+            "the position ids of a row start again in its middle: it packs several sequences, and the "
+            "method's convolution would mix them. Use one sequence per row, or a method without convolution"
+        )
     _set_real_tokens(attention, real_tokens(given.get(_MASK)))
 
 
@@ -157,6 +163,16 @@ def _set_real_tokens(attention: nn.Module, real: Tensor | None) -> None:
 @cache
 def _argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(forward).parameters)[1:]  # without self
+
+
+def packs_sequences(position_ids: Any, real: Tensor | None) -> bool:
+    """Return whether the position ids (B, T) of a row fall from one real token to the next."""
+    if not isinstance(position_ids, Tensor) or position_ids.dim() != 2:
+        return False
+    restarts = position_ids[:, 1:] < position_ids[:, :-1]
+    if real is not None and real.shape == position_ids.shape:
+        restarts = restarts & real[:, 1:] & real[:, :-1]
+    return bool(restarts.any())
 
 
 def real_tokens(mask: Any) -> Tensor | None:
