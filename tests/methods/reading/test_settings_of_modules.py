@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -49,6 +51,44 @@ def test_the_layout_of_each_instance_is_read_by_itself():
     assert (blocks.groups, per_head.groups) == (1, 4)
     (alone,) = (p for p in oelm.qk_projections(Stack([True])) if p.role == "q")
     assert alone.weight.layout == per_head
+
+
+class Ordered(nn.Module):
+    """Attention whose blocks of rows are in the order that an attribute says."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__()
+        self.num_heads = 4
+        self.qkv = nn.Linear(32, 96)
+        vars(self).update(settings)
+
+    def order(self) -> tuple[str, ...]:
+        return self.rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = dict(zip(self.order(), self.qkv(x).chunk(3, -1), strict=True))
+        q, k, v = (parts[role].unflatten(-1, (4, 8)).transpose(1, 2) for role in "qkv")
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class OrderedByConfig(Ordered):
+    def order(self) -> tuple[str, ...]:
+        return self.config.rows["order"]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda rows: Ordered(rows=rows),
+        lambda rows: OrderedByConfig(config=SimpleNamespace(rows={"order": list(rows)})),
+    ],
+    ids=["tuple", "config"],
+)
+def test_a_second_model_with_other_settings_is_read_by_itself(build):
+    oelm.apply(nn.Sequential(build(("q", "k", "v"))), "freeze-pretrained")
+    model = nn.Sequential(build(("v", "q", "k")))
+    oelm.apply(model, "freeze-pretrained")
+    assert model[0].qkv.layout.roles == ("v", "q", "k")
 
 
 def test_a_subclass_of_torchs_attention_with_its_own_forward_is_refused():
