@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from types import SimpleNamespace
 
 import pytest
@@ -160,3 +161,10 @@ def test_rotary_frequencies_keep_their_precision_when_a_compact_save_is_loaded(t
     for name, buffer in model.named_buffers():
         assert torch.equal(loaded.get_buffer(name), buffer), name
     assert loaded.lm_head.weight.dtype == torch.float16
+
+
+def test_layers_of_a_sequential_may_have_names():
+    layers = {f"encoder_layer_{i}": nn.TransformerEncoderLayer(16, 2, 32) for i in range(3)}
+    model = nn.Sequential(OrderedDict(layers))
+    found = {p.attention_name: p.place.layer for p in oelm.qk_projections(model)}
+    assert found == {f"encoder_layer_{i}.self_attn": i for i in range(3)}

@@ -94,7 +94,7 @@ def _path(model: nn.Module, name: str) -> tuple[str, tuple[int, ...], str]:
         above, walked = walked, f"{walked}.{step}" if walked else step
         if in_stack:
             stack, member = stack or above, walked
-            indices.append(int(step))
+            indices.append(list(module._modules).index(step))  # the keys of a Sequential need not be numbers
         module = getattr(module, step)
     return stack, tuple(indices), member
 
