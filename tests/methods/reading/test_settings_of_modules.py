@@ -168,3 +168,31 @@ def test_layers_of_a_sequential_may_have_names():
     model = nn.Sequential(OrderedDict(layers))
     found = {p.attention_name: p.place.layer for p in oelm.qk_projections(model)}
     assert found == {f"encoder_layer_{i}.self_attn": i for i in range(3)}
+
+
+class Head(nn.Module):
+    """One attention head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(16, 4, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(x).transpose(-2, -1) / 2
+        return scores.softmax(-1) @ self.value(x)
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(Head() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([head(x) for head in self.heads], dim=-1)
+
+
+def test_heads_in_a_list_are_in_one_layer():
+    model = nn.Sequential(Heads(), Heads(), Heads())
+    oelm.apply(model, "oelm-partial")
+    trained = {name for name, p in model.named_parameters() if p.requires_grad and "value" not in name}
+    assert trained == {f"2.heads.{i}.{name}.weight" for i in range(4) for name in ("query", "key")}
