@@ -129,7 +129,11 @@ def linear_attentions(model: nn.Module, selection: Selection = ALL) -> list[str]
 
 
 def ffn_matrices(model: nn.Module, selection: Selection = ALL) -> list[FeedForward]:
-    """Return the selected FFN matrices (up, gate and down). Raise OelmError if a selected layer has none."""
+    """Return the selected FFN matrices (up, gate and down) of the layers with attention.
+
+    Raise OelmError if a selected layer with attention has none. The FFN of a layer without attention, such as
+    a convolution layer of LFM2, and the MLP of a classification head are left out.
+    """
     model = unwrap(model)
     found: dict[str, tuple[str, ...]] = {}
     for name, module in model.named_modules():
@@ -138,12 +142,13 @@ def ffn_matrices(model: nn.Module, selection: Selection = ALL) -> list[FeedForwa
                 found[name] = (*ups, down)
                 break
     first_names = [f"{owner}.{paths[0]}" if owner else paths[0] for owner, paths in found.items()]
-    places = layer_places(model, first_names)
-    layers = {(place.stack, place.layer) for place in places.values()}
     _refuse_stacked_experts(model, selection)
     projections = find_projections(model, selection)
-    attentions = {p.attention_name: (p.place.stack, p.place.layer) for p in projections}
-    missing = [name for name, layer in attentions.items() if layer not in layers]
+    attentions = {p.attention_name: p.place for p in projections}
+    order = {name: position for position, (name, _) in enumerate(model.named_modules())}
+    nearest = [_attention_of(name, list(attentions), first_names, order) for name in first_names]
+    layers = {(attentions[name].stack, attentions[name].layer) for name in nearest if name is not None}
+    missing = [name for name, place in attentions.items() if (place.stack, place.layer) not in layers]
     if missing:
         known = ", ".join("+".join(ups) + "/" + down for ups, down in FFN_NAMES)
         raise OelmError(
@@ -151,16 +156,41 @@ def ffn_matrices(model: nn.Module, selection: Selection = ALL) -> list[FeedForwa
             f"Methods that freeze the FFN need matrices with one of these sets of names: {known}"
         )
     matrices = []
-    for (owner, paths), place in zip(found.items(), places.values(), strict=True):
-        if (place.stack, place.layer) not in attentions.values():  # such as the MLP of a classification head
+    for (owner, paths), attention in zip(found.items(), nearest, strict=True):
+        if attention is None:
             continue
         for path in paths:
             name = f"{owner}.{path}" if owner else path
             matrix = base_layer(model.get_submodule(name))
             bias = None if matrix.bias is None else ParameterSlice(matrix, "bias")
             weight = ParameterSlice(matrix, "weight", is_transposed(matrix))
-            matrices.append(FeedForward(name, place, weight, bias))
+            matrices.append(FeedForward(name, attentions[attention], weight, bias))
     return [matrix for matrix in matrices if selection.includes(matrix.name)]
+
+
+def _attention_of(ffn: str, attentions: list[str], ffns: list[str], order: dict[str, int]) -> str | None:
+    """Return the last attention before an FFN in the same layer; None if its layer has no attention.
+
+    The layer is the smallest module that contains the FFN and an attention. If a module inside it contains
+    both an attention and another FFN, it is not one layer but contains layers.
+
+    order: The position of each module in `model.named_modules()`.
+    """
+    around = ffn
+    while not (inside := [name for name in attentions if _contains(around, name)]):
+        around = around.rpartition(".")[0]
+    depth = len(around.split(".")) if around else 0
+    for name in inside:
+        child = ".".join(name.split(".")[: depth + 1])
+        if child not in (around, name) and any(_contains(child, other) for other in ffns):
+            return None
+    before = [name for name in inside if order[name] < order[ffn]]
+    return before[-1] if before else inside[0]
+
+
+def _contains(outer: str, inner: str) -> bool:
+    """Return whether the module `inner` is the module `outer` or inside it."""
+    return not outer or inner == outer or inner.startswith(f"{outer}.")
 
 
 def _refuse_stacked_experts(model: nn.Module, selection: Selection) -> None:
