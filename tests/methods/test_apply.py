@@ -254,6 +254,27 @@ def test_a_layer_that_computes_something_else_is_not_replaced_by_a_linear_one():
     oelm.apply(model, "oelm-lowrank")
 
 
+class LoraLinear(nn.Linear):
+    """A linear layer with a low-rank adapter that is zero at first, as in loralib."""
+
+    def __init__(self, d_in, d_out):
+        super().__init__(d_in, d_out)
+        self.lora_a, self.lora_b = nn.Parameter(torch.randn(2, d_in)), nn.Parameter(torch.zeros(d_out, 2))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.lora_a.T @ self.lora_b.T
+
+
+def test_an_adapter_in_a_subclass_of_linear_is_neither_lost_nor_trained():
+    model = nn.Sequential(Odd(names=("q_proj", "k_proj", "v_proj")))
+    model[0].num_heads = 2
+    model[0].q_proj = LoraLinear(16, 16)
+    with pytest.raises(UsageError, match="its class LoraLinear"):
+        oelm.apply(model, "oelm-bias", verify=False)
+    with pytest.raises(OelmError, match="lora_a affects only the attention scores"):
+        oelm.apply(model, "oelm-freeze")
+
+
 def test_a_registered_attention_is_recognised():
     class Registered(Odd):
         pass

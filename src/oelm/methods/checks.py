@@ -180,8 +180,8 @@ def _check_extras(method: Method, p: Projection) -> None:
     if replaces and not _is_plain_linear(p.weight.owner):
         raise UsageError(
             f"method '{method.name}' replaces {p.name} by a plain linear layer, but its class "
-            f"{type(p.weight.owner).__name__} computes something else than W x + b, which would be lost. "
-            f"Call oelm.apply before this class takes the place of the layer"
+            f"{type(p.weight.owner).__name__} computes something else than W x + b (or has more parameters), "
+            f"which would be lost. Call oelm.apply before this class takes the place of the layer"
         )
     if (method.conv or method.conv_value) and not _is_causal(p.attention):
         raise UsageError(
@@ -209,9 +209,14 @@ def _check_extras(method: Method, p: Projection) -> None:
 def _is_plain_linear(module: nn.Module) -> bool:
     """Return whether a linear layer computes W x + b; a class with a `forward` of its own is tried out.
 
-    A layer that cannot be tried out, because it needs another input or another device, counts as plain.
+    A layer with more parameters, such as a LoRA adapter, is not plain. A layer that cannot be tried out,
+    because it needs another input or another device, counts as plain.
     """
-    if type(module).forward is nn.Linear.forward or not is_matrix(module):
+    if not is_matrix(module):
+        return True
+    if {name for name, _ in module.named_parameters()} - {"weight", "bias"}:
+        return False
+    if type(module).forward is nn.Linear.forward:
         return True
     try:
         tried: Any = copy.deepcopy(module).cpu().float().eval()
