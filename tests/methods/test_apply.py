@@ -275,6 +275,28 @@ def test_an_adapter_in_a_subclass_of_linear_is_neither_lost_nor_trained():
         oelm.apply(model, "oelm-freeze")
 
 
+@pytest.mark.usefixtures("no_registrations")
+def test_an_ignored_class_around_torchs_attention_or_itself_is_left_as_it_is():
+    def frozen(model):
+        return {name.split(".")[0] for name, p in model.named_parameters() if not p.requires_grad}
+
+    class Pool(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 2)
+
+    def model():
+        return nn.ModuleDict({"pool": Pool(), "own": build("own-gpt")})
+
+    oelm.register_attention(Pool, ignore=True)
+    both = model()
+    oelm.apply(both, "oelm-freeze")
+    assert frozen(both) == {"own"}
+    oelm.register_attention(nn.MultiheadAttention, ignore=True)
+    with pytest.raises(OelmError, match="found no query and key"):
+        oelm.apply(nn.TransformerEncoderLayer(16, 2), "oelm-freeze")
+
+
 def test_a_registered_attention_is_recognised():
     class Registered(Odd):
         pass

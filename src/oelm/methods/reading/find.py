@@ -82,7 +82,12 @@ def find_projections(
     if unrecognised := _unrecognised(model, specs, selection):
         specs |= discover_specs(model, _holders(model, unrecognised, specs), example_inputs)
         check_all_attention_recognized(model, specs, selection)
-    specs = {name: spec for name, spec in specs.items() if not spec.ignore}
+    ignored = [n for n, spec in specs.items() if spec.ignore and is_registered(model.get_submodule(n))]
+    specs = {
+        name: spec
+        for name, spec in specs.items()
+        if not spec.ignore and not any(_contains(outer, name) for outer in ignored)
+    }
     if not specs:
         raise _nothing_found(model)
     places = layer_places(model, specs)
@@ -229,7 +234,8 @@ def value_projections(attention: nn.Module) -> list[str]:
 def _find_spec(model: nn.Module, name: str, module: nn.Module) -> AttentionSpec | None:
     """Return where a module stores Q and K; None if the module is not recognised as attention."""
     if isinstance(module, nn.MultiheadAttention):
-        return AttentionSpec(num_heads="num_heads")
+        known = known_spec(module)
+        return known if known is not None and known.ignore else AttentionSpec(num_heads="num_heads")
     if isinstance(module, SplitProjection):
         return None  # the spec of the attention module around it covers its q and k
     if (spec := known_spec(module)) is not None:
