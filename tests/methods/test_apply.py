@@ -297,6 +297,14 @@ def test_an_ignored_class_around_torchs_attention_or_itself_is_left_as_it_is():
         oelm.apply(nn.TransformerEncoderLayer(16, 2), "oelm-freeze")
 
 
+def test_weights_in_float8_are_refused():
+    model = nn.Sequential(Odd(names=("q_proj", "k_proj", "v_proj")))
+    model[0].num_heads = 2
+    model[0].q_proj.weight = nn.Parameter(model[0].q_proj.weight.data.to(torch.float8_e4m3fn), False)
+    with pytest.raises(UsageError, match="quantised"):
+        oelm.apply(model, "oelm-freeze", verify=False)
+
+
 def test_a_registered_attention_is_recognised():
     class Registered(Odd):
         pass

@@ -25,6 +25,9 @@ from oelm.methods.record import freeze_and_thaw_times, modules_with_record, reco
 
 QUERY_NORMS = ("q_norm", "q_layernorm", "q_layer_norm", "q_ln", "query_layernorm", "query_norm", "q_b_norm")
 
+#: The number formats of weights that oelm can initialise; others, such as float8, belong to quantised layers.
+_WRITABLE_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
 
 def check_seed(seed: int) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -125,7 +128,7 @@ def _check_weight(method: Method, target: Projection | FeedForward) -> None:
         )
     if weight.is_meta:
         raise UsageError(f"{target.name} is on the meta device; load or initialise its weights first")
-    if method.init != "keep" and not weight.is_floating_point():
+    if method.init != "keep" and weight.dtype not in _WRITABLE_TYPES:
         raise UsageError(f"{target.name} is quantised ({weight.dtype}); call oelm.apply before quantising")
     if method.init in ("qr", "polar"):
         try:
