@@ -369,6 +369,8 @@ def test_discarding_pretrained_weights_gives_a_warning(tmp_path):
     loaded = type(model).from_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="freeze-pretrained"):
         oelm.apply(loaded, "oelm-freeze")
+    with pytest.warns(UserWarning, match="replaces the trained FFN weights"):
+        oelm.apply(type(model).from_pretrained(tmp_path), "oelm-ffn")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         oelm.apply(type(model).from_pretrained(tmp_path), "oelm-pretrained")

@@ -67,7 +67,7 @@ def check_before_apply(
         _check_not_tied(model, method, targets)
     for p in projections:
         _check_extras(method, p)
-    _warn_if_trained_weights_are_discarded(model, method, projections)
+    _warn_if_trained_weights_are_discarded(model, method, targets)
 
 
 def _check_adapters(
@@ -269,16 +269,22 @@ def _check_value_projection(method: Method, p: Projection) -> None:
 
 
 def _warn_if_trained_weights_are_discarded(
-    model: nn.Module, method: Method, projections: list[Projection]
+    model: nn.Module, method: Method, targets: list[Projection | FeedForward]
 ) -> None:
-    if not method.has_random_init or not {"q", "k"} & set(method.parts):
+    if not method.has_random_init:
         return
     # from_pretrained() sets `_is_hf_initialized` on every tensor that it loads; a model that was built from
     # a config has no tensor with this attribute.
-    if any(getattr(p.weight.parameter, "_is_hf_initialized", False) for p in projections):
+    trained = [t for t in targets if getattr(t.weight.parameter, "_is_hf_initialized", False)]
+    if trained:
+        kinds = {"FFN" if isinstance(t, FeedForward) else "query and key" for t in trained}
         origin = getattr(model, "name_or_path", "") or "a checkpoint"
+        advice = (
+            f"'{PRETRAINED_DEFAULT}'" if "FFN" not in kinds else 'dataclasses.replace(method, init="keep")'
+        )
         warnings.warn(
-            f"'{method.name}' replaces the trained query and key weights of {type(model).__name__} (loaded "
-            f"from {origin}) by random ones. To keep and freeze them, use '{PRETRAINED_DEFAULT}'",
+            f"'{method.name}' replaces the trained {' and '.join(sorted(kinds))} weights of "
+            f"{type(model).__name__} (loaded from {origin}) by random ones. To keep and freeze them, use "
+            f"{advice}",
             stacklevel=5,
         )
