@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from tiny_models import applied_model, build, equal_parameters, optimizer_of, outputs
+from tiny_models import LLAMA, applied_model, build, equal_parameters, optimizer_of, outputs
 from torch import nn
 
 import oelm
@@ -232,6 +232,18 @@ def test_extras_are_refused_where_the_attention_does_not_support_them():
 
 
 # -- registering -----------------------------------------------------------------------------------------
+
+
+def test_a_temperature_that_a_norm_of_the_queries_cancels_is_refused():
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Llama4ForCausalLM, Llama4TextConfig
+
+    experts = {"intermediate_size_mlp": 64, "num_local_experts": 2, "moe_layers": [], "head_dim": 8}
+    llama = Llama4ForCausalLM(Llama4TextConfig(**LLAMA, **experts, no_rope_layers=[1, 1, 1]))
+    sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+    shape = {**LLAMA, **sizes, "v_head_dim": 8, "first_k_dense_replace": 3, "num_key_value_heads": 4}
+    for model in (llama, DeepseekV3ForCausalLM(DeepseekV3Config(**shape))):
+        with pytest.raises(UsageError, match="temperature would have no effect"):
+            oelm.apply(model, "oelm-temperature")
 
 
 class ScaledLinear(nn.Linear):

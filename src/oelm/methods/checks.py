@@ -23,7 +23,10 @@ from oelm.methods.reading.projection import FeedForward, Projection, is_matrix, 
 from oelm.methods.reading.wrappers import base_layer, is_adapter
 from oelm.methods.record import freeze_and_thaw_times, modules_with_record, record_of
 
-QUERY_NORMS = ("q_norm", "q_layernorm", "q_layer_norm", "q_ln", "query_layernorm", "query_norm", "q_b_norm")
+QUERY_NORMS = (
+    *("q_norm", "q_layernorm", "q_layer_norm", "q_ln", "query_layernorm", "query_norm", "q_b_norm"),
+    *("qk_norm", "q_a_layernorm"),  # Llama 4, and the low-rank queries of DeepSeek
+)
 
 #: The number formats of weights that oelm can initialise; others, such as float8, belong to quantised layers.
 _WRITABLE_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
