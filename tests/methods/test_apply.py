@@ -192,6 +192,19 @@ def test_a_tied_projection_is_not_frozen_by_accident():
         oelm.apply(model, "oelm-freeze")
 
 
+def test_a_projection_that_two_layers_share_is_refused():
+    layers = nn.ModuleList(Odd(names=("q_proj", "k_proj", "v_proj")) for _ in range(3))
+    for layer in layers:
+        layer.num_heads = 2
+    model = nn.Sequential(*layers)
+    model[2].k_proj = model[0].k_proj
+    with pytest.raises(UsageError, match=r"2\.k_proj and 0\.k_proj are one module"):
+        oelm.apply(model, "oelm-freeze")
+    shared = nn.Sequential(*[layers[1]] * 3)
+    shared.alias = shared[0]
+    assert oelm.apply(shared, "oelm-freeze").qk_trainable == 0
+
+
 def test_meta_tensors_and_parametrized_weights_are_refused():
     with torch.device("meta"):
         model = build("bert")

@@ -143,7 +143,14 @@ def _check_weight(method: Method, target: Projection | FeedForward) -> None:
 def _check_not_tied(model: nn.Module, method: Method, targets: list[Projection | FeedForward]) -> None:
     """Raise UsageError if a target's weight is tied, because the module that shares it would change, too."""
     shared = names_by_parameter(model)
+    first: dict[int, Projection | FeedForward] = {}
     for target in targets:
+        other = first.setdefault(id(target.weight.parameter), target)
+        if getattr(other, "attention", other) is not getattr(target, "attention", target):
+            raise UsageError(
+                f"{target.name} and {other.name} are one module, but '{method.name}' acts on each layer by "
+                f"itself. Give each layer its own module (copy.deepcopy), or share the whole layer"
+            )
         names = shared[id(target.weight.parameter)]
         if len(names) > 1:
             raise UsageError(
