@@ -125,6 +125,21 @@ def test_queries_and_keys_outside_attention_classes_are_refused(fused):
         oelm.qk_projections(nn.ModuleList([known, Mixer(names=(fused, "out_proj"))]))
 
 
+def test_matrices_that_are_parameters_are_read_or_refused_beside_other_attention():
+    class Pool(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w_q, self.w_k, self.w_v = (nn.Parameter(torch.randn(16, 16) / 4) for _ in range(3))
+
+        def forward(self, x):
+            return nn.functional.scaled_dot_product_attention(x @ self.w_q, x @ self.w_k, x @ self.w_v)
+
+    model = nn.Sequential(nn.TransformerEncoderLayer(16, 2, 32), Pool())
+    with pytest.raises(OelmError, match=r"1\.w_q: Parameter"):
+        oelm.apply(model, "oelm-freeze")
+    oelm.apply(model, "oelm-freeze", exclude="1")
+
+
 def test_a_gate_beside_the_queries_trains():
     from transformers import Qwen3NextConfig
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention

@@ -7,6 +7,7 @@ layouts until the numeric check of `verify.py` accepts one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -329,10 +330,10 @@ def _detect_layout(
 
 def _unrecognised(
     model: nn.Module, specs: dict[str, AttentionSpec], selection: Selection
-) -> list[tuple[str, nn.Module]]:
-    """Return (name, module) of the selected modules that look like Q or K but are in no spec."""
+) -> list[tuple[str, nn.Module | nn.Parameter]]:
+    """Return (name, module or parameter) of what is selected and looks like Q or K, but is in no spec."""
     covered = _covered_modules(model, specs)
-    unrecognised = []
+    unrecognised: list[tuple[str, nn.Module | nn.Parameter]] = []
     for name, module in model.named_modules():
         if not is_projection(module) or name in covered or isinstance(module, SplitProjection):
             continue
@@ -347,11 +348,28 @@ def _unrecognised(
             suspect = bool(words(own) & QK_WORDS)  # other convolutions are rarely projections
         if suspect or words(own) & FUSED_WORDS or own in QUERY_NAMES or own in KEY_NAMES:
             unrecognised.append((name, module))
-    return unrecognised
+    return unrecognised + _bare_matrices(model, specs, selection)
+
+
+def _bare_matrices(
+    model: nn.Module, specs: dict[str, AttentionSpec], selection: Selection
+) -> list[tuple[str, nn.Module | nn.Parameter]]:
+    """Return (name, parameter) of 2-D parameters named like Q and K whose module is in no spec.
+
+    A module must have both: a single parameter with the name "query" is usually a learned token.
+    """
+    found: list[tuple[str, nn.Module | nn.Parameter]] = []
+    for owner, module in model.named_modules():
+        matrices = {n.lower(): n for n, p in module._parameters.items() if p is not None and p.dim() == 2}
+        queries, keys = (sorted(matrices.keys() & names) for names in (QUERY_NAMES, KEY_NAMES))
+        if queries and keys and not _overlaps(owner, set(specs)):
+            own = [matrices[name] for name in (*queries, *keys)]
+            found += [(f"{owner}.{name}" if owner else name, module.get_parameter(name)) for name in own]
+    return [(name, parameter) for name, parameter in found if selection.includes(name)]
 
 
 def _holders(
-    model: nn.Module, modules: list[tuple[str, nn.Module]], specs: dict[str, AttentionSpec]
+    model: nn.Module, modules: Sequence[tuple[str, nn.Module | nn.Parameter]], specs: dict[str, AttentionSpec]
 ) -> list[str]:
     """Return the names of modules that contain the given ones and may be attention, the innermost first."""
     found: dict[str, None] = {}
