@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from tiny_models import applied_model, build, equal_parameters, optimizer_of, outputs
+from tiny_models import LLAMA, applied_model, build, equal_parameters, optimizer_of, outputs
 from torch import nn
 
 import oelm
@@ -125,6 +125,21 @@ def test_queries_and_keys_outside_attention_classes_are_refused(fused):
         oelm.qk_projections(nn.ModuleList([known, Mixer(names=(fused, "out_proj"))]))
 
 
+def test_matrices_that_are_parameters_are_read_or_refused_beside_other_attention():
+    class Pool(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w_q, self.w_k, self.w_v = (nn.Parameter(torch.randn(16, 16) / 4) for _ in range(3))
+
+        def forward(self, x):
+            return nn.functional.scaled_dot_product_attention(x @ self.w_q, x @ self.w_k, x @ self.w_v)
+
+    model = nn.Sequential(nn.TransformerEncoderLayer(16, 2, 32), Pool())
+    with pytest.raises(OelmError, match=r"1\.w_q: Parameter"):
+        oelm.apply(model, "oelm-freeze")
+    oelm.apply(model, "oelm-freeze", exclude="1")
+
+
 def test_a_gate_beside_the_queries_trains():
     from transformers import Qwen3NextConfig
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention
@@ -192,6 +207,19 @@ def test_a_tied_projection_is_not_frozen_by_accident():
         oelm.apply(model, "oelm-freeze")
 
 
+def test_a_projection_that_two_layers_share_is_refused():
+    layers = nn.ModuleList(Odd(names=("q_proj", "k_proj", "v_proj")) for _ in range(3))
+    for layer in layers:
+        layer.num_heads = 2
+    model = nn.Sequential(*layers)
+    model[2].k_proj = model[0].k_proj
+    with pytest.raises(UsageError, match=r"2\.k_proj and 0\.k_proj are one module"):
+        oelm.apply(model, "oelm-freeze")
+    shared = nn.Sequential(*[layers[1]] * 3)
+    shared.alias = shared[0]
+    assert oelm.apply(shared, "oelm-freeze").qk_trainable == 0
+
+
 def test_meta_tensors_and_parametrized_weights_are_refused():
     with torch.device("meta"):
         model = build("bert")
@@ -234,6 +262,18 @@ def test_extras_are_refused_where_the_attention_does_not_support_them():
 # -- registering -----------------------------------------------------------------------------------------
 
 
+def test_a_temperature_that_a_norm_of_the_queries_cancels_is_refused():
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Llama4ForCausalLM, Llama4TextConfig
+
+    experts = {"intermediate_size_mlp": 64, "num_local_experts": 2, "moe_layers": [], "head_dim": 8}
+    llama = Llama4ForCausalLM(Llama4TextConfig(**LLAMA, **experts, no_rope_layers=[1, 1, 1]))
+    sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+    shape = {**LLAMA, **sizes, "v_head_dim": 8, "first_k_dense_replace": 3, "num_key_value_heads": 4}
+    for model in (llama, DeepseekV3ForCausalLM(DeepseekV3Config(**shape))):
+        with pytest.raises(UsageError, match="temperature would have no effect"):
+            oelm.apply(model, "oelm-temperature")
+
+
 class ScaledLinear(nn.Linear):
     """As in quantised layers, the matrix that it multiplies by is not its weight alone."""
 
@@ -252,6 +292,57 @@ def test_a_layer_that_computes_something_else_is_not_replaced_by_a_linear_one():
     assert type(odd.query) is ScaledLinear
     odd.query.scale = odd.key.scale = 1.0  # computes W x + b, though in a function of its own
     oelm.apply(model, "oelm-lowrank")
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer with a low-rank adapter that is zero at first, as in loralib."""
+
+    def __init__(self, d_in, d_out):
+        super().__init__(d_in, d_out)
+        self.lora_a, self.lora_b = nn.Parameter(torch.randn(2, d_in)), nn.Parameter(torch.zeros(d_out, 2))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.lora_a.T @ self.lora_b.T
+
+
+def test_an_adapter_in_a_subclass_of_linear_is_neither_lost_nor_trained():
+    model = nn.Sequential(Odd(names=("q_proj", "k_proj", "v_proj")))
+    model[0].num_heads = 2
+    model[0].q_proj = LoraLinear(16, 16)
+    with pytest.raises(UsageError, match="its class LoraLinear"):
+        oelm.apply(model, "oelm-bias", verify=False)
+    with pytest.raises(OelmError, match="lora_a affects only the attention scores"):
+        oelm.apply(model, "oelm-freeze")
+
+
+@pytest.mark.usefixtures("no_registrations")
+def test_an_ignored_class_around_torchs_attention_or_itself_is_left_as_it_is():
+    def frozen(model):
+        return {name.split(".")[0] for name, p in model.named_parameters() if not p.requires_grad}
+
+    class Pool(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 2)
+
+    def model():
+        return nn.ModuleDict({"pool": Pool(), "own": build("own-gpt")})
+
+    oelm.register_attention(Pool, ignore=True)
+    both = model()
+    oelm.apply(both, "oelm-freeze")
+    assert frozen(both) == {"own"}
+    oelm.register_attention(nn.MultiheadAttention, ignore=True)
+    with pytest.raises(OelmError, match="found no query and key"):
+        oelm.apply(nn.TransformerEncoderLayer(16, 2), "oelm-freeze")
+
+
+def test_weights_in_float8_are_refused():
+    model = nn.Sequential(Odd(names=("q_proj", "k_proj", "v_proj")))
+    model[0].num_heads = 2
+    model[0].q_proj.weight = nn.Parameter(model[0].q_proj.weight.data.to(torch.float8_e4m3fn), False)
+    with pytest.raises(UsageError, match="quantised"):
+        oelm.apply(model, "oelm-freeze", verify=False)
 
 
 def test_a_registered_attention_is_recognised():
@@ -318,6 +409,8 @@ def test_discarding_pretrained_weights_gives_a_warning(tmp_path):
     loaded = type(model).from_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="freeze-pretrained"):
         oelm.apply(loaded, "oelm-freeze")
+    with pytest.warns(UserWarning, match="replaces the trained FFN weights"):
+        oelm.apply(type(model).from_pretrained(tmp_path), "oelm-ffn")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         oelm.apply(type(model).from_pretrained(tmp_path), "oelm-pretrained")

@@ -23,7 +23,13 @@ from oelm.methods.reading.projection import FeedForward, Projection, is_matrix, 
 from oelm.methods.reading.wrappers import base_layer, is_adapter
 from oelm.methods.record import freeze_and_thaw_times, modules_with_record, record_of
 
-QUERY_NORMS = ("q_norm", "q_layernorm", "q_layer_norm", "q_ln", "query_layernorm", "query_norm", "q_b_norm")
+QUERY_NORMS = (
+    *("q_norm", "q_layernorm", "q_layer_norm", "q_ln", "query_layernorm", "query_norm", "q_b_norm"),
+    *("qk_norm", "q_a_layernorm"),  # Llama 4, and the low-rank queries of DeepSeek
+)
+
+#: The number formats of weights that oelm can initialise; others, such as float8, belong to quantised layers.
+_WRITABLE_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_seed(seed: int) -> None:
@@ -64,7 +70,7 @@ def check_before_apply(
         _check_not_tied(model, method, targets)
     for p in projections:
         _check_extras(method, p)
-    _warn_if_trained_weights_are_discarded(model, method, projections)
+    _warn_if_trained_weights_are_discarded(model, method, targets)
 
 
 def _check_adapters(
@@ -125,7 +131,7 @@ def _check_weight(method: Method, target: Projection | FeedForward) -> None:
         )
     if weight.is_meta:
         raise UsageError(f"{target.name} is on the meta device; load or initialise its weights first")
-    if method.init != "keep" and not weight.is_floating_point():
+    if method.init != "keep" and weight.dtype not in _WRITABLE_TYPES:
         raise UsageError(f"{target.name} is quantised ({weight.dtype}); call oelm.apply before quantising")
     if method.init in ("qr", "polar"):
         try:
@@ -137,7 +143,14 @@ def _check_weight(method: Method, target: Projection | FeedForward) -> None:
 def _check_not_tied(model: nn.Module, method: Method, targets: list[Projection | FeedForward]) -> None:
     """Raise UsageError if a target's weight is tied, because the module that shares it would change, too."""
     shared = names_by_parameter(model)
+    first: dict[int, Projection | FeedForward] = {}
     for target in targets:
+        other = first.setdefault(id(target.weight.parameter), target)
+        if getattr(other, "attention", other) is not getattr(target, "attention", target):
+            raise UsageError(
+                f"{target.name} and {other.name} are one module, but '{method.name}' acts on each layer by "
+                f"itself. Give each layer its own module (copy.deepcopy), or share the whole layer"
+            )
         names = shared[id(target.weight.parameter)]
         if len(names) > 1:
             raise UsageError(
@@ -180,8 +193,8 @@ def _check_extras(method: Method, p: Projection) -> None:
     if replaces and not _is_plain_linear(p.weight.owner):
         raise UsageError(
             f"method '{method.name}' replaces {p.name} by a plain linear layer, but its class "
-            f"{type(p.weight.owner).__name__} computes something else than W x + b, which would be lost. "
-            f"Call oelm.apply before this class takes the place of the layer"
+            f"{type(p.weight.owner).__name__} computes something else than W x + b (or has more parameters), "
+            f"which would be lost. Call oelm.apply before this class takes the place of the layer"
         )
     if (method.conv or method.conv_value) and not _is_causal(p.attention):
         raise UsageError(
@@ -209,9 +222,14 @@ def _check_extras(method: Method, p: Projection) -> None:
 def _is_plain_linear(module: nn.Module) -> bool:
     """Return whether a linear layer computes W x + b; a class with a `forward` of its own is tried out.
 
-    A layer that cannot be tried out, because it needs another input or another device, counts as plain.
+    A layer with more parameters, such as a LoRA adapter, is not plain. A layer that cannot be tried out,
+    because it needs another input or another device, counts as plain.
     """
-    if type(module).forward is nn.Linear.forward or not is_matrix(module):
+    if not is_matrix(module):
+        return True
+    if {name for name, _ in module.named_parameters()} - {"weight", "bias"}:
+        return False
+    if type(module).forward is nn.Linear.forward:
         return True
     try:
         tried: Any = copy.deepcopy(module).cpu().float().eval()
@@ -261,16 +279,22 @@ def _check_value_projection(method: Method, p: Projection) -> None:
 
 
 def _warn_if_trained_weights_are_discarded(
-    model: nn.Module, method: Method, projections: list[Projection]
+    model: nn.Module, method: Method, targets: list[Projection | FeedForward]
 ) -> None:
-    if not method.has_random_init or not {"q", "k"} & set(method.parts):
+    if not method.has_random_init:
         return
     # from_pretrained() sets `_is_hf_initialized` on every tensor that it loads; a model that was built from
     # a config has no tensor with this attribute.
-    if any(getattr(p.weight.parameter, "_is_hf_initialized", False) for p in projections):
+    trained = [t for t in targets if getattr(t.weight.parameter, "_is_hf_initialized", False)]
+    if trained:
+        kinds = {"FFN" if isinstance(t, FeedForward) else "query and key" for t in trained}
         origin = getattr(model, "name_or_path", "") or "a checkpoint"
+        advice = (
+            f"'{PRETRAINED_DEFAULT}'" if "FFN" not in kinds else 'dataclasses.replace(method, init="keep")'
+        )
         warnings.warn(
-            f"'{method.name}' replaces the trained query and key weights of {type(model).__name__} (loaded "
-            f"from {origin}) by random ones. To keep and freeze them, use '{PRETRAINED_DEFAULT}'",
+            f"'{method.name}' replaces the trained {' and '.join(sorted(kinds))} weights of "
+            f"{type(model).__name__} (loaded from {origin}) by random ones. To keep and freeze them, use "
+            f"{advice}",
             stacklevel=5,
         )

@@ -65,6 +65,7 @@ class Method:
             had before: use it for pretrained models, whose other layers expect logits of that size.
         parts: The matrices on which `init` and `freeze` act: "q", "k", "ffn". Each FFN matrix (up, down and
             gate) is treated as one head; its rows or its columns, whichever are fewer, become orthonormal.
+            The FFN of a layer without attention (such as a convolution layer) is left as it is.
 
     Attributes: Freezing
         freeze: Which layers are frozen: "none", "all", "first" (the first `layers`) or "all-but-last" (all

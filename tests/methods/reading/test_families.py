@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from tiny_models import FAMILIES, LLAMA, applied_model, build, equal_parameters, optimizer_of, outputs
+from tiny_models import (
+    ENCODER,
+    FAMILIES,
+    LLAMA,
+    applied_model,
+    build,
+    equal_parameters,
+    optimizer_of,
+    outputs,
+)
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -186,3 +195,35 @@ def test_torch_encoders_work_with_padding_on_the_fast_path():
     with torch.no_grad():
         got, want = (m(x, src_key_padding_mask=padding) for m in (model, plain))
     assert torch.allclose(got[~padding], want[~padding], **CLOSE)
+
+
+def test_ffn_methods_act_on_the_layers_with_attention():
+    from transformers import Lfm2Config, Lfm2ForCausalLM, MobileBertConfig, MobileBertModel
+
+    kinds = ["conv", "conv", "full_attention", "full_attention"]
+    shape = {**LLAMA, "num_hidden_layers": 4, "block_auto_adjust_ff_dim": False}
+    model = Lfm2ForCausalLM(Lfm2Config(**shape, layer_types=kinds))
+    oelm.apply(model, "oelm-qk-ffn")
+    trains = [layer.feed_forward.w1.weight.requires_grad for layer in model.model.layers]
+    assert trains == [True, True, False, False]
+
+    bottleneck = {"intra_bottleneck_size": 32, "true_hidden_size": 32, "embedding_size": 16}
+    model = MobileBertModel(MobileBertConfig(**ENCODER, **bottleneck))
+    oelm.apply(model, "oelm-ffn")
+    for layer in model.encoder.layer:
+        for block in (layer, *layer.ffn):
+            assert not block.intermediate.dense.weight.requires_grad
+
+
+def test_all_experts_of_a_layer_are_frozen():
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 2)
+            self.experts = nn.ModuleList(
+                nn.ModuleDict({"up": nn.Linear(16, 32), "down": nn.Linear(32, 16)}) for _ in range(3)
+            )
+
+    model = nn.Sequential(Layer(), Layer())
+    oelm.apply(model, "oelm-ffn")
+    assert not any(p.requires_grad for name, p in model.named_parameters() if "experts" in name)

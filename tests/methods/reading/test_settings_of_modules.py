@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -49,6 +52,44 @@ def test_the_layout_of_each_instance_is_read_by_itself():
     assert (blocks.groups, per_head.groups) == (1, 4)
     (alone,) = (p for p in oelm.qk_projections(Stack([True])) if p.role == "q")
     assert alone.weight.layout == per_head
+
+
+class Ordered(nn.Module):
+    """Attention whose blocks of rows are in the order that an attribute says."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__()
+        self.num_heads = 4
+        self.qkv = nn.Linear(32, 96)
+        vars(self).update(settings)
+
+    def order(self) -> tuple[str, ...]:
+        return self.rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = dict(zip(self.order(), self.qkv(x).chunk(3, -1), strict=True))
+        q, k, v = (parts[role].unflatten(-1, (4, 8)).transpose(1, 2) for role in "qkv")
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class OrderedByConfig(Ordered):
+    def order(self) -> tuple[str, ...]:
+        return self.config.rows["order"]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda rows: Ordered(rows=rows),
+        lambda rows: OrderedByConfig(config=SimpleNamespace(rows={"order": list(rows)})),
+    ],
+    ids=["tuple", "config"],
+)
+def test_a_second_model_with_other_settings_is_read_by_itself(build):
+    oelm.apply(nn.Sequential(build(("q", "k", "v"))), "freeze-pretrained")
+    model = nn.Sequential(build(("v", "q", "k")))
+    oelm.apply(model, "freeze-pretrained")
+    assert model[0].qkv.layout.roles == ("v", "q", "k")
 
 
 def test_a_subclass_of_torchs_attention_with_its_own_forward_is_refused():
@@ -120,3 +161,38 @@ def test_rotary_frequencies_keep_their_precision_when_a_compact_save_is_loaded(t
     for name, buffer in model.named_buffers():
         assert torch.equal(loaded.get_buffer(name), buffer), name
     assert loaded.lm_head.weight.dtype == torch.float16
+
+
+def test_layers_of_a_sequential_may_have_names():
+    layers = {f"encoder_layer_{i}": nn.TransformerEncoderLayer(16, 2, 32) for i in range(3)}
+    model = nn.Sequential(OrderedDict(layers))
+    found = {p.attention_name: p.place.layer for p in oelm.qk_projections(model)}
+    assert found == {f"encoder_layer_{i}.self_attn": i for i in range(3)}
+
+
+class Head(nn.Module):
+    """One attention head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(16, 4, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(x).transpose(-2, -1) / 2
+        return scores.softmax(-1) @ self.value(x)
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(Head() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([head(x) for head in self.heads], dim=-1)
+
+
+def test_heads_in_a_list_are_in_one_layer():
+    model = nn.Sequential(Heads(), Heads(), Heads())
+    oelm.apply(model, "oelm-partial")
+    trained = {name for name, p in model.named_parameters() if p.requires_grad and "value" not in name}
+    assert trained == {f"2.heads.{i}.{name}.weight" for i in range(4) for name in ("query", "key")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -25,7 +26,7 @@ def attention_around(model: nn.Module, name: str) -> str | None:
     return None
 
 
-def list_candidates(model: nn.Module, modules: list[tuple[str, nn.Module]]) -> str:
+def list_candidates(model: nn.Module, modules: Sequence[tuple[str, nn.Module | nn.Parameter]]) -> str:
     """Return the end of an error message: modules that may contain Q or K, and code to register them."""
     if not modules:
         return " The model has no linear layers at all."

@@ -219,16 +219,16 @@ _FUSED: dict[str, AttentionSpec | Callable[[nn.Module], AttentionSpec]] = {
 _registered: dict[type | str, AttentionSpec] = {}
 
 
-_ATTACHED = "_oelm_attention_spec"
+ATTACHED_SPEC = "_oelm_attention_spec"  # the attribute of a module that holds its discovered spec
 
 
 def attach_spec(attention: nn.Module, spec: AttentionSpec) -> None:
     """Attach a discovered spec to a module, so that `known_spec()` finds it after the weights are split."""
-    attention.__dict__[_ATTACHED] = spec
+    attention.__dict__[ATTACHED_SPEC] = spec
 
 
 def attached_spec(attention: nn.Module) -> AttentionSpec | None:
-    return None if is_registered(attention) else attention.__dict__.get(_ATTACHED)
+    return None if is_registered(attention) else attention.__dict__.get(ATTACHED_SPEC)
 
 
 def is_registered(attention: nn.Module) -> bool:

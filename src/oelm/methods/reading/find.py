@@ -7,6 +7,7 @@ layouts until the numeric check of `verify.py` accepts one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -82,7 +83,12 @@ def find_projections(
     if unrecognised := _unrecognised(model, specs, selection):
         specs |= discover_specs(model, _holders(model, unrecognised, specs), example_inputs)
         check_all_attention_recognized(model, specs, selection)
-    specs = {name: spec for name, spec in specs.items() if not spec.ignore}
+    ignored = [n for n, spec in specs.items() if spec.ignore and is_registered(model.get_submodule(n))]
+    specs = {
+        name: spec
+        for name, spec in specs.items()
+        if not spec.ignore and not any(_contains(outer, name) for outer in ignored)
+    }
     if not specs:
         raise _nothing_found(model)
     places = layer_places(model, specs)
@@ -129,7 +135,11 @@ def linear_attentions(model: nn.Module, selection: Selection = ALL) -> list[str]
 
 
 def ffn_matrices(model: nn.Module, selection: Selection = ALL) -> list[FeedForward]:
-    """Return the selected FFN matrices (up, gate and down). Raise OelmError if a selected layer has none."""
+    """Return the selected FFN matrices (up, gate and down) of the layers with attention.
+
+    Raise OelmError if a selected layer with attention has none. The FFN of a layer without attention, such as
+    a convolution layer of LFM2, and the MLP of a classification head are left out.
+    """
     model = unwrap(model)
     found: dict[str, tuple[str, ...]] = {}
     for name, module in model.named_modules():
@@ -138,12 +148,13 @@ def ffn_matrices(model: nn.Module, selection: Selection = ALL) -> list[FeedForwa
                 found[name] = (*ups, down)
                 break
     first_names = [f"{owner}.{paths[0]}" if owner else paths[0] for owner, paths in found.items()]
-    places = layer_places(model, first_names)
-    layers = {(place.stack, place.layer) for place in places.values()}
     _refuse_stacked_experts(model, selection)
     projections = find_projections(model, selection)
-    attentions = {p.attention_name: (p.place.stack, p.place.layer) for p in projections}
-    missing = [name for name, layer in attentions.items() if layer not in layers]
+    attentions = {p.attention_name: p.place for p in projections}
+    order = {name: position for position, (name, _) in enumerate(model.named_modules())}
+    nearest = [_attention_of(name, list(attentions), first_names, order) for name in first_names]
+    layers = {(attentions[name].stack, attentions[name].layer) for name in nearest if name is not None}
+    missing = [name for name, place in attentions.items() if (place.stack, place.layer) not in layers]
     if missing:
         known = ", ".join("+".join(ups) + "/" + down for ups, down in FFN_NAMES)
         raise OelmError(
@@ -151,16 +162,41 @@ def ffn_matrices(model: nn.Module, selection: Selection = ALL) -> list[FeedForwa
             f"Methods that freeze the FFN need matrices with one of these sets of names: {known}"
         )
     matrices = []
-    for (owner, paths), place in zip(found.items(), places.values(), strict=True):
-        if (place.stack, place.layer) not in attentions.values():  # such as the MLP of a classification head
+    for (owner, paths), attention in zip(found.items(), nearest, strict=True):
+        if attention is None:
             continue
         for path in paths:
             name = f"{owner}.{path}" if owner else path
             matrix = base_layer(model.get_submodule(name))
             bias = None if matrix.bias is None else ParameterSlice(matrix, "bias")
             weight = ParameterSlice(matrix, "weight", is_transposed(matrix))
-            matrices.append(FeedForward(name, place, weight, bias))
+            matrices.append(FeedForward(name, attentions[attention], weight, bias))
     return [matrix for matrix in matrices if selection.includes(matrix.name)]
+
+
+def _attention_of(ffn: str, attentions: list[str], ffns: list[str], order: dict[str, int]) -> str | None:
+    """Return the last attention before an FFN in the same layer; None if its layer has no attention.
+
+    The layer is the smallest module that contains the FFN and an attention. If a module inside it contains
+    both an attention and another FFN, it is not one layer but contains layers.
+
+    order: The position of each module in `model.named_modules()`.
+    """
+    around = ffn
+    while not (inside := [name for name in attentions if _contains(around, name)]):
+        around = around.rpartition(".")[0]
+    depth = len(around.split(".")) if around else 0
+    for name in inside:
+        child = ".".join(name.split(".")[: depth + 1])
+        if child not in (around, name) and any(_contains(child, other) for other in ffns):
+            return None
+    before = [name for name in inside if order[name] < order[ffn]]
+    return before[-1] if before else inside[0]
+
+
+def _contains(outer: str, inner: str) -> bool:
+    """Return whether the module `inner` is the module `outer` or inside it."""
+    return not outer or inner == outer or inner.startswith(f"{outer}.")
 
 
 def _refuse_stacked_experts(model: nn.Module, selection: Selection) -> None:
@@ -199,7 +235,8 @@ def value_projections(attention: nn.Module) -> list[str]:
 def _find_spec(model: nn.Module, name: str, module: nn.Module) -> AttentionSpec | None:
     """Return where a module stores Q and K; None if the module is not recognised as attention."""
     if isinstance(module, nn.MultiheadAttention):
-        return AttentionSpec(num_heads="num_heads")
+        known = known_spec(module)
+        return known if known is not None and known.ignore else AttentionSpec(num_heads="num_heads")
     if isinstance(module, SplitProjection):
         return None  # the spec of the attention module around it covers its q and k
     if (spec := known_spec(module)) is not None:
@@ -293,10 +330,10 @@ def _detect_layout(
 
 def _unrecognised(
     model: nn.Module, specs: dict[str, AttentionSpec], selection: Selection
-) -> list[tuple[str, nn.Module]]:
-    """Return (name, module) of the selected modules that look like Q or K but are in no spec."""
+) -> list[tuple[str, nn.Module | nn.Parameter]]:
+    """Return (name, module or parameter) of what is selected and looks like Q or K, but is in no spec."""
     covered = _covered_modules(model, specs)
-    unrecognised = []
+    unrecognised: list[tuple[str, nn.Module | nn.Parameter]] = []
     for name, module in model.named_modules():
         if not is_projection(module) or name in covered or isinstance(module, SplitProjection):
             continue
@@ -311,11 +348,28 @@ def _unrecognised(
             suspect = bool(words(own) & QK_WORDS)  # other convolutions are rarely projections
         if suspect or words(own) & FUSED_WORDS or own in QUERY_NAMES or own in KEY_NAMES:
             unrecognised.append((name, module))
-    return unrecognised
+    return unrecognised + _bare_matrices(model, specs, selection)
+
+
+def _bare_matrices(
+    model: nn.Module, specs: dict[str, AttentionSpec], selection: Selection
+) -> list[tuple[str, nn.Module | nn.Parameter]]:
+    """Return (name, parameter) of 2-D parameters named like Q and K whose module is in no spec.
+
+    A module must have both: a single parameter with the name "query" is usually a learned token.
+    """
+    found: list[tuple[str, nn.Module | nn.Parameter]] = []
+    for owner, module in model.named_modules():
+        matrices = {n.lower(): n for n, p in module._parameters.items() if p is not None and p.dim() == 2}
+        queries, keys = (sorted(matrices.keys() & names) for names in (QUERY_NAMES, KEY_NAMES))
+        if queries and keys and not _overlaps(owner, set(specs)):
+            own = [matrices[name] for name in (*queries, *keys)]
+            found += [(f"{owner}.{name}" if owner else name, module.get_parameter(name)) for name in own]
+    return [(name, parameter) for name, parameter in found if selection.includes(name)]
 
 
 def _holders(
-    model: nn.Module, modules: list[tuple[str, nn.Module]], specs: dict[str, AttentionSpec]
+    model: nn.Module, modules: Sequence[tuple[str, nn.Module | nn.Parameter]], specs: dict[str, AttentionSpec]
 ) -> list[str]:
     """Return the names of modules that contain the given ones and may be attention, the innermost first."""
     found: dict[str, None] = {}

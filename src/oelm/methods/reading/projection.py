@@ -68,7 +68,8 @@ def layer_places(model: nn.Module, names: Iterable[str]) -> dict[str, Place]:
     A stack is a ModuleList or Sequential whose members have one type, such as "encoder.layers". The index of
     a member in the stack is its layer number. Lists of mixed types (such as the list of attention and MLP in
     a T5 block) are not stacks. The layers of nested lists (stages that contain blocks) are numbered
-    consecutively. A module outside any stack counts as a layer of its own.
+    consecutively. A module outside any stack counts as a layer of its own. A list of the named modules inside
+    a layer (one attention module per head) is not a stack either: all of them are in that layer.
     """
     paths = {name: _path(model, name) for name in names}
     stacks: dict[str, list[tuple[int, ...]]] = {}
@@ -86,16 +87,22 @@ def layer_places(model: nn.Module, names: Iterable[str]) -> dict[str, Place]:
     }
 
 
+_LISTS = (nn.ModuleList, nn.Sequential)
+
+
 def _path(model: nn.Module, name: str) -> tuple[str, tuple[int, ...], str]:
     """Return (outermost stack, index in each nested stack, innermost stack member) that contain `name`."""
-    stack, indices, member, module, walked = "", [], "", model, ""
+    indices: list[int] = []
+    stack, member, module, walked = "", "", model, ""
+    holder = model  # contains `module`
     for step in name.split(".") if name else []:
-        in_stack = isinstance(module, (nn.ModuleList, nn.Sequential)) and len({type(m) for m in module}) == 1
+        in_stack = isinstance(module, _LISTS) and len({type(m) for m in module}) == 1
         above, walked = walked, f"{walked}.{step}" if walked else step
-        if in_stack:
+        in_layer = bool(indices) and walked == name and not isinstance(holder, _LISTS)
+        if in_stack and not in_layer:
             stack, member = stack or above, walked
-            indices.append(int(step))
-        module = getattr(module, step)
+            indices.append(list(module._modules).index(step))  # the keys of a Sequential need not be numbers
+        holder, module = module, getattr(module, step)
     return stack, tuple(indices), member
 
 

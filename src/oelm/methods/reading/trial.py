@@ -31,6 +31,7 @@ from oelm.methods.reading.projection import (
     ParameterSlice,
     Projection,
     is_depthwise,
+    is_matrix,
     is_projection,
     is_transposed,
 )
@@ -202,6 +203,8 @@ class Trial:
             return own in ("q_bias", "k_bias") and parameter.numel() in rows
         if getattr(owner, "weight", None) is parameter:
             return True
+        if is_matrix(owner) and any(claim.weight.owner is owner for claim in self.claims):
+            return True  # such as a low-rank adapter in a subclass of nn.Linear
         width = self.claims[0].heads().shape[-1]
         return width in parameter.shape and parameter.numel() >= width * self.claims[0].head_dim
 

@@ -7,9 +7,10 @@ observed in a forward pass of the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from oelm.errors import OelmError
 from oelm.methods.reading.build import build_projections
 from oelm.methods.reading.calls import Call, observe_model
 from oelm.methods.reading.discover import discover_spec, mixes_without_scores
-from oelm.methods.reading.families import AttentionSpec, attach_spec, is_registered
+from oelm.methods.reading.families import ATTACHED_SPEC, AttentionSpec, attach_spec, is_registered
 from oelm.methods.reading.projection import Place, Projection
 from oelm.methods.reading.trial import ROLE_NAMES, Trial
 
@@ -77,11 +78,38 @@ def _cpu_by_default() -> Iterator[None]:
 
 
 def kind_of_module(module: nn.Module) -> Any:
-    """Return a key that is equal for modules that compute the same: class, settings and shapes."""
-    settings = {n: v for n, v in vars(module).items() if isinstance(v, int | float | str) or callable(v)}
-    ignored = ("layer_idx", "layer_id", "layer_index", "layer_number", "idx", "training")
-    own = tuple((n, v) for n, v in sorted(settings.items()) if n not in ignored and v.__hash__)
-    return type(module), own, tuple((n, p.shape) for n, p in module.named_parameters())
+    """Return a key that is equal for modules that compute the same: classes, settings and shapes."""
+    inside = tuple((name, type(part), _settings(vars(part))) for name, part in module.named_modules())
+    return inside, tuple((name, p.shape) for name, p in module.named_parameters())
+
+
+#: Attributes that are no settings: those of every module, the index of the layer, and a discovered spec.
+_NO_SETTINGS = frozenset(vars(nn.Module())) | {
+    *("layer_idx", "layer_id", "layer_index", "layer_number", "idx", ATTACHED_SPEC)
+}
+
+
+def _settings(values: Mapping[Any, Any], depth: int = 5) -> tuple[Any, ...]:
+    """Return the values as nested tuples that can be compared and hashed."""
+    return tuple((str(n), _plain(v, depth)) for n, v in values.items() if n not in _NO_SETTINGS)
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """Return a setting as a value that can be hashed; an object, such as a config, as a tuple of its fields.
+
+    Tensors and modules count as None: parameters and submodules are in the key already.
+    """
+    if depth == 0 or isinstance(value, nn.Module | torch.Tensor):
+        return None
+    if isinstance(value, Mapping):
+        return _settings(value, depth - 1)
+    if isinstance(value, list | tuple | set | frozenset):
+        return tuple(_plain(item, depth - 1) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value), tuple(_plain(getattr(value, f.name, None), depth - 1) for f in fields(value))
+    if hasattr(value, "__dict__") and not callable(value) and not isinstance(value, Enum):
+        return type(value), _settings(vars(value), depth - 1)
+    return value if value.__hash__ else type(value)
 
 
 @_cpu_by_default()
