@@ -254,6 +254,30 @@ def test_loading_a_damaged_transformers_folder_is_an_error(compact, tmp_path):
                 oelm.load(damaged(name, content))
 
 
+@pytest.mark.parametrize("name", ["oelm-freeze", "oelm-plus"])
+def test_a_part_that_the_class_does_not_build_is_not_random_after_loading(name, tmp_path):
+    def changed():
+        model = build("bert")
+        width = model.classifier.in_features
+        model.classifier = torch.nn.Sequential(torch.nn.Linear(width, 3), torch.nn.Linear(3, 2))
+        return model
+
+    model = changed().eval()
+    oelm.apply(model, name)
+    oelm.save(model, tmp_path)
+    with pytest.raises(OelmError, match=r"^[^:]*: the saved weights do not match.*'classifier.bias'.*model="):
+        oelm.load(tmp_path)
+    assert torch.equal(outputs(oelm.load(tmp_path, model=changed()).eval()), outputs(model))
+
+
+def test_a_compiled_layer_is_not_random_after_loading(tmp_path):
+    model = half_trained("llama", "oelm-freeze")
+    model.model.layers[0].mlp = torch.compile(model.model.layers[0].mlp)
+    oelm.save(model, tmp_path)
+    with pytest.raises(OelmError, match=r"do not match the model.*_orig_mod"):
+        oelm.load(tmp_path)
+
+
 def test_another_number_of_heads_in_a_config_is_an_error(tmp_path):
     oelm.save(half_trained("bert", "oelm-freeze"), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))

@@ -177,9 +177,20 @@ def _build(folder: Path, metadata: Metadata) -> nn.Module:
             for setting in metadata.settings:
                 setattr(config, setting, False)
             # Only safetensors, because loading a pickle can run code.
-            return cls.from_pretrained(folder, config=config, dtype=dtype, use_safetensors=True)
+            model, found = cls.from_pretrained(
+                folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
+            )
     except Exception as error:  # transformers and safetensors raise many types of error
         raise OelmError(f"{folder}: transformers cannot load the model: {error}") from error
+    # transformers leaves missing tensors random and ignores unknown ones. Some unknown ones are oelm's own:
+    # extras, unfolded tensors, and biases that a setting turns on (see `plain.py`).
+    own = (UNFOLDED_PREFIX, *metadata.extras)
+    unknown = {name for name in found["unexpected_keys"] if not name.startswith(own)}
+    if metadata.settings:
+        unknown = {name for name in unknown if not name.endswith(".bias")}
+    if missing := set(found["missing_keys"]) | unknown:
+        raise _mismatch(folder, missing - unknown, unknown)
+    return model
 
 
 def _cast_saved_tensors(model: Any, dtype: torch.dtype) -> Any:
@@ -274,7 +285,8 @@ def _copy_tensors(model: nn.Module, tensors: dict[str, Tensor], folder: Path, ex
 def _mismatch(folder: Path, missing: set[str], unknown: set[str]) -> OelmError:
     return OelmError(
         f"{folder}: the saved weights do not match the model (missing or with a different shape: "
-        f"{sorted(missing)[:3]}, unknown: {sorted(unknown)[:3]})"
+        f"{sorted(missing)[:3]}, unknown: {sorted(unknown)[:3]}). If a part of the model was replaced or "
+        f"wrapped before saving, change a new model in the same way and pass it to oelm.load as model="
     )
 
 
