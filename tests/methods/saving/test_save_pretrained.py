@@ -157,6 +157,21 @@ def test_a_copied_model_saves_itself(copied, tmp_path):
     assert (outputs(other) - outputs(model)).abs().max() > 1e-2
 
 
+def test_a_subclass_of_a_transformers_model_does_not_get_the_extras_twice(tmp_path):
+    class Subclass(transformers.BertForSequenceClassification):
+        pass
+
+    config = build("bert").config
+    model = Subclass(config).eval()
+    oelm.apply(model, "oelm-plus")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(EXTRAS):
+                parameter.add_(0.1)
+    model.save_pretrained(tmp_path)
+    assert equal_parameters(oelm.load(tmp_path, model=Subclass(config)), model)
+
+
 def test_a_cast_model_is_saved_without_metadata(tmp_path):
     model = trained_model("llama", "oelm-freeze").double()
     with pytest.warns(UserWarning, match=r"no oelm\.json"):

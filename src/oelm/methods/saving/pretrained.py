@@ -70,7 +70,7 @@ class SavePretrained:
                 return self._save_for_oelm_only(folder)
             result = plain.write(self.model, folder, **rest)
             if is_main_process:
-                self._write_metadata(folder, own_state=True)
+                self._write_metadata(folder, own_state=True, folded=True)
             return result
         state = self._state_to_write(state_dict)
         if blocked := is_blocked(state):
@@ -79,7 +79,7 @@ class SavePretrained:
         if is_main_process:
             if blocked:
                 wrap_config(folder)
-            self._write_metadata(folder, own_state=state_dict is None or self.in_trainer)
+            self._write_metadata(folder, own_state=state_dict is None or self.in_trainer, folded=not blocked)
         return result
 
     def _is_checkpoint(self, folder: Path) -> bool:
@@ -115,7 +115,7 @@ class SavePretrained:
             )
         save(self.model, folder)
 
-    def _write_metadata(self, folder: Path, *, own_state: bool) -> None:
+    def _write_metadata(self, folder: Path, *, own_state: bool, folded: bool) -> None:
         remove_files_of_earlier_save(folder)  # they do not match the weights that were just written
         record = record_of(self.model)
         if record is None or not own_state:
@@ -128,7 +128,7 @@ class SavePretrained:
                 stacklevel=3,
             )
             return
-        save_metadata(self.model, folder)
+        save_metadata(self.model, folder, folded=folded)
 
 
 def replace_save_pretrained(model: nn.Module) -> None:
