@@ -300,6 +300,18 @@ def test_weights_in_shards(tmp_path):
     assert same(model, oelm.load(tmp_path))
 
 
+def test_a_save_in_shards_replaces_a_single_file_and_the_reverse(tmp_path):
+    model = half_trained("gpt2", "oelm-freeze")
+    for size in ("1GB", "20KB", "1GB"):
+        with torch.no_grad():
+            model.transformer.ln_f.bias.add_(1)
+        model.save_pretrained(tmp_path, max_shard_size=size)
+        assert same(model, oelm.load(tmp_path))
+        assert (tmp_path / "model.safetensors").exists() != (
+            tmp_path / "model.safetensors.index.json"
+        ).exists()
+
+
 def test_a_wrong_seed_in_a_compact_save_is_an_error(tmp_path):
     oelm.save(half_trained("gpt2", "oelm-freeze"), tmp_path, compact=True)
     about = json.loads((tmp_path / "oelm.json").read_text(encoding="utf-8"))

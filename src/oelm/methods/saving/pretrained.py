@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,13 @@ from oelm.methods.saving.fold import (
     unfolded_tensors,
 )
 from oelm.methods.saving.plain import plain_model
-from oelm.methods.saving.save import changed_since_frozen, remove_files_of_earlier_save, save, save_metadata
+from oelm.methods.saving.save import (
+    WEIGHTS,
+    changed_since_frozen,
+    remove_files_of_earlier_save,
+    save,
+    save_metadata,
+)
 
 _CHECKPOINT = re.compile(r"checkpoint-\d+")  # the folder of a Trainer's checkpoint
 
@@ -68,14 +76,16 @@ class SavePretrained:
             # Without OELMCallback, the Trainer cannot resume from a checkpoint whose config turns on biases.
             if plain is None or (plain.settings and _CHECKPOINT.fullmatch(folder.name)):
                 return self._save_for_oelm_only(folder)
-            result = plain.write(self.model, folder, **rest)
+            with _only_one_layout(folder):
+                result = plain.write(self.model, folder, **rest)
             if is_main_process:
                 self._write_metadata(folder, own_state=True, folded=True)
             return result
         state = self._state_to_write(state_dict)
         if blocked := is_blocked(state):
             rest["save_original_format"] = False  # do not rename keys: oelm.load needs them
-        result = write(self.model, folder, state_dict=state, **rest)
+        with _only_one_layout(folder):
+            result = write(self.model, folder, state_dict=state, **rest)
         if is_main_process:
             if blocked:
                 wrap_config(folder)
@@ -139,6 +149,22 @@ def replace_save_pretrained(model: nn.Module) -> None:
         if "save_pretrained" not in module.__dict__:
             module.__dict__["save_pretrained"] = SavePretrained(module)
     model.register_load_state_dict_pre_hook(_load_unfolded)
+
+
+@contextmanager
+def _only_one_layout(folder: Path) -> Iterator[None]:
+    """Delete an old model.safetensors if the block wrote shards, and an old index if it wrote one file."""
+    single, index = folder / WEIGHTS, folder / f"{WEIGHTS}.index.json"
+    single_before, index_before = _modified(single), _modified(index)
+    yield
+    if _modified(index) != index_before:
+        single.unlink(missing_ok=True)
+    elif _modified(single) != single_before:
+        index.unlink(missing_ok=True)
+
+
+def _modified(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def block_plain_loading(state: dict[str, Tensor], added: list[str]) -> dict[str, Tensor]:
