@@ -320,6 +320,14 @@ def test_a_wrong_seed_in_a_compact_save_is_an_error(tmp_path):
         oelm.load(tmp_path)
 
 
+def test_another_dtype_of_the_model_for_a_compact_save_is_named(tmp_path):
+    model = build("torch-encoder").double()
+    oelm.apply(model, "oelm-freeze", verify=False)
+    oelm.save(model, tmp_path, compact=True)
+    with pytest.raises(OelmError, match=r"was saved in float64, but .* of the given model is torch.float32"):
+        oelm.load(tmp_path, model=build("torch-encoder"))
+
+
 def test_save_needs_a_method_and_load_needs_a_plain_model(tmp_path):
     with pytest.raises(OelmError, match="no method was applied"):
         oelm.save(build("bert"), tmp_path)

@@ -110,18 +110,18 @@ def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> 
         tensor.freezes_at, tensor.thaws_at = saved[name].freezes_at, saved[name].thaws_at
         frozen = tensor.frozen_at(record.progress)
         if frozen and sha256(parameters[name]) != tensor.sha256:
+            wanted = metadata.dtypes.get(name, metadata.dtype)
+            if (dtype := parameters[name].dtype) != DTYPES[wanted]:
+                raise OelmError(
+                    f"{folder} was saved in {wanted}, but {name} of the given model is {dtype}; pass "
+                    f"a model of the same dtype, and cast it after oelm.load"
+                )
             if metadata.compact and tensor.rebuildable:
                 raise OelmError(
                     f"{folder}: {name}, rebuilt from the seed, differs from the saved tensor (its hash "
                     f"differs). The folder was saved with torch {metadata.torch or 'of unknown version'}, "
                     f"this is {torch.__version__}. Call oelm.save with compact=False on the machine that "
                     f"trained the model"
-                )
-            wanted = metadata.dtypes.get(name, metadata.dtype)
-            if (dtype := parameters[name].dtype) != DTYPES[wanted]:
-                raise OelmError(
-                    f"{folder} was saved in {wanted}, but {name} of the given model is {dtype}; pass "
-                    f"a model of the same dtype, and cast it after oelm.load"
                 )
             raise OelmError(
                 f"{folder}: the frozen tensor {name} has changed since it was saved (its hash differs). "
