@@ -8,6 +8,7 @@ for extras that cannot be folded, and also writes the files that `oelm.load()` n
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Iterator
@@ -66,6 +67,12 @@ class SavePretrained:
             rest["is_main_process"] = False
         if uses_peft(self.model):  # then transformers writes only the PEFT adapter
             return write(self.model, folder, state_dict=state_dict, **rest)
+        if added_parameters(self.model) and not self._takes_state_dict():
+            raise OelmError(
+                f"save_pretrained of {type(self.model).__name__} does not take a state_dict, so it would "
+                f"write parameters that its from_pretrained ignores. Use oelm.save(model, folder) and "
+                f"oelm.load, or call oelm.remove(model) first"
+            )
         if rest.get("push_to_hub"):
             raise OelmError(
                 "save_pretrained(push_to_hub=True) would upload the folder before the files of oelm are in "
@@ -91,6 +98,11 @@ class SavePretrained:
                 wrap_config(folder)
             self._write_metadata(folder, own_state=state_dict is None or self.in_trainer, folded=not blocked)
         return result
+
+    def _takes_state_dict(self) -> bool:
+        """Return whether `save_pretrained` of the class, or the one that it overrides, takes a state dict."""
+        functions = [vars(cls).get("save_pretrained") for cls in type(self.model).mro()]
+        return any("state_dict" in inspect.signature(f).parameters for f in functions if f is not None)
 
     def _is_checkpoint(self, folder: Path) -> bool:
         return self.in_trainer and _CHECKPOINT.fullmatch(folder.name) is not None
