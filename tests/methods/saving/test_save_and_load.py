@@ -339,6 +339,18 @@ def test_save_needs_a_method_and_load_needs_a_plain_model(tmp_path):
         oelm.load(tmp_path, model=model)
 
 
+def test_remove_after_loading_turns_the_cache_on_again(tmp_path):
+    oelm.save(applied_model("llama", "oelm-conv"), tmp_path)
+    model = oelm.load(tmp_path)
+    assert not model.config.use_cache
+    oelm.remove(model, fold=False)
+    assert model.config.use_cache
+    about = json.loads((tmp_path / "oelm.json").read_text(encoding="utf-8"))
+    del about["use_cache"]  # as in a folder of an earlier version
+    (tmp_path / "oelm.json").write_text(json.dumps(about), encoding="utf-8")
+    assert not oelm.load(tmp_path).config.use_cache
+
+
 def test_transformers_refuses_a_compact_folder(tmp_path):
     model = half_trained("bert", "oelm-freeze")
     oelm.save(model, tmp_path, compact=True)

@@ -104,6 +104,7 @@ def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> 
         )
     record.progress, record.verified = metadata.progress, metadata.verified
     record.frozen_before = list(metadata.frozen_before)
+    record.use_cache = {name: metadata.use_cache.get(name, own) for name, own in record.use_cache.items()}
     for name, tensor in record.tensors.items():
         _check_heads(folder, saved[name].num_heads, saved[name].head_dim, tensor)
         tensor.sha256 = saved[name].sha256
