@@ -254,6 +254,30 @@ def test_loading_a_damaged_transformers_folder_is_an_error(compact, tmp_path):
                 oelm.load(damaged(name, content))
 
 
+@pytest.mark.parametrize("name", ["oelm-freeze", "oelm-plus"])
+def test_a_part_that_the_class_does_not_build_is_not_random_after_loading(name, tmp_path):
+    def changed():
+        model = build("bert")
+        width = model.classifier.in_features
+        model.classifier = torch.nn.Sequential(torch.nn.Linear(width, 3), torch.nn.Linear(3, 2))
+        return model
+
+    model = changed().eval()
+    oelm.apply(model, name)
+    oelm.save(model, tmp_path)
+    with pytest.raises(OelmError, match=r"^[^:]*: the saved weights do not match.*'classifier.bias'.*model="):
+        oelm.load(tmp_path)
+    assert torch.equal(outputs(oelm.load(tmp_path, model=changed()).eval()), outputs(model))
+
+
+def test_a_compiled_layer_is_not_random_after_loading(tmp_path):
+    model = half_trained("llama", "oelm-freeze")
+    model.model.layers[0].mlp = torch.compile(model.model.layers[0].mlp)
+    oelm.save(model, tmp_path)
+    with pytest.raises(OelmError, match=r"do not match the model.*_orig_mod"):
+        oelm.load(tmp_path)
+
+
 def test_another_number_of_heads_in_a_config_is_an_error(tmp_path):
     oelm.save(half_trained("bert", "oelm-freeze"), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
@@ -276,12 +300,32 @@ def test_weights_in_shards(tmp_path):
     assert same(model, oelm.load(tmp_path))
 
 
+def test_a_save_in_shards_replaces_a_single_file_and_the_reverse(tmp_path):
+    model = half_trained("gpt2", "oelm-freeze")
+    for size in ("1GB", "20KB", "1GB"):
+        with torch.no_grad():
+            model.transformer.ln_f.bias.add_(1)
+        model.save_pretrained(tmp_path, max_shard_size=size)
+        assert same(model, oelm.load(tmp_path))
+        assert (tmp_path / "model.safetensors").exists() != (
+            tmp_path / "model.safetensors.index.json"
+        ).exists()
+
+
 def test_a_wrong_seed_in_a_compact_save_is_an_error(tmp_path):
     oelm.save(half_trained("gpt2", "oelm-freeze"), tmp_path, compact=True)
     about = json.loads((tmp_path / "oelm.json").read_text(encoding="utf-8"))
     (tmp_path / "oelm.json").write_text(json.dumps({**about, "seed": 2}), encoding="utf-8")
     with pytest.raises(OelmError, match="rebuilt from the seed"):
         oelm.load(tmp_path)
+
+
+def test_another_dtype_of_the_model_for_a_compact_save_is_named(tmp_path):
+    model = build("torch-encoder").double()
+    oelm.apply(model, "oelm-freeze", verify=False)
+    oelm.save(model, tmp_path, compact=True)
+    with pytest.raises(OelmError, match=r"was saved in float64, but .* of the given model is torch.float32"):
+        oelm.load(tmp_path, model=build("torch-encoder"))
 
 
 def test_save_needs_a_method_and_load_needs_a_plain_model(tmp_path):
@@ -293,6 +337,18 @@ def test_save_needs_a_method_and_load_needs_a_plain_model(tmp_path):
         oelm.load(tmp_path)
     with pytest.raises(OelmError, match="a method was already applied"):
         oelm.load(tmp_path, model=model)
+
+
+def test_remove_after_loading_turns_the_cache_on_again(tmp_path):
+    oelm.save(applied_model("llama", "oelm-conv"), tmp_path)
+    model = oelm.load(tmp_path)
+    assert not model.config.use_cache
+    oelm.remove(model, fold=False)
+    assert model.config.use_cache
+    about = json.loads((tmp_path / "oelm.json").read_text(encoding="utf-8"))
+    del about["use_cache"]  # as in a folder of an earlier version
+    (tmp_path / "oelm.json").write_text(json.dumps(about), encoding="utf-8")
+    assert not oelm.load(tmp_path).config.use_cache
 
 
 def test_transformers_refuses_a_compact_folder(tmp_path):

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 import transformers
+from huggingface_hub import PyTorchModelHubMixin
 from safetensors.torch import load_file
 from tiny_models import applied_model, build, equal_parameters, outputs, trained_model
 from tiny_trainer import trainer
@@ -155,6 +156,38 @@ def test_a_copied_model_saves_itself(copied, tmp_path):
     assert torch.allclose(outputs(load_with_transformers(other, tmp_path)), outputs(other), atol=1e-3)
     assert oelm.audit(other).ok
     assert (outputs(other) - outputs(model)).abs().max() > 1e-2
+
+
+def test_a_subclass_of_a_transformers_model_does_not_get_the_extras_twice(tmp_path):
+    class Subclass(transformers.BertForSequenceClassification):
+        pass
+
+    config = build("bert").config
+    model = Subclass(config).eval()
+    oelm.apply(model, "oelm-plus")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(EXTRAS):
+                parameter.add_(0.1)
+    model.save_pretrained(tmp_path)
+    assert equal_parameters(oelm.load(tmp_path, model=Subclass(config)), model)
+
+
+def test_save_pretrained_that_takes_no_state_dict_is_refused_for_added_parameters(tmp_path):
+    class Wrapper(torch.nn.Module, PyTorchModelHubMixin):
+        def __init__(self):
+            super().__init__()
+            self.gpt = build("own-gpt")
+
+    model = Wrapper()
+    oelm.apply(model, "oelm-lowrank", verify=False)
+    with pytest.raises(OelmError, match=r"Wrapper does not take a state_dict.*oelm\.save"):
+        model.save_pretrained(tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    frozen_only = Wrapper()
+    oelm.apply(frozen_only, "oelm-freeze", verify=False)
+    frozen_only.save_pretrained(tmp_path / "saved")
+    assert (tmp_path / "saved" / "model.safetensors").exists()
 
 
 def test_a_cast_model_is_saved_without_metadata(tmp_path):

@@ -104,24 +104,25 @@ def restore_record(model: nn.Module, metadata: Metadata, folder: Path | str) -> 
         )
     record.progress, record.verified = metadata.progress, metadata.verified
     record.frozen_before = list(metadata.frozen_before)
+    record.use_cache = {name: metadata.use_cache.get(name, own) for name, own in record.use_cache.items()}
     for name, tensor in record.tensors.items():
         _check_heads(folder, saved[name].num_heads, saved[name].head_dim, tensor)
         tensor.sha256 = saved[name].sha256
         tensor.freezes_at, tensor.thaws_at = saved[name].freezes_at, saved[name].thaws_at
         frozen = tensor.frozen_at(record.progress)
         if frozen and sha256(parameters[name]) != tensor.sha256:
+            wanted = metadata.dtypes.get(name, metadata.dtype)
+            if (dtype := parameters[name].dtype) != DTYPES[wanted]:
+                raise OelmError(
+                    f"{folder} was saved in {wanted}, but {name} of the given model is {dtype}; pass "
+                    f"a model of the same dtype, and cast it after oelm.load"
+                )
             if metadata.compact and tensor.rebuildable:
                 raise OelmError(
                     f"{folder}: {name}, rebuilt from the seed, differs from the saved tensor (its hash "
                     f"differs). The folder was saved with torch {metadata.torch or 'of unknown version'}, "
                     f"this is {torch.__version__}. Call oelm.save with compact=False on the machine that "
                     f"trained the model"
-                )
-            wanted = metadata.dtypes.get(name, metadata.dtype)
-            if (dtype := parameters[name].dtype) != DTYPES[wanted]:
-                raise OelmError(
-                    f"{folder} was saved in {wanted}, but {name} of the given model is {dtype}; pass "
-                    f"a model of the same dtype, and cast it after oelm.load"
                 )
             raise OelmError(
                 f"{folder}: the frozen tensor {name} has changed since it was saved (its hash differs). "
@@ -177,9 +178,20 @@ def _build(folder: Path, metadata: Metadata) -> nn.Module:
             for setting in metadata.settings:
                 setattr(config, setting, False)
             # Only safetensors, because loading a pickle can run code.
-            return cls.from_pretrained(folder, config=config, dtype=dtype, use_safetensors=True)
+            model, found = cls.from_pretrained(
+                folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
+            )
     except Exception as error:  # transformers and safetensors raise many types of error
         raise OelmError(f"{folder}: transformers cannot load the model: {error}") from error
+    # transformers leaves missing tensors random and ignores unknown ones. Some unknown ones are oelm's own:
+    # extras, unfolded tensors, and biases that a setting turns on (see `plain.py`).
+    own = (UNFOLDED_PREFIX, *metadata.extras)
+    unknown = {name for name in found["unexpected_keys"] if not name.startswith(own)}
+    if metadata.settings:
+        unknown = {name for name in unknown if not name.endswith(".bias")}
+    if missing := set(found["missing_keys"]) | unknown:
+        raise _mismatch(folder, missing - unknown, unknown)
+    return model
 
 
 def _cast_saved_tensors(model: Any, dtype: torch.dtype) -> Any:
@@ -274,7 +286,8 @@ def _copy_tensors(model: nn.Module, tensors: dict[str, Tensor], folder: Path, ex
 def _mismatch(folder: Path, missing: set[str], unknown: set[str]) -> OelmError:
     return OelmError(
         f"{folder}: the saved weights do not match the model (missing or with a different shape: "
-        f"{sorted(missing)[:3]}, unknown: {sorted(unknown)[:3]})"
+        f"{sorted(missing)[:3]}, unknown: {sorted(unknown)[:3]}). If a part of the model was replaced or "
+        f"wrapped before saving, change a new model in the same way and pass it to oelm.load as model="
     )
 
 

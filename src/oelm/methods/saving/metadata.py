@@ -49,6 +49,8 @@ class Metadata:
     # settings in config.json that were changed to True, so that the saved model has biases (see `plain.py`)
     settings: dict[str, bool] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)  # the dtype of each tensor with another dtype
+    # use_cache of "config" and "generation_config" before oelm.apply turned it off, for oelm.remove
+    use_cache: dict[str, bool] = field(default_factory=dict)
     torch: str = ""  # version of torch that wrote the folder
     format: int = _FORMAT
 
@@ -73,6 +75,7 @@ class Metadata:
             where=list(record.selection.where),
             exclude=list(record.selection.exclude),
             settings=settings,
+            use_cache=record.use_cache,
             torch=torch.__version__,
         )
 
@@ -119,6 +122,7 @@ class Metadata:
             "frozen_before": all(isinstance(name, str) for name in metadata.frozen_before),
             "where": all(isinstance(pattern, str) for pattern in metadata.where),
             "exclude": all(isinstance(pattern, str) for pattern in metadata.exclude),
+            "use_cache": all(isinstance(value, bool | None) for value in metadata.use_cache.values()),
             "torch": isinstance(metadata.torch, str),
             "settings": all(n in BIAS_SETTINGS and v is True for n, v in metadata.settings.items()),
             "tensors": all(isinstance(t.name, str) and isinstance(t.sha256, str) for t in tensors)

@@ -8,8 +8,11 @@ for extras that cannot be folded, and also writes the files that `oelm.load()` n
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,13 @@ from oelm.methods.saving.fold import (
     unfolded_tensors,
 )
 from oelm.methods.saving.plain import plain_model
-from oelm.methods.saving.save import changed_since_frozen, remove_files_of_earlier_save, save, save_metadata
+from oelm.methods.saving.save import (
+    WEIGHTS,
+    changed_since_frozen,
+    remove_files_of_earlier_save,
+    save,
+    save_metadata,
+)
 
 _CHECKPOINT = re.compile(r"checkpoint-\d+")  # the folder of a Trainer's checkpoint
 
@@ -58,6 +67,12 @@ class SavePretrained:
             rest["is_main_process"] = False
         if uses_peft(self.model):  # then transformers writes only the PEFT adapter
             return write(self.model, folder, state_dict=state_dict, **rest)
+        if added_parameters(self.model) and not self._takes_state_dict():
+            raise OelmError(
+                f"save_pretrained of {type(self.model).__name__} does not take a state_dict, so it would "
+                f"write parameters that its from_pretrained ignores. Use oelm.save(model, folder) and "
+                f"oelm.load, or call oelm.remove(model) first"
+            )
         if rest.get("push_to_hub"):
             raise OelmError(
                 "save_pretrained(push_to_hub=True) would upload the folder before the files of oelm are in "
@@ -68,19 +83,26 @@ class SavePretrained:
             # Without OELMCallback, the Trainer cannot resume from a checkpoint whose config turns on biases.
             if plain is None or (plain.settings and _CHECKPOINT.fullmatch(folder.name)):
                 return self._save_for_oelm_only(folder)
-            result = plain.write(self.model, folder, **rest)
+            with _only_one_layout(folder):
+                result = plain.write(self.model, folder, **rest)
             if is_main_process:
-                self._write_metadata(folder, own_state=True)
+                self._write_metadata(folder, own_state=True, folded=True)
             return result
         state = self._state_to_write(state_dict)
         if blocked := is_blocked(state):
             rest["save_original_format"] = False  # do not rename keys: oelm.load needs them
-        result = write(self.model, folder, state_dict=state, **rest)
+        with _only_one_layout(folder):
+            result = write(self.model, folder, state_dict=state, **rest)
         if is_main_process:
             if blocked:
                 wrap_config(folder)
-            self._write_metadata(folder, own_state=state_dict is None or self.in_trainer)
+            self._write_metadata(folder, own_state=state_dict is None or self.in_trainer, folded=not blocked)
         return result
+
+    def _takes_state_dict(self) -> bool:
+        """Return whether `save_pretrained` of the class, or the one that it overrides, takes a state dict."""
+        functions = [vars(cls).get("save_pretrained") for cls in type(self.model).mro()]
+        return any("state_dict" in inspect.signature(f).parameters for f in functions if f is not None)
 
     def _is_checkpoint(self, folder: Path) -> bool:
         return self.in_trainer and _CHECKPOINT.fullmatch(folder.name) is not None
@@ -115,7 +137,7 @@ class SavePretrained:
             )
         save(self.model, folder)
 
-    def _write_metadata(self, folder: Path, *, own_state: bool) -> None:
+    def _write_metadata(self, folder: Path, *, own_state: bool, folded: bool) -> None:
         remove_files_of_earlier_save(folder)  # they do not match the weights that were just written
         record = record_of(self.model)
         if record is None or not own_state:
@@ -128,7 +150,7 @@ class SavePretrained:
                 stacklevel=3,
             )
             return
-        save_metadata(self.model, folder)
+        save_metadata(self.model, folder, folded=folded)
 
 
 def replace_save_pretrained(model: nn.Module) -> None:
@@ -139,6 +161,22 @@ def replace_save_pretrained(model: nn.Module) -> None:
         if "save_pretrained" not in module.__dict__:
             module.__dict__["save_pretrained"] = SavePretrained(module)
     model.register_load_state_dict_pre_hook(_load_unfolded)
+
+
+@contextmanager
+def _only_one_layout(folder: Path) -> Iterator[None]:
+    """Delete an old model.safetensors if the block wrote shards, and an old index if it wrote one file."""
+    single, index = folder / WEIGHTS, folder / f"{WEIGHTS}.index.json"
+    single_before, index_before = _modified(single), _modified(index)
+    yield
+    if _modified(index) != index_before:
+        single.unlink(missing_ok=True)
+    elif _modified(single) != single_before:
+        index.unlink(missing_ok=True)
+
+
+def _modified(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def block_plain_loading(state: dict[str, Tensor], added: list[str]) -> dict[str, Tensor]:

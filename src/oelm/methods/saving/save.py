@@ -84,15 +84,21 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
     write_checksums(folder, [*usual, COMPACT_WEIGHTS, OELM_WEIGHTS, EXTRA_WEIGHTS])
 
 
-def save_metadata(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None:
-    """Write oelm.json, and a file with the unfolded tensors, into a folder that already has weight files."""
+def save_metadata(
+    model: nn.Module, folder: Path | str, *, compact: bool = False, folded: bool | None = None
+) -> None:
+    """Write oelm.json, and a file with the unfolded tensors, into a folder that already has weight files.
+
+    folded: Whether the weight files are those of a plain model; by default, if transformers can load them.
+    """
     record = require_record(model, "save")
     model, folder = unwrap(model), Path(folder)
     settings: dict[str, bool] = {}
     if record.extras and not compact and not (folder / OELM_WEIGHTS).exists():
         extras = {name: require_parameter(model, name).detach() for name in record.extras}
-        readable = kind_of(model) == "transformers" and not only_oelm_can_load(folder)
-        if readable and (plain := plain_model(model)) is not None:
+        if folded is None:
+            folded = kind_of(model) == "transformers" and not only_oelm_can_load(folder)
+        if folded and (plain := plain_model(model)) is not None:
             extras |= unfolded_tensors(model, plain.state)
             settings = plain.settings
         write_tensors(folder / EXTRA_WEIGHTS, extras)
