@@ -16,6 +16,7 @@ from oelm.analysis.statistics.sequential import level_per_look
 from oelm.analysis.verdict import EQUIVALENT, MET, MISSED, NO_INTERVAL, REFUSED, UNDECIDED, WITHHELD
 from oelm.config.run_config import CompareConfig, QuestionConfig, TuneConfig
 from oelm.experiments.catalogue import reported_with
+from oelm.methods.presets import find_method
 from oelm.report.document import plain
 from oelm.report.sections.comparisons import goal_table
 from oelm.report.sentences import conclusion, sentences
@@ -122,6 +123,20 @@ def test_a_diverged_seed_prevents_a_verdict_and_is_named(tmp_path):
 def test_an_unfinished_seed_is_named(tmp_path):
     write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=3), state="interrupted")
     assert "GPT-02 seed 3 (interrupted)" in texts(pair(tmp_path).flags)
+
+
+def test_an_unfinished_seed_with_other_settings_does_not_describe_its_arm(tmp_path):
+    def first_seed_is_wrong(config):
+        method = find_method("oelm-plus") if config.seed == 0 else config.method
+        return replace(config, method=method, compare=replace(config.compare, arm=method.name))
+
+    for seed, value in enumerate(B):
+        write_run(tmp_path, lm_config(seed=seed), value)
+        arm = first_seed_is_wrong(lm_config("GPT-02", "oelm-freeze", seed=seed))
+        write_run(tmp_path, arm, 9.0 + value, state="finished" if seed else "interrupted")
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    assert (c.arm.name, c.arm.method.name) == ("oelm-freeze", "oelm-freeze")
+    assert "GPT-02 seed 0 is not finished and has different settings" in texts(c.flags)
 
 
 def test_unequal_learning_rates_get_no_verdict(tmp_path):

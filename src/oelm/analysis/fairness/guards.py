@@ -123,7 +123,7 @@ def caveats(arm: Arm, reference: Arm, same_rows: Sequence[str] = ()) -> tuple[Me
 
 def unequal_tuning(arm: Arm, reference: Arm) -> list[Message]:
     """Return a caveat if the learning rates were tuned differently, or differ without tuning."""
-    a, b = arm.settings, reference.settings
+    a, b = arm.config, reference.config
     if a.tune.grid != b.tune.grid or a.tune.seeds != b.tune.seeds:
         return [
             Message(
@@ -145,7 +145,7 @@ def unequal_tuning(arm: Arm, reference: Arm) -> list[Message]:
 
 def other_budget(arm: Arm) -> list[Message]:
     """Return a caveat if an experiment was run with a different budget than it has in the catalogue."""
-    config = arm.settings
+    config = arm.config
     planned = arm.planned.get(config.scale)
     differing = config_diff(config, planned) if planned else {}
     fields = [f"{n} {differing[n][0]}, not {differing[n][1]}" for n in BUDGET_SETTINGS if n in differing]
@@ -160,7 +160,7 @@ def other_budget(arm: Arm) -> list[Message]:
 
 def builtin_text(arm: Arm, reference: Arm) -> list[Message]:
     """Return a caveat if built-in generated text was used in place of a real dataset."""
-    for config in (arm.settings, reference.settings):
+    for config in (arm.config, reference.config):
         entry = datasets().get(config.data.dataset)
         if config.data.source == "builtin" and entry is not None and not entry.builtin:
             return [
