@@ -249,6 +249,18 @@ def test_identical_predictions_are_undecided(tmp_path):
     assert "possible" not in said
 
 
+def test_copies_of_one_run_get_no_verdict(tmp_path):
+    """The interval covers the choice of test rows, so it is not empty although all seeds are the same."""
+    easy = np.random.default_rng(0).random(1000)
+    for seed in range(3):
+        write_run(tmp_path, cls_config(seed=seed), hits=(easy < 0.85).astype(int))
+        write_run(tmp_path, cls_config("GPT-CLS-02", "oelm-freeze", seed=seed), hits=(easy < 0.7).astype(int))
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    assert c.effect.test_se > 0
+    assert (c.target.outcome, c.target.reason) == (UNDECIDED, "no variation")
+    assert "all 3 seeds of GPT-CLS-02 have exactly the same result" in texts(c.flags)
+
+
 def test_a_very_wide_interval_is_called_uninformative(tmp_path):
     rng = np.random.default_rng(0)
     for seed, level in enumerate((0.3, 0.9)):

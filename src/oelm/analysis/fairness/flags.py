@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from oelm.analysis.arms import Arm
 from oelm.analysis.fairness.guards import EQUAL_SETTINGS, RECORDED, at_chance, recorded, setting_differences
 from oelm.analysis.load import DIVERGED, FINISHED, LoadedRun
@@ -224,12 +226,18 @@ def unrecorded(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def identical_seeds(arm: Arm) -> list[Message]:
-    """Return a flag if all seeds of an arm have the same perplexity.
+    """Return a flag if all seeds of an arm have the same perplexity or the same predictions.
 
-    The runs are then probably copies of each other, or the seed has no effect.
+    The runs are then probably copies of each other, or the seed has no effect. Classifiers whose predictions
+    are all correct, or all of one class, may agree without being copies.
     """
-    if arm.metric != "ppl" or len(arm.scores) < 2 or len(set(arm.scores.values())) > 1:
+    if len(arm.scores) < 2 or len(set(arm.scores.values())) > 1:
         return []
+    if arm.metric == "accuracy":
+        hits = [r.hits for r in arm.finished if r.hits is not None]
+        same = len(hits) == len(arm.finished) and all(np.array_equal(hits[0], h) for h in hits[1:])
+        if not same or arm.mean == 1 or at_chance(arm):
+            return []
     return [
         Message(
             "all {n} seeds of {id} have exactly the same result: the seed seems to have no effect",
