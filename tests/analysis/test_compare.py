@@ -211,6 +211,19 @@ def test_the_same_test_rows_withhold_also_the_verdicts_of_decide_and_of_study_fi
     assert analysis.means == []
 
 
+def test_questions_that_were_changed_between_seeds_get_no_answer(tmp_path):
+    def ask(config):
+        margin = 0.2 if config.seed == 2 else 0.01
+        return replace(
+            config, compare=replace(config.compare, questions=(QuestionConfig("GPT-01", margin=margin),))
+        )
+
+    pair(tmp_path, change=ask)
+    (answer,) = analyze(tmp_path).answers
+    assert answer.verdict.outcome == REFUSED
+    assert "seeds 2 were started with others" in texts(answer.comparison.refused)
+
+
 def test_arms_with_different_number_formats_get_no_verdict(tmp_path):
     pair(tmp_path)
     for seed in range(3):

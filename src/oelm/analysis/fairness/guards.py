@@ -78,6 +78,21 @@ def mixed_settings(arm: Arm) -> list[Message]:
     return []
 
 
+def different_questions(arm: Arm) -> tuple[Message, ...]:
+    """Return a refusal if the runs of an arm were started with different questions of a study file."""
+    asked = arm.config.compare.questions
+    others = tuple(str(r.seed) for r in arm.runs if r.config.compare.questions != asked)
+    if not others:
+        return ()
+    return (
+        Message(
+            "the questions about {id} were changed between its runs: seeds {seeds} were started with others",
+            id=arm.id,
+            seeds=others,
+        ),
+    )
+
+
 def different_records(arm: Arm, reference: Arm) -> list[Message]:
     """Return a refusal for each difference in the data, tokenizer, evaluation set or budget of the runs."""
     found = []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from oelm.config.run_config import RunConfig
-from oelm.errors import UsageError
+from oelm.errors import OelmError, UsageError
 from oelm.runs.archives.results_file import SUFFIX
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
@@ -63,14 +63,17 @@ class Launcher(Protocol):
 def make_jobs(configs: Iterable[RunConfig], root: Path | str, *, retry_diverged: bool = False) -> list[Job]:
     """Return one job per config, and create the run folder of each below `root`.
 
-    Raises UsageError if a run folder already contains a different config, or if `root` has a results file of
-    the study: its runs are not in run folders, so they would be trained again.
+    Raises UsageError if a run folder already contains a different config, if another seed of an arm was
+    started with different questions, or if `root` has a results file of the study: its runs are not in run
+    folders, so they would be trained again.
 
     retry_diverged: let diverged runs continue from their last checkpoint, except tuning trials, because
         divergence is a valid result of a trial
     """
     configs = list(configs)
     refuse_results_files(root, (config.study for config in configs))
+    for config in {run_path(root, c).parent: c for c in configs if not c.tune.trial}.values():
+        _check_other_seeds(config, root)
     jobs = []
     for config in configs:
         folder = RunFolder(run_path(root, config))
@@ -79,6 +82,22 @@ def make_jobs(configs: Iterable[RunConfig], root: Path | str, *, retry_diverged:
             _reopen_diverged(folder)
         jobs.append(Job(config, folder.path))
     return jobs
+
+
+def _check_other_seeds(config: RunConfig, root: Path | str) -> None:
+    """Raise UsageError if the other seeds of an arm were started with different questions."""
+    for folder in map(RunFolder, run_path(root, config).parent.glob("seed=*")):
+        with contextlib.suppress(OelmError, OSError):  # a damaged config is an error when its run is claimed
+            asked = folder.config().compare.questions
+            if asked != config.compare.questions and not folder.failed_before_first_step():
+                break
+    else:
+        return
+    raise UsageError(
+        f"the questions about {config.id} differ from those with which {folder.path} was started. They must "
+        "not change after the first results: restore them in the study file, or store new runs under a "
+        "different study name with --as NAME"
+    )
 
 
 def refuse_results_files(root: Path | str, studies: Iterable[str]) -> None:
