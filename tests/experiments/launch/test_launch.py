@@ -71,6 +71,14 @@ def test_questions_must_not_change_for_further_seeds(tmp_path: Path) -> None:
         make_jobs([asks(2, 0.2)], tmp_path)
 
 
+def test_new_seeds_must_not_come_before_those_of_decide(tmp_path: Path) -> None:
+    config = lm_config(seed=42)
+    write_run(tmp_path, replace(config, compare=replace(config.compare, max_seeds=12)))
+    make_jobs([lm_config(seed=seed) for seed in (42, 43)], tmp_path)
+    with pytest.raises(UsageError, match=r"seed 0 of GPT-01 is new, .* Use seeds above 43"):
+        make_jobs([lm_config(seed=seed) for seed in (0, 44)], tmp_path)
+
+
 def test_finished_runs_are_skipped_the_second_time(run_oelm: Run, root: Path) -> None:
     for _ in range(2):
         code, output = run_oelm("GOOD-1")
