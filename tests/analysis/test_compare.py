@@ -239,6 +239,18 @@ def test_arms_with_different_number_formats_get_no_verdict(tmp_path):
     assert "the number format differs: fp16 against fp32" in texts(c.caveats)
 
 
+def test_pairs_of_runs_in_different_number_formats_get_no_verdict(tmp_path):
+    pair(tmp_path)
+    for seed, (mine, theirs) in enumerate([("fp32", "bf16"), ("bf16", "fp32"), ("fp32", "fp32")]):
+        for config, dtype in ((lm_config("GPT-02", "oelm-freeze"), mine), (lm_config(), theirs)):
+            folder = RunFolder(run_path(tmp_path, replace(config, seed=seed)))
+            folder.write(replace(folder.manifest(), precision=PrecisionFacts(dtype)))
+            folder.write_checksums()
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    assert c.target.outcome == WITHHELD
+    assert "the two runs of a seed have different number formats: seed 0, 1" in texts(c.caveats)
+
+
 def test_the_control_of_a_study_without_a_plain_baseline_is_not_called_a_baseline(tmp_path):
     for seed, value in enumerate(B):
         for id, arm in (("LONG-CONTROL", "trained-plus"), ("LONG-PLUS", "oelm-plus")):
