@@ -19,6 +19,7 @@ from oelm.analysis.statistics.sequential import level_per_look
 from oelm.analysis.verdict import (
     ACCURACY_SIGN,
     ACCURACY_TARGET,
+    PPL_GOAL,
     PPL_SIGN,
     PPL_TARGET,
     REFUSED,
@@ -52,6 +53,7 @@ class Comparison:
     # Standard deviation of `effect` that comes from choosing the learning rates by a few tuning trials, which
     # the interval does not contain; None if it is not known.
     lr_choice_sd: float | None = None
+    goal: Verdict | None = None  # the rule `PPL_GOAL`; only for the kinds "control" and "bias" of perplexity
 
     @property
     def metric(self) -> str:
@@ -152,6 +154,9 @@ def compare(
         measured.test_error,
         measured.mcnemar_p,
         lr_choice_sd=lr_choice_sd(arm, reference, trials),
+        goal=decide(PPL_GOAL, measured.ratio, withhold=reason)
+        if perplexity and kind in ("control", "bias")
+        else None,
     )
 
 
@@ -175,7 +180,8 @@ def compare_sequentially(
     stopped = {q.rule.name: verdict for q in questions if (verdict := stopped_verdict(q))}
     scenario = made.scenario and stopped.get("scenario", made.scenario)
     target, sign = stopped.get("target", made.target), stopped.get("sign", made.sign)
-    return [replace(made, target=target, sign=sign, scenario=scenario, max_seeds=max_seeds)]
+    goal = made.goal and stopped.get("goal", made.goal)
+    return [replace(made, target=target, sign=sign, scenario=scenario, goal=goal, max_seeds=max_seeds)]
 
 
 def looks_of(
