@@ -175,6 +175,8 @@ def test_step_times_come_only_from_interleaved_benchmarks(study, tmp_path):
     step = {"kind": "step", "interleaved": True, "model": "mini", "settings": {"context": 128}, "arms": arms}
     dump(tmp_path / "step.json", step)
     dump(tmp_path / "other_context.json", {**step, "settings": {"context": 2048}})
+    dump(tmp_path / "other_batch.json", {**step, "settings": {"context": 128, "batch": 3}})
+    dump(tmp_path / "other_vocabulary.json", {**step, "settings": {"context": 128, "vocabulary": 50257}})
     dump(tmp_path / "other_first.json", {**step, "arms": arms[1:]})
     # other methods with the same name
     for name, fields in (
