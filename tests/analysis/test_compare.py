@@ -16,6 +16,7 @@ from oelm.analysis.statistics.sequential import level_per_look
 from oelm.analysis.verdict import EQUIVALENT, MET, MISSED, NO_INTERVAL, REFUSED, UNDECIDED, WITHHELD
 from oelm.config.run_config import CompareConfig, QuestionConfig, TuneConfig
 from oelm.experiments.catalogue import reported_with
+from oelm.methods.presets import find_method
 from oelm.report.document import plain
 from oelm.report.sections.comparisons import goal_table
 from oelm.report.sentences import conclusion, sentences
@@ -124,6 +125,20 @@ def test_an_unfinished_seed_is_named(tmp_path):
     assert "GPT-02 seed 3 (interrupted)" in texts(pair(tmp_path).flags)
 
 
+def test_an_unfinished_seed_with_other_settings_does_not_describe_its_arm(tmp_path):
+    def first_seed_is_wrong(config):
+        method = find_method("oelm-plus") if config.seed == 0 else config.method
+        return replace(config, method=method, compare=replace(config.compare, arm=method.name))
+
+    for seed, value in enumerate(B):
+        write_run(tmp_path, lm_config(seed=seed), value)
+        arm = first_seed_is_wrong(lm_config("GPT-02", "oelm-freeze", seed=seed))
+        write_run(tmp_path, arm, 9.0 + value, state="finished" if seed else "interrupted")
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    assert (c.arm.name, c.arm.method.name) == ("oelm-freeze", "oelm-freeze")
+    assert "GPT-02 seed 0 is not finished and has different settings" in texts(c.flags)
+
+
 def test_unequal_learning_rates_get_no_verdict(tmp_path):
     untuned = TuneConfig()
     for seed in range(3):
@@ -196,6 +211,19 @@ def test_the_same_test_rows_withhold_also_the_verdicts_of_decide_and_of_study_fi
     assert analysis.means == []
 
 
+def test_questions_that_were_changed_between_seeds_get_no_answer(tmp_path):
+    def ask(config):
+        margin = 0.2 if config.seed == 2 else 0.01
+        return replace(
+            config, compare=replace(config.compare, questions=(QuestionConfig("GPT-01", margin=margin),))
+        )
+
+    pair(tmp_path, change=ask)
+    (answer,) = analyze(tmp_path).answers
+    assert answer.verdict.outcome == REFUSED
+    assert "seeds 2 were started with others" in texts(answer.comparison.refused)
+
+
 def test_arms_with_different_number_formats_get_no_verdict(tmp_path):
     pair(tmp_path)
     for seed in range(3):
@@ -209,6 +237,18 @@ def test_arms_with_different_number_formats_get_no_verdict(tmp_path):
     (c,) = analyze(tmp_path).comparisons.of("baseline")
     assert c.target.outcome == WITHHELD
     assert "the number format differs: fp16 against fp32" in texts(c.caveats)
+
+
+def test_pairs_of_runs_in_different_number_formats_get_no_verdict(tmp_path):
+    pair(tmp_path)
+    for seed, (mine, theirs) in enumerate([("fp32", "bf16"), ("bf16", "fp32"), ("fp32", "fp32")]):
+        for config, dtype in ((lm_config("GPT-02", "oelm-freeze"), mine), (lm_config(), theirs)):
+            folder = RunFolder(run_path(tmp_path, replace(config, seed=seed)))
+            folder.write(replace(folder.manifest(), precision=PrecisionFacts(dtype)))
+            folder.write_checksums()
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    assert c.target.outcome == WITHHELD
+    assert "the two runs of a seed have different number formats: seed 0, 1" in texts(c.caveats)
 
 
 def test_the_control_of_a_study_without_a_plain_baseline_is_not_called_a_baseline(tmp_path):
@@ -232,6 +272,18 @@ def test_identical_predictions_are_undecided(tmp_path):
     assert "the same result for every seed" in said
     assert "0.00 to" not in said
     assert "possible" not in said
+
+
+def test_copies_of_one_run_get_no_verdict(tmp_path):
+    """The interval covers the choice of test rows, so it is not empty although all seeds are the same."""
+    easy = np.random.default_rng(0).random(1000)
+    for seed in range(3):
+        write_run(tmp_path, cls_config(seed=seed), hits=(easy < 0.85).astype(int))
+        write_run(tmp_path, cls_config("GPT-CLS-02", "oelm-freeze", seed=seed), hits=(easy < 0.7).astype(int))
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    assert c.effect.test_se > 0
+    assert (c.target.outcome, c.target.reason) == (UNDECIDED, "no variation")
+    assert "all 3 seeds of GPT-CLS-02 have exactly the same result" in texts(c.flags)
 
 
 def test_a_very_wide_interval_is_called_uninformative(tmp_path):

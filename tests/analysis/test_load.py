@@ -116,6 +116,13 @@ def test_a_copied_folder_counts_once(tmp_path):
     assert "is also in" in texts
 
 
+def test_a_renamed_study_folder_gives_a_warning(tmp_path):
+    write_run(tmp_path, lm_config())
+    (tmp_path / "paper").rename(tmp_path / "renamed")
+    (warning,) = analyze(tmp_path).warnings
+    assert "the folder's path does not contain 'paper'" in str(warning)
+
+
 def test_a_folder_without_a_run_gives_a_warning(tmp_path):
     (tmp_path / "paper" / "GPT-01" / "scale=mini" / "seed=banana").mkdir(parents=True)
     loaded = load_runs(tmp_path)

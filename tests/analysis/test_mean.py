@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from oelm.analysis.statistics.sequential import level_per_look
 from oelm.report.sections.comparisons import mean_table
 from oelm.report.translate import Translator
-from run_factory import analyze, cls_config, write_arm
+from run_factory import analyze, cls_config, lm_config, write_arm, write_run
 
 BASE = {"tinystories": (8.0, 8.4, 8.2), "wikitext2": (50.0, 52.0, 49.0)}
 ARM = {"tinystories": (9.9, 10.2, 10.2), "wikitext2": (60.0, 61.5, 59.5)}  # the datasets agree seed by seed
@@ -36,6 +38,40 @@ def test_the_mean_is_taken_per_seed_and_the_interval_over_seeds(corpora):
     assert analyze(corpora).to_dict()["means"][0]["datasets"] == list(BASE)
 
 
+def sequential(config):
+    return replace(config, compare=replace(config.compare, max_seeds=12))
+
+
+def test_the_mean_has_the_level_of_the_dataset_with_repeated_looks(tmp_path):
+    for dataset, change in (("tinystories", lambda c: c), ("wikitext2", sequential)):
+        for arm, values in (("baseline", BASE), ("oelm-freeze", ARM)):
+            make = lambda *a, change=change, **k: change(lm_config(*a, **k))  # noqa: E731
+            write_arm(tmp_path, dataset, arm, values[dataset], make=make)
+    (mean,) = analyze(tmp_path).means
+    assert mean.effect.level == level_per_look(12)
+
+
+def test_there_is_no_mean_over_a_diverged_seed_after_the_last_look_at_the_target(tmp_path):
+    changes = (-0.004, 0.004, 0.001, 0.0)  # three seeds meet the target; the sign stays open
+    for dataset in BASE:
+        for seed, change in enumerate(changes):
+            for arm in ("baseline", "oelm-freeze"):
+                base = "" if arm == "baseline" else f"X-{dataset}-baseline"
+                config = sequential(lm_config(f"X-{dataset}-{arm}", arm, seed=seed))
+                config = replace(
+                    config,
+                    study="X",
+                    data=replace(config.data, dataset=dataset),
+                    compare=replace(config.compare, group=f"X/{dataset}", baseline=base),
+                )
+                state = "diverged" if base and seed == 3 else "finished"
+                value = 8.0 * math.exp(change if base else 0.0) * (1 + 0.001 * seed)
+                write_run(tmp_path, config, value, state=state)
+    analysis = analyze(tmp_path)
+    assert [c.target.outcome for c in analysis.comparisons.made] == ["met", "met"]
+    assert analysis.means == []
+
+
 def test_seeds_that_agree_by_chance_do_not_give_a_narrow_interval_of_the_mean(tmp_path):
     base, arm = (
         BASE,
@@ -52,7 +88,12 @@ def test_seeds_that_agree_by_chance_do_not_give_a_narrow_interval_of_the_mean(tm
 
 def test_the_mean_of_orthogonality_has_a_sign_verdict(corpora):
     for dataset in BASE:
-        write_arm(corpora, dataset, "oelm-random-matched", [x * 1.001 for x in ARM[dataset]])
+        write_arm(
+            corpora,
+            dataset,
+            "oelm-random-matched",
+            [x * (1.001 + i / 1e4) for i, x in enumerate(ARM[dataset])],
+        )
     verdicts = {m.first.kind: m.verdict for m in analyze(corpora).means}
     assert (verdicts["orthogonality"].rule, verdicts["baseline"].rule) == ("sign", "target")
     assert verdicts["orthogonality"].outcome == "better"  # 0.1 %, in every seed

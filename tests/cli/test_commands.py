@@ -159,6 +159,15 @@ def test_a_wrong_command_line_is_one_line_with_a_hint_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []  # a wrong command line creates no files
 
 
+def test_show_names_the_folder_in_which_train_stores_a_learning_rate_of_ones_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["show", "GAP-TS-oelm-plus-rope", "--scale", "mini", "--set", "optim.lr=0.01"]) == 0
+    shown = capsys.readouterr().out
+    assert "gap-untuned/GAP-TS-oelm-plus-rope" in shown
+    assert "the learning rate is chosen" not in shown
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -24,6 +24,12 @@ def language_model(ratios: list[float], method: str = "oelm-freeze", kind: str =
     return SimpleNamespace(arm=arm, metric="ppl", effect=effect, kind=kind, **verdicts)
 
 
+def test_a_diverged_run_does_not_ask_for_more_seeds() -> None:
+    c = language_model([1.1, 1.2])
+    c.target = decide(PPL_TARGET, c.effect, withhold="diverged")
+    assert any("no verdict, the details say why" in line for line in lines(c))
+
+
 def lines(*comparisons: Any) -> list[str]:
     found = SimpleNamespace(of=lambda kind: [c for c in comparisons if kind == c.kind])
     return list(short_result(SimpleNamespace(comparisons=found)))  # type: ignore[arg-type]

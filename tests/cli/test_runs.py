@@ -17,6 +17,7 @@ from oelm.experiments.plan import Plan
 from oelm.experiments.request import Request
 from oelm.runs.folder import RunFolder
 from oelm.units import bytes_text
+from run_factory import lm_config, write_run
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +222,14 @@ def test_clean_deletes_only_after_confirmation(
     assert not folder.latest.exists()
     assert folder.best.is_dir()
     assert folder.results() is not None
+
+
+def test_clean_accepts_a_study_of_ones_own_that_has_nothing_to_delete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, lm_config(study="own"))
+    assert main(["clean", "--runs", str(tmp_path), "--study", "own"]) == 0
+    assert "nothing to delete" in capsys.readouterr().out
 
 
 def test_an_archive_can_be_packed_verified_and_merged(

@@ -97,6 +97,9 @@ run GPT-01 --gpus 0,0
 run GPT-01 --gpus first
 run GPT-01 --gpus 97
 run GPT-01 --gpus-per-run 0
+run GPT-01 --gpus none --device cuda
+run GPT-01 --on slurm --gpus none --gpus-per-run 4 --dry-run
+run GPT-01 --tune --seeds 0 1 --trial-seeds 1 2 --dry-run
 run GPT-01 --slots -1
 run GPT-01 --scale smoke --slots -1 --dry-run
 run GPT-01 --threads x

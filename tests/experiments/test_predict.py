@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,9 +50,29 @@ def test_measured_runs_of_the_study_correct_the_prediction(tmp_path: Path) -> No
     assert "multiplied by 3.00, from 1 measured" in corrected.assumption
 
 
+def test_each_measured_run_is_compared_with_the_prediction_for_its_own_gpu(tmp_path: Path) -> None:
+    for seed, gpu in enumerate(("A100", "A100", "H100")):
+        config = experiment("GPT-01").at("full", seed)
+        folder = RunFolder(run_path(tmp_path / "runs", config))
+        folder.claim(config)
+        seconds = Predictor(GPUS[gpu], tmp_path / "none").predict(config).step_seconds
+        folder.write(TimingStats(median_step_time=2 * seconds))
+        folder.write(Manifest(machine={"gpus": [f"NVIDIA {gpu}"]}))
+    assert Predictor(GPUS["A100"], tmp_path / "runs").predict(config).correction == pytest.approx(2)
+
+
 def test_gpus_are_found_by_the_names_of_the_driver() -> None:
     assert find_gpu("NVIDIA A100-SXM4-80GB").name == find_gpu("a100").name == "A100"
     assert find_gpu("NVIDIA GeForce RTX 4090").name == "4090"
+
+
+def test_a_tuning_trial_counts_as_part_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["GPT-01", "--scale", "smoke", "--seeds", "0", "--tune", "--grid", "0.001", "0.002"]
+    options = ["--gpus", "none", "--runs", str(tmp_path), "--dry-run", "--gpu", "A5000", "--json"]
+    assert main(["run", *asked, *options]) == 0
+    (predicted,) = json.loads(capsys.readouterr().out)["gpu"]["predictions"]
+    trials = 2 * 2  # two learning rates with two trial seeds each
+    assert predicted["runs"] == 1 + trials * experiment("GPT-01").trial_share
 
 
 def test_a_dry_run_gives_hours_for_a_named_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from oelm.config.limits import check_config
 from oelm.data import catalogue as data_catalogue
 from oelm.errors import UsageError
 from oelm.experiments import catalogue
+from oelm.experiments.decide.look import Design, look_at
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.study_file.load import load_study
 from oelm.experiments.study_file.schema import study_schema
@@ -220,6 +221,16 @@ def test_a_study_file_is_trained_analyzed_and_reported(
     assert "at most 90 % worse?" in capsys.readouterr().out
     assert main(["report", "mine", "--latex", "tables", "--lang", "zh"]) == 0
     assert "最多差" in (tmp_path / "tables" / "questions-1.tex").read_text(encoding="utf-8")
+
+
+def test_the_references_of_questions_are_selected_with_their_arms(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(FILE, encoding="utf-8")
+    arms = {e.arm: e for e in catalogue.study_arms(str(path))}
+    assert {e.arm for e in catalogue.with_references([arms["warm"]])} == {"warm", "plain", "frozen"}
+    alone = Design((arms["warm"].at("smoke"), arms["plain"].at("smoke")))
+    with pytest.raises(UsageError, match="mine-warm has a question about mine-frozen"):
+        look_at(alone, tmp_path)
 
 
 def test_the_rules_of_questions_are_those_of_their_names() -> None:

@@ -173,7 +173,7 @@ def test_a_question_of_a_study_file_has_its_own_margin(tmp_path, max_seeds):
         page = server.page("en/study?name=paper")
         assert "at most 20 % worse?" in page
         assert "Questions: 1 decided, 0 undecided." in page
-        address = "study=paper&kind=non-inferior&scale=mini&arm=GPT-02&reference=GPT-01"
+        address = "study=paper&kind=non-inferior&scale=mini&arm=GPT-02&reference=GPT-01&margins=20"
         page = server.page(f"en/question?{address}")
         assert re.findall(r'scope="row">n = (\d)', page) == [str(n) for n in range(1, 4 if max_seeds else 5)]
         chart = server.json(f"en/curves?{address}&measurement=validation_loss")
@@ -361,6 +361,19 @@ def test_a_verdict_comes_in_with_its_seeds(tmp_path):
     board._scanned = -math.inf
     board.wait()
     assert [q.verdict.outcome for q in board.verdicts.questions] == ["met"]
+
+
+def test_questions_that_differ_only_in_their_margin_have_pages_of_their_own(tmp_path):
+    asked = tuple(QuestionConfig("GPT-01", "non-inferior", margin) for margin in (0.01, 0.1))
+    for seed in range(3):
+        write_run(tmp_path, lm_config(seed=seed), 8.0 + 0.01 * seed)
+        config = lm_config("GPT-02", "oelm-freeze", seed=seed)
+        config = replace(config, compare=replace(config.compare, questions=asked))
+        write_run(tmp_path, config, (8.0 + 0.01 * seed) * (1.05 + 0.0005 * seed))
+    board = Board(tmp_path, planned())
+    board.wait()
+    found = {q.key()["margins"]: q.verdict.outcome for q in board.verdicts.questions}
+    assert found == {"1": "missed", "10": "met"}
 
 
 # -- the command ------------------------------------------------------------------------------

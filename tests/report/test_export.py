@@ -28,6 +28,7 @@ def test_report_writes_tables_as_csv_and_latex(study, tmp_path, capsys):
     assert len(rows) == len(analyze(study).comparisons.made)
     freeze = next(r for r in rows if r["id"] == "GPT-02" and r["kind"] == "baseline")
     assert (freeze["unit"], freeze["n"], freeze["verdict"]) == ("%", "3", "missed")
+    assert freeze["n_reference"] == "3"
     low, change, high = (float(freeze[name]) for name in ("low", "change", "high"))
     assert low < 7.9 < change < 8.1 < high
     assert {path.suffix for path in folder.iterdir()} == {".tex", ".pdf", ".png"}

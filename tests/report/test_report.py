@@ -92,11 +92,20 @@ def test_datasets_are_ordered_by_training_tokens(tmp_path):
     assert "too few" in str(remarks.lines[0])
 
 
+def test_datasets_of_two_studies_are_not_counted_together_in_a_trend(tmp_path):
+    for study in ("A", "B"):
+        for name, tokens in (("tinystories", 900), ("wikitext2", 100), ("openwebtext", 500)):
+            for arm, ppl in (("baseline", 8.0), ("oelm-freeze", 8.6)):
+                write_arm(tmp_path, name, arm, (ppl, ppl + 0.1), tokens=tokens, study=study)
+    _table, remarks = trend_table(analyze(tmp_path), Translator())
+    assert ["3 datasets are too few" in str(line) for line in remarks.lines] == [True, True]
+
+
 def test_two_studies_on_one_dataset_are_shown_separately(tmp_path):
     """A pretrained encoder and a GPT from scratch on imdb share no heading, row or remark."""
     for study, pretrained in (("gpt-cls", False), ("finetune", True)):
         for arm, right in (("baseline", 80), ("oelm-freeze", 60)):
-            hits = [np.arange(100) < right] * 2
+            hits = [np.arange(1000) < 10 * right + seed for seed in ((0, 1) if arm == "baseline" else (1, 0))]
             write_arm(tmp_path, "imdb", arm, hits, make=cls_config, study=study, pretrained=pretrained)
     found, w = analyze(tmp_path), Translator()
     titles = [card.title for card in cards(found, w)[0].cards]
@@ -166,6 +175,8 @@ def test_step_times_come_only_from_interleaved_benchmarks(study, tmp_path):
     step = {"kind": "step", "interleaved": True, "model": "mini", "settings": {"context": 128}, "arms": arms}
     dump(tmp_path / "step.json", step)
     dump(tmp_path / "other_context.json", {**step, "settings": {"context": 2048}})
+    dump(tmp_path / "other_batch.json", {**step, "settings": {"context": 128, "batch": 3}})
+    dump(tmp_path / "other_vocabulary.json", {**step, "settings": {"context": 128, "vocabulary": 50257}})
     dump(tmp_path / "other_first.json", {**step, "arms": arms[1:]})
     # other methods with the same name
     for name, fields in (

@@ -53,6 +53,7 @@ def _answer(
 ) -> Answer:
     if reference is None or not (arm.finished and reference.finished):
         return Answer(arm, question, None, None)
+    changed = guards.different_questions(arm)
     rule, stopped = question_rule(question, perplexity=arm.metric == "ppl"), None
     max_seeds = max(arm.max_seeds, reference.max_seeds)
     if max_seeds:
@@ -61,6 +62,8 @@ def _answer(
             return Answer(arm, question, None, None)
         (arm, reference), level, stopped = sides, level_per_look(max_seeds), stopped_verdict(looked)
     c = replace(compare("baseline", arm, reference, trials, same_rows, level), max_seeds=max_seeds)
+    if changed:
+        c = replace(c, effect=None, ratio=None, refused=(*changed, *c.refused))
     if c.ratio is None:
         return Answer(arm, question, c, Verdict(question.rule, REFUSED))
     withhold = "caveat" if c.caveats else guards.undecidable(arm, reference)

@@ -29,9 +29,14 @@ class Arm:
     runs: tuple[LoadedRun, ...]
     planned: Mapping[str, RunConfig]  # scale -> config in the catalogue; {} if the experiment is not in it
 
+    @cached_property
+    def first(self) -> LoadedRun:
+        """The first finished run, or the first run if none has finished; it has the settings of the arm."""
+        return (self.finished or self.runs)[0]
+
     @property
     def config(self) -> RunConfig:
-        return self.runs[0].config
+        return self.first.config
 
     @property
     def id(self) -> str:
@@ -39,7 +44,7 @@ class Arm:
 
     @property
     def name(self) -> str:
-        return self.runs[0].arm
+        return self.first.arm
 
     @property
     def method(self) -> Method:
@@ -104,11 +109,6 @@ class Arm:
 
     def _mean_of(self, values: Sequence[float]) -> float:
         return float(np.exp(np.mean(np.log(values))) if self.metric == "ppl" else np.mean(values))
-
-    @property
-    def settings(self) -> RunConfig:
-        """The config of the first finished run, or of the first run if none has finished."""
-        return (self.finished or self.runs)[0].config
 
     @property
     def ended(self) -> dict[int, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from oelm.analysis.arms import Arm, Planned, gather_arms
 from oelm.analysis.fairness import guards
 from oelm.analysis.fairness.flags import result_flags, run_flags
-from oelm.analysis.load import Loaded, LoadedRun
+from oelm.analysis.load import PENDING, Loaded, LoadedRun
 from oelm.analysis.messages import Message
 from oelm.analysis.pairs import Kind, Pair, find_pairs
 from oelm.analysis.questions import GIVEN_UP, Question, answer_pair, rules_of
@@ -19,6 +19,7 @@ from oelm.analysis.statistics.sequential import level_per_look
 from oelm.analysis.verdict import (
     ACCURACY_SIGN,
     ACCURACY_TARGET,
+    PPL_GOAL,
     PPL_SIGN,
     PPL_TARGET,
     REFUSED,
@@ -52,6 +53,7 @@ class Comparison:
     # Standard deviation of `effect` that comes from choosing the learning rates by a few tuning trials, which
     # the interval does not contain; None if it is not known.
     lr_choice_sd: float | None = None
+    goal: Verdict | None = None  # the rule `PPL_GOAL`; only for the kinds "control" and "bias" of perplexity
 
     @property
     def metric(self) -> str:
@@ -152,6 +154,9 @@ def compare(
         measured.test_error,
         measured.mcnemar_p,
         lr_choice_sd=lr_choice_sd(arm, reference, trials),
+        goal=decide(PPL_GOAL, measured.ratio, withhold=reason)
+        if perplexity and kind in ("control", "bias")
+        else None,
     )
 
 
@@ -170,12 +175,16 @@ def compare_sequentially(
     if sides is None:
         return []
     made = compare(pair.kind, *sides, trials, same_rows, level_per_look(max_seeds))
+    if any(q.is_open for q in questions):
+        used = [r.seed for side in sides for r in side.runs]
+        made = replace(made, flags=(*made.flags, *_seed_missing(pair, used)))
     if made.caveats:  # they withhold the verdict, also that of a question that is closed
         return [replace(made, max_seeds=max_seeds)]
     stopped = {q.rule.name: verdict for q in questions if (verdict := stopped_verdict(q))}
     scenario = made.scenario and stopped.get("scenario", made.scenario)
     target, sign = stopped.get("target", made.target), stopped.get("sign", made.sign)
-    return [replace(made, target=target, sign=sign, scenario=scenario, max_seeds=max_seeds)]
+    goal = made.goal and stopped.get("goal", made.goal)
+    return [replace(made, target=target, sign=sign, scenario=scenario, goal=goal, max_seeds=max_seeds)]
 
 
 def looks_of(
@@ -187,7 +196,7 @@ def looks_of(
     run among these seeds, because they diverged, the arms have all their seeds.
     """
     assert pair.reference is not None
-    seeds = sorted({r.seed for r in (*pair.arm.runs, *pair.reference.runs)})
+    seeds = _started_seeds(pair.arm, pair.reference)
     questions = answer_pair(pair, rules, seeds, max_seeds)
     used = seeds[: max(q.n for q in questions)]
     if not used:
@@ -197,8 +206,31 @@ def looks_of(
     return questions, (pair.arm, pair.reference) if all_diverged else (arm, reference)
 
 
+def _started_seeds(arm: Arm, reference: Arm) -> list[int]:
+    """Return the seeds of both arms in ascending order; runs that never started do not count."""
+    return sorted({r.seed for r in (*arm.runs, *reference.runs) if r.state != PENDING})
+
+
+def _seed_missing(pair: Pair, used: Iterable[int]) -> list[Message]:
+    """Return a flag if seeds that have ended in both arms are not used, because a smaller one is missing."""
+    assert pair.reference is not None
+    last = max(used)
+    later = [s for s in _started_seeds(pair.arm, pair.reference) if s > last]
+    waiting = tuple(str(s) for s in later if s in pair.arm.ended and s in pair.reference.ended)
+    if not waiting or str(later[0]) in waiting:
+        return []
+    return [
+        Message(
+            "seed {seed} has not ended in both arms, so the later ones are not used yet ({seeds}): `oelm "
+            "decide` compares the seeds in order",
+            seed=later[0],
+            seeds=waiting,
+        )
+    ]
+
+
 def _first_seed_missing(arm: Arm, reference: Arm) -> Message:
-    first = min(r.seed for r in (*arm.runs, *reference.runs))
+    first = _started_seeds(arm, reference)[0]
     return Message(
         "{id} against {reference} ({scale}): waiting for seed {seed}, which has not ended in both arms; "
         "`oelm decide` compares the seeds in order",

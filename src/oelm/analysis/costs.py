@@ -37,6 +37,8 @@ class StepRatio:
     fields: dict[str, Any] | None = None  # fields of the `Method` that was measured
     memory_ratio: float | None = None  # peak memory divided by the peak memory of the baseline
     processes: int = 0  # number of processes of each method, over which the interval is computed
+    vocabulary: int | None = None
+    batch: int | None = None
 
     def fits(self, arm: Arm) -> bool:
         """Return whether the ratio was measured with the model and the method of this arm."""
@@ -47,6 +49,8 @@ class StepRatio:
             and self.model == config.model.name
             and self.context in (None, config.data.max_length)
             and self.position in (None, config.model.position)
+            and self.batch in (None, config.budget.batch_size)
+            and self.vocabulary in (None, arm.first.manifest.tokenizer.vocab_size)
         )
 
     def _measured(self) -> Method | None:
@@ -134,6 +138,8 @@ def _step_ratios(raw: Any, path: Path) -> list[StepRatio]:
             fields=arm.get("fields"),
             memory_ratio=None if arm.get("memory_ratio") is None else float(arm["memory_ratio"]),
             processes=int(arm["ratio"].get("processes", 0)),
+            vocabulary=settings.get("vocabulary"),
+            batch=settings.get("batch"),
         )
         for arm in arms[1:]
         if arm.get("method")

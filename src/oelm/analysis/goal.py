@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 from oelm.analysis.arms import Arm
 from oelm.analysis.compare import Comparison, Comparisons
-from oelm.analysis.fairness.guards import undecidable
 from oelm.analysis.pairs import TRAINED_INIT, Kind, find_arm
-from oelm.analysis.verdict import BETTER, MET, MISSED, PPL_GOAL, UNDECIDED, WORSE, Verdict, decide
+from oelm.analysis.verdict import BETTER, MET, MISSED, UNDECIDED, WORSE, Verdict
 
 REFERENCES: tuple[Kind, ...] = ("control", "bias", "init", "baseline", "plain")
 
@@ -74,7 +73,7 @@ def _outcome(c: Comparison) -> str:
     if c.ratio is None or c.caveats:
         return UNDECIDED
     if c.kind in ("control", "bias"):
-        outcome = decide(PPL_GOAL, c.ratio, withhold=undecidable(c.arm, c.reference)).outcome
+        outcome = c.goal.outcome if c.goal else UNDECIDED
     else:
         outcome = {BETTER: MET, WORSE: MISSED}.get(c.sign.outcome, UNDECIDED)
     return outcome if outcome in (MET, MISSED) else UNDECIDED

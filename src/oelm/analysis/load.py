@@ -322,8 +322,9 @@ def _result(results: Results, config: RunConfig) -> RunResult:
 
 
 def _missing_in_path(path: Path, config: RunConfig) -> list[str]:
-    """Return the folder names (scale, seed, ID) that follow from the config but are missing in `path`."""
-    expected, parts = (f"scale={config.scale}", f"seed={config.seed}", config.id), path.parts
+    """Return the folder names (study, ID, scale, seed) of the config that are missing in `path`."""
+    expected = (f"scale={config.scale}", f"seed={config.seed}", config.id, config.study)
+    parts = path.parts[-6 if config.tune.trial else -4 :]  # the part that `run_path()` makes
     return [part for part in expected if part not in parts]
 
 

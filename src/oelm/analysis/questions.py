@@ -36,6 +36,7 @@ from oelm.analysis.verdict import (
     decide,
     question_rule,
 )
+from oelm.errors import UsageError
 
 RULES = ("target", "scenario", "goal", "sign")
 QuestionKey = tuple[Any, ...]
@@ -137,8 +138,12 @@ def answer_questions(
         for asked in arm.config.compare.questions:
             rule = question_rule(asked, perplexity=arm.config.task != "classification")
             pair = Pair("baseline", arm, asked.reference, find_arm(arms, arm, asked.reference))
-            same_rows = guards.other_names(arm, names)
-            found += answer_pair(pair, [rule], seeds, max_seeds, same_rows) if pair.reference else []
+            if pair.reference is None:
+                raise UsageError(
+                    f"{arm.id} has a question about {asked.reference}, which is not among the arms of this "
+                    f"study; select {asked.reference}, too"
+                )
+            found += answer_pair(pair, [rule], seeds, max_seeds, guards.other_names(arm, names))
     if found:
         return found
     for pair in find_pairs(arms):

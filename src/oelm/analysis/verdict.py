@@ -21,6 +21,7 @@ GOAL = 0.01  # goal of frozen language models: perplexity at most 1 % above that
 EQUIVALENCE = 0.01  # arms that differ by less than 1 % either way are equivalent
 SCENARIO_A, SCENARIO_B = -2.0, -5.0  # margins of the original study's scenarios, in points of accuracy
 POWER = 0.8  # `seeds_needed()` returns the number of seeds that leads to a verdict with this probability
+_ROUNDING = 1e-12  # smaller differences of scores are rounding errors
 MAX_PLANNED_SEEDS = 50  # `seeds_needed()` does not suggest more seeds than this
 
 MET, MISSED = "met", "missed"
@@ -120,8 +121,9 @@ def decide(rule: Rule, estimate: Estimate, *, withhold: str = "", plan: bool = T
     possible = rule.regions[_region(rule, low) : _region(rule, high) + 1]
     if withhold:  # `needed` is not set, because more seeds would not help
         return Verdict(rule.name, UNDECIDED, possible, reason=withhold)
-    if low == high:  # without variation between seeds, the runs are probably copies of each other
-        reason = "no variation" if estimate.value else "identical"
+    # Without variation between seeds, the runs are probably copies of each other.
+    if low == high or (estimate.seed_sd is not None and estimate.seed_sd < _ROUNDING):
+        reason = "no variation" if abs(estimate.value) > _ROUNDING else "identical"
         return Verdict(rule.name, UNDECIDED, possible, reason=reason)
     if len(possible) == 1:
         return Verdict(rule.name, possible[0], possible)

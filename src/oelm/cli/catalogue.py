@@ -119,7 +119,10 @@ def show(
         return
     e = one_experiment(id, arm)
     seed = e.seeds[0] if seed is None else seed
-    request = Request([e], changes=changes.values(), study=changes.study_name, data_dir=data_dir)
+    changed = changes.values()
+    # As `oelm train` does: a learning rate of the user's own is not tuned, and has a study folder of its own.
+    tune = False if "optim.lr" in changed and e.tuned else None
+    request = Request([e], changes=changed, study=changes.study_name, tune=tune, data_dir=data_dir)
     config = request.config(e, scale, seed)
     plan = estimate(config, runs)
     predicted = Predictor(find_gpu(gpu), runs).predict(config) if gpu else None
@@ -141,7 +144,7 @@ def show(
         print(f"note: {note}")
     for setting in unequal:
         print(f"unequal: {setting}")
-    if e.tuned:
+    if e.tuned and tune is None:
         grid = ", ".join(f"{lr:g}" for lr in e.grid(scale))
         print(f"the learning rate is chosen from {grid} by validation loss")
     print_table(("", ""), [*_plan_rows(config, plan, data_dir), *(predicted.rows() if predicted else ())])

@@ -7,7 +7,7 @@ import sys
 from oelm.cli.options import Json, Runs, Study, require_study
 from oelm.cli.output import print, print_json, print_table
 from oelm.runs.disk import free, freeable
-from oelm.runs.scan import require_runs_folder
+from oelm.runs.scan import require_runs_folder, study_names
 from oelm.units import bytes_text
 
 
@@ -19,9 +19,9 @@ def clean(*, runs: Runs = "runs", study: Study = "", yes: bool = False, json: Js
     yes
         Delete without asking for confirmation.
     """
-    found = freeable(runs)
-    require_study(study, (item.run.study for item in found))
     require_runs_folder(runs)
+    require_study(study, study_names(runs))
+    found = freeable(runs)
     items = [item for item in found if not study or item.run.study == study]
     total = sum(item.bytes for item in items)
     if json:

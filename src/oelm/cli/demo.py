@@ -158,6 +158,8 @@ def _decision(c: Comparison) -> str:
     """Return the verdict in words: whether perplexity or accuracy is better, or worse by more than 5 %."""
     from oelm.analysis.verdict import BETTER, MET, MISSED, NO_INTERVAL, UNDECIDED
 
+    if c.target.reason:  # such as a run that diverged: more seeds would not help
+        return "no verdict, the details say why"
     return {
         MET: "better" if c.sign.outcome == BETTER else "at most 5 % worse",
         MISSED: "more than 5 % worse",

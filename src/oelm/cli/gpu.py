@@ -20,15 +20,15 @@ GpuName = Annotated[
 ]
 
 
-def gpu_predictions(arms: Sequence[tuple[RunConfig, int]], gpu: str, runs: str) -> list[Prediction]:
-    """Return a prediction for each of `arms`, which are pairs of a config and the number of its runs."""
+def gpu_predictions(arms: Sequence[tuple[RunConfig, float]], gpu: str, runs: str) -> list[Prediction]:
+    """Return a prediction for each of `arms`, which are pairs of a config and its number of runs."""
     from oelm.experiments.predict import Predictor, find_gpu
 
     predictor = Predictor(find_gpu(gpu), runs)
     return [predictor.predict(config) for config, _ in arms]
 
 
-def gpu_facts(arms: Sequence[tuple[RunConfig, int]], gpu: str, runs: str) -> dict[str, Any]:
+def gpu_facts(arms: Sequence[tuple[RunConfig, float]], gpu: str, runs: str) -> dict[str, Any]:
     found = gpu_predictions(arms, gpu, runs)
     each = [
         {"id": config.id, "scale": config.scale, "runs": count, **p.to_dict()}
@@ -37,7 +37,7 @@ def gpu_facts(arms: Sequence[tuple[RunConfig, int]], gpu: str, runs: str) -> dic
     return {"predictions": each, "seconds": _total(arms, found)}
 
 
-def print_gpu_hours(arms: Sequence[tuple[RunConfig, int]], gpu: str, runs: str) -> None:
+def print_gpu_hours(arms: Sequence[tuple[RunConfig, float]], gpu: str, runs: str) -> None:
     """Print a table with the step time, memory and hours of each arm, then their sum and the assumptions."""
     found = gpu_predictions(arms, gpu, runs)
     rows = [
@@ -47,7 +47,7 @@ def print_gpu_hours(arms: Sequence[tuple[RunConfig, int]], gpu: str, runs: str) 
             f"{1000 * p.step_seconds:.3g} ms",
             bytes_text(p.memory_bytes),
             duration_text(p.seconds),
-            count,
+            f"{count:g}",
         )
         for (config, count), p in zip(arms, found, strict=True)
     ]
@@ -56,6 +56,6 @@ def print_gpu_hours(arms: Sequence[tuple[RunConfig, int]], gpu: str, runs: str) 
     print(f"{duration_text(_total(arms, found))} for all runs, one at a time; {found[0].assumption}")
 
 
-def _total(arms: Sequence[tuple[RunConfig, int]], found: Sequence[Prediction]) -> float | None:
+def _total(arms: Sequence[tuple[RunConfig, float]], found: Sequence[Prediction]) -> float | None:
     seconds = [(p.seconds, count) for (_, count), p in zip(arms, found, strict=True)]
     return None if any(s is None for s, _ in seconds) else sum((s or 0.0) * count for s, count in seconds)

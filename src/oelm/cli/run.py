@@ -106,6 +106,10 @@ class Place:
         """Raise UsageError if options contradict each other, or if this machine lacks a device or folder."""
         if self.machine.shard and self.local.gpus_per_run * (self.slurm.nodes or 1) < 2:
             raise UsageError("--shard needs several GPUs per run: add --gpus-per-run 2 or more")
+        if self.local.gpus == "none" and self.machine.device.startswith("cuda"):
+            raise UsageError(f"--device {self.machine.device} contradicts --gpus none; leave one of them out")
+        if self.local.gpus == "none" and self.local.gpus_per_run > 1:
+            raise UsageError("--gpus-per-run contradicts --gpus none; leave one of them out")
         if self.on == "local" and (given := self.slurm.given()):
             raise UsageError(
                 f"allowed only with --on slurm: {', '.join(given)}; add --on slurm, or leave the options out"
@@ -221,6 +225,12 @@ def _check_flags_are_used(
     if retry.pilot_factor != PILOT_FACTOR and not retry.pilot:
         raise UsageError("--pilot-factor has no effect without --pilot; add --pilot, or leave it out")
     tunes = any(arm.grid for arm in arms)
+    seeds = {config.seed for arm in arms if arm.grid for config in arm.runs}
+    if both := sorted(seeds & {*tuning.trial_seeds}):
+        raise UsageError(
+            f"seed {both[0]} is in --seeds and --trial-seeds; a run must not have a seed that chose its "
+            "learning rate, so change one of them"
+        )
     if (tuning.grid or tuning.trial_seeds != TRIAL_SEEDS) and not tunes:
         raise UsageError("--grid and --trial-seeds have no effect: no experiment is tuned; add --tune")
 

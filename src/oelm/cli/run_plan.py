@@ -31,7 +31,8 @@ def print_plan(
     as_json: bool,
 ) -> None:
     """Print the runs that `oelm run` would start, their device and data, and predicted hours on `gpu`."""
-    sizes = [(arm.runs[0], arm.total_runs) for arm in arms]
+    # A tuning trial is shorter than a run, and counts as this part of one.
+    sizes = [(arm.runs[0], len(arm.runs) + arm.total_trials * arm.experiment.trial_share) for arm in arms]
     say = (lambda _: None) if as_json else print
     groups = [TuningGroup(group, runs, say) for group in by_comparison(arms).values()]
     trials = [trial for group in groups for trial in group.trials()]

@@ -181,13 +181,17 @@ def find_phase(name: int | str) -> int | str:
 
 
 def with_references(chosen: Sequence[Experiment]) -> list[Experiment]:
-    """Return the chosen experiments, and the baselines and controls that they are compared with."""
+    """Return the chosen experiments, and the baselines, controls and references of their questions."""
     known = experiments()
     found = {e.id: e for e in chosen}
-    for e in chosen:
+    asking = list(chosen)
+    for e in asking:  # grows in the loop: the reference of a question may have questions of its own
         for name in (e.baseline, e.control):
             if name in known:
                 found.setdefault(name, known[name])
+        for reference in (known[q.reference] for q in e.questions if q.reference in known):
+            asking += [] if reference in asking else [reference]
+            found.setdefault(reference.id, reference)
     return list(found.values())
 
 

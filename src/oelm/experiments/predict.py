@@ -197,7 +197,7 @@ def _measured_ratios(study: Path) -> list[float]:
     """Return measured / predicted seconds per step, one for each experiment and scale that ran on a GPU."""
     found = []
     for scale in sorted(study.glob("*/scale=*")):
-        times: list[float] = []
+        ratios: list[float] = []  # one per run, because the seeds may have run on different GPUs
         for path in sorted(scale.glob("seed=*")):
             folder = RunFolder(path)
             try:
@@ -206,9 +206,9 @@ def _measured_ratios(study: Path) -> list[float]:
                 if timing is None or not timing.median_step_time or not names:
                     continue
                 config, gpu = folder.config(), find_gpu(str(names[0]))
-                times.append(timing.median_step_time)
+                ratios.append(timing.median_step_time / _predict(config, gpu).step_seconds)
             except (OelmError, OSError):
                 continue
-        if times:
-            found.append(median(times) / _predict(config, gpu).step_seconds)
+        if ratios:
+            found.append(median(ratios))
     return found

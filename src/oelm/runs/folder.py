@@ -124,7 +124,7 @@ class RunFolder(RunReader):
                         "store new runs under a different study name with --as NAME"
                     )
                 return
-            if not self._failed_before_first_step() or is_held(self.path):
+            if not self.failed_before_first_step() or is_held(self.path):
                 lines = "\n".join(diff_lines(held, config))
                 raise UsageError(
                     f"{self.path} contains a run with a different config (in the folder -> requested):\n"
@@ -142,7 +142,8 @@ class RunFolder(RunReader):
                 "choose a runs folder that is writable"
             ) from None
 
-    def _failed_before_first_step(self) -> bool:
+    def failed_before_first_step(self) -> bool:
+        """Return whether the run failed before its first training step, so that its config may change."""
         try:
             status = self.status()
         except OelmError:

@@ -7,17 +7,20 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from oelm.config.run_config import Machine
+from oelm.config.run_config import Machine, QuestionConfig, RunConfig
+from oelm.errors import UsageError
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.launch.attempts import read_attempts
 from oelm.experiments.launch.jobs import make_jobs
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.runs.scan import scan
 from oelm.runs.states import EXIT_FAILED, EXIT_PERMANENT, EXIT_USAGE
+from run_factory import lm_config, write_run
 from waiting import wait_until
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -54,6 +57,26 @@ def uninterrupted(run_oelm: Run, root: Path, tmp_path: Path) -> dict[str, object
     root.rename(tmp_path / "undisturbed")
     assert len(found) == 6
     return found
+
+
+def test_questions_must_not_change_for_further_seeds(tmp_path: Path) -> None:
+    def asks(seed: int, margin: float) -> RunConfig:
+        config = lm_config("GPT-02", "oelm-freeze", seed=seed)
+        asked = (QuestionConfig("GPT-01", margin=margin),)
+        return replace(config, compare=replace(config.compare, questions=asked))
+
+    write_run(tmp_path, asks(0, 0.01))
+    make_jobs([asks(1, 0.01)], tmp_path)
+    with pytest.raises(UsageError, match="the questions about GPT-02 differ"):
+        make_jobs([asks(2, 0.2)], tmp_path)
+
+
+def test_new_seeds_must_not_come_before_those_of_decide(tmp_path: Path) -> None:
+    config = lm_config(seed=42)
+    write_run(tmp_path, replace(config, compare=replace(config.compare, max_seeds=12)))
+    make_jobs([lm_config(seed=seed) for seed in (42, 43)], tmp_path)
+    with pytest.raises(UsageError, match=r"seed 0 of GPT-01 is new, .* Use seeds above 43"):
+        make_jobs([lm_config(seed=seed) for seed in (0, 44)], tmp_path)
 
 
 def test_finished_runs_are_skipped_the_second_time(run_oelm: Run, root: Path) -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from oelm.errors import UsageError
 from oelm.experiments.launch import slots as slots_module
 from oelm.experiments.launch.slots import make_slots
+from oelm.experiments.launch.warm import can_fork
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +43,13 @@ def test_cpu_slots_divide_the_threads(runs: int, slots: int, expected: tuple[int
     assert made[0].environment["OMP_NUM_THREADS"] == str(made[0].threads)
 
 
+def test_without_gpus_the_workers_do_not_see_any() -> None:
+    (slot,) = make_slots(1, gpus="none")
+    assert slot.environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert can_fork(slot) == (sys.platform == "linux")
+    assert not can_fork(make_slots(1, gpus="0")[0])
+
+
 def test_visible_gpus_are_used_automatically(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
     assert [s.name for s in make_slots(5)] == ["gpu 3", "gpu 4"]
@@ -61,7 +71,14 @@ def test_gpus_that_torch_cannot_use_are_not_used(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     "options",
-    [{"gpus": "0,0"}, {"gpus": ","}, {"gpus": "0", "gpus_per_run": 2}, {"gpus_per_run": 2}, {"slots": -1}],
+    [
+        {"gpus": "0,0"},
+        {"gpus": ","},
+        {"gpus": "0", "gpus_per_run": 2},
+        {"gpus_per_run": 2},
+        {"slots": -1},
+        {"gpus": "0", "slots": 4},
+    ],
 )
 def test_impossible_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):

@@ -6,18 +6,24 @@ Each function returns the flags of one kind, or an empty list.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from oelm.analysis.arms import Arm
 from oelm.analysis.fairness.guards import EQUAL_SETTINGS, RECORDED, at_chance, recorded, setting_differences
 from oelm.analysis.load import DIVERGED, FINISHED, LoadedRun
 from oelm.analysis.messages import Message, state_name
 from oelm.analysis.statistics.effects import Effects
+from oelm.config.diff import config_diff
 
 
 def run_flags(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> tuple[Message, ...]:
     """Return flags about the runs of a comparison, their settings and their tuning trials."""
     found = [
         *missing_runs(arm, reference),
+        *unfinished_with_other_settings(arm),
+        *unfinished_with_other_settings(reference),
         *selected_on_test(arm, reference, trials),
         *failed_audits(arm),
         *weak_tuning(arm, reference, trials),
@@ -90,6 +96,25 @@ def missing_runs(arm: Arm, reference: Arm) -> list[Message]:
             if len(unfinished) == 1
             else Message("{n} runs are not finished: {runs}", n=len(unfinished), runs=names)
         )
+    return found
+
+
+def unfinished_with_other_settings(arm: Arm) -> list[Message]:
+    """Return a flag for each run that has not finished and has different settings than the finished runs."""
+    found = []
+    for run in arm.runs if arm.finished else ():
+        if run.state == FINISHED:
+            continue
+        if fields := tuple(config_diff(run.config, replace(arm.config, seed=run.seed))):
+            found.append(
+                Message(
+                    "{id} seed {seed} is not finished and has different settings than the finished runs: "
+                    "{fields}",
+                    id=arm.id,
+                    seed=run.seed,
+                    fields=fields,
+                )
+            )
     return found
 
 
@@ -201,12 +226,18 @@ def unrecorded(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def identical_seeds(arm: Arm) -> list[Message]:
-    """Return a flag if all seeds of an arm have the same perplexity.
+    """Return a flag if all seeds of an arm have the same perplexity or the same predictions.
 
-    The runs are then probably copies of each other, or the seed has no effect.
+    The runs are then probably copies of each other, or the seed has no effect. Classifiers whose predictions
+    are all correct, or all of one class, may agree without being copies.
     """
-    if arm.metric != "ppl" or len(arm.scores) < 2 or len(set(arm.scores.values())) > 1:
+    if len(arm.scores) < 2 or len(set(arm.scores.values())) > 1:
         return []
+    if arm.metric == "accuracy":
+        hits = [r.hits for r in arm.finished if r.hits is not None]
+        same = len(hits) == len(arm.finished) and all(np.array_equal(hits[0], h) for h in hits[1:])
+        if not same or arm.mean == 1 or at_chance(arm):
+            return []
     return [
         Message(
             "all {n} seeds of {id} have exactly the same result: the seed seems to have no effect",

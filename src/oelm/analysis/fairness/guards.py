@@ -78,6 +78,21 @@ def mixed_settings(arm: Arm) -> list[Message]:
     return []
 
 
+def different_questions(arm: Arm) -> tuple[Message, ...]:
+    """Return a refusal if the runs of an arm were started with different questions of a study file."""
+    asked = arm.config.compare.questions
+    others = tuple(str(r.seed) for r in arm.runs if r.config.compare.questions != asked)
+    if not others:
+        return ()
+    return (
+        Message(
+            "the questions about {id} were changed between its runs: seeds {seeds} were started with others",
+            id=arm.id,
+            seeds=others,
+        ),
+    )
+
+
 def different_records(arm: Arm, reference: Arm) -> list[Message]:
     """Return a refusal for each difference in the data, tokenizer, evaluation set or budget of the runs."""
     found = []
@@ -123,7 +138,7 @@ def caveats(arm: Arm, reference: Arm, same_rows: Sequence[str] = ()) -> tuple[Me
 
 def unequal_tuning(arm: Arm, reference: Arm) -> list[Message]:
     """Return a caveat if the learning rates were tuned differently, or differ without tuning."""
-    a, b = arm.settings, reference.settings
+    a, b = arm.config, reference.config
     if a.tune.grid != b.tune.grid or a.tune.seeds != b.tune.seeds:
         return [
             Message(
@@ -145,7 +160,7 @@ def unequal_tuning(arm: Arm, reference: Arm) -> list[Message]:
 
 def other_budget(arm: Arm) -> list[Message]:
     """Return a caveat if an experiment was run with a different budget than it has in the catalogue."""
-    config = arm.settings
+    config = arm.config
     planned = arm.planned.get(config.scale)
     differing = config_diff(config, planned) if planned else {}
     fields = [f"{n} {differing[n][0]}, not {differing[n][1]}" for n in BUDGET_SETTINGS if n in differing]
@@ -160,7 +175,7 @@ def other_budget(arm: Arm) -> list[Message]:
 
 def builtin_text(arm: Arm, reference: Arm) -> list[Message]:
     """Return a caveat if built-in generated text was used in place of a real dataset."""
-    for config in (arm.settings, reference.settings):
+    for config in (arm.config, reference.config):
         entry = datasets().get(config.data.dataset)
         if config.data.source == "builtin" and entry is not None and not entry.builtin:
             return [
@@ -170,12 +185,16 @@ def builtin_text(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def different_precision(arm: Arm, reference: Arm) -> list[Message]:
-    """Return a caveat if the arms trained in different number formats, as on different GPUs."""
-    mine, theirs = (
-        {run.manifest.precision.dtype for run in side.finished} - {""} for side in (arm, reference)
-    )
-    if not mine or not theirs or mine == theirs:
+    """Return a caveat if the arms, or two runs of one seed, trained in different number formats."""
+    formats = [{run.seed: run.manifest.precision.dtype for run in a.finished} for a in (arm, reference)]
+    mine, theirs = (set(by_seed.values()) - {""} for by_seed in formats)
+    if not mine or not theirs:
         return []
+    if mine == theirs:
+        found = {seed: (formats[0][seed], formats[1][seed]) for seed in formats[0].keys() & formats[1].keys()}
+        differing = tuple(str(s) for s, (a, b) in sorted(found.items()) if a != b and a and b)
+        said = Message("the two runs of a seed have different number formats: seed {seeds}", seeds=differing)
+        return [said] if differing else []
     return [
         Message(
             "the number format differs: {arm} against {reference}",

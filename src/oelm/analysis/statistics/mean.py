@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oelm.analysis.compare import Comparison, Comparisons
+from oelm.analysis.fairness.guards import undecidable
 from oelm.analysis.statistics.intervals import Estimate, difference, t_quantile, z_quantile
 from oelm.analysis.verdict import ACCURACY_SIGN, ACCURACY_TARGET, PPL_SIGN, PPL_TARGET, Verdict, decide
 
@@ -69,7 +70,9 @@ def _mean(group: Sequence[Comparison]) -> Mean | None:
 
 
 def _has_paired_verdict(c: Comparison) -> bool:
-    return c.effect is not None and c.effect.interval_kind == "paired t" and not c.target.reason
+    if c.effect is None or c.target.reason or undecidable(c.arm, c.reference):
+        return False
+    return c.effect.interval_kind == "paired t"
 
 
 def _estimate(
@@ -96,7 +99,7 @@ def _estimate(
     # seeds and needs the t quantile, hence the factor t / z.
     df = sum(e.n - 1 for e in single)
     independent_se = pooled([(e.seed_sd or 0.0) / math.sqrt(e.n) for e in single])
-    level = single[0].level
+    level = max(e.level for e in single)  # a dataset with repeated looks needs the wider interval
     independent_se *= t_quantile(level, df) / z_quantile(level)
     return difference(
         over_datasets("arm"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from oelm.config.run_config import RunConfig
-from oelm.errors import UsageError
+from oelm.errors import OelmError, UsageError
 from oelm.runs.archives.results_file import SUFFIX
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
@@ -63,14 +63,21 @@ class Launcher(Protocol):
 def make_jobs(configs: Iterable[RunConfig], root: Path | str, *, retry_diverged: bool = False) -> list[Job]:
     """Return one job per config, and create the run folder of each below `root`.
 
-    Raises UsageError if a run folder already contains a different config, or if `root` has a results file of
-    the study: its runs are not in run folders, so they would be trained again.
+    Raises UsageError if a run folder already contains a different config, if a config does not fit the other
+    seeds of its arm (`_check_other_seeds()`), or if `root` has a results file of the study: its runs are not
+    in run folders, so they would be trained again.
 
     retry_diverged: let diverged runs continue from their last checkpoint, except tuning trials, because
         divergence is a valid result of a trial
     """
     configs = list(configs)
     refuse_results_files(root, (config.study for config in configs))
+    arms: dict[Path, list[RunConfig]] = {}
+    for config in configs:
+        if not config.tune.trial:
+            arms.setdefault(run_path(root, config).parent, []).append(config)
+    for place, seeds in arms.items():
+        _check_other_seeds(place, seeds)
     jobs = []
     for config in configs:
         folder = RunFolder(run_path(root, config))
@@ -79,6 +86,33 @@ def make_jobs(configs: Iterable[RunConfig], root: Path | str, *, retry_diverged:
             _reopen_diverged(folder)
         jobs.append(Job(config, folder.path))
     return jobs
+
+
+def _check_other_seeds(place: Path, configs: Sequence[RunConfig]) -> None:
+    """Raise UsageError if new seeds of an arm would change what its existing runs in `place` answer.
+
+    They have different questions, or they come before the seeds that `oelm decide` has looked at.
+    """
+    started: dict[int, RunConfig] = {}
+    for folder in map(RunFolder, place.glob("seed=*")):
+        with contextlib.suppress(OelmError, OSError):  # a damaged config is an error when its run is claimed
+            if not folder.failed_before_first_step():
+                started[folder.config().seed] = folder.config()
+    id, asked = configs[0].id, configs[0].compare.questions
+    if any(config.compare.questions != asked for config in started.values()):
+        raise UsageError(
+            f"the questions about {id} differ from those with which the runs in {place} were started. They "
+            "must not change after the first results: restore them in the study file, or store new runs "
+            "under a different study name with --as NAME"
+        )
+    last = max(started, default=-1)
+    new = {c.seed for c in configs if not c.compare.max_seeds} - started.keys()
+    if new and min(new) < last and any(c.compare.max_seeds for c in started.values()):
+        raise UsageError(
+            f"seed {min(new)} of {id} is new, but `oelm decide` uses the seeds in ascending order and has "
+            f"already used {last}: a smaller one would change its results. Use seeds above {last}, or "
+            "store new runs under a different study name with --as NAME"
+        )
 
 
 def refuse_results_files(root: Path | str, studies: Iterable[str]) -> None:

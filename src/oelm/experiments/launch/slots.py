@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from oelm.cores import usable_cores
 from oelm.errors import UsageError
@@ -45,7 +45,10 @@ def make_slots(
             f"--gpus-per-run {gpus_per_run} needs GPUs, but torch finds none, or --gpus excludes them; "
             "leave out --gpus-per-run to run on the CPU"
         )
-    return _cpu_slots(runs, slots, threads)
+    found = _cpu_slots(runs, slots, threads)
+    if gpus == "none":  # else the workers would train on a GPU that they find
+        found = [replace(s, environment={"CUDA_VISIBLE_DEVICES": "", **s.environment}) for s in found]
+    return found
 
 
 def _devices(gpus: str) -> list[str]:
@@ -115,6 +118,11 @@ def _gpu_slots(devices: Sequence[str], per_run: int, slots: int, threads: int) -
             f"--gpus-per-run {per_run} is too high: the only available GPUs are {', '.join(devices)}"
         )
     groups = [devices[i : i + per_run] for i in range(0, len(devices) - per_run + 1, per_run)]
+    if slots > len(groups):
+        raise UsageError(
+            f"--slots {slots} is too high: with --gpus-per-run {per_run}, the GPUs {', '.join(devices)} make "
+            f"{len(groups)} slot(s); leave out --slots, or use more GPUs"
+        )
     groups = groups[: slots or len(groups)]
     share = threads or max(1, usable_cores() // (len(groups) * per_run))
     return [

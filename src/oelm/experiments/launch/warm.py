@@ -39,7 +39,8 @@ _MESSAGE_BYTES = 1 << 16
 
 def can_fork(slot: Slot) -> bool:
     """Return whether workers of this slot can be forked: on Linux, if a run is one process on the CPU."""
-    return sys.platform == "linux" and slot.processes == 1 and "CUDA_VISIBLE_DEVICES" not in slot.environment
+    on_gpu = slot.environment.get("CUDA_VISIBLE_DEVICES")
+    return sys.platform == "linux" and slot.processes == 1 and not on_gpu
 
 
 class WarmWorker:

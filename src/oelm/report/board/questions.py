@@ -82,7 +82,10 @@ class ShownQuestion:
     def key(self) -> dict[str, str]:
         """Return the URL parameters that identify the page of this question."""
         scale = self.arm.config.scale
-        return {"kind": self.kind, "scale": scale, "arm": self.arm.id, "reference": self.reference}
+        # A study file may ask by the same rule with several margins.
+        margins = ",".join(f"{margin:.6g}" for margin in self.margins) if self.kind in RULES else ""
+        key = {"kind": self.kind, "scale": scale, "arm": self.arm.id, "reference": self.reference}
+        return key | {"margins": margins}
 
 
 def all_questions(made: Comparisons, trials: Sequence[LoadedRun]) -> tuple[ShownQuestion, ...]:
@@ -96,7 +99,7 @@ def all_questions(made: Comparisons, trials: Sequence[LoadedRun]) -> tuple[Shown
 def _from_study_files(arms: Sequence[Arm], trials: Sequence[LoadedRun]) -> Iterator[ShownQuestion]:
     for a in answers(arms, trials):
         reference, c = find_arm(arms, a.arm, a.question.reference), a.comparison
-        margins = _percent(question_rule(a.question, perplexity=c.metric == "ppl")) if c else ()
+        margins = _percent(question_rule(a.question, perplexity=a.arm.config.task != "classification"))
         name = reference.name if reference else a.question.reference
         asked = _asked(a.question)
         yield ShownQuestion(a.question.rule, a.arm, a.question.reference, name, asked, c, a.verdict, margins)

@@ -185,7 +185,7 @@ def _get(request: Request, name: str) -> str:
 
 
 def _question(request: Request) -> dict[str, str]:
-    return {name: _get(request, name) for name in ("kind", "scale", "arm", "reference")}
+    return {name: _get(request, name) for name in ("kind", "scale", "arm", "reference", "margins")}
 
 
 def _answer(request: Request, text: str, kind: str, status: int = 200) -> Response:

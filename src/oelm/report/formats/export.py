@@ -32,7 +32,7 @@ _LATEX = {
 
 CSV_COLUMNS = (
     *("study", "scale", "group", "dataset", "kind", "arm", "id", "reference", "reference_id", "metric"),
-    *("unit", "change", "low", "high", "tuning_sd", "n", "verdict"),
+    *("unit", "change", "low", "high", "tuning_sd", "n", "n_reference", "verdict"),
 )
 
 
@@ -70,6 +70,7 @@ def _csv_row(c: Comparison) -> dict[str, str | int | float]:
         "high": number(bounds[1]) if bounds else "",
         "tuning_sd": "" if c.lr_choice_sd is None else round((100 if perplexity else 1) * c.lr_choice_sd, 4),
         "n": c.effect.n if c.effect else "",
+        "n_reference": c.effect.n_reference if c.effect else "",
         "verdict": shown_verdict(c).outcome,
     }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from statistics import fmean
 
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.arms import Arm
@@ -16,6 +17,7 @@ from oelm.analysis.costs import Cost
 from oelm.analysis.messages import Message
 from oelm.analysis.statistics.intervals import trend
 from oelm.analysis.verdict import MET, MISSED
+from oelm.config.run_config import ModelConfig
 from oelm.experiments.catalogue import experiments
 from oelm.experiments.experiment import Reported
 from oelm.report import numbers
@@ -130,18 +132,19 @@ def trend_table(analysis: Analysis, _: Translator) -> list[Block]:
 
     The datasets are ordered by their number of training tokens.
     """
-    found: dict[tuple[str, str, str, bool], list[tuple[int, Comparison]]] = defaultdict(list)
+    found: dict[tuple[str, str, str, str, ModelConfig], list[tuple[int, Comparison]]] = defaultdict(list)
     for c in frozen_against_baseline(analysis):
         if c.effect is not None:
-            key = (c.arm.name, c.metric, c.arm.config.scale, c.arm.config.model.pretrained)
+            config = c.arm.config
+            key = (config.study, c.arm.name, c.metric, config.scale, config.model)
             found[key].append((_training_tokens(c.arm), c))
     rows: list[Row] = []
     remarks: list[Text] = []
-    for (arm, metric, scale, pretrained), entries in found.items():
+    for (_study, arm, metric, scale, model), entries in found.items():
         if len({c.dataset for tokens, c in entries}) < 2:
             continue
         name = _("{name} ({scale})", name=arm, scale=SCALES[scale])
-        if pretrained:
+        if model.pretrained:
             name = _("{name} ({scale}, pretrained)", name=arm, scale=SCALES[scale])
         entries.sort(key=lambda entry: entry[0])
         for tokens, c in entries:
@@ -153,8 +156,13 @@ def trend_table(analysis: Analysis, _: Translator) -> list[Block]:
                 *effect_cells(c.effect, metric, c.arm, _),
             )
             rows.append(Row(cells, tone(c.target)))
-        judged = [(float(tokens), c.effect.value) for tokens, c in entries if c.effect and not c.caveats]
-        remarks.append(_trend(name, judged, _))
+        judged: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for tokens, c in entries:
+            if c.effect and not c.caveats:
+                judged[c.dataset].append((tokens, c.effect.value))
+        # A dataset that was compared twice, as with different budgets, is one point of the trend.
+        points = [(fmean(x for x, y in same), fmean(y for x, y in same)) for same in judged.values()]
+        remarks.append(_trend(name, points, _))
     if not rows:
         return [Paragraph(_("No arm was compared on more than one dataset."))]
     head = (_("Arm"), _("Data"), _("Training tokens"), _("Change"), _("95 % interval"), "n")

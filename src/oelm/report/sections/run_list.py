@@ -226,7 +226,7 @@ def _arm_table(arm: Arm, numbered: dict[str, str], folder: Path, _: Translator) 
 
 def _rows_text(arm: Arm, _: Translator) -> str:
     """Return the origin and size of an arm's training data; "" if the run's manifest does not record them."""
-    data = arm.runs[0].manifest.data
+    data = arm.first.manifest.data
     rows = data.rows.get("train")
     if not rows:
         return ""
