@@ -187,6 +187,24 @@ def test_a_registered_dataset_is_read(tmp_path: Path, write_jsonl, own_registry:
     assert corpus.splits == ("train", "validation", "test")
 
 
+def test_the_mapped_column_comes_before_a_column_with_the_name_of_oelm(
+    tmp_path: Path, write_jsonl, own_registry: None
+) -> None:
+    rows = [{"text": "title", "body": f"long {i}", "label": 0, "priority": "urgent"} for i in range(40)]
+    files = {"train": str(write_jsonl(tmp_path / "t.jsonl", rows))}
+    aliases = {"text": ("body",), "label": ("priority",)}
+    register_dataset(Dataset("tickets", "", label_names=("normal", "urgent"), aliases=aliases, files=files))
+    row = next(open_corpus("tickets").rows("train"))
+    assert row["text"].startswith("long")
+    assert row["label"] == 1
+
+
+def test_a_dataset_of_oelm_prefers_its_own_column_names(tmp_path: Path, write_jsonl) -> None:
+    rows = [{"review": "other", "text": f"own {i}", "label": 1} for i in range(40)]
+    write_jsonl(tmp_path / "imdb" / "train.jsonl", rows)
+    assert next(open_corpus("imdb", data_dir=tmp_path).rows("train"))["text"].startswith("own")
+
+
 def test_another_column_of_a_file_has_another_fingerprint(
     tmp_path: Path, write_jsonl, own_registry: None
 ) -> None:

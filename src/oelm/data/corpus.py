@@ -168,8 +168,13 @@ class Corpus:
             "limit": self._limits.get(split, 0),
         }
         if self.dataset.name not in OWN_DATASETS:  # the user may register it with other columns
-            facts["aliases"] = {name: list(others) for name, others in self.dataset.aliases.items()}
+            facts["aliases"] = {name: self._recorded_names(name) for name in self.dataset.aliases}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def _recorded_names(self, column: str) -> list[str]:
+        """Return the names of a column for the fingerprint; its own name is left out if it is tried first."""
+        names = list(self.dataset.names_of(column))
+        return names[1:] if names[0] == column else names
 
     def expected_size(self, split: str) -> tuple[int, int]:
         """Return the expected (bytes, rows) of the split for the progress display; 0 means unknown."""

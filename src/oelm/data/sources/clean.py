@@ -16,7 +16,7 @@ def clean_row(dataset: Dataset, raw: Row, file: str, number: int, bad: BadRows) 
     """
     row: Row = {}
     for name in dataset.columns:
-        key = next((key for key in (name, *dataset.aliases.get(name, ())) if key in raw), None)
+        key = next((key for key in dataset.names_of(name) if key in raw), None)
         if key is None:
             columns = ", ".join(str(key) for key in raw) or "nothing"
             bad.add("field", file, number, name, f"missing; the row has: {columns}")

@@ -177,12 +177,12 @@ def _describe(path: Path, found: SplitFiles) -> Dataset:
     if first is None:
         raise bad.error(str(train[0])) if bad else OelmError(f"{train[0]} has no rows")
     aliases = {
-        "text": ("sentence", "content", "review", "story", "document", "body"),
-        "premise": ("sentence1", "text1", "question1", "question"),
-        "hypothesis": ("sentence2", "text2", "question2", "answer"),
-        "label": ("labels", "class", "category"),
+        "text": ("text", "sentence", "content", "review", "story", "document", "body"),
+        "premise": ("premise", "sentence1", "text1", "question1", "question"),
+        "hypothesis": ("hypothesis", "sentence2", "text2", "question2", "answer"),
+        "label": ("label", "labels", "class", "category"),
     }
-    present = {ours: [n for n in (ours, *others) if n in first] for ours, others in aliases.items()}
+    present = {ours: [n for n in names if n in first] for ours, names in aliases.items()}
     fields = ("premise", "hypothesis") if present["premise"] and present["hypothesis"] else ("text",)
     described = Dataset(name=path.stem, about=f"files in {found.folder}", fields=fields, aliases=aliases)
     if not present["label"]:
