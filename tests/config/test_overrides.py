@@ -13,10 +13,10 @@ CONFIG = experiment("GPT-02").at("smoke")
 
 
 def test_any_field_by_its_dotted_name() -> None:
-    words = ["optim.lr=1e-2", "budget.steps=7", "compile=yes", "model.position=rope", "tune.grid=1e-3,2e-3"]
+    words = ["optim.lr=1e-2", "budget.steps=7", "compile=yes", "model.position=rope"]
     changed = override(CONFIG, changes_from_words(words))
     assert (changed.optim.lr, changed.budget.steps, changed.compile) == (0.01, 7, True)
-    assert (changed.model.position, changed.tune.grid) == ("rope", (1e-3, 2e-3))
+    assert changed.model.position == "rope"
     assert set(config_diff(CONFIG, changed)) == {w.partition("=")[0] for w in words}
 
 
@@ -38,6 +38,9 @@ def test_a_method_by_name_takes_the_arm_along_and_its_fields_follow() -> None:
         ("method=oelm-freze", "oelm-freeze"),
         ("method.layers=1", "layers"),  # means nothing with freeze "all"
         ("seed=1", "cannot change 'seed'"),
+        ("tune.grid=1e-3,2e-3", "--grid"),
+        ("tune.seeds=7", "--trial-seeds"),
+        ("compare.max_seeds=7", "--max-seeds"),
         ("optim.lr", "field=value"),
         ("optim=1", "optim"),
     ],

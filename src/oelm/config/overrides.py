@@ -77,6 +77,11 @@ def split_word(word: str) -> tuple[str, Any]:
             f"--set cannot change '{name}', because it identifies the run: give a different experiment ID, "
             "or use --as (study), --scale, or --seed / --seeds"
         )
+    if name.startswith(("tune.", "compare.")):
+        raise UsageError(
+            f"--set cannot change '{name}', because it records how a run was tuned and compared: use --tune, "
+            "--grid and --trial-seeds for tuning, and --max-seeds of `oelm decide` for the number of seeds"
+        )
     names = field_names()
     if name not in names:
         raise _unknown_field(name, names)
