@@ -27,6 +27,14 @@ def test_a_method_by_name_takes_the_arm_along_and_its_fields_follow() -> None:
     assert (both.method.freeze, both.method.layers) == ("all-but-last", 1)  # neither is valid alone
 
 
+def test_a_new_method_renames_the_arm_and_drops_a_control_of_another_method() -> None:
+    rope = experiment("GAP-TS-oelm-bias-rope").at("mini")
+    assert (rope.compare.arm, rope.compare.control) == ("oelm-bias-rope", "GAP-TS-trained-bias-rope")
+    changed = override(rope, {"method": "oelm-plus"})
+    assert (changed.compare.arm, changed.compare.control) == ("oelm-plus-rope", "")
+    assert override(rope, {"method": "oelm-bias"}) == rope
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [

@@ -89,9 +89,11 @@ def split_word(word: str) -> tuple[str, Any]:
 
 
 def _with_method(config: RunConfig, name: Any) -> RunConfig:
-    chosen, compare = find_method(name), config.compare
-    if compare.arm == config.method.name:  # the arm was named after the old method: rename it
-        compare = dataclasses.replace(compare, arm=chosen.name)
+    chosen, old, compare = find_method(name), config.method, config.compare
+    if f"{compare.arm}-".startswith(f"{old.name}-"):  # the arm was named after the old method: rename it
+        compare = dataclasses.replace(compare, arm=chosen.name + compare.arm.removeprefix(old.name))
+    if chosen.control != old.control:  # the control experiment has the architecture of the old method
+        compare = dataclasses.replace(compare, control="")
     return dataclasses.replace(config, method=chosen, compare=compare)
 
 
