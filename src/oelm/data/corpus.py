@@ -49,6 +49,10 @@ class Source(ABC):
     def fingerprint(self, split: str) -> str:
         """Return a hash that changes when the content of the split changes."""
 
+    def reader(self, split: str) -> str:
+        """Return how the files of a split are read, as a part of cache keys; "" if there is only one way."""
+        return ""
+
     @abstractmethod
     def size(self, split: str) -> tuple[int, int]:
         """Return the expected (bytes, rows) of a split for the progress display; 0 means unknown."""
@@ -170,6 +174,15 @@ class Corpus:
         if self.dataset.name not in OWN_DATASETS:  # the user may register it with other columns
             facts["aliases"] = {name: self._recorded_names(name) for name in self.dataset.aliases}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def cache_key(self, split: str) -> str:
+        """Return a SHA-256 that changes when the rows of the split change or are read in another way.
+
+        It is not recorded with a run, so that a new way to read files does not change the fingerprints.
+        """
+        reader = self.source.reader(split if split in self.source.splits else "train")
+        fingerprint = self.fingerprint(split)
+        return hashlib.sha256(f"{fingerprint} {reader}".encode()).hexdigest() if reader else fingerprint
 
     def _recorded_names(self, column: str) -> list[str]:
         """Return the names of a column for the fingerprint; its own name is left out if it is tried first."""

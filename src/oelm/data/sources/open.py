@@ -35,6 +35,7 @@ from oelm.errors import OelmError, UsageError, unknown_name
 
 SourceName = Literal["auto", "local", "hub", "builtin"]
 SOURCES: tuple[SourceName, ...] = ("auto", "local", "hub", "builtin")
+_READER_VERSION = 1  # increase it if the same file gives other rows; cached tokens are then not used
 _MAX_LISTED = 12  # an error lists at most this many folders
 
 
@@ -201,6 +202,10 @@ class LocalSource(Source):
     def fingerprint(self, split: str) -> str:
         digests = [cached_sha256(path, self.cache) for path in self.found.files[split]]
         return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+    def reader(self, split: str) -> str:
+        kinds = [path.suffix.lower() for path in self.found.files[split]]
+        return f"{_READER_VERSION} {kinds} {self.found.hub_copy}"
 
     def size(self, split: str) -> tuple[int, int]:
         paths = self.found.files[split]

@@ -269,7 +269,7 @@ def _name_damaged_folder(folder: Path) -> Iterator[None]:
 def _load_or_train(size: int, corpus: Corpus, cache_dir: Path | str | None) -> Tokenizer:
     from oelm.data.tokenize.store import cache_root, locked
 
-    folder = cache_root(cache_dir) / "tokenizers" / f"bpe-{size}-{corpus.fingerprint('train')[:24]}"
+    folder = cache_root(cache_dir) / "tokenizers" / f"bpe-{size}-{corpus.cache_key('train')[:24]}"
     with locked(folder):
         if (folder / _FACTS).is_file():  # `save()` writes this file last, so the tokenizer is complete
             try:
