@@ -9,7 +9,7 @@ from oelm.data import catalogue
 from oelm.data.bad_rows import BadRows
 from oelm.data.catalogue import Dataset, dataset, datasets, register_dataset
 from oelm.data.sources.folders import _assign_splits
-from oelm.data.sources.open import open_corpus
+from oelm.data.sources.open import describe_source, open_corpus
 from oelm.errors import OelmError, UsageError
 
 
@@ -185,6 +185,22 @@ def test_a_registered_dataset_is_read(tmp_path: Path, write_jsonl, own_registry:
     corpus = open_corpus("tickets", data_dir=tmp_path)
     assert next(corpus.rows("train"))["label"] == 1
     assert corpus.splits == ("train", "validation", "test")
+
+
+def test_relative_files_are_in_the_data_folder_and_not_in_the_working_folder(
+    tmp_path: Path, write_jsonl, own_registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_dataset(Dataset("x", "", files={"train": "x/train.jsonl", "test": "x/test.jsonl"}))
+    here, data = tmp_path / "here", tmp_path / "data"
+    write_jsonl(here / "x" / "train.jsonl", [{"text": "here"}])
+    write_jsonl(data / "x" / "test.jsonl", [{"text": "data"}])
+    monkeypatch.chdir(here)
+    with pytest.raises(OelmError, match=r"data/x/train.jsonl does not exist; .* the data folder"):
+        open_corpus("x", data_dir=data)
+    write_jsonl(data / "x" / "train.jsonl", [{"text": "data"}])
+    assert open_corpus("x", data_dir=data).origin == f"local folder {data / 'x'}"
+    assert str(data / "x" / "test.jsonl") in describe_source("x", data_dir=data)
+    assert describe_source("x") == "the files x/train.jsonl, x/test.jsonl"
 
 
 def test_the_mapped_column_comes_before_a_column_with_the_name_of_oelm(

@@ -120,6 +120,8 @@ def describe_source(name: str, source: SourceName = "auto", data_dir: Path | str
         return f"built-in text in place of '{name}'"
     if entry.package and source != "hub":
         return f"the installed package {entry.package}"
+    if entry.files and source != "hub":
+        return f"the files {', '.join(map(str, _registered_files(entry, data_folder(data_dir)).values()))}"
     folder = local_folder(entry, data_dir) if source in ("auto", "local") else None
     return f"the folder {folder}" if folder else f"the Hugging Face hub ({entry.hub})"
 
@@ -149,15 +151,19 @@ def _find_local(entry: Dataset, variant: str, folder: Path | None) -> SplitFiles
     if not entry.files:
         own = dataset_folder(entry, folder) if folder else None
         return find_files(entry, entry.variant(variant), own) if own else None
-    files = {split: Path(name).expanduser() for split, name in entry.files.items()}
-    for split, path in files.items():
-        if folder and not path.is_file():
-            files[split] = folder / path
-        if not files[split].is_file():
+    files = _registered_files(entry, folder)
+    for path in files.values():
+        if not path.is_file():
+            where = "" if folder is None else f"; relative files are read from the data folder {folder}"
             raise OelmError(
-                f"dataset '{entry.name}': the file {files[split]} does not exist; correct its path"
+                f"dataset '{entry.name}': the file {path} does not exist{where}; correct its path"
             )
     return SplitFiles(files["train"].parent, {split: [path] for split, path in files.items()})
+
+
+def _registered_files(entry: Dataset, folder: Path | None) -> dict[str, Path]:
+    """Return {split: file} of a registered dataset; relative paths start at the data folder, if any."""
+    return {split: (folder or Path()) / Path(name).expanduser() for split, name in entry.files.items()}
 
 
 def _generated_replacement(entry: Dataset, variant: str) -> Corpus:
