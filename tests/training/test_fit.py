@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import oelm
-from oelm.data.tokenize.tokenizers import Tokenizer
+from oelm.data.sources.open import open_corpus
+from oelm.data.tokenize.tokenizers import Tokenizer, load_tokenizer
 from oelm.errors import OelmError, UsageError
 from oelm.models.gpt import GPT
 from oelm.runs.folder import RunFolder
@@ -24,6 +25,7 @@ from oelm.runs.schema import PrecisionFacts, to_json
 from oelm.training.build_model import build_model
 from oelm.training.checkpoints.file import load_checkpoint
 from oelm.training.fit import fit
+from oelm.training.prepare import prepare
 from oelm.training.tasks.lm import LanguageModelling
 from oelm.training.tasks.task import Evaluation
 
@@ -321,6 +323,25 @@ def test_fp16_model_files_are_trained_in_fp32(tmp_path, make):
     other = make("bert", model={"name": str(tmp_path / "two"), "pretrained": True})
     with pytest.raises(OelmError, match="a different number of classes"):
         build_model(other, vocab_size=300, classes=3, pad_id=0, eos_id=1)
+
+
+@pytest.mark.parametrize("own", ["", "other", "same"])  # the tokenizer in the folder of the model
+def test_a_pretrained_model_needs_its_own_tokenizer(tmp_path, machine, make, own):
+    hf = pytest.importorskip("transformers")
+    folder = tmp_path / "model"
+    shape = hf.BertConfig(
+        vocab_size=400, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    hf.BertModel(shape).save_pretrained(folder)
+    config = make("bert", model={"name": str(folder), "pretrained": True}, data={"tokenizer": "bpe-300"})
+    corpus = open_corpus(config.data.dataset, source=config.data.source).limit(train=config.data.train_rows)
+    if own:
+        load_tokenizer("bpe-280" if own == "other" else "bpe-300", corpus=corpus).save(folder)
+    if own == "same":
+        assert prepare(config, machine).tokenizer.vocab_size == 300
+        return
+    with pytest.raises(UsageError, match="not the tokenizer of the pretrained model"):
+        prepare(config, machine)
 
 
 def test_fit_does_not_change_the_global_random_state(tmp_path, machine, make):

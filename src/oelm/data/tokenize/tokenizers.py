@@ -164,6 +164,10 @@ class Tokenizer:
             )
         return loaded
 
+    def vocabulary(self) -> dict[str, int]:
+        """Return {token: id}, including added tokens."""
+        return dict(self._inner.get_vocab())
+
     def to_json(self) -> tuple[str, dict[str, Any]]:
         """Return the two arguments with which `from_json()` creates an equal tokenizer."""
         return self._json, {"name": self.name, "eos_id": self.eos_id, "pad_id": self.pad_id}
