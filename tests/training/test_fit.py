@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import oelm
 from oelm.data.sources.open import open_corpus
@@ -323,6 +324,20 @@ def test_fp16_model_files_are_trained_in_fp32(tmp_path, make):
     other = make("bert", model={"name": str(tmp_path / "two"), "pretrained": True})
     with pytest.raises(OelmError, match="a different number of classes"):
         build_model(other, vocab_size=300, classes=3, pad_id=0, eos_id=1)
+
+
+def test_pretrained_weights_with_other_names_are_an_error(tmp_path, make):
+    hf = pytest.importorskip("transformers")
+    shape = hf.BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    hf.BertModel(shape, add_pooling_layer=False).save_pretrained(tmp_path)  # a new pooler is accepted
+    config = make("bert", model={"name": str(tmp_path), "pretrained": True})
+    build_model(config, vocab_size=300, classes=3, pad_id=0, eos_id=1)
+    state = load_file(tmp_path / "model.safetensors")
+    save_file({f"module.{k}": v for k, v in state.items()}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UsageError, match="would be random"):
+        build_model(config, vocab_size=300, classes=3, pad_id=0, eos_id=1)
 
 
 @pytest.mark.parametrize("own", ["", "other", "same"])  # the tokenizer in the folder of the model

@@ -113,14 +113,31 @@ def _build_transformers(
 def _pretrained(config: RunConfig, kind: Any, shape: Any) -> nn.Module:
     try:
         # Without dtype=, transformers keeps the dtype of the files, so that weights in fp16 would stay fp16.
-        return kind.from_pretrained(
-            model_folder(config), config=shape, dtype=torch.float32, trust_remote_code=False
+        model, info = kind.from_pretrained(
+            model_folder(config),
+            config=shape,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     except (OSError, RuntimeError) as error:
         raise TransientError(
             f"the weights of the model '{config.model.name}' cannot be loaded ({first_line(error)}). If the "
             "model has a classification head for a different number of classes, use a model without that head"
         ) from None
+    body = f"{model.base_model_prefix}." if model.base_model is not model else ""
+    missing = sorted(
+        key
+        for key in info["missing_keys"]
+        if key.startswith(body) and not key.startswith("lm_head.") and "pooler" not in key
+    )
+    if missing:
+        raise UsageError(
+            f"the files of the model '{config.model.name}' lack {len(missing)} of its weights, which would "
+            f"be random (the first is {missing[0]}): save the model again with save_pretrained, without a "
+            "prefix before the names of the weights"
+        )
+    return model
 
 
 def _tiny_shape(config: RunConfig, vocab_size: int, pad_id: int, eos_id: int, labels: dict[str, int]) -> Any:
