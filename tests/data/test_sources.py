@@ -163,6 +163,26 @@ def test_a_language_without_a_train_file_uses_english_and_adds_a_note(tmp_path: 
         open_corpus("xnli", variant="de", data_dir=tmp_path / "data")
 
 
+def test_a_variant_that_is_not_there_is_an_error(tmp_path: Path, write_jsonl) -> None:
+    write_jsonl(tmp_path / "wikitext2" / "train.jsonl", [{"text": "raw"}])
+    with pytest.raises(
+        OelmError, match=r"no files of the dataset 'wikitext2' for .*tokenised.*wikitext-2-v1"
+    ):
+        open_corpus("wikitext2", variant="tokenised", data_dir=tmp_path)
+    pair = {"premise": "p", "hypothesis": "h", "label": 0}
+    for split in ("train", "validation", "test"):
+        parquet(tmp_path / "xnli" / f"{split}-00000-of-00001.parquet", [pair])
+    with pytest.raises(OelmError, match="German"):
+        open_corpus("xnli", variant="de", data_dir=tmp_path)
+    assert open_corpus("xnli", variant="en", data_dir=tmp_path).splits == ("train", "validation", "test")
+    for split in ("train", "validation_matched"):
+        parquet(tmp_path / "mnli" / f"{split}-00000-of-00001.parquet", [pair])
+    with pytest.raises(OelmError, match="no validation_mismatched shards"):
+        open_corpus("mnli", variant="mismatched", data_dir=tmp_path)
+    with pytest.raises(UsageError, match="a path, which has no variants"):
+        open_corpus(str(tmp_path / "wikitext2"), variant="de")
+
+
 def test_the_mismatched_test_set_is_a_variant(tmp_path: Path, write_jsonl) -> None:
     for name in ("train", "validation", "test", "validation_mismatched"):
         write_jsonl(f"data/mnli/{name}.jsonl", [{"premise": name, "hypothesis": "h", "label": 0}])

@@ -47,15 +47,26 @@ def find_files(dataset: Dataset, variant: Variant, folder: Path) -> SplitFiles:
     found = _find_plain(dataset, variant, folder) or _find_hub_copy(dataset, variant, folder)
     if found is None:
         names = ", ".join(f"{split}{EXTENSIONS[0]}" for split in SPLITS)
-        copy = f", or a copy of the hub repository {dataset.hub}" if dataset.hub else ""
-        raise OelmError(
-            f"{folder} has no files of the dataset '{dataset.name}'. Add {names} (or "
-            f"{', '.join(EXTENSIONS[1:4])}){copy}."
-        )
+        copy = f"a copy of the hub repository {dataset.hub}" if dataset.hub else ""
+        add = f"Add {names} (or {', '.join(EXTENSIONS[1:4])})" + (f", or {copy}" if copy else "")
+        if _is_hub_configuration_only(variant):
+            add = f"Add {copy} with the folder {variant.config}"
+        raise OelmError(f"{folder} has no files of the dataset '{dataset.name}'{_wanted(variant)}. {add}.")
     return found
 
 
+def _wanted(variant: Variant) -> str:
+    return f" for the variant '{variant.about}'" if variant.about else ""
+
+
+def _is_hub_configuration_only(variant: Variant) -> bool:
+    """Return whether no name of a plain file says that the file has this variant."""
+    return bool(variant.config) and not variant.stems
+
+
 def _find_plain(dataset: Dataset, variant: Variant, folder: Path) -> SplitFiles | None:
+    if _is_hub_configuration_only(variant):
+        return None
     named = {path.stem: path for extension in reversed(EXTENSIONS) for path in folder.glob(f"*{extension}")}
     found = SplitFiles(folder, {})
     for split in SPLITS:
@@ -90,7 +101,10 @@ def _find_plain(dataset: Dataset, variant: Variant, folder: Path) -> SplitFiles 
 def _find_hub_copy(dataset: Dataset, variant: Variant, folder: Path) -> SplitFiles | None:
     config = variant.config or dataset.config
     hub_splits = {**dataset.hub_splits, **variant.hub_splits} or {split: split for split in SPLITS}
-    for place in (folder / config, folder, folder / "data", folder / "plain_text"):
+    places = [folder / config, folder, folder / "data", folder / "plain_text"]
+    if config != dataset.config:  # files outside the folder of the configuration are of the default variant
+        places = places[:1]
+    for place in places:
         shards: dict[str, list[Path]] = {}
         for path in sorted(place.glob("*.parquet")):
             match = _SHARD.match(path.stem)
@@ -98,6 +112,11 @@ def _find_hub_copy(dataset: Dataset, variant: Variant, folder: Path) -> SplitFil
                 shards.setdefault(match["split"], []).append(path)
         files = {ours: shards[theirs] for ours, theirs in hub_splits.items() if theirs in shards}
         if files:
+            if missing := [hub_splits[split] for split in variant.hub_splits if split not in files]:
+                raise OelmError(
+                    f"{place} has no {' and no '.join(missing)} shards of the dataset '{dataset.name}'"
+                    f"{_wanted(variant)}: copy them from the hub repository {dataset.hub}"
+                )
             _require_all_shards(files)
             return SplitFiles(place, files, hub_copy=True)
     return None

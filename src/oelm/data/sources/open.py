@@ -63,6 +63,11 @@ def open_corpus(
                 f"source '{source}' cannot open dataset '{name}', which is a path: leave out the source, or "
                 "give a name of the catalogue (`oelm data list`)"
             )
+        if variant:
+            raise UsageError(
+                f"dataset '{name}' is a path, which has no variants: remove the variant '{variant}', or give "
+                "the path of the files of this variant"
+            )
         own, found = dataset_from_path(name)
         return Corpus(own, LocalSource(own, found, cache))
     entry = dataset(name)
