@@ -19,7 +19,7 @@ from oelm.data.bad_rows import BadRows
 from oelm.data.batches.permutation import shuffled
 from oelm.data.catalogue import OWN_DATASETS, SPLITS, Dataset
 from oelm.data.sources.clean import clean_row
-from oelm.data.sources.readers import Row
+from oelm.data.sources.readers import CONTINUES, Row
 from oelm.data.splits import Holdout
 from oelm.errors import OelmError, UsageError, unknown_name
 
@@ -102,7 +102,7 @@ class Corpus:
         """Yield the clean rows of a split, such as {"text": ..., "label": 1}, in the order of the source.
 
         Bad rows are added to `bad` and skipped; if `bad` is None, a bad row raises an error. A document
-        larger than a few hundred KB is split into several rows; all but the last have the key "continues".
+        larger than a few hundred KB is split into several rows; all but the last have the key CONTINUES.
         """
         self.require_split(split)
         found = BadRows() if bad is None else bad
@@ -125,7 +125,7 @@ class Corpus:
             if holdout:
                 if holdout.split_of(row, index) != split:
                     continue
-                row.pop("continues", None)  # the next piece of the document may be in another split
+                row.pop(CONTINUES, None)  # the next piece of the document may be in another split
             yield row
 
     def _limited(self, split: str, bad: BadRows) -> Iterator[Row]:
@@ -140,7 +140,7 @@ class Corpus:
             if index == next_index:
                 next_index = next(chosen, None)
                 if next_index != index + 1:
-                    row.pop("continues", None)  # the next piece of the document is not in the sample
+                    row.pop(CONTINUES, None)  # the next piece of the document is not in the sample
                 yield row
 
     def limit(self, *, train: int = 0, validation: int = 0, test: int = 0) -> Corpus:

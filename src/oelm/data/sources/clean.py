@@ -6,7 +6,7 @@ from typing import Any
 
 from oelm.data.bad_rows import BadRows
 from oelm.data.catalogue import Dataset
-from oelm.data.sources.readers import Row, is_utf8
+from oelm.data.sources.readers import CONTINUES, Row, is_utf8
 
 
 def clean_row(dataset: Dataset, raw: Row, file: str, number: int, bad: BadRows) -> Row | None:
@@ -36,8 +36,8 @@ def clean_row(dataset: Dataset, raw: Row, file: str, number: int, bad: BadRows) 
             bad.add("label", file, number, "label", problem)
             return None
         row["label"] = label
-    if raw.get("continues"):
-        row["continues"] = True
+    if raw.get(CONTINUES):
+        row[CONTINUES] = True
     return row
 
 
