@@ -286,6 +286,20 @@ def test_paths_work_without_a_catalogue_entry(tmp_path: Path, write_jsonl) -> No
     assert open_corpus(f"file:{tmp_path}/book.txt").task == "lm"
 
 
+def test_the_columns_of_many_rows_decide_the_kind_of_a_folder(tmp_path: Path, write_jsonl) -> None:
+    late = [{"text": "a"}, *labelled(20)]
+    assert dataset(f"file:{write_jsonl('late.jsonl', late)}").shape == "2-way"
+    qa = [{"text": f"t {i}", "question": "q", "answer": "a"} for i in range(3)]
+    assert dataset(f"file:{write_jsonl('qa.jsonl', qa)}").fields == ("text",)
+    del qa[0]["text"], qa[1]["text"], qa[2]["text"]
+    assert dataset(f"file:{write_jsonl('pairs.jsonl', qa)}").fields == ("premise", "hypothesis")
+    (tmp_path / "spaces.csv").write_text("text, label\nfilm, 1\nbook, 0\n")
+    assert dataset(f"file:{tmp_path / 'spaces.csv'}").shape == "2-way"
+    (tmp_path / "case.csv").write_text("text,Label\nfilm,1\nbook,0\n")
+    with pytest.raises(OelmError, match="rename the column 'Label' to 'label'"):
+        dataset(f"file:{tmp_path / 'case.csv'}")
+
+
 def test_the_split_of_a_file_is_a_whole_word_of_its_name(write_jsonl) -> None:
     def files(*names: str) -> dict[str, str]:
         paths = [write_jsonl(f"x/{name}.jsonl", labelled(4, classes=2)) for name in names]

@@ -21,6 +21,7 @@ from oelm.files.read import read_json_object
 
 _SHARD = re.compile(r"^(?P<split>.+?)-\d{5}-of-\d{5}(-[0-9a-f]+)?$")
 _MAX_CLASSES = 1000
+_ROWS_DESCRIBED = 1000  # the columns of these rows decide what a user's folder contains
 
 
 @dataclass
@@ -192,8 +193,9 @@ def _split_names(path: Path) -> set[str]:
 def _describe(path: Path, found: SplitFiles) -> Dataset:
     train = found.files["train"]
     bad = BadRows()
-    first = next((row for file in train for _, row in read_rows(file, bad)), None)
-    if first is None:
+    rows = (row for file in train for _, row in read_rows(file, bad))
+    columns = dict.fromkeys(str(key) for row in itertools.islice(rows, _ROWS_DESCRIBED) for key in row)
+    if not columns:
         raise bad.error(str(train[0])) if bad else OelmError(f"{train[0]} has no rows")
     aliases = {
         "text": ("text", "sentence", "content", "review", "story", "document", "body"),
@@ -201,8 +203,15 @@ def _describe(path: Path, found: SplitFiles) -> Dataset:
         "hypothesis": ("hypothesis", "sentence2", "text2", "question2", "answer"),
         "label": ("label", "labels", "class", "category"),
     }
-    present = {ours: [n for n in names if n in first] for ours, names in aliases.items()}
-    fields = ("premise", "hypothesis") if present["premise"] and present["hypothesis"] else ("text",)
+    present = {ours: [n for n in names if n in columns] for ours, names in aliases.items()}
+    for ours, names in aliases.items():
+        near = [column for column in columns if column.strip().casefold() in names]
+        if near and not present[ours]:
+            raise OelmError(f"{train[0]}: rename the column '{near[0]}' to '{near[0].strip().casefold()}'")
+    pairs = [present[side][0] for side in ("premise", "hypothesis") if present[side]]
+    # The columns question and answer often stand beside a text, which is then the text to train on.
+    is_pair = len(pairs) == 2 and not (present["text"] and pairs == ["question", "answer"])
+    fields = ("premise", "hypothesis") if is_pair else ("text",)
     described = Dataset(name=path.stem, about=f"files in {found.folder}", fields=fields, aliases=aliases)
     if not present["label"]:
         return described

@@ -76,6 +76,8 @@ def _read_csv(path: Path, bad: BadRows, delimiter: str) -> Iterator[tuple[int, R
         while True:
             number += 1
             try:
+                if number == 1:
+                    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
                 row = next(reader)
             except StopIteration:
                 return
