@@ -286,6 +286,19 @@ def test_paths_work_without_a_catalogue_entry(tmp_path: Path, write_jsonl) -> No
     assert open_corpus(f"file:{tmp_path}/book.txt").task == "lm"
 
 
+def test_a_folder_may_call_its_validation_split_dev_and_no_split_is_ignored(
+    tmp_path: Path, write_jsonl
+) -> None:
+    for name in ("train", "dev"):
+        write_jsonl(tmp_path / "mine" / f"{name}.jsonl", [{"text": f"{name} {i}"} for i in range(100)])
+    corpus = open_corpus(str(tmp_path / "mine"))
+    assert next(corpus.rows("validation")) == {"text": "dev 0"}
+    assert "validation comes from dev.jsonl" in corpus.notes
+    (tmp_path / "mine" / "test.json").write_text("[]")
+    with pytest.raises(UsageError, match=r"test\.json would not be used"):
+        open_corpus(str(tmp_path / "mine"))
+
+
 def test_the_columns_of_many_rows_decide_the_kind_of_a_folder(tmp_path: Path, write_jsonl) -> None:
     late = [{"text": "a"}, *labelled(20)]
     assert dataset(f"file:{write_jsonl('late.jsonl', late)}").shape == "2-way"

@@ -20,6 +20,12 @@ from oelm.errors import OelmError, UsageError
 from oelm.files.read import read_json_object
 
 _SHARD = re.compile(r"^(?P<split>.+?)-\d{5}-of-\d{5}(-[0-9a-f]+)?$")
+_SPLIT_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test",),
+}
+_OTHER_FORMATS = ("json", "ndjson", "arrow", "xlsx", "jsonl.gz", "json.gz", "csv.gz", "tsv.gz", "txt.gz")
 _MAX_CLASSES = 1000
 _ROWS_DESCRIBED = 1000  # the columns of these rows decide what a user's folder contains
 
@@ -77,7 +83,7 @@ def _find_plain(dataset: Dataset, variant: Variant, folder: Path) -> SplitFiles 
         if path is None:
             continue
         found.files[split] = [path]
-        if own is not None:
+        if own not in (None, split):
             found.notes.append(f"{split} comes from {path.name}")
         elif split in variant.stems and variant.needs:
             content = f" ({dataset.default})" if dataset.default else ""
@@ -152,7 +158,9 @@ def dataset_from_path(name: str) -> tuple[Dataset, SplitFiles]:
     if missing is not None:
         raise UsageError(f"dataset '{name}': {missing} does not exist; correct the path")
     if len(paths) == 1 and paths[0].is_dir():
-        found = find_files(Dataset(name=paths[0].name, about=""), Variant(about=""), paths[0])
+        stems = {"validation": _SPLIT_WORDS["validation"]}
+        found = find_files(Dataset(name=paths[0].name, about=""), Variant(about="", stems=stems), paths[0])
+        _require_readable_splits(found)
     else:
         found = SplitFiles(paths[0].parent, _assign_splits(paths))
     if "train" not in found.files:
@@ -186,8 +194,19 @@ def _assign_splits(paths: list[Path]) -> dict[str, list[Path]]:
 def _split_names(path: Path) -> set[str]:
     """Return the splits that words of a file name stand for."""
     words = set(re.findall("[a-z]+", path.stem.lower()))
-    known = {"train": {"train", "training"}, "validation": {"validation", "valid", "val", "dev"}}
-    return {split for split in SPLITS if words & known.get(split, {split})}
+    return {split for split in SPLITS if words & set(_SPLIT_WORDS[split])}
+
+
+def _require_readable_splits(found: SplitFiles) -> None:
+    """Raise UsageError if a missing split has a file in a format that is not read, such as test.json."""
+    for path in sorted(found.folder.iterdir()):
+        stem, _, extension = path.name.partition(".")
+        split = next((split for split, words in _SPLIT_WORDS.items() if stem in words), "")
+        if split and split not in found.files and extension in _OTHER_FORMATS:
+            raise UsageError(
+                f"{path} would not be used, although it has the name of the {split} split: convert it to "
+                f"one of {', '.join(EXTENSIONS[:5])} (JSON with one object per line is {EXTENSIONS[0]})"
+            )
 
 
 def _describe(path: Path, found: SplitFiles) -> Dataset:
