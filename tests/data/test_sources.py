@@ -422,6 +422,16 @@ def test_movie_reviews_come_from_the_package() -> None:
     assert open_corpus("movie-reviews-lm").task == "lm"
 
 
+def test_a_folder_movie_reviews_in_the_data_folder_comes_before_the_package(
+    tmp_path: Path, write_jsonl
+) -> None:
+    write_jsonl(tmp_path / "movie-reviews" / "train.jsonl", labelled(40))
+    for source in ("auto", "local"):
+        corpus = open_corpus("movie-reviews", source=source, data_dir=tmp_path)
+        assert corpus.origin == f"local folder {tmp_path / 'movie-reviews'}"
+    assert describe_source("movie-reviews", data_dir=tmp_path) == f"the folder {tmp_path / 'movie-reviews'}"
+
+
 def test_a_missing_package_is_an_error_with_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(OelmError, match="pip install"):

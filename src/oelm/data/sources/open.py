@@ -123,12 +123,14 @@ def describe_source(name: str, source: SourceName = "auto", data_dir: Path | str
         return "built-in text"
     if source == "builtin":
         return f"built-in text in place of '{name}'"
-    if entry.package and source != "hub":
-        return f"the installed package {entry.package}"
     if entry.files and source != "hub":
         return f"the files {', '.join(map(str, _registered_files(entry, data_folder(data_dir)).values()))}"
     folder = local_folder(entry, data_dir) if source in ("auto", "local") else None
-    return f"the folder {folder}" if folder else f"the Hugging Face hub ({entry.hub})"
+    if folder:
+        return f"the folder {folder}"
+    if entry.package and source != "hub":
+        return f"the installed package {entry.package}"
+    return f"the Hugging Face hub ({entry.hub})"
 
 
 def _open_source(
@@ -136,14 +138,14 @@ def _open_source(
 ) -> Source:
     if entry.builtin:
         return BuiltinSource(entry.builtin)
-    if entry.package and source != "hub":
-        return PackageSource(entry, cache)
     if source in ("auto", "local"):
         found = _find_local(entry, variant, folder)
         if found is not None:
             return LocalSource(entry, found, cache)
-        if source == "local" or (folder and entry.hub):
-            require_dataset_folder(entry, folder)
+    if entry.package and source != "hub":
+        return PackageSource(entry, cache)
+    if source == "local" or (source == "auto" and folder and entry.hub):
+        require_dataset_folder(entry, folder)
     if not entry.hub:
         raise OelmError(
             f"dataset '{entry.name}' has no hub repository, and no local files were found",
