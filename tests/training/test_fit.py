@@ -326,6 +326,22 @@ def test_fp16_model_files_are_trained_in_fp32(tmp_path, make):
         build_model(other, vocab_size=300, classes=3, pad_id=0, eos_id=1)
 
 
+def test_dropout_is_set_in_every_part_of_a_transformers_model(tmp_path, make):
+    hf = pytest.importorskip("transformers")
+    shape = hf.DistilBertConfig(vocab_size=300, dim=16, n_layers=1, n_heads=2, hidden_dim=16)
+    shape.attention_dropout = 0  # an integer, as some files have it
+    shape.save_pretrained(tmp_path)
+    model = build_model(
+        make("bert", model={"name": str(tmp_path), "dropout": 0.3}),
+        vocab_size=300,
+        classes=3,
+        pad_id=0,
+        eos_id=1,
+    )
+    assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.3}
+    assert model.config.attention_dropout == 0.3
+
+
 def test_pretrained_weights_with_other_names_are_an_error(tmp_path, make):
     hf = pytest.importorskip("transformers")
     shape = hf.BertConfig(

@@ -29,6 +29,11 @@ _DROPOUTS = (
     "resid_pdrop",
     "embd_pdrop",
     "attn_pdrop",
+    "classifier_dropout",
+    "classifier_dropout_prob",
+    "seq_classif_dropout",
+    "embedding_dropout",
+    "mlp_dropout",
 )
 
 
@@ -98,7 +103,7 @@ def _build_transformers(
             "model.name to a T5 or BART model"
         )
     for name in _DROPOUTS:
-        if isinstance(getattr(shape, name, None), float):
+        if isinstance(getattr(shape, name, None), int | float):
             setattr(shape, name, config.model.dropout)
     torch.manual_seed(config.seed)  # transformers uses the global generator; `fit()` restores it at the end
     if config.model.pretrained:
