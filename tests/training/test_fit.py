@@ -27,6 +27,7 @@ from oelm.training.build_model import build_model
 from oelm.training.checkpoints.file import load_checkpoint
 from oelm.training.fit import fit
 from oelm.training.prepare import prepare
+from oelm.training.tasks.classification import class_logits
 from oelm.training.tasks.lm import LanguageModelling
 from oelm.training.tasks.task import Evaluation
 
@@ -324,6 +325,22 @@ def test_fp16_model_files_are_trained_in_fp32(tmp_path, make):
     other = make("bert", model={"name": str(tmp_path / "two"), "pretrained": True})
     with pytest.raises(OelmError, match="a different number of classes"):
         build_model(other, vocab_size=300, classes=3, pad_id=0, eos_id=1)
+
+
+def test_a_decoder_classifies_the_last_token_before_the_padding(tmp_path, make):
+    hf = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    hf.LlamaConfig(vocab_size=300, pad_token_id=0, **sizes).save_pretrained(tmp_path)
+    config = make("bert", model={"name": str(tmp_path), "dropout": 0.0})
+    model = build_model(config, vocab_size=300, classes=3, pad_id=2, eos_id=2).eval()
+    short, long = (
+        class_logits(model, {"ids": torch.tensor([[5, 6, 7, *padding]]), "lengths": torch.tensor([3])})
+        for padding in ([], [2, 2, 2, 2])
+    )
+    assert torch.allclose(short, long, atol=1e-6)
+    hf.XLNetConfig(vocab_size=300, d_model=16, n_layer=1, n_head=2, d_inner=16).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="XLNet"):
+        build_model(config, vocab_size=300, classes=3, pad_id=0, eos_id=1)
 
 
 def test_dropout_is_set_in_every_part_of_a_transformers_model(tmp_path, make):

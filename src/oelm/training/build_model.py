@@ -102,15 +102,23 @@ def _build_transformers(
             f"the task denoising needs an encoder-decoder, but model '{config.model.name}' is not one: set "
             "model.name to a T5 or BART model"
         )
+    if classify and shape.model_type == "xlnet":
+        raise UsageError(
+            f"the model '{config.model.name}' cannot be used: XLNet classifies the last position of a row, "
+            "which is padding here; use another model"
+        )
     for name in _DROPOUTS:
         if isinstance(getattr(shape, name, None), int | float):
             setattr(shape, name, config.model.dropout)
     torch.manual_seed(config.seed)  # transformers uses the global generator; `fit()` restores it at the end
+    model: Any
     if config.model.pretrained:
         model = _pretrained(config, kind, shape)
     else:
         model = kind.from_config(shape, dtype=torch.float32)
     if classify:
+        if getattr(model, "score", None) is not None:  # a decoder: classifies the last token before padding
+            model.config.pad_token_id = pad_id
         compute_only_first_token(model)
     return model
 
