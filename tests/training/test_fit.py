@@ -26,7 +26,7 @@ from oelm.runs.schema import PrecisionFacts, to_json
 from oelm.training.build_model import build_model
 from oelm.training.checkpoints.file import load_checkpoint
 from oelm.training.fit import fit
-from oelm.training.prepare import prepare
+from oelm.training.prepare import _noise, prepare
 from oelm.training.tasks.classification import class_logits
 from oelm.training.tasks.lm import LanguageModelling
 from oelm.training.tasks.task import Evaluation
@@ -341,6 +341,15 @@ def test_a_decoder_classifies_the_last_token_before_the_padding(tmp_path, make):
     hf.XLNetConfig(vocab_size=300, d_model=16, n_layer=1, n_head=2, d_inner=16).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="XLNet"):
         build_model(config, vocab_size=300, classes=3, pad_id=0, eos_id=1)
+
+
+def test_the_noise_depends_on_the_type_of_the_model_and_not_on_its_path(tmp_path, make):
+    hf = pytest.importorskip("transformers")
+    tokenizer = load_tokenizer("bpe-300", corpus=open_corpus("stories").limit(train=50))
+    for shape, folder, style in ((hf.T5Config(), "bart/t5", "t5"), (hf.BartConfig(), "mine", "bart")):
+        shape.save_pretrained(tmp_path / folder)
+        config = make("t5", model={"name": str(tmp_path / folder)})
+        assert _noise(config, tokenizer)[1].style == style
 
 
 def test_dropout_is_set_in_every_part_of_a_transformers_model(tmp_path, make):

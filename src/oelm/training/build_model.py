@@ -45,6 +45,12 @@ def model_folder(config: RunConfig) -> str | None:
     return str(_minilm_folder()) if name == "minilm" else name
 
 
+def model_type(config: RunConfig) -> str:
+    """Return the model type of the config's transformers model, such as "t5" or "bart"."""
+    name = config.model.name
+    return TINY[name][0] if name in TINY else str(_known_shape(config, {}).model_type)
+
+
 def build_model(config: RunConfig, *, vocab_size: int, classes: int, pad_id: int, eos_id: int) -> nn.Module:
     """Return the model of the config, without the method applied; random weights depend only on the seed."""
     if config.model.family == "gpt":

@@ -18,7 +18,7 @@ from oelm.data.tokenize.tokenizers import Tokenizer, load_tokenizer
 from oelm.data.tokenize.tokens import TokenFile, prepare_tokens
 from oelm.errors import OelmError, UsageError
 from oelm.runs.schema import DataFacts, TokenizerFacts
-from oelm.training.build_model import build_model, model_folder
+from oelm.training.build_model import build_model, model_folder, model_type
 from oelm.training.tasks.classification import Classification
 from oelm.training.tasks.denoising import SENTINELS, Denoising, Noise
 from oelm.training.tasks.lm import LanguageModelling
@@ -136,7 +136,7 @@ def _noise(config: RunConfig, tokenizer: Tokenizer) -> tuple[int, Noise]:
 
     If the tokenizer has no mask tokens, they get new ids after its vocabulary.
     """
-    style: Literal["t5", "bart"] = "bart" if "bart" in config.model.name.lower() else "t5"
+    style: Literal["t5", "bart"] = "bart" if "bart" in model_type(config) else "t5"
     names = ["<mask>"] if style == "bart" else [f"<extra_id_{i}>" for i in range(SENTINELS)]
     known = {entry["content"]: entry["id"] for entry in json.loads(tokenizer.to_json()[0])["added_tokens"]}
     if all(name in known for name in names):
