@@ -160,8 +160,9 @@ def _write_manifest(training: Training, *, resumed: bool) -> None:
     held = _read_or_none(folder.manifest, recorder.journal) if resumed else None
     if held is not None and _names_same_data(held, prepared):
         recorder.manifest = held
-        if not held.precision.dtype.endswith(precision.dtype):  # the rest of the run is in another format
-            both = PrecisionFacts(f"{held.precision.dtype} then {precision.dtype}", precision.reason)
+        before = held.precision.dtype  # "" in a manifest of an old version
+        if before and not before.endswith(precision.dtype):  # the rest of the run is in another format
+            both = PrecisionFacts(f"{before} then {precision.dtype}", precision.reason)
             recorder.manifest = dataclasses.replace(held, precision=both)
     else:
         recorder.manifest = dataclasses.replace(
