@@ -312,10 +312,14 @@ def test_a_learning_rate_at_the_edge_of_its_grid_is_flagged(tmp_path):
     assert "edge of its grid" in texts(c.flags)
 
 
-def test_missing_trials_are_flagged(tmp_path):
+@pytest.mark.parametrize("trial_seeds", [(0,), ()])  # (): the run names a grid, but no seeds of trials
+def test_missing_trials_are_flagged(tmp_path, trial_seeds):
     for seed in range(2):
-        write_run(tmp_path, lm_config(seed=seed), B[seed])
-        write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=seed), A[seed])
+        for config, score in (
+            (lm_config(seed=seed), B),
+            (lm_config("GPT-02", "oelm-freeze", seed=seed), A),
+        ):
+            write_run(tmp_path, replace(config, tune=replace(config.tune, seeds=trial_seeds)), score[seed])
     (c,) = analyze(tmp_path).comparisons.of("baseline")
     assert "0 of 3 tuning trials" in texts(c.flags)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -146,6 +147,18 @@ def test_probe_of_frozen_and_of_trained_projections(
     assert layers == len(facts["by_distance"]) == len(facts["undone"]) == 2
     assert facts["truncation"]["0"] != 0
     assert facts["truncation"]["32"] == pytest.approx(0, abs=1e-4)  # the full rank of width 32
+
+
+def test_probe_refuses_data_that_changed_since_the_run(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(root, tmp_path / "runs"))
+    (file,) = copy.rglob("manifest.json")
+    manifest = json.loads(file.read_text())
+    manifest["data"]["fingerprints"]["validation"] = "0" * 64
+    file.write_text(json.dumps(manifest))
+    assert main(["probe", "GPT-02", "--runs", str(copy)]) == 1
+    assert "has changed since the run" in " ".join(capsys.readouterr().err.split())
 
 
 def test_probe_draws_several_runs_in_one_figure(

@@ -13,10 +13,10 @@ CONFIG = experiment("GPT-02").at("smoke")
 
 
 def test_any_field_by_its_dotted_name() -> None:
-    words = ["optim.lr=1e-2", "budget.steps=7", "compile=yes", "model.position=rope", "tune.grid=1e-3,2e-3"]
+    words = ["optim.lr=1e-2", "budget.steps=7", "compile=yes", "model.position=rope"]
     changed = override(CONFIG, changes_from_words(words))
     assert (changed.optim.lr, changed.budget.steps, changed.compile) == (0.01, 7, True)
-    assert (changed.model.position, changed.tune.grid) == ("rope", (1e-3, 2e-3))
+    assert changed.model.position == "rope"
     assert set(config_diff(CONFIG, changed)) == {w.partition("=")[0] for w in words}
 
 
@@ -25,6 +25,14 @@ def test_a_method_by_name_takes_the_arm_along_and_its_fields_follow() -> None:
     assert (changed.method.name, changed.method.conv, changed.compare.arm) == ("oelm-conv", 6, "oelm-conv")
     both = override(CONFIG, changes_from_words(["method.freeze=all-but-last", "method.layers=1"]))
     assert (both.method.freeze, both.method.layers) == ("all-but-last", 1)  # neither is valid alone
+
+
+def test_a_new_method_renames_the_arm_and_drops_a_control_of_another_method() -> None:
+    rope = experiment("GAP-TS-oelm-bias-rope").at("mini")
+    assert (rope.compare.arm, rope.compare.control) == ("oelm-bias-rope", "GAP-TS-trained-bias-rope")
+    changed = override(rope, {"method": "oelm-plus"})
+    assert (changed.compare.arm, changed.compare.control) == ("oelm-plus-rope", "")
+    assert override(rope, {"method": "oelm-bias"}) == rope
 
 
 @pytest.mark.parametrize(
@@ -38,6 +46,9 @@ def test_a_method_by_name_takes_the_arm_along_and_its_fields_follow() -> None:
         ("method=oelm-freze", "oelm-freeze"),
         ("method.layers=1", "layers"),  # means nothing with freeze "all"
         ("seed=1", "cannot change 'seed'"),
+        ("tune.grid=1e-3,2e-3", "--grid"),
+        ("tune.seeds=7", "--trial-seeds"),
+        ("compare.max_seeds=7", "--max-seeds"),
         ("optim.lr", "field=value"),
         ("optim=1", "optim"),
     ],

@@ -144,12 +144,18 @@ def test_pieces_are_short_and_join_to_the_text(text: str, size: int) -> None:
     assert all(len(part) <= size for part in parts)
 
 
+def test_a_column_named_continues_does_not_join_documents() -> None:
+    bad = BadRows()
+    row = clean_row(Dataset(name="x", about=""), {"text": "a", "continues": "no"}, "f", 1, bad)
+    assert row == {"text": "a"}
+
+
 def test_a_long_text_file_is_one_document_in_several_rows(tmp_path: Path) -> None:
     text = "some words and more, " * 60_000
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     rows, _ = rows_of(tmp_path / "a.txt")
     assert "".join(row["text"] for row in rows) == text
-    assert [row.get("continues", False) for row in rows] == [True] * (len(rows) - 1) + [False]
+    assert [row.get(readers.CONTINUES, False) for row in rows] == [True] * (len(rows) - 1) + [False]
     assert max(len(row["text"]) for row in rows) <= 2 * readers.PIECE
 
 

@@ -9,7 +9,7 @@ from oelm.data import catalogue
 from oelm.data.bad_rows import BadRows
 from oelm.data.catalogue import Dataset, dataset, datasets, register_dataset
 from oelm.data.sources.folders import _assign_splits
-from oelm.data.sources.open import open_corpus
+from oelm.data.sources.open import describe_source, open_corpus
 from oelm.errors import OelmError, UsageError
 
 
@@ -163,6 +163,26 @@ def test_a_language_without_a_train_file_uses_english_and_adds_a_note(tmp_path: 
         open_corpus("xnli", variant="de", data_dir=tmp_path / "data")
 
 
+def test_a_variant_that_is_not_there_is_an_error(tmp_path: Path, write_jsonl) -> None:
+    write_jsonl(tmp_path / "wikitext2" / "train.jsonl", [{"text": "raw"}])
+    with pytest.raises(
+        OelmError, match=r"no files of the dataset 'wikitext2' for .*tokenised.*wikitext-2-v1"
+    ):
+        open_corpus("wikitext2", variant="tokenised", data_dir=tmp_path)
+    pair = {"premise": "p", "hypothesis": "h", "label": 0}
+    for split in ("train", "validation", "test"):
+        parquet(tmp_path / "xnli" / f"{split}-00000-of-00001.parquet", [pair])
+    with pytest.raises(OelmError, match="German"):
+        open_corpus("xnli", variant="de", data_dir=tmp_path)
+    assert open_corpus("xnli", variant="en", data_dir=tmp_path).splits == ("train", "validation", "test")
+    for split in ("train", "validation_matched"):
+        parquet(tmp_path / "mnli" / f"{split}-00000-of-00001.parquet", [pair])
+    with pytest.raises(OelmError, match="no validation_mismatched shards"):
+        open_corpus("mnli", variant="mismatched", data_dir=tmp_path)
+    with pytest.raises(UsageError, match="a path, which has no variants"):
+        open_corpus(str(tmp_path / "wikitext2"), variant="de")
+
+
 def test_the_mismatched_test_set_is_a_variant(tmp_path: Path, write_jsonl) -> None:
     for name in ("train", "validation", "test", "validation_mismatched"):
         write_jsonl(f"data/mnli/{name}.jsonl", [{"premise": name, "hypothesis": "h", "label": 0}])
@@ -185,6 +205,40 @@ def test_a_registered_dataset_is_read(tmp_path: Path, write_jsonl, own_registry:
     corpus = open_corpus("tickets", data_dir=tmp_path)
     assert next(corpus.rows("train"))["label"] == 1
     assert corpus.splits == ("train", "validation", "test")
+
+
+def test_relative_files_are_in_the_data_folder_and_not_in_the_working_folder(
+    tmp_path: Path, write_jsonl, own_registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_dataset(Dataset("x", "", files={"train": "x/train.jsonl", "test": "x/test.jsonl"}))
+    here, data = tmp_path / "here", tmp_path / "data"
+    write_jsonl(here / "x" / "train.jsonl", [{"text": "here"}])
+    write_jsonl(data / "x" / "test.jsonl", [{"text": "data"}])
+    monkeypatch.chdir(here)
+    with pytest.raises(OelmError, match=r"data/x/train.jsonl does not exist; .* the data folder"):
+        open_corpus("x", data_dir=data)
+    write_jsonl(data / "x" / "train.jsonl", [{"text": "data"}])
+    assert open_corpus("x", data_dir=data).origin == f"local folder {data / 'x'}"
+    assert str(data / "x" / "test.jsonl") in describe_source("x", data_dir=data)
+    assert describe_source("x") == "the files x/train.jsonl, x/test.jsonl"
+
+
+def test_the_mapped_column_comes_before_a_column_with_the_name_of_oelm(
+    tmp_path: Path, write_jsonl, own_registry: None
+) -> None:
+    rows = [{"text": "title", "body": f"long {i}", "label": 0, "priority": "urgent"} for i in range(40)]
+    files = {"train": str(write_jsonl(tmp_path / "t.jsonl", rows))}
+    aliases = {"text": ("body",), "label": ("priority",)}
+    register_dataset(Dataset("tickets", "", label_names=("normal", "urgent"), aliases=aliases, files=files))
+    row = next(open_corpus("tickets").rows("train"))
+    assert row["text"].startswith("long")
+    assert row["label"] == 1
+
+
+def test_a_dataset_of_oelm_prefers_its_own_column_names(tmp_path: Path, write_jsonl) -> None:
+    rows = [{"review": "other", "text": f"own {i}", "label": 1} for i in range(40)]
+    write_jsonl(tmp_path / "imdb" / "train.jsonl", rows)
+    assert next(open_corpus("imdb", data_dir=tmp_path).rows("train"))["text"].startswith("own")
 
 
 def test_another_column_of_a_file_has_another_fingerprint(
@@ -230,6 +284,33 @@ def test_paths_work_without_a_catalogue_entry(tmp_path: Path, write_jsonl) -> No
     assert pairs.label_names == ("bad", "good")
     (tmp_path / "book.txt").write_text("It was a dark night. " * 10)
     assert open_corpus(f"file:{tmp_path}/book.txt").task == "lm"
+
+
+def test_a_folder_may_call_its_validation_split_dev_and_no_split_is_ignored(
+    tmp_path: Path, write_jsonl
+) -> None:
+    for name in ("train", "dev"):
+        write_jsonl(tmp_path / "mine" / f"{name}.jsonl", [{"text": f"{name} {i}"} for i in range(100)])
+    corpus = open_corpus(str(tmp_path / "mine"))
+    assert next(corpus.rows("validation")) == {"text": "dev 0"}
+    assert "validation comes from dev.jsonl" in corpus.notes
+    (tmp_path / "mine" / "test.json").write_text("[]")
+    with pytest.raises(UsageError, match=r"test\.json would not be used"):
+        open_corpus(str(tmp_path / "mine"))
+
+
+def test_the_columns_of_many_rows_decide_the_kind_of_a_folder(tmp_path: Path, write_jsonl) -> None:
+    late = [{"text": "a"}, *labelled(20)]
+    assert dataset(f"file:{write_jsonl('late.jsonl', late)}").shape == "2-way"
+    qa = [{"text": f"t {i}", "question": "q", "answer": "a"} for i in range(3)]
+    assert dataset(f"file:{write_jsonl('qa.jsonl', qa)}").fields == ("text",)
+    del qa[0]["text"], qa[1]["text"], qa[2]["text"]
+    assert dataset(f"file:{write_jsonl('pairs.jsonl', qa)}").fields == ("premise", "hypothesis")
+    (tmp_path / "spaces.csv").write_text("text, label\nfilm, 1\nbook, 0\n")
+    assert dataset(f"file:{tmp_path / 'spaces.csv'}").shape == "2-way"
+    (tmp_path / "case.csv").write_text("text,Label\nfilm,1\nbook,0\n")
+    with pytest.raises(OelmError, match="rename the column 'Label' to 'label'"):
+        dataset(f"file:{tmp_path / 'case.csv'}")
 
 
 def test_the_split_of_a_file_is_a_whole_word_of_its_name(write_jsonl) -> None:
@@ -339,6 +420,16 @@ def test_movie_reviews_come_from_the_package() -> None:
     assert len(list(corpus.rows("validation"))) == 1750  # 5 % of 33,530, chosen by the hash of the text
     assert "package" in corpus.origin
     assert open_corpus("movie-reviews-lm").task == "lm"
+
+
+def test_a_folder_movie_reviews_in_the_data_folder_comes_before_the_package(
+    tmp_path: Path, write_jsonl
+) -> None:
+    write_jsonl(tmp_path / "movie-reviews" / "train.jsonl", labelled(40))
+    for source in ("auto", "local"):
+        corpus = open_corpus("movie-reviews", source=source, data_dir=tmp_path)
+        assert corpus.origin == f"local folder {tmp_path / 'movie-reviews'}"
+    assert describe_source("movie-reviews", data_dir=tmp_path) == f"the folder {tmp_path / 'movie-reviews'}"
 
 
 def test_a_missing_package_is_an_error_with_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,3 +223,16 @@ def test_tokenizers_are_found_next_to_the_data_folder(shared_tokenizers: Path, s
         == shared_data.resolve().parent / "tokenizers/gpt2/encoder.json"
     )
     assert load_tokenizer("gpt2", data_dir=shared_data).encode("Hello world") == [15496, 995]
+
+
+@pytest.mark.parametrize("setting", ["add_bos_token", "add_prefix_space"])
+def test_old_tokenizer_files_that_add_tokens_or_spaces_are_an_error(tmp_path: Path, setting: str) -> None:
+    (tmp_path / "vocab.json").write_text('{"</s>": 0, "a": 1}')
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "</s>"}')
+    facts = tmp_path / "tokenizer_config.json"
+    facts.write_text(f'{{"{setting}": false}}')
+    assert load_tokenizer(str(tmp_path)).encode("a") == [1]
+    facts.write_text(f'{{"{setting}": true}}')
+    with pytest.raises(OelmError, match=r"save it again with AutoTokenizer.save_pretrained"):
+        load_tokenizer(str(tmp_path))

@@ -106,6 +106,22 @@ def test_a_flipped_bit_in_the_cache_is_detected_and_the_tokens_are_made_again(
     assert "It is created again" in caplog.text
 
 
+def test_a_file_that_is_read_in_another_way_is_tokenized_again(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    lines = [json.dumps({"text": f"story number {i}"}) for i in range(40)]
+    (folder / "train.txt").write_text("\n".join(lines))
+    for split in ("validation", "test"):
+        (folder / f"{split}.jsonl").write_text(lines[0])
+    as_text = open_corpus(str(folder))
+    content = as_text.fingerprint("train")
+    documents = prepare_tokens(as_text, "train", tokenizer).documents
+    (folder / "train.txt").rename(folder / "train.jsonl")
+    as_rows = open_corpus(str(folder))
+    assert prepare_tokens(as_rows, "train", tokenizer).documents > documents
+    assert as_rows.fingerprint("train") == content  # the recorded fingerprint does not change
+
+
 def test_a_damaged_tokenizer_in_the_cache_is_trained_again(tmp_path: Path) -> None:
     corpus = open_corpus("stories").limit(train=50)
     whole = load_tokenizer("bpe-300", corpus=corpus, cache_dir=tmp_path)

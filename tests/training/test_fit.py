@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import oelm
-from oelm.data.tokenize.tokenizers import Tokenizer
+from oelm.data.sources.open import open_corpus
+from oelm.data.tokenize.tokenizers import Tokenizer, load_tokenizer
 from oelm.errors import OelmError, UsageError
 from oelm.models.gpt import GPT
 from oelm.runs.folder import RunFolder
@@ -24,6 +26,8 @@ from oelm.runs.schema import PrecisionFacts, to_json
 from oelm.training.build_model import build_model
 from oelm.training.checkpoints.file import load_checkpoint
 from oelm.training.fit import fit
+from oelm.training.prepare import _noise, prepare
+from oelm.training.tasks.classification import class_logits
 from oelm.training.tasks.lm import LanguageModelling
 from oelm.training.tasks.task import Evaluation
 
@@ -321,6 +325,80 @@ def test_fp16_model_files_are_trained_in_fp32(tmp_path, make):
     other = make("bert", model={"name": str(tmp_path / "two"), "pretrained": True})
     with pytest.raises(OelmError, match="a different number of classes"):
         build_model(other, vocab_size=300, classes=3, pad_id=0, eos_id=1)
+
+
+def test_a_decoder_classifies_the_last_token_before_the_padding(tmp_path, make):
+    hf = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    hf.LlamaConfig(vocab_size=300, pad_token_id=0, **sizes).save_pretrained(tmp_path)
+    config = make("bert", model={"name": str(tmp_path), "dropout": 0.0})
+    model = build_model(config, vocab_size=300, classes=3, pad_id=2, eos_id=2).eval()
+    short, long = (
+        class_logits(model, {"ids": torch.tensor([[5, 6, 7, *padding]]), "lengths": torch.tensor([3])})
+        for padding in ([], [2, 2, 2, 2])
+    )
+    assert torch.allclose(short, long, atol=1e-6)
+    hf.XLNetConfig(vocab_size=300, d_model=16, n_layer=1, n_head=2, d_inner=16).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="XLNet"):
+        build_model(config, vocab_size=300, classes=3, pad_id=0, eos_id=1)
+
+
+def test_the_noise_depends_on_the_type_of_the_model_and_not_on_its_path(tmp_path, make):
+    hf = pytest.importorskip("transformers")
+    tokenizer = load_tokenizer("bpe-300", corpus=open_corpus("stories").limit(train=50))
+    for shape, folder, style in ((hf.T5Config(), "bart/t5", "t5"), (hf.BartConfig(), "mine", "bart")):
+        shape.save_pretrained(tmp_path / folder)
+        config = make("t5", model={"name": str(tmp_path / folder)})
+        assert _noise(config, tokenizer)[1].style == style
+
+
+def test_dropout_is_set_in_every_part_of_a_transformers_model(tmp_path, make):
+    hf = pytest.importorskip("transformers")
+    shape = hf.DistilBertConfig(vocab_size=300, dim=16, n_layers=1, n_heads=2, hidden_dim=16)
+    shape.attention_dropout = 0  # an integer, as some files have it
+    shape.save_pretrained(tmp_path)
+    model = build_model(
+        make("bert", model={"name": str(tmp_path), "dropout": 0.3}),
+        vocab_size=300,
+        classes=3,
+        pad_id=0,
+        eos_id=1,
+    )
+    assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.3}
+    assert model.config.attention_dropout == 0.3
+
+
+def test_pretrained_weights_with_other_names_are_an_error(tmp_path, make):
+    hf = pytest.importorskip("transformers")
+    shape = hf.BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    hf.BertModel(shape, add_pooling_layer=False).save_pretrained(tmp_path)  # a new pooler is accepted
+    config = make("bert", model={"name": str(tmp_path), "pretrained": True})
+    build_model(config, vocab_size=300, classes=3, pad_id=0, eos_id=1)
+    state = load_file(tmp_path / "model.safetensors")
+    save_file({f"module.{k}": v for k, v in state.items()}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UsageError, match="would be random"):
+        build_model(config, vocab_size=300, classes=3, pad_id=0, eos_id=1)
+
+
+@pytest.mark.parametrize("own", ["", "other", "same"])  # the tokenizer in the folder of the model
+def test_a_pretrained_model_needs_its_own_tokenizer(tmp_path, machine, make, own):
+    hf = pytest.importorskip("transformers")
+    folder = tmp_path / "model"
+    shape = hf.BertConfig(
+        vocab_size=400, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    hf.BertModel(shape).save_pretrained(folder)
+    config = make("bert", model={"name": str(folder), "pretrained": True}, data={"tokenizer": "bpe-300"})
+    corpus = open_corpus(config.data.dataset, source=config.data.source).limit(train=config.data.train_rows)
+    if own:
+        load_tokenizer("bpe-280" if own == "other" else "bpe-300", corpus=corpus).save(folder)
+    if own == "same":
+        assert prepare(config, machine).tokenizer.vocab_size == 300
+        return
+    with pytest.raises(UsageError, match="not the tokenizer of the pretrained model"):
+        prepare(config, machine)
 
 
 def test_fit_does_not_change_the_global_random_state(tmp_path, machine, make):

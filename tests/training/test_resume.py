@@ -5,6 +5,7 @@ Real kills, at every file operation and at random times, are in tests/torture.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,9 +20,10 @@ import oelm
 from oelm.errors import OelmError
 from oelm.files import atomic
 from oelm.runs.folder import RunFolder
-from oelm.training import loop
+from oelm.training import loop, setup
 from oelm.training.checkpoints.file import load_checkpoint
 from oelm.training.fit import fit
+from oelm.training.precision import Precision
 from oelm.training.state import Interrupted, Training
 
 
@@ -267,3 +269,17 @@ def test_changed_data_is_an_error(tmp_path, machine, make):
     outcome = fit(config, tmp_path / "run", local)
     assert outcome.state == "failed"
     assert "the test data of this run" in outcome.reason
+
+
+def test_a_run_resumed_in_another_number_format_records_both(tmp_path, machine, make, monkeypatch):
+    class Bf16(Precision):  # stands for a device with bf16; computes in fp32
+        def autocast(self):
+            return contextlib.nullcontext()
+
+    config = make("lm")
+    with monkeypatch.context() as patched:
+        patched.setattr(setup, "choose_precision", lambda *_: Bf16("bf16", "the device has bf16"))
+        stop_after(patched, 4)
+        fit(config, tmp_path / "run", machine)
+    assert fit(config, tmp_path / "run", machine).state == "finished"
+    assert RunFolder(tmp_path / "run").manifest().precision.dtype == "bf16 then fp32"

@@ -99,6 +99,15 @@ def _measure(folder: RunFolder, rows: int, data_dir: str) -> dict[str, Any]:
     config = folder.config()
     model = load(folder.best)
     prepared = prepare(config, Machine(data_dir=data_dir))
+    held = folder.manifest()
+    if held is not None and prepared.identity != {
+        "fingerprints": held.data.fingerprints,
+        "tokenizer": held.tokenizer.hash,
+    }:
+        raise OelmError(
+            f"{folder.path} cannot be probed: its data or tokenizer ({prepared.data_facts.origin}) has "
+            "changed since the run; restore the data, or correct --data-dir"
+        )
     initial = prepared.model
     assert isinstance(model, GPT)
     assert isinstance(initial, GPT)

@@ -77,6 +77,11 @@ def split_word(word: str) -> tuple[str, Any]:
             f"--set cannot change '{name}', because it identifies the run: give a different experiment ID, "
             "or use --as (study), --scale, or --seed / --seeds"
         )
+    if name.startswith(("tune.", "compare.")):
+        raise UsageError(
+            f"--set cannot change '{name}', because it records how a run was tuned and compared: use --tune, "
+            "--grid and --trial-seeds for tuning, and --max-seeds of `oelm decide` for the number of seeds"
+        )
     names = field_names()
     if name not in names:
         raise _unknown_field(name, names)
@@ -84,9 +89,11 @@ def split_word(word: str) -> tuple[str, Any]:
 
 
 def _with_method(config: RunConfig, name: Any) -> RunConfig:
-    chosen, compare = find_method(name), config.compare
-    if compare.arm == config.method.name:  # the arm was named after the old method: rename it
-        compare = dataclasses.replace(compare, arm=chosen.name)
+    chosen, old, compare = find_method(name), config.method, config.compare
+    if f"{compare.arm}-".startswith(f"{old.name}-"):  # the arm was named after the old method: rename it
+        compare = dataclasses.replace(compare, arm=chosen.name + compare.arm.removeprefix(old.name))
+    if chosen.control != old.control:  # the control experiment has the architecture of the old method
+        compare = dataclasses.replace(compare, control="")
     return dataclasses.replace(config, method=chosen, compare=compare)
 
 

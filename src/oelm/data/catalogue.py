@@ -52,7 +52,8 @@ class Dataset:
 
     fields:             name of the text column, or names of the two text columns of a pair
     label_names:        class names in the order of their labels; empty for language modelling
-    aliases:            column name of oelm -> other names that files use for this column
+    aliases:            column name of oelm -> names that files use for this column, tried in this order,
+                        then the name of oelm
     hub:                repository on the Hugging Face hub
     config:             configuration of the hub repository
     hub_splits:         split of oelm -> split on the hub. A missing split is held out of the train rows.
@@ -110,6 +111,10 @@ class Dataset:
             return "lm"
         return f"{len(self.label_names)}-way" + (" pairs" if len(self.fields) == 2 else "")
 
+    def names_of(self, column: str) -> tuple[str, ...]:
+        """Return the names that files use for a column of oelm; the first name that a row has counts."""
+        return tuple(dict.fromkeys((*self.aliases.get(column, ()), column)))
+
     def variant(self, name: str) -> Variant:
         if not name:
             return Variant(about="")
@@ -123,11 +128,14 @@ class Dataset:
 _NLI = ("entailment", "neutral", "contradiction")
 _PAIR = ("premise", "hypothesis")
 _PAIR_ALIASES = {
-    "premise": ("sentence1",),
-    "hypothesis": ("sentence2",),
-    "label": ("gold_label", "labels"),
+    "premise": ("premise", "sentence1"),
+    "hypothesis": ("hypothesis", "sentence2"),
+    "label": ("label", "gold_label", "labels"),
 }
-_TEXT_ALIASES = {"text": ("sentence", "content", "review", "story", "document"), "label": ("labels",)}
+_TEXT_ALIASES = {
+    "text": ("text", "sentence", "content", "review", "story", "document"),
+    "label": ("label", "labels"),
+}
 _LANGUAGES = {
     "ar": "Arabic",
     "bg": "Bulgarian",

@@ -19,7 +19,7 @@ from oelm.data.bad_rows import BadRows
 from oelm.data.batches.permutation import shuffled
 from oelm.data.catalogue import OWN_DATASETS, SPLITS, Dataset
 from oelm.data.sources.clean import clean_row
-from oelm.data.sources.readers import Row
+from oelm.data.sources.readers import CONTINUES, Row
 from oelm.data.splits import Holdout
 from oelm.errors import OelmError, UsageError, unknown_name
 
@@ -48,6 +48,10 @@ class Source(ABC):
     @abstractmethod
     def fingerprint(self, split: str) -> str:
         """Return a hash that changes when the content of the split changes."""
+
+    def reader(self, split: str) -> str:
+        """Return how the files of a split are read, as a part of cache keys; "" if there is only one way."""
+        return ""
 
     @abstractmethod
     def size(self, split: str) -> tuple[int, int]:
@@ -98,7 +102,7 @@ class Corpus:
         """Yield the clean rows of a split, such as {"text": ..., "label": 1}, in the order of the source.
 
         Bad rows are added to `bad` and skipped; if `bad` is None, a bad row raises an error. A document
-        larger than a few hundred KB is split into several rows; all but the last have the key "continues".
+        larger than a few hundred KB is split into several rows; all but the last have the key CONTINUES.
         """
         self.require_split(split)
         found = BadRows() if bad is None else bad
@@ -121,7 +125,7 @@ class Corpus:
             if holdout:
                 if holdout.split_of(row, index) != split:
                     continue
-                row.pop("continues", None)  # the next piece of the document may be in another split
+                row.pop(CONTINUES, None)  # the next piece of the document may be in another split
             yield row
 
     def _limited(self, split: str, bad: BadRows) -> Iterator[Row]:
@@ -136,7 +140,7 @@ class Corpus:
             if index == next_index:
                 next_index = next(chosen, None)
                 if next_index != index + 1:
-                    row.pop("continues", None)  # the next piece of the document is not in the sample
+                    row.pop(CONTINUES, None)  # the next piece of the document is not in the sample
                 yield row
 
     def limit(self, *, train: int = 0, validation: int = 0, test: int = 0) -> Corpus:
@@ -168,8 +172,22 @@ class Corpus:
             "limit": self._limits.get(split, 0),
         }
         if self.dataset.name not in OWN_DATASETS:  # the user may register it with other columns
-            facts["aliases"] = {name: list(others) for name, others in self.dataset.aliases.items()}
+            facts["aliases"] = {name: self._recorded_names(name) for name in self.dataset.aliases}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def cache_key(self, split: str) -> str:
+        """Return a SHA-256 that changes when the rows of the split change or are read in another way.
+
+        It is not recorded with a run, so that a new way to read files does not change the fingerprints.
+        """
+        reader = self.source.reader(split if split in self.source.splits else "train")
+        fingerprint = self.fingerprint(split)
+        return hashlib.sha256(f"{fingerprint} {reader}".encode()).hexdigest() if reader else fingerprint
+
+    def _recorded_names(self, column: str) -> list[str]:
+        """Return the names of a column for the fingerprint; its own name is left out if it is tried first."""
+        names = list(self.dataset.names_of(column))
+        return names[1:] if names[0] == column else names
 
     def expected_size(self, split: str) -> tuple[int, int]:
         """Return the expected (bytes, rows) of the split for the progress display; 0 means unknown."""

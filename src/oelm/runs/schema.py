@@ -219,7 +219,10 @@ class TestLosses:
 
 @dataclass(frozen=True)
 class PrecisionFacts:
-    """The number format (dtype) that a run trained in, and the reason for this choice."""
+    """The number format (dtype) that a run trained in, and the reason for this choice.
+
+    A run that was resumed in another format has both, such as "bf16 then fp32".
+    """
 
     dtype: str = ""
     reason: str = ""

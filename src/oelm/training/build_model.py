@@ -29,6 +29,11 @@ _DROPOUTS = (
     "resid_pdrop",
     "embd_pdrop",
     "attn_pdrop",
+    "classifier_dropout",
+    "classifier_dropout_prob",
+    "seq_classif_dropout",
+    "embedding_dropout",
+    "mlp_dropout",
 )
 
 
@@ -38,6 +43,12 @@ def model_folder(config: RunConfig) -> str | None:
     if config.model.family == "gpt" or name in TINY:
         return None
     return str(_minilm_folder()) if name == "minilm" else name
+
+
+def model_type(config: RunConfig) -> str:
+    """Return the model type of the config's transformers model, such as "t5" or "bart"."""
+    name = config.model.name
+    return TINY[name][0] if name in TINY else str(_known_shape(config, {}).model_type)
 
 
 def build_model(config: RunConfig, *, vocab_size: int, classes: int, pad_id: int, eos_id: int) -> nn.Module:
@@ -97,15 +108,23 @@ def _build_transformers(
             f"the task denoising needs an encoder-decoder, but model '{config.model.name}' is not one: set "
             "model.name to a T5 or BART model"
         )
+    if classify and shape.model_type == "xlnet":
+        raise UsageError(
+            f"the model '{config.model.name}' cannot be used: XLNet classifies the last position of a row, "
+            "which is padding here; use another model"
+        )
     for name in _DROPOUTS:
-        if isinstance(getattr(shape, name, None), float):
+        if isinstance(getattr(shape, name, None), int | float):
             setattr(shape, name, config.model.dropout)
     torch.manual_seed(config.seed)  # transformers uses the global generator; `fit()` restores it at the end
+    model: Any
     if config.model.pretrained:
         model = _pretrained(config, kind, shape)
     else:
         model = kind.from_config(shape, dtype=torch.float32)
     if classify:
+        if getattr(model, "score", None) is not None:  # a decoder: classifies the last token before padding
+            model.config.pad_token_id = pad_id
         compute_only_first_token(model)
     return model
 
@@ -113,14 +132,31 @@ def _build_transformers(
 def _pretrained(config: RunConfig, kind: Any, shape: Any) -> nn.Module:
     try:
         # Without dtype=, transformers keeps the dtype of the files, so that weights in fp16 would stay fp16.
-        return kind.from_pretrained(
-            model_folder(config), config=shape, dtype=torch.float32, trust_remote_code=False
+        model, info = kind.from_pretrained(
+            model_folder(config),
+            config=shape,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     except (OSError, RuntimeError) as error:
         raise TransientError(
             f"the weights of the model '{config.model.name}' cannot be loaded ({first_line(error)}). If the "
             "model has a classification head for a different number of classes, use a model without that head"
         ) from None
+    body = f"{model.base_model_prefix}." if model.base_model is not model else ""
+    missing = sorted(
+        key
+        for key in info["missing_keys"]
+        if key.startswith(body) and not key.startswith("lm_head.") and "pooler" not in key
+    )
+    if missing:
+        raise UsageError(
+            f"the files of the model '{config.model.name}' lack {len(missing)} of its weights, which would "
+            f"be random (the first is {missing[0]}): save the model again with save_pretrained, without a "
+            "prefix before the names of the weights"
+        )
+    return model
 
 
 def _tiny_shape(config: RunConfig, vocab_size: int, pad_id: int, eos_id: int, labels: dict[str, int]) -> Any:

@@ -16,9 +16,9 @@ from oelm.data.sources.open import open_corpus
 from oelm.data.tokenize.encoding import EncodingProgress
 from oelm.data.tokenize.tokenizers import Tokenizer, load_tokenizer
 from oelm.data.tokenize.tokens import TokenFile, prepare_tokens
-from oelm.errors import UsageError
+from oelm.errors import OelmError, UsageError
 from oelm.runs.schema import DataFacts, TokenizerFacts
-from oelm.training.build_model import build_model, model_folder
+from oelm.training.build_model import build_model, model_folder, model_type
 from oelm.training.tasks.classification import Classification
 from oelm.training.tasks.denoising import SENTINELS, Denoising, Noise
 from oelm.training.tasks.lm import LanguageModelling
@@ -63,6 +63,7 @@ def prepare(config: RunConfig, machine: Machine, report: Report | None = None) -
     tokenizer = load_tokenizer(
         config.data.tokenizer, corpus=corpus, model_folder=model_folder(config), **folders
     )
+    _check_tokenizer_fits(config, tokenizer, machine)
     build = _classification if config.task == "classification" else _language
     encoding = {
         "cache_dir": machine.cache_dir or None,
@@ -135,7 +136,7 @@ def _noise(config: RunConfig, tokenizer: Tokenizer) -> tuple[int, Noise]:
 
     If the tokenizer has no mask tokens, they get new ids after its vocabulary.
     """
-    style: Literal["t5", "bart"] = "bart" if "bart" in config.model.name.lower() else "t5"
+    style: Literal["t5", "bart"] = "bart" if "bart" in model_type(config) else "t5"
     names = ["<mask>"] if style == "bart" else [f"<extra_id_{i}>" for i in range(SENTINELS)]
     known = {entry["content"]: entry["id"] for entry in json.loads(tokenizer.to_json()[0])["added_tokens"]}
     if all(name in known for name in names):
@@ -143,6 +144,24 @@ def _noise(config: RunConfig, tokenizer: Tokenizer) -> tuple[int, Noise]:
     first = tokenizer.vocab_size
     added = tuple(range(first, first + len(names)))
     return first + len(names), Noise(style, added, tokenizer.eos_id)
+
+
+def _check_tokenizer_fits(config: RunConfig, tokenizer: Tokenizer, machine: Machine) -> None:
+    """Raise UsageError if the tokenizer is not the one that the pretrained model was trained with."""
+    chosen = config.data.tokenizer
+    if not config.model.pretrained or chosen == "model":
+        return
+    try:
+        own = load_tokenizer(
+            "model", model_folder=model_folder(config), data_dir=machine.data_dir or None
+        ).vocabulary()
+    except OelmError:  # the model comes without a tokenizer, so only a new one is certainly another one
+        own = {} if chosen.startswith("bpe-") else tokenizer.vocabulary()
+    if tokenizer.vocabulary() != own:
+        raise UsageError(
+            f"data.tokenizer={chosen} is not the tokenizer of the pretrained model '{config.model.name}', so "
+            "its embeddings would belong to other tokens: set data.tokenizer=model"
+        )
 
 
 def _check_embedding_size(model: nn.Module, vocabulary: int) -> None:

@@ -160,6 +160,10 @@ def _write_manifest(training: Training, *, resumed: bool) -> None:
     held = _read_or_none(folder.manifest, recorder.journal) if resumed else None
     if held is not None and _names_same_data(held, prepared):
         recorder.manifest = held
+        before = held.precision.dtype  # "" in a manifest of an old version
+        if before and not before.endswith(precision.dtype):  # the rest of the run is in another format
+            both = PrecisionFacts(f"{before} then {precision.dtype}", precision.reason)
+            recorder.manifest = dataclasses.replace(held, precision=both)
     else:
         recorder.manifest = dataclasses.replace(
             base_manifest(config_hash(training.config), training.job.machine.command),

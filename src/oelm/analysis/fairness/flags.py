@@ -177,7 +177,8 @@ def weak_tuning(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> list[M
         own = [t for t in trials if (t.config.study, t.id, t.config.scale) == place]
         # Any tuning has at least these trials: every learning rate with the first trial seed, and the chosen
         # learning rate with all trial seeds.
-        seeds = config.tune.seeds or tuple(t.seed for t in own[:1])
+        # Without any seed or trial, the seed -1, which no trial has, makes all of them count as missing.
+        seeds = config.tune.seeds or tuple(t.seed for t in own[:1]) or (-1,)
         needed = {(lr, s) for lr in grid for s in seeds[:1]} | {(config.optim.lr, s) for s in seeds if grid}
         ended = {(t.config.optim.lr, t.seed) for t in own if t.result or t.state == DIVERGED}
         have, total = len(needed & ended), len(needed)

@@ -6,7 +6,7 @@ from typing import Any
 
 from oelm.data.bad_rows import BadRows
 from oelm.data.catalogue import Dataset
-from oelm.data.sources.readers import Row, is_utf8
+from oelm.data.sources.readers import CONTINUES, Row, is_utf8
 
 
 def clean_row(dataset: Dataset, raw: Row, file: str, number: int, bad: BadRows) -> Row | None:
@@ -16,7 +16,7 @@ def clean_row(dataset: Dataset, raw: Row, file: str, number: int, bad: BadRows) 
     """
     row: Row = {}
     for name in dataset.columns:
-        key = next((key for key in (name, *dataset.aliases.get(name, ())) if key in raw), None)
+        key = next((key for key in dataset.names_of(name) if key in raw), None)
         if key is None:
             columns = ", ".join(str(key) for key in raw) or "nothing"
             bad.add("field", file, number, name, f"missing; the row has: {columns}")
@@ -36,8 +36,8 @@ def clean_row(dataset: Dataset, raw: Row, file: str, number: int, bad: BadRows) 
             bad.add("label", file, number, "label", problem)
             return None
         row["label"] = label
-    if raw.get("continues"):
-        row["continues"] = True
+    if raw.get(CONTINUES):
+        row[CONTINUES] = True
     return row
 
 

@@ -20,7 +20,14 @@ from oelm.errors import OelmError, UsageError
 from oelm.files.read import read_json_object
 
 _SHARD = re.compile(r"^(?P<split>.+?)-\d{5}-of-\d{5}(-[0-9a-f]+)?$")
+_SPLIT_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test",),
+}
+_OTHER_FORMATS = ("json", "ndjson", "arrow", "xlsx", "jsonl.gz", "json.gz", "csv.gz", "tsv.gz", "txt.gz")
 _MAX_CLASSES = 1000
+_ROWS_DESCRIBED = 1000  # the columns of these rows decide what a user's folder contains
 
 
 @dataclass
@@ -47,15 +54,26 @@ def find_files(dataset: Dataset, variant: Variant, folder: Path) -> SplitFiles:
     found = _find_plain(dataset, variant, folder) or _find_hub_copy(dataset, variant, folder)
     if found is None:
         names = ", ".join(f"{split}{EXTENSIONS[0]}" for split in SPLITS)
-        copy = f", or a copy of the hub repository {dataset.hub}" if dataset.hub else ""
-        raise OelmError(
-            f"{folder} has no files of the dataset '{dataset.name}'. Add {names} (or "
-            f"{', '.join(EXTENSIONS[1:4])}){copy}."
-        )
+        copy = f"a copy of the hub repository {dataset.hub}" if dataset.hub else ""
+        add = f"Add {names} (or {', '.join(EXTENSIONS[1:4])})" + (f", or {copy}" if copy else "")
+        if _is_hub_configuration_only(variant):
+            add = f"Add {copy} with the folder {variant.config}"
+        raise OelmError(f"{folder} has no files of the dataset '{dataset.name}'{_wanted(variant)}. {add}.")
     return found
 
 
+def _wanted(variant: Variant) -> str:
+    return f" for the variant '{variant.about}'" if variant.about else ""
+
+
+def _is_hub_configuration_only(variant: Variant) -> bool:
+    """Return whether no name of a plain file says that the file has this variant."""
+    return bool(variant.config) and not variant.stems
+
+
 def _find_plain(dataset: Dataset, variant: Variant, folder: Path) -> SplitFiles | None:
+    if _is_hub_configuration_only(variant):
+        return None
     named = {path.stem: path for extension in reversed(EXTENSIONS) for path in folder.glob(f"*{extension}")}
     found = SplitFiles(folder, {})
     for split in SPLITS:
@@ -65,7 +83,7 @@ def _find_plain(dataset: Dataset, variant: Variant, folder: Path) -> SplitFiles 
         if path is None:
             continue
         found.files[split] = [path]
-        if own is not None:
+        if own not in (None, split):
             found.notes.append(f"{split} comes from {path.name}")
         elif split in variant.stems and variant.needs:
             content = f" ({dataset.default})" if dataset.default else ""
@@ -90,7 +108,10 @@ def _find_plain(dataset: Dataset, variant: Variant, folder: Path) -> SplitFiles 
 def _find_hub_copy(dataset: Dataset, variant: Variant, folder: Path) -> SplitFiles | None:
     config = variant.config or dataset.config
     hub_splits = {**dataset.hub_splits, **variant.hub_splits} or {split: split for split in SPLITS}
-    for place in (folder / config, folder, folder / "data", folder / "plain_text"):
+    places = [folder / config, folder, folder / "data", folder / "plain_text"]
+    if config != dataset.config:  # files outside the folder of the configuration are of the default variant
+        places = places[:1]
+    for place in places:
         shards: dict[str, list[Path]] = {}
         for path in sorted(place.glob("*.parquet")):
             match = _SHARD.match(path.stem)
@@ -98,6 +119,11 @@ def _find_hub_copy(dataset: Dataset, variant: Variant, folder: Path) -> SplitFil
                 shards.setdefault(match["split"], []).append(path)
         files = {ours: shards[theirs] for ours, theirs in hub_splits.items() if theirs in shards}
         if files:
+            if missing := [hub_splits[split] for split in variant.hub_splits if split not in files]:
+                raise OelmError(
+                    f"{place} has no {' and no '.join(missing)} shards of the dataset '{dataset.name}'"
+                    f"{_wanted(variant)}: copy them from the hub repository {dataset.hub}"
+                )
             _require_all_shards(files)
             return SplitFiles(place, files, hub_copy=True)
     return None
@@ -132,7 +158,9 @@ def dataset_from_path(name: str) -> tuple[Dataset, SplitFiles]:
     if missing is not None:
         raise UsageError(f"dataset '{name}': {missing} does not exist; correct the path")
     if len(paths) == 1 and paths[0].is_dir():
-        found = find_files(Dataset(name=paths[0].name, about=""), Variant(about=""), paths[0])
+        stems = {"validation": _SPLIT_WORDS["validation"]}
+        found = find_files(Dataset(name=paths[0].name, about=""), Variant(about="", stems=stems), paths[0])
+        _require_readable_splits(found)
     else:
         found = SplitFiles(paths[0].parent, _assign_splits(paths))
     if "train" not in found.files:
@@ -166,24 +194,43 @@ def _assign_splits(paths: list[Path]) -> dict[str, list[Path]]:
 def _split_names(path: Path) -> set[str]:
     """Return the splits that words of a file name stand for."""
     words = set(re.findall("[a-z]+", path.stem.lower()))
-    known = {"train": {"train", "training"}, "validation": {"validation", "valid", "val", "dev"}}
-    return {split for split in SPLITS if words & known.get(split, {split})}
+    return {split for split in SPLITS if words & set(_SPLIT_WORDS[split])}
+
+
+def _require_readable_splits(found: SplitFiles) -> None:
+    """Raise UsageError if a missing split has a file in a format that is not read, such as test.json."""
+    for path in sorted(found.folder.iterdir()):
+        stem, _, extension = path.name.partition(".")
+        split = next((split for split, words in _SPLIT_WORDS.items() if stem in words), "")
+        if split and split not in found.files and extension in _OTHER_FORMATS:
+            raise UsageError(
+                f"{path} would not be used, although it has the name of the {split} split: convert it to "
+                f"one of {', '.join(EXTENSIONS[:5])} (JSON with one object per line is {EXTENSIONS[0]})"
+            )
 
 
 def _describe(path: Path, found: SplitFiles) -> Dataset:
     train = found.files["train"]
     bad = BadRows()
-    first = next((row for file in train for _, row in read_rows(file, bad)), None)
-    if first is None:
+    rows = (row for file in train for _, row in read_rows(file, bad))
+    columns = dict.fromkeys(str(key) for row in itertools.islice(rows, _ROWS_DESCRIBED) for key in row)
+    if not columns:
         raise bad.error(str(train[0])) if bad else OelmError(f"{train[0]} has no rows")
     aliases = {
-        "text": ("sentence", "content", "review", "story", "document", "body"),
-        "premise": ("sentence1", "text1", "question1", "question"),
-        "hypothesis": ("sentence2", "text2", "question2", "answer"),
-        "label": ("labels", "class", "category"),
+        "text": ("text", "sentence", "content", "review", "story", "document", "body"),
+        "premise": ("premise", "sentence1", "text1", "question1", "question"),
+        "hypothesis": ("hypothesis", "sentence2", "text2", "question2", "answer"),
+        "label": ("label", "labels", "class", "category"),
     }
-    present = {ours: [n for n in (ours, *others) if n in first] for ours, others in aliases.items()}
-    fields = ("premise", "hypothesis") if present["premise"] and present["hypothesis"] else ("text",)
+    present = {ours: [n for n in names if n in columns] for ours, names in aliases.items()}
+    for ours, names in aliases.items():
+        near = [column for column in columns if column.strip().casefold() in names]
+        if near and not present[ours]:
+            raise OelmError(f"{train[0]}: rename the column '{near[0]}' to '{near[0].strip().casefold()}'")
+    pairs = [present[side][0] for side in ("premise", "hypothesis") if present[side]]
+    # The columns question and answer often stand beside a text, which is then the text to train on.
+    is_pair = len(pairs) == 2 and not (present["text"] and pairs == ["question", "answer"])
+    fields = ("premise", "hypothesis") if is_pair else ("text",)
     described = Dataset(name=path.stem, about=f"files in {found.folder}", fields=fields, aliases=aliases)
     if not present["label"]:
         return described

@@ -35,6 +35,7 @@ from oelm.errors import OelmError, UsageError, unknown_name
 
 SourceName = Literal["auto", "local", "hub", "builtin"]
 SOURCES: tuple[SourceName, ...] = ("auto", "local", "hub", "builtin")
+_READER_VERSION = 1  # increase it if the same file gives other rows; cached tokens are then not used
 _MAX_LISTED = 12  # an error lists at most this many folders
 
 
@@ -61,6 +62,11 @@ def open_corpus(
             raise UsageError(
                 f"source '{source}' cannot open dataset '{name}', which is a path: leave out the source, or "
                 "give a name of the catalogue (`oelm data list`)"
+            )
+        if variant:
+            raise UsageError(
+                f"dataset '{name}' is a path, which has no variants: remove the variant '{variant}', or give "
+                "the path of the files of this variant"
             )
         own, found = dataset_from_path(name)
         return Corpus(own, LocalSource(own, found, cache))
@@ -117,10 +123,14 @@ def describe_source(name: str, source: SourceName = "auto", data_dir: Path | str
         return "built-in text"
     if source == "builtin":
         return f"built-in text in place of '{name}'"
+    if entry.files and source != "hub":
+        return f"the files {', '.join(map(str, _registered_files(entry, data_folder(data_dir)).values()))}"
+    folder = local_folder(entry, data_dir) if source in ("auto", "local") else None
+    if folder:
+        return f"the folder {folder}"
     if entry.package and source != "hub":
         return f"the installed package {entry.package}"
-    folder = local_folder(entry, data_dir) if source in ("auto", "local") else None
-    return f"the folder {folder}" if folder else f"the Hugging Face hub ({entry.hub})"
+    return f"the Hugging Face hub ({entry.hub})"
 
 
 def _open_source(
@@ -128,14 +138,14 @@ def _open_source(
 ) -> Source:
     if entry.builtin:
         return BuiltinSource(entry.builtin)
-    if entry.package and source != "hub":
-        return PackageSource(entry, cache)
     if source in ("auto", "local"):
         found = _find_local(entry, variant, folder)
         if found is not None:
             return LocalSource(entry, found, cache)
-        if source == "local" or (folder and entry.hub):
-            require_dataset_folder(entry, folder)
+    if entry.package and source != "hub":
+        return PackageSource(entry, cache)
+    if source == "local" or (source == "auto" and folder and entry.hub):
+        require_dataset_folder(entry, folder)
     if not entry.hub:
         raise OelmError(
             f"dataset '{entry.name}' has no hub repository, and no local files were found",
@@ -148,15 +158,19 @@ def _find_local(entry: Dataset, variant: str, folder: Path | None) -> SplitFiles
     if not entry.files:
         own = dataset_folder(entry, folder) if folder else None
         return find_files(entry, entry.variant(variant), own) if own else None
-    files = {split: Path(name).expanduser() for split, name in entry.files.items()}
-    for split, path in files.items():
-        if folder and not path.is_file():
-            files[split] = folder / path
-        if not files[split].is_file():
+    files = _registered_files(entry, folder)
+    for path in files.values():
+        if not path.is_file():
+            where = "" if folder is None else f"; relative files are read from the data folder {folder}"
             raise OelmError(
-                f"dataset '{entry.name}': the file {files[split]} does not exist; correct its path"
+                f"dataset '{entry.name}': the file {path} does not exist{where}; correct its path"
             )
     return SplitFiles(files["train"].parent, {split: [path] for split, path in files.items()})
+
+
+def _registered_files(entry: Dataset, folder: Path | None) -> dict[str, Path]:
+    """Return {split: file} of a registered dataset; relative paths start at the data folder, if any."""
+    return {split: (folder or Path()) / Path(name).expanduser() for split, name in entry.files.items()}
 
 
 def _generated_replacement(entry: Dataset, variant: str) -> Corpus:
@@ -201,6 +215,10 @@ class LocalSource(Source):
     def fingerprint(self, split: str) -> str:
         digests = [cached_sha256(path, self.cache) for path in self.found.files[split]]
         return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+    def reader(self, split: str) -> str:
+        kinds = [path.suffix.lower() for path in self.found.files[split]]
+        return f"{_READER_VERSION} {kinds} {self.found.hub_copy}"
 
     def size(self, split: str) -> tuple[int, int]:
         paths = self.found.files[split]

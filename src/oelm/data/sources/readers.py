@@ -27,6 +27,8 @@ Row = dict[str, Any]
 EXTENSIONS = (".jsonl", ".parquet", ".csv", ".tsv", ".txt", ".raw", ".tokens")
 TEXT_EXTENSIONS = (".txt", ".raw", ".tokens")
 DOCUMENT_END = "<|endoftext|>"  # marks the end of a document in a text file
+# The key of a row whose document continues in the next row. It is no text, so no column of a file has it.
+CONTINUES: Any = ("continues",)
 PIECE = 1 << 18  # maximum number of characters per piece; long texts are read and tokenized in pieces
 
 _MAX_CSV_FIELD = 1 << 30
@@ -74,6 +76,8 @@ def _read_csv(path: Path, bad: BadRows, delimiter: str) -> Iterator[tuple[int, R
         while True:
             number += 1
             try:
+                if number == 1:
+                    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
                 row = next(reader)
             except StopIteration:
                 return
@@ -123,13 +127,13 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
 def _read_text(path: Path, bad: BadRows) -> Iterator[tuple[int, Row]]:
     """Yield (number, row) for the documents of a text file.
 
-    A long document becomes several rows; all of them except the last have the key "continues".
+    A long document becomes several rows; all of them except the last have the key CONTINUES.
     """
     with _open(path) as file:
         blocks = codecs.iterdecode(iter(lambda: file.read(_BLOCK), b""), "utf-8", errors="surrogateescape")
         for number, (text, is_end) in enumerate(_documents(blocks), start=1):
             if is_utf8(text):
-                yield number, {"text": text} if is_end else {"text": text, "continues": True}
+                yield number, {"text": text} if is_end else {"text": text, CONTINUES: True}
             else:
                 bad.add("utf-8", str(path), number, "text", f"not UTF-8; the text starts with {text[:40]!r}")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from oelm.data.sources.readers import Row, pieces
+from oelm.data.sources.readers import CONTINUES, Row, pieces
 from oelm.data.tokenize.tokenizers import Tokenizer
 
 _CHARACTERS = 1 << 20  # approximate size of a chunk
@@ -60,7 +60,7 @@ def document_chunks(rows: Iterable[Row], fields: tuple[str, ...]) -> Iterator[Do
             chunk.characters += len(piece)
             chunk.bytes += len(piece.encode("utf-8"))
             chunk.ends_at_row = False
-        chunk.ends[-1] = not row.get("continues", False)
+        chunk.ends[-1] = not row.get(CONTINUES, False)
         chunk.ends_at_row = True
         chunk.rows += 1
     if chunk.texts:

@@ -95,7 +95,7 @@ def encode_to_store(
     columns:     {array: dtype} of the arrays to store
     facts:       further settings that the tokens depend on, such as max_length
     """
-    identity = {"corpus": corpus.fingerprint(split), "tokenizer": tokenizer.hash, **facts}
+    identity = {"corpus": corpus.cache_key(split), "tokenizer": tokenizer.hash, **facts}
     key = hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()
     folder = cache_root(options.get("cache_dir")) / kind / f"{corpus.dataset.name}-{split}-{key[:24]}"
     store = open_store(folder)

@@ -137,3 +137,12 @@ def special_tokens(folder: Path) -> tuple[dict[str, str], bool]:
                 found[key.removesuffix("_token")] = token
         lowercase = bool(facts.get("do_lower_case", lowercase))
     return found, lowercase
+
+
+def adds_tokens_or_spaces(folder: Path) -> bool:
+    """Return whether the tokenizer in `folder` adds a BOS token, an EOS token or a space to each text."""
+    try:
+        facts = read_json_object(folder / "tokenizer_config.json")
+    except (OelmError, OSError):
+        return False
+    return any(facts.get(name) for name in ("add_bos_token", "add_eos_token", "add_prefix_space"))

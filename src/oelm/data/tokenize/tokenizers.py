@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oelm.data.bad_rows import BadRows
-from oelm.data.tokenize.tokenizer_files import bpe_size, find_tokenizer_folder, gpt2_files, special_tokens
+from oelm.data.tokenize.tokenizer_files import (
+    adds_tokens_or_spaces,
+    bpe_size,
+    find_tokenizer_folder,
+    gpt2_files,
+    special_tokens,
+)
 from oelm.data.tokenize.words import WordCache, word_pattern
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import write_json, write_text
@@ -164,6 +170,10 @@ class Tokenizer:
             )
         return loaded
 
+    def vocabulary(self) -> dict[str, int]:
+        """Return {token: id}, including added tokens."""
+        return dict(self._inner.get_vocab())
+
     def to_json(self) -> tuple[str, dict[str, Any]]:
         """Return the two arguments with which `from_json()` creates an equal tokenizer."""
         return self._json, {"name": self.name, "eos_id": self.eos_id, "pad_id": self.pad_id}
@@ -269,7 +279,7 @@ def _name_damaged_folder(folder: Path) -> Iterator[None]:
 def _load_or_train(size: int, corpus: Corpus, cache_dir: Path | str | None) -> Tokenizer:
     from oelm.data.tokenize.store import cache_root, locked
 
-    folder = cache_root(cache_dir) / "tokenizers" / f"bpe-{size}-{corpus.fingerprint('train')[:24]}"
+    folder = cache_root(cache_dir) / "tokenizers" / f"bpe-{size}-{corpus.cache_key('train')[:24]}"
     with locked(folder):
         if (folder / _FACTS).is_file():  # `save()` writes this file last, so the tokenizer is complete
             try:
@@ -318,10 +328,10 @@ def _from_files(wanted: str, data_dir: Path | str | None) -> Tokenizer:
         elif (folder / "vocab.txt").is_file():
             inner = _word_piece(folder, lowercase)
         else:
-            if "cls" in special:
+            if "cls" in special or adds_tokens_or_spaces(folder):
                 raise OelmError(
-                    f"the tokenizer in {folder} has no tokenizer.json, which says where the classification "
-                    "token goes: save it again with AutoTokenizer.save_pretrained"
+                    f"the tokenizer in {folder} has no tokenizer.json, which says where it adds special "
+                    "tokens or spaces: save it again with AutoTokenizer.save_pretrained"
                 )
             inner = _byte_level({}, [])
             inner.model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
