@@ -19,8 +19,8 @@ def clean(*, runs: Runs = "runs", study: Study = "", yes: bool = False, json: Js
     yes
         Delete without asking for confirmation.
     """
-    require_runs_folder(runs)
     require_study(study, study_names(runs))
+    require_runs_folder(runs)
     found = freeable(runs)
     items = [item for item in found if not study or item.run.study == study]
     total = sum(item.bytes for item in items)
