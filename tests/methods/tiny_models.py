@@ -319,3 +319,12 @@ def faults(report: oelm.AuditReport) -> dict[str, str]:
 
 def equal_parameters(a: nn.Module, b: nn.Module) -> bool:
     return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def frozen_layers(model: nn.Module) -> set[tuple[str, int]]:
+    """Return (stack, layer) of each layer with a frozen query or key weight."""
+    return {
+        (p.place.stack, p.place.layer)
+        for p in oelm.qk_projections(model)
+        if not p.weight.parameter.requires_grad
+    }
