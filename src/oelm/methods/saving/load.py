@@ -189,8 +189,9 @@ def _build(folder: Path, metadata: Metadata) -> nn.Module:
     unknown = {name for name in found["unexpected_keys"] if not name.startswith(own)}
     if metadata.settings:
         unknown = {name for name in unknown if not name.endswith(".bias")}
-    if missing := set(found["missing_keys"]) | unknown:
-        raise _mismatch(folder, missing - unknown, unknown)
+    missing = set(found["missing_keys"])
+    if missing or unknown:
+        raise _mismatch(folder, missing, unknown)
     return model
 
 
