@@ -146,6 +146,28 @@ def test_the_best_other_arm_is_chosen_on_validation(tmp_path):
     assert "Best of 3 other frozen arms on validation: oelm-lowrank" in said
 
 
+def test_a_study_without_a_baseline_is_summed_up_by_its_controls(tmp_path):
+    for arm, control, values in (
+        ("trained-plus", "", (8.1, 8.2, 8.31)),
+        ("oelm-plus", "X-trained-plus", (8.0, 8.1, 8.2)),
+    ):
+        for seed, value in enumerate(values):
+            config = lm_config(f"X-{arm}", arm, seed=seed)
+            write_run(
+                tmp_path,
+                replace(config, compare=replace(config.compare, baseline="", control=control)),
+                value,
+            )
+    found, _ = analyze(tmp_path), Translator()
+    assert headline(found, _).startswith(
+        "Frozen arms against their controls, 1 comparison: 1 cost at most 5 %"
+    )
+    (verdicts,) = cards(found, _)
+    assert "oelm-plus: perplexity −1.3 % against trained-plus" in str(verdicts)
+    baseline = next(section for section in SECTIONS if section.anchor == "comparisons")
+    assert baseline.blocks(found, _) == []
+
+
 def test_probe_tasks_are_not_counted_as_datasets(tmp_path):
     for dataset in ("tinystories", "task-copy"):
         write_arm(tmp_path, dataset, "baseline", (8.0, 8.1))

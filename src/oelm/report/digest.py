@@ -18,7 +18,7 @@ from oelm.report.formats.markdown import to_markdown
 from oelm.report.report import about
 from oelm.report.sections.comparisons import mean_table, pair_table, without_links
 from oelm.report.sections.run_list import limitations
-from oelm.report.summary import count_verdicts, frozen_against_baseline, headline
+from oelm.report.summary import count_verdicts, frozen_against, headline
 from oelm.report.translate import Translator
 
 
@@ -31,15 +31,13 @@ def build_digest(analysis: Analysis, *, lang: str = "en", command: str = "oelm r
     command: the command that generates the report, to be shown in it
     """
     _ = Translator(lang)
-    frozen = [c for c in frozen_against_baseline(analysis) if c.effect is not None]
+    frozen = [c for c in frozen_against("baseline", analysis) if c.effect is not None]
     classifiers = [c for c in frozen if c.metric == "accuracy"]
     language = [c for c in frozen if c.metric == "ppl"]
     alone = [c for c in language if not c.arm.method.has_extras]
     extras = [c for c in language if c.arm.method.has_extras]
     controls = [
-        c
-        for c in analysis.comparisons.of("control")
-        if c.metric == "ppl" and c.arm.method.has_extras and c.arm.freezes and not c.arm.probes
+        c for c in frozen_against("control", analysis) if c.metric == "ppl" and c.arm.method.has_extras
     ]
     styles = ArmStyles([arm.name for arm in analysis.arms])
     with plot_style():

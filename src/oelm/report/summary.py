@@ -10,11 +10,32 @@ from collections.abc import Iterable, Sequence
 from oelm.analysis.analyze import Analysis
 from oelm.analysis.arms import Arm
 from oelm.analysis.compare import Comparison
+from oelm.analysis.messages import Message
+from oelm.analysis.pairs import Kind
 from oelm.analysis.verdict import MET, MISSED, REFUSED, WITHHELD
 from oelm.report.document import Block, Card, Cards, Inline, Link, Strong, Text
 from oelm.report.sentences import conclusion, group_title, outcome, sentences, shown_verdict, tone
 from oelm.report.translate import Translator
 
+# The headline, by the kind of the references and by whether there is only one comparison.
+COUNTS = {
+    ("baseline", True): Message(
+        "Frozen arms against their baselines, 1 comparison: {held} cost at most 5 %, {failed} cost more, "
+        "{open} undecided."
+    ),
+    ("baseline", False): Message(
+        "Frozen arms against their baselines, {n} comparisons: {held} cost at most 5 %, {failed} cost more, "
+        "{open} undecided."
+    ),
+    ("control", True): Message(
+        "Frozen arms against their controls, 1 comparison: {held} cost at most 5 %, {failed} cost more, "
+        "{open} undecided."
+    ),
+    ("control", False): Message(
+        "Frozen arms against their controls, {n} comparisons: {held} cost at most 5 %, {failed} cost more, "
+        "{open} undecided."
+    ),
+}
 MAIN_METHOD = "oelm-freeze"  # the method of the original study, whose verdict is shown first
 
 
@@ -40,41 +61,30 @@ def by_group(comparisons: Iterable[Comparison]) -> dict[tuple[str, str, str], li
     return found
 
 
-def frozen_against_baseline(analysis: Analysis) -> list[Comparison]:
-    """Return the comparisons of frozen arms with their baselines on real data, which the headline counts."""
-    return [c for c in analysis.comparisons.of("baseline") if c.arm.freezes and not c.arm.probes]
+def frozen_against(kind: Kind, analysis: Analysis) -> list[Comparison]:
+    """Return the comparisons of frozen arms with their baselines or controls (`kind`) on real data."""
+    return [c for c in analysis.comparisons.of(kind) if c.arm.freezes and not c.arm.probes]
 
 
 def headline(analysis: Analysis, _: Translator) -> str:
-    return count_verdicts(frozen_against_baseline(analysis), _)
+    """Return the verdicts against the baselines in one or two sentences; without baselines, the controls."""
+    return count_verdicts(frozen_against("baseline", analysis) or frozen_against("control", analysis), _)
 
 
 def count_verdicts(frozen: Sequence[Comparison], _: Translator) -> str:
-    """Return one or two sentences on how many frozen arms stay within 5 % of their baselines."""
+    """Return one or two sentences on how many frozen arms stay within 5 % of their references.
+
+    The references are all baselines, or all controls.
+    """
     if not frozen:
         return _("There is no finished comparison of a frozen arm with its baseline yet.")
     held, failed = (sum(c.target.outcome == wanted for c in frozen) for wanted in (MET, MISSED))
     withheld = sum(c.target.outcome in (WITHHELD, REFUSED) for c in frozen)
     judged = len(frozen) - withheld
     parts = []
-    counts = {"held": held, "failed": failed, "open": judged - held - failed}
-    if judged == 1:
-        parts.append(
-            _(
-                "Frozen arms against their baselines, 1 comparison: {held} cost at most 5 %, "
-                "{failed} cost more, {open} undecided.",
-                **counts,
-            )
-        )
-    elif judged:
-        parts.append(
-            _(
-                "Frozen arms against their baselines, {n} comparisons: {held} cost at most 5 %, "
-                "{failed} cost more, {open} undecided.",
-                n=judged,
-                **counts,
-            )
-        )
+    if judged:
+        counts = {"held": held, "failed": failed, "open": judged - held - failed}
+        parts.append(_(COUNTS[frozen[0].kind, judged == 1].template, n=judged, **counts))
     if withheld:
         parts.append(
             _("{n} without a verdict: not a fair comparison, or not on the named dataset.", n=withheld)
@@ -91,13 +101,13 @@ def cards(analysis: Analysis, _: Translator) -> list[Block]:
             first = shown_verdict(chosen[0])
             lines = tuple(_line(c, comparisons, _) for c in chosen)
             made.append(Card(group_title(chosen[0], _), lines, tone(first), _(outcome(first))))
-    return [Cards(tuple(made))]
+    return [Cards(tuple(made))] if made else []
 
 
 def _line(c: Comparison, group: Sequence[Comparison], _: Translator) -> Text:
     summary = conclusion(c)
     parts = [_(m) for m in sentences(c) if m != summary]
-    others = sum(o.kind == "baseline" and o.arm.freezes for o in group) - len(_main(group))
+    others = len(_frozen(group)) - len(_main(group))
     if c in best_other(group) and others > 1:
         parts.insert(0, _("Best of {n} other frozen arms on validation:", n=others))
     start: tuple[Inline, ...] = (Strong(_(summary)), " ") if summary is not None else ()
@@ -109,20 +119,27 @@ def main_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
     These are: the original study's method against its baseline, the best other frozen arm against its
     baseline (if it is better than that method), both against their controls, and orthonormal against
-    Gaussian rows.
+    Gaussian rows. In a group without a baseline, the first two are comparisons with controls.
     """
     controls = {c.arm.key: c for c in comparisons if c.kind == "control"}
     chosen = [
         c
         for first in (*_main(comparisons), *best_other(comparisons))
-        for c in (first, controls.get(first.arm.key))
+        for c in (first, controls.get(first.arm.key) if first.kind == "baseline" else None)
         if c is not None
     ]
     return chosen + [c for c in comparisons if c.kind == "orthogonality" and c.arm.method.name == MAIN_METHOD]
 
 
+def _frozen(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return the comparisons of frozen arms with baselines; if there are none, those with controls."""
+    frozen = [c for c in comparisons if c.arm.freezes]
+    with_baseline = [c for c in frozen if c.kind == "baseline"]
+    return with_baseline or [c for c in frozen if c.kind == "control"]
+
+
 def _main(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    frozen = [c for c in comparisons if c.kind == "baseline" and c.arm.freezes]
+    frozen = _frozen(comparisons)
     return [c for c in frozen if c.arm.method.name == MAIN_METHOD] or frozen[:1]
 
 
@@ -133,7 +150,7 @@ def best_other(comparisons: Sequence[Comparison]) -> list[Comparison]:
     lucky seeds, so the report says from how many arms it was chosen.
     """
     main = _main(comparisons)
-    others = [c for c in comparisons if c.kind == "baseline" and c.arm.freezes and c.ratio and c not in main]
+    others = [c for c in _frozen(comparisons) if c.ratio and c not in main]
     best = sorted(others, key=_validation_loss)[:1]
     return [c for c in best if not main or _validation_loss(c) < _validation_loss(main[0])]
 

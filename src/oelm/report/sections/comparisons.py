@@ -55,7 +55,9 @@ def baseline_tables(analysis: Analysis, _: Translator) -> list[Block]:
     for comparisons in by_group(analysis.comparisons.of("baseline")).values():
         blocks.append(_baseline_table(comparisons, _))
         blocks.extend(notes(comparisons, _))
-    return blocks or [Paragraph(_("No comparison has finished runs on both sides yet."))]
+    if not blocks and not analysis.comparisons.made:
+        return [Paragraph(_("No comparison has finished runs on both sides yet."))]
+    return blocks
 
 
 def _baseline_table(comparisons: Sequence[Comparison], _: Translator) -> Table:

@@ -24,7 +24,7 @@ from oelm.report import numbers
 from oelm.report.document import Block, Bullets, Paragraph, Row, Table, Text
 from oelm.report.sections.comparisons import effect_cells
 from oelm.report.sentences import SCALES, TASKS, outcome, place, tone
-from oelm.report.summary import frozen_against_baseline, linked
+from oelm.report.summary import frozen_against, linked
 from oelm.report.translate import Translator
 
 ARCHITECTURES = {
@@ -42,7 +42,7 @@ def where_freezing_works(analysis: Analysis, _: Translator) -> list[Block]:
     It has one row for each combination of architecture, task, initial weights and arm.
     """
     cells: dict[tuple[str, str, bool, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for c in frozen_against_baseline(analysis):
+    for c in frozen_against("baseline", analysis):
         key = (c.arm.architecture, c.arm.task, c.arm.config.model.pretrained, c.arm.name)
         decided = c.target.outcome in (MET, MISSED)
         cells[key][c.target.outcome if decided else "open"].append(place(c.arm, _))
@@ -133,7 +133,7 @@ def trend_table(analysis: Analysis, _: Translator) -> list[Block]:
     The datasets are ordered by their number of training tokens.
     """
     found: dict[tuple[str, str, str, str, ModelConfig], list[tuple[int, Comparison]]] = defaultdict(list)
-    for c in frozen_against_baseline(analysis):
+    for c in frozen_against("baseline", analysis):
         if c.effect is not None:
             config = c.arm.config
             key = (config.study, c.arm.name, c.metric, config.scale, config.model)
