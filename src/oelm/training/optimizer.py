@@ -93,9 +93,12 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     """Scale the gradients to a global norm of at most `max_norm` (0 = no limit); return the original norm."""
     held = [p for p in parameters if p.grad is not None]
     norm = full_tensor(nn.utils.get_total_norm([p.grad for p in held if p.grad is not None]))
-    if max_norm > 0:
+    value = float(norm)
+    # torch multiplies all gradients even if the factor is 1. `not <`, so that nan reaches the gradients; 1e-3
+    # leaves room for torch's rounding of the factor.
+    if max_norm > 0 and not value < max_norm - 1e-3:
         nn.utils.clip_grads_with_norm_(held, max_norm, norm)
-    return float(norm)
+    return value
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> OptimizerState:
