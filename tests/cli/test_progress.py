@@ -47,6 +47,22 @@ def test_progress_tells_how_many_runs_and_hours_are_left(
     assert "9 runs left, about 6 min 40 s" in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_the_time_left_is_in_proportion_to_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial of 10 steps took 50 s; a run of 100 steps waits, and one of another experiment with 40."""
+    clock = [0.0]
+    monkeypatch.setattr("oelm.cli.progress.time.monotonic", lambda: clock[0])
+    run = experiment("GPT-01").at("smoke", 0)
+    run = replace(run, budget=replace(run.budget, steps=100))
+    other = replace(run, id="GPT-04", budget=replace(run.budget, steps=40))
+    trial = replace(run, tune=replace(run.tune, trial=True), budget=replace(run.budget, steps=10))
+    jobs = [Job(config, tmp_path / str(i)) for i, config in enumerate((trial, run, other))]
+    progress = RunProgress(0)
+    for state, now in (("running", 1000.0), ("finished", 1050.0)):
+        clock[0], jobs[0].state = now, state
+        progress.changed(jobs[0])
+    assert progress.left(jobs) == "2 runs left in this round, about 11 min 40 s"  # 500 s + 200 s
+
+
 def test_runs_go_on_after_the_reader_of_a_pipe_has_gone() -> None:
     program = """
 from oelm.cli.progress import RunProgress

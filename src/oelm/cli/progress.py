@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections import Counter
@@ -19,6 +20,8 @@ from oelm.units import counted, duration_text
 
 if TYPE_CHECKING:
     from rich.live import Live
+
+    from oelm.config.run_config import RunConfig
 
 _LOG_SECONDS = 30.0
 _TABLE_SECONDS = 1.0
@@ -38,7 +41,7 @@ class RunProgress:
         self.live: Live | None = None
         self.last = time.monotonic()
         self.started: dict[Path, float] = {}  # run folder -> start time, for the runs that train now
-        self.took: list[float] = []  # how many seconds each finished run took
+        self.took: list[tuple[RunConfig, float]] = []  # how many seconds each finished run took
 
     def __enter__(self) -> RunProgress:
         if not self.quiet and sys.stdout.isatty():
@@ -68,7 +71,7 @@ class RunProgress:
         if job.state == "running":
             self.started[job.folder] = time.monotonic()
         elif start := self.started.pop(job.folder, None):
-            self.took += [time.monotonic() - start] if job.state == "finished" else []
+            self.took += [(job.config, time.monotonic() - start)] if job.state == "finished" else []
         if job.ended_before and job.state == "finished":
             return
         where = f" on {job.slot}" if job.slot else ""
@@ -102,26 +105,40 @@ class RunProgress:
         return "; ".join([*decide, *tuning, counts(jobs), self.left(jobs)])
 
     def left(self, jobs: Sequence[Job]) -> str:
-        """Return how many runs are left and for how long, such as "12 runs left, about 3 h 10 min".
-
-        Runs that wait are assumed to take as long as the mean of the runs that have finished or train now.
-        """
+        """Return how many runs are left and for how long, such as "12 runs left, about 3 h 10 min"."""
         trials = sum(not job.ended and job.config.tune.trial for job in jobs)
         runs = self.total - len(self.ended) if self.total else sum(not job.ended for job in jobs) - trials
         tuning = f"{trials} trials and " if trials else ""
         text = f"{tuning}{counted(runs, 'run')} left" + ("" if self.total else " in this round")
-        count = trials + runs
         etas, took, now = [], list(self.took), time.monotonic()
         for job in jobs:
             _, status, _ = state_of(job.folder) if job.state == "running" else ("", None, "")
             if status is not None and status.eta_seconds is not None:
                 etas.append(status.eta_seconds)
-                took.append(now - self.started.get(job.folder, now) + status.eta_seconds)
+                took.append((job.config, now - self.started.get(job.folder, now) + status.eta_seconds))
         if not took:
             return text
-        waiting = max(0, count - len(self.started)) * sum(took) / len(took)
-        seconds = max([(sum(etas) + waiting) / max(1, len(self.started)), *etas])
-        return f"{text}, about {duration_text(seconds)}"
+        waiting = [job.config for job in jobs if not job.ended and job.state != "running"]
+        seconds = [_expected_seconds(config, took) for config in waiting]
+        # While `oelm run` tunes, the runs after the trials are not among the jobs yet.
+        later = max(0, trials + runs - len(self.started) - len(waiting))
+        whole_runs = [s for config, s in took if not config.tune.trial] or [s for _, s in took]
+        total = sum(etas) + sum(seconds) + later * statistics.fmean(whole_runs)
+        return f"{text}, about {duration_text(max([total / max(1, len(self.started)), *etas]))}"
+
+
+def _expected_seconds(config: RunConfig, took: Sequence[tuple[RunConfig, float]]) -> float:
+    """Return how long a run will take, in proportion to its steps.
+
+    took: runs and their seconds; only those of the same experiment count, if there are any
+    """
+    similar = [run for run in took if run[0].id == config.id] or took
+    return statistics.fmean(seconds * _length(config) / _length(other) for other, seconds in similar)
+
+
+def _length(config: RunConfig) -> int:
+    """Return the number of steps of a run, or of epochs if its budget has no steps."""
+    return config.budget.steps or config.budget.epochs
 
 
 def counts(jobs: Sequence[Job]) -> str:
