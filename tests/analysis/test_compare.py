@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from oelm.analysis.compare import Comparison
+from oelm.analysis.compare import Comparison, compare
 from oelm.analysis.statistics.sequential import level_per_look
 from oelm.analysis.verdict import EQUIVALENT, MET, MISSED, NO_INTERVAL, REFUSED, UNDECIDED, WITHHELD
 from oelm.config.run_config import CompareConfig, QuestionConfig, TuneConfig
@@ -68,9 +68,8 @@ def test_arms_that_differ_by_less_than_one_percent_are_equivalent(tmp_path):
 
 
 def test_a_sequential_study_uses_a_stricter_level(tmp_path):
-    pair(tmp_path)
-    level = level_per_look(20)
-    (c,) = analyze(tmp_path, level=level).comparisons.of("baseline")
+    found, level = pair(tmp_path), level_per_look(20)
+    c = compare("baseline", found.arm, found.reference, level=level)
     oracle = stats.ttest_rel(np.log(A), np.log(B)).confidence_interval(level)
     assert c.ratio.interval == pytest.approx(tuple(oracle))
     assert c.ratio.level == level
