@@ -75,6 +75,11 @@ class BudgetConfig:
     checkpoint_every: int = 0  # optimizer steps between checkpoints; 0 = at each validation
     patience: int = 0  # validations without improvement before an early stop; 0 = off
 
+    @property
+    def rows_per_step(self) -> int:
+        """The number of rows per optimizer step, summed over all micro-batches and processes."""
+        return self.batch_size * self.accumulation
+
 
 QuestionRule = Literal["non-inferior", "superior", "equivalent"]
 

@@ -265,6 +265,11 @@ class Manifest:
     tokenizer: TokenizerFacts = field(default_factory=TokenizerFacts)
     disk_bytes_planned: int = 0
 
+    @property
+    def data_identity(self) -> dict[str, Any]:
+        """Hashes of the data and the tokenizer; they must be the same when a run is resumed."""
+        return {"fingerprints": self.data.fingerprints, "tokenizer": self.tokenizer.hash}
+
 
 # -- the other files ----------------------------------------------------------------------------
 
