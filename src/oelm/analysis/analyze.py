@@ -19,6 +19,7 @@ from oelm.analysis.load import Loaded, LoadWarning, load_runs
 from oelm.analysis.messages import Message
 from oelm.analysis.statistics.intervals import Estimate
 from oelm.analysis.statistics.mean import Mean, means
+from oelm.config.run_config import ArmKey
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Analysis:
         return self.comparisons.arms
 
     @cached_property
-    def costs(self) -> dict[tuple[str, str, str], Cost]:
+    def costs(self) -> dict[ArmKey, Cost]:
         found = {arm.key: cost(arm, self.benchmarks) for arm in self.arms}
         return {key: c for key, c in found.items() if c is not None}
 

@@ -124,6 +124,9 @@ class TuneConfig:
     seeds: tuple[int, ...] = ()  # seeds of the tuning trials
 
 
+ArmKey = tuple[str, str, str]  # study, scale, experiment ID
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """The config of one run. `oelm show ID` prints it, and config.yaml in the run folder contains it."""
@@ -142,6 +145,11 @@ class RunConfig:
     seed: int = 42
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     compile: bool = False
+
+    @property
+    def arm_key(self) -> ArmKey:
+        """What identifies the arm of this run: the runs of an arm differ only in their seed."""
+        return self.study, self.scale, self.id
 
 
 @dataclass(frozen=True)
