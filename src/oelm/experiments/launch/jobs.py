@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError, UsageError
@@ -44,6 +44,12 @@ class Job:
     @property
     def ended(self) -> bool:
         return self.state in ("finished", "diverged", "failed")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `oelm run --json` and `oelm decide --json` print about the run."""
+        c = self.config
+        run = {"id": c.id, "seed": c.seed, "scale": c.scale, "trial": c.tune.trial}
+        return run | {"state": self.state, "reason": self.reason, "folder": str(self.folder)}
 
 
 @dataclass
