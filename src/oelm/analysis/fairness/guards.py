@@ -246,11 +246,11 @@ def at_chance(arm: Arm) -> bool:
 
 
 def recorded(arm: Arm, name: str) -> set[str]:
-    """Return the distinct values that the finished runs of an arm recorded for `name`.
+    """Return the distinct values that the finished runs of an arm recorded for `name`; "" if it is missing.
 
     name: a key of `RECORDED`
     """
-    return {str(r.metric if name == "metric" else getattr(r.fairness, name)) for r in arm.results}
+    return {str((r.metric if name == "metric" else getattr(r.fairness, name)) or "") for r in arm.results}
 
 
 def setting_differences(arm: Arm, reference: Arm) -> dict[str, tuple[Any, Any]]:
