@@ -16,7 +16,7 @@ from oelm.analysis.questions import NO_VERDICT, RULES, Question, answer_question
 from oelm.config.diff import diff_lines
 from oelm.config.run_config import ArmKey, QuestionConfig, RunConfig, TuneConfig
 from oelm.errors import UsageError
-from oelm.runs.folder import RunFolder
+from oelm.runs.folder import RunFolder, changed_questions
 from oelm.runs.layout import run_path
 from oelm.runs.scan import study_names
 
@@ -147,11 +147,7 @@ def check_settings(design: Design, root: Path | str, *, before_tuning: bool = Fa
 
 def _check_same_design(arm: Arm, max_seeds: int, questions: Sequence[QuestionConfig]) -> None:
     if any(r.config.compare.questions != questions for r in arm.runs):
-        raise UsageError(
-            f"the questions about {arm.id} differ from those with which its runs were started. They must not "
-            "change after the first results: restore them, or store new runs under a different study name "
-            "with --as NAME"
-        )
+        raise changed_questions(arm.id, arm.first.path.parent)
     others = {r.config.compare.max_seeds for r in arm.runs} - {0, max_seeds}
     if others:
         raise UsageError(
