@@ -181,7 +181,7 @@ def test_questions_that_were_changed_between_seeds_get_no_answer(tmp_path):
     assert "seeds 2 were started with others" in texts(answer.comparison.refused)
 
 
-def test_arms_with_different_number_formats_get_no_verdict(tmp_path):
+def test_arms_with_different_precision_get_no_verdict(tmp_path):
     pair(tmp_path)
     for seed in range(3):
         folder = RunFolder(run_path(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=seed)))
@@ -193,10 +193,10 @@ def test_arms_with_different_number_formats_get_no_verdict(tmp_path):
         folder.write_checksums()
     (c,) = analyze(tmp_path).comparisons.of("baseline")
     assert c.target.outcome == WITHHELD
-    assert "the number format differs: fp16 against fp32" in texts(c.caveats)
+    assert "the precision differs: fp16 against fp32" in texts(c.caveats)
 
 
-def test_pairs_of_runs_in_different_number_formats_get_no_verdict(tmp_path):
+def test_pairs_of_runs_with_different_precision_get_no_verdict(tmp_path):
     pair(tmp_path)
     for seed, (mine, theirs) in enumerate([("fp32", "bf16"), ("bf16", "fp32"), ("fp32", "fp32")]):
         for config, dtype in ((lm_config("GPT-02", "oelm-freeze"), mine), (lm_config(), theirs)):
@@ -205,7 +205,7 @@ def test_pairs_of_runs_in_different_number_formats_get_no_verdict(tmp_path):
             folder.write_checksums()
     (c,) = analyze(tmp_path).comparisons.of("baseline")
     assert c.target.outcome == WITHHELD
-    assert "the two runs of a seed have different number formats: seed 0, 1" in texts(c.caveats)
+    assert "the two runs of a seed differ in precision: seed 0, 1" in texts(c.caveats)
 
 
 def test_a_learning_rate_at_the_edge_of_its_grid_is_flagged(tmp_path):

@@ -219,9 +219,9 @@ class TestLosses:
 
 @dataclass(frozen=True)
 class PrecisionFacts:
-    """The number format (dtype) that a run trained in, and the reason for this choice.
+    """The precision (dtype of matmuls) with which a run trained, and the reason for this choice.
 
-    A run that was resumed in another format has both, such as "bf16 then fp32".
+    A run that was resumed with another precision has both, such as "bf16 then fp32".
     """
 
     dtype: str = ""
