@@ -38,12 +38,10 @@ def attention_statistics(
     lengths = None
     if "lengths" in tensors:
         lengths = tensors["lengths"][:MAX_ROWS].clamp(max=ids.shape[1]).to(device)
+    layers = enumerate(run_attention(model, ids, lengths))
+    rows = [{"layer": number, **_statistics(layer, lengths)} for number, layer in layers]
     orthogonality = _orthogonality(model)
-    rows = []
-    for number, layer in enumerate(run_attention(model, ids, lengths)):
-        row = _statistics(layer, lengths)
-        rows.append({"layer": number, **row, **orthogonality.get(number, {})})
-    return rows
+    return [{**row, **orthogonality.get(row["layer"], {})} for row in rows]
 
 
 class LayerAttention(NamedTuple):
@@ -52,13 +50,20 @@ class LayerAttention(NamedTuple):
     attn: Attention
     q: Tensor  # (B, T, d), before the rotary rotation
     k: Tensor  # (B, T, d)
-    scores: Tensor  # (B, nh, T, T), before the mask and the relative bias
+    rotation: Tensor | None  # table of the rotary rotation, as for `rotate()`
     bias: Tensor | None  # relative bias on the scores (1, nh, T, T); -inf for keys after a causal query
+
+    def scores(self) -> Tensor:
+        """Return the attention scores (B, nh, T, T) before the mask and the relative bias."""
+        q, k = (x.unflatten(-1, (self.attn.num_heads, -1)) for x in (self.q, self.k))  # (B, T, nh, hs)
+        if self.rotation is not None:
+            q, k = rotate(q, self.rotation), rotate(k, self.rotation)
+        return torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
 
 
 @torch.no_grad()
 def run_attention(model: GPT, ids: Tensor, lengths: Tensor | None = None) -> list[LayerAttention]:
-    """Run the model on `ids` (B, T); return the queries, keys and scores of each layer."""
+    """Run the model on `ids` (B, T); return the queries and keys of each layer."""
     seen: dict[nn.Module, Tensor] = {}
     attentions = [cast(Block, block).attn for block in model.blocks]
 
@@ -79,14 +84,8 @@ def run_attention(model: GPT, ids: Tensor, lengths: Tensor | None = None) -> lis
         for hook in hooks:
             hook.remove()
         model.train(was_training)
-    found = []
-    for attn in attentions:
-        q, k = (seen[part].unflatten(-1, (attn.num_heads, -1)) for part in (attn.q, attn.k))  # (B, T, nh, hs)
-        if model.rotation is not None:
-            q, k = (rotate(x, model.rotation[: ids.shape[1]]) for x in (q, k))
-        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
-        found.append(LayerAttention(attn, seen[attn.q], seen[attn.k], scores, seen.get(attn)))
-    return found
+    rotation = None if model.rotation is None else model.rotation[: ids.shape[1]]
+    return [LayerAttention(a, seen[a.q], seen[a.k], rotation, seen.get(a)) for a in attentions]
 
 
 def off_orthogonal(heads: Tensor) -> float:
@@ -104,8 +103,8 @@ def off_orthogonal(heads: Tensor) -> float:
 
 
 def _statistics(layer: LayerAttention, lengths: Tensor | None) -> dict[str, Any]:
-    scores, device = layer.scores, layer.scores.device
-    B, _, T, _ = scores.shape
+    scores, device = layer.scores(), layer.q.device
+    B, T, _ = layer.q.shape
     position = torch.arange(T, device=device)
     visible = torch.ones(B, 1, T, T, dtype=torch.bool, device=device)
     if layer.attn.causal:

@@ -52,7 +52,7 @@ def attention_by_distance(model: GPT, ids: Tensor, distances: int) -> list[Tenso
         )
     found = []
     for layer in run_attention(model, ids):
-        scores = layer.scores if layer.bias is None else layer.scores + layer.bias
+        scores = layer.scores() if layer.bias is None else layer.scores() + layer.bias
         hidden = torch.ones(T, T, dtype=torch.bool, device=scores.device).triu(1)
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).mean(0)  # (nh, T, T)
         queries = torch.arange(distances - 1, T, device=weights.device)
