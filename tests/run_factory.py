@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from oelm.analysis import analyze as analysis
+from oelm.analysis.compare import Comparison
 from oelm.config.run_config import (
     BudgetConfig,
     CompareConfig,
@@ -45,6 +46,7 @@ from oelm.runs.schema import (
 
 planned = cache(planned_configs)
 BASE = "GPT-01"
+FROZEN_PPL, BASE_PPL = (8.5, 8.8, 8.6), (8.0, 8.1, 8.2)  # of three seeds
 QK, TOTAL = 12_288, 200_000
 
 
@@ -269,3 +271,26 @@ def _attention(step: int, *, frozen: bool) -> MetricsRow:
             entry |= {"off_orthogonal_q": 0.02 + 0.4 * drift, "off_orthogonal_k": 0.03 + 0.5 * drift}
         layers.append(entry)
     return MetricsRow(step, "attention", {"layers": layers})
+
+
+def pair(
+    root: Path,
+    arm: Sequence[float] = FROZEN_PPL,
+    base: Sequence[float] = BASE_PPL,
+    *,
+    change: Callable[[RunConfig], RunConfig] = lambda c: c,
+    **options: Any,
+) -> Comparison:
+    """Write and compare three seeds of a frozen arm and its baseline; `change` alters the arm's config."""
+    for seed, value in enumerate(base):
+        write_run(root, lm_config(seed=seed), value)
+    for seed, value in enumerate(arm):
+        write_run(root, change(lm_config("GPT-02", "oelm-freeze", seed=seed)), value, **options)
+    write_trials(root, lm_config(seed=0))
+    write_trials(root, change(lm_config("GPT-02", "oelm-freeze", seed=0)))
+    (comparison,) = analyze(root).comparisons.of("baseline")
+    return comparison
+
+
+def texts(messages: Iterable[object]) -> str:
+    return " | ".join(map(str, messages))

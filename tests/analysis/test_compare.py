@@ -1,4 +1,4 @@
-"""Comparisons, refusals, caveats and flags, from synthetic run folders."""
+"""Comparisons, their intervals and verdicts, from synthetic run folders."""
 
 from __future__ import annotations
 
@@ -11,46 +11,34 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from oelm.analysis.compare import Comparison
+from oelm.analysis.compare import Comparison, compare
 from oelm.analysis.statistics.sequential import level_per_look
-from oelm.analysis.verdict import EQUIVALENT, MET, MISSED, NO_INTERVAL, REFUSED, UNDECIDED, WITHHELD
-from oelm.config.run_config import CompareConfig, QuestionConfig, TuneConfig
+from oelm.analysis.verdict import EQUIVALENT, MET, MISSED, NO_INTERVAL, UNDECIDED
+from oelm.config.run_config import CompareConfig
 from oelm.experiments.catalogue import reported_with
-from oelm.methods.presets import find_method
-from oelm.report.document import plain
 from oelm.report.sections.comparisons import goal_table
 from oelm.report.sentences import conclusion, sentences
-from oelm.report.summary import cards, headline
 from oelm.report.translate import Translator
 from oelm.runs.folder import RunFolder
-from oelm.runs.layout import run_path
-from oelm.runs.schema import PrecisionFacts
-from run_factory import analyze, cls_config, dump, lm_config, write_arm, write_run, write_study, write_trials
-
-A, B = (8.5, 8.8, 8.6), (8.0, 8.1, 8.2)
-
-
-def pair(root: Path, arm=A, base=B, *, change=lambda c: c, **options) -> Comparison:
-    """Three seeds of a frozen arm and its baseline; `change` alters the arm's config."""
-    for seed, value in enumerate(base):
-        write_run(root, lm_config(seed=seed), value)
-    for seed, value in enumerate(arm):
-        write_run(root, change(lm_config("GPT-02", "oelm-freeze", seed=seed)), value, **options)
-    write_trials(root, lm_config(seed=0))
-    write_trials(root, change(lm_config("GPT-02", "oelm-freeze", seed=0)))
-    (comparison,) = analyze(root).comparisons.of("baseline")
-    return comparison
-
-
-def texts(messages) -> str:
-    return " | ".join(map(str, messages))
+from run_factory import (
+    BASE_PPL,
+    FROZEN_PPL,
+    analyze,
+    cls_config,
+    dump,
+    lm_config,
+    pair,
+    texts,
+    write_run,
+    write_study,
+)
 
 
 def test_perplexity_ratio_is_paired_on_the_log_scale(tmp_path):
     c = pair(tmp_path)
-    oracle = stats.ttest_rel(np.log(A), np.log(B))
+    oracle = stats.ttest_rel(np.log(FROZEN_PPL), np.log(BASE_PPL))
     low, high = oracle.confidence_interval(0.95)
-    assert c.ratio.exp().value == pytest.approx(stats.gmean(np.divide(A, B)))
+    assert c.ratio.exp().value == pytest.approx(stats.gmean(np.divide(FROZEN_PPL, BASE_PPL)))
     assert c.ratio.exp().interval == pytest.approx((math.exp(low), math.exp(high)))
     assert (c.flags, c.refused) == ((), ())
 
@@ -68,10 +56,9 @@ def test_arms_that_differ_by_less_than_one_percent_are_equivalent(tmp_path):
 
 
 def test_a_sequential_study_uses_a_stricter_level(tmp_path):
-    pair(tmp_path)
-    level = level_per_look(20)
-    (c,) = analyze(tmp_path, level=level).comparisons.of("baseline")
-    oracle = stats.ttest_rel(np.log(A), np.log(B)).confidence_interval(level)
+    found, level = pair(tmp_path), level_per_look(20)
+    c = compare("baseline", found.arm, found.reference, level=level)
+    oracle = stats.ttest_rel(np.log(FROZEN_PPL), np.log(BASE_PPL)).confidence_interval(level)
     assert c.ratio.interval == pytest.approx(tuple(oracle))
     assert c.ratio.level == level
 
@@ -82,177 +69,8 @@ def test_one_seed_gives_numbers_but_no_verdict(tmp_path):
     assert "only one seed" in texts(c.flags)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
-        ("data", "x" * 64, "training data"),
-        ("tokenizer", "x" * 64, "tokenizer"),
-        ("eval_set", "x" * 64, "evaluation set"),
-        ("batch_rows", 32, "the batch"),
-        ("steps", 800, "number of steps"),
-        ("schedule", "linear", "schedule"),
-    ],
-)
-def test_arms_with_different_records_are_refused(tmp_path, field, value, words):
-    c = pair(tmp_path, fairness={field: value})
-    assert c.target.outcome == REFUSED
-    assert c.effect is None
-    assert c.ratio is None
-    assert words in texts(c.refused)
-
-
-def test_a_different_context_length_is_refused(tmp_path):
-    c = pair(tmp_path, change=lambda k: replace(k, data=replace(k.data, max_length=64)))
-    assert "data.max_length" in texts(c.refused)
-
-
-def test_seeds_with_different_settings_are_refused(tmp_path):
-    odd = lambda k: replace(k, optim=replace(k.optim, weight_decay=0.1)) if k.seed == 2 else k  # noqa: E731
-    c = pair(tmp_path, change=odd)
-    assert "optim.weight_decay" in texts(c.refused)
-
-
-def test_a_diverged_seed_prevents_a_verdict_and_is_named(tmp_path):
-    write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=3), state="diverged")
-    c = pair(tmp_path, arm=(9.0, 9.1, 9.2))
-    assert c.target.outcome == UNDECIDED
-    assert c.target.reason == "diverged"
-    assert "GPT-02 seed 3" in texts(c.flags)
-
-
-def test_an_unfinished_seed_is_named(tmp_path):
-    write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=3), state="interrupted")
-    assert "GPT-02 seed 3 (interrupted)" in texts(pair(tmp_path).flags)
-
-
-def test_an_unfinished_seed_with_other_settings_does_not_describe_its_arm(tmp_path):
-    def first_seed_is_wrong(config):
-        method = find_method("oelm-plus") if config.seed == 0 else config.method
-        return replace(config, method=method, compare=replace(config.compare, arm=method.name))
-
-    for seed, value in enumerate(B):
-        write_run(tmp_path, lm_config(seed=seed), value)
-        arm = first_seed_is_wrong(lm_config("GPT-02", "oelm-freeze", seed=seed))
-        write_run(tmp_path, arm, 9.0 + value, state="finished" if seed else "interrupted")
-    (c,) = analyze(tmp_path).comparisons.of("baseline")
-    assert (c.arm.name, c.arm.method.name) == ("oelm-freeze", "oelm-freeze")
-    assert "GPT-02 seed 0 is not finished and has different settings" in texts(c.flags)
-
-
-def test_unequal_learning_rates_get_no_verdict(tmp_path):
-    untuned = TuneConfig()
-    for seed in range(3):
-        write_run(tmp_path, lm_config(seed=seed, tune=untuned), B[seed])
-        arm = lm_config("GPT-02", "oelm-freeze", seed=seed, tune=untuned)
-        write_run(tmp_path, replace(arm, optim=replace(arm.optim, lr=1e-2)), B[seed] * 0.9 + 0.01 * seed)
-    analysis = analyze(tmp_path)
-    (c,) = analysis.comparisons.of("baseline")
-    assert (c.target.outcome, c.sign.outcome) == (WITHHELD, WITHHELD)
-    assert c.effect is not None  # the numbers are shown
-    (card,) = cards(analysis, Translator())[0].cards
-    assert (card.tone, card.badge) == ("open", "no verdict")
-    assert plain(card.lines[0]).startswith(
-        "No verdict: not a fair comparison (the learning rates are 0.01 and 0.004, and neither was tuned)."
-    )
-    assert headline(analysis, Translator()).startswith("1 without a verdict")
-
-
-def test_tuning_only_one_arm_gets_no_verdict(tmp_path):
-    c = pair(tmp_path, change=lambda k: replace(k, tune=TuneConfig()))
-    assert "unequal tuning" in texts(c.caveats)
-    assert c.target.outcome == WITHHELD
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda c: replace(c, budget=replace(c.budget, steps=50)), "budget.steps 50, not 1200"),
-        (lambda c: replace(c, data=replace(c.data, train_rows=9)), "data.train_rows 9, not 0"),
-        (
-            lambda c: replace(c, data=replace(c.data, source="builtin")),
-            "generated text was used instead of tinystories",
-        ),
-    ],
-)
-def test_a_different_budget_or_built_in_text_gets_no_verdict(tmp_path, change, said):
-    for seed in range(3):
-        write_run(tmp_path, change(lm_config(seed=seed)), B[seed])
-        write_run(tmp_path, change(lm_config("GPT-02", "oelm-freeze", seed=seed)), A[seed])
-    (c,) = analyze(tmp_path).comparisons.of("baseline")
-    assert said in texts(c.caveats)
-    assert c.target.outcome == WITHHELD
-
-
-def test_datasets_with_the_same_test_rows_get_no_verdict_and_no_mean(tmp_path):
-    for name, rows in (("wikitext2", "same"), ("wikitext103", "same"), ("tinystories", "")):
-        write_arm(tmp_path, name, "baseline", B, rows=rows)
-        write_arm(tmp_path, name, "oelm-freeze", A, rows=rows)
-    analysis = analyze(tmp_path)
-    outcomes = {c.dataset: (c.target.outcome, texts(c.caveats)) for c in analysis.comparisons.of("baseline")}
-    assert outcomes["wikitext2"] == (WITHHELD, "the test rows are the same as those of wikitext103")
-    assert outcomes["wikitext103"][0] == WITHHELD
-    assert outcomes["tinystories"] == (UNDECIDED, "")
-    assert analysis.means == []
-
-
-def test_the_same_test_rows_withhold_also_the_verdicts_of_decide_and_of_study_files(tmp_path):
-    for name in ("wikitext2", "wikitext103"):
-        for arm, values in (("baseline", B), ("oelm-freeze", tuple(2 * b for b in B))):
-            for seed, value in enumerate(values):
-                config = lm_config(f"{name}-{arm}", arm, seed=seed)
-                base = "" if arm == "baseline" else f"{name}-baseline"
-                asked = (QuestionConfig(base, "non-inferior", 0.05),) if base else ()
-                compared = CompareConfig(name, arm, base, questions=asked, max_seeds=12)
-                config = replace(config, data=replace(config.data, dataset=name), compare=compared)
-                write_run(tmp_path, config, value, rows="same")
-    analysis = analyze(tmp_path)
-    assert [c.target.outcome for c in analysis.comparisons.of("baseline")] == [WITHHELD] * 2
-    assert [a.verdict.outcome for a in analysis.answers] == [WITHHELD] * 2
-    assert analysis.means == []
-
-
-def test_questions_that_were_changed_between_seeds_get_no_answer(tmp_path):
-    def ask(config):
-        margin = 0.2 if config.seed == 2 else 0.01
-        return replace(
-            config, compare=replace(config.compare, questions=(QuestionConfig("GPT-01", margin=margin),))
-        )
-
-    pair(tmp_path, change=ask)
-    (answer,) = analyze(tmp_path).answers
-    assert answer.verdict.outcome == REFUSED
-    assert "seeds 2 were started with others" in texts(answer.comparison.refused)
-
-
-def test_arms_with_different_number_formats_get_no_verdict(tmp_path):
-    pair(tmp_path)
-    for seed in range(3):
-        folder = RunFolder(run_path(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=seed)))
-        folder.write(replace(folder.manifest(), precision=PrecisionFacts("fp16")))
-        folder.write_checksums()
-    for seed in range(3):
-        folder = RunFolder(run_path(tmp_path, lm_config(seed=seed)))
-        folder.write(replace(folder.manifest(), precision=PrecisionFacts("fp32")))
-        folder.write_checksums()
-    (c,) = analyze(tmp_path).comparisons.of("baseline")
-    assert c.target.outcome == WITHHELD
-    assert "the number format differs: fp16 against fp32" in texts(c.caveats)
-
-
-def test_pairs_of_runs_in_different_number_formats_get_no_verdict(tmp_path):
-    pair(tmp_path)
-    for seed, (mine, theirs) in enumerate([("fp32", "bf16"), ("bf16", "fp32"), ("fp32", "fp32")]):
-        for config, dtype in ((lm_config("GPT-02", "oelm-freeze"), mine), (lm_config(), theirs)):
-            folder = RunFolder(run_path(tmp_path, replace(config, seed=seed)))
-            folder.write(replace(folder.manifest(), precision=PrecisionFacts(dtype)))
-            folder.write_checksums()
-    (c,) = analyze(tmp_path).comparisons.of("baseline")
-    assert c.target.outcome == WITHHELD
-    assert "the two runs of a seed have different number formats: seed 0, 1" in texts(c.caveats)
-
-
 def test_the_control_of_a_study_without_a_plain_baseline_is_not_called_a_baseline(tmp_path):
-    for seed, value in enumerate(B):
+    for seed, value in enumerate(BASE_PPL):
         for id, arm in (("LONG-CONTROL", "trained-plus"), ("LONG-PLUS", "oelm-plus")):
             named = "" if arm == "trained-plus" else "LONG-CONTROL"
             compared = CompareConfig("longer", arm, baseline=named, control=named)
@@ -307,75 +125,6 @@ def test_the_report_of_a_phase_has_only_its_runs(tmp_path):
     assert "XNLI-01" not in analysis.never_started
 
 
-def test_a_learning_rate_at_the_edge_of_its_grid_is_flagged(tmp_path):
-    c = pair(tmp_path, change=lambda k: replace(k, optim=replace(k.optim, lr=8e-3)))
-    assert "edge of its grid" in texts(c.flags)
-
-
-@pytest.mark.parametrize("trial_seeds", [(0,), ()])  # (): the run names a grid, but no seeds of trials
-def test_missing_trials_are_flagged(tmp_path, trial_seeds):
-    for seed in range(2):
-        for config, score in (
-            (lm_config(seed=seed), B),
-            (lm_config("GPT-02", "oelm-freeze", seed=seed), A),
-        ):
-            write_run(tmp_path, replace(config, tune=replace(config.tune, seeds=trial_seeds)), score[seed])
-    (c,) = analyze(tmp_path).comparisons.of("baseline")
-    assert "0 of 3 tuning trials" in texts(c.flags)
-
-
-def test_a_diverged_tuning_trial_is_not_missing(tmp_path):
-    pair(tmp_path)
-    config = lm_config("GPT-02", "oelm-freeze", seed=0)
-    rate = config.tune.grid[-1]
-    trial = replace(config, optim=replace(config.optim, lr=rate), tune=replace(config.tune, trial=True))
-    (run_path(tmp_path, trial) / "results.json").unlink()
-    write_run(tmp_path, trial, state="diverged", test=False)
-    (c,) = analyze(tmp_path).comparisons.of("baseline")
-    assert "tuning trials" not in texts(c.flags)
-    elsewhere = replace(trial, study="another")
-    run_path(tmp_path, trial).rename(tmp_path / "gone")  # trials of another study do not count
-    write_run(tmp_path, elsewhere, test=False)
-    (c,) = analyze(tmp_path).comparisons.of("baseline")
-    assert "2 of 3 tuning trials" in texts(c.flags)
-
-
-def test_selection_on_the_test_split_is_flagged(tmp_path):
-    c = pair(tmp_path / "split", validation_print="e" * 64)
-    assert "checkpoint was selected on the reported split" in texts(c.flags)
-    write_trials(tmp_path / "trials", lm_config(seed=0), test=True)
-    (tmp_path / "trials").mkdir(exist_ok=True)
-    for seed in range(2):
-        write_run(tmp_path / "trials", lm_config(seed=seed), B[seed])
-        write_run(tmp_path / "trials", lm_config("GPT-02", "oelm-freeze", seed=seed), A[seed])
-    (c,) = analyze(tmp_path / "trials").comparisons.of("baseline")
-    assert "evaluated on the test split" in texts(c.flags)
-
-
-def test_a_failed_freeze_audit_is_flagged(tmp_path):
-    assert "the freeze audit failed" in texts(pair(tmp_path, audit_ok=False).flags)
-
-
-def test_a_different_architecture_is_flagged_not_refused(tmp_path):
-    c = pair(tmp_path, change=lambda k: replace(k, model=replace(k.model, position="rope")))
-    assert c.effect is not None
-    assert "model.position" in texts(c.flags)
-
-
-def test_unpaired_seeds_are_flagged(tmp_path):
-    for seed in (0, 1, 2):
-        write_run(tmp_path, lm_config(seed=seed), 8 + seed / 10)
-    for seed in (5, 6, 7):
-        write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=seed), 9 + seed / 10)
-    (c,) = analyze(tmp_path).comparisons.of("baseline")
-    assert c.effect.interval_kind == "Welch"
-    assert "Welch" in texts(c.flags)
-
-
-def test_identical_seeds_are_flagged(tmp_path):
-    assert "have exactly the same result" in texts(pair(tmp_path, arm=(8.5, 8.5, 8.5)).flags)
-
-
 def test_a_comparison_waits_for_its_baseline(tmp_path):
     write_run(tmp_path, lm_config("GPT-02", "oelm-freeze"), 8.5)
     analysis = analyze(tmp_path)
@@ -391,9 +140,6 @@ def test_orthogonality_control_and_baseline_are_separate_comparisons(tmp_path):
     assert {c.arm.name: c.reference.name for c in made.of("control")}["oelm-plus"] == "orthogonal-init"
     # frozen N(0, 0.02) also has another scale, so it is not the reference
     assert all(c.reference.name != "oelm-random" for c in made.of("orthogonality"))
-
-
-# --- perplexity per document -----------------------------------------------------------------------------
 
 
 def language_models(root: Path, *, documents: int = 100, effect_sd: float = 0.1) -> list[Path]:

@@ -33,7 +33,6 @@ def test_paired_interval_is_scipys(pairs):
     if np.std(a - b) > 1e-6:
         oracle = stats.ttest_rel(a, b)
         assert estimate.interval == pytest.approx(tuple(oracle.confidence_interval(0.95)), rel=1e-6, abs=1e-9)
-        assert estimate.p_value == pytest.approx(oracle.pvalue, rel=1e-6)
 
 
 def test_unpaired_seeds_use_welch_and_are_named():
@@ -43,7 +42,6 @@ def test_unpaired_seeds_use_welch_and_are_named():
     assert estimate.interval_kind == "Welch"
     assert estimate.unpaired == (1, 2, 3, 4)
     assert estimate.interval == pytest.approx(tuple(oracle.confidence_interval(0.95)))
-    assert estimate.p_value == pytest.approx(oracle.pvalue)
 
 
 def test_three_shared_seeds_stay_paired_and_the_others_are_named():
@@ -74,15 +72,7 @@ def test_ratio_scale_is_the_exponential_of_the_log_scale():
 def test_identical_seeds_give_an_interval_of_width_zero():
     estimate = s.difference(seeds([1.0, 1.0]), seeds([1.0, 1.0]))
     assert estimate.interval == (0.0, 0.0)
-    assert estimate.p_value == 1.0
-    assert s.difference(seeds([2.0, 2.0]), seeds([1.0, 1.0])).p_value == 0.0
-
-
-def test_mcnemar_is_the_exact_binomial_test_of_the_disagreements():
-    arm = np.array([1] * 12 + [0] * 4 + [1] * 50 + [0] * 20)
-    reference = np.array([0] * 12 + [1] * 4 + [1] * 50 + [0] * 20)
-    assert s.mcnemar(arm, reference) == pytest.approx(stats.binomtest(12, 16).pvalue)
-    assert s.mcnemar(arm, arm) == 1.0
+    assert s.difference(seeds([2.0, 2.0]), seeds([1.0, 1.0])).interval == (1.0, 1.0)
 
 
 def test_one_seed_test_set_error_is_that_of_paired_proportions():
@@ -190,7 +180,6 @@ def test_seeds_that_agree_by_chance_do_not_give_a_narrow_interval():
     textbook = 1.96 * math.sqrt(0.17 / 1000 / 3)  # McNemar's, over three independent seeds
     assert naive.interval[1] < textbook / 2
     assert found.interval[1] == pytest.approx(textbook, rel=0.05)
-    assert found.p_value == pytest.approx(1.0)
     assert found.seed_sd == pytest.approx(math.sqrt(0.17 / 1000), rel=0.05)
 
 

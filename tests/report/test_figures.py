@@ -53,7 +53,7 @@ def test_curves_show_the_mean_over_seeds_and_its_interval(analysis):
     found = charts.all_charts(analysis, Translator())["training"]
     data = found[0].charts[0].data
     arm = next(a for a in analysis.arms if a.name == data["lines"][0]["name"])
-    last = [run.metrics("validation")[-1].values["loss"] for run in arm.finished]
+    last = [list(run.reader.metrics("validation"))[-1].values["loss"] for run in arm.finished]
     line = data["lines"][0]
     assert line["mean"][-1] == pytest.approx(np.mean(last), rel=1e-5)
     low, high = stats.t.interval(0.95, len(last) - 1, np.mean(last), stats.sem(last))

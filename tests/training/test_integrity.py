@@ -181,8 +181,8 @@ GARBAGE = {
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_files_that_can_be_rebuilt_do_not_block_a_resume(stopped, tmp_path, machine, garbage):
     folder = RunFolder(shutil.copytree(stopped[0], tmp_path / "run"))
-    for file in (folder.timing_file, folder.audit_file, folder.manifest_file, folder.status_file):
-        file.write_bytes(GARBAGE[garbage])
+    for name in ("timing_stats.json", "freeze_audit.json", "manifest.json", "status.json"):
+        (folder.path / name).write_bytes(GARBAGE[garbage])
     for name in ("step_times.bin", "step_memory.bin", "split.json", "attempts.jsonl"):
         (folder.path / name).write_bytes(b"\xff" * 70)
     assert fit(folder.config(), folder.path, machine).state == "finished"

@@ -17,8 +17,9 @@ from oelm.analysis.costs import Cost, StepRatio, cost, read_benchmarks
 from oelm.analysis.goal import Goal, goals
 from oelm.analysis.load import Loaded, LoadWarning, load_runs
 from oelm.analysis.messages import Message
-from oelm.analysis.statistics.intervals import LEVEL, Estimate
+from oelm.analysis.statistics.intervals import Estimate
 from oelm.analysis.statistics.mean import Mean, means
+from oelm.config.run_config import ArmKey
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Analysis:
         return self.comparisons.arms
 
     @cached_property
-    def costs(self) -> dict[tuple[str, str, str], Cost]:
+    def costs(self) -> dict[ArmKey, Cost]:
         found = {arm.key: cost(arm, self.benchmarks) for arm in self.arms}
         return {key: c for key, c in found.items() if c is not None}
 
@@ -96,7 +97,6 @@ def analyze(
     *,
     planned: Planned,
     ids: Collection[str] | None = None,
-    level: float = LEVEL,
 ) -> Analysis:
     """Load the runs in the runs folder `root`, compare them, and add costs and benchmarks.
 
@@ -105,16 +105,14 @@ def analyze(
     planned: configs that the catalogue has for each experiment and scale. They show which runs have a
         different budget than the catalogue, and which experiments have no runs
     ids: analyse only these experiments (default: all)
-    level: confidence level of the intervals; if seeds are added until there is a verdict, use
-        `level_per_look()`, which makes the intervals wider
     """
     loaded = load_runs(root, studies)
     if ids is not None:
         runs, trials = (tuple(r for r in kept if r.id in ids) for kept in (loaded.runs, loaded.trials))
         loaded = replace(loaded, runs=runs, trials=trials)
     ratios = read_benchmarks(Path(benchmarks), loaded.warnings) if benchmarks else []
-    comparisons = compare_all(loaded, planned, level)
-    answered = tuple(answers(comparisons.arms, loaded.trials, level))
+    comparisons = compare_all(loaded, planned)
+    answered = tuple(answers(comparisons.arms, loaded.trials))
     return Analysis(loaded, comparisons, ratios, _never_started(loaded, planned, ids), answered)
 
 
@@ -148,7 +146,6 @@ def _comparison(c: Comparison) -> dict[str, Any]:
         "sign": asdict(c.sign),
         "scenario": asdict(c.scenario) if c.scenario else None,
         "test_error": c.test_error,
-        "mcnemar_p": c.mcnemar_p,
         "lr_choice_sd": c.lr_choice_sd,
         "max_seeds": c.max_seeds or None,
         "refused": _texts(c.refused),

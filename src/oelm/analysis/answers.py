@@ -29,15 +29,14 @@ class Answer:
     verdict: Verdict | None
 
 
-def answers(arms: Sequence[Arm], trials: Sequence[LoadedRun] = (), level: float = LEVEL) -> list[Answer]:
+def answers(arms: Sequence[Arm], trials: Sequence[LoadedRun] = ()) -> list[Answer]:
     """Return the answers to the questions in the configs of the arms, in the order of the arms.
 
     trials: the tuning trials of the runs folder
-    level: confidence level of the intervals
     """
     names = guards.datasets_by_test_rows(arms)
     return [
-        _answer(arm, q, find_arm(arms, arm, q.reference), trials, guards.other_names(arm, names), level)
+        _answer(arm, q, find_arm(arms, arm, q.reference), trials, guards.other_names(arm, names))
         for arm in arms
         for q in arm.config.compare.questions
     ]
@@ -49,12 +48,11 @@ def _answer(
     reference: Arm | None,
     trials: Sequence[LoadedRun],
     same_rows: Sequence[str],
-    level: float,
 ) -> Answer:
     if reference is None or not (arm.finished and reference.finished):
         return Answer(arm, question, None, None)
     changed = guards.different_questions(arm)
-    rule, stopped = question_rule(question, perplexity=arm.metric == "ppl"), None
+    rule, level, stopped = question_rule(question, perplexity=arm.metric == "ppl"), LEVEL, None
     max_seeds = max(arm.max_seeds, reference.max_seeds)
     if max_seeds:
         (looked,), sides = looks_of(Pair("baseline", arm, reference.id, reference), [rule], max_seeds)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from oelm.analysis.load import DIVERGED, FINISHED, LoadedRun, RunResult
-from oelm.config.run_config import RunConfig
+from oelm.config.run_config import ArmKey, RunConfig
 from oelm.data.synthetic.tasks import RECALL_TASKS
 from oelm.methods.method import Method
 
@@ -51,8 +51,8 @@ class Arm:
         return self.config.method
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        return self.config.study, self.config.scale, self.id
+    def key(self) -> ArmKey:
+        return self.config.arm_key
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -169,9 +169,9 @@ class Arm:
 
 def gather_arms(runs: Iterable[LoadedRun], planned: Planned) -> tuple[Arm, ...]:
     """Group runs into arms (one per study, scale and experiment) and sort the arms for display."""
-    groups: dict[tuple[str, str, str], list[LoadedRun]] = {}
+    groups: dict[ArmKey, list[LoadedRun]] = {}
     for run in runs:
-        groups.setdefault((run.config.study, run.config.scale, run.id), []).append(run)
+        groups.setdefault(run.config.arm_key, []).append(run)
     arms = (
         Arm(tuple(sorted(group, key=lambda r: r.seed)), planned.get(id, {}))
         for (_, _, id), group in groups.items()

@@ -48,7 +48,6 @@ class Comparison:
     caveats: tuple[Message, ...]  # why the difference is shown but gets no verdict
     flags: tuple[Message, ...]  # what else a reader must know about the comparison
     test_error: TestError = "none"
-    mcnemar_p: float | None = None
     max_seeds: int = 0  # option --max-seeds of `oelm decide`; 0 if the number of seeds was fixed
     # Standard deviation of `effect` that comes from choosing the learning rates by a few tuning trials, which
     # the interval does not contain; None if it is not known.
@@ -84,7 +83,7 @@ class Comparisons:
         return [c for c in self.made if c.kind == kind]
 
 
-def compare_all(loaded: Loaded, planned: Planned, level: float = LEVEL) -> Comparisons:
+def compare_all(loaded: Loaded, planned: Planned) -> Comparisons:
     """Return all comparisons of which both arms have finished runs, and messages about the others."""
     arms = gather_arms(loaded.runs, planned)
     names = guards.datasets_by_test_rows(arms)
@@ -100,7 +99,7 @@ def compare_all(loaded: Loaded, planned: Planned, level: float = LEVEL) -> Compa
                 if not found and pair.kind in ("baseline", "control"):
                     waiting.append(_first_seed_missing(arm, reference))
             else:
-                made.append(compare(pair.kind, arm, reference, loaded.trials, same_rows, level))
+                made.append(compare(pair.kind, arm, reference, loaded.trials, same_rows))
         elif pair.kind in ("baseline", "control"):  # configs name only references of these kinds
             waiting.append(
                 Message(
@@ -152,7 +151,6 @@ def compare(
         caveats,
         (*flags, *result_flags(measured, reference)),
         measured.test_error,
-        measured.mcnemar_p,
         lr_choice_sd=lr_choice_sd(arm, reference, trials),
         goal=decide(PPL_GOAL, measured.ratio, withhold=reason)
         if perplexity and kind in ("control", "bias")

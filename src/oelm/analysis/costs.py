@@ -63,12 +63,11 @@ class StepRatio:
 
 @dataclass(frozen=True)
 class Cost:
-    """What an arm costs: the memory is the median over seeds, `compute_seconds` is the sum over seeds."""
+    """What an arm costs; the memory is the median over seeds."""
 
     parameters: ParameterCounts
     checkpoint_bytes: int | None
     peak_memory_bytes: int | None
-    compute_seconds: float
     bound: float | None  # fraction of the FLOPs per step that the method saves
     step: StepRatio | None  # the benchmark of this method and model, if there is one
 
@@ -86,7 +85,6 @@ def cost(arm: Arm, benchmarks: list[StepRatio]) -> Cost | None:
         parameters=results[0].parameters,
         checkpoint_bytes=results[0].checkpoint_bytes,
         peak_memory_bytes=None if memory is None else int(memory),
-        compute_seconds=sum(_finite([t.total_wall_time for t in timings])),
         # The saving of the runs follows the method's schedule; a benchmark knows only single steps.
         bound=predicted if predicted is not None or step is None else step.bound,
         step=step,
@@ -146,10 +144,6 @@ def _step_ratios(raw: Any, path: Path) -> list[StepRatio]:
     ]
 
 
-def _finite(values: list[Any]) -> list[float]:
-    return [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
-
-
 def _median(values: list[Any]) -> float | None:
-    finite = _finite(values)
+    finite = [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
     return median(finite) if finite else None

@@ -16,6 +16,7 @@ from oelm.analysis.arms import Arm
 from oelm.analysis.compare import Comparison, Comparisons
 from oelm.analysis.pairs import TRAINED_INIT, Kind, find_arm
 from oelm.analysis.verdict import BETTER, MET, MISSED, UNDECIDED, WORSE, Verdict
+from oelm.config.run_config import ArmKey
 
 REFERENCES: tuple[Kind, ...] = ("control", "bias", "init", "baseline", "plain")
 
@@ -42,7 +43,7 @@ class Goal:
 
 def goals(comparisons: Comparisons) -> list[Goal]:
     """Return one `Goal` for every frozen language model that was compared with its control."""
-    by_arm: dict[tuple[str, str, str], dict[Kind, Comparison]] = {}
+    by_arm: dict[ArmKey, dict[Kind, Comparison]] = {}
     for c in comparisons.made:
         if c.arm.freezes and c.metric == "ppl" and c.kind in REFERENCES:
             by_arm.setdefault(c.arm.key, {})[c.kind] = c

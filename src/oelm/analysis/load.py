@@ -21,7 +21,7 @@ from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError, UsageError
 from oelm.runs.reader import RunReader
 from oelm.runs.scan import find_runs, require_runs_folder, state_of, study_names
-from oelm.runs.schema import Fairness, Manifest, MetricsRow, ParameterCounts, Results, TimingStats
+from oelm.runs.schema import Fairness, Manifest, ParameterCounts, Results, TimingStats
 
 FINISHED, DIVERGED, BROKEN, PENDING = "finished", "diverged", "broken", "pending"
 T = TypeVar("T")
@@ -170,15 +170,6 @@ class LoadedRun:
             )
         )
         return None
-
-    def metrics(self, kind: str) -> list[MetricsRow]:
-        """Return the rows of metrics.jsonl with this `kind`, up to the first line that cannot be read."""
-        rows: list[MetricsRow] = []
-        try:
-            rows.extend(self.reader.metrics(kind))
-        except (OelmError, OSError) as error:
-            self._warn(_unusable("metrics.jsonl", error))
-        return rows
 
     def disk_bytes(self) -> int:
         return self.reader.size()

@@ -28,8 +28,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
+from oelm.analysis.statistics.intervals import LEVEL, t_quantile
 from oelm.cores import usable_cores
 from oelm.errors import OelmError, UsageError
 
@@ -101,7 +101,7 @@ def ratio(arm: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]) 
         )
     logs = [np.log(np.divide(a, b)).mean() for a, b in zip(arm, reference, strict=True)]
     center, n = float(np.mean(logs)), len(logs)
-    half = float(stats.t.ppf(0.975, n - 1) * np.std(logs, ddof=1) / n**0.5)
+    half = float(t_quantile(LEVEL, n - 1) * np.std(logs, ddof=1) / n**0.5)
     return Ratio(float(np.exp(center)), float(np.exp(center - half)), float(np.exp(center + half)), n)
 
 

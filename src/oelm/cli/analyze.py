@@ -96,7 +96,7 @@ def analyze(
 
 def print_warnings(analysis: Analysis) -> None:
     if analysis.warnings:
-        print(f"\n{len(analysis.warnings)} run folders need attention:")
+        print(f"\nRun folders that need attention: {len(analysis.warnings)}")
         for warning in analysis.warnings:
             print(f"  {warning}")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from oelm.analysis.statistics.sequential import MAX_SEEDS, MIN_SEEDS
+from oelm.analysis.statistics.sequential import MAX_SEEDS, MIN_SEEDS, level_per_look
 from oelm.cli.gpu import GpuName, gpu_facts, print_gpu_hours
 from oelm.cli.options import Changes, Json, MachineOptions, OneScale, Runs, Selection
 from oelm.cli.output import print, print_json, print_table
@@ -93,9 +93,7 @@ def decide(
         seeds=(0,),
         changes=changes.values(),
         study=changes.study_name,
-        tune=tuning.tune,
-        grid=tuning.grid,
-        trial_seeds=tuning.trial_seeds,
+        **vars(tuning),  # tune, grid and trial_seeds
         data_dir=machine.data_dir,
     )
     arms = request.arms()
@@ -115,7 +113,8 @@ def decide(
     if limited:
         forecasts.check_budget(budget, design, look, plans)
     if dry_run:
-        _print_plan(design, look, forecasts.forecast(design, look, plans, arms, runs), (gpu, runs), json)
+        needs = forecasts.forecast(design, look, plans, arms, runs)
+        _print_plan(design, look, needs, gpu=gpu, runs=runs, as_json=json)
         return 0
     studies = [Path(runs) / study for study in sorted({config.study for config in design.configs})]
     with RunProgress(0, quiet=json, studies=studies) as progress:
@@ -144,14 +143,8 @@ def _width(launcher: Launcher) -> int:
     return len(launcher.slots) if isinstance(launcher, LocalLauncher) else 1
 
 
-def _print_plan(
-    design: Design,
-    look: Look,
-    needs: Forecast,
-    gpu_and_runs: tuple[str, str],
-    as_json: bool,
-) -> None:
-    gpu, runs = gpu_and_runs
+def _print_plan(design: Design, look: Look, needs: Forecast, *, gpu: str, runs: str, as_json: bool) -> None:
+    """Print the questions and what they need; `gpu` is the GPU whose hours are predicted, "" for none."""
     most = [(config, needs.most_runs_of.get(key, 0)) for key, config in design.by_arm().items()]
     if as_json:
         questions = [q.to_dict() for q in look.questions]
@@ -172,17 +165,11 @@ def _print_plan(
     print(f"training time: {hours}{likely}; {duration_text(look.spent_seconds)} spent so far")
     if needs.disk_bytes is not None:
         print(f"disk: at most {bytes_text(needs.disk_bytes)}, if the resume checkpoints are kept")
-    level = _level(design.max_seeds)
+    level = 100 * level_per_look(design.max_seeds)
     print(f"each look, at 3 to {design.max_seeds} seeds, uses a {level:.2f} % interval")
     if gpu:
         print_gpu_hours(most, gpu, runs)
         print("runs: the most that each arm can need, without tuning trials")
-
-
-def _level(max_seeds: int) -> float:
-    from oelm.analysis.statistics.sequential import level_per_look
-
-    return 100 * level_per_look(max_seeds)
 
 
 def _print_questions(look: Look) -> None:
@@ -232,9 +219,5 @@ def _facts(outcome: DecideOutcome) -> dict[str, Any]:
         "stopped": outcome.stopped,
         "spent_seconds": outcome.look.spent_seconds,
         "tuned": [choice.to_dict() for choice in outcome.choices],
-        "runs": [
-            {"id": j.config.id, "seed": j.config.seed, "trial": j.config.tune.trial}
-            | {"state": j.state, "reason": j.reason, "folder": str(j.folder)}
-            for j in outcome.jobs
-        ],
+        "runs": [job.to_dict() for job in outcome.jobs],
     }

@@ -48,17 +48,12 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], indent: st
         print(f"{indent}{line}".rstrip())
 
 
-def print_text(text: str, indent: str = "", hang: str = "", width: int = 0) -> None:
+def print_text(text: str, indent: str = "", hang: str = "") -> None:
     """Print text wrapped to the width of the terminal, at most 110 columns.
 
     The first line starts with `indent`. Later lines start with as many spaces, followed by `hang`.
-
-    >>> print_text("The first costs 5 %, and the second costs 14 %.", "- ", width=20)
-    - The first costs
-      5 %, and the
-      second costs 14 %.
     """
-    width = width or min(110, shutil.get_terminal_size((110, 24)).columns)
+    width = min(110, shutil.get_terminal_size((110, 24)).columns)
     unbroken = text.replace(" %", "\N{NO-BREAK SPACE}%")
     later = " " * len(indent) + hang
     for line in textwrap.wrap(unbroken, width, initial_indent=indent, subsequent_indent=later, **_KEEP_WORDS):

@@ -100,10 +100,7 @@ def _measure(folder: RunFolder, rows: int, data_dir: str) -> dict[str, Any]:
     model = load(folder.best)
     prepared = prepare(config, Machine(data_dir=data_dir))
     held = folder.manifest()
-    if held is not None and prepared.identity != {
-        "fingerprints": held.data.fingerprints,
-        "tokenizer": held.tokenizer.hash,
-    }:
+    if held is not None and held.data_identity != prepared.identity:
         raise OelmError(
             f"{folder.path} cannot be probed: its data or tokenizer ({prepared.data_facts.origin}) has "
             "changed since the run; restore the data, or correct --data-dir"

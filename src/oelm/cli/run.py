@@ -180,13 +180,11 @@ def run(
     place.check()
     request = Request(
         experiments=selection.experiments(ids),
-        scales=tuple(dict.fromkeys(scale)),
+        scales=scale,
         seeds=seeds,
         changes=changes.values(),
         study=changes.study_name,
-        tune=tuning.tune,
-        grid=tuning.grid,
-        trial_seeds=tuning.trial_seeds,
+        **vars(tuning),  # tune, grid and trial_seeds
         data_dir=machine.data_dir,
     )
     arms = request.arms()
@@ -251,11 +249,7 @@ def _print_summary(outcome: StudyOutcome) -> None:
 
 def _facts(outcome: StudyOutcome) -> dict[str, Any]:
     return {
-        "runs": [
-            {"id": j.config.id, "seed": j.config.seed, "scale": j.config.scale, "trial": j.config.tune.trial}
-            | {"state": j.state, "reason": j.reason, "folder": str(j.folder)}
-            for j in outcome.jobs
-        ],
+        "runs": [job.to_dict() for job in outcome.jobs],
         "tuned": [choice.to_dict() for choice in outcome.choices],
         "unequal": [u.to_dict() for u in outcome.unequal],
         "problems": outcome.problems,

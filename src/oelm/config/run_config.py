@@ -75,6 +75,11 @@ class BudgetConfig:
     checkpoint_every: int = 0  # optimizer steps between checkpoints; 0 = at each validation
     patience: int = 0  # validations without improvement before an early stop; 0 = off
 
+    @property
+    def rows_per_step(self) -> int:
+        """The number of rows per optimizer step, summed over all micro-batches and processes."""
+        return self.batch_size * self.accumulation
+
 
 QuestionRule = Literal["non-inferior", "superior", "equivalent"]
 
@@ -119,6 +124,9 @@ class TuneConfig:
     seeds: tuple[int, ...] = ()  # seeds of the tuning trials
 
 
+ArmKey = tuple[str, str, str]  # study, scale, experiment ID
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """The config of one run. `oelm show ID` prints it, and config.yaml in the run folder contains it."""
@@ -137,6 +145,11 @@ class RunConfig:
     seed: int = 42
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     compile: bool = False
+
+    @property
+    def arm_key(self) -> ArmKey:
+        """What identifies the arm of this run: the runs of an arm differ only in their seed."""
+        return self.study, self.scale, self.id
 
 
 @dataclass(frozen=True)

@@ -64,12 +64,9 @@ class Corpus:
     skipped: {split: {kind of bad row: number of skipped rows}}; filled when a split is tokenized
     """
 
-    def __init__(
-        self, entry: Dataset, source: Source, *, variant: str = "", notes: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, entry: Dataset, source: Source, *, notes: tuple[str, ...] = ()) -> None:
         self.dataset = entry
         self.name = entry.name
-        self.variant = variant
         self.fields = entry.fields
         self.label_names = entry.label_names
         self.task = entry.task

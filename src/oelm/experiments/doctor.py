@@ -102,18 +102,17 @@ def _software() -> Finding:
 
 
 def _hardware(machine: Machine) -> Iterator[Finding]:
-    import torch
-
     from oelm.training.logs.manifest import machine_facts
+    from oelm.training.parallel.world import choose_device
     from oelm.training.precision import choose_precision
 
     facts = machine_facts()
     gpus = ", ".join(facts["gpus"]) or "no GPU"
     yield Finding("machine", True, f"{facts['cores']} cores, {bytes_text(facts['memory_bytes'])}, {gpus}")
-    name = machine.device if machine.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        precision = choose_precision("auto", torch.device(name))
-        yield Finding("precision", True, f"{precision.dtype} on {name}: {precision.reason}")
+        device = choose_device(machine.device)
+        precision = choose_precision("auto", device)
+        yield Finding("precision", True, f"{precision.dtype} on {device}: {precision.reason}")
     except (OelmError, RuntimeError) as error:
         yield Finding("precision", False, str(error), "choose an available device with --device")
 

@@ -58,11 +58,11 @@ def check_arms(configs: Sequence[RunConfig], published: Iterable[str] = ()) -> l
     published: IDs of experiments with the settings of the original study; their `why` says so
     """
     as_published = set(published)
-    arms = {(c.study, c.id, c.scale): c for c in configs}
+    arms = {config.arm_key: config for config in configs}
     found: list[UnequalSetting] = []
     for config in arms.values():
         for partner in dict.fromkeys((config.compare.baseline, config.compare.control)):
-            other = arms.get((config.study, partner, config.scale))
+            other = arms.get((config.study, config.scale, partner))
             if other is None:
                 continue
             unequal = compare_settings(config, other)

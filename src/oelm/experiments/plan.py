@@ -77,7 +77,7 @@ def estimate(config: RunConfig, root: Path | str) -> Plan:
     network is built for this, which takes seconds; nothing is downloaded.
     """
     steps = planned_steps(config)
-    rows = config.budget.batch_size * config.budget.accumulation
+    rows = config.budget.rows_per_step
     tokens = steps * rows * config.data.max_length if steps else None
     counts, model, note = count_parameters(config)
     target = config.data.max_length if config.task == "denoising" else 0
@@ -103,7 +103,7 @@ def planned_steps(config: RunConfig) -> int | None:
         rows = min(rows or config.data.train_rows, config.data.train_rows)
     if not rows:
         return steps or None
-    by_epochs = epochs * math.ceil(rows / (config.budget.batch_size * config.budget.accumulation))
+    by_epochs = epochs * math.ceil(rows / config.budget.rows_per_step)
     return min(steps, by_epochs) if steps else by_epochs
 
 
@@ -178,11 +178,10 @@ def _time(
         return steps * measured, "from earlier runs of this experiment in the runs folder"
     if flops is None:
         return None, "unknown, because the parameters cannot be counted"
-    import torch
-
     from oelm.training.measure.flops import gemm_peak
+    from oelm.training.parallel.world import choose_device
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device("auto")
     speed = gemm_peak(device) * ASSUMED_PEAK_SHARE
     share = f"{ASSUMED_PEAK_SHARE:.0%}"
     return (

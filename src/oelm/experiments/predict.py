@@ -157,7 +157,7 @@ def _predict(config: RunConfig, gpu: Gpu) -> Prediction:
     counts, model, note = count_parameters(config)
     if counts is None or model is None:
         raise OelmError(f"{config.id} cannot be predicted: {note}")
-    rows, length = config.budget.batch_size * config.budget.accumulation, config.data.max_length
+    rows, length = config.budget.rows_per_step, config.data.max_length
     target = length if config.task == "denoising" else 0
     flops = model.step(rows, length, target).total
     total, trainable = counts["total"], counts["trainable"]

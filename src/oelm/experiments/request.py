@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oelm.config.limits import check_config
-from oelm.config.run_config import RunConfig, Scale
+from oelm.config.run_config import ArmKey, RunConfig, Scale
 from oelm.errors import UsageError
 from oelm.experiments.experiment import Experiment, require_folder_name
 
@@ -38,6 +38,10 @@ class ArmPlan:
     @property
     def id(self) -> str:
         return self.experiment.id
+
+    @property
+    def key(self) -> ArmKey:
+        return self.runs[0].arm_key
 
     @property
     def scale(self) -> Scale:

@@ -149,7 +149,7 @@ class TuningGroup:
         asked = shared_grid(arms)
         recorded = self._recorded_grid(asked)
         self.grid = recorded or asked
-        self.most = len(asked) + MAX_EXTENSIONS if not recorded else 0  # size up to which the grid may grow
+        self.max_size = len(asked) + MAX_EXTENSIONS if not recorded else 0  # the grid grows up to this size
         if recorded and recorded != asked:
             say(
                 f"{self.name}: the learning rates are {_listed(recorded)}, as for the runs that exist already"
@@ -164,7 +164,7 @@ class TuningGroup:
 
         Returns whether the grid has grown. All trials must have ended.
         """
-        if len(self.grid) < 2 or len(self.grid) >= self.most:
+        if len(self.grid) < 2 or len(self.grid) >= self.max_size:
             return False
         chosen = [lr for arm in self.arms if (lr := best_lr(self._losses(arm))) is not None]
         low, high = self.grid[0] in chosen, self.grid[-1] in chosen

@@ -21,17 +21,13 @@ from oelm.files.read import read_json_object
 
 CHECKSUMS = "checksums.json"
 _FORMAT = 1
-_BLOCK = 1 << 20  # bytes that are read at a time
 _hashed: dict[tuple[int, int, int, int], str] = {}
 
 
 def file_sha256(path: Path | str) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
-    hashed = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
-        while block := file.read(_BLOCK):
-            hashed.update(block)
-    return hashed.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_sha256_once(path: Path | str) -> str:

@@ -3,7 +3,7 @@
 The steps, and the modules that do them:
 
     1. find the method by name                                  presets.py, method.py
-    2. find the projections and FFN matrices of the model       reading/find.py
+    2. find the projections and FFN matrices of the model       reading/find.py, reading/feed_forward.py
     3. raise an error if the method cannot be applied           checks.py
     4. verify numerically that the projections are Q and K      reading/verify.py
     5. split fused weights, initialise, add extras              install.py, extras/, orthogonal.py
@@ -24,7 +24,8 @@ from oelm.methods.checks import check_before_apply, check_no_method_yet, check_s
 from oelm.methods.install import install
 from oelm.methods.method import Method
 from oelm.methods.presets import find_method
-from oelm.methods.reading.find import ffn_matrices, find_projections, linear_attentions
+from oelm.methods.reading.feed_forward import ffn_matrices
+from oelm.methods.reading.find import find_projections, linear_attentions
 from oelm.methods.reading.select import Patterns, Selection
 from oelm.methods.reading.verify import verify_projections
 from oelm.methods.reading.wrappers import unwrap

@@ -28,7 +28,7 @@ QUERY_NORMS = (
     *("qk_norm", "q_a_layernorm"),  # Llama 4, and the low-rank queries of DeepSeek
 )
 
-#: The number formats of weights that oelm can initialise; others, such as float8, belong to quantised layers.
+#: The dtypes of weights that oelm can initialise; others, such as float8, belong to quantised layers.
 _WRITABLE_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 

@@ -12,7 +12,8 @@ from oelm.methods import orthogonal
 from oelm.methods.extras.extended import EXTRAS, ExtendedProjection, mask_padding_in_conv
 from oelm.methods.extras.split import SplitProjection, split_multihead
 from oelm.methods.method import Method
-from oelm.methods.reading.find import ffn_matrices, find_projections, value_projections
+from oelm.methods.reading.feed_forward import ffn_matrices
+from oelm.methods.reading.find import find_projections, value_projections
 from oelm.methods.reading.projection import FeedForward, Projection, is_transposed
 from oelm.methods.reading.select import ALL, Selection
 from oelm.methods.reading.wrappers import plain_parameters, uses_peft

@@ -39,11 +39,7 @@ def orthonormal_rows(w: Tensor) -> Tensor:
     """
     q, r = torch.linalg.qr(w.mT)  # (..., d, hs), (..., hs, hs)
     diagonal = r.diagonal(dim1=-2, dim2=-1)  # (..., hs)
-    if not (diagonal.abs().amin(-1) > 1e-10 * diagonal.abs().amax(-1)).all():
-        raise OelmError(
-            "the rows of a head are linearly dependent or zero, so they cannot be orthonormalised; "
-            'use a random init such as "headwise"'
-        )
+    _check_independent(diagonal.abs())
     signs = torch.where(diagonal < 0, -1.0, 1.0)  # (..., hs)
     return (q * signs[..., None, :]).mT  # (..., hs, d)
 
@@ -54,12 +50,17 @@ def nearest_orthonormal(w: Tensor) -> Tensor:
     It is the polar factor U V^T of the singular value decomposition w = U S V^T.
     """
     u, s, vt = torch.linalg.svd(w, full_matrices=False)  # (..., hs, hs), (..., hs), (..., hs, d)
-    if not (s.amin(-1) > 1e-10 * s.amax(-1)).all():
+    _check_independent(s)
+    return u @ vt
+
+
+def _check_independent(sizes: Tensor) -> None:
+    """Raise OelmError if rows of a head are linearly dependent, so that one of its `sizes` (..., hs) is 0."""
+    if not (sizes.amin(-1) > 1e-10 * sizes.amax(-1)).all():
         raise OelmError(
             "the rows of a head are linearly dependent or zero, so they cannot be orthonormalised; "
             'use a random init such as "headwise"'
         )
-    return u @ vt
 
 
 def headwise(H: int, hs: int, d: int, generator: torch.Generator) -> Tensor:
@@ -103,7 +104,8 @@ def _init_with_unit_gain(init: Init, old: Tensor, generator: torch.Generator | N
         return headwise(H, hs, d, generator)
     if init == "global":
         return across_heads(H, hs, d, generator)
-    return gaussian((H, hs, d), generator, std=0.02 if init == "normal" else d**-0.5)
+    std = {"normal": 0.02, "normal-matched": d**-0.5}[init]
+    return gaussian((H, hs, d), generator, std)
 
 
 def _head_norms(w: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from oelm.methods.apply import check_model
 from oelm.methods.install import install
 from oelm.methods.method import Method
 from oelm.methods.presets import find_method
-from oelm.methods.reading.find import ffn_matrices, find_projections
+from oelm.methods.reading.feed_forward import ffn_matrices
+from oelm.methods.reading.find import find_projections
 from oelm.methods.reading.projection import FeedForward, Projection
 from oelm.methods.reading.select import Patterns, Selection
 from oelm.methods.reading.wrappers import plain_parameters, unwrap

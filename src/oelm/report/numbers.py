@@ -23,13 +23,18 @@ def signed(value: float, digits: int = 1) -> str:
     return text.replace("-", MINUS)
 
 
+def percent(log_ratio: float) -> float:
+    """Return a log ratio as a change in per cent."""
+    return 100 * math.expm1(log_ratio)
+
+
 def change(log_ratio: float) -> str:
-    """Return a log ratio as a change in per cent.
+    """Return a log ratio as the text of a change in per cent.
 
     >>> change(math.log(1.08)), change(math.log(0.998))
     ('+8.0 %', '−0.20 %')
     """
-    return f"{points(100 * math.expm1(log_ratio))} %"
+    return f"{points(percent(log_ratio))} %"
 
 
 def points(value: float) -> str:

@@ -42,6 +42,15 @@ class DiskFull(OelmError):
     exit_code = EXIT_INTERRUPTED
 
 
+def changed_questions(id: str, place: Path) -> UsageError:
+    """Return the error for an experiment whose questions differ from those of its runs in `place`."""
+    return UsageError(
+        f"the questions about {id} differ from those with which the runs in {place} were started. They must "
+        "not change after the first results: restore them in the study file, or store new runs under a "
+        "different study name with --as NAME"
+    )
+
+
 class _PathOf:
     """The path of one file in a run folder. It is made when it is used, because a scan has many folders."""
 
@@ -61,10 +70,8 @@ class RunFolder(RunReader):
     metrics_file = _PathOf("metrics.jsonl")
     log_file = _PathOf("training.log")
     audit_file = _PathOf("freeze_audit.json")
-    timing_file = _PathOf("timing_stats.json")
     results_file = _PathOf("results.json")
     split_file = _PathOf("split.json")
-    predictions_file = _PathOf("predictions.json")
     best = _PathOf("best")
     latest = _PathOf("latest.pt")
     previous = _PathOf("previous.pt")
@@ -118,11 +125,7 @@ class RunFolder(RunReader):
                 ) from None
             if config_hash(held) == config_hash(config):
                 if held.compare.questions != config.compare.questions:
-                    raise UsageError(
-                        f"the questions of the study differ from those with which {self.path} was started. "
-                        "They must not change after the first results: restore them in the study file, or "
-                        "store new runs under a different study name with --as NAME"
-                    )
+                    raise changed_questions(config.id, self.path)
                 return
             if not self.failed_before_first_step() or is_held(self.path):
                 lines = "\n".join(diff_lines(held, config))

@@ -219,9 +219,9 @@ class TestLosses:
 
 @dataclass(frozen=True)
 class PrecisionFacts:
-    """The number format (dtype) that a run trained in, and the reason for this choice.
+    """The precision (dtype of matmuls) with which a run trained, and the reason for this choice.
 
-    A run that was resumed in another format has both, such as "bf16 then fp32".
+    A run that was resumed with another precision has both, such as "bf16 then fp32".
     """
 
     dtype: str = ""
@@ -264,6 +264,11 @@ class Manifest:
     data: DataFacts = field(default_factory=DataFacts)
     tokenizer: TokenizerFacts = field(default_factory=TokenizerFacts)
     disk_bytes_planned: int = 0
+
+    @property
+    def data_identity(self) -> dict[str, Any]:
+        """Hashes of the data and the tokenizer; they must be the same when a run is resumed."""
+        return {"fingerprints": self.data.fingerprints, "tokenizer": self.tokenizer.hash}
 
 
 # -- the other files ----------------------------------------------------------------------------

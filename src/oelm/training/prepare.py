@@ -44,7 +44,7 @@ class Prepared:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Hashes of the data and the tokenizer; they must be the same when a run is resumed."""
+        """Hashes of the data and the tokenizer, as in `Manifest.data_identity`."""
         return {"fingerprints": dict(self.data_facts.fingerprints), "tokenizer": self.tokenizer.hash}
 
 
@@ -80,11 +80,6 @@ def splits_of(config: RunConfig) -> tuple[str, ...]:
     return ("train", "validation") if config.tune.trial else ("train", "validation", "test")
 
 
-def rows_per_step(config: RunConfig) -> int:
-    """Return the number of rows per optimizer step, summed over all micro-batches and ranks."""
-    return config.budget.batch_size * config.budget.accumulation
-
-
 def _language(
     config: RunConfig, corpus: Corpus, tokenizer: Tokenizer, encoding: dict[str, Any]
 ) -> tuple[Task, nn.Module, Splits]:
@@ -95,7 +90,8 @@ def _language(
                 f"the {split} split of {corpus.name} has {len(file)} tokens, but next-token prediction needs "
                 "at least 2: use a dataset with more text"
             )
-    shape = {"context": config.data.max_length, "rows_per_step": rows_per_step(config), "seed": config.seed}
+    rows = config.budget.rows_per_step
+    shape = {"context": config.data.max_length, "rows_per_step": rows, "seed": config.seed}
     if config.task == "lm":
         model = _model(config, tokenizer, tokenizer.vocab_size, 0)
         return LanguageModelling(splits, **shape), model, splits
@@ -117,7 +113,7 @@ def _classification(
     _check_embedding_size(model, tokenizer.vocab_size)
     task = Classification(
         splits,
-        rows_per_step=rows_per_step(config),
+        rows_per_step=config.budget.rows_per_step,
         seed=config.seed,
         segments=getattr(getattr(model, "config", None), "type_vocab_size", 0) > 1,
         pad_to=config.data.max_length if config.data.pad_to_max else 0,

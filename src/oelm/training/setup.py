@@ -17,7 +17,7 @@ from oelm.cores import keep_freed_memory
 from oelm.data.tokenize.encoding import EncodingProgress
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import remove_leftovers
-from oelm.runs.schema import Manifest, PrecisionFacts, Status, TimingStats
+from oelm.runs.schema import PrecisionFacts, Status, TimingStats
 from oelm.training.checkpoints.best import recover_best, repair_best
 from oelm.training.checkpoints.resume import Snapshot, check_same_data, find_checkpoint, restore_training
 from oelm.training.learner import Learner
@@ -158,7 +158,7 @@ def _write_manifest(training: Training, *, resumed: bool) -> None:
     recorder.journal.line(str(plan))
     precision = training.learner.precision
     held = _read_or_none(folder.manifest, recorder.journal) if resumed else None
-    if held is not None and _names_same_data(held, prepared):
+    if held is not None and held.data_identity == prepared.identity:
         recorder.manifest = held
         before = held.precision.dtype  # "" in a manifest of an old version
         if before and not before.endswith(precision.dtype):  # the rest of the run is in another format
@@ -176,11 +176,6 @@ def _write_manifest(training: Training, *, resumed: bool) -> None:
         require_disk(plan, folder)
         if recorder.manifest is not held:
             folder.write(recorder.manifest)
-
-
-def _names_same_data(manifest: Manifest, prepared: Prepared) -> bool:
-    identity = {"fingerprints": manifest.data.fingerprints, "tokenizer": manifest.tokenizer.hash}
-    return identity == prepared.identity
 
 
 def _warn_if_warmup_is_too_long(training: Training) -> None:

@@ -15,7 +15,7 @@ from oelm.analysis.questions import GIVEN_UP, NO_VERDICT
 from oelm.config.run_config import QuestionConfig
 from oelm.errors import UsageError
 from oelm.experiments.decide.look import Design, look_at
-from oelm.experiments.decide.loop import arm_key, decide_study, exit_code, lock_studies
+from oelm.experiments.decide.loop import decide_study, exit_code, lock_studies
 from oelm.experiments.decide.next_runs import missing_runs, next_runs
 from oelm.experiments.launch.jobs import Job
 from oelm.files.locks import Busy
@@ -116,7 +116,7 @@ def test_the_budget_ends_it_before_it_is_exceeded(tmp_path):
 
 def test_a_guess_that_is_too_short_exceeds_the_budget_by_the_first_runs_only(tmp_path):
     """A written run takes 60 s, not 1 s as guessed: after the first two, the budget is spent."""
-    guess = {arm_key(c): 1.0 for c in (BASE, FAR, NEAR)}
+    guess = {c.arm_key: 1.0 for c in (BASE, FAR, NEAR)}
     outcome = run(tmp_path, BASE, FAR, NEAR, budget=100.0, guess=guess)
     assert outcome.stopped == "budget"
     assert len(outcome.jobs) == 2

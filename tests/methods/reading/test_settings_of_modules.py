@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import oelm
 from oelm.errors import OelmError, UsageError
-from oelm.methods.reading.find import ffn_matrices
+from oelm.methods.reading.feed_forward import ffn_matrices
 from oelm.models.gpt import GPT, gpt_config
 
 

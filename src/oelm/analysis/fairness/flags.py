@@ -173,8 +173,7 @@ def weak_tuning(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> list[M
                     lr=f"{config.optim.lr:g}",
                 )
             )
-        place = (config.study, config.id, config.scale)
-        own = [t for t in trials if (t.config.study, t.id, t.config.scale) == place]
+        own = [t for t in trials if t.config.arm_key == config.arm_key]
         # Any tuning has at least these trials: every learning rate with the first trial seed, and the chosen
         # learning rate with all trial seeds.
         # Without any seed or trial, the seed -1, which no trial has, makes all of them count as missing.
@@ -217,13 +216,11 @@ def other_settings(arm: Arm, reference: Arm) -> list[Message]:
 def unrecorded(arm: Arm, reference: Arm) -> list[Message]:
     """Return a flag that lists the values which could not be compared, because neither arm recorded them."""
     fields = tuple(
-        what
-        for name, what in RECORDED.items()
-        if recorded(arm, name) == {"None"} == recorded(reference, name)
+        what for name, what in RECORDED.items() if recorded(arm, name) == {""} == recorded(reference, name)
     )
-    return (
-        [Message("not checked, because neither arm recorded it: {fields}", fields=fields)] if fields else []
-    )
+    if not fields:
+        return []
+    return [Message("not checked, because neither arm recorded it: {fields}", fields=fields)]
 
 
 def identical_seeds(arm: Arm) -> list[Message]:

@@ -185,7 +185,7 @@ def builtin_text(arm: Arm, reference: Arm) -> list[Message]:
 
 
 def different_precision(arm: Arm, reference: Arm) -> list[Message]:
-    """Return a caveat if the arms, or two runs of one seed, trained in different number formats."""
+    """Return a caveat if the arms, or two runs of one seed, trained with different precision."""
     formats = [{run.seed: run.manifest.precision.dtype for run in a.finished} for a in (arm, reference)]
     mine, theirs = (set(by_seed.values()) - {""} for by_seed in formats)
     if not mine or not theirs:
@@ -193,11 +193,11 @@ def different_precision(arm: Arm, reference: Arm) -> list[Message]:
     if mine == theirs:
         found = {seed: (formats[0][seed], formats[1][seed]) for seed in formats[0].keys() & formats[1].keys()}
         differing = tuple(str(s) for s, (a, b) in sorted(found.items()) if a != b and a and b)
-        said = Message("the two runs of a seed have different number formats: seed {seeds}", seeds=differing)
+        said = Message("the two runs of a seed differ in precision: seed {seeds}", seeds=differing)
         return [said] if differing else []
     return [
         Message(
-            "the number format differs: {arm} against {reference}",
+            "the precision differs: {arm} against {reference}",
             arm=_shortened(mine),
             reference=_shortened(theirs),
         )
@@ -246,11 +246,11 @@ def at_chance(arm: Arm) -> bool:
 
 
 def recorded(arm: Arm, name: str) -> set[str]:
-    """Return the distinct values that the finished runs of an arm recorded for `name`.
+    """Return the distinct values that the finished runs of an arm recorded for `name`; "" if it is missing.
 
     name: a key of `RECORDED`
     """
-    return {str(r.metric if name == "metric" else getattr(r.fairness, name)) for r in arm.results}
+    return {str((r.metric if name == "metric" else getattr(r.fairness, name)) or "") for r in arm.results}
 
 
 def setting_differences(arm: Arm, reference: Arm) -> dict[str, tuple[Any, Any]]:

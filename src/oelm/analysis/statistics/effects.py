@@ -19,7 +19,6 @@ from oelm.analysis.statistics.intervals import (
     few_documents_factor,
     interaction_se,
     loss_block,
-    mcnemar,
 )
 
 TestError = Literal["predictions", "documents", "binomial", "none"]
@@ -35,8 +34,6 @@ class Effects:
     effect: Estimate  # log ratio of perplexity, or points of accuracy
     ratio: Estimate  # log ratio of perplexity or accuracy
     test_error: TestError = "none"  # data from which the sampling error of the test set was estimated
-    # p-value of the null hypothesis that both models are equally accurate; only with one seed per arm
-    mcnemar_p: float | None = None
 
 
 def measure(arm: Arm, reference: Arm, level: float = LEVEL) -> Effects:
@@ -78,13 +75,11 @@ def _measure_accuracy(arm: Arm, reference: Arm, level: float) -> Effects:
     seeds_only = difference(*points, level=level)
     seeds_a, seeds_b = _used_seeds(arm, reference, seeds_only)
     a, b = _hits(arm, seeds_a), _hits(reference, seeds_b)
-    p = None
     if a is not None and b is not None and a.shape[1] == b.shape[1]:
         paired = seeds_only.interval_kind != "Welch" and seeds_a == seeds_b
         scales = _log_scales(a.mean(), b.mean(), floor)
         errors, log_errors = _errors(a, b, (100, 100), paired), _errors(a, b, scales, paired)
         source: TestError = "predictions"
-        p = mcnemar(a[0], b[0]) if len(a) == len(b) == 1 else None
     elif examples := min(r.test_n for r in (*arm.results, *reference.results)):
         means = arm.mean, reference.mean
         errors = binomial_se(*means, examples, (100, 100)), 0.0
@@ -94,7 +89,7 @@ def _measure_accuracy(arm: Arm, reference: Arm, level: float) -> Effects:
         errors, log_errors, source = (0.0, 0.0), (0.0, 0.0), "none"
     effect = difference(*points, test_se=errors[0], interaction_se=errors[1], level=level)
     ratio = difference(*logs, test_se=log_errors[0], interaction_se=log_errors[1], level=level)
-    return Effects(effect, ratio, source, p)
+    return Effects(effect, ratio, source)
 
 
 def _log_scales(accuracy: float, reference: float, floor: float) -> tuple[float, float]:

@@ -56,18 +56,14 @@ class Estimate:
     # n_reference) paired differences would need for the same standard error. None with one seed.
     seed_sd: float | None
     test_se: float = 0.0  # standard error from the choice of test examples; 0 if unknown
-    p_value: float | None = None  # for the null hypothesis of no difference; does not include `test_se`
     unpaired: tuple[int, ...] = ()  # seeds that only one arm has: not used for "paired t", used for "Welch"
     interaction_se: float = 0.0  # lower bound of the standard error over seeds; see `interaction_se()`
     level: float = LEVEL  # confidence level of the interval
 
     def exp(self) -> Estimate:
         """Return this log-scale estimate as a ratio; standard deviations and errors stay on the log scale."""
-        return replace(
-            self,
-            value=math.exp(self.value),
-            interval=_exp(self.interval),
-        )
+        interval = None if self.interval is None else (math.exp(self.interval[0]), math.exp(self.interval[1]))
+        return replace(self, value=math.exp(self.value), interval=interval)
 
 
 def is_wide(estimate: Estimate, *, points: bool) -> bool:
@@ -128,7 +124,7 @@ def _paired_t(
     d: Sequence[float], unpaired: tuple[int, ...], test_se: float, interaction_se: float, level: float
 ) -> Estimate:
     n, value, sd = len(d), float(np.mean(d)), float(np.std(d, ddof=1))
-    half, p = _student(value, sd / math.sqrt(n), n - 1, interaction_se, level)
+    half = _half_width(sd / math.sqrt(n), n - 1, interaction_se, level)
     return Estimate(
         value,
         _add_test_error(value, half, test_se, level),
@@ -137,7 +133,6 @@ def _paired_t(
         n,
         max(sd, interaction_se * math.sqrt(n)),
         test_se,
-        p,
         unpaired,
         interaction_se,
         level,
@@ -157,28 +152,20 @@ def _welch_t(
     total = sum(variances)
     # Welch-Satterthwaite degrees of freedom
     df = total**2 / sum(v**2 / (len(x) - 1) for v, x in zip(variances, (a, b), strict=True)) if total else 1.0
-    half, p = _student(value, math.sqrt(total), df, interaction_se, level)
+    half = _half_width(math.sqrt(total), df, interaction_se, level)
     n = min(len(a), len(b))
     # The standard deviation that n paired differences would need for the same standard error.
     sd = math.sqrt(max(total, interaction_se**2) * n)
     interval = _add_test_error(value, half, test_se, level)
-    return Estimate(value, interval, "Welch", len(a), len(b), sd, test_se, p, unpaired, interaction_se, level)
+    return Estimate(value, interval, "Welch", len(a), len(b), sd, test_se, unpaired, interaction_se, level)
 
 
-def _student(value: float, se: float, df: float, interaction_se: float, level: float) -> tuple[float, float]:
-    """Return (half width of the interval, p-value) of a t test over seeds.
+def _half_width(se: float, df: float, interaction_se: float, level: float) -> float:
+    """Return the half width of a t interval over seeds.
 
     interaction_se: lower bound of the standard error, used because `se` can be small by chance
     """
-    if se > 0:
-        half = t_quantile(level, df) * se
-        p = 2 * float(special.stdtr(df, -abs(value) / se))
-    else:
-        half, p = 0.0, (1.0 if value == 0 else 0.0)
-    if interaction_se == 0:
-        return half, p
-    p = max(p, 2 * float(special.ndtr(-abs(value) / interaction_se)))
-    return max(half, z_quantile(level) * interaction_se), p
+    return max(t_quantile(level, df) * se, z_quantile(level) * interaction_se)
 
 
 def _add_test_error(value: float, half: float, test_se: float, level: float) -> Interval:
@@ -271,18 +258,6 @@ def binomial_se(
     return math.hypot(*(scale * math.sqrt(v) for scale, v in zip(scales, variances, strict=True)))
 
 
-def mcnemar(arm: np.ndarray, reference: np.ndarray) -> float:
-    """Return the exact two-sided p-value of the null hypothesis that two models are equally accurate.
-
-    arm, reference: for each test example, 1 if the model predicts it correctly, else 0
-    """
-    gained = int(np.sum((arm == 1) & (reference == 0)))
-    lost = int(np.sum((arm == 0) & (reference == 1)))
-    if gained + lost == 0:
-        return 1.0
-    return min(1.0, 2 * float(special.bdtr(min(gained, lost), gained + lost, 0.5)))
-
-
 def trend(x: Sequence[float], y: Sequence[float]) -> tuple[float, float] | None:
     """Return (Kendall's tau, its p-value) of two lists.
 
@@ -294,7 +269,3 @@ def trend(x: Sequence[float], y: Sequence[float]) -> tuple[float, float] | None:
 
     result = stats.kendalltau(x, y)
     return float(result.statistic), float(result.pvalue)
-
-
-def _exp(interval: Interval | None) -> Interval | None:
-    return None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 TrialLosses = Mapping[float, Sequence[float]]  # learning rate -> loss with each trial seed; inf = diverged
 
-_MAX_DISTANCE = 12.0  # in standard errors; a learning rate that is further from the best is never chosen
-_STEP = 0.25  # of the numerical integral, in standard errors
+# Of the numerical integral in `choice_probabilities()`, in standard errors.
+_MAX_DISTANCE = 12.0  # a learning rate whose loss is further above the best is never chosen
+_TAIL = 8.0  # distance from the mean at which the normal distribution is practically 0
+_STEP = 0.25
 
 
 def trial_sd(arms: Iterable[TrialLosses]) -> float | None:
@@ -62,16 +64,18 @@ def choice_probabilities(losses: TrialLosses, sd: float) -> dict[float, float]:
     >>> {lr: round(p, 3) for lr, p in chosen.items()}
     {0.001: 0.5, 0.002: 0.5, 0.004: 0.0}
     """
-    means = {lr: fmean(values) for lr, values in compared(losses).items()}
+    tried = compared(losses)
+    means = {lr: fmean(values) for lr, values in tried.items()}
     best = min(means.values())
-    error = sd / math.sqrt(len(next(iter(compared(losses).values()))))
+    error = sd / math.sqrt(len(next(iter(tried.values()))))  # standard error of a mean loss
     if error == 0:
         ties = sum(mean == best for mean in means.values())
         return {lr: (mean == best) / ties for lr, mean in means.items()}
     places = {lr: d for lr, m in means.items() if (d := (m - best) / error) <= _MAX_DISTANCE}
     normal, weights = NormalDist(), dict.fromkeys(means, 0.0)
-    for i in range(round((2 * 8 + _MAX_DISTANCE) / _STEP)):
-        x = -8 + i * _STEP
+    # A learning rate is chosen if its new mean loss is x and those of all others are above x: sum over all x.
+    for i in range(round((2 * _TAIL + _MAX_DISTANCE) / _STEP)):
+        x = -_TAIL + i * _STEP
         above = {lr: 1 - normal.cdf(x - d) for lr, d in places.items()}
         for lr, d in places.items():
             others = math.prod(p for other, p in above.items() if other != lr)

@@ -74,7 +74,7 @@ def open_corpus(
     entry.variant(variant)  # raises UsageError for an unknown variant, whatever the source
     if source == "builtin" and not entry.builtin:
         return _generated_replacement(entry, variant)
-    return Corpus(entry, _open_source(entry, variant, source, folder, cache), variant=variant)
+    return Corpus(entry, _open_source(entry, variant, source, folder, cache))
 
 
 def data_folder(data_dir: Path | str | None = None) -> Path | None:
@@ -182,7 +182,7 @@ def _generated_replacement(entry: Dataset, variant: str) -> Corpus:
             f"({entry.shape}): use the source local or hub"
         )
     note = f"built-in {builtin.name} replaces {entry.name}" + (f" ({variant})" if variant else "")
-    corpus = Corpus(builtin, BuiltinSource(builtin.builtin), variant=variant, notes=(note,))
+    corpus = Corpus(builtin, BuiltinSource(builtin.builtin), notes=(note,))
     corpus.name = entry.name
     corpus.origin = f"{corpus.origin}, standing in for {entry.name}"
     return corpus

@@ -198,13 +198,9 @@ def _fruit(world: _Story) -> None:
     eaten = 1 + rng.below(count - 2)
     world.say(f"{eater.name} picked {_NUMBERS[count]} {fruit} and ate {_NUMBERS[eaten]} of them.")
 
-    def ask() -> None:
-        world.say(
-            f'"How many {fruit} are left?" asked {friend.name}. "{_NUMBERS[count - eaten].capitalize()}," '
-        )
-        world.text[-1] += f"said {eater.name}."
-
-    world.asks.append(ask)
+    left = _NUMBERS[count - eaten].capitalize()
+    question = f'"How many {fruit} are left?" asked {friend.name}.'
+    world.asks.append(lambda: world.say(f'{question} "{left}," said {eater.name}.'))
 
 
 def _secret(world: _Story) -> None:

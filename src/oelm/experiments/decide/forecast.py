@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from oelm.analysis.statistics.sequential import MIN_SEEDS
+from oelm.config.run_config import ArmKey
 from oelm.errors import UsageError
 from oelm.experiments.decide.look import Design, Look
-from oelm.experiments.decide.loop import arm_key, run_seconds
-from oelm.experiments.decide.next_runs import ArmKey
+from oelm.experiments.decide.loop import run_seconds
 from oelm.experiments.plan import Plan, estimate
 from oelm.experiments.request import ArmPlan
 from oelm.experiments.tuning import TuningGroup, by_comparison, trial_configs
@@ -68,7 +68,9 @@ def forecast(
     """
     seconds = run_seconds(design, look.seconds, guessed_seconds(plans))
     timed = bool(look.seconds) or all(plan.seconds for plan in plans.values())
-    least, most, expected = ({}, {}, {})  # type: tuple[dict[ArmKey, int], dict[ArmKey, int], dict[ArmKey, int]]
+    least: dict[ArmKey, int] = {}
+    expected: dict[ArmKey, int] = {}
+    most: dict[ArmKey, int] = {}
     predicted = True
     for q in look.questions:
         if not q.is_open:
@@ -87,7 +89,7 @@ def forecast(
         return sum(n * seconds[key] for key, n in counts.items()) if timed else None
 
     trials = {} if look.no_verdict_possible else trials_left(arms, root)
-    share = {arm_key(arm.runs[0]): arm.experiment.trial_share for arm in arms}
+    share = {arm.key: arm.experiment.trial_share for arm in arms}
     one_trial = {key: look.trial_seconds.get(key) or share[key] * seconds[key] for key in trials}
     sizes = [plans[key].disk_bytes for key in most]
     disk = sum((size or 0) * n for size, n in zip(sizes, most.values(), strict=True)) if all(sizes) else None
@@ -113,7 +115,7 @@ def trials_left(arms: Sequence[ArmPlan], root: Path | str) -> dict[ArmKey, int]:
         for arm in group:
             trials = trial_configs(arm, grid)
             ended = sum(RunFolder(run_path(root, trial)).ended() is not None for trial in trials)
-            left[arm_key(arm.runs[0])] = max(0, replace(arm, grid=grid).total_trials - ended)
+            left[arm.key] = max(0, replace(arm, grid=grid).total_trials - ended)
     return left
 
 

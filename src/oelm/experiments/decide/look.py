@@ -14,10 +14,9 @@ from oelm.analysis.arms import Arm, Planned
 from oelm.analysis.load import PENDING, Loaded, LoadedRun, load_runs
 from oelm.analysis.questions import NO_VERDICT, RULES, Question, answer_questions
 from oelm.config.diff import diff_lines
-from oelm.config.run_config import QuestionConfig, RunConfig, TuneConfig
+from oelm.config.run_config import ArmKey, QuestionConfig, RunConfig, TuneConfig
 from oelm.errors import UsageError
-from oelm.experiments.decide.next_runs import ArmKey
-from oelm.runs.folder import RunFolder
+from oelm.runs.folder import RunFolder, changed_questions
 from oelm.runs.layout import run_path
 from oelm.runs.scan import study_names
 
@@ -37,7 +36,7 @@ class Design:
     untuned: Mapping[ArmKey, TuneConfig] = field(default_factory=dict)  # how arms will be tuned
 
     def by_arm(self) -> dict[ArmKey, RunConfig]:
-        return {(c.study, c.scale, c.id): c for c in self.configs}
+        return {config.arm_key: config for config in self.configs}
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,10 @@ def look_at_runs(design: Design, loaded: Loaded) -> Look:
     seeds = seed_order(existing, design.max_seeds, design.trial_seeds)
     questions = answer_questions(arms, seeds, design.max_seeds, design.rules)
     own = {arm.key for arm in arms}
-    trials = [t for t in loaded.trials if (t.config.study, t.config.scale, t.id) in own]
+    trials = [t for t in loaded.trials if t.config.arm_key in own]
     finished_trials: dict[ArmKey, list[LoadedRun]] = {key: [] for key in own}
     for trial in (t for t in trials if t.result):
-        finished_trials[trial.config.study, trial.config.scale, trial.id].append(trial)
+        finished_trials[trial.config.arm_key].append(trial)
     runs = [r for arm in arms for r in arm.runs if r.state != PENDING]
     return Look(
         tuple(questions),
@@ -112,14 +111,13 @@ def _as_tuned(design: Design, loaded: Loaded) -> Iterator[RunConfig]:
     trained = {(r.config.study, r.config.scale, r.config.compare.group): r.config for r in loaded.runs}
     for config in design.configs:
         other = trained.get((config.study, config.scale, config.compare.group))
-        tune = design.untuned.get((config.study, config.scale, config.id))
+        tune = design.untuned.get(config.arm_key)
         yield replace(config, tune=other.tune if other else tune) if tune else config
 
 
 def _arm(config: RunConfig, loaded: Loaded, planned: Planned) -> Arm:
     """Return the arm of `config` with its runs; if it has none, with one placeholder in state "pending"."""
-    key = (config.study, config.scale, config.id)
-    runs = [r for r in loaded.runs if (r.config.study, r.config.scale, r.id) == key]
+    runs = [r for r in loaded.runs if r.config.arm_key == config.arm_key]
     if not runs:
         reader = RunFolder(run_path(loaded.root, config))
         runs = [LoadedRun(reader, config, PENDING, "", 0, 0, None, [])]
@@ -133,7 +131,7 @@ def check_settings(design: Design, root: Path | str, *, before_tuning: bool = Fa
     """
     wanted = design.by_arm()
     for run in _load(root, {c.study for c in design.configs}).runs:
-        config = wanted.get((run.config.study, run.config.scale, run.id))
+        config = wanted.get(run.config.arm_key)
         if config and before_tuning:
             config = replace(
                 config, optim=replace(config.optim, lr=run.config.optim.lr), tune=run.config.tune
@@ -149,11 +147,7 @@ def check_settings(design: Design, root: Path | str, *, before_tuning: bool = Fa
 
 def _check_same_design(arm: Arm, max_seeds: int, questions: Sequence[QuestionConfig]) -> None:
     if any(r.config.compare.questions != questions for r in arm.runs):
-        raise UsageError(
-            f"the questions about {arm.id} differ from those with which its runs were started. They must not "
-            "change after the first results: restore them, or store new runs under a different study name "
-            "with --as NAME"
-        )
+        raise changed_questions(arm.id, arm.first.path.parent)
     others = {r.config.compare.max_seeds for r in arm.runs} - {0, max_seeds}
     if others:
         raise UsageError(

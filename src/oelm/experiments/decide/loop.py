@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from oelm.analysis.questions import Question, QuestionKey
-from oelm.config.run_config import RunConfig
+from oelm.config.run_config import ArmKey, RunConfig
 from oelm.errors import UsageError
 from oelm.experiments.decide.look import Design, Look, check_settings, look_at
-from oelm.experiments.decide.next_runs import ArmKey, RunKey, missing_runs, next_runs
+from oelm.experiments.decide.next_runs import RunKey, missing_runs, next_runs
 from oelm.experiments.launch.jobs import Job, Launcher, make_jobs, refuse_results_files
 from oelm.experiments.tuning import Choice, Say
 from oelm.files.locks import Lock, holder_name
@@ -118,7 +118,7 @@ def decide_study(
             batch = batch[:width]  # a guessed run time can be far too short: measure it before planning more
         ended = list(launcher.launch(make_jobs(_configs(design, batch), root)))
         jobs += ended
-        failed |= {(arm_key(job.config), job.config.seed) for job in ended if job.state == "failed"}
+        failed |= {(job.config.arm_key, job.config.seed) for job in ended if job.state == "failed"}
         if any(not job.ended for job in ended):
             return DecideOutcome(look_at(design, root), jobs, "interrupted")
 
@@ -154,10 +154,6 @@ def _configs(design: Design, batch: Sequence[RunKey]) -> list[RunConfig]:
         replace(configs[arm], seed=seed, compare=replace(configs[arm].compare, max_seeds=design.max_seeds))
         for arm, seed in batch
     ]
-
-
-def arm_key(config: RunConfig) -> ArmKey:
-    return config.study, config.scale, config.id
 
 
 def _why_stopped(look: Look, failed: set[RunKey]) -> str:

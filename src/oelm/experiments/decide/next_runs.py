@@ -15,8 +15,8 @@ from functools import partial
 from oelm.analysis.questions import Question, QuestionKey
 from oelm.analysis.statistics.futility import chance_of_verdict
 from oelm.analysis.statistics.sequential import MIN_SEEDS
+from oelm.config.run_config import ArmKey
 
-ArmKey = tuple[str, str, str]  # study, scale, experiment ID
 RunKey = tuple[ArmKey, int]  # arm, seed
 
 # Assumed probability that the first look at a question decides it; without results, nothing can be predicted.

@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from oelm.config.run_config import RunConfig, TuneConfig
+from oelm.config.run_config import ArmKey, RunConfig, TuneConfig
 from oelm.errors import OelmError
 from oelm.experiments.catalogue import planned_configs
 from oelm.experiments.decide.look import Design, check_settings, look_at
-from oelm.experiments.decide.loop import (
-    DecideOutcome,
-    Say,
-    arm_key,
-    decide_study,
-    lock_studies,
-    record_progress,
-)
-from oelm.experiments.decide.next_runs import ArmKey
+from oelm.experiments.decide.loop import DecideOutcome, Say, decide_study, lock_studies, record_progress
 from oelm.experiments.launch.jobs import Job, Launcher, make_jobs
 from oelm.experiments.request import ArmPlan
 from oelm.experiments.study import unequal_settings
@@ -31,7 +23,7 @@ def make_design(arms: Sequence[ArmPlan], max_seeds: int, rules: Sequence[str]) -
     trial_seeds = dict.fromkeys(seed for arm in arms for seed in arm.trial_seeds)
     configs = tuple(arm.runs[0] for arm in arms)
     untuned = {
-        arm_key(arm.runs[0]): TuneConfig(grid=tuple(shared_grid(group)), seeds=arm.trial_seeds)
+        arm.key: TuneConfig(grid=tuple(shared_grid(group)), seeds=arm.trial_seeds)
         for group in by_comparison(arms).values()
         for arm in group
         if not arm.runs[0].tune.grid
@@ -97,13 +89,13 @@ def affordable_trials(
     if budget == float("inf"):
         return list(trials)
     look = look_at(design, root)
-    shares = {arm_key(arm.runs[0]): arm.experiment.trial_share for arm in arms}
+    shares = {arm.key: arm.experiment.trial_share for arm in arms}
     measured = look.trial_seconds
     mean = sum(measured.values()) / len(measured) if measured else 0.0
     left, fitting = budget - look.spent_seconds, []
     for trial in trials:
         if RunFolder(run_path(root, trial)).ended() is None:
-            key = arm_key(trial)
+            key = trial.arm_key
             run = look.seconds.get(key) or guess.get(key) or 0.0
             left -= measured.get(key) or mean or run * shares[key]
             if left < 0:

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError, UsageError
 from oelm.runs.archives.results_file import SUFFIX
-from oelm.runs.folder import RunFolder
+from oelm.runs.folder import RunFolder, changed_questions
 from oelm.runs.layout import run_path
 from oelm.runs.lock import Busy, RunLock
 from oelm.runs.scan import state_of
@@ -44,6 +44,12 @@ class Job:
     @property
     def ended(self) -> bool:
         return self.state in ("finished", "diverged", "failed")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `oelm run --json` and `oelm decide --json` print about the run."""
+        c = self.config
+        run = {"id": c.id, "seed": c.seed, "scale": c.scale, "trial": c.tune.trial}
+        return run | {"state": self.state, "reason": self.reason, "folder": str(self.folder)}
 
 
 @dataclass
@@ -100,11 +106,7 @@ def _check_other_seeds(place: Path, configs: Sequence[RunConfig]) -> None:
                 started[folder.config().seed] = folder.config()
     id, asked = configs[0].id, configs[0].compare.questions
     if any(config.compare.questions != asked for config in started.values()):
-        raise UsageError(
-            f"the questions about {id} differ from those with which the runs in {place} were started. They "
-            "must not change after the first results: restore them in the study file, or store new runs "
-            "under a different study name with --as NAME"
-        )
+        raise changed_questions(id, place)
     last = max(started, default=-1)
     new = {c.seed for c in configs if not c.compare.max_seeds} - started.keys()
     if new and min(new) < last and any(c.compare.max_seeds for c in started.values()):

@@ -13,7 +13,6 @@ this module starts
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import math
 import os
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from oelm.errors import OelmError
-from oelm.experiments.launch.signals import handle_signals, killed_by
+from oelm.experiments.launch.signals import die_with_parent, handle_signals, killed_by
 from oelm.files.locks import Lock, keep_inherited_lock
 from oelm.files.read import read_json_object
 from oelm.runs.folder import RunFolder
@@ -269,8 +268,7 @@ def follow_parent() -> None:
         keep_inherited_lock(int(lock))
     # If a deadlock blocks the thread below, the kernel still kills this rank when its worker ends.
     if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
 
 

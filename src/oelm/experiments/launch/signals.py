@@ -1,8 +1,9 @@
-"""Handle the signals that a launcher or worker receives, and name the signal that killed a child process."""
+"""Signals between launchers, workers and ranks: handle them, name them, and end a process with its parent."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -28,3 +29,9 @@ def killed_by(code: int) -> str:
     with contextlib.suppress(ValueError):
         return f"killed by {signal.Signals(-code).name}"
     return f"killed by signal {-code}"
+
+
+def die_with_parent() -> None:
+    """Make the Linux kernel kill this process when its parent process ends."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from oelm.cores import usable_cores
 from oelm.errors import UsageError
+from oelm.units import counted
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def _gpu_slots(devices: Sequence[str], per_run: int, slots: int, threads: int) -
     if slots > len(groups):
         raise UsageError(
             f"--slots {slots} is too high: with --gpus-per-run {per_run}, the GPUs {', '.join(devices)} make "
-            f"{len(groups)} slot(s); leave out --slots, or use more GPUs"
+            f"{counted(len(groups), 'slot')}; leave out --slots, or use more GPUs"
         )
     groups = groups[: slots or len(groups)]
     share = threads or max(1, usable_cores() // (len(groups) * per_run))

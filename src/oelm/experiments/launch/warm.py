@@ -14,7 +14,6 @@ worker continues, and the server ends after it. If the server is killed, the ker
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
@@ -28,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from oelm.experiments.launch.signals import die_with_parent
 from oelm.experiments.launch.slots import Slot
 from oelm.experiments.launch.worker import CONSOLE
 from oelm.runs.folder import RunFolder
@@ -169,9 +169,8 @@ def _import_model_code(folder: str) -> None:
 def _become_worker(server: int, folder: str) -> None:
     """Give this forked process its own session and console.log, and let it end if the server ends."""
     os.setsid()
-    PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:  # the server ended before the call of prctl
+    die_with_parent()
+    if os.getppid() != server:  # the server had already ended
         os._exit(1)
     try:
         _write_to(str(Path(folder) / CONSOLE))

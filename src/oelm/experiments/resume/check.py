@@ -173,6 +173,8 @@ class ResumeCheck:
 
         Returns how long one run takes and how much the runs differ. Raises OelmError if a run fails.
         """
+        from oelm.training.parallel.world import choose_device
+
         first, _ = self._uninterrupted(1)
         second, seconds = self._uninterrupted(2)
         spread = compare_runs(first.path, second.path)
@@ -181,12 +183,7 @@ class ResumeCheck:
                 other, _ = self._uninterrupted(number)
                 spread += compare_runs(first.path, other.path)
         self.spread = tuple(spread)
-        manifest = first.manifest()
-        device = self.machine.device
-        if device == "auto":
-            import torch
-
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        manifest, device = first.manifest(), str(choose_device(self.machine.device))
         return Reference(seconds, device, manifest.precision.dtype if manifest else "", self.spread)
 
     def _uninterrupted(self, number: int) -> tuple[RunFolder, float]:

@@ -8,12 +8,11 @@ everything that an adapter adds.) All arms share one grid of learning rates.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.studies.comparison import arms_of, with_rotary_arms
-from oelm.experiments.studies.paper import LM_MODEL, language_model
+from oelm.experiments.studies.paper import ROTARY_MODEL, language_model
 
 SETS = (("TS", "tinystories"), ("WT2", "wikitext2"), ("OWT", "openwebtext"))
 
@@ -52,7 +51,7 @@ def _corpus(stem: str, dataset: str) -> list[Experiment]:
         dataset,
         arms_of((*LEARNED_ARMS, *learned)),
         arms_of((*ROPE_ARMS, *rotary), ", rotary positions"),
-        rotary_model=replace(LM_MODEL, position="rope"),
+        rotary_model=ROTARY_MODEL,
         **settings,
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.studies.comparison import arms_of, comparison
 from oelm.experiments.studies.gap import EVAL_ROWS, GRIDS
-from oelm.experiments.studies.paper import LM_BUDGET, LM_MODEL, language_model
+from oelm.experiments.studies.paper import LM_BUDGET, ROTARY_MODEL, language_model
 
 DATASET = "wikitext2"
 ARMS = ("trained-plus", "oelm-plus")
@@ -30,7 +30,7 @@ def _longer(factor: int) -> list[Experiment]:
         suffix="-rope",
         study="longer",
         group=f"longer/{factor}x",
-        model=replace(LM_MODEL, position="rope"),
+        model=ROTARY_MODEL,
         budget=replace(LM_BUDGET, steps=LM_BUDGET.steps * factor),
         mini=mini,
         grids=GRIDS,

@@ -14,6 +14,7 @@ from oelm.experiments.experiment import Experiment, Reported
 LM_OPTIM = OptimConfig(lr=3e-4, schedule="cosine", warmup_steps=1000, clip=1.0)
 LM_BUDGET = BudgetConfig(batch_size=8, steps=100_000, eval_every=1000)
 LM_MODEL = ModelConfig(family="gpt", name="medium-512", dropout=0.1)
+ROTARY_MODEL = replace(LM_MODEL, position="rope")  # used by our other studies
 FROZEN_LM_LR = 1e-3  # the original study gave frozen arms 3.3 times the baseline's learning rate
 
 # The original study's public scripts train on 88,000 of OpenWebText's 8 million pages, about 99M tokens.

@@ -15,7 +15,7 @@ from typing import Any
 from oelm.config.run_config import DataConfig
 from oelm.experiments.experiment import Experiment
 from oelm.experiments.studies.comparison import arms_of, with_rotary_arms
-from oelm.experiments.studies.paper import LM_BUDGET, LM_MODEL, language_model
+from oelm.experiments.studies.paper import LM_BUDGET, ROTARY_MODEL, language_model
 
 TASKS = ("recall", "copy")  # names of the built-in datasets without "task-"
 LEARNED_ARMS = ("baseline",)
@@ -63,7 +63,7 @@ def _task(task: str) -> list[Experiment]:
         f"task-{task}",
         arms_of(LEARNED_ARMS, f" ({task})"),
         arms_of(ROPE_ARMS, f" ({task}, rotary positions)"),
-        rotary_model=replace(LM_MODEL, position="rope"),
+        rotary_model=ROTARY_MODEL,
         **settings,
     )
 

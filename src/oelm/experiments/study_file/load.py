@@ -204,7 +204,7 @@ def _budget(section: BudgetSection, data: DataConfig, task: str) -> BudgetConfig
             "give steps or epochs instead",
             field="budget.tokens",
         )
-    per_step = budget.batch_size * budget.accumulation * data.max_length
+    per_step = budget.rows_per_step * data.max_length
     return replace(budget, steps=math.ceil(section.tokens / max(1, per_step)))
 
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from oelm.methods.install import initial_weight, targets_of
-from oelm.methods.reading.find import ffn_matrices, find_projections
+from oelm.methods.reading.feed_forward import ffn_matrices
+from oelm.methods.reading.find import find_projections
 from oelm.methods.reading.projection import FeedForward, Projection
 from oelm.methods.reading.wrappers import plain_parameters
 from oelm.methods.record import Record

@@ -154,4 +154,4 @@ def _informative(ratio: Estimate) -> Iterator[float]:
 
 
 def _percent(log_ratio: float) -> float:
-    return 100 * math.expm1(min(log_ratio, 5.0))
+    return numbers.percent(min(log_ratio, 5.0))

@@ -31,7 +31,6 @@ from oelm.runs.states import STATES, TROUBLE
 from oelm.units import bytes_text, duration_text
 
 LOG_LINES = 20
-_UNFINISHED = frozenset(STATES) - {"finished", "diverged"}
 _TONES: dict[str, Tone] = {"running": "good", "finished": "", "interrupted": "open", "queued": "open"}
 _SCORES = ("ppl", "accuracy", "validation_loss")  # the first chart shows the first of these that runs have
 _OF_RUNS = ("lr", "entropy", "step_time", "memory")  # further charts of the pages of one run and of two runs

@@ -5,7 +5,6 @@ Questions come from study files, and from the comparisons that every analysis ma
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from oelm.analysis.messages import Message
 from oelm.analysis.pairs import find_arm, find_pairs
 from oelm.analysis.verdict import TARGET, Rule, Verdict, question_rule
 from oelm.config.run_config import QuestionConfig
+from oelm.report import numbers
 from oelm.report.document import Tone
 from oelm.report.sections.answers import ANSWERS, RULES
 from oelm.report.sentences import conclusion, outcome, sentences, shown_verdict, tone, why_undecided
@@ -122,4 +122,4 @@ def _asked(question: QuestionConfig) -> Message:
 
 
 def _percent(rule: Rule) -> tuple[float, ...]:
-    return tuple(100 * math.expm1(margin) for margin in rule.margins)
+    return tuple(map(numbers.percent, rule.margins))

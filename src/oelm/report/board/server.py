@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
@@ -24,11 +23,11 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from oelm.printable import printable
 from oelm.report.board import pages
 from oelm.report.board.curves import arm_curves, run_curves
 from oelm.report.board.metrics import MEASUREMENTS
 from oelm.report.board.snapshot import Board
+from oelm.report.formats.html import template_environment
 from oelm.report.translate import LANGUAGES, Translator
 
 HOSTS = ("127.0.0.1", "localhost")  # accepted with any port, because `ssh -L` may use a different one
@@ -88,14 +87,7 @@ class Site:
     def __init__(self, board: Board, lang: str) -> None:
         self.board, self.lang = board, lang
         self.translators = {lang: Translator(lang) for lang in LANGUAGES}
-        self.templates = Environment(
-            loader=FileSystemLoader(_HERE / "templates"),
-            autoescape=True,
-            finalize=lambda value: printable(value, lines=True) if type(value) is str else value,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+        self.templates = template_environment(_HERE / "templates")
 
     def app(self, token: str) -> Starlette:
         """Return the web application."""
@@ -170,7 +162,7 @@ class Site:
         if page is None:
             template, page, status = "missing.html", {}, 404
         query = f"?{request.url.query}" if request.url.query else ""
-        here = request.path_params["lang"] and request.url.path.rpartition("/")[2]
+        here = request.url.path.rpartition("/")[2]
         languages = [
             (lang, name, f"../{lang}/{here}{query}") for lang, name in (("en", "English"), ("zh", "中文"))
         ]

@@ -14,6 +14,7 @@ from oelm.analysis.arms import Arm
 from oelm.analysis.compare import Comparison
 from oelm.analysis.costs import StepRatio
 from oelm.analysis.verdict import SCENARIO_A, SCENARIO_B, TARGET
+from oelm.report import numbers
 from oelm.report.figures import charts
 from oelm.report.figures.drawing import ArmStyles, Drawing, legend_below, new_canvas
 from oelm.report.sentences import group_title
@@ -52,15 +53,12 @@ def _forests(comparisons: Sequence[Comparison]) -> Iterator[Sequence[Comparison]
 def changes(comparisons: Sequence[Comparison], styles: ArmStyles, _: Translator, *, name: str) -> Drawing:
     """Draw a forest plot of changes against the baseline: perplexity in per cent, or accuracy in points."""
     perplexity = comparisons[0].metric == "ppl"
+    in_unit = numbers.percent if perplexity else float
     rows: list[_Row] = []
     for c in comparisons:
         assert c.effect is not None
-        low_high = c.effect.interval
-        if perplexity:
-            value = _percent(c.effect.value)
-            interval = None if low_high is None else (_percent(low_high[0]), _percent(low_high[1]))
-        else:
-            value, interval = c.effect.value, low_high
+        value = in_unit(c.effect.value)
+        interval = c.effect.interval and (in_unit(c.effect.interval[0]), in_unit(c.effect.interval[1]))
         rows.append((f"{_short(c.arm.name)} · {_short(c.dataset)}", styles.of(c.arm.name), value, interval))
     canvas, axes = new_canvas(0.8 + ROW_INCHES * len(rows))
     _draw_forest(axes, rows)
@@ -165,10 +163,6 @@ def curves(arms: Sequence[Arm], _: Translator, title: str, *, name: str) -> Draw
         title=title,
     )
     return Drawing(name, canvas, caption)
-
-
-def _percent(log_ratio: float) -> float:
-    return 100 * math.expm1(log_ratio)
 
 
 def _short(name: str) -> str:

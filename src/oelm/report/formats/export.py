@@ -13,6 +13,7 @@ from oelm.analysis.analyze import Analysis
 from oelm.analysis.compare import Comparison
 from oelm.files.atomic import write_text
 from oelm.printable import printable
+from oelm.report import numbers
 from oelm.report.document import Table, plain
 from oelm.report.sections.plan import SECTIONS
 from oelm.report.sentences import shown_verdict
@@ -50,7 +51,7 @@ def _csv_row(c: Comparison) -> dict[str, str | int | float]:
     perplexity = c.metric == "ppl"
 
     def number(value: float) -> float:
-        return round(100 * math.expm1(value) if perplexity else value, 4)
+        return round(numbers.percent(value) if perplexity else value, 4)
 
     bounds = c.effect.interval if c.effect else None
     return {

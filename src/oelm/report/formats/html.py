@@ -46,21 +46,23 @@ def _data(value: Any) -> Markup:
     return Markup(json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
 
 
-def _without_control_characters(value: Any) -> Any:
-    return printable(value, lines=True) if type(value) is str else value
-
-
 def _keep_units(text: str) -> str:
     """Return the text with non-breaking spaces between numbers and their units."""
     return text.replace(" %", "\u00a0%").replace("n = ", "n\u00a0=\u00a0")
 
 
-_ENVIRONMENT = Environment(
-    loader=FileSystemLoader([_REPORT / "templates", _STATIC.parent / "templates"]),
-    autoescape=True,
-    finalize=_without_control_characters,  # Jinja calls this before it escapes a value
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+def template_environment(*folders: Path) -> Environment:
+    """Return a Jinja environment for HTML templates that escapes every value."""
+    return Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=True,
+        # Jinja calls this before it escapes a value.
+        finalize=lambda value: printable(value, lines=True) if type(value) is str else value,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+_ENVIRONMENT = template_environment(_REPORT / "templates", _STATIC.parent / "templates")
 _ENVIRONMENT.filters |= {"words": _keep_units, "inlines": inlines, "data": _data}

@@ -49,21 +49,18 @@ class GPTShape:
         return self.checkpoint_bytes - 8 * self.qk
 
 
-def weight_gradient_bound(expansion: int = 4) -> float:
+def weight_gradient_bound() -> float:
     """Return the fraction of a block's matmul FLOPs that the weight gradients of Q and K take.
 
-    It is 4/72 for an MLP of 4 times the width: a d x d projection has d^2 weights, which we call one unit. A
-    block has 4 projections of 1 unit and an MLP of 2 x expansion units, together 12 units. For each token,
-    each unit takes 2 d^2 FLOPs in the forward pass, 2 for the input gradient and 2 for the weight gradient,
-    together 72 d^2 FLOPs. Freezing Q and K saves the weight gradients of 2 units, 4 d^2 FLOPs.
-
-    expansion: hidden size of the MLP / width of the model
+    A d x d projection has d^2 weights, which we call one unit. A block has 4 projections of 1 unit, and an
+    MLP of 4 times the width has 2 x 4 units, together 12 units. For each token, each unit takes 2 d^2 FLOPs
+    in the forward pass, 2 for the input gradient and 2 for the weight gradient, together 72 d^2 FLOPs.
+    Freezing Q and K saves the weight gradients of 2 units, 4 d^2 FLOPs.
 
     >>> round(100 * weight_gradient_bound(), 2)
     5.56
     """
-    units = 4 + 2 * expansion
-    return 2 * 2 / (3 * 2 * units)
+    return 4 / 72
 
 
 def row_norm(sd: float, width: int) -> float:

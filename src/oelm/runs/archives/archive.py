@@ -96,7 +96,8 @@ def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool
         run for run in scan(root) if (not study or run.study == study) and isinstance(run.reader, RunFolder)
     ]
     if not runs:
-        raise OelmError(f"no run folders{f' of study {study}' if study else ''} in {root}")
+        of_study = f" of study {study}" if study else ""
+        raise OelmError(f"no run folders{of_study} in {root}; give a different folder with --runs")
     live = [run.name for run in runs if run.state in ("running", "stalled")]
     if live:
         raise OelmError(
@@ -223,7 +224,7 @@ def _check_entry(entry: Entry, where: str) -> None:
     if run is None:
         raise OelmError(f"{where}: refused, because '{entry.path}' is not a file of a run folder")
     if entry.bytes < 0 or re.fullmatch(r"[0-9a-f]{64}", entry.sha256) is None:
-        raise OelmError(f"{where}: '{entry.path}' has an invalid size or hash")
+        raise OelmError(f"{where}: '{entry.path}' has an invalid size or hash; copy the archive again")
     name = entry.path.removeprefix(run + "/")
     most = RESULT_FILES.get(name, _MODEL_FILES.get(PurePosixPath(name).suffix, 0))
     if entry.bytes > most:

@@ -61,7 +61,8 @@ def keep(root: Path | str, target: Path | str, *, study: str = "") -> Kept:
     runs = [run for run in scan(root) if not study or run.study == study]
     ended = [run for run in runs if run.state in KEPT_STATES]
     if not any(run.state == "finished" for run in ended):
-        raise OelmError(f"no finished runs{f' of study {study}' if study else ''} in {root}")
+        of_study = f" of study {study}" if study else ""
+        raise OelmError(f"no finished runs{of_study} in {root}; give a different folder with --runs")
     for run in ended:
         if run.state == "finished" and (damage := run.reader.damage()):
             raise OelmError(

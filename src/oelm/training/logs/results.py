@@ -10,7 +10,6 @@ from oelm.errors import OelmError
 from oelm.files.atomic import write_text
 from oelm.runs.schema import Fairness, Predictions, Results, Scores, TestLosses
 from oelm.training.optimizer import warmup_steps
-from oelm.training.prepare import rows_per_step
 from oelm.training.state import Training
 from oelm.training.tasks.task import Evaluation
 
@@ -84,7 +83,7 @@ def _fairness(training: Training) -> Fairness:
         data=fingerprints["train"],
         tokenizer=training.prepared.tokenizer.hash,
         eval_set=fingerprints.get("test") or fingerprints["validation"],
-        batch_rows=rows_per_step(config),
+        batch_rows=config.budget.rows_per_step,
         steps=training.total_steps,
         schedule=f"{config.optim.schedule}, warm-up {warmup_steps(config.optim, training.total_steps)}",
     )

@@ -7,7 +7,7 @@ same metrics.jsonl as an uninterrupted run.
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,18 +38,44 @@ def attention_statistics(
     lengths = None
     if "lengths" in tensors:
         lengths = tensors["lengths"][:MAX_ROWS].clamp(max=ids.shape[1]).to(device)
-    seen: dict[str, Tensor] = {}
+    layers = enumerate(run_attention(model, ids, lengths))
+    rows = [{"layer": number, **_statistics(layer, lengths)} for number, layer in layers]
+    orthogonality = _orthogonality(model)
+    return [{**row, **orthogonality.get(row["layer"], {})} for row in rows]
+
+
+class LayerAttention(NamedTuple):
+    """What the attention of one layer computed for a batch."""
+
+    attn: Attention
+    q: Tensor  # (B, T, d), before the rotary rotation
+    k: Tensor  # (B, T, d)
+    rotation: Tensor | None  # table of the rotary rotation, as for `rotate()`
+    bias: Tensor | None  # relative bias on the scores (1, nh, T, T); -inf for keys after a causal query
+
+    def scores(self) -> Tensor:
+        """Return the attention scores (B, nh, T, T) before the mask and the relative bias."""
+        q, k = (x.unflatten(-1, (self.attn.num_heads, -1)) for x in (self.q, self.k))  # (B, T, nh, hs)
+        if self.rotation is not None:
+            q, k = rotate(q, self.rotation), rotate(k, self.rotation)
+        return torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
+
+
+@torch.no_grad()
+def run_attention(model: GPT, ids: Tensor, lengths: Tensor | None = None) -> list[LayerAttention]:
+    """Run the model on `ids` (B, T); return the queries and keys of each layer."""
+    seen: dict[nn.Module, Tensor] = {}
     attentions = [cast(Block, block).attn for block in model.blocks]
-    hooks = [
-        getattr(attn, part).register_forward_hook(_keep(seen, f"{layer}{part}"))
-        for layer, attn in enumerate(attentions)
-        for part in "qk"
-    ]
-    hooks += [
-        attn.register_forward_hook(_keep_bias(seen, f"{layer}bias"))
-        for layer, attn in enumerate(attentions)
-        if attn.relative_bias is not None
-    ]
+
+    def keep_output(module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        seen[module] = output.float()
+
+    def keep_bias(attn: Any, inputs: tuple[Tensor, ...], _output: Any) -> None:
+        seen[attn] = attn.relative_scores(inputs[0].shape[1], None).float()
+
+    hooks = [part.register_forward_hook(keep_output) for attn in attentions for part in (attn.q, attn.k)]
+    # The bias is read in `forward()`, because only there a sharded model has all of its parameters.
+    hooks += [attn.register_forward_hook(keep_bias) for attn in attentions if attn.relative_bias is not None]
     was_training = model.training
     model.eval()
     try:
@@ -58,13 +84,8 @@ def attention_statistics(
         for hook in hooks:
             hook.remove()
         model.train(was_training)
-    orthogonality = _orthogonality(model)
-    rows = []
-    for layer, attn in enumerate(attentions):
-        q, k = (seen[f"{layer}{part}"] for part in "qk")
-        row = _layer(model, attn, q, k, seen.get(f"{layer}bias"), lengths)
-        rows.append({"layer": layer, **row, **orthogonality.get(layer, {})})
-    return rows
+    rotation = None if model.rotation is None else model.rotation[: ids.shape[1]]
+    return [LayerAttention(a, seen[a.q], seen[a.k], rotation, seen.get(a)) for a in attentions]
 
 
 def off_orthogonal(heads: Tensor) -> float:
@@ -81,38 +102,19 @@ def off_orthogonal(heads: Tensor) -> float:
     return float((off.square().sum() / (len(heads) * size * (size - 1))).sqrt())
 
 
-def _keep(seen: dict[str, Tensor], name: str) -> Any:
-    def hook(_module: Any, _inputs: Any, output: Tensor) -> None:
-        seen[name] = output.float()
-
-    return hook
-
-
-def _keep_bias(seen: dict[str, Tensor], name: str) -> Any:
-    def hook(attn: Attention, inputs: tuple[Tensor, ...], _output: Any) -> None:
-        seen[name] = attn.relative_scores(inputs[0].shape[1], None).float()
-
-    return hook
-
-
-def _layer(
-    model: GPT, attn: Attention, q: Tensor, k: Tensor, bias: Tensor | None, lengths: Tensor | None
-) -> dict[str, Any]:
-    B, T, _ = q.shape
-    q, k = (x.view(B, T, attn.num_heads, -1) for x in (q, k))  # (B, T, nh, hs)
-    if model.rotation is not None:
-        q, k = rotate(q, model.rotation[:T]), rotate(k, model.rotation[:T])
-    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
-    position = torch.arange(T, device=q.device)
-    visible = torch.ones(B, 1, T, T, dtype=torch.bool, device=q.device)
-    if attn.causal:
+def _statistics(layer: LayerAttention, lengths: Tensor | None) -> dict[str, Any]:
+    scores, device = layer.scores(), layer.q.device
+    B, T, _ = layer.q.shape
+    position = torch.arange(T, device=device)
+    visible = torch.ones(B, 1, T, T, dtype=torch.bool, device=device)
+    if layer.attn.causal:
         visible &= position[None, :] <= position[:, None]
-    counted = torch.ones(B, T, dtype=torch.bool, device=q.device)  # queries that are not padding
+    counted = torch.ones(B, T, dtype=torch.bool, device=device)  # queries that are not padding
     if lengths is not None:
         counted = position[None, :] < lengths[:, None]
         visible &= counted[:, None, None, :]
-    if bias is not None:
-        scores = scores + bias.masked_fill(~visible, 0.0)
+    if layer.bias is not None:
+        scores = scores + layer.bias.masked_fill(~visible, 0.0)
     shown = scores[(visible & counted[:, None, :, None]).expand_as(scores)]
     p = scores.masked_fill(~visible, float("-inf")).softmax(-1)
     entropy = -(p * p.clamp(min=1e-30).log()).sum(-1)  # (B, nh, T)

@@ -14,7 +14,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from oelm.models.gpt import GPT, Attention, Block, rotate
+from oelm.models.gpt import GPT, Attention, Block
+from oelm.training.measure.attention import run_attention
 
 Matrices = dict[tuple[int, str], Tensor]  # (layer, "q" or "k") -> weight (rows, d_in)
 ROLES = ("q", "k")
@@ -28,17 +29,17 @@ def constant_share(model: GPT, ids: Tensor) -> list[dict[str, float]]:
     rotation: 0 if the mean of q is zero, 1 if q is the same for every token.
     """
     shares = []
-    for attention, projected in _queries_and_keys(model, ids):
+    for layer in run_attention(model, ids):
         row = {}
-        for role, x in zip(ROLES, projected, strict=True):
-            heads = x.flatten(0, 1).unflatten(-1, (attention.num_heads, -1)).double()  # (B T, nh, hs)
+        for role, x in zip(ROLES, (layer.q, layer.k), strict=True):
+            heads = x.flatten(0, 1).unflatten(-1, (layer.attn.num_heads, -1)).double()  # (B T, nh, hs)
             row[role] = float(heads.mean(0).square().sum() / heads.square().sum((1, 2)).mean())
         shares.append(row)
     return shares
 
 
 @torch.no_grad()
-def attention_by_distance(model: GPT, ids: Tensor, distances: int = 16) -> list[Tensor]:
+def attention_by_distance(model: GPT, ids: Tensor, distances: int) -> list[Tensor]:
     """Return, for each layer, the mean attention weights (heads, distances).
 
     Column d is the weight on the token d positions before the query (0 = the query itself). Only queries with
@@ -50,13 +51,8 @@ def attention_by_distance(model: GPT, ids: Tensor, distances: int = 16) -> list[
             f"distances must be between 1 and {T}, the number of tokens per row, not {distances}"
         )
     found = []
-    for attention, (q, k) in _queries_and_keys(model, ids):
-        q, k = (x.unflatten(-1, (attention.num_heads, -1)) for x in (q, k))  # (B, T, nh, hs)
-        if model.rotation is not None:
-            q, k = rotate(q, model.rotation[:T]), rotate(k, model.rotation[:T])
-        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
-        if attention.relative_bias is not None:
-            scores = scores + attention.relative_scores(T, None)
+    for layer in run_attention(model, ids):
+        scores = layer.scores() if layer.bias is None else layer.scores() + layer.bias
         hidden = torch.ones(T, T, dtype=torch.bool, device=scores.device).triu(1)
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).mean(0)  # (nh, T, T)
         queries = torch.arange(distances - 1, T, device=weights.device)
@@ -128,23 +124,3 @@ def _replaced(model: GPT, weights: Matrices) -> Iterator[None]:
     finally:
         for key, parameter in parameters.items():
             parameter.data = kept[key]
-
-
-def _queries_and_keys(model: GPT, ids: Tensor) -> list[tuple[Attention, tuple[Tensor, Tensor]]]:
-    """Return (attention module, (q, k)) of each layer for `ids` (B, T); q and k are before the rotation."""
-    seen: dict[nn.Module, Tensor] = {}
-    attentions = _attentions(model)
-    hooks = [
-        _projection(attention, role).register_forward_hook(lambda m, _, y: seen.__setitem__(m, y.float()))
-        for attention in attentions
-        for role in ROLES
-    ]
-    was_training = model.training
-    model.eval()
-    try:
-        model(ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        model.train(was_training)
-    return [(a, (seen[_projection(a, "q")], seen[_projection(a, "k")])) for a in attentions]

@@ -77,13 +77,8 @@ class World:
         if "MASTER_ADDR" in os.environ:  # set by oelm's launcher if the ranks are on several nodes
             host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             store = dist.TCPStore(host, port, self.size, self.is_main, timeout=MEETING_TIMEOUT)
-            self._join(backend, store)
-            return
-        # The ranks of one node connect through a private file, because a TCPStore listens on all interfaces.
-        store = dist.FileStore(str(Path(os.environ[RANK_DIR]) / "store"), self.size)
-        self._join(backend, store)
-
-    def _join(self, backend: str, store: dist.Store) -> None:
+        else:  # a private file connects the ranks of one node, because a TCPStore listens on all interfaces
+            store = dist.FileStore(str(Path(os.environ[RANK_DIR]) / "store"), self.size)
         store.set_timeout(COLLECTIVE_TIMEOUT)
         dist.init_process_group(
             backend, store=store, rank=self.rank, world_size=self.size, timeout=COLLECTIVE_TIMEOUT
