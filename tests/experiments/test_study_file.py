@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,10 @@ def test_data_and_model_folders_are_relative_to_the_file(tmp_path: Path) -> None
     model = "model: {folder: bert, dropout: 0.0}"
     e = study(tmp_path, text.replace("model: {width: 32, layers: 2, heads: 4}", model))["frozen"]
     assert (e.model.family, e.model.name, e.model.pretrained) == ("hf", str(tmp_path / "bert"), True)
+    at_bart = replace(e, model=replace(e.model, name="/home/bart/t5/bert"))
+    assert [at_bart.planned(scale).model.name for scale in ("mini", "smoke")] == ["minilm", "tiny-bert"]
+    hub = replace(e, model=replace(e.model, name="facebook/bart-base"))
+    assert hub.planned("mini").model.name == "tiny-bart"
 
 
 def test_a_dataset_of_the_hub_is_registered_here_and_in_worker_processes(tmp_path: Path) -> None:
