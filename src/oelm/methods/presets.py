@@ -315,9 +315,14 @@ def register_method(new: Method) -> Method:
     """Register your own method, so that `oelm.apply()` and the command line know its name; return it."""
     if not isinstance(new, Method):
         raise UsageError(f"register_method needs an oelm.Method, got {type(new).__name__}")
+    check_name_is_free(new)
+    _METHODS[new.name] = new
+    return new
+
+
+def check_name_is_free(new: Method) -> None:
+    """Raise UsageError if a known method with other settings has the name of the method `new`."""
     if new.name in ALIASES or (new.name in _METHODS and _METHODS[new.name] != new):
         raise UsageError(
             f"the name '{new.name}' is already used by a method with other settings; choose another name"
         )
-    _METHODS[new.name] = new
-    return new
