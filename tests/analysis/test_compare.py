@@ -372,6 +372,28 @@ def test_unpaired_seeds_are_flagged(tmp_path):
     assert "Welch" in texts(c.flags)
 
 
+@pytest.mark.parametrize(
+    ("changes", "trained", "said"),
+    [
+        ({}, "orthogonal-init", ""),
+        ({"lowrank": 4}, "orthogonal-init", ""),  # a control has no adapters
+        ({"gain": 2.0, "temperature": True}, "orthogonal-init", "(temperature False ≠ True, gain 1.0 ≠ 2.0)"),
+        ({}, "oelm-random-matched", "(freeze all ≠ none)"),
+    ],
+)
+def test_a_control_that_is_another_network_is_flagged(tmp_path, changes, trained, said):
+    mine = replace(find_method("oelm-freeze"), name="mine", **changes)
+    compared = CompareConfig("GPT/tinystories", "mine", control="CONTROL")
+    for seed, value in enumerate((8.0, 8.1, 8.2)):
+        write_run(tmp_path, lm_config("CONTROL", trained, seed=seed), value)
+        config = lm_config("MINE", seed=seed, method=mine, compare=compared)
+        write_run(tmp_path, config, (1.5 + 0.001 * seed) * value)
+    (c,) = analyze(tmp_path).comparisons.of("control")
+    assert said in texts(c.flags)
+    assert ("is not the same network with trained Q/K" in texts(c.flags)) == bool(said)
+    assert str(conclusion(c)).startswith("mine is worse" if said else "Freezing alone costs")
+
+
 def test_identical_seeds_are_flagged(tmp_path):
     assert "have exactly the same result" in texts(pair(tmp_path, arm=(8.5, 8.5, 8.5)).flags)
 
