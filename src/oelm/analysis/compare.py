@@ -127,7 +127,9 @@ def compare(
     trials: the tuning trials of the runs folder
     same_rows: names of other datasets in this analysis that have the same test rows
     """
-    flags = (*(_control_flags(arm, reference) if kind == "control" else ()), *run_flags(arm, reference, trials))
+    flags = run_flags(arm, reference, trials)
+    if kind == "control":
+        flags = (*_control_flags(arm, reference), *flags)
     refused = guards.refusals(arm, reference)
     if refused:
         target, sign = Verdict("target", REFUSED), Verdict("sign", REFUSED)
@@ -167,8 +169,8 @@ def _control_flags(arm: Arm, control: Arm) -> list[Message]:
         return []
     return [
         Message(
-            "{reference} is not the same network with trained Q/K ({fields}), so the change is not the effect "
-            "of freezing alone",
+            "{reference} is not the same network with trained Q/K ({fields}), so the change is not the "
+            "effect of freezing alone",
             reference=control.id,
             fields=fields,
         )

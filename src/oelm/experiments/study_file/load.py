@@ -146,7 +146,7 @@ def _check_method_controls(specs: list[ArmSpec]) -> None:
 
 
 def _check_scales(file: StudyFile) -> None:
-    """Raise UsageError if a setting for a smaller scale would change what the arms are or how they compare."""
+    """Raise UsageError if a setting for a smaller scale would change the arms or how they compare."""
     for scale, changes in (("mini", file.mini), ("smoke", file.smoke)):
         for name in changes:
             if name.partition(".")[0] in ("method", "tune", "compare"):
