@@ -202,6 +202,8 @@ def test_losses_per_document_are_used_only_if_they_are_complete_and_equal(tmp_pa
         ({"family": "hf", "name": "tiny-bart"}, "encoder-decoder"),
         ({"family": "hf", "name": "t5-small"}, "encoder-decoder"),
         ({"family": "hf", "name": "gpt2"}, "decoder"),
+        ({"family": "hf", "name": "/home/bart/gpt2"}, "decoder"),
+        ({"family": "hf", "name": "/opt/xlm"}, "other"),
     ],
 )
 def test_architectures(tmp_path, model, kind):

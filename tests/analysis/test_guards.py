@@ -10,6 +10,7 @@ from oelm.analysis.verdict import REFUSED, UNDECIDED, WITHHELD
 from oelm.config.run_config import CompareConfig, QuestionConfig, TuneConfig
 from oelm.methods.presets import find_method
 from oelm.report.document import plain
+from oelm.report.sentences import conclusion
 from oelm.report.summary import cards, headline
 from oelm.report.translate import Translator
 from oelm.runs.folder import RunFolder
@@ -275,3 +276,25 @@ def test_unpaired_seeds_are_flagged(tmp_path):
 
 def test_identical_seeds_are_flagged(tmp_path):
     assert "have exactly the same result" in texts(pair(tmp_path, arm=(8.5, 8.5, 8.5)).flags)
+
+
+@pytest.mark.parametrize(
+    ("changes", "trained", "said"),
+    [
+        ({}, "orthogonal-init", ""),
+        ({"lowrank": 4}, "orthogonal-init", ""),  # a control has no adapters
+        ({"gain": 2.0, "temperature": True}, "orthogonal-init", "(temperature False ≠ True, gain 1.0 ≠ 2.0)"),
+        ({}, "oelm-random-matched", "(freeze all ≠ none)"),
+    ],
+)
+def test_a_control_that_is_another_network_is_flagged(tmp_path, changes, trained, said):
+    mine = replace(find_method("oelm-freeze"), name="mine", **changes)
+    compared = CompareConfig("GPT/tinystories", "mine", control="CONTROL")
+    for seed, value in enumerate((8.0, 8.1, 8.2)):
+        write_run(tmp_path, lm_config("CONTROL", trained, seed=seed), value)
+        config = lm_config("MINE", seed=seed, method=mine, compare=compared)
+        write_run(tmp_path, config, (1.5 + 0.001 * seed) * value)
+    (c,) = analyze(tmp_path).comparisons.of("control")
+    assert said in texts(c.flags)
+    assert ("is not the same network with trained Q/K" in texts(c.flags)) == bool(said)
+    assert str(conclusion(c)).startswith("mine is worse" if said else "Freezing alone costs")

@@ -42,6 +42,8 @@ def test_a_new_method_renames_the_arm_and_drops_a_control_of_another_method() ->
         ("lr=1", "did you mean 'optim.lr'"),
         ("optim.lr=fast", "optim.lr"),
         ("budget.steps=1.5", "budget.steps"),
+        ("budget.steps=--5", "expected a whole number"),
+        ("budget.steps=5²", "expected a whole number"),
         ("model.position=ropey", "rope"),
         ("method=oelm-freze", "oelm-freeze"),
         ("method.layers=1", "layers"),  # means nothing with freeze "all"

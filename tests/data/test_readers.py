@@ -61,6 +61,15 @@ def test_csv_rows_with_invalid_utf8_or_too_many_cells_are_reported(tmp_path: Pat
     assert bad.counts == {"utf-8": 1, "csv": 1}
 
 
+def test_two_columns_with_one_name_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "twice.csv"
+    path.write_text("text, text,label,,\nfirst,second,1,,\n", "utf-8")
+    with pytest.raises(OelmError, match="two columns with the name 'text'"):
+        rows_of(path)
+    path.write_text("text,label,,\nfirst,1,,\n", "utf-8")  # empty columns at the end, as spreadsheets write
+    assert rows_of(path)[0][0]["text"] == "first"
+
+
 def test_a_quotation_mark_does_not_merge_rows_of_a_tsv_file(tmp_path: Path) -> None:
     path = tmp_path / "glue.tsv"
     path.write_text('text\tlabel\nfine\t1\n"open quote\t1\nrow three\t0\nends with quote"\t0\n', "utf-8")

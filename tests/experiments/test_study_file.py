@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,11 @@ def test_arms_become_experiments_that_differ_only_in_their_method(tmp_path: Path
         ("gain: 2.0", "gain: -2.0", 8, "arms.warm.method: method 'warm': gain must be"),
         ("base: oelm-freeze", "base: oelm-freze", 8, "did you mean 'oelm-freeze'?"),
         ("frozen: oelm-freeze", "frozen: oelm-freze", 6, "arms.frozen: unknown method 'oelm-freze'"),
+        ("gain: 2.0", "gain: 2.0, name: baseline", 8, "arms.warm.method.name: the method has the name"),
+        ("gain: 2.0", "gain: 2.0, control: trian", 8, "arms.warm.method.control: unknown method 'trian'"),
+        ("  warm:", "  oelm-bias:", 7, "the name 'oelm-bias' is already used by a method with other"),
+        ("control: plain", "control: warm", 9, "arms.warm.control: an arm cannot be its own control"),
+        ("control: plain", "baseline: warm", 9, "an arm cannot be its own baseline"),
         ("control: plain", "control: plane", 9, "arms.warm.control: unknown arm 'plane'; did you mean"),
         ("dataset: stories", "dataset: storeis", 2, "data.dataset: unknown dataset 'storeis'; did you mean"),
         ("dataset: stories", "folder: nowhere", 2, "nowhere does not exist"),
@@ -109,6 +115,8 @@ def test_arms_become_experiments_that_differ_only_in_their_method(tmp_path: Path
         ("tokens: 100000", "tokens: 100000, epochs: 1", 10, "budget.tokens: tokens is allowed only"),
         ("seeds: [3, 4]", "seeds: []", 11, "seeds: must have at least one seed"),
         ("seeds: [3, 4]", "smoke: {budget.step: 2}", 11, "did you mean 'budget.steps'?"),
+        ("seeds: [3, 4]", "smoke: {method: oelm-bias}", 11, "'method' cannot differ between scales"),
+        ("seeds: [3, 4]", "mini: {tune.grid: [1e-3]}", 11, "'tune.grid' cannot differ between scales"),
         ("seeds: [3, 4]", "grid: [0.001, 0]", 11, "grid: learning rates must be above 0"),
         ("margin: 0.1", "margin: 5", 13, "questions[0].margin: must be at least 0 and below 1"),
         ("rule: superior", "rule: suprior", 14, "did you mean 'superior'?"),
@@ -147,6 +155,10 @@ def test_data_and_model_folders_are_relative_to_the_file(tmp_path: Path) -> None
     model = "model: {folder: bert, dropout: 0.0}"
     e = study(tmp_path, text.replace("model: {width: 32, layers: 2, heads: 4}", model))["frozen"]
     assert (e.model.family, e.model.name, e.model.pretrained) == ("hf", str(tmp_path / "bert"), True)
+    at_bart = replace(e, model=replace(e.model, name="/home/bart/t5/bert"))
+    assert [at_bart.planned(scale).model.name for scale in ("mini", "smoke")] == ["minilm", "tiny-bert"]
+    hub = replace(e, model=replace(e.model, name="facebook/bart-base"))
+    assert hub.planned("mini").model.name == "tiny-bart"
 
 
 def test_a_dataset_of_the_hub_is_registered_here_and_in_worker_processes(tmp_path: Path) -> None:

@@ -133,6 +133,10 @@ def test_registering_a_method():
     assert mine.gain == 2.0
     with pytest.raises(OelmError, match="already used by a method"):
         oelm.register_method(dataclasses.replace(mine, gain=3.0))
+    for name in ("OELM-Freeze", "oelm_plus", "oelm-v2"):  # `find_method` would return another method for them
+        with pytest.raises(OelmError, match="already used by a method"):
+            oelm.register_method(dataclasses.replace(mine, name=name))
+    assert oelm.register_method(find_method("oelm-freeze")) == find_method("oelm-freeze")
 
 
 def test_methods_are_listed_without_torch():

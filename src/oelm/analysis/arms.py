@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -159,7 +160,7 @@ class Arm:
         model = self.config.model
         if model.family == "gpt":
             return "decoder" if model.causal else "encoder"
-        name = model.name.lower()
+        name = Path(model.name).name.lower()  # without the folders around a model, such as /opt
         if any(part in name for part in _ENCODER_DECODERS) and "bert" not in name:
             return "encoder-decoder"
         if any(part in name for part in _ENCODERS):

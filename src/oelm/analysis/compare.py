@@ -10,7 +10,7 @@ from oelm.analysis.fairness import guards
 from oelm.analysis.fairness.flags import result_flags, run_flags
 from oelm.analysis.load import PENDING, Loaded, LoadedRun
 from oelm.analysis.messages import Message
-from oelm.analysis.pairs import Kind, Pair, find_pairs
+from oelm.analysis.pairs import Kind, Pair, find_pairs, other_than_freezing
 from oelm.analysis.questions import GIVEN_UP, Question, answer_pair, rules_of
 from oelm.analysis.statistics.effects import TestError, measure
 from oelm.analysis.statistics.intervals import LEVEL, Estimate
@@ -127,6 +127,8 @@ def compare(
     same_rows: names of other datasets in this analysis that have the same test rows
     """
     flags = run_flags(arm, reference, trials)
+    if kind == "control":
+        flags = (*_control_flags(arm, reference), *flags)
     refused = guards.refusals(arm, reference)
     if refused:
         target, sign = Verdict("target", REFUSED), Verdict("sign", REFUSED)
@@ -156,6 +158,21 @@ def compare(
         if perplexity and kind in ("control", "bias")
         else None,
     )
+
+
+def _control_flags(arm: Arm, control: Arm) -> list[Message]:
+    """Return a flag if the named control is not the network of the arm with trained Q/K."""
+    fields = other_than_freezing(arm, control)
+    if not fields:
+        return []
+    return [
+        Message(
+            "{reference} is not the same network with trained Q/K ({fields}), so the change is not the "
+            "effect of freezing alone",
+            reference=control.id,
+            fields=fields,
+        )
+    ]
 
 
 def compare_sequentially(

@@ -18,6 +18,8 @@ from oelm.analysis.arms import Arm
 from oelm.methods.method import Method
 from oelm.methods.presets import find_method
 
+# The fields of a method that its control shares.
+_SAME_IN_CONTROL = ("conv", "conv_value", "bias", "bias_scale", "core", "temperature", "relative_bias")
 Kind = Literal["baseline", "control", "orthogonality", "bias", "init", "plain"]
 TRAINED_INIT = "orthogonal-init"  # the method with orthonormal init and trained Q/K
 TRAINED_BIAS = "baseline-bias"  # the baseline with biases on q and k
@@ -85,6 +87,20 @@ def _no_loss_pairs(arms: Sequence[Arm]) -> Iterator[Pair]:
         plain = find_arm(arms, arm, baseline.config.compare.baseline) if baseline else None
         if plain is not None:
             yield Pair("plain", arm, plain.id, plain)
+
+
+def other_than_freezing(arm: Arm, control: Arm) -> tuple[str, ...]:
+    """Return how the method of an arm's control differs from the arm's, apart from freezing, as texts.
+
+    A control may lack the low-rank adapters of the arm (see `Method.control`). Its init may differ, because
+    some methods have a control with another one; then the gain may differ, too.
+    """
+    fields = list(_SAME_IN_CONTROL)
+    if arm.method.init == control.method.init:
+        fields.append("gain")
+    values = [(name, getattr(arm.method, name), getattr(control.method, name)) for name in fields]
+    found = [f"{name} {theirs} ≠ {mine}" for name, mine, theirs in values if mine != theirs]
+    return (*found, *([] if control.method.trains_qk else [f"freeze {control.method.freeze} ≠ none"]))
 
 
 def _same_model(arm: Arm, other: Arm) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -159,7 +160,7 @@ def _plain_value(kind: Any, text: Any) -> Any:
     if kind is bool:
         return _TRUTH.get(text.lower(), text)
     if kind is int:
-        return int(text) if text.lstrip("+-").isdigit() else text
+        return int(text) if re.fullmatch(r"[+-]?[0-9]{1,99}", text) else text
     if kind is float:
         try:
             return float(text)

@@ -8,6 +8,7 @@ downloads anything.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 from oelm.config.overrides import override
@@ -137,7 +138,7 @@ def shrink(config: RunConfig, scale: str, kind: str) -> RunConfig:
     recipe = RECIPES[scale][kind]
     small = override(config, recipe)
     for family, name in SMALL_MODELS.items():
-        if family in config.model.name:
+        if family in Path(config.model.name).name:  # not in a folder around it, such as /home/bart/bert
             small = override(
                 small, {"model.name": name, "model.pretrained": False, "data.tokenizer": "bpe-1024"}
             )

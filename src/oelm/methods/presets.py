@@ -315,9 +315,20 @@ def register_method(new: Method) -> Method:
     """Register your own method, so that `oelm.apply()` and the command line know its name; return it."""
     if not isinstance(new, Method):
         raise UsageError(f"register_method needs an oelm.Method, got {type(new).__name__}")
-    if new.name in ALIASES or (new.name in _METHODS and _METHODS[new.name] != new):
+    check_name_is_free(new)
+    _METHODS[new.name] = new
+    return new
+
+
+def check_name_is_free(new: Method) -> None:
+    """Raise UsageError if a known method with other settings has the name of the method `new`.
+
+    Names that `find_method()` takes for each other, such as "Oelm_Freeze" and "oelm-freeze", count as equal.
+    """
+    plain = new.name.lower().replace("_", "-")
+    known = {name: name for name in _METHODS} | ALIASES
+    alike = {known[name] for name in known if name.lower().replace("_", "-") == plain}
+    if alike - {new.name} or _METHODS.get(new.name, new) != new:
         raise UsageError(
             f"the name '{new.name}' is already used by a method with other settings; choose another name"
         )
-    _METHODS[new.name] = new
-    return new

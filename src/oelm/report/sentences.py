@@ -5,6 +5,7 @@ from __future__ import annotations
 from oelm.analysis.arms import Arm
 from oelm.analysis.compare import Comparison
 from oelm.analysis.messages import Message
+from oelm.analysis.pairs import other_than_freezing
 from oelm.analysis.verdict import (
     BETTER,
     EQUIVALENT,
@@ -145,7 +146,7 @@ def conclusion(c: Comparison) -> Message | None:
         if c.metric == "ppl"
         else Message("{value} points of accuracy", value=value)
     )
-    if c.kind == "control":
+    if c.kind == "control" and not other_than_freezing(c.arm, c.reference):
         return _cost_of_freezing(c.sign.outcome, size, c.reference.name)
     if c.sign.outcome == WORSE:
         return Message("{arm} is worse than {reference} by {size}.", **names, size=size)

@@ -16,6 +16,7 @@ from torch import nn
 
 from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError, TransientError, UsageError, first_line
+from oelm.methods.saving.load import quiet_transformers
 from oelm.models.first_token import compute_only_first_token
 from oelm.models.gpt import GPT, gpt_config
 from oelm.models.sizes import MINILM_PACKAGE, MINILM_PIP, TINY
@@ -132,13 +133,14 @@ def _build_transformers(
 def _pretrained(config: RunConfig, kind: Any, shape: Any) -> nn.Module:
     try:
         # Without dtype=, transformers keeps the dtype of the files, so that weights in fp16 would stay fp16.
-        model, info = kind.from_pretrained(
-            model_folder(config),
-            config=shape,
-            dtype=torch.float32,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        with quiet_transformers():  # the head is new by design, and other missing weights are an error below
+            model, info = kind.from_pretrained(
+                model_folder(config),
+                config=shape,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
     except (OSError, RuntimeError) as error:
         raise TransientError(
             f"the weights of the model '{config.model.name}' cannot be loaded ({first_line(error)}). If the "

@@ -13,7 +13,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ def _read_csv(path: Path, bad: BadRows, delimiter: str) -> Iterator[tuple[int, R
             try:
                 if number == 1:
                     reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+                    _check_no_column_twice(path, reader.fieldnames)
                 row = next(reader)
             except StopIteration:
                 return
@@ -96,6 +97,13 @@ def _read_csv(path: Path, bad: BadRows, delimiter: str) -> Iterator[tuple[int, R
                 bad.add("utf-8", str(path), number, broken, "not UTF-8")
                 continue
             yield number, row
+
+
+def _check_no_column_twice(path: Path, names: Sequence[str]) -> None:
+    """Raise OelmError if two columns have one name, because only the last of them would be read."""
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    if twice:
+        raise OelmError(f"{path} has two columns with the name {twice[0]!r}: rename one of them")
 
 
 def is_utf8(text: str) -> bool:

@@ -27,7 +27,7 @@ from oelm.experiments.study_file.sections import (
     StudyFile,
 )
 from oelm.methods.method import Method
-from oelm.methods.presets import find_method
+from oelm.methods.presets import check_name_is_free, find_method
 from oelm.models.sizes import shape_name
 
 _COLUMNS = ("text", "premise", "hypothesis", "label")
@@ -81,6 +81,8 @@ def _study(file: StudyFile, folder: Path) -> Study:
         raise UsageError("the study has no arms; add at least one, such as baseline: baseline", field="arms")
     arms = {name: arm if isinstance(arm, ArmSection) else ArmSection(arm) for name, arm in file.arms.items()}
     specs = [_arm(name, arm, file.arms[name]) for name, arm in arms.items()]
+    _check_method_controls(specs)
+    _check_scales(file)
     smoke = {"data.source": "auto", **file.smoke} if is_path(data.dataset) else file.smoke
     settings: dict[str, Any] = {
         "study": file.study,
@@ -122,10 +124,37 @@ def _own_method(name: str, given: dict[str, Any], place: str) -> Method:
     """
     given = dict(given)
     base: dict[str, Any] = {}
+    if "name" in given:
+        raise UsageError("the method has the name of its arm; leave this key out", field=f"{place}.name")
     if "base" in given:
         with _about(f"{place}.base"):
             base = find_method(convert(str, given.pop("base"), f"{place}.base")).to_dict()
-    return from_mapping(Method, {**base, "name": name, "purpose": "", **given}, place)
+    method = from_mapping(Method, {**base, "name": name, "purpose": "", **given}, place)
+    with _about(f"arms.{name}"):
+        check_name_is_free(method)  # tables and controls name methods
+    return method
+
+
+def _check_method_controls(specs: list[ArmSpec]) -> None:
+    """Raise UsageError if a method of the file names a control that is neither its method nor a known one."""
+    names = [find_method(spec.method).name for spec in specs]
+    for spec in specs:
+        control = find_method(spec.method).control
+        if control and control not in names:
+            with _about(f"arms.{spec.name}.method.control"):
+                find_method(control)
+
+
+def _check_scales(file: StudyFile) -> None:
+    """Raise UsageError if a setting for a smaller scale would change the arms or how they compare."""
+    for scale, changes in (("mini", file.mini), ("smoke", file.smoke)):
+        for name in changes:
+            if name.partition(".")[0] in ("method", "tune", "compare"):
+                raise UsageError(
+                    f"'{name}' cannot differ between scales, because it would be the same for all arms; "
+                    "leave it out",
+                    field=f"{scale}.{name}",
+                )
 
 
 def _model(section: ModelSection, folder: Path) -> ModelConfig:
@@ -219,6 +248,11 @@ def _compared(name: str, arm: ArmSection, arms: dict[str, Experiment], file: Stu
     arms: the experiments of all arms, by arm name
     """
     e = arms[name]
+    for role, other in (("baseline", arm.baseline), ("control", arm.control)):
+        if other == name:
+            raise UsageError(
+                f"an arm cannot be its own {role}; name a different arm", field=f"arms.{name}.{role}"
+            )
     if arm.baseline:
         e = replace(e, baseline=_id_of(arm.baseline, arms, f"arms.{name}.baseline"))
     if arm.control:

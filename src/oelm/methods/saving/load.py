@@ -174,7 +174,7 @@ def _build(folder: Path, metadata: Metadata) -> nn.Module:
             if (folder / "generation_config.json").is_file():
                 model.generation_config = model.generation_config.from_pretrained(folder)
             return model.eval()  # as from_pretrained does
-        with _quiet_transformers():
+        with quiet_transformers():
             for setting in metadata.settings:
                 setattr(config, setting, False)
             # Only safetensors, because loading a pickle can run code.
@@ -302,8 +302,8 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Turn off transformers' warning about unknown keys in a weight file; `load()` handles these keys."""
+def quiet_transformers() -> Iterator[None]:
+    """Turn off transformers' warnings about missing and unknown weights; the caller checks them itself."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
