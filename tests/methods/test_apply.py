@@ -265,6 +265,16 @@ def test_a_temperature_that_a_norm_of_the_queries_cancels_is_refused():
             oelm.apply(model, "oelm-temperature")
 
 
+def test_a_temperature_that_cosine_attention_cancels_is_refused():
+    from transformers import Swinv2Config, Swinv2Model
+
+    shape = {"image_size": 16, "patch_size": 4, "window_size": 2, "embed_dim": 16}
+    model = Swinv2Model(Swinv2Config(**shape, depths=[2, 2], num_heads=[2, 4]))
+    with pytest.raises(UsageError, match=r"normalises .* \(logit_scale\), so the temperature would have no"):
+        oelm.apply(model, "oelm-temperature")
+    assert oelm.apply(model, "oelm-freeze").qk_trainable == 0
+
+
 class ScaledLinear(nn.Linear):
     """As in quantised layers, the matrix that it multiplies by is not its weight alone."""
 

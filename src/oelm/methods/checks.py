@@ -11,7 +11,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from oelm.errors import OelmError, UsageError
 from oelm.methods.extras.split import SplitMultiheadAttention
@@ -204,6 +204,8 @@ def _check_extras(method: Method, p: Projection) -> None:
     if method.conv_value:
         _check_value_projection(method, p)
     norms = {name for name, m in p.attention.named_children() if name in QUERY_NORMS and _is_per_head(m, p)}
+    if isinstance(getattr(p.attention, "logit_scale", None), Tensor):
+        norms.add("logit_scale")  # cosine attention, which scales normalised q and k (Swin v2)
     if method.temperature and norms:
         raise UsageError(
             f"method '{method.name}' adds a temperature per head, but {where} ({kind}) normalises the "
