@@ -204,11 +204,26 @@ def test_a_projection_that_two_layers_share_is_refused():
         layer.num_heads = 2
     model = nn.Sequential(*layers)
     model[2].k_proj = model[0].k_proj
-    with pytest.raises(UsageError, match=r"2\.k_proj and 0\.k_proj are one module"):
+    with pytest.raises(UsageError, match=r"0\.k_proj and 2\.k_proj are one module"):
         oelm.apply(model, "oelm-freeze")
     shared = nn.Sequential(*[layers[1]] * 3)
     shared.alias = shared[0]
     assert oelm.apply(shared, "oelm-freeze").qk_trainable == 0
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_a_projection_that_is_also_another_module_is_refused(outside):
+    attention = Odd(names=("q_proj", "k_proj", "v_proj"))
+    attention.num_heads = 2
+    model = nn.ModuleDict({"attn": attention})
+    if outside:
+        model = nn.ModuleDict({"embed": attention.q_proj, "attn": attention})
+    else:
+        attention.out = attention.q_proj
+    other = "embed" if outside else "attn.out"
+    with pytest.raises(UsageError, match=rf"attn\.q_proj and {other} are one module"):
+        oelm.apply(model, "oelm-freeze", verify=False)
+    assert attention.q_proj.weight.requires_grad
 
 
 def test_meta_tensors_and_parametrized_weights_are_refused():

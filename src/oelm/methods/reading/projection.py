@@ -49,6 +49,14 @@ def is_depthwise(module: object) -> bool:
     return isinstance(module, nn.Conv1d | nn.Conv2d) and module.groups == module.in_channels > 1
 
 
+def names_by_module(model: nn.Module) -> dict[int, list[str]]:
+    """Return a dict from id(module) to all names of that module; a shared module has several."""
+    names: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(name)
+    return names
+
+
 @dataclass(frozen=True)
 class Place:
     """The position of a layer: index `layer` (0 is nearest to the input) of `depth` layers in `stack`.
