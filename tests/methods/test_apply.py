@@ -211,6 +211,30 @@ def test_a_projection_that_two_layers_share_is_refused():
     assert oelm.apply(shared, "oelm-freeze").qk_trainable == 0
 
 
+def repeated(*order):
+    """Return a model in whose list of layers the layer A, B or C is at each place that the letters name."""
+    layers = {letter: Odd(names=("q_proj", "k_proj", "v_proj")) for letter in order}
+    for layer in layers.values():
+        layer.num_heads = 2
+    return nn.ModuleDict({"layers": nn.Sequential(*(layers[letter] for letter in order))})
+
+
+@pytest.mark.parametrize("name", ["oelm-partial", "oelm-gradual", "oelm-plus"])
+def test_a_layer_at_several_places_that_a_method_treats_differently_is_refused(name):
+    model = repeated(*"ABA")
+    with pytest.raises(UsageError, match=rf"layers\.0 and layers\.2 are one layer, but '{name}'"):
+        oelm.apply(model, name)
+    assert all(p.requires_grad for p in model.parameters())
+    model["alias"] = model["layers"][0]  # another name is not another place
+    assert oelm.apply(model, "oelm-freeze").qk_trainable == 0
+
+
+def test_every_place_of_a_repeated_layer_counts():
+    model = repeated(*"AABC")
+    oelm.apply(model, Method("mine", init="headwise", freeze="first", layers=2))
+    assert frozen_layers(model) == {("layers", 0)}
+
+
 @pytest.mark.parametrize("outside", [True, False])
 def test_a_projection_that_is_also_another_module_is_refused(outside):
     attention = Odd(names=("q_proj", "k_proj", "v_proj"))

@@ -68,6 +68,7 @@ def check_before_apply(
         )
     _check_adapters(model, method, projections, matrices)
     method.check_depth(max(p.place.depth for p in projections))
+    _check_repeated_layers(method, projections)
     _check_something_is_frozen(method, targets)
     _check_head_sizes(method, projections)
     if not method.changes_nothing:
@@ -116,6 +117,18 @@ def _check_something_is_frozen(method: Method, targets: list[Projection | FeedFo
             f"other modules; oelm.preview(model, 'oelm-freeze') lists all. Layers are counted in the whole "
             f"model, not only among the selected modules"
         )
+
+
+def _check_repeated_layers(method: Method, projections: list[Projection]) -> None:
+    """Raise UsageError if one layer is at several places of the model that the method treats differently."""
+    for p in projections:
+        places = (p.place, *p.place.others)
+        if len({(freeze_and_thaw_times(method, at), method.rank_in(at.layer)) for at in places}) > 1:
+            raise UsageError(
+                f"{' and '.join(at.module for at in places)} are one layer, but '{method.name}' treats these "
+                f"places differently. Give each place its own layer (copy.deepcopy), or use a method that "
+                f"treats all layers alike, such as oelm-freeze"
+            )
 
 
 def _check_head_sizes(method: Method, projections: list[Projection]) -> None:
