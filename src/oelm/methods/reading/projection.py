@@ -102,16 +102,20 @@ def layer_places(model: nn.Module, names: Iterable[str]) -> dict[str, Place]:
 _LISTS = (nn.ModuleList, nn.Sequential)
 
 
+def is_stack(module: nn.Module) -> bool:
+    """Return whether a module is a list of modules of one type, such as the layers of a model."""
+    return isinstance(module, _LISTS) and len({type(member) for member in module}) == 1
+
+
 def _path(model: nn.Module, name: str) -> tuple[str, tuple[int, ...], str]:
     """Return (outermost stack, index in each nested stack, innermost stack member) that contain `name`."""
     indices: list[int] = []
     stack, member, module, walked = "", "", model, ""
     holder = model  # contains `module`
     for step in name.split(".") if name else []:
-        in_stack = isinstance(module, _LISTS) and len({type(m) for m in module}) == 1
         above, walked = walked, f"{walked}.{step}" if walked else step
         in_layer = bool(indices) and walked == name and not isinstance(holder, _LISTS)
-        if in_stack and not in_layer:
+        if is_stack(module) and not in_layer:
             stack, member = stack or above, walked
             indices.append(list(module._modules).index(step))  # the keys of a Sequential need not be numbers
         holder, module = module, getattr(module, step)
