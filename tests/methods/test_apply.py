@@ -351,8 +351,10 @@ def test_an_adapter_in_a_subclass_of_linear_is_neither_lost_nor_trained():
     model[0].q_proj = LoraLinear(16, 16)
     with pytest.raises(UsageError, match="its class LoraLinear"):
         oelm.apply(model, "oelm-bias", verify=False)
-    with pytest.raises(OelmError, match="lora_a affects only the attention scores"):
+    with pytest.raises(OelmError, match="lora_a affects only the attention scores") as error:
         oelm.apply(model, "oelm-freeze")
+    assert "q_proj is a LoraLinear with parameters of its own (lora_a, lora_b)" in str(error.value)
+    assert "register_attention" not in str(error.value)  # it would not help
 
 
 @pytest.mark.usefixtures("no_registrations")
