@@ -257,6 +257,27 @@ def test_the_trainer_loads_the_best_checkpoint_unfolded(bias, tmp_path):
     assert torch.equal(outputs(oelm.load(tmp_path / "checkpoint-1")), outputs(model.eval()))
 
 
+@pytest.mark.parametrize("name", ["oelm-freeze", "oelm-plus", "oelm-conv"])
+def test_a_given_state_dict_is_saved_with_its_own_extras_after_the_trainer(name, tmp_path):
+    model = applied_model("llama", name)
+    causal_trainer(model, tmp_path / "run", steps=2).train()
+    trains = {n for n, p in model.named_parameters() if p.requires_grad}
+    average = {n: t / 2 if n in trains else t for n, t in model.state_dict().items()}
+    model.save_pretrained(tmp_path / "average", state_dict=average)
+    loaded = oelm.load(tmp_path / "average").state_dict()
+    assert all(torch.equal(loaded[n], tensor) for n, tensor in average.items())
+    added = [n for n in average if n.endswith(EXTRAS)]
+    if not added:
+        return
+    partly = {n: t for n, t in average.items() if n != added[0]}
+    with pytest.raises(OelmError, match=rf"state_dict lacks {added[0]}"):
+        model.save_pretrained(tmp_path / "partly", state_dict=partly)
+    if name == "oelm-plus":  # without biases, transformers has no plain model for a Llama with them
+        plain = {n: t for n, t in average.items() if n not in added}
+        model.save_pretrained(tmp_path / "plain", state_dict=plain)
+        assert not list((tmp_path / "plain").glob("oelm*"))  # the extras of the model do not belong to it
+
+
 @pytest.mark.parametrize(("name", "folder"), [("oelm-conv", "final"), ("oelm-bias", "checkpoint-2")])
 def test_a_trainer_without_the_callback_cannot_save_what_it_could_not_resume(name, folder, tmp_path):
     model = applied_model("llama", name)
