@@ -204,11 +204,50 @@ def test_a_projection_that_two_layers_share_is_refused():
         layer.num_heads = 2
     model = nn.Sequential(*layers)
     model[2].k_proj = model[0].k_proj
-    with pytest.raises(UsageError, match=r"2\.k_proj and 0\.k_proj are one module"):
+    with pytest.raises(UsageError, match=r"0\.k_proj and 2\.k_proj are one module"):
         oelm.apply(model, "oelm-freeze")
     shared = nn.Sequential(*[layers[1]] * 3)
     shared.alias = shared[0]
     assert oelm.apply(shared, "oelm-freeze").qk_trainable == 0
+
+
+def repeated(*order):
+    """Return a model in whose list of layers the layer A, B or C is at each place that the letters name."""
+    layers = {letter: Odd(names=("q_proj", "k_proj", "v_proj")) for letter in order}
+    for layer in layers.values():
+        layer.num_heads = 2
+    return nn.ModuleDict({"layers": nn.Sequential(*(layers[letter] for letter in order))})
+
+
+@pytest.mark.parametrize("name", ["oelm-partial", "oelm-gradual", "oelm-plus"])
+def test_a_layer_at_several_places_that_a_method_treats_differently_is_refused(name):
+    model = repeated(*"ABA")
+    with pytest.raises(UsageError, match=rf"layers\.0 and layers\.2 are one layer, but '{name}'"):
+        oelm.apply(model, name)
+    assert all(p.requires_grad for p in model.parameters())
+    model["alias"] = model["layers"][0]  # another name is not another place
+    assert oelm.apply(model, "oelm-freeze").qk_trainable == 0
+
+
+def test_every_place_of_a_repeated_layer_counts():
+    model = repeated(*"AABC")
+    oelm.apply(model, Method("mine", init="headwise", freeze="first", layers=2))
+    assert frozen_layers(model) == {("layers", 0)}
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_a_projection_that_is_also_another_module_is_refused(outside):
+    attention = Odd(names=("q_proj", "k_proj", "v_proj"))
+    attention.num_heads = 2
+    model = nn.ModuleDict({"attn": attention})
+    if outside:
+        model = nn.ModuleDict({"embed": attention.q_proj, "attn": attention})
+    else:
+        attention.out = attention.q_proj
+    other = "embed" if outside else "attn.out"
+    with pytest.raises(UsageError, match=rf"attn\.q_proj and {other} are one module"):
+        oelm.apply(model, "oelm-freeze", verify=False)
+    assert attention.q_proj.weight.requires_grad
 
 
 def test_meta_tensors_and_parametrized_weights_are_refused():
@@ -265,6 +304,16 @@ def test_a_temperature_that_a_norm_of_the_queries_cancels_is_refused():
             oelm.apply(model, "oelm-temperature")
 
 
+def test_a_temperature_that_cosine_attention_cancels_is_refused():
+    from transformers import Swinv2Config, Swinv2Model
+
+    shape = {"image_size": 16, "patch_size": 4, "window_size": 2, "embed_dim": 16}
+    model = Swinv2Model(Swinv2Config(**shape, depths=[2, 2], num_heads=[2, 4]))
+    with pytest.raises(UsageError, match=r"normalises .* \(logit_scale\), so the temperature would have no"):
+        oelm.apply(model, "oelm-temperature")
+    assert oelm.apply(model, "oelm-freeze").qk_trainable == 0
+
+
 class ScaledLinear(nn.Linear):
     """As in quantised layers, the matrix that it multiplies by is not its weight alone."""
 
@@ -302,8 +351,10 @@ def test_an_adapter_in_a_subclass_of_linear_is_neither_lost_nor_trained():
     model[0].q_proj = LoraLinear(16, 16)
     with pytest.raises(UsageError, match="its class LoraLinear"):
         oelm.apply(model, "oelm-bias", verify=False)
-    with pytest.raises(OelmError, match="lora_a affects only the attention scores"):
+    with pytest.raises(OelmError, match="lora_a affects only the attention scores") as error:
         oelm.apply(model, "oelm-freeze")
+    assert "q_proj is a LoraLinear with parameters of its own (lora_a, lora_b)" in str(error.value)
+    assert "register_attention" not in str(error.value)  # it would not help
 
 
 @pytest.mark.usefixtures("no_registrations")

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from tiny_models import FAMILIES, build, outputs
+from tiny_models import FAMILIES, LLAMA, build, outputs
 
 import oelm
 from oelm.errors import OelmError, UsageError
@@ -76,6 +76,47 @@ def test_layer_decay_counts_encoder_and_decoder_separately():
         assert rates[f"model.{stack}.layers.0.fc1.weight"] == 0.25
         assert rates[f"model.{stack}.embed_positions.weight"] == 0.125
     assert rates["model.shared.weight"] == 0.125
+
+
+def test_layer_decay_counts_layers_without_attention():
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    kinds = ["conv", "full_attention", "conv", "full_attention"]
+    model = Lfm2ForCausalLM(Lfm2Config(**{**LLAMA, "num_hidden_layers": 4}, layer_types=kinds))
+    rates = {n: g["lr"] for n, g in by_name(model, oelm.param_groups(model, lr=1.0, layer_decay=0.5)).items()}
+    for layer in range(4):
+        assert rates[f"model.layers.{layer}.feed_forward.w1.weight"] == 0.5 ** (4 - layer)
+    assert rates["model.layers.2.conv.in_proj.weight"] == 0.25
+    assert rates["model.embed_tokens.weight"] == 0.5**5
+
+
+def test_layer_decay_treats_a_convolutional_front_end_like_an_embedding():
+    from transformers import WhisperConfig, WhisperModel
+
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "d_model": 32, "vocab_size": 50}
+    sizes = {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_layers": 2, "decoder_layers": 2}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    model = WhisperModel(WhisperConfig(**heads, **sizes, **ids))
+    rates = {n: g["lr"] for n, g in by_name(model, oelm.param_groups(model, lr=1.0, layer_decay=0.5)).items()}
+    assert rates["encoder.conv1.weight"] == rates["encoder.conv2.bias"] == 0.125
+    assert rates["decoder.embed_tokens.weight"] == 0.125
+    assert rates["encoder.layers.0.fc1.weight"] == rates["decoder.layers.0.fc1.weight"] == 0.25
+    assert rates["encoder.layer_norm.weight"] == rates["decoder.layer_norm.weight"] == 1.0
+
+
+def test_layer_decay_gives_a_part_between_stages_the_learning_rate_of_the_layer_before():
+    from transformers import SwinConfig, SwinForImageClassification
+
+    shape = {"image_size": 16, "patch_size": 2, "window_size": 2, "embed_dim": 16, "num_labels": 2}
+    model = SwinForImageClassification(SwinConfig(**shape, depths=[2, 2], num_heads=[2, 4]))
+    rates = {n: g["lr"] for n, g in by_name(model, oelm.param_groups(model, lr=1.0, layer_decay=0.5)).items()}
+    stages = "swin.encoder.layers"
+    assert rates[f"{stages}.0.blocks.0.mlp.fc1.weight"] == 0.5**4
+    assert rates[f"{stages}.0.blocks.1.mlp.fc1.weight"] == 0.5**3
+    assert rates[f"{stages}.0.downsample.reduction.weight"] == 0.5**3  # as in SimMIM
+    assert rates[f"{stages}.1.blocks.1.mlp.fc1.weight"] == 0.5
+    assert rates["swin.embeddings.patch_embeddings.projection.weight"] == 0.5**5
+    assert rates["classifier.weight"] == rates["swin.layernorm.weight"] == 1.0
 
 
 def test_q_and_k_that_thaw_have_their_own_learning_rate():

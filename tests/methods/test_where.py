@@ -52,6 +52,17 @@ def test_one_tower_of_clip_is_frozen(where, exclude):
     assert len(oelm.qk_projections(model, where=where, exclude=exclude)) == 4
 
 
+def test_a_layer_that_only_one_of_its_names_selects_is_refused():
+    model = nn.Transformer(16, 2, 2, 2, 32, batch_first=True)
+    model.decoder.layers[1].self_attn = model.encoder.layers[0].self_attn
+    for where in ("encoder", "decoder"):
+        with pytest.raises(UsageError, match=r"encoder\.layers\.0.* and decoder\.layers\.1.* are one module"):
+            oelm.apply(model, "oelm-freeze", where=where)
+    assert not frozen(model)
+    oelm.apply(model, "oelm-freeze", where=["encoder", "decoder.layers.1.self_attn"])
+    assert len(frozen(model)) == 2 * 2 * 2
+
+
 def test_one_part_of_a_fused_projection_is_chosen():
     model = build("gpt2")
     oelm.apply(model, "oelm-freeze", where="*.h.0.*", exclude="*.c_attn.k")

@@ -191,6 +191,74 @@ def test_other_weights_never_replace_a_damaged_best_model(tmp_path, machine, sto
         assert fit(folder.config(), folder.path, machine).state == "finished"
 
 
+def kill_after_best(config, folder, machine, step) -> None:
+    """Kill a run between writing the best model of `step` and the next checkpoint."""
+    save_best = loop.save_best
+
+    def save_and_die(training):
+        save_best(training)
+        if training.progress.step == step:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "save_best", save_and_die)
+        with pytest.raises(KeyboardInterrupt):
+            fit(config, folder.path, machine)
+
+
+def worsen_validations(patch, first) -> None:
+    """Make validations from step `first` on worse, as another machine might round them."""
+    score = loop.score
+
+    def worse(training, split):
+        found = score(training, split)
+        changed = split == "validation" and training.progress.step >= first
+        return replace(found, loss=found.loss + 9) if changed else found
+
+    patch.setattr(loop, "score", worse)
+
+
+@pytest.mark.parametrize("checkpoint_every", [2, 3])
+def test_a_kill_after_the_best_model_was_written_changes_nothing(
+    tmp_path, machine, make, reference, checkpoint_every
+):
+    config = make("lm", budget={"steps": 6, "eval_every": 2, "checkpoint_every": checkpoint_every})
+    folder = RunFolder(tmp_path)
+    kill_after_best(config, folder, machine, step=4)
+    assert fit(config, folder.path, machine).state == "finished"
+    assert_same_run(reference(config), folder.path)
+
+
+def test_the_best_model_is_the_one_of_the_results_also_on_another_machine(
+    tmp_path, machine, make, monkeypatch
+):
+    config = make("lm", budget={"steps": 6, "eval_every": 2})
+    folder = RunFolder(tmp_path)
+    kill_after_best(config, folder, machine, step=4)
+    weights = load_checkpoint(folder.latest)["model"]  # of step 2
+    worsen_validations(monkeypatch, first=4)
+    assert fit(config, folder.path, machine).state == "finished"
+    assert folder.results().validation.step == 2
+    best = oelm.load(folder.best).state_dict()
+    assert all(torch.equal(best[name], tensor) for name, tensor in weights.items())
+
+
+def test_a_best_model_of_another_step_than_the_best_validation_is_an_error(
+    tmp_path, machine, make, monkeypatch
+):
+    """The weights of step 2 are lost: best/ has those of step 4, and the checkpoint those of step 3."""
+    config = make("lm", budget={"steps": 6, "eval_every": 2, "checkpoint_every": 3})
+    folder = RunFolder(tmp_path)
+    kill_after_best(config, folder, machine, step=4)
+    worsen_validations(monkeypatch, first=4)
+    for _ in range(2):
+        outcome = fit(config, folder.path, machine)
+        assert outcome.state == "failed"
+        assert "best is the model of step 4, but the best validation was at step 2" in outcome.reason
+        assert "delete latest.pt and previous.pt to start the run over" in " ".join(outcome.reason.split())
+    assert folder.results() is None
+
+
 def test_a_best_model_damaged_during_the_run_is_not_tested(machine, make, copy_of, monkeypatch):
     config = make("lm")
     folder, load_best = copy_of(config), loop.load_best

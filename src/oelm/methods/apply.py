@@ -26,6 +26,7 @@ from oelm.methods.method import Method
 from oelm.methods.presets import find_method
 from oelm.methods.reading.feed_forward import ffn_matrices
 from oelm.methods.reading.find import find_projections, linear_attentions
+from oelm.methods.reading.projection import names_by_module
 from oelm.methods.reading.select import Patterns, Selection
 from oelm.methods.reading.verify import verify_projections
 from oelm.methods.reading.wrappers import unwrap
@@ -102,7 +103,8 @@ def check_model(
         # The numeric check needs all query and key projections of an attention module, also those that
         # `where` or `exclude` leave out.
         if not selection.is_everything:
-            names = dict.fromkeys(p.attention_name for p in projections)
+            modules = names_by_module(model)
+            names = dict.fromkeys(name for p in projections for name in modules[id(p.attention)])
             projections = find_projections(model, Selection(() if "" in names else tuple(names)))
         if verify_projections(model, projections, example_inputs):
             return

@@ -11,7 +11,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from oelm.errors import OelmError, UsageError
 from oelm.methods.extras.split import SplitMultiheadAttention
@@ -19,7 +19,13 @@ from oelm.methods.install import initial_weight, targets_of
 from oelm.methods.method import Method
 from oelm.methods.presets import PRETRAINED_DEFAULT
 from oelm.methods.reading.find import value_projections
-from oelm.methods.reading.projection import FeedForward, Projection, is_matrix, is_transposed
+from oelm.methods.reading.projection import (
+    FeedForward,
+    Projection,
+    is_matrix,
+    is_transposed,
+    names_by_module,
+)
 from oelm.methods.reading.wrappers import base_layer, is_adapter
 from oelm.methods.record import freeze_and_thaw_times, modules_with_record, record_of
 
@@ -62,6 +68,7 @@ def check_before_apply(
         )
     _check_adapters(model, method, projections, matrices)
     method.check_depth(max(p.place.depth for p in projections))
+    _check_repeated_layers(method, projections)
     _check_something_is_frozen(method, targets)
     _check_head_sizes(method, projections)
     if not method.changes_nothing:
@@ -112,6 +119,18 @@ def _check_something_is_frozen(method: Method, targets: list[Projection | FeedFo
         )
 
 
+def _check_repeated_layers(method: Method, projections: list[Projection]) -> None:
+    """Raise UsageError if one layer is at several places of the model that the method treats differently."""
+    for p in projections:
+        places = (p.place, *p.place.others)
+        if len({(freeze_and_thaw_times(method, at), method.rank_in(at.layer)) for at in places}) > 1:
+            raise UsageError(
+                f"{' and '.join(at.module for at in places)} are one layer, but '{method.name}' treats these "
+                f"places differently. Give each place its own layer (copy.deepcopy), or use a method that "
+                f"treats all layers alike, such as oelm-freeze"
+            )
+
+
 def _check_head_sizes(method: Method, projections: list[Projection]) -> None:
     for p in projections if method.init in ("headwise", "qr", "polar") else []:
         d_in = p.heads().shape[-1]
@@ -142,21 +161,35 @@ def _check_weight(method: Method, target: Projection | FeedForward) -> None:
 
 def _check_not_tied(model: nn.Module, method: Method, targets: list[Projection | FeedForward]) -> None:
     """Raise UsageError if a target's weight is tied, because the module that shares it would change, too."""
-    shared = names_by_parameter(model)
-    first: dict[int, Projection | FeedForward] = {}
+    shared, modules = names_by_parameter(model), names_by_module(model)
     for target in targets:
-        other = first.setdefault(id(target.weight.parameter), target)
-        if getattr(other, "attention", other) is not getattr(target, "attention", target):
-            raise UsageError(
-                f"{target.name} and {other.name} are one module, but '{method.name}' acts on each layer by "
-                f"itself. Give each layer its own module (copy.deepcopy), or share the whole layer"
-            )
         names = shared[id(target.weight.parameter)]
         if len(names) > 1:
             raise UsageError(
                 f"{target.name} has tied weights: {' and '.join(names)} are one tensor, so '{method.name}' "
                 f"would change all of them. Untie them first (give each its own nn.Parameter)"
             )
+        if others := _names_elsewhere(model, target, modules):
+            raise UsageError(
+                f"{target.name} and {others[0]} are one module, so '{method.name}' would change both. Give "
+                f"each its own module (copy.deepcopy), or share the whole layer"
+            )
+
+
+def _names_elsewhere(
+    model: nn.Module, target: Projection | FeedForward, modules: dict[int, list[str]]
+) -> list[str]:
+    """Return the names under which the module of a target is also part of something else.
+
+    If the whole attention or FFN module has several names, the target may have a name in each of them.
+
+    modules: The names of each module, from `names_by_module()`.
+    """
+    around = target.attention_name if isinstance(target, Projection) else target.name.rpartition(".")[0]
+    names = modules[id(target.weight.owner)]
+    own = next(name for name in names if not around or name == around or name.startswith(f"{around}."))
+    expected = {name + own.removeprefix(around) for name in modules[id(model.get_submodule(around))]}
+    return [name for name in names if name not in expected]
 
 
 def names_by_parameter(model: nn.Module) -> dict[int, list[str]]:
@@ -204,6 +237,8 @@ def _check_extras(method: Method, p: Projection) -> None:
     if method.conv_value:
         _check_value_projection(method, p)
     norms = {name for name, m in p.attention.named_children() if name in QUERY_NORMS and _is_per_head(m, p)}
+    if isinstance(getattr(p.attention, "logit_scale", None), Tensor):
+        norms.add("logit_scale")  # cosine attention, which scales normalised q and k (Swin v2)
     if method.temperature and norms:
         raise UsageError(
             f"method '{method.name}' adds a temperature per head, but {where} ({kind}) normalises the "

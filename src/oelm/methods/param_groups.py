@@ -8,6 +8,8 @@ to a frozen tensor, `oelm.audit()` reports that the tensor has changed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import takewhile
 from typing import Any
 
 from torch import nn
@@ -15,9 +17,9 @@ from torch import nn
 from oelm.errors import OelmError, UsageError
 from oelm.methods.extras.extended import IDENTITY_INIT, ExtendedProjection
 from oelm.methods.reading.find import find_projections
-from oelm.methods.reading.projection import Projection
+from oelm.methods.reading.projection import Projection, is_stack
 from oelm.methods.reading.select import ALL
-from oelm.methods.reading.wrappers import plain_parameters
+from oelm.methods.reading.wrappers import plain_name, plain_parameters, unwrap
 from oelm.methods.record import record_of
 
 _EMBEDDINGS = ("embed", "wte", "wpe", "tokens", "positions", "shared", "patch", "cls_token")
@@ -42,8 +44,8 @@ def param_groups(
             temperatures and relative biases get none.
         layer_decay: Factor between the learning rates of a layer and the layer above it. Parameters above
             the layers, such as the head, have `lr`, the top layer layer_decay * lr, the layer below it
-            layer_decay**2 * lr, and so on; embeddings count as the layer below the first. 1 = off. Layers of
-            encoder and decoder are counted separately.
+            layer_decay**2 * lr, and so on; embeddings, and convolutions before the layers, count as the layer
+            below the first. 1 = off. Layers of encoder and decoder are counted separately.
         qk_lr: Learning rate of the query and key projections and of the extras that a method added to them,
             before layer_decay; None means `lr`.
     """
@@ -98,7 +100,8 @@ def _qk_names(model: nn.Module) -> set[str]:
 def _layers_below_top(model: nn.Module) -> dict[str, int]:
     """Return {parameter name: position of its layer, counted from the top}; the top layer is 1.
 
-    Embeddings count as the layer below the first. Parameters outside the layers are left out.
+    Embeddings and convolutions before the layers count as the layer below the first. Other parameters
+    outside the layers are left out.
     """
     try:
         projections = find_projections(model, ALL)  # the layers do not depend on what the method selects
@@ -110,15 +113,65 @@ def _layers_below_top(model: nn.Module) -> dict[str, int]:
             f"layer_decay cannot be used: {type(model).__name__} has no list of layers. Leave it at 1.0"
         )
     names = list(plain_parameters(model))
-    stacks_begin = {
-        place.stack: next(i for i, name in enumerate(names) if name.startswith(f"{place.stack}."))
-        for place in layers.values()
+    stacks = {
+        plain_name(stack): [plain_name(member) for member in _members(unwrap(model), stack, layers)]
+        for stack in dict.fromkeys(p.stack for p in layers.values())
     }
-    below = {}
+    begins = {s: next((i for i, n in enumerate(names) if n.startswith(f"{s}.")), 0) for s in stacks}
+    bottom = max(len(members) for members in stacks.values()) + 1
+    below: dict[str, int] = {}
     for i, name in enumerate(names):
-        place = next((p for module, p in layers.items() if name.startswith(f"{module}.")), None)
-        if place is not None:
-            below[name] = place.depth - place.layer
-        elif any(word in name for word in _EMBEDDINGS) and i < max(stacks_begin.values()):
-            below[name] = max(p.depth for p in layers.values()) + 1
+        stack = next((s for s in stacks if name.startswith(f"{s}.")), None)
+        if stack is not None:
+            members = stacks[stack]
+            own = next((n for n, m in enumerate(members) if name.startswith(f"{m}.")), None)
+            # A part between the layers, such as Swin's patch merging, counts as part of the layer before it.
+            before = below.get(names[i - 1], bottom) if i > begins[stack] else bottom
+            below[name] = before if own is None else len(members) - own
+            continue
+        is_embedding = any(word in name for word in _EMBEDDINGS) and i < max(begins.values())
+        if is_embedding or _is_front_end(unwrap(model), name, i, begins):
+            below[name] = bottom
     return below
+
+
+def _members(model: nn.Module, stack: str, layers: Iterable[str]) -> list[str]:
+    """Return the names of all layers of a stack, also of those without attention (LFM2's convolutions).
+
+    A member that contains a list of layers, such as a stage of Swin, is replaced by these layers.
+
+    layers: The names of the layers with attention.
+    """
+    found: list[str] = []
+    for key in model.get_submodule(stack)._modules:
+        member = f"{stack}.{key}"
+        inside = [name.removeprefix(f"{member}.") for name in layers if name.startswith(f"{member}.")]
+        if not inside:
+            found.append(member)
+        for inner in dict.fromkeys(_outermost_list(model, member, path) for path in inside):
+            found += _members(model, inner, layers)
+    return found
+
+
+def _outermost_list(model: nn.Module, member: str, path: str) -> str:
+    """Return the name of the outermost list of layers in `member` that contains the layer `member.path`."""
+    steps = path.split(".")
+    around = (".".join([member, *steps[:n]]) for n in range(len(steps)))
+    return next(name for name in around if is_stack(model.get_submodule(name)))
+
+
+def _is_front_end(model: nn.Module, name: str, index: int, begins: dict[str, int]) -> bool:
+    """Return whether a parameter is in a module with convolutions before the layers, such as Whisper's.
+
+    The module is beside the layers or around them: it shares the longest part of its name with them.
+
+    begins: For each list of layers, the index of its first parameter.
+    """
+    steps = name.split(".")[:-1]
+    pairs = {stack: zip(steps, stack.split("."), strict=False) for stack in begins}
+    shared = {stack: len(list(takewhile(lambda pair: pair[0] == pair[1], p))) for stack, p in pairs.items()}
+    most = max(shared.values())
+    if most == len(steps) or any(index > begins[stack] for stack, n in shared.items() if n == most):
+        return False
+    front_end = model.get_submodule(".".join(steps[: most + 1]))
+    return any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in front_end.modules())

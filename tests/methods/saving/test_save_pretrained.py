@@ -11,7 +11,7 @@ import torch
 import transformers
 from huggingface_hub import PyTorchModelHubMixin
 from safetensors.torch import load_file
-from tiny_models import applied_model, build, equal_parameters, outputs, trained_model
+from tiny_models import LLAMA, applied_model, build, equal_parameters, outputs, trained_model
 from tiny_trainer import trainer
 
 import oelm
@@ -112,6 +112,32 @@ def test_auto_classes_load_what_only_oelm_can_load(compact, tmp_path):
         transformers.AutoModelForTokenClassification.from_pretrained(tmp_path)
     with pytest.raises(OelmError, match="device_map"):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cpu")
+
+
+def test_auto_classes_ignore_no_setting_of_a_folder_that_only_oelm_can_load(tmp_path):
+    config = transformers.LlamaConfig(**{**LLAMA, "num_labels": 3})
+    model = transformers.LlamaForSequenceClassification(config)
+    oelm.apply(model, "oelm-conv")
+    oelm.save(model, tmp_path)
+    auto = transformers.AutoModelForSequenceClassification
+    for saved in ({"num_labels": 3}, {"output_attentions": False}, {"dtype": torch.float32}):
+        assert auto.from_pretrained(tmp_path, **saved).config.num_labels == 3
+    for other in ({"num_labels": 5}, {"id2label": {0: "no"}}, {"problem_type": "regression"}):
+        (name,) = other
+        with pytest.raises(OelmError, match=rf"the option {name} .*leave {name} out, and change the loaded"):
+            auto.from_pretrained(tmp_path, **other)
+    for name in ("output_attentions", "attention_dropout", "attn_implementation"):
+        with pytest.raises(OelmError, match=f"the option {name}"):
+            auto.from_pretrained(tmp_path, **{name: "eager" if "impl" in name else 0.5})
+    with pytest.raises(OelmError, match="the option use_cache"):
+        auto.from_pretrained(tmp_path, use_cache=True)  # the convolution needs it off
+    with pytest.raises(OelmError, match="the option num_labels"):
+        transformers.AutoConfig.from_pretrained(tmp_path, num_labels=5)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert auto.from_pretrained(tmp_path, config=config).config.num_labels == 3
+    config.num_labels = 5
+    with pytest.raises(OelmError, match="the given config differs"):
+        auto.from_pretrained(tmp_path, config=config)
 
 
 def test_import_oelm_alone_registers_the_auto_classes(tmp_path):
@@ -255,6 +281,27 @@ def test_the_trainer_loads_the_best_checkpoint_unfolded(bias, tmp_path):
     ).train()
     assert callback.report.ok
     assert torch.equal(outputs(oelm.load(tmp_path / "checkpoint-1")), outputs(model.eval()))
+
+
+@pytest.mark.parametrize("name", ["oelm-freeze", "oelm-plus", "oelm-conv"])
+def test_a_given_state_dict_is_saved_with_its_own_extras_after_the_trainer(name, tmp_path):
+    model = applied_model("llama", name)
+    causal_trainer(model, tmp_path / "run", steps=2).train()
+    trains = {n for n, p in model.named_parameters() if p.requires_grad}
+    average = {n: t / 2 if n in trains else t for n, t in model.state_dict().items()}
+    model.save_pretrained(tmp_path / "average", state_dict=average)
+    loaded = oelm.load(tmp_path / "average").state_dict()
+    assert all(torch.equal(loaded[n], tensor) for n, tensor in average.items())
+    added = [n for n in average if n.endswith(EXTRAS)]
+    if not added:
+        return
+    partly = {n: t for n, t in average.items() if n != added[0]}
+    with pytest.raises(OelmError, match=rf"state_dict lacks {added[0]}"):
+        model.save_pretrained(tmp_path / "partly", state_dict=partly)
+    if name == "oelm-plus":  # without biases, transformers has no plain model for a Llama with them
+        plain = {n: t for n, t in average.items() if n not in added}
+        model.save_pretrained(tmp_path / "plain", state_dict=plain)
+        assert not list((tmp_path / "plain").glob("oelm*"))  # the extras of the model do not belong to it
 
 
 @pytest.mark.parametrize(("name", "folder"), [("oelm-conv", "final"), ("oelm-bias", "checkpoint-2")])

@@ -39,6 +39,7 @@ from oelm.methods.reading.projection import (
     is_matrix,
     is_projection,
     layer_places,
+    names_by_module,
 )
 from oelm.methods.reading.select import ALL, Patterns, Selection
 from oelm.methods.reading.verify import discover_specs, kind_of_module, verify_attention
@@ -99,6 +100,8 @@ def find_projections(
             elif selection.reaches(name, model.get_submodule(name)):
                 raise
     selection.check_patterns(model, [p.name for p in found])
+    if not selection.is_everything:
+        _check_all_names_selected(model, found, selection)
     selected = [p for p in found if selection.includes(p.name)]
     if not selected and not selection.is_everything:
         raise UsageError(
@@ -107,6 +110,20 @@ def find_projections(
             f"{', '.join(p.name for p in found[:4])}, ..."
         )
     return selected
+
+
+def _check_all_names_selected(model: nn.Module, found: list[Projection], selection: Selection) -> None:
+    """Raise UsageError if the selection includes only some names of an attention module that has several."""
+    modules = names_by_module(model)
+    for p in found:
+        names = [name + p.name.removeprefix(p.attention_name) for name in modules[id(p.attention)]]
+        selected = {name: selection.includes(name) for name in names}
+        if len(set(selected.values())) > 1:
+            raise UsageError(
+                f"{' and '.join(names)} are one module, but where= and exclude= select only "
+                f"{' and '.join(name for name in names if selected[name])}. Select all of these names or "
+                f"none, or give each place its own module (copy.deepcopy)"
+            )
 
 
 def _nothing_found(model: nn.Module) -> OelmError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -49,17 +50,27 @@ def is_depthwise(module: object) -> bool:
     return isinstance(module, nn.Conv1d | nn.Conv2d) and module.groups == module.in_channels > 1
 
 
+def names_by_module(model: nn.Module) -> dict[int, list[str]]:
+    """Return a dict from id(module) to all names of that module; a shared module has several."""
+    names: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(name)
+    return names
+
+
 @dataclass(frozen=True)
 class Place:
     """The position of a layer: index `layer` (0 is nearest to the input) of `depth` layers in `stack`.
 
-    `stack` is the name of the list of layers, `module` the name of the layer itself.
+    `stack` is the name of the list of layers, `module` the name of the layer itself. If the same layer is
+    in the model several times, `others` are its further positions.
     """
 
     stack: str
     layer: int
     depth: int
     module: str
+    others: tuple[Place, ...] = ()
 
 
 def layer_places(model: nn.Module, names: Iterable[str]) -> dict[str, Place]:
@@ -69,25 +80,31 @@ def layer_places(model: nn.Module, names: Iterable[str]) -> dict[str, Place]:
     a member in the stack is its layer number. Lists of mixed types (such as the list of attention and MLP in
     a T5 block) are not stacks. The layers of nested lists (stages that contain blocks) are numbered
     consecutively. A module outside any stack counts as a layer of its own. A list of the named modules inside
-    a layer (one attention module per head) is not a stack either: all of them are in that layer.
+    a layer (one attention module per head) is not a stack either: all of them are in that layer. A module
+    in several layers has the position of the first; the others are in `Place.others`.
     """
-    paths = {name: _path(model, name) for name in names}
-    stacks: dict[str, list[tuple[int, ...]]] = {}
-    for order, (name, (stack, path, _)) in enumerate(paths.items()):
-        if not path:
-            paths[name] = (stack, (order,), name)
-        known = stacks.setdefault(stack, [])
-        if paths[name][1] not in known:
-            known.append(paths[name][1])
-    for known in stacks.values():
-        known.sort()
-    return {
-        name: Place(stack, stacks[stack].index(path), len(stacks[stack]), module)
-        for name, (stack, path, module) in paths.items()
-    }
+    all_names = names_by_module(model)
+    paths: dict[str, list[tuple[str, tuple[int, ...], str]]] = {}
+    stacks: dict[str, set[tuple[int, ...]]] = {}
+    for order, name in enumerate(names):
+        found = [_path(model, other) for other in all_names[id(model.get_submodule(name))]]
+        paths[name] = [(s, path, module) for s, path, module in found if path] or [("", (order,), name)]
+        for stack, path, _ in paths[name]:
+            stacks.setdefault(stack, set()).add(path)
+    ordered = {stack: sorted(known) for stack, known in stacks.items()}
+    places = {}
+    for name, found in paths.items():
+        first, *others = [Place(s, ordered[s].index(path), len(ordered[s]), m) for s, path, m in found]
+        places[name] = dataclasses.replace(first, others=tuple(others))
+    return places
 
 
 _LISTS = (nn.ModuleList, nn.Sequential)
+
+
+def is_stack(module: nn.Module) -> bool:
+    """Return whether a module is a list of modules of one type, such as the layers of a model."""
+    return isinstance(module, _LISTS) and len({type(member) for member in module}) == 1
 
 
 def _path(model: nn.Module, name: str) -> tuple[str, tuple[int, ...], str]:
@@ -96,10 +113,9 @@ def _path(model: nn.Module, name: str) -> tuple[str, tuple[int, ...], str]:
     stack, member, module, walked = "", "", model, ""
     holder = model  # contains `module`
     for step in name.split(".") if name else []:
-        in_stack = isinstance(module, _LISTS) and len({type(m) for m in module}) == 1
         above, walked = walked, f"{walked}.{step}" if walked else step
         in_layer = bool(indices) and walked == name and not isinstance(holder, _LISTS)
-        if in_stack and not in_layer:
+        if is_stack(module) and not in_layer:
             stack, member = stack or above, walked
             indices.append(list(module._modules).index(step))  # the keys of a Sequential need not be numbers
         holder, module = module, getattr(module, step)

@@ -53,7 +53,7 @@ class Selection:
 
     def check_patterns(self, model: nn.Module, projections: Iterable[str]) -> None:
         """Raise UsageError if a pattern matches no module and no projection; the error suggests names."""
-        names = [*(name for name, _ in model.named_modules()), *projections]
+        names = [*(name for name, _ in model.named_modules(remove_duplicate=False)), *projections]
         for argument, patterns in (("where", self.where), ("exclude", self.exclude)):
             for pattern in patterns:
                 if not _matches(names, pattern):

@@ -21,7 +21,7 @@ from oelm.methods.reading.build import build_projections
 from oelm.methods.reading.calls import Call, observe_model
 from oelm.methods.reading.discover import discover_spec, mixes_without_scores
 from oelm.methods.reading.families import ATTACHED_SPEC, AttentionSpec, attach_spec, is_registered
-from oelm.methods.reading.projection import Place, Projection
+from oelm.methods.reading.projection import Place, Projection, is_matrix
 from oelm.methods.reading.trial import ROLE_NAMES, Trial
 
 
@@ -237,9 +237,21 @@ def _not_run_error(name: str, group: Sequence[Projection], reason: str) -> OelmE
 def _problem_error(name: str, group: Sequence[Projection], problem: str) -> OelmError:
     kind = type(group[0].attention)
     heads = group[0].num_heads
-    return OelmError(
+    found = (
         f"{_title(name, group)}: oelm read the projections as {_listed(group)}, but {problem}. So nothing "
-        f"was changed. Tell oelm where the queries and keys are:\n"
+        f"was changed. "
+    )
+    for p in group:
+        layer = p.weight.owner
+        added = [own for own, _ in layer.named_parameters() if own not in ("weight", "bias")]
+        if is_matrix(layer) and added:
+            return OelmError(
+                f"{found}{p.name} is a {type(layer).__name__} with parameters of its own "
+                f"({', '.join(added)}), such as those of an adapter. Replace it by a plain linear layer "
+                f"(merge the adapter). For a low-rank adapter on frozen Q and K, use the method oelm-lowrank"
+            )
+    return OelmError(
+        f"{found}Tell oelm where the queries and keys are:\n"
         f'    oelm.register_attention("{kind.__module__}.{kind.__qualname__}", q=..., k=..., '
         f"num_heads={heads})  # all matrices that compute queries or keys\n"
         f'or, for a fused matrix, fused=..., layout=... ("block", "per-head" or "grouped"); for a class '

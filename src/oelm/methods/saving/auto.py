@@ -23,10 +23,36 @@ _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_dow
 _HARMLESS = (*_HUB_OPTIONS, "config", "_from_auto", "trust_remote_code", "adapter_kwargs", "use_safetensors")
 
 
+_INTERNAL = ("_from_auto", "_from_pipeline", "name_or_path")  # options that transformers adds
+
+
+def _unsupported(folder: Path | str | None, option: str) -> OelmError:
+    return OelmError(
+        f"{folder}: oelm does not support the option {option} for this folder; leave {option} out, and "
+        f"change the loaded model or its config instead"
+    )
+
+
 class OelmConfig(PreTrainedConfig):
     """The config of a model that only `oelm.load()` can build; the field `base` is the model's own config."""
 
     model_type = "oelm"
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
+        """Return the config without changes by `options`, which would not reach the model's own config.
+
+        With `return_unused_kwargs`, return the options, too; `_OelmModel` accepts or refuses them.
+        """
+        returns_unused = options.pop("return_unused_kwargs", False)
+        internal = {name: options.pop(name) for name in _INTERNAL if name in options}
+        config = super().from_dict(config_dict, **internal)
+        if returns_unused:
+            return config, options
+        for name, value in options.items():
+            if (hasattr(config, name) or name == "attn_implementation") and value not in (None, "auto"):
+                raise _unsupported(config.name_or_path, name)
+        return config
 
 
 def wrap_config(folder: Path) -> None:
@@ -45,6 +71,10 @@ def read_config(config_class: Any, folder: Path) -> Any:
     return config_class.from_dict(fields["base"])
 
 
+def _settings(config: Any) -> dict[str, Any]:
+    return {name: value for name, value in config.to_dict().items() if not name.startswith("_")}
+
+
 class _OelmModel:
     """The model class that transformers' auto classes use for `OelmConfig`; it calls `oelm.load()`."""
 
@@ -55,18 +85,27 @@ class _OelmModel:
     def from_pretrained(cls, name: Path | str, *_: Any, **options: Any) -> nn.Module:
         from oelm.methods.saving.load import load
 
-        for option, value in options.items():
-            if option not in _HARMLESS and value not in (None, False, "auto"):
-                raise OelmError(
-                    f"{name}: oelm does not support the option {option} for this folder; leave the option out"
-                )
         folder = Path(name)
         if not folder.is_dir():
             from huggingface_hub import snapshot_download
 
             hub = {option: options[option] for option in _HUB_OPTIONS if option in options}
             folder = Path(snapshot_download(str(name), **hub))
+        given = options.get("config")
+        if given is not None and _settings(given) != _settings(OelmConfig.from_pretrained(folder)):
+            raise OelmError(
+                f"{name}: the given config differs from config.json of the folder, and oelm would ignore the "
+                f"difference; leave config out, and change the loaded model instead"
+            )
         model = load(folder)
+        for option, value in options.items():
+            if option in _HARMLESS or value in (None, "auto"):
+                continue
+            owner: Any = model if option in ("dtype", "torch_dtype") else model.config
+            attribute = {"torch_dtype": "dtype", "attn_implementation": "_attn_implementation"}
+            # False turns off what is off, unless the model has a setting of this name that is on.
+            if getattr(owner, attribute.get(option, option), False) != value:
+                raise _unsupported(name, option)
         wanted = cls.auto_class._model_mapping.get(type(model.config), ())
         if not isinstance(model, wanted):
             raise OelmError(

@@ -96,7 +96,10 @@ class SavePretrained:
         if is_main_process:
             if blocked:
                 wrap_config(folder)
-            self._write_metadata(folder, own_state=state_dict is None or self.in_trainer, folded=not blocked)
+            # A plain state dict, without the extras of the method, does not belong to oelm.json.
+            added = set(added_parameters(self.model))
+            own_state = state_dict is None or (self.in_trainer and added <= set(state_dict))
+            self._write_metadata(folder, own_state=own_state, folded=not blocked, given=state_dict)
         return result
 
     def _takes_state_dict(self) -> bool:
@@ -119,6 +122,11 @@ class SavePretrained:
                     f"{type(self.model).__name__} does not have and would ignore on loading. Leave "
                     f"state_dict out, or pass state_dict=oelm.folded_state(model)"
                 )
+            if missing := sorted(set(added) - set(given)):
+                raise OelmError(
+                    f"the state_dict lacks {missing[0]}, which the method added; pass the whole state dict "
+                    f"of the model, or leave state_dict out"
+                )
             return block_plain_loading(given, added)
         if unfoldable_parameters(self.model):
             return block_plain_loading(self.model.state_dict(), added)
@@ -137,7 +145,9 @@ class SavePretrained:
             )
         save(self.model, folder)
 
-    def _write_metadata(self, folder: Path, *, own_state: bool, folded: bool) -> None:
+    def _write_metadata(
+        self, folder: Path, *, own_state: bool, folded: bool, given: dict[str, Tensor] | None = None
+    ) -> None:
         remove_files_of_earlier_save(folder)  # they do not match the weights that were just written
         record = record_of(self.model)
         if record is None or not own_state:
@@ -150,7 +160,7 @@ class SavePretrained:
                 stacklevel=3,
             )
             return
-        save_metadata(self.model, folder, folded=folded)
+        save_metadata(self.model, folder, folded=folded, given=given)
 
 
 def replace_save_pretrained(model: nn.Module) -> None:

@@ -85,17 +85,24 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
 
 
 def save_metadata(
-    model: nn.Module, folder: Path | str, *, compact: bool = False, folded: bool | None = None
+    model: nn.Module,
+    folder: Path | str,
+    *,
+    compact: bool = False,
+    folded: bool | None = None,
+    given: dict[str, Tensor] | None = None,
 ) -> None:
     """Write oelm.json, and a file with the unfolded tensors, into a folder that already has weight files.
 
     folded: Whether the weight files are those of a plain model; by default, if transformers can load them.
+    given: The state dict that the weight files contain; by default, that of the model.
     """
     record = require_record(model, "save")
     model, folder = unwrap(model), Path(folder)
     settings: dict[str, bool] = {}
     if record.extras and not compact and not (folder / OELM_WEIGHTS).exists():
-        extras = {name: require_parameter(model, name).detach() for name in record.extras}
+        own = given or {}
+        extras = {n: own[n] if n in own else require_parameter(model, n).detach() for n in record.extras}
         if folded is None:
             folded = kind_of(model) == "transformers" and not only_oelm_can_load(folder)
         if folded and (plain := plain_model(model)) is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from oelm.config.hash import config_hash
 from oelm.errors import OelmError
-from oelm.training.checkpoints.best import best_problem
+from oelm.training.checkpoints.best import best_problem, best_step_problem
 from oelm.training.checkpoints.file import NewestCheckpoint, load_newest, save_checkpoint
 from oelm.training.determinism import RandomState, random_state, set_random_state
 from oelm.training.logs.metrics import metrics_problem
@@ -88,7 +88,7 @@ def _problem(state: dict[str, Any], job: TrainingJob) -> str:
     best = snapshot.progress["best"]
     if best is not None and best["step"] != snapshot.progress["step"]:
         # The weights of this checkpoint are not the best ones, so `repair_best()` cannot write best/ again.
-        return best_problem(job.folder)
+        return best_problem(job.folder) or best_step_problem(job.folder, best, snapshot.progress["step"])
     return ""
 
 
