@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from oelm.experiments.launch.attempts import read_attempts
 from oelm.experiments.launch.jobs import make_jobs
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slots import Slot, make_slots
-from oelm.experiments.launch.warm import can_fork
+from oelm.experiments.launch.warm import _wait, can_fork
 from oelm.files.locks import process_alive
 from oelm.runs.scan import scan
 from waiting import wait_until
@@ -77,6 +78,14 @@ def test_a_worker_outlives_its_killed_launcher_and_leaves_no_server(
     process.communicate()
     wait_until(lambda: not process_alive(worker) and not process_alive(server))
     assert {run.state for run in scan(root)} == {"finished"}
+
+
+def test_a_launcher_that_is_killed_before_it_reads_an_answer_ends_no_worker() -> None:
+    launcher, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    worker = subprocess.Popen([sys.executable, "-c", "import sys, time; time.sleep(0.5); sys.exit(3)"])
+    server.send(b"started")
+    launcher.close()  # with an unread answer, which resets the connection
+    assert _wait(worker.pid, server) == 3
 
 
 def test_each_run_prints_to_its_own_console(start_oelm: Start, tmp_path: Path) -> None:

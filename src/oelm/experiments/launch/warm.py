@@ -124,7 +124,7 @@ def serve(launcher: socket.socket) -> list[str]:
     gc.freeze()  # workers share the memory of the imported modules as long as garbage collection skips it
     _write_to(os.devnull)
     server = os.getpid()
-    while message := launcher.recv(_MESSAGE_BYTES):
+    while message := _request(launcher):
         argv = json.loads(message).get("argv")
         if argv is None:  # the request was to signal a worker, and that worker has already ended
             continue
@@ -195,11 +195,19 @@ def _wait(pid: int, launcher: socket.socket) -> int:
         if ended:
             return os.waitstatus_to_exitcode(status)
         if select.select(sources, [], [], _POLL_SECONDS)[0]:
-            message = launcher.recv(_MESSAGE_BYTES)
+            message = _request(launcher)
             if message:
                 os.kill(pid, json.loads(message)["signal"])
             else:  # the launcher has ended
                 sources = []
+
+
+def _request(launcher: socket.socket) -> bytes:
+    """Return the next message of the launcher; b"" if the launcher has ended."""
+    try:
+        return launcher.recv(_MESSAGE_BYTES)
+    except ConnectionResetError:  # the launcher was killed before it read an answer
+        return b""
 
 
 def _answer(launcher: socket.socket, text: str) -> None:
