@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import write_json
 from oelm.files.read import read_json_object
+from oelm.models.causal_attention import causal_attention
 from oelm.models.loss import cross_entropy_each, cross_entropy_sum
 from oelm.models.memory_saving import TiedGradient, gelu_linear, saves_memory, tied_embedding
 from oelm.models.sizes import GPTConfig, gpt_config
@@ -30,6 +31,8 @@ ROTARY_BASE = 10_000.0
 # Elements of the MLP's hidden layer from which its GELU is recomputed in the backward pass instead of stored.
 # Below 8 MB per layer, the memory is not worth the time.
 RECOMPUTED_GELU = 2**21
+# Tokens per row from which causal attention is computed in blocks. With 256 tokens, there is little to gain.
+BLOCKED_ATTENTION = 512
 
 
 def rotary_table(config: GPTConfig) -> Tensor:
@@ -104,13 +107,17 @@ class Attention(nn.Module):
         q, k, v = (p(x).view(B, T, self.num_heads, -1) for p in (self.q, self.k, self.v))  # (B, T, nh, hs)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, nh, T, hs)
         if self.relative_bias is not None:
             mask = self.relative_scores(T, mask)
         dropout = self.dropout if self.training else 0.0
         causal = self.causal and mask is None
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
-        return self.o(y.transpose(1, 2).reshape(B, T, d))
+        if causal and not dropout and saves_memory(x) and T >= BLOCKED_ATTENTION and T % 4 == 0:
+            y = causal_attention(q, k, v)
+        else:
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, nh, T, hs)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+            y = y.transpose(1, 2)
+        return self.o(y.reshape(B, T, d))
 
     def relative_scores(self, T: int, mask: Tensor | None) -> Tensor:
         """Return the relative bias as an additive mask (1 or B, nh, T, T); masked entries are -inf."""
