@@ -108,6 +108,7 @@ def test_the_changes_in_the_readme_are_those_of_the_results_page(page: str) -> N
         *((corpus, "oelm-bias-rope", "baseline-rope") for corpus in corpora),
         (means, "oelm-freeze-rope", "orthogonal-init-rope"),
         ("longer/4x, wikitext2", "oelm-plus-rope", "trained-plus-rope"),
+        ("longer/16x, wikitext2", "oelm-plus-rope", "trained-plus-rope"),
         ("wide/tinystories", "oelm-bias-rope", "trained-bias-rope"),
         ("wide/tinystories", "oelm-bias-rope", "baseline-rope"),
         ("wide/tinystories", "oelm-plus-rope", "trained-plus-rope"),
