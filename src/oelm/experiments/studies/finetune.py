@@ -38,16 +38,18 @@ ARMS = (
 )
 BUDGET = BudgetConfig(batch_size=32, epochs=3, eval_every=0)
 
-MINI_ROWS = {"sst2": 640, "mnli": 960, "agnews": 320}  # training rows at scale `mini`
+# Scale `mini`: dataset -> rows for training, and at most so many for validation and for test.
+MINI_ROWS = {"sst2": (1600, 1000), "mnli": (960, 400), "agnews": (800, 1500)}
 # Epochs of a tuning trial / epochs of a run. A trial has one epoch: of two at scale `mini`, and of three at
 # full scale.
 TRIAL_SHARE = 0.25
 
 
 def _mini(dataset: str) -> dict[str, Any]:
+    train_rows, eval_rows = MINI_ROWS[dataset]
     return {
-        "data.train_rows": MINI_ROWS[dataset],
-        "data.eval_rows": 400,
+        "data.train_rows": train_rows,
+        "data.eval_rows": eval_rows,
         "budget.batch_size": 16,
         "budget.epochs": 2,
     }
