@@ -8,8 +8,8 @@ to a frozen tensor, `oelm.audit()` reports that the tensor has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import takewhile
+from collections.abc import Container, Iterable
+from itertools import accumulate
 from typing import Any
 
 from torch import nn
@@ -17,12 +17,13 @@ from torch import nn
 from oelm.errors import OelmError, UsageError
 from oelm.methods.extras.extended import IDENTITY_INIT, ExtendedProjection
 from oelm.methods.reading.find import find_projections
-from oelm.methods.reading.projection import Projection, is_stack
+from oelm.methods.reading.projection import Projection
 from oelm.methods.reading.select import ALL
 from oelm.methods.reading.wrappers import plain_name, plain_parameters, unwrap
 from oelm.methods.record import record_of
 
 _EMBEDDINGS = ("embed", "wte", "wpe", "tokens", "positions", "shared", "patch", "cls_token")
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def param_groups(
@@ -107,71 +108,59 @@ def _layers_below_top(model: nn.Module) -> dict[str, int]:
         projections = find_projections(model, ALL)  # the layers do not depend on what the method selects
     except OelmError:  # a layer outside the selection is not recognised
         projections = _projections(model)
-    layers = {p.place.module: p.place for p in projections if p.place.stack}
+    layers = {plain_name(p.place.module): plain_name(p.place.stack) for p in projections if p.place.stack}
     if not layers:
         raise OelmError(
             f"layer_decay cannot be used: {type(model).__name__} has no list of layers. Leave it at 1.0"
         )
-    names = list(plain_parameters(model))
-    stacks = {
-        plain_name(stack): [plain_name(member) for member in _members(unwrap(model), stack, layers)]
-        for stack in dict.fromkeys(p.stack for p in layers.values())
-    }
-    begins = {s: next((i for i, n in enumerate(names) if n.startswith(f"{s}.")), 0) for s in stacks}
-    bottom = max(len(members) for members in stacks.values()) + 1
-    below: dict[str, int] = {}
-    for i, name in enumerate(names):
-        stack = next((s for s in stacks if name.startswith(f"{s}.")), None)
-        if stack is not None:
-            members = stacks[stack]
-            own = next((n for n, m in enumerate(members) if name.startswith(f"{m}.")), None)
-            # A part between the layers, such as Swin's patch merging, counts as part of the layer before it.
-            before = below.get(names[i - 1], bottom) if i > begins[stack] else bottom
-            below[name] = before if own is None else len(members) - own
-            continue
-        is_embedding = any(word in name for word in _EMBEDDINGS) and i < max(begins.values())
-        if is_embedding or _is_front_end(unwrap(model), name, i, begins):
+    parameters = plain_parameters(model)
+    numbers = {stack: _layer_numbers(stack, layers, parameters) for stack in layers.values()}
+    below = {name: max(own.values()) + 1 - n for own in numbers.values() for name, n in own.items()}
+    bottom = max(below.values()) + 1
+    order = {name: i for i, name in enumerate(parameters)}
+    begins = {stack: order[next(iter(own))] for stack, own in numbers.items()}
+    around = {prefix for stack in begins for prefix in _prefixes(stack)}
+    modules = unwrap(model).named_modules()
+    convolutions = [plain_name(name) for name, module in modules if isinstance(module, _CONVOLUTIONS)]
+    # Largest modules that contain convolutions but no list of layers, such as Wav2Vec2's feature extractor.
+    front_ends = {_first_outside(around, name) for name in convolutions}
+    for name in parameters.keys() - below.keys():
+        is_embedding = any(word in name for word in _EMBEDDINGS) and order[name] < max(begins.values())
+        part = _first_outside(around, name)
+        beside = [i for stack, i in begins.items() if part.rpartition(".")[0] in ("", *_prefixes(stack))]
+        if is_embedding or (part in front_ends and order[name] < min(beside)):
             below[name] = bottom
     return below
 
 
-def _members(model: nn.Module, stack: str, layers: Iterable[str]) -> list[str]:
-    """Return the names of all layers of a stack, also of those without attention (LFM2's convolutions).
+def _layer_numbers(stack: str, layers: Iterable[str], parameters: Iterable[str]) -> dict[str, int]:
+    """Return {parameter name: number of its layer} for one list of layers; the first layer is 1.
 
-    A member that contains a list of layers, such as a stage of Swin, is replaced by these layers.
+    Layers without attention count, too, such as LFM2's convolutions. If the list contains stages, as in Swin,
+    the layers in the stages are counted. A part between layers, such as Swin's patch merging, has the number
+    of the layer before it.
 
     layers: The names of the layers with attention.
     """
-    found: list[str] = []
-    for key in model.get_submodule(stack)._modules:
-        member = f"{stack}.{key}"
-        inside = [name.removeprefix(f"{member}.") for name in layers if name.startswith(f"{member}.")]
-        if not inside:
-            found.append(member)
-        for inner in dict.fromkeys(_outermost_list(model, member, path) for path in inside):
-            found += _members(model, inner, layers)
-    return found
+    inside = [layer for layer in layers if layer.startswith(f"{stack}.")]
+    lists = {stack, *(layer.rpartition(".")[0] for layer in inside)}
+    around = {prefix for layer in inside for prefix in _prefixes(layer)[:-1]}
+    numbers: dict[str, int] = {}
+    seen = set()
+    for name in parameters:
+        if name.startswith(f"{stack}."):
+            part = _first_outside(around, name)
+            if part.rpartition(".")[0] in lists:
+                seen.add(part)
+            numbers[name] = len(seen)
+    return numbers
 
 
-def _outermost_list(model: nn.Module, member: str, path: str) -> str:
-    """Return the name of the outermost list of layers in `member` that contains the layer `member.path`."""
-    steps = path.split(".")
-    around = (".".join([member, *steps[:n]]) for n in range(len(steps)))
-    return next(name for name in around if is_stack(model.get_submodule(name)))
+def _first_outside(around: Container[str], name: str) -> str:
+    """Return the shortest prefix of the dotted `name` that is not in `around`."""
+    return next((prefix for prefix in _prefixes(name) if prefix not in around), name)
 
 
-def _is_front_end(model: nn.Module, name: str, index: int, begins: dict[str, int]) -> bool:
-    """Return whether a parameter is in a module with convolutions before the layers, such as Whisper's.
-
-    The module is beside the layers or around them: it shares the longest part of its name with them.
-
-    begins: For each list of layers, the index of its first parameter.
-    """
-    steps = name.split(".")[:-1]
-    pairs = {stack: zip(steps, stack.split("."), strict=False) for stack in begins}
-    shared = {stack: len(list(takewhile(lambda pair: pair[0] == pair[1], p))) for stack, p in pairs.items()}
-    most = max(shared.values())
-    if most == len(steps) or any(index > begins[stack] for stack, n in shared.items() if n == most):
-        return False
-    front_end = model.get_submodule(".".join(steps[: most + 1]))
-    return any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in front_end.modules())
+def _prefixes(name: str) -> list[str]:
+    """Return ["a", "a.b", "a.b.c"] for "a.b.c"."""
+    return list(accumulate(name.split("."), "{}.{}".format))
