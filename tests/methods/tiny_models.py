@@ -328,3 +328,24 @@ def frozen_layers(model: nn.Module) -> set[tuple[str, int]]:
         for p in oelm.qk_projections(model)
         if not p.weight.parameter.requires_grad
     }
+
+
+class Odd(nn.Module):
+    """An attention with uninformative names: the first is q, the second k, the third v."""
+
+    def __init__(self, width=16, names=("alpha", "beta", "gamma")):
+        super().__init__()
+        self.n, self.names = 2, names
+        for name in names:
+            setattr(self, name, nn.Linear(width, width))
+
+    def forward(self, x):
+        q, k, v = (getattr(self, n)(x).unflatten(-1, (self.n, -1)).transpose(1, 2) for n in self.names)
+        return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class OddAttention(Odd):
+    """Its calls cannot be guessed, so that its projections cannot be discovered."""
+
+    def forward(self, x, settings):
+        return super().forward(x * settings["scale"])
