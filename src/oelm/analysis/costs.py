@@ -45,7 +45,7 @@ class StepRatio:
         config = arm.config
         return (
             self.method == arm.method.name
-            and (self.fields is None or self._measured() == arm.method)
+            and (self.fields is None or self._measured_method() == arm.method)
             and self.model == config.model.name
             and self.context in (None, config.data.max_length)
             and self.position in (None, config.model.position)
@@ -53,7 +53,7 @@ class StepRatio:
             and self.vocabulary in (None, arm.first.manifest.tokenizer.vocab_size)
         )
 
-    def _measured(self) -> Method | None:
+    def _measured_method(self) -> Method | None:
         """Return the `Method` with `fields`; None if this version of oelm does not know one of them."""
         try:
             return Method.from_dict(self.fields or {})

@@ -67,7 +67,7 @@ def _orthogonality_pairs(arms: Sequence[Arm]) -> Iterator[Pair]:
     for arm in arms:
         if arm.method.init == "headwise" and not arm.method.trains_qk:
             for other in arms:
-                if _same_model(arm, other) and _only_rows_differ(arm.method, other.method):
+                if _same_place_and_model(arm, other) and _only_rows_differ(arm.method, other.method):
                     yield Pair("orthogonality", arm, other.id, other)
 
 
@@ -81,7 +81,7 @@ def _no_loss_pairs(arms: Sequence[Arm]) -> Iterator[Pair]:
             references["init"] = TRAINED_INIT
         for kind, name in references.items():
             for other in arms:
-                if _same_model(arm, other) and other.method == find_method(name):
+                if _same_place_and_model(arm, other) and other.method == find_method(name):
                     yield Pair(kind, arm, other.id, other)
         baseline = find_arm(arms, arm, arm.config.compare.baseline)
         plain = find_arm(arms, arm, baseline.config.compare.baseline) if baseline else None
@@ -103,7 +103,7 @@ def other_than_freezing(arm: Arm, control: Arm) -> tuple[str, ...]:
     return (*found, *([] if control.method.trains_qk else [f"freeze {control.method.freeze} ≠ none"]))
 
 
-def _same_model(arm: Arm, other: Arm) -> bool:
+def _same_place_and_model(arm: Arm, other: Arm) -> bool:
     return other.place == arm.place and other.config.model == arm.config.model
 
 

@@ -94,18 +94,18 @@ def suggest(word: str, options: Collection[str]) -> str:
     if f"--{name}" in options:
         meant = f"--{name}"
     elif not meant and name in _FIELDS and "--set" in options:
-        meant = _set(name, value)
+        meant = _set_option(name, value)
     elif not meant and name in _NOT_NEEDED:
         return _NOT_NEEDED[name]
     if not meant:
         names = {option.lstrip("-"): option for option in options}
         if "--set" in options:
-            names = {**{field: _set(field, value) for field in _FIELDS}, **names}
+            names = {**{field: _set_option(field, value) for field in _FIELDS}, **names}
         near = difflib.get_close_matches(name, names, n=1, cutoff=MIN_SIMILARITY)
         meant = names[near[0]] if near else ""
     return f"did you mean '{meant}'?" if meant else ""
 
 
-def _set(name: str, value: str) -> str:
+def _set_option(name: str, value: str) -> str:
     field, _, example = _FIELDS[name].partition("=")
     return f"--set {field}={value or example}"

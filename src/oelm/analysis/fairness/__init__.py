@@ -1,1 +1,1 @@
-"""Checks whether a comparison is fair: what withholds its verdict, and what is said beside it."""
+"""Checks of fairness: why a comparison gets no verdict, and the notes that are shown with it."""

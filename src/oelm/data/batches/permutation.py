@@ -59,6 +59,7 @@ def shuffled(positions: ArrayLike, size: int, *key: int) -> NDArray[np.int64]:
 def _feistel(
     values: NDArray[np.uint64], half: np.uint64, mask: np.uint64, keys: list[np.uint64]
 ) -> NDArray[np.uint64]:
+    """Return the values after one Feistel round per key; `half` is the number of bits of each half."""
     left, right = values >> half, values & mask
     for key in keys:
         left, right = right, left ^ (_splitmix_array(right ^ key) & mask)

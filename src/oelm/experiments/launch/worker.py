@@ -71,6 +71,10 @@ def train_folder(path: Path | str, machine: Machine, processes: int = 1, nodes: 
 def _train_locked(
     folder: RunFolder, machine: Machine, processes: int, lock: Lock | None, nodes: Nodes
 ) -> int:
+    """Train the run, record how it ended, and return the exit code.
+
+    lock: the lock of the run, held by the caller; None if rank 0 of torchrun holds it
+    """
     ended = folder.ended()
     if ended is not None and ended.state == "finished":
         return EXIT_FINISHED

@@ -99,7 +99,7 @@ def _study(file: StudyFile, folder: Path) -> Study:
     }
     made = comparison(lambda _, **own: Experiment(data=data, **own), "", specs, stem=file.study, **settings)
     by_arm = dict(zip(arms, made, strict=True))
-    experiments = tuple(_compared(name, arm, by_arm, file) for name, arm in arms.items())
+    experiments = tuple(_with_comparisons(name, arm, by_arm, file) for name, arm in arms.items())
     for e in experiments:
         _check(e)
     return Study(file.study, file.title, experiments, registers_data=bool(file.data.hub))
@@ -242,7 +242,7 @@ def _base(cls: Any, section: Any) -> Any:
     return cls(**{f.name: getattr(section, f.name) for f in fields(cls)})
 
 
-def _compared(name: str, arm: ArmSection, arms: dict[str, Experiment], file: StudyFile) -> Experiment:
+def _with_comparisons(name: str, arm: ArmSection, arms: dict[str, Experiment], file: StudyFile) -> Experiment:
     """Return the experiment of the arm `name` with the baseline, control and questions of the study file.
 
     arms: the experiments of all arms, by arm name

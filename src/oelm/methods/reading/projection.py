@@ -184,6 +184,7 @@ class ParameterSlice:
 
     @property
     def _all_rows(self) -> int:
+        """The number of output features of the whole stored tensor, which may contain other roles, too."""
         shape = self.parameter.shape
         return math.prod(shape[1:]) if self.transposed else shape[0]
 

@@ -164,7 +164,10 @@ class SavePretrained:
 
 
 def replace_save_pretrained(model: nn.Module) -> None:
-    """Replace `save_pretrained` of a transformers model and of all transformers models inside it."""
+    """Replace `save_pretrained` of a transformers model and of all transformers models inside it.
+
+    Also add a hook: when a state dict is loaded, its unfolded tensors replace the folded ones.
+    """
     for module in model.modules():
         if type(module).__module__.startswith("oelm.") or not hasattr(type(module), "save_pretrained"):
             continue

@@ -48,7 +48,7 @@ def run_curves(board: Board, runs: Mapping[str, RunInfo], measurement: str, _: T
     return chart(lines, measurement, _)
 
 
-def measured(board: Board, keys: Iterable[str]) -> list[str]:
+def measurements_of(board: Board, keys: Iterable[str]) -> list[str]:
     """Return the names of the measurements that at least one of the runs has."""
     known = {name for key in keys for name in board.metrics(key).columns}
     return [name for name in MEASUREMENTS if name in known]

@@ -14,7 +14,7 @@ from oelm.config.yaml import config_to_yaml
 from oelm.errors import OelmError
 from oelm.experiments.launch.worker import CONSOLE
 from oelm.report import numbers
-from oelm.report.board.curves import measured
+from oelm.report.board.curves import measurements_of
 from oelm.report.board.forest import CAPTIONS, by_seeds, forest
 from oelm.report.board.metrics import MEASUREMENTS
 from oelm.report.board.questions import ShownQuestion
@@ -214,7 +214,7 @@ def study(board: Board, name: str, chosen: str, _: Translator) -> dict[str, Any]
         "waiting": [_(q.title) for q in asked if q.comparison is None],
         "groups": [(key, place(found[0], _)) for key, found in groups.items()],
         "group": group,
-        "charts": charts(measured(board, _keys(board, arms)), _),
+        "charts": charts(measurements_of(board, _keys(board, arms)), _),
         "arms": [_arm_row(arm, _) for arm in arms],
         "runs": sorted(rows, key=lambda row: STATES.index(row.state)),
         "trials": sum(bool(run.trial) for run in runs.values()),
@@ -281,7 +281,7 @@ def question(board: Board, study: str, key: Mapping[str, str], _: Translator) ->
         "caption": _(CAPTIONS[q.comparison.metric]),
         "seeds": by_seeds(q, _),
         "flags": [_(message) for message in q.comparison.flags],
-        "charts": charts(measured(board, keys), _),
+        "charts": charts(measurements_of(board, keys), _),
         "runs": [run_row(key, board.runs[key], _) for key in keys],
     }
 
@@ -319,7 +319,7 @@ def run(board: Board, key: str, _: Translator) -> dict[str, Any] | None:
         "times": _timing(timing, _) if timing else [],
         "config": config_to_yaml(config) if config else "",
         "problems": [*problems, *([metrics.problem] if metrics.problem else [])],
-        "charts": charts(measured(board, [key]), _, more=_OF_RUNS),
+        "charts": charts(measurements_of(board, [key]), _, more=_OF_RUNS),
         "others": others,
     }
 
@@ -348,7 +348,7 @@ def compare(board: Board, a: str, b: str, _: Translator) -> dict[str, Any]:
     page |= {"differences": None, "charts": [], "problem": ""}
     if len(chosen) < 2:
         return page
-    page["charts"] = charts(measured(board, (a, b)), _, more=_OF_RUNS)
+    page["charts"] = charts(measurements_of(board, (a, b)), _, more=_OF_RUNS)
     try:
         left, right = (info.reader.config() for _key, info in chosen)
     except (OelmError, OSError) as error:

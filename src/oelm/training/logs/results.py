@@ -40,15 +40,16 @@ def _restore_changed_files(training: Training) -> None:
     folder, recorder = training.folder, training.recorder
     if recorder.metrics is not None:
         recorder.metrics.check()
-    if not _holds(folder.config, training.config):
+    if not _still_equals(folder.config, training.config):
         write_text(folder.config_file, config_to_yaml(training.config))
         recorder.journal.line("config.yaml was changed by another program during the run; writing it again")
-    if not _holds(folder.manifest, recorder.manifest):
+    if not _still_equals(folder.manifest, recorder.manifest):
         folder.write(recorder.manifest)
         recorder.journal.line("manifest.json was changed by another program during the run; writing it again")
 
 
-def _holds(read: Callable[[], Any], expected: Any) -> bool:
+def _still_equals(read: Callable[[], Any], expected: Any) -> bool:
+    """Return whether `read()` returns `expected`; False if the file cannot be read."""
     try:
         return bool(read() == expected)
     except OelmError:
