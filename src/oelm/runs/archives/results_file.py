@@ -79,7 +79,7 @@ def read_results_file(path: Path) -> list[StoredRun]:
     if not path.is_file():
         raise UsageError(f"there is no file {path}: name a file that `oelm archive keep` wrote")
     try:
-        return [_stored_run(path, line, number) for number, line in enumerate(_lines(path), 1)]
+        return [_parse_run(path, line, number) for number, line in enumerate(_lines(path), 1)]
     except (lzma.LZMAError, EOFError) as error:
         raise OelmError(f"{path} is damaged or not an xz file ({error}); restore it from a copy") from None
 
@@ -106,7 +106,8 @@ def _lines(path: Path) -> Iterator[bytes]:
             raise EOFError("there is data after the last run")
 
 
-def _stored_run(path: Path, line: bytes, number: int) -> StoredRun:
+def _parse_run(path: Path, line: bytes, number: int) -> StoredRun:
+    """Return the run that one line of a results file contains, after checking its hashes."""
     where = f"{path}, line {number}"
     value = parse_json(decode(line, where), where)
     fields = value if isinstance(value, dict) else {}
@@ -119,7 +120,8 @@ def _stored_run(path: Path, line: bytes, number: int) -> StoredRun:
     for name, text in files.items():
         if name not in RESULT_FILES or not isinstance(text, str):
             raise OelmError(
-                f"{where}: not read, because it contains {name!a:.200}, which is no file of a run folder"
+                f"{where}: not read, because it contains {name!a:.200}, which is not a text file of a run "
+                "folder"
             )
         if hashes.get(name) != _sha256(text):
             raise OelmError(
