@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from oelm.cli.output import discard_output, print
 from oelm.experiments.launch.jobs import Events, Job
@@ -167,6 +167,6 @@ def _metric(job: Job) -> str:
     results = RunFolder(job.folder).results() if job.state == "finished" else None
     if not results:
         return ""
-    split = "test" if results.test else "validation"
-    value = results.score("test") if results.test else results.score("validation")
+    split: Literal["test", "validation"] = "test" if results.test else "validation"
+    value = results.score(split)
     return "" if value is None else f"  {split} {results.metric} {value:.4g}"
