@@ -247,7 +247,7 @@ def _forbidden(arm: Arm, reference: Arm, same_rows: Sequence[str]) -> str:
         if state == DIVERGED
     ]
     if diverged:
-        return f"runs diverged, which is a result too: {', '.join(diverged)}"
+        return f"runs diverged and are not in the mean, so there is no verdict: {', '.join(diverged)}"
     if arm.finished and reference.finished and (refused := guards.refusals(arm, reference)):
         return f"not comparable: {'; '.join(map(str, refused))}"
     return "; ".join(map(str, guards.caveats(arm, reference, same_rows)))

@@ -65,7 +65,7 @@ def decide(
         at the same time count twice.
     max_seeds
         Maximum number of seeds of an arm, from 3 to 50. It sets the confidence level of the
-        intervals, which are looked at after 3, 4, ... seeds: keep it when you continue a study.
+        intervals, which are checked after 3, 4, ... seeds: keep it when you continue a study.
     rules
         Kinds of questions. target: at most 5 % worse than the baseline and the control? goal: at most 1 %
         worse than the control? scenario: 2 or 5 points of accuracy worse? sign: better or worse?
@@ -166,10 +166,10 @@ def _print_plan(design: Design, look: Look, needs: Forecast, *, gpu: str, runs: 
     if needs.disk_bytes is not None:
         print(f"disk: at most {bytes_text(needs.disk_bytes)}, if the resume checkpoints are kept")
     level = 100 * level_per_look(design.max_seeds)
-    print(f"each look, at 3 to {design.max_seeds} seeds, uses a {level:.2f} % interval")
+    print(f"questions are checked at 3 to {design.max_seeds} seeds, each time with a {level:.2f} % interval")
     if gpu:
         print_gpu_hours(most, gpu, runs)
-        print("runs: the most that each arm can need, without tuning trials")
+        print("the column runs is the maximum of each arm, without tuning trials")
 
 
 def _print_questions(look: Look) -> None:

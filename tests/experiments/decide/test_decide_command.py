@@ -49,7 +49,7 @@ def test_the_plan_is_printed_without_a_run(run_oelm, tmp_path):
     code, output = run_oelm("NOISY-WORSE", "--dry-run", "--max-seeds", "10", command="decide")
     assert code == 0, output
     assert "runs: 6 to 20 (2 arms); 0 tuning trials" in output
-    assert "each look, at 3 to 10 seeds, uses a 98.81 % interval" in output
+    assert "questions are checked at 3 to 10 seeds, each time with a 98.81 % interval" in output
     assert "disk: at most" in output
     assert not list((tmp_path / "runs").glob("*"))
 
