@@ -331,6 +331,24 @@ def test_dry_run_shows_which_runs_are_finished(tmp_path: Path, capsys: pytest.Ca
     assert "2 runs (1 finished) in" in text
 
 
+def test_dry_run_refuses_what_the_run_would_refuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_jobs([experiment("GPT-01").at("smoke", 1)], tmp_path)
+    words = ["run", "GPT-01", "--scale", "smoke", "--seeds", "0", "1", "--runs", str(tmp_path)]
+    changed = [*words, "--set", "budget.steps=3"]
+    said = []
+    for command in ([*changed, "--dry-run"], [*changed, "--dry-run", "--json"], changed):
+        assert main(command) == 2
+        printed = capsys.readouterr()
+        said.append(printed.err)
+        assert "lr" not in printed.out  # no run is promised
+    assert "seed=1 contains a run with a different config" in said[0]
+    assert len(set(said)) == 1
+    assert not (tmp_path / "paper" / "GPT-01" / "scale=smoke" / "seed=0").exists()
+    assert main([*words, "--dry-run"]) == 0
+
+
 def test_show_applies_changes_to_the_baseline_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("show", "GPT-02", "--scale", "smoke", "--as", "mine", "--runs", str(tmp_path))
     shown = facts(capsys, *words)
