@@ -349,6 +349,22 @@ def test_dry_run_refuses_what_the_run_would_refuse(
     assert main([*words, "--dry-run"]) == 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "GPT-02 --set optim.lr=0.5 budget.steps=7 compile=true",
+        "GPT-02 --set optim.lr=0.5 --set budget.steps=7 --set compile=true",
+        "--set=optim.lr=0.5 budget.steps=7 compile=true GPT-02",
+        "--set optim.lr=0.5 budget.steps=7 GPT-02 --set compile=true",
+    ],
+)
+def test_set_takes_several_fields(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = facts(capsys, "show", *words.split())
+    assert isinstance(shown, dict)
+    config = shown["config"]
+    assert (config["optim"]["lr"], config["budget"]["steps"], config["compile"]) == (0.5, 7, True)
+
+
 def test_show_applies_changes_to_the_baseline_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("show", "GPT-02", "--scale", "smoke", "--as", "mine", "--runs", str(tmp_path))
     shown = facts(capsys, *words)
