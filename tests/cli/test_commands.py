@@ -135,6 +135,7 @@ def test_the_completion_script_knows_commands_options_and_choices() -> None:
         (["run", "TS-FREEZE-TUNED", "--set", "optim.lr=1e-3"], "use --no-tune"),
         (["status", "--study", "papr"], "did you mean 'paper'"),
         (["status", "--scale", "smok"], "did you mean 'smoke'"),
+        (["export", "GPT-01", "--public"], "--public has no effect without --push-to-hub"),
         (["clean", "--study", "papr"], "did you mean 'paper'"),
         (["monitor", "--every", "0"], "--every must be > 0, not 0"),
         (["archive", "merge", "nowhere.tar.gz"], "there is no archive nowhere.tar.gz"),
