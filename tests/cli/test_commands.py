@@ -135,6 +135,7 @@ def test_the_completion_script_knows_commands_options_and_choices() -> None:
         (["run", "TS-FREEZE-TUNED", "--set", "optim.lr=1e-3"], "use --no-tune"),
         (["status", "--study", "papr"], "did you mean 'paper'"),
         (["status", "--scale", "smok"], "did you mean 'smoke'"),
+        (["export", "GPT-01", "--public"], "--public has no effect without --push-to-hub"),
         (["clean", "--study", "papr"], "did you mean 'paper'"),
         (["monitor", "--every", "0"], "--every must be > 0, not 0"),
         (["archive", "merge", "nowhere.tar.gz"], "there is no archive nowhere.tar.gz"),
@@ -329,6 +330,40 @@ def test_dry_run_shows_which_runs_are_finished(tmp_path: Path, capsys: pytest.Ca
     text = capsys.readouterr().out
     assert "seed=0 (finished)" in text
     assert "2 runs (1 finished) in" in text
+
+
+def test_dry_run_refuses_what_the_run_would_refuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_jobs([experiment("GPT-01").at("smoke", 1)], tmp_path)
+    words = ["run", "GPT-01", "--scale", "smoke", "--seeds", "0", "1", "--runs", str(tmp_path)]
+    changed = [*words, "--set", "budget.steps=3"]
+    said = []
+    for command in ([*changed, "--dry-run"], [*changed, "--dry-run", "--json"], changed):
+        assert main(command) == 2
+        printed = capsys.readouterr()
+        said.append(printed.err)
+        assert "lr" not in printed.out  # no run is promised
+    assert "seed=1 contains a run with a different config" in said[0]
+    assert len(set(said)) == 1
+    assert not (tmp_path / "paper" / "GPT-01" / "scale=smoke" / "seed=0").exists()
+    assert main([*words, "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "GPT-02 --set optim.lr=0.5 budget.steps=7 compile=true",
+        "GPT-02 --set optim.lr=0.5 --set budget.steps=7 --set compile=true",
+        "--set=optim.lr=0.5 budget.steps=7 compile=true GPT-02",
+        "--set optim.lr=0.5 budget.steps=7 GPT-02 --set compile=true",
+    ],
+)
+def test_set_takes_several_fields(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = facts(capsys, "show", *words.split())
+    assert isinstance(shown, dict)
+    config = shown["config"]
+    assert (config["optim"]["lr"], config["budget"]["steps"], config["compile"]) == (0.5, 7, True)
 
 
 def test_show_applies_changes_to_the_baseline_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -224,8 +224,8 @@ def test_export_of_a_transformers_model_includes_the_extras(tmp_path: Path) -> N
 def test_clean_deletes_only_after_confirmation(
     root: Path, folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["clean", "--runs", str(root)]) == 0  # without a terminal nothing is deleted
-    said = capsys.readouterr().out
+    assert main(["clean", "--runs", str(root)]) == 2  # without a terminal nothing is deleted
+    said = capsys.readouterr().err
     assert "add --yes to delete the checkpoints" in said
     assert "nothing was deleted" in said
     assert folder.latest.exists()

@@ -64,9 +64,19 @@ def test_rate_without_a_dot_is_a_number():
     assert config_from_yaml(text).optim.lr == 1e-4
 
 
+@pytest.mark.parametrize(
+    "name", ["no", "0300", "0900", "1e5", "12:30", "1_000", "2026-01-02", "-.5", "<<", "~"]
+)
+def test_a_study_with_the_name_of_a_number_survives_yaml(name):
+    config = small_config(study=name)
+    assert config_from_yaml(config_to_yaml(config)) == config
+
+
 def test_command_line_words_become_typed_values():
     assert parse(float, "1e-3", "optim.lr") == 1e-3
     assert parse(tuple[float, ...], "1e-3,3e-3", "tune.grid") == (1e-3, 3e-3)
+    assert [parse(bool, word, "compile") for word in ("on", "off", "Yes")] == [True, False, True]
+    assert parse(int, "0300", "budget.steps") == 300
     assert parse(float | str, "match", "method.gain") == "match"
     with pytest.raises(UsageError, match=r"budget\.steps: expected a whole number"):
         parse(int, "many", "budget.steps")

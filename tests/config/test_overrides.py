@@ -35,6 +35,14 @@ def test_a_new_method_renames_the_arm_and_drops_a_control_of_another_method() ->
     assert override(rope, {"method": "oelm-bias"}) == rope
 
 
+def test_two_values_for_one_field_are_an_error() -> None:
+    with pytest.raises(
+        UsageError, match=r"--set gives 'optim\.lr' two values, 0\.001 and 0\.002; leave one out"
+    ):
+        changes_from_words(["optim.lr=1e-3", "budget.steps=5", "optim.lr=2e-3"])
+    assert changes_from_words(["optim.lr=1e-3", "optim.lr=0.001"]) == {"optim.lr": 1e-3}
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [

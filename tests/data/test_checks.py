@@ -83,6 +83,21 @@ def test_duplicates_across_splits_are_reported(folder: Path, write_jsonl) -> Non
     assert "row 3" in str(report)
 
 
+def test_more_than_one_percent_of_shared_rows_is_an_error(folder: Path, write_jsonl) -> None:
+    def check(shared: int):
+        write_jsonl("data/imdb/test.jsonl", [*rows(shared), *rows(200 - shared, 2000)])
+        return check_corpus(open_corpus("imdb", data_dir=folder))
+
+    assert check(2).ok
+    assert "2 rows of train also appear in test" in str(check(2))
+    assert check(3).errors == [
+        "1.5% of the rows of test also appear in train (at most 1% is allowed), so scores on test are not "
+        "those of unseen rows: remove these rows from train"
+    ]
+    write_jsonl("data/imdb/train.jsonl", [*rows(40), *rows(1) * 50])
+    assert check(1).ok  # one row of test, although it is 51 times in train
+
+
 def test_equal_texts_are_held_out_together() -> None:
     assert text_key("A  b\n") == text_key("a B")
     assert text_key("ab", "c") != text_key("a", "bc")

@@ -42,8 +42,8 @@ def test_prepare_encodes_text_and_labelled_rows(capsys: pytest.CaptureFixture[st
 def test_bad_rows_are_errors_unless_skipped(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, write_jsonl
 ) -> None:
-    good = [{"text": f"row {i}", "label": i % 2} for i in range(200)]
     for split in ("train", "validation", "test"):
+        good = [{"text": f"{split} row {i}", "label": i % 2} for i in range(200)]
         write_jsonl(f"mine/{split}.jsonl", [*good, "{broken"])
     words = ("prepare", tmp_path / "mine", "--tokenizer", "bpe-300")
     code, _, err = run(capsys, *words)
@@ -100,7 +100,10 @@ def test_prepare_and_check_report_texts_that_appear_in_two_splits(
     code, out, _ = run(capsys, "prepare", *words, "--no-duplicates")
     assert "appear in" not in out
     code, out, _ = run(capsys, "check", folder)
-    assert "also appear in test" in out
+    assert code == 1
+    assert "ERROR: 50.0% of the rows of test also appear in train" in out
+    code, out, _ = run(capsys, "check", folder, "--no-duplicates")
+    assert code == 0
 
 
 def test_a_dataset_can_come_from_a_catalogue_file_of_the_user(

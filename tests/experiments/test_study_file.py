@@ -97,6 +97,14 @@ def test_arms_become_experiments_that_differ_only_in_their_method(tmp_path: Path
         ("dataset: stories", "folder: nowhere", 2, "nowhere does not exist"),
         ("dataset: stories", "dataset: stories, hub: a/b", 2, "one of dataset, folder and hub"),
         ("layers: 2", "layers: two", 3, "model.layers: expected a whole number, got 'two'"),
+        (
+            "layers: 2",
+            "layers: 1_000",
+            3,
+            "expected a whole number, got '1_000' (str); write it in decimal",
+        ),
+        ("layers: 2", "layers: 0:02", 3, "model.layers: expected a whole number, got '0:02'"),
+        ("study: mine", "study: 7", 1, "study: expected text, got 7 (int); write it in quotes"),
         ("heads: 4", "heads: 5", 3, "GPT width 32 is not divisible by the number of heads, 5"),
         (
             "width: 32, layers: 2, heads: 4",
@@ -133,6 +141,15 @@ def test_an_error_names_the_file_the_line_and_the_key(
     assert message in str(found.value)
     assert f"mine.yaml, line {line}: " in str(found.value) or not line
     assert "\n" not in str(found.value)
+
+
+def test_numbers_and_words_are_read_as_they_look(tmp_path: Path) -> None:
+    text = FILE.replace("tokens: 100000", "steps: 0300").replace("layers: 2", "layers: 02, causal: yes")
+    text = text.replace("study: mine", "study: no").replace("seeds: [3, 4]", "mini: {budget.steps: 0100}")
+    e = study(tmp_path, text)["frozen"]
+    assert (e.id, e.at().budget.steps, e.at("mini").budget.steps) == ("no-frozen", 300, 100)
+    assert "layers=2" in e.model.name
+    assert e.model.causal is True
 
 
 def test_a_file_with_deep_nesting_or_aliases_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from fake_run import write_finished_run
 from oelm.analysis.statistics.lr_choice import choice_probabilities, choice_sd, trial_sd
+from oelm.cli.main import main
 from oelm.config.hash import config_hash
 from oelm.config.run_config import RunConfig
 from oelm.errors import OelmError, UsageError
@@ -91,6 +92,20 @@ def test_a_best_value_at_the_edge_extends_the_grid_of_all_arms_and_keeps_trials(
 def test_a_grid_of_impossible_learning_rates_is_refused(lr: float) -> None:
     with pytest.raises(UsageError, match="must be finite and above 0"):
         arms(BASELINE, grid=(1e-3, lr))
+
+
+def test_a_dry_run_refuses_runs_with_another_learning_rate_than_the_tuned_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", FROZEN.id, "--scale", "smoke", "--grid", *map(str, GRID), "--trial-seeds", "1000", "1001"]
+    words += ["--runs", str(tmp_path), "--dry-run"]
+    (arm,) = tune(arms(FROZEN), tmp_path, TrialWriter(tmp_path, {FROZEN.id: 17e-3}), say=quiet).arms
+    (run,) = arm.runs
+    assert main(words) == 0
+    assert "lr 0.032" in capsys.readouterr().out  # the grid has grown
+    make_jobs([replace(run, optim=replace(run.optim, lr=1e-3))], tmp_path)
+    assert main(words) == 2
+    assert "optim.lr: 0.001 -> 0.016" in capsys.readouterr().err
 
 
 def test_a_grid_does_not_grow_without_end(tmp_path: Path) -> None:

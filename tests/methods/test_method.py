@@ -10,6 +10,7 @@ import yaml
 
 import oelm
 from oelm.errors import OelmError, UsageError
+from oelm.methods import presets
 from oelm.methods.method import Method
 from oelm.methods.presets import ALIASES, find_method
 
@@ -125,7 +126,8 @@ def test_the_error_about_an_unknown_field_names_the_nearest_one():
             Method.from_dict(wrong)
 
 
-def test_registering_a_method():
+def test_registering_a_method(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(presets, "_METHODS", presets.methods())  # forgotten after the test
     mine = oelm.register_method(
         dataclasses.replace(find_method("oelm-freeze"), name="test-registry-mine", gain=2)
     )

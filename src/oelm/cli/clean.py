@@ -6,6 +6,7 @@ import sys
 
 from oelm.cli.options import Json, Runs, Study, require_study
 from oelm.cli.output import print, print_json, print_table
+from oelm.errors import UsageError
 from oelm.runs.disk import free, freeable
 from oelm.runs.scan import require_runs_folder, study_names
 from oelm.units import bytes_text
@@ -48,9 +49,11 @@ def clean(*, runs: Runs = "runs", study: Study = "", yes: bool = False, json: Js
 def _confirmed() -> bool:
     """Ask on the terminal whether to delete the checkpoints, and return the answer.
 
-    Without a terminal the answer is no, because piped input is not meant as an answer to this question.
+    Without a terminal this raises UsageError, because piped input is not meant as an answer to this question.
     """
     if not sys.stdin.isatty():
-        print("cannot ask for confirmation without a terminal: add --yes to delete the checkpoints")
-        return False
+        raise UsageError(
+            "nothing was deleted: cannot ask for confirmation without a terminal; add --yes to delete the "
+            "checkpoints"
+        )
     return input("delete these checkpoints? [y/N] ").strip().lower() in ("y", "yes")

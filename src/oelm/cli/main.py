@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,7 +105,10 @@ COMMANDS: dict[str, Command] = {
     "train": Command(
         "oelm.cli.train:train", _RUNS,
         "Train one run in this process. The same command resumes a run that was interrupted.",
-        ("oelm train GPT-02 --scale mini --seed 0 --set budget.steps=600", "oelm train my.yaml frozen"),
+        (
+            "oelm train GPT-02 --scale mini --seed 0 --set budget.steps=600 optim.lr=1e-3",
+            "oelm train my.yaml frozen",
+        ),
     ),
     "run": Command(
         "oelm.cli.run:run", _RUNS,
@@ -291,7 +295,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(app: App, words: list[str]) -> int:
     _check_command(words)
-    return app(words) or 0
+    return app(repeat_set(words)) or 0
+
+
+def repeat_set(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with `--set a=1 b=2` written as `--set a=1 --set b=2`.
+
+    cyclopts' own option for several values would also take the ID in `oelm train --set a=1 GPT-02`.
+
+    >>> repeat_set(["train", "--set", "optim.lr=1", "compile=true", "GPT-02"])
+    ['train', '--set', 'optim.lr=1', '--set', 'compile=true', 'GPT-02']
+    """
+    found: list[str] = []
+    in_set = False  # whether the word before is a value of --set
+    for word in words:
+        if in_set and re.match(r"[a-z_.]+=", word):
+            found.append("--set")
+        in_set = found[-1:] == ["--set"] or word.startswith("--set=")
+        found.append(word)
+    return found
 
 
 def _check_command(words: list[str]) -> None:

@@ -136,6 +136,8 @@ def export(
     public
         Make a new repository visible to everybody; by default it is private.
     """
+    if public and not push_to_hub:
+        raise UsageError("--public has no effect without --push-to-hub REPO: add that, or leave --public out")
     folder = which.folder(run)
     target = Path(output or Path("exports") / folder.config().id)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

@@ -126,7 +126,7 @@ class Changes:
     """Options that change the configs of experiments."""
 
     fields: Annotated[tuple[str, ...], Parameter(name="--set")] = ()
-    """Change a field of the config by its dotted name, e.g. optim.lr=1e-3 or method=oelm-plus; repeatable."""
+    """Change fields of the config by their dotted names, e.g. optim.lr=1e-3 method=oelm-plus; repeatable."""
     study_name: Annotated[str, Parameter(name="--as")] = ""
     """Store the runs under a different study name."""
 

@@ -112,14 +112,16 @@ def convert(kind: Any, value: Any, where: str, *, json: bool = False) -> Any:
             inner(arguments[0], name, where): inner(arguments[1], item, f"{where}.{name}")
             for name, item in value.items()
         }
-    if kind is float:
-        # YAML reads 1e-4 (no dot) as text, so text that is a number is accepted, except from JSON.
-        number = float(value) if type(value) in (int, float) else _plain_value(float, value)
-        if isinstance(number, float) and not (json and isinstance(value, str)):
-            return number
+    if kind is float and type(value) in (int, float):
+        return float(value)
+    # YAML reads 1e-4 (no dot), 0300 and yes as text, so such text is accepted, except from JSON.
+    if kind in (bool, int, float) and not json and type(found := _plain_value(kind, value)) is kind:
+        return found
     if kind is type(None) and value is None:
         return None
-    raise UsageError(f"{where}: expected {_kind_name(kind)}, got {_shown(value)}", field=where)
+    raise UsageError(
+        f"{where}: expected {_kind_name(kind)}, got {_shown(value)}{_advice(kind, value)}", field=where
+    )
 
 
 @functools.cache
@@ -150,7 +152,7 @@ def parse(kind: Any, text: str, where: str) -> Any:
     return convert(kind, _plain_value(kind, text), where)
 
 
-_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
 
 def _plain_value(kind: Any, text: Any) -> Any:
@@ -205,6 +207,15 @@ def _convert_tuple(arguments: tuple[Any, ...], value: Any, where: str, inner: An
 def _kind_name(kind: Any) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return names.get(kind, str(kind).replace("typing.", ""))
+
+
+def _advice(kind: Any, value: Any) -> str:
+    """Return how to write a number in place of `1_000` or `12:30`, or a text in place of 7; "" if unknown."""
+    if kind is str and type(value) in (bool, int, float):
+        return "; write it in quotes"
+    if kind in (int, float) and isinstance(value, str) and re.match(r"[+-]?[0-9]", value):
+        return f"; write it in decimal digits, such as {1000 if kind is int else 0.5}"
+    return ""
 
 
 def _shown(value: Any) -> str:

@@ -60,8 +60,12 @@ def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 
 
 def changes_from_words(words: Iterable[str]) -> dict[str, Any]:
-    """Return {field: value} from the `field=value` arguments of --set; the last value of a field counts."""
-    return dict(split_word(word) for word in words)
+    """Return {field: value} of the `field=value` words after --set; two values for a field are an error."""
+    changes: dict[str, Any] = {}
+    for name, value in map(split_word, words):
+        if changes.setdefault(name, value) != value:
+            raise UsageError(f"--set gives '{name}' two values, {changes[name]} and {value}; leave one out")
+    return changes
 
 
 def split_word(word: str) -> tuple[str, Any]:

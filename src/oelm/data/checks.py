@@ -19,6 +19,7 @@ from oelm.data.splits import DuplicateReport, find_duplicates
 from oelm.errors import OelmError
 
 _STREAM_ROWS = 10_000
+_MAX_SHARED = 0.01  # public datasets often have a few equal rows in two splits, too few to change a result
 
 
 @dataclass
@@ -96,7 +97,8 @@ def check_corpus(
 
     batch_size:    report an error if a classification dataset has fewer train rows than this
     skip_bad_rows: report bad rows as warnings instead of errors
-    find_shared:   also search for texts that appear in two splits, which reads the rows a second time
+    find_shared:   also search for texts that appear in two splits, which reads the rows a second time; more
+                   than 1 % of the rows of test or validation are an error
     """
     corpus = limit_streamed(corpus)
     report = CheckReport(corpus.name, corpus.origin, warnings=list(corpus.notes))
@@ -116,6 +118,12 @@ def check_corpus(
             _check_classes(corpus, split, check, batch_size, report)
     if find_shared:
         report.duplicates = find_duplicates(corpus)
+        report.errors += [
+            f"{share:.1%} of the rows of {other} also appear in {split} (at most {_MAX_SHARED:.0%} is allowed"
+            f"), so scores on {other} are not those of unseen rows: remove these rows from {split}"
+            for (split, other), share in report.duplicates.shares.items()
+            if share > _MAX_SHARED
+        ]
     return report
 
 

@@ -56,9 +56,13 @@ class Holdout:
 
 @dataclass
 class DuplicateReport:
-    """The number of rows of one split whose text also appears in another split, by (split, other split)."""
+    """The number of rows of one split whose text also appears in another split, by (split, other split).
+
+    shares: the fraction of the rows of the other split that this concerns
+    """
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    shares: dict[tuple[str, str], float] = field(default_factory=dict)
     examples: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -86,6 +90,7 @@ def find_duplicates(corpus: Corpus) -> DuplicateReport:
         if split not in corpus.splits:
             continue
         own = [np.zeros(0, dtype=np.uint64)]
+        shared = {other: [np.zeros(0, dtype=np.uint64)] for other in seen}
         rows = corpus.rows(split, BadRows())  # bad rows are reported by check_corpus
         while chunk := list(itertools.islice(rows, 4096)):
             texts = [[row[name] for name in corpus.fields] for row in chunk]
@@ -94,8 +99,12 @@ def find_duplicates(corpus: Corpus) -> DuplicateReport:
                 hits = np.isin(keys, known)
                 report.counts[split, other] += int(hits.sum())
                 if hits.any():
+                    shared[other].append(keys[hits])
                     report.examples.setdefault((split, other), texts[int(np.argmax(hits))][-1][:80])
             if split != "train":
                 own.append(keys)
+        for other, known in seen.items():
+            concerned = int(np.isin(known, np.concatenate(shared[other])).sum())
+            report.shares[split, other] = concerned / max(1, len(known))
         seen[split] = np.concatenate(own)
     return report

@@ -171,7 +171,7 @@ def _data(config: RunConfig, machine: Machine) -> Finding:
     except OelmError as error:
         return Finding(subject, False, error.problem, error.remedy or _DATA_REMEDY)
     if not report.ok:
-        remedy = "correct these rows, or leave them out with --skip-bad-rows"
+        remedy = "correct these rows (--skip-bad-rows leaves bad rows out)"
         return Finding(subject, False, "; ".join(report.errors), remedy)
     rows = ", ".join(f"{split} {check.rows:,}" for split, check in report.splits.items())
     shared = report.duplicates.counts if report.duplicates else {}

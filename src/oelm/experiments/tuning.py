@@ -200,6 +200,18 @@ class TuningGroup:
         runs = (replace(run, optim=replace(run.optim, lr=lr), tune=tune) for run in arm.runs)
         return replace(arm, runs=tuple(runs))
 
+    def runs_if_tuned(self) -> list[RunConfig]:
+        """Return the runs of all arms with their chosen learning rates; [] if trials have not all ended.
+
+        If the best learning rate is at an edge, the grid grows.
+        """
+        try:
+            while self.grow():
+                pass
+            return [run for arm in self.arms for run in self.with_lr(arm, self.choose(arm).lr).runs]
+        except OelmError:
+            return []
+
     def conclude(self, tuned: Tuned) -> None:
         """Choose the learning rate of every arm, and add the arms to `tuned`."""
         for arm in self.arms:

@@ -1,10 +1,15 @@
-"""Read untrusted YAML. Files that are too large, nested too deeply or have aliases raise UsageError."""
+"""Read untrusted YAML. Files that are too large, nested too deeply or have aliases raise UsageError.
+
+Only true, false, null and decimal numbers have a type of their own, all else is text. PyYAML alone follows
+YAML 1.1, which reads 0300 as 192, 12:30 as 750 and `no` as false.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from yaml.composer import Composer
@@ -58,7 +63,7 @@ def _load(text: str, where: str) -> tuple[Any, yaml.Node | None]:
         mark = error.problem_mark
         line = f"line {mark.line + 1}: " if mark is not None else ""
         raise UsageError(f"{where}: not valid YAML ({line}{error.problem or error.context})") from None
-    # For invalid values such as `!!int x` or `2026-13-45`, PyYAML raises the errors of int() and datetime().
+    # For invalid values such as `!!int x`, PyYAML raises the errors of int(), float() and datetime().
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, ArithmeticError, LookupError) as error:
         message = " ".join(str(error).split())
         raise UsageError(f"{where}: not valid YAML ({message})") from None
@@ -83,6 +88,7 @@ class _BoundedLoader(*_BASES):  # type: ignore[misc]
     """
 
     _depth = 0
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # without those of YAML 1.1; filled below
 
     def __init__(self, stream: str) -> None:
         _PARSER.__init__(self, stream)
@@ -111,6 +117,27 @@ class _BoundedLoader(*_BASES):  # type: ignore[misc]
                     raise _marked(f"the key '{key.value}' appears twice", key)
                 seen.add((key.tag, key.value))
         return node
+
+
+# PyYAML writes the texts "1e5" and "0900" without quotes, so they are no numbers here. `convert()` turns them
+# into numbers if the type of the field is a number.
+_EXPONENT = r"([eE][-+][0-9]+)?"
+_PLAIN_TYPES = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?(0|[1-9][0-9]*)", list("-+0123456789")),
+    "float": (
+        rf"[-+]?[0-9]+\.[0-9]*{_EXPONENT}|\.[0-9]+{_EXPONENT}|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+}
+for _name, (_pattern, _first) in _PLAIN_TYPES.items():
+    _BoundedLoader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_name}", re.compile(rf"(?:{_pattern})\Z"), _first
+    )
+_BoundedLoader.add_constructor(
+    "tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node))
+)
 
 
 def _marked(problem: str, event: Any) -> yaml.MarkedYAMLError:

@@ -111,30 +111,9 @@ class RunFolder(RunReader):
     # -- reserving the folder for a config ----------------------------------------------------
 
     def claim(self, config: RunConfig) -> None:
-        """Write config.yaml. Raise UsageError if the folder already contains a run with a different config.
-
-        If that run failed before its first training step, its config is overwritten, without an error.
-        """
-        if self.exists():
-            try:
-                held = self.config()
-            except OelmError as error:
-                raise OelmError(
-                    f"{error}. The run folder is damaged: restore it from a copy, or delete {self.path} to "
-                    "train the run again"
-                ) from None
-            if config_hash(held) == config_hash(config):
-                if held.compare.questions != config.compare.questions:
-                    raise changed_questions(config.id, self.path)
-                return
-            if not self.failed_before_first_step() or is_held(self.path):
-                lines = "\n".join(diff_lines(held, config))
-                raise UsageError(
-                    f"{self.path} contains a run with a different config (in the folder -> requested):\n"
-                    f"{lines}\nUse another folder, or delete this one to start over."
-                )
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"cannot write to the run folder {self.path}: it is a file; move it away")
+        """Write config.yaml, unless it is there already. Raises the errors of `check_claim()`."""
+        if self.check_claim(config):
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.config_file, config_to_yaml(config))
@@ -144,6 +123,35 @@ class RunFolder(RunReader):
                 f"cannot write to the run folder {self.path}: {error.strerror or error}. Free some space, or "
                 "choose a runs folder that is writable"
             ) from None
+
+    def check_claim(self, config: RunConfig) -> bool:
+        """Return whether the folder has this config already. Raise UsageError if it has a different one.
+
+        If the run in the folder failed before its first training step, its config may be replaced. Nothing is
+        written.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"cannot write to the run folder {self.path}: it is a file; move it away")
+        if not self.exists():
+            return False
+        try:
+            held = self.config()
+        except OelmError as error:
+            raise OelmError(
+                f"{error}. The run folder is damaged: restore it from a copy, or delete {self.path} to "
+                "train the run again"
+            ) from None
+        if config_hash(held) == config_hash(config):
+            if held.compare.questions != config.compare.questions:
+                raise changed_questions(config.id, self.path)
+            return True
+        if not self.failed_before_first_step() or is_held(self.path):
+            lines = "\n".join(diff_lines(held, config))
+            raise UsageError(
+                f"{self.path} contains a run with a different config (in the folder -> requested):\n"
+                f"{lines}\nUse another folder, or delete this one to start over."
+            )
+        return False
 
     def failed_before_first_step(self) -> bool:
         """Return whether the run failed before its first training step, so that its config may change."""

@@ -69,21 +69,13 @@ class Launcher(Protocol):
 def make_jobs(configs: Iterable[RunConfig], root: Path | str, *, retry_diverged: bool = False) -> list[Job]:
     """Return one job per config, and create the run folder of each below `root`.
 
-    Raises UsageError if a run folder already contains a different config, if a config does not fit the other
-    seeds of its arm (`_check_other_seeds()`), or if `root` has a results file of the study: its runs are not
-    in run folders, so they would be trained again.
+    Raises the errors of `check_folders()`, before a folder is created.
 
     retry_diverged: let diverged runs continue from their last checkpoint, except tuning trials, because
         divergence is a valid result of a trial
     """
     configs = list(configs)
-    refuse_results_files(root, (config.study for config in configs))
-    arms: dict[Path, list[RunConfig]] = {}
-    for config in configs:
-        if not config.tune.trial:
-            arms.setdefault(run_path(root, config).parent, []).append(config)
-    for place, seeds in arms.items():
-        _check_other_seeds(place, seeds)
+    check_folders(configs, root)
     jobs = []
     for config in configs:
         folder = RunFolder(run_path(root, config))
@@ -92,6 +84,24 @@ def make_jobs(configs: Iterable[RunConfig], root: Path | str, *, retry_diverged:
             _reopen_diverged(folder)
         jobs.append(Job(config, folder.path))
     return jobs
+
+
+def check_folders(configs: Sequence[RunConfig], root: Path | str) -> None:
+    """Raise UsageError if the runs cannot be trained in their folders below `root`. Nothing is written.
+
+    A run folder already contains a different config, a config does not fit the other seeds of its arm
+    (`_check_other_seeds()`), or `root` has a results file of the study: its runs are not in run folders, so
+    they would be trained again.
+    """
+    refuse_results_files(root, (config.study for config in configs))
+    arms: dict[Path, list[RunConfig]] = {}
+    for config in configs:
+        if not config.tune.trial:
+            arms.setdefault(run_path(root, config).parent, []).append(config)
+    for place, seeds in arms.items():
+        _check_other_seeds(place, seeds)
+    for config in configs:
+        RunFolder(run_path(root, config)).check_claim(config)
 
 
 def _check_other_seeds(place: Path, configs: Sequence[RunConfig]) -> None:
