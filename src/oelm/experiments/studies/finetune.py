@@ -39,7 +39,7 @@ ARMS = (
 BUDGET = BudgetConfig(batch_size=32, epochs=3, eval_every=0)
 
 # Scale `mini`: dataset -> rows for training, and at most so many for validation and for test.
-MINI_ROWS = {"sst2": (1600, 1000), "mnli": (960, 400), "agnews": (800, 1500)}
+MINI_ROWS = {"sst2": (1600, 1000), "mnli": (960, 400), "agnews": (320, 400)}
 # Epochs of a tuning trial / epochs of a run. A trial has one epoch: of two at scale `mini`, and of three at
 # full scale.
 TRIAL_SHARE = 0.25
