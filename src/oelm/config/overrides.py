@@ -63,7 +63,7 @@ def changes_from_words(words: Iterable[str]) -> dict[str, Any]:
     """Return {field: value} of the `field=value` words after --set; two values for a field are an error."""
     changes: dict[str, Any] = {}
     for name, value in map(split_word, words):
-        if changes.setdefault(name, value) != value:
+        if repr(changes.setdefault(name, value)) != repr(value):  # not the values: nan differs from itself
             raise UsageError(f"--set gives '{name}' two values, {changes[name]} and {value}; leave one out")
     return changes
 
