@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import write_json
 from oelm.files.read import read_json_object
+from oelm.models import compiled
 from oelm.models.causal_attention import causal_attention
 from oelm.models.loss import cross_entropy_each, cross_entropy_sum
-from oelm.models.memory_saving import TiedGradient, gelu_linear, saves_memory, tied_embedding
+from oelm.models.memory_saving import TiedGradient, gelu_linear, is_observed, saves_memory, tied_embedding
 from oelm.models.sizes import GPTConfig, gpt_config
 
 __all__ = ["GPT", "MLP", "Attention", "Block", "GPTConfig", "gpt_config", "rotary_table", "rotate"]
@@ -105,13 +106,17 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rotation: Tensor | None, mask: Tensor | None) -> Tensor:
         B, T, d = x.shape
         q, k, v = (p(x).view(B, T, self.num_heads, -1) for p in (self.q, self.k, self.v))  # (B, T, nh, hs)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
         if self.relative_bias is not None:
             mask = self.relative_scores(T, mask)
         dropout = self.dropout if self.training else 0.0
         causal = self.causal and mask is None
-        if causal and not dropout and saves_memory(x) and T >= BLOCKED_ATTENTION and T % 4 == 0:
+        # Our own code may replace torch's, unless somebody wants to see torch's.
+        own = causal and not dropout and saves_memory(x) and not is_observed()
+        if own and compiled.is_faster(q):
+            return self.o(compiled.attention(q, k, v, rotation).view(B, T, d))
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        if own and T >= BLOCKED_ATTENTION and T % 4 == 0:
             y = causal_attention(q, k, v)
         else:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, nh, T, hs)

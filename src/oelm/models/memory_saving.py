@@ -22,6 +22,11 @@ def saves_memory(x: Tensor) -> bool:
     return kind == "cpu" and not torch.is_autocast_enabled(kind) and not torch.compiler.is_compiling()
 
 
+def is_observed() -> bool:
+    """Return whether a mode of torch, such as a FLOP counter, follows the operations that are called."""
+    return torch._C._len_torch_function_stack() > 0 or torch._C._len_torch_dispatch_stack() > 0
+
+
 def gelu_linear(x: Tensor, layer: nn.Linear) -> Tensor:
     """Return layer(gelu(x)). The backward pass recomputes gelu(x), so that it need not be stored."""
     return _GeluLinear.apply(x, layer.weight, layer.bias)

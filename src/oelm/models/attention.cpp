@@ -1,0 +1,291 @@
+// Causal attention for the many small heads of small models on a CPU, with rotary positions included.
+//
+// torch's kernel is made for long rows and large heads: with 128 tokens and 16 elements per head, most of its
+// time goes into calls of matrix products that are too small. Here all data of one head fits into the L2 cache,
+// and the loops have fixed lengths that the compiler turns into vector instructions.
+//
+// Tensors are fp32. q, k, v, y and their gradients are contiguous (B, T, nh, hs); log_sum is (B, nh, T).
+// `rotation` is the table of `rotary_table()` in gpt.py, (T, 3, nh * hs), or null for no rotation.
+// oelm/models/compiled.py calls the two functions at the end.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#define INLINE inline __attribute__((always_inline))
+
+namespace {
+
+constexpr int ROWS = 4;    // queries that are processed together
+constexpr int LANES = 16;  // floats that are processed together: two AVX2 registers
+constexpr float MASKED = -1e30f;
+
+// exp(x) for x <= 0, with a relative error below 2e-7 (the polynomial of the Cephes library); 0 below -87, so that
+// no denormal numbers arise, which are slow. NaN stays NaN.
+INLINE float exp_of(float x) {
+    float bounded = x < -87.0f ? -87.0f : x;
+    float n = std::nearbyint(bounded * 1.44269504088896341f);
+    float r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, sizeof power);
+    return x < -87.0f ? 0.0f : p * power;
+}
+
+using Vec = float __attribute__((vector_size(32)));  // eight floats
+constexpr int WIDE = LANES / 8;
+
+INLINE Vec load(const float* from) {
+    Vec x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
+INLINE void store(float* to, Vec x) { std::memcpy(to, &x, sizeof x); }
+
+// y (ROWS, n) = x (ROWS, C) m (C, n); the rows of y and m are `stride` floats apart, and LANES divides n.
+template <int C>
+INLINE void multiply_wide(float* y, const float* x, const float* m, int64_t stride, int64_t n) {
+    for (int64_t j = 0; j < n; j += LANES) {
+        Vec sum[ROWS][WIDE] = {};
+        for (int c = 0; c < C; ++c)
+            for (int l = 0; l < WIDE; ++l) {
+                Vec column = load(m + c * stride + j + 8 * l);
+                for (int r = 0; r < ROWS; ++r) sum[r][l] += x[r * C + c] * column;
+            }
+        for (int r = 0; r < ROWS; ++r)
+            for (int l = 0; l < WIDE; ++l) store(y + r * stride + j + 8 * l, sum[r][l]);
+    }
+}
+
+// y (ROWS, C) = p (ROWS, n) x (n, C); the rows of p are `stride` floats apart.
+template <int C>
+INLINE void multiply_narrow(float* y, const float* p, const float* x, int64_t stride, int64_t n) {
+    constexpr int W = std::min(C / 8, WIDE);
+    for (int c = 0; c < C; c += 8 * W) {
+        Vec sum[ROWS][W] = {};
+        for (int64_t j = 0; j < n; ++j)
+            for (int l = 0; l < W; ++l) {
+                Vec row = load(x + j * C + c + 8 * l);
+                for (int r = 0; r < ROWS; ++r) sum[r][l] += p[r * stride + j] * row;
+            }
+        for (int r = 0; r < ROWS; ++r)
+            for (int l = 0; l < W; ++l) store(y + r * C + c + 8 * l, sum[r][l]);
+    }
+}
+
+// y (n, C) += p^T (n, ROWS) x (ROWS, C); the rows of p are `stride` floats apart.
+template <int C>
+INLINE void add_transposed(float* y, const float* p, const float* x, int64_t stride, int64_t n) {
+    constexpr int W = std::min(C / 8, WIDE);
+    for (int c = 0; c < C; c += 8 * W) {
+        Vec row[ROWS][W];
+        for (int r = 0; r < ROWS; ++r)
+            for (int l = 0; l < W; ++l) row[r][l] = load(x + r * C + c + 8 * l);
+        for (int64_t j = 0; j < n; ++j)
+            for (int l = 0; l < W; ++l) {
+                float* target = y + j * C + c + 8 * l;
+                Vec sum = load(target);
+                for (int r = 0; r < ROWS; ++r) sum += p[r * stride + j] * row[r][l];
+                store(target, sum);
+            }
+    }
+}
+
+struct Shape {
+    int64_t rows, tokens, heads, size;
+    int64_t width() const { return heads * size; }
+    int64_t padded() const { return (tokens + LANES - 1) / LANES * LANES; }
+};
+
+// Copy one head, (T, C) with rows `width` floats apart, to contiguous rows; rotate it by its positions.
+template <int C>
+INLINE void gather(float* __restrict to, const float* __restrict from, const float* __restrict rotation, const Shape& shape, float scale) {
+    constexpr int H = C / 2;
+    int64_t width = shape.width();
+    for (int64_t t = 0; t < shape.tokens; ++t, from += width, to += C) {
+        if (!rotation) {
+            for (int c = 0; c < C; ++c) to[c] = from[c] * scale;
+            continue;
+        }
+        const float *cosine = rotation + 3 * t * width, *sine = cosine + 2 * width + H;
+#pragma omp simd
+        for (int c = 0; c < H; ++c) {
+            to[c] = (from[c] * cosine[c] - from[c + H] * sine[c]) * scale;
+            to[c + H] = (from[c + H] * cosine[c] + from[c] * sine[c]) * scale;
+        }
+    }
+}
+
+// The inverse of `gather` for gradients: rotate back, and copy to rows that are `width` floats apart.
+template <int C>
+INLINE void scatter(float* __restrict to, const float* __restrict from, const float* __restrict rotation, const Shape& shape, float scale) {
+    constexpr int H = C / 2;
+    int64_t width = shape.width();
+    for (int64_t t = 0; t < shape.tokens; ++t, from += C, to += width) {
+        if (!rotation) {
+            for (int c = 0; c < C; ++c) to[c] = from[c] * scale;
+            continue;
+        }
+        const float *cosine = rotation + 3 * t * width, *sine = cosine + 2 * width + H;
+#pragma omp simd
+        for (int c = 0; c < H; ++c) {
+            to[c] = (from[c] * cosine[c] + from[c + H] * sine[c]) * scale;
+            to[c + H] = (from[c + H] * cosine[c] - from[c] * sine[c]) * scale;
+        }
+    }
+}
+
+template <int C>
+INLINE void transpose(float* __restrict to, const float* __restrict from, int64_t padded) {
+    for (int64_t t = 0; t < padded; ++t)
+        for (int c = 0; c < C; ++c) to[c * padded + t] = from[t * C + c];
+}
+
+struct Forward {
+    const float *q, *k, *v, *rotation;
+    float *y, *log_sum;
+};
+
+template <int C>
+INLINE void forward_head(const Forward& f, const Shape& shape, int64_t row, int64_t head, float* memory) {
+    int64_t T = shape.tokens, P = shape.padded(), width = shape.width();
+    int64_t offset = row * T * width + head * C;
+    float *q = memory, *k = q + P * C, *kt = k + P * C, *v = kt + P * C, *y = v + P * C, *s = y + P * C;
+    gather<C>(q, f.q + offset, f.rotation, shape, 1 / std::sqrt(static_cast<float>(C)));
+    gather<C>(k, f.k + offset, f.rotation, shape, 1);
+    gather<C>(v, f.v + offset, nullptr, shape, 1);
+    transpose<C>(kt, k, P);
+    float* log_sum = f.log_sum + (row * shape.heads + head) * T;
+    for (int64_t i = 0; i < T; i += ROWS) {
+        int64_t seen = i + ROWS, n = (seen + LANES - 1) / LANES * LANES;  // keys of these queries, and with padding
+        multiply_wide<C>(s, q + i * C, kt, P, n);
+        for (int r = 0; r < ROWS; ++r) {
+            float *p = s + r * P, largest = MASKED, sum = 0;
+            std::fill(p + i + r + 1, p + n, MASKED);
+#pragma omp simd reduction(max : largest)
+            for (int64_t j = 0; j < n; ++j) largest = p[j] > largest ? p[j] : largest;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t j = 0; j < n; ++j) sum += p[j] = exp_of(p[j] - largest);
+            float factor = 1 / sum;
+#pragma omp simd
+            for (int64_t j = 0; j < n; ++j) p[j] *= factor;
+            if (i + r < T) log_sum[i + r] = largest + std::log(sum);
+        }
+        multiply_narrow<C>(y + i * C, s, v, P, seen);
+    }
+    scatter<C>(f.y + offset, y, nullptr, shape, 1);
+}
+
+struct Backward {
+    const float *q, *k, *v, *rotation, *y, *log_sum, *grad_y;
+    float *grad_q, *grad_k, *grad_v;
+};
+
+template <int C>
+INLINE void backward_head(const Backward& f, const Shape& shape, int64_t row, int64_t head, float* memory) {
+    int64_t T = shape.tokens, P = shape.padded(), width = shape.width();
+    int64_t offset = row * T * width + head * C;
+    float scale = 1 / std::sqrt(static_cast<float>(C));
+    float *q = memory, *k = q + P * C, *v = k + P * C, *y = v + P * C, *g = y + P * C;
+    float *kt = g + P * C, *vt = kt + P * C, *dq = vt + P * C, *dk = dq + P * C, *dv = dk + P * C;
+    float *s = dv + P * C, *ds = s + ROWS * P;
+    gather<C>(q, f.q + offset, f.rotation, shape, scale);
+    gather<C>(k, f.k + offset, f.rotation, shape, 1);
+    gather<C>(v, f.v + offset, nullptr, shape, 1);
+    gather<C>(y, f.y + offset, nullptr, shape, 1);
+    gather<C>(g, f.grad_y + offset, nullptr, shape, 1);
+    transpose<C>(kt, k, P);
+    transpose<C>(vt, v, P);
+    std::fill(dk, dv + P * C, 0.0f);
+    const float* log_sum = f.log_sum + (row * shape.heads + head) * T;
+    for (int64_t i = 0; i < T; i += ROWS) {
+        int64_t seen = i + ROWS, n = (seen + LANES - 1) / LANES * LANES;
+        multiply_wide<C>(s, q + i * C, kt, P, n);
+        multiply_wide<C>(ds, g + i * C, vt, P, n);
+        for (int r = 0; r < ROWS; ++r) {
+            float *p = s + r * P, *dp = ds + r * P, delta = 0, shift = i + r < T ? log_sum[i + r] : 0;
+            for (int c = 0; c < C; ++c) delta += g[(i + r) * C + c] * y[(i + r) * C + c];
+            std::fill(p + i + r + 1, p + n, MASKED);
+#pragma omp simd
+            for (int64_t j = 0; j < n; ++j) {
+                p[j] = exp_of(p[j] - shift);
+                dp[j] = p[j] * (dp[j] - delta);
+            }
+        }
+        multiply_narrow<C>(dq + i * C, ds, k, P, seen);
+        add_transposed<C>(dk, ds, q + i * C, P, seen);
+        add_transposed<C>(dv, s, g + i * C, P, seen);
+    }
+    scatter<C>(f.grad_q + offset, dq, f.rotation, shape, scale);
+    scatter<C>(f.grad_k + offset, dk, f.rotation, shape, 1);
+    scatter<C>(f.grad_v + offset, dv, nullptr, shape, 1);
+}
+
+INLINE void one_head(const Forward& f, const Shape& shape, int64_t row, int64_t head, float* memory) {
+    if (shape.size == 8) forward_head<8>(f, shape, row, head, memory);
+    if (shape.size == 16) forward_head<16>(f, shape, row, head, memory);
+    if (shape.size == 32) forward_head<32>(f, shape, row, head, memory);
+    if (shape.size == 64) forward_head<64>(f, shape, row, head, memory);
+}
+
+INLINE void one_head(const Backward& f, const Shape& shape, int64_t row, int64_t head, float* memory) {
+    if (shape.size == 8) backward_head<8>(f, shape, row, head, memory);
+    if (shape.size == 16) backward_head<16>(f, shape, row, head, memory);
+    if (shape.size == 32) backward_head<32>(f, shape, row, head, memory);
+    if (shape.size == 64) backward_head<64>(f, shape, row, head, memory);
+}
+
+template <class Pass>
+INLINE void some_heads(const Pass& pass, const Shape& shape, int64_t first, int64_t last) {
+    int64_t padded = shape.padded();
+    std::vector<float> memory((10 * shape.size + 2 * ROWS) * padded);  // padding rows stay 0
+    for (int64_t i = first; i < last; ++i) one_head(pass, shape, i / shape.heads, i % shape.heads, memory.data());
+}
+
+template <class Pass>
+void portable(const Pass& pass, const Shape& shape, int64_t first, int64_t last) {
+    some_heads(pass, shape, first, last);
+}
+
+#if defined(__x86_64__)
+template <class Pass>
+__attribute__((target("avx2,fma"))) void with_avx2(const Pass& pass, const Shape& shape, int64_t first, int64_t last) {
+    some_heads(pass, shape, first, last);
+}
+#endif
+
+// The heads are independent of each other, so the result does not depend on the number of threads.
+template <class Pass>
+void all_heads(const Pass& pass, const Shape& shape, int64_t threads) {
+    auto run = portable<Pass>;
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) run = with_avx2<Pass>;
+#endif
+    int64_t heads = shape.rows * shape.heads;
+    std::vector<std::thread> others;
+    for (int64_t i = 1; i < threads; ++i)
+        others.emplace_back([=, &pass, &shape] { run(pass, shape, heads * i / threads, heads * (i + 1) / threads); });
+    run(pass, shape, 0, heads / threads);
+    for (auto& thread : others) thread.join();
+}
+
+}  // namespace
+
+extern "C" void oelm_attention_forward(const Forward* pass, const Shape* shape, int64_t threads) {
+    all_heads(*pass, *shape, threads);
+}
+
+extern "C" void oelm_attention_backward(const Backward* pass, const Shape* shape, int64_t threads) {
+    all_heads(*pass, *shape, threads);
+}

@@ -1,0 +1,77 @@
+"""Causal attention by our own C++ code (attention.cpp), which is faster than torch for small models on a CPU.
+
+The installation compiles the code if it finds a C++ compiler. Without it, torch computes the same attention.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+HEAD_SIZES = (8, 16, 32, 64)  # one_head() in attention.cpp has these
+MAX_TOKENS = 256  # with more tokens per row, the data of a head no longer fits into the cache
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("rows", "tokens", "heads", "size"))
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """Return the compiled library; None if the installation could not compile it."""
+    spec = importlib.util.find_spec("oelm.models._attention")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        return ctypes.CDLL(spec.origin)
+    except OSError:  # compiled for another system
+        return None
+
+
+def is_faster(q: Tensor) -> bool:
+    """Return whether to compute the causal attention of queries `q` (B, T, nh, hs) with `attention()`."""
+    fits = q.shape[1] <= MAX_TOKENS and q.shape[3] in HEAD_SIZES and q.dtype == torch.float32
+    return fits and library() is not None
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, rotation: Tensor | None) -> Tensor:
+    """Return the outputs (B, T, nh, hs) of causal attention for q, k, v (B, T, nh, hs).
+
+    rotation: table (T, 3, d) of `rotary_table()` by which q and k are rotated first; None = no rotation
+    """
+    return _Attention.apply(q.contiguous(), k.contiguous(), v.contiguous(), rotation)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, rotation: Tensor | None) -> Tensor:
+        rows, tokens, heads, _ = q.shape
+        y, log_sum = torch.empty_like(q), q.new_empty(rows, heads, tokens)
+        _call("oelm_attention_forward", q.shape, q, k, v, rotation, y, log_sum)
+        ctx.save_for_backward(q, k, v, rotation, y, log_sum)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, rotation, y, log_sum = ctx.saved_tensors
+        grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        given = (q, k, v, rotation, y, log_sum, upstream[0].contiguous())
+        _call("oelm_attention_backward", q.shape, *given, *grads)
+        return *grads, None
+
+
+def _call(function: str, shape: torch.Size, *tensors: Tensor | None) -> None:
+    """Call a function of attention.cpp with the addresses of the `tensors`."""
+    found = library()
+    assert found is not None
+    addresses = [t.data_ptr() if t is not None else None for t in tensors]
+    pointers = (ctypes.c_void_p * len(addresses))(*addresses)  # the struct Forward or Backward
+    threads = min(torch.get_num_threads(), shape[0] * shape[2])
+    getattr(found, function)(pointers, ctypes.byref(_Shape(*shape)), ctypes.c_int64(threads))
