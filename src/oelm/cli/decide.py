@@ -105,7 +105,7 @@ def decide(
             "in the file"
         )
     design = make_design(arms, max_seeds, rules)
-    check_settings(design, runs, before_tuning=bool(design.untuned))
+    check_settings(design, runs)
     look = look_at(design, runs)
     require_questions(look, design)
     limited = budget < float("inf")
