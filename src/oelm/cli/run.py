@@ -30,7 +30,7 @@ from oelm.experiments.launch.jobs import RETRIES, Events, Launcher, exit_code
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.site import site_file
 from oelm.experiments.launch.slots import make_slots
-from oelm.experiments.launch.slurm import SlurmLauncher
+from oelm.experiments.launch.slurm import SlurmLauncher, require_sbatch
 from oelm.experiments.pilot import PILOT_FACTOR
 from oelm.experiments.request import TRIAL_SEEDS, ArmPlan, Request
 from oelm.experiments.study import StudyOutcome, run_study
@@ -197,6 +197,8 @@ def run(
     if dry_run:
         print_plan(arms, runs, place.launcher(count, Events()), machine, gpu, json)
         return 0
+    if on == "slurm":
+        require_sbatch()
     with RunProgress(sum(len(arm.runs) for arm in arms), quiet=json) as progress:
         outcome = run_study(
             arms,
