@@ -18,7 +18,7 @@ from oelm.errors import UsageError
 from oelm.experiments.catalogue import with_references
 from oelm.experiments.launch.jobs import RETRIES, Launcher
 from oelm.experiments.launch.local import LocalLauncher
-from oelm.experiments.launch.slurm import SlurmLauncher, require_sbatch
+from oelm.experiments.launch.slurm import SlurmLauncher
 from oelm.experiments.request import Request
 from oelm.units import bytes_text, counted, duration_text
 
@@ -116,11 +116,10 @@ def decide(
         needs = forecasts.forecast(design, look, plans, arms, runs)
         _print_plan(design, look, needs, gpu=gpu, runs=runs, as_json=json)
         return 0
-    if on == "slurm":
-        require_sbatch()
     studies = [Path(runs) / study for study in sorted({config.study for config in design.configs})]
     with RunProgress(0, quiet=json, studies=studies) as progress:
         launcher = place.launcher(len(arms) * max_seeds, progress.events())
+        place.check_launch(design.configs)
         outcome = tune_and_decide(
             arms,
             design,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from oelm.cli.cpu_warning import warn_if_slow_on_cpu
 from oelm.cli.options import (
     ArmName,
     Catalogue,
@@ -71,6 +72,8 @@ def train(
         print(f"{job.name} ({config.scale}) in {job.folder}")
         for note in stand_ins(config):
             print(f"note: {note}")
+    if is_rank_zero():
+        warn_if_slow_on_cpu([config], runs, machine.device)
     code = train_folder(job.folder, machine.machine(time_limit))
     if is_rank_zero():
         try:

@@ -458,7 +458,7 @@ def test_decide_through_a_queue_goes_on_after_a_kill(
 ) -> None:
     for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, stub_environment[name])
-    monkeypatch.setattr("oelm.cli.decide.require_sbatch", lambda: None)
+    monkeypatch.setattr("oelm.cli.run.require_sbatch", lambda: None)
     monkeypatch.setattr("oelm.cli.run.SlurmLauncher", KilledAfterSubmitting)
     with pytest.raises(Killed):
         run_oelm(*DECIDE, command="decide")
