@@ -289,6 +289,19 @@ def test_doctor_takes_a_real_step_and_reports_problems(
     assert "set --data-dir or OELM_DATA_DIR" in capsys.readouterr().err
 
 
+def test_an_error_of_the_hub_is_printed_without_escaped_line_breaks(
+    in_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("oelm.data.sources.hub.offline", lambda: False)
+    monkeypatch.setattr("oelm.data.sources.hub.reachable", lambda: False)
+    words = ["GPT-02", "--scale", "mini", "--set", "data.source=hub", "--runs", str(tmp_path)]
+    for command, code in ((["run", *words], 1), (["status", "--runs", str(tmp_path)], 0)):
+        assert main(command) == code
+        said = capsys.readouterr().out
+        assert "the hub cannot be reached. What to do: copy the dataset to DIR/tinystories/" in said
+        assert "\\n" not in said
+
+
 def test_shard_needs_several_gpus_per_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["run", "GPT-02", "--scale", "smoke", "--runs", str(tmp_path), "--shard"]) == 2
     assert "--gpus-per-run" in capsys.readouterr().err
