@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -51,6 +52,23 @@ def test_train_leaves_a_complete_run_folder(folder: RunFolder) -> None:
     status = folder.status()
     assert status is not None
     assert status.state == "finished"
+
+
+def test_train_without_a_terminal_prints_plain_lines(
+    tmp_path: Path, cache: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "GPT-02", "--scale", "smoke", "--runs", str(tmp_path / "plain")]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("GPT-02 smoke seed 42")
+    assert any(re.search(r"\d\d:\d\d:\d\d attempt 1 on ", line) for line in lines)
+    assert sum("  validation loss " in line for line in lines) == 2
+    assert "\x1b" not in "".join(lines)
+    assert [line for line in lines if line.endswith("finished")] == ["finished"]
+    assert main([*words, "--seed", "7", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["state"] == "finished"
+    assert printed.err.count("  validation loss ") == 2
 
 
 def test_training_again_changes_nothing(
