@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -51,6 +52,23 @@ def test_train_leaves_a_complete_run_folder(folder: RunFolder) -> None:
     status = folder.status()
     assert status is not None
     assert status.state == "finished"
+
+
+def test_train_without_a_terminal_prints_plain_lines(
+    tmp_path: Path, cache: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "GPT-02", "--scale", "smoke", "--runs", str(tmp_path / "plain")]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("GPT-02 smoke seed 42")
+    assert any(re.search(r"\d\d:\d\d:\d\d attempt 1 on ", line) for line in lines)
+    assert sum("  validation loss " in line for line in lines) == 2
+    assert "\x1b" not in "".join(lines)
+    assert [line for line in lines if line.endswith("finished")] == ["finished"]
+    assert main([*words, "--seed", "7", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["state"] == "finished"
+    assert printed.err.count("  validation loss ") == 2
 
 
 def test_training_again_changes_nothing(
@@ -287,6 +305,19 @@ def test_doctor_takes_a_real_step_and_reports_problems(
 
     assert main(["doctor", "GPT-02", "--scale", "smoke", "--runs", runs, "--set", "data.source=local"]) == 2
     assert "set --data-dir or OELM_DATA_DIR" in capsys.readouterr().err
+
+
+def test_an_error_of_the_hub_is_printed_without_escaped_line_breaks(
+    in_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("oelm.data.sources.hub.offline", lambda: False)
+    monkeypatch.setattr("oelm.data.sources.hub.reachable", lambda: False)
+    words = ["GPT-02", "--scale", "mini", "--set", "data.source=hub", "--runs", str(tmp_path)]
+    for command, code in ((["run", *words], 1), (["status", "--runs", str(tmp_path)], 0)):
+        assert main(command) == code
+        said = capsys.readouterr().out
+        assert "the hub cannot be reached. What to do: copy the dataset to DIR/tinystories/" in said
+        assert "\\n" not in said
 
 
 def test_shard_needs_several_gpus_per_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

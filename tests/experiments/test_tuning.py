@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -106,6 +107,24 @@ def test_a_dry_run_refuses_runs_with_another_learning_rate_than_the_tuned_one(
     make_jobs([replace(run, optim=replace(run.optim, lr=1e-3))], tmp_path)
     assert main(words) == 2
     assert "optim.lr: 0.001 -> 0.016" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", [("--set", "data.max_length=16"), ("--grid", "3e-3", "5e-3")])
+@pytest.mark.parametrize("dry_run", [("--dry-run",), ()])
+def test_runs_with_other_settings_are_refused_before_a_trial_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, ...], dry_run: tuple[str, ...]
+) -> None:
+    (arm,) = tune(arms(FROZEN), tmp_path, TrialWriter(tmp_path, {FROZEN.id: 2.1e-3}), say=quiet).arms
+    make_jobs(arm.runs, tmp_path)
+    shutil.rmtree(run_path(tmp_path, arm.runs[0]).parent / "tune")  # the trials would be trained again
+    before = sorted(tmp_path.rglob("*"))
+    words = ["run", FROZEN.id, BASELINE.id, "--scale", "smoke", "--runs", str(tmp_path)]
+    assert main([*words, *change, *dry_run]) == 2
+    said = capsys.readouterr().err
+    assert "seed=42 contains a run with a different config" in said
+    assert "data.max_length: " in said or "tune.grid: " in said
+    assert "optim.lr: " not in said  # not chosen yet
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_grid_does_not_grow_without_end(tmp_path: Path) -> None:

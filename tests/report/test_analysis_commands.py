@@ -39,6 +39,16 @@ def test_analyze_all_adds_costs_and_totals(runs, capsys):
         assert words in out
 
 
+def test_analyze_omits_sections_without_content(tmp_path, capsys):
+    write_run(tmp_path, lm_config("GPT-02", "oelm-freeze"))
+    assert main(["analyze", "--runs", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out == "There is no finished comparison of a frozen arm with its baseline yet.\n"
+    assert main(["analyze", "--all", "--runs", str(tmp_path)]) == 0
+    titles = re.findall(r"^(.+)\n=+$", capsys.readouterr().out, flags=re.MULTILINE)
+    assert titles == ["Cost of each arm", "Reported and reproduced", "Finished and pending"]
+
+
 def test_analyze_json_has_n_and_intervals(runs, capsys):
     assert main(["analyze", "--json", "--runs", str(runs)]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -115,7 +115,7 @@ def test_two_studies_on_one_dataset_are_shown_separately(tmp_path):
         ("from scratch", "gpt-cls/imdb (mini)"),
         ("pretrained", "finetune/imdb (mini)"),
     ]
-    assert "No arm was compared" in str(trend_table(found, w))
+    assert trend_table(found, w) == []
 
 
 def test_the_best_other_arm_is_chosen_on_validation(tmp_path):
@@ -173,7 +173,7 @@ def test_probe_tasks_are_not_counted_as_datasets(tmp_path):
         write_arm(tmp_path, dataset, "baseline", (8.0, 8.1))
         write_arm(tmp_path, dataset, "oelm-freeze", (9.0, 9.1))
     found = analyze(tmp_path)
-    assert "No arm was compared" in str(trend_table(found, Translator()))
+    assert trend_table(found, Translator()) == []
     assert ", 1 comparison: " in headline(found, Translator())
     assert "task-copy" not in str(where_freezing_works(found, Translator()))
     page = claims_page(found, "oelm report")

@@ -74,6 +74,26 @@ def test_a_terminal_that_vanishes_does_not_stop_the_log(tmp_path, monkeypatch):
     ]
 
 
+def test_without_a_terminal_lines_are_printed_at_once_and_the_progress_every_30_seconds(
+    tmp_path, monkeypatch, capsys
+):
+    now = [1000.0]
+    monkeypatch.setattr("oelm.training.logs.journal.time.monotonic", lambda: now[0])
+    journal = Journal(tmp_path / "log", echo="stdout")
+    journal.line("step 1/9  validation loss 2")
+    for step in range(2, 9):
+        now[0] += 10
+        journal.progress(step, 9, "0.10 steps/s")
+    journal.line("finished", show=False)
+    journal.close()
+    printed = [line.split(maxsplit=2)[2] for line in capsys.readouterr().out.splitlines()]
+    assert printed == ["step 1/9  validation loss 2", "step 4/9  0.10 steps/s", "step 7/9  0.10 steps/s"]
+    assert [line.split(maxsplit=2)[2] for line in (tmp_path / "log").read_text("utf-8").splitlines()] == [
+        "step 1/9  validation loss 2",
+        "finished",
+    ]
+
+
 def test_a_manifest_names_the_data_folder_that_only_the_environment_knows(monkeypatch):
     monkeypatch.setenv("OELM_DATA_DIR", "my data")
     assert (

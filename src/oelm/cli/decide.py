@@ -105,7 +105,7 @@ def decide(
             "in the file"
         )
     design = make_design(arms, max_seeds, rules)
-    check_settings(design, runs, before_tuning=bool(design.untuned))
+    check_settings(design, runs)
     look = look_at(design, runs)
     require_questions(look, design)
     limited = budget < float("inf")
@@ -119,6 +119,7 @@ def decide(
     studies = [Path(runs) / study for study in sorted({config.study for config in design.configs})]
     with RunProgress(0, quiet=json, studies=studies) as progress:
         launcher = place.launcher(len(arms) * max_seeds, progress.events())
+        place.check_launch(design.configs)
         outcome = tune_and_decide(
             arms,
             design,

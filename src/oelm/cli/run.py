@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
+from oelm.cli.cpu_warning import warn_if_slow_on_cpu
 from oelm.cli.gpu import GpuName
 from oelm.cli.options import (
     Changes,
@@ -24,13 +25,13 @@ from oelm.cli.progress import RunProgress, counts
 from oelm.cli.run_plan import print_plan
 from oelm.cli.slurm import SlurmFlags
 from oelm.cli.values import SEVERAL, Count, Integer, Integers, Numbers, PositiveCount
-from oelm.config.run_config import Scale
+from oelm.config.run_config import RunConfig, Scale
 from oelm.errors import UsageError
 from oelm.experiments.launch.jobs import RETRIES, Events, Launcher, exit_code
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.site import site_file
 from oelm.experiments.launch.slots import make_slots
-from oelm.experiments.launch.slurm import SlurmLauncher
+from oelm.experiments.launch.slurm import SlurmLauncher, require_sbatch
 from oelm.experiments.pilot import PILOT_FACTOR
 from oelm.experiments.request import TRIAL_SEEDS, ArmPlan, Request
 from oelm.experiments.study import StudyOutcome, run_study
@@ -127,6 +128,14 @@ class Place:
         else:
             self.machine.check(self.runs)
 
+    def check_launch(self, configs: Sequence[RunConfig]) -> None:
+        """Raise UsageError if no SLURM job can be submitted; warn if the runs take hours on this CPU."""
+        if self.on == "slurm":
+            require_sbatch()
+        else:
+            device = "cpu" if self.local.gpus == "none" else self.machine.device
+            warn_if_slow_on_cpu(configs, self.runs, device)
+
     def launcher(self, count: int, events: Events) -> Launcher:
         """Return a launcher for `count` runs, on this machine or through SLURM."""
         gpus_per_run, machine = self.local.gpus_per_run, self.machine.machine()
@@ -197,11 +206,14 @@ def run(
     if dry_run:
         print_plan(arms, runs, place.launcher(count, Events()), machine, gpu, json)
         return 0
-    with RunProgress(sum(len(arm.runs) for arm in arms), quiet=json) as progress:
+    planned = [config for arm in arms for config in arm.runs]
+    with RunProgress(len(planned), quiet=json) as progress:
+        launcher = place.launcher(count, progress.events())
+        place.check_launch(planned)
         outcome = run_study(
             arms,
             runs,
-            place.launcher(count, progress.events()),
+            launcher,
             pilot_factor=retry.pilot_factor if retry.pilot else 0.0,
             retry_diverged=retry.retry_diverged,
             say=progress.say,

@@ -11,12 +11,12 @@ from oelm.cli.options import MachineOptions
 from oelm.cli.output import print, print_json
 from oelm.config.run_config import RunConfig
 from oelm.experiments.experiment import model_stand_ins
-from oelm.experiments.launch.jobs import Launcher, check_folders
+from oelm.experiments.launch.jobs import Launcher
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slurm import SlurmLauncher
 from oelm.experiments.request import ArmPlan
 from oelm.experiments.study import unequal_settings
-from oelm.experiments.tuning import TuningGroup, by_comparison
+from oelm.experiments.tuning import check_run_folders
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
 from oelm.runs.scan import state_of
@@ -37,10 +37,7 @@ def print_plan(
     # A tuning trial is shorter than a run, and counts as this part of one.
     sizes = [(arm.runs[0], len(arm.runs) + arm.total_trials * arm.experiment.trial_share) for arm in arms]
     say = (lambda _: None) if as_json else print
-    groups = [TuningGroup(group, runs, say) for group in by_comparison(arms).values()]
-    with_lr = [config for group in groups for config in group.runs_if_tuned()]
-    trials = [trial for group in groups for trial in group.trials()]
-    check_folders([*trials, *(c for arm in arms if not arm.grid for c in arm.runs), *with_lr], runs)
+    trials = [trial for group in check_run_folders(arms, runs, say) for trial in group.trials()]
     configs = [*trials, *(config for arm in arms for config in arm.runs)]
     tuned = {arm.id for arm in arms if arm.grid}
     later = max(0, sum(arm.total_trials for arm in arms) - len(trials))

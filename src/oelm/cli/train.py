@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
+from typing import Literal
 
+from oelm.cli.cpu_warning import warn_if_slow_on_cpu
 from oelm.cli.options import (
     ArmName,
     Catalogue,
@@ -68,10 +71,15 @@ def train(
     config = _tuned_config(plan, runs, quiet=json or not is_rank_zero())
     (job,) = make_jobs([config], runs)
     if is_rank_zero() and not json:
-        print(f"{job.name} ({config.scale}) in {job.folder}")
+        print(f"{job.name} ({config.scale}) in {job.folder}", flush=True)
         for note in stand_ins(config):
             print(f"note: {note}")
-    code = train_folder(job.folder, machine.machine(time_limit))
+    if is_rank_zero():
+        warn_if_slow_on_cpu([config], runs, machine.device)
+    # Without a terminal, plain lines are printed; with --json, stdout must contain only JSON.
+    has_bar = sys.stderr.isatty() and (json or sys.stdout.isatty())
+    echo: Literal["", "stdout", "stderr"] = "" if has_bar else "stderr" if json else "stdout"
+    code = train_folder(job.folder, replace(machine.machine(time_limit), echo=echo))
     if is_rank_zero():
         try:
             _print_outcome(RunFolder(job.folder), json)

@@ -165,4 +165,6 @@ class Machine:
     skip_bad_rows: bool = False  # skip and count unusable rows of a dataset, instead of raising an error
     shard: bool = False  # shard the model and the optimizer over the processes of a run (FSDP)
     command: str = ""  # the user's command line, kept in manifest.json; "" = `sys.argv` of this process
+    # Where to print the lines of training.log; "" = with a progress bar on stderr, if that is a terminal.
+    echo: Literal["", "stdout", "stderr"] = ""
     catalogue_files: tuple[str, ...] = ()  # the user's own catalogue files, which may register datasets

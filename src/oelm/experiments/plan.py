@@ -70,11 +70,13 @@ class Plan:
         return f"{self.tokens:,}" if self.tokens else "depends on the data"
 
 
-def estimate(config: RunConfig, root: Path | str) -> Plan:
+def estimate(config: RunConfig, root: Path | str, device: str = "auto") -> Plan:
     """Return what a run with this config needs.
 
     The time comes from earlier runs in the runs folder `root`, or if there are none, from the FLOPs. The
     network is built for this, which takes seconds; nothing is downloaded.
+
+    device: the device that the run is trained on, as in `--device`
     """
     steps = planned_steps(config)
     rows = config.budget.rows_per_step
@@ -82,7 +84,7 @@ def estimate(config: RunConfig, root: Path | str) -> Plan:
     counts, model, note = count_parameters(config)
     target = config.data.max_length if config.task == "denoising" else 0
     flops = model.step(rows, config.data.max_length, target).total if model else None
-    seconds, basis = _time(config, root, steps, flops)
+    seconds, basis = _time(config, root, steps, flops, device)
     plan = Plan(run_path(root, config), steps, tokens, counts, note, None, seconds, basis)
     if counts is None:
         return plan
@@ -169,7 +171,7 @@ def _disk(counts: dict[str, int]) -> DiskPlan:
 
 
 def _time(
-    config: RunConfig, root: Path | str, steps: int | None, flops: float | None
+    config: RunConfig, root: Path | str, steps: int | None, flops: float | None, device_name: str
 ) -> tuple[float | None, str]:
     if steps is None:
         return None, "the number of steps depends on the data"
@@ -181,7 +183,7 @@ def _time(
     from oelm.training.measure.flops import gemm_peak
     from oelm.training.parallel.world import choose_device
 
-    device = choose_device("auto")
+    device = choose_device(device_name)
     speed = gemm_peak(device) * ASSUMED_PEAK_SHARE
     share = f"{ASSUMED_PEAK_SHARE:.0%}"
     return (

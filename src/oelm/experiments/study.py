@@ -16,7 +16,7 @@ from oelm.experiments.fairness import UnequalSetting, check_arms
 from oelm.experiments.launch.jobs import Job, Launcher, make_jobs
 from oelm.experiments.pilot import pilot_pair, pilot_problems
 from oelm.experiments.request import ArmPlan
-from oelm.experiments.tuning import Choice, Say, by_comparison, shared_grid, tune
+from oelm.experiments.tuning import Choice, Say, by_comparison, check_run_folders, shared_grid, tune
 
 
 @dataclass
@@ -40,12 +40,15 @@ def run_study(
 ) -> StudyOutcome:
     """Run all arms of a study and return how their runs ended.
 
+    Raises UsageError, before anything is trained, if a run folder contains a run with a different config.
+
     root: the runs folder
     pilot_factor: if it is not 0, one arm and its baseline are run first, as a pilot, with one seed each. The
         other runs start only if the arm is worse than its baseline by at most this factor.
     retry_diverged: let diverged runs continue from their last checkpoint
     say: receives each message for the user
     """
+    check_run_folders(arms, root, say=lambda _: None)
     unequal = unequal_settings(arms)
     for setting in unequal:
         say(f"unequal: {setting}")

@@ -19,8 +19,9 @@ where it stopped.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +30,7 @@ from typing import Any
 from oelm.analysis.statistics.lr_choice import choice_probabilities, choice_sd, compared, trial_sd
 from oelm.config.run_config import RunConfig, Scale, TuneConfig
 from oelm.errors import OelmError
-from oelm.experiments.launch.jobs import Job
+from oelm.experiments.launch.jobs import Job, check_folders
 from oelm.experiments.request import ArmPlan, finalists
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
@@ -135,6 +136,23 @@ def by_comparison(arms: Sequence[ArmPlan]) -> dict[tuple[str, Scale], list[ArmPl
     return groups
 
 
+def check_run_folders(arms: Sequence[ArmPlan], root: Path | str, say: Say) -> list[TuningGroup]:
+    """Return the groups of arms that are to be tuned; raise UsageError if a run does not fit its folder.
+
+    Nothing is written. The runs of tuned arms are compared without the learning rate if it is not known yet.
+    """
+    groups = [TuningGroup(group, root, say) for group in by_comparison(arms).values()]
+    tuned = [run for group in groups for run in group.runs_if_tuned()]
+    trials = [trial for group in groups for trial in group.trials()]
+    check_folders([*trials, *(run for arm in arms if not arm.grid for run in arm.runs), *tuned], root)
+    return groups
+
+
+def may_choose(tune: TuneConfig, grid: Sequence[float], seeds: Sequence[int]) -> bool:
+    """Return whether tuning with trial seeds `seeds` that starts with `grid` can end with that of `tune`."""
+    return tune.seeds == tuple(seeds) and set(grid) <= set(tune.grid)
+
+
 def shared_grid(arms: Sequence[ArmPlan]) -> list[float]:
     """Return the learning rates that all arms of a comparison try first."""
     return sorted({lr for arm in arms for lr in arm.grid})
@@ -201,16 +219,17 @@ class TuningGroup:
         return replace(arm, runs=tuple(runs))
 
     def runs_if_tuned(self) -> list[RunConfig]:
-        """Return the runs of all arms with their chosen learning rates; [] if trials have not all ended.
+        """Return the runs of all arms with their chosen learning rates.
 
-        If the best learning rate is at an edge, the grid grows.
+        If the best learning rate is at an edge, the grid grows. If trials have not all ended, return the runs
+        that exist already, with the learning rate and grid of their folders if tuning can still choose them.
         """
         try:
             while self.grow():
                 pass
             return [run for arm in self.arms for run in self.with_lr(arm, self.choose(arm).lr).runs]
         except OelmError:
-            return []
+            return [run for arm in self.arms for run in self._existing_runs(arm)]
 
     def conclude(self, tuned: Tuned) -> None:
         """Choose the learning rate of every arm, and add the arms to `tuned`."""
@@ -235,6 +254,14 @@ class TuningGroup:
         if found:
             self.say(f"{self.name}: not all tuning trials have ended; run the same command again to continue")
         return bool(found)
+
+    def _existing_runs(self, arm: ArmPlan) -> Iterator[RunConfig]:
+        for run in arm.runs:
+            with contextlib.suppress(OelmError, OSError):  # there is no run, or it is damaged
+                held = RunFolder(run_path(self.root, run)).config()
+                fits = may_choose(held.tune, self.grid, arm.trial_seeds)
+                tune = held.tune if fits else TuneConfig(grid=tuple(self.grid), seeds=arm.trial_seeds)
+                yield replace(run, optim=replace(run.optim, lr=held.optim.lr), tune=tune)
 
     def _trials_of(self, arm: ArmPlan) -> list[RunConfig]:
         """Return the trials with the first seed and, once these have ended, the trials of the better half."""
@@ -264,7 +291,7 @@ class TuningGroup:
         for study in {arm.runs[0].study for arm in self.arms}:
             for place in Path(self.root, study).glob(f"*/scale={self.arms[0].scale}"):
                 tune = _tuning_of_runs(place, self.name)
-                if tune and tune.seeds == self.arms[0].trial_seeds and set(asked) <= set(tune.grid):
+                if tune and may_choose(tune, asked, self.arms[0].trial_seeds):
                     (own if place.parent.name in {arm.id for arm in self.arms} else others).add(tune.grid)
         return next((sorted(*grids) for grids in (own, others) if len(grids) == 1), [])
 

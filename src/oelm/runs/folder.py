@@ -196,9 +196,11 @@ class RunFolder(RunReader):
     def write_status(self, status: Status) -> Status:
         """Write `status` to status.json with the current time as heartbeat; return the status as written.
 
+        The reason is written as one line, because tables and logs show it in one line.
         If the file cannot be replaced (full disk, moved run folder), it is overwritten in place instead.
         """
-        status = replace(status, heartbeat=time.time())
+        reason = " ".join(part.strip() for part in status.reason.splitlines())
+        status = replace(status, heartbeat=time.time(), reason=reason)
         try:
             write_json(self.status_file, to_json(status))
         except OSError:

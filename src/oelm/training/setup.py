@@ -80,7 +80,7 @@ def _check_machine(machine: Machine, config: RunConfig) -> None:
 def _open_recorder(job: TrainingJob) -> Recorder:
     """Return the recorder of the run, after opening training.log and writing the first status.json."""
     config, folder, world = job.config, job.folder, job.world
-    recorder = Recorder(folder, world, title=config.id)
+    recorder = Recorder(folder, world, title=config.id, echo=job.machine.echo)
     journal = recorder.journal
     before: Status = _read_or_none(folder.status, journal) or Status(attempt=0)
     if before.state == "finished":

@@ -138,6 +138,7 @@ class Training:
         """Write the progress and `changes` to status.json; without `force`, at most every two seconds."""
         if not force and not self.recorder.status_is_due:
             return
+        self.recorder.journal.progress(self.progress.step, self.total_steps, self.recorder.speed())
         p, metric, speed = self.progress, self.prepared.task.metric, self.recorder.timer.steps_per_second
         self.recorder.write_status(
             step=p.step,

@@ -15,7 +15,7 @@ from oelm.cli.main import main
 from oelm.config.run_config import DataConfig
 from oelm.errors import UsageError
 from oelm.experiments.decide.forecast import forecast, plans_of
-from oelm.experiments.decide.look import Design, look_at
+from oelm.experiments.decide.look import Design, check_settings, look_at
 from oelm.experiments.decide.loop import DecideOutcome, exit_code
 from oelm.experiments.decide.study import make_design, tune_and_decide
 from oelm.experiments.experiment import Experiment
@@ -120,6 +120,15 @@ def test_runs_with_other_settings_are_refused_before_a_trial_starts(tmp_path: Pa
     with pytest.raises(UsageError, match=r"different settings(.|\n)*budget.batch_size: 4 -> 8"):
         decide(tmp_path, budget__batch_size=8)
     assert len(scan(tmp_path)) == count
+
+
+def test_another_grid_than_that_of_the_runs_is_refused_before_a_trial_starts(tmp_path: Path) -> None:
+    decide(tmp_path)
+    arms = Request([BASE, FROZEN], ("smoke",), (0,), grid=(2e-3, 5e-3)).arms()
+    with pytest.raises(UsageError, match=r"different settings(.|\n)*tune.grid: .* -> \[0.002, 0.005\]"):
+        check_settings(make_design(arms, 6, ("target",)), tmp_path)
+    smaller = Request([BASE, FROZEN], ("smoke",), (0,), grid=(1e-3, 3e-3)).arms()  # may grow
+    check_settings(make_design(smaller, 6, ("target",)), tmp_path)
 
 
 def test_the_questions_of_a_new_arm_are_open_before_its_tuning(tmp_path: Path) -> None:

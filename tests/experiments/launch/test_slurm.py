@@ -458,6 +458,7 @@ def test_decide_through_a_queue_goes_on_after_a_kill(
 ) -> None:
     for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, stub_environment[name])
+    monkeypatch.setattr("oelm.cli.run.require_sbatch", lambda: None)
     monkeypatch.setattr("oelm.cli.run.SlurmLauncher", KilledAfterSubmitting)
     with pytest.raises(Killed):
         run_oelm(*DECIDE, command="decide")
@@ -486,8 +487,12 @@ def test_diverged_runs_are_resubmitted_only_with_the_flag(
         assert len(read_attempts(job.folder)) == tries
 
 
-def test_without_sbatch_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+@pytest.mark.parametrize("command", ["run", "decide"])
+def test_without_sbatch_the_error_says_so_and_no_folder_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    code = main(["run", "GPT-01", "--scale", "smoke", "--on", "slurm", "--runs", str(tmp_path / "runs")])
-    assert code == 1
-    assert "sbatch" in capsys.readouterr().err
+    code = main([command, "GPT-02", "--scale", "smoke", "--on", "slurm", "--runs", str(tmp_path / "runs")])
+    assert code == 2
+    assert "needs the command `sbatch`" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -16,6 +16,7 @@ from oelm.analysis.questions import NO_VERDICT, RULES, Question, answer_question
 from oelm.config.diff import diff_lines
 from oelm.config.run_config import ArmKey, QuestionConfig, RunConfig, TuneConfig
 from oelm.errors import UsageError
+from oelm.experiments.tuning import may_choose
 from oelm.runs.folder import RunFolder, changed_questions
 from oelm.runs.layout import run_path
 from oelm.runs.scan import study_names
@@ -124,18 +125,17 @@ def _arm(config: RunConfig, loaded: Loaded, planned: Planned) -> Arm:
     return Arm(tuple(sorted(runs, key=lambda r: r.seed)), planned.get(config.id, {}))
 
 
-def check_settings(design: Design, root: Path | str, *, before_tuning: bool = False) -> None:
+def check_settings(design: Design, root: Path | str) -> None:
     """Raise UsageError if a run below `root` was trained with different settings than the design has.
 
-    before_tuning: the learning rates of the design are not chosen yet, so they are not compared
+    The learning rate of an arm that is not tuned yet is not compared, and its grid may still grow.
     """
     wanted = design.by_arm()
     for run in _load(root, {c.study for c in design.configs}).runs:
         config = wanted.get(run.config.arm_key)
-        if config and before_tuning:
-            config = replace(
-                config, optim=replace(config.optim, lr=run.config.optim.lr), tune=run.config.tune
-            )
+        if config and (asked := design.untuned.get(config.arm_key)):
+            tune = run.config.tune if may_choose(run.config.tune, asked.grid, asked.seeds) else asked
+            config = replace(config, optim=replace(config.optim, lr=run.config.optim.lr), tune=tune)
         lines = diff_lines(run.config, replace(config, seed=run.seed)) if config else []
         if lines:
             listed = "\n".join(lines)

@@ -55,7 +55,7 @@ def tune_and_decide(
         return affordable_trials(trials, arms, design, root, budget, guess or {})
 
     with lock_studies(design, root):
-        check_settings(design, root, before_tuning=True)
+        check_settings(design, root)
         for setting in unequal_settings(arms):
             say(f"unequal: {setting}")
         look = look_at(design, root)

@@ -45,6 +45,15 @@ _SIGNAL_SLACK = 60  # seconds by which SLURM may send its signal too early
 _REQUEUES = 1000  # submitit's limit of requeues; high, because a long run is requeued at each time limit
 
 
+def require_sbatch() -> None:
+    """Raise UsageError if this machine cannot submit SLURM jobs."""
+    if shutil.which("sbatch") is None:
+        raise UsageError(
+            "--on slurm needs the command `sbatch`, which was not found: run this on a login node of your "
+            "SLURM cluster, or leave out --on slurm to train on this machine"
+        )
+
+
 class SlurmTask:
     """The function that submitit pickles and calls in a SLURM task: it runs a worker as a child process."""
 
@@ -237,10 +246,7 @@ class SlurmLauncher:
     def _executor(self) -> Any:
         import submitit
 
-        if shutil.which("sbatch") is None:
-            raise OelmError(
-                "the command `sbatch` was not found: run this on a login node of your SLURM cluster"
-            )
+        require_sbatch()
         folder = self.root / JOBS_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         executor = submitit.SlurmExecutor(folder=str(folder / "%j"), max_num_timeout=_REQUEUES)

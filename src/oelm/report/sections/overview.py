@@ -47,7 +47,7 @@ def where_freezing_works(analysis: Analysis, _: Translator) -> list[Block]:
         decided = c.target.outcome in (MET, MISSED)
         cells[key][c.target.outcome if decided else "open"].append(place(c.arm, _))
     if not cells:
-        return [Paragraph(_("No frozen arm has been compared yet."))]
+        return []
     head: tuple[str, ...] = (_("Architecture"), _("Task"), _("Weights"), _("Arm"))
     head += (_("Within 5 %"), _("Misses 5 %"), _("Not decided"))
     rows = []
@@ -93,7 +93,7 @@ def cost_table(analysis: Analysis, _: Translator) -> list[Block]:
             )
         )
     if not rows:
-        return [Paragraph(_("No run has finished yet."))]
+        return []
     about = _(
         "Quality is the change of perplexity (lower is better) or accuracy (higher is better) against the "
         "baseline. Step times come only from interleaved benchmarks; the FLOP bound is the largest saving "
@@ -164,7 +164,7 @@ def trend_table(analysis: Analysis, _: Translator) -> list[Block]:
         points = [(fmean(x for x, y in same), fmean(y for x, y in same)) for same in judged.values()]
         remarks.append(_trend(name, points, _))
     if not rows:
-        return [Paragraph(_("No arm was compared on more than one dataset."))]
+        return []
     head = (_("Arm"), _("Data"), _("Training tokens"), _("Change"), _("95 % interval"), "n")
     return [Table(head, tuple(rows), words=2), Bullets(tuple(remarks))]
 
@@ -201,7 +201,7 @@ def reported_tables(analysis: Analysis, _: Translator) -> list[Block]:
             scale, n = _(SCALES[arm.config.scale]), str(len(arm.finished))
             rows.append(Row((arm.id, arm.name, str(theirs), ours, scale, n)))
     if not rows:
-        return [Paragraph(_("The original study printed no figure for any of these experiments."))]
+        return []
     about = _(
         "Left: the figures printed by the original study. Right: our runs at the scale named. They are never "
         "averaged or mixed; at a different scale, only the direction of a gap can be compared."

@@ -20,10 +20,12 @@ _STATUS_SECONDS = 2.0  # minimum time between two writes of status.json
 class Recorder:
     """Writes training.log, metrics.jsonl, status.json, freeze_audit.json and step times, on rank 0 only."""
 
-    def __init__(self, folder: RunFolder, world: World, *, title: str) -> None:
+    def __init__(self, folder: RunFolder, world: World, *, title: str, echo: str = "") -> None:
         self.folder = folder
         self.is_writer = world.is_main
-        self.journal = Journal(folder.log_file, title=title) if world.is_main else Journal(None, show=False)
+        self.journal = Journal(None, show=False)
+        if world.is_main:
+            self.journal = Journal(folder.log_file, title=title, echo=echo)
         self.timer = Timer(folder.path / "step_times.bin", world.device)
         self.status = Status()
         self.metrics: MetricsLog | None = None
@@ -64,5 +66,5 @@ class Recorder:
                     f"{type(error).__name__}: {error}"
                 )
             self.metrics = None
-        self.journal.line(f"{state}: {reason}" if reason else state)
+        self.journal.line(f"{state}: {reason}" if reason else state, show=False)  # the caller prints this
         self.journal.close()
