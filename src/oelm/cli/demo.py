@@ -120,8 +120,8 @@ def _print_results(runs: str, output: Path, lang: str) -> Path:
 def short_result(analysis: Analysis) -> Iterator[str]:
     """Yield lines for the user: what was compared, then for each frozen method its cost and the verdict.
 
-    The last lines compare methods that add trainable parameters, such as a bias, with their controls, which
-    have the same additions but train Q and K; otherwise a gain from the additions would seem to come from
+    Methods that add trainable parameters, such as a bias, are also compared with their controls, which have
+    the same additions but train Q and K; otherwise a gain from the additions would seem to come from
     freezing.
     """
     baseline = analysis.comparisons.of("baseline")
@@ -130,14 +130,15 @@ def short_result(analysis: Analysis) -> Iterator[str]:
     if not found:
         yield "No comparison yet: no seed has finished with frozen and with trained query/key projections."
         return
-    yield "Change if query/key projections are frozen, with 95 % confidence interval (n = number of seeds):"
+    yield "Change against the baseline, which trains query/key projections (95 % interval, n seeds):"
     for c in found:
         task = {"lm": "language model", "classification": "classifier"}.get(c.arm.config.task, "model")
         yield f"  {c.arm.method.name}, {task}: {_change(c)}: {_decision(c)}"
     own = [(c.arm.method.name, controls[c.arm.key]) for c in found if c.arm.key in controls]
     if own:
         yield "Against the same additions with trained projections:"
-        yield from (f"  {name}: {_change(control)}" for name, control in own)
+        yield from (f"  {name}: {_change(control)}: {_decision(control)}" for name, control in own)
+    yield "All arms of a task have the same learning rate; it was not tuned for each arm."
 
 
 def _change(c: Comparison) -> str:
