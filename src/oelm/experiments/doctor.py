@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.config.run_config import Machine, RunConfig
-from oelm.errors import OelmError
+from oelm.errors import OelmError, install_extra
 from oelm.experiments.plan import estimate
 from oelm.experiments.request import ArmPlan
 from oelm.runs.folder import RunFolder
@@ -96,7 +96,7 @@ def _software() -> Finding:
     required = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
     missing = [name for name in required if name not in found]
     if missing:
-        text, remedy = f"not installed: {', '.join(missing)}", "pip install 'oelm[study]'"
+        text, remedy = f"not installed: {', '.join(missing)}", install_extra("study")
         return Finding("software", False, text, remedy)
     return Finding("software", True, ", ".join(f"{name} {version}" for name, version in found.items()))
 
