@@ -50,7 +50,7 @@ def replay(
             noise = drawn.setdefault(pair, rng.standard_normal(max(fixed, max_seeds)))
             d = e.value + (e.seed_sd or 0.0) * noise
             ended = _sequential(q, d[:max_seeds], e)
-            at_fixed = decide(q.rule, _estimate(d[:fixed], e, 0.95), plan=False)
+            at_fixed = decide(q.rule, _estimate(d[:fixed], e, 0.95), max_seeds=0)
             outcome = at_fixed.outcome if at_fixed.decided else UNDECIDED
             states[agreement := _agreement(ended, outcome)] += 1
             if agreement == "same verdict":

@@ -5,6 +5,7 @@ python examples/fine_tune.py path/or/hub-id        # your own pretrained encoder
 """
 
 import sys
+import tempfile
 
 import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, Trainer, TrainingArguments
@@ -14,7 +15,7 @@ import oelm
 TINY = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
 
 
-def main(pretrained: str | None = None, output: str = "out") -> oelm.AuditReport:
+def main(pretrained: str | None = None) -> oelm.AuditReport:
     if pretrained:
         model = AutoModelForSequenceClassification.from_pretrained(
             pretrained,
@@ -27,10 +28,11 @@ def main(pretrained: str | None = None, output: str = "out") -> oelm.AuditReport
     print(applied)
 
     callback = oelm.OELMCallback()
-    args = TrainingArguments(
-        output, max_steps=20, learning_rate=1e-3, use_cpu=True, report_to=[], save_steps=10
-    )
-    Trainer(model, args, train_dataset=toy_data(), callbacks=[callback]).train()
+    with tempfile.TemporaryDirectory() as output:
+        args = TrainingArguments(
+            output, max_steps=20, learning_rate=1e-3, use_cpu=True, report_to=[], save_steps=10
+        )
+        Trainer(model, args, train_dataset=toy_data(), callbacks=[callback]).train()
     print(callback.report)
     return callback.report
 

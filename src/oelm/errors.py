@@ -45,7 +45,7 @@ class UsageError(OelmError):
         self.field = field
 
 
-#: {import name of an optional library: the extra of oelm that installs it, as in `pip install 'oelm[hf]'`}
+#: {import name of an optional library: the extra of oelm that installs it}
 EXTRA_OF: dict[str, str] = {
     **dict.fromkeys(("accelerate", "huggingface_hub", "transformers"), "hf"),
     **dict.fromkeys(("jinja2", "matplotlib", "rich", "scipy", "yaml"), "report"),
@@ -55,6 +55,15 @@ EXTRA_OF: dict[str, str] = {
 }
 
 
+def install_extra(extra: str) -> str:
+    """Return the command that installs an extra of oelm; oelm is not on a package index.
+
+    >>> install_extra("board")
+    "pip install '.[board]' in the clone of oelm"
+    """
+    return f"pip install '.[{extra}]' in the clone of oelm"
+
+
 def missing_library(error: ModuleNotFoundError, needed_by: str) -> OelmError | None:
     """Return an error that says how to install the missing library; None if no extra of oelm installs it.
 
@@ -62,14 +71,14 @@ def missing_library(error: ModuleNotFoundError, needed_by: str) -> OelmError | N
 
     >>> print(missing_library(ModuleNotFoundError(name="datasets"), "`oelm data`"))
     `oelm data` needs datasets, which is not installed.
-    What to do: pip install 'oelm[study]'
+    What to do: pip install '.[study]' in the clone of oelm
     """
     library = (error.name or "").partition(".")[0]
     if library not in EXTRA_OF:
         return None
     return OelmError(
         f"{needed_by} needs {library}, which is not installed.",
-        remedy=f"pip install 'oelm[{EXTRA_OF[library]}]'",
+        remedy=install_extra(EXTRA_OF[library]),
     )
 
 

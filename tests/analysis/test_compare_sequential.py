@@ -6,7 +6,8 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from oelm.analysis.verdict import MET, UNDECIDED
+from oelm.analysis.questions import answer_questions
+from oelm.analysis.verdict import MET, UNDECIDED, SeedsNeeded
 from oelm.config.run_config import RunConfig
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
@@ -42,6 +43,18 @@ def test_the_goal_keeps_the_look_that_decided_it(tmp_path: Path) -> None:
     assert c.goal is not None
     assert (c.goal.outcome, c.goal.stopped) == (MET, 3)
     assert [goal.outcome for goal in analysis.goals] == [MET]
+
+
+def test_an_analysis_expects_as_many_seeds_as_oelm_decide(tmp_path: Path) -> None:
+    for seed, change in enumerate((0.05, 0.11, 0.12, 0.14)):
+        write_run(tmp_path, decided(lm_config(seed=seed)), 8.0)
+        write_run(tmp_path, decided(lm_config("GPT-02", "oelm-freeze", seed=seed)), 8.0 * math.exp(change))
+    analysis = analyze(tmp_path)
+    (c,) = analysis.comparisons.of("baseline")
+    questions = answer_questions(analysis.comparisons.arms, range(12), 12, ["target"])
+    (expected,) = [q.expected for q in questions if q.reference.id == c.reference.id]
+    assert c.target.needed == SeedsNeeded(expected)
+    assert expected is not None
 
 
 def test_a_run_that_never_started_does_not_hold_up_a_sequential_comparison(tmp_path: Path) -> None:

@@ -63,15 +63,17 @@ def test_arms_that_do_not_differ_are_shown_equivalent():
     assert states.count("better") + states.count("worse") <= 10
 
 
-def test_the_prediction_agrees_with_what_happens_later():
+@pytest.mark.parametrize("test_se", [0.0, 0.3])
+def test_the_prediction_agrees_with_what_happens_later(test_se: float):
     """Among questions with a predicted probability around 60 %, about 60 % are decided at that n."""
     rng = np.random.default_rng(3)
     level, predicted, happened = level_per_look(SEEDS), [], []
     for mean in rng.uniform(-2, 2, 400):
-        d = rng.standard_normal(12) + mean
+        d = rng.standard_normal(12) + mean + test_se * rng.standard_normal()  # one test set for all seeds
 
         def estimate(n: int, d: np.ndarray = d) -> object:
-            return difference(dict(enumerate(d[:n])), dict.fromkeys(range(n), 0.0), level=level)
+            zeros = dict.fromkeys(range(n), 0.0)
+            return difference(dict(enumerate(d[:n])), zeros, test_se=test_se, level=level)
 
         p = chance_of_verdict(RULE, estimate(6), 12)
         low, high = estimate(12).interval

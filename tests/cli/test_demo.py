@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,8 +47,9 @@ def lines(*comparisons: Any) -> list[str]:
     ],
 )
 def test_one_line_has_the_cost_its_interval_and_the_decision(ratios: list[float], decision: str) -> None:
-    compared, result = lines(language_model(ratios), language_model([2.0, 2.1, 2.2], "oelm-lowrank"))
-    assert compared.startswith("Change if query/key projections are frozen")
+    compared, result, rates = lines(language_model(ratios), language_model([2.0, 2.1, 2.2], "oelm-lowrank"))
+    assert compared.startswith("Change against the baseline, which trains query/key projections")
+    assert "learning rate; it was not tuned for each arm" in rates
     assert result.startswith("  oelm-freeze, language model: perplexity ")
     assert f"n = {len(ratios)}" in result
     assert (" % to " in result) == (len(ratios) > 1)
@@ -58,11 +60,12 @@ def test_a_method_with_extras_is_also_compared_with_its_control() -> None:
     """Otherwise a gain of the extras would look like a gain of freezing."""
     frozen, biases = language_model([1.2, 1.21]), language_model([0.95, 0.94], "oelm-bias")
     control = language_model([1.03, 1.02], "oelm-bias", "control")
-    _, first, second, third, fourth = lines(biases, control, frozen)
+    _, first, second, third, fourth, _ = lines(biases, control, frozen)
     assert first.startswith("  oelm-freeze, language model: perplexity +2")
     assert second.startswith("  oelm-bias, language model: perplexity −5")
     assert third == "Against the same additions with trained projections:"
     assert fourth.startswith("  oelm-bias: perplexity +2.5 % (")
+    assert fourth.endswith("n = 2): undecided, more seeds are needed")
 
 
 def test_a_difference_of_accuracy_is_in_points() -> None:
@@ -72,10 +75,18 @@ def test_a_difference_of_accuracy_is_in_points() -> None:
     )
     target = decide(ACCURACY_TARGET, difference({0: -0.01, 1: -0.012}, {0: 0.0, 1: 0.0}))
     sign = decide(ACCURACY_SIGN, effect)
-    (_, result) = lines(
+    (_, result, _) = lines(
         SimpleNamespace(arm=arm, metric="accuracy", effect=effect, target=target, sign=sign, kind="baseline")
     )
     assert result.startswith("  oelm-freeze, classifier: accuracy −0.50 points (−")
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+def test_the_output_in_the_readme_has_the_wording_of_the_demo(page: str) -> None:
+    shown = Path(__file__).parents[2].joinpath(page).read_text(encoding="utf-8").splitlines()
+    biases = language_model([1.03, 1.02], "oelm-bias"), language_model([1.03, 1.02], "oelm-bias", "control")
+    for line in lines(*biases):
+        assert line.startswith("  ") or line in shown
 
 
 def test_without_finished_runs_there_is_no_comparison() -> None:

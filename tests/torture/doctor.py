@@ -90,7 +90,7 @@ def _worker(name: str, folder: Path, machine: Any, moment: tuple[str, ...]) -> i
                     tensor.add_(torch.randn(tensor.shape, generator=noise), alpha=1e-6)
 
         loop.take_step = unsteady
-    words = [*moment, str(folder), "--machine", worker.machine_to_json(machine)]
+    words = [*moment, str(folder), "--machine", worker.machine_to_json(machine), "--keep-checkpoints"]
     return interrupt_at.main(words) if moment else worker.main(words)
 
 

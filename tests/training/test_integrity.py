@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import errno
 import json
+import math
 import os
 import random
 import shutil
@@ -148,10 +149,48 @@ def test_a_finished_run_without_its_results_keeps_its_checkpoints_and_is_complet
     assert (
         "results.json" in state_of(folder.path, verify=True)[1].reason + state_of(folder.path, verify=True)[2]
     )
-    assert train_folder(folder.path, machine) == 0
+    assert train_folder(folder.path, machine, keep_checkpoints=True) == 0
     assert state_of(folder.path, verify=True)[0] == "finished"
     assert_same_run(only_run(finished), folder.path)
     assert free(freeable(runs)) > 0
+    flip_bits(folder.results_file, 300, 1)  # without a checkpoint, the run trains again from its first step
+    assert train_folder(folder.path, machine, keep_checkpoints=True) == 0
+    assert_same_run(only_run(finished), folder.path)
+
+
+@pytest.mark.parametrize(("state", "trial"), [(s, t) for s in ("finished", "diverged") for t in (0, 1)])
+def test_a_worker_deletes_what_nothing_reads_after_the_run(
+    tmp_path, machine, make, monkeypatch, state, trial
+):
+    config = short(make, tune={"trial": bool(trial)})
+    folder = RunFolder(run_path(tmp_path, config))
+    folder.claim(config)
+    original, steps = LanguageModelling.loss, []
+
+    def loss(self, model, tensors):
+        steps.append(model.training)
+        return original(self, model, tensors) * (math.nan if steps.count(True) == 4 else 1.0)
+
+    if state == "diverged":
+        monkeypatch.setattr(LanguageModelling, "loss", loss)
+    train_folder(folder.path, machine)
+    assert folder.status().state == state
+    assert (folder.results() is None) == (state == "diverged")
+    assert folder.best.exists() == (not trial)
+    assert folder.resumable == (state == "diverged" and not trial)  # `oelm run --retry-diverged` continues it
+    assert freeable(tmp_path) == []
+    train_folder(folder.path, machine)
+    assert folder.status().state == state
+
+
+@pytest.mark.parametrize("trial", [False, True])
+def test_what_a_kill_leaves_of_a_finished_run_is_found_by_clean(tmp_path, machine, make, trial):
+    config = short(make, tune={"trial": trial})
+    folder = RunFolder(run_path(tmp_path, config))
+    assert fit(config, folder.path, machine).state == "finished"  # as if killed before the files are deleted
+    assert free(freeable(tmp_path)) > 0
+    assert (folder.resumable, folder.best.exists()) == (False, not trial)
+    assert folder.ended().state == "finished"
 
 
 def test_another_seed_or_config_is_refused_before_the_first_step(stopped, tmp_path, machine):

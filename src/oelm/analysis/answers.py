@@ -10,9 +10,7 @@ from oelm.analysis.compare import Comparison, compare, looks_of, stopped_verdict
 from oelm.analysis.fairness import guards
 from oelm.analysis.load import LoadedRun
 from oelm.analysis.pairs import Pair, find_arm
-from oelm.analysis.statistics.intervals import LEVEL
-from oelm.analysis.statistics.sequential import level_per_look
-from oelm.analysis.verdict import REFUSED, Verdict, decide, question_rule
+from oelm.analysis.verdict import MAX_PLANNED_SEEDS, REFUSED, Verdict, decide, question_rule
 from oelm.config.run_config import QuestionConfig
 
 
@@ -52,19 +50,19 @@ def _answer(
     if reference is None or not (arm.finished and reference.finished):
         return Answer(arm, question, None, None)
     changed = guards.different_questions(arm)
-    rule, level, stopped = question_rule(question, perplexity=arm.metric == "ppl"), LEVEL, None
+    rule, stopped = question_rule(question, perplexity=arm.metric == "ppl"), None
     max_seeds = max(arm.max_seeds, reference.max_seeds)
     if max_seeds:
         (looked,), sides = looks_of(Pair("baseline", arm, reference.id, reference), [rule], max_seeds)
         if sides is None:
             return Answer(arm, question, None, None)
-        (arm, reference), level, stopped = sides, level_per_look(max_seeds), stopped_verdict(looked)
-    c = replace(compare("baseline", arm, reference, trials, same_rows, level), max_seeds=max_seeds)
+        (arm, reference), stopped = sides, stopped_verdict(looked)
+    c = compare("baseline", arm, reference, trials, same_rows, max_seeds)
     if changed:
         c = replace(c, effect=None, ratio=None, refused=(*changed, *c.refused))
     if c.ratio is None:
         return Answer(arm, question, c, Verdict(question.rule, REFUSED))
     withhold = "caveat" if c.caveats else guards.undecidable(arm, reference)
     if stopped is None or c.caveats:
-        stopped = decide(rule, c.ratio, withhold=withhold)
+        stopped = decide(rule, c.ratio, withhold=withhold, max_seeds=max_seeds or MAX_PLANNED_SEEDS)
     return Answer(arm, question, c, stopped)

@@ -19,6 +19,7 @@ from oelm.analysis.statistics.sequential import level_per_look
 from oelm.analysis.verdict import (
     ACCURACY_SIGN,
     ACCURACY_TARGET,
+    MAX_PLANNED_SEEDS,
     PPL_GOAL,
     PPL_SIGN,
     PPL_TARGET,
@@ -119,12 +120,13 @@ def compare(
     reference: Arm,
     trials: Sequence[LoadedRun] = (),
     same_rows: Sequence[str] = (),
-    level: float = LEVEL,
+    max_seeds: int = 0,
 ) -> Comparison:
     """Compare an arm with a reference arm; both must have finished runs.
 
     trials: the tuning trials of the runs folder
     same_rows: names of other datasets in this analysis that have the same test rows
+    max_seeds: option --max-seeds of `oelm decide`; 0 if the number of seeds was fixed
     """
     flags = run_flags(arm, reference, trials)
     if kind == "control":
@@ -132,31 +134,36 @@ def compare(
     refused = guards.refusals(arm, reference)
     if refused:
         target, sign = Verdict("target", REFUSED), Verdict("sign", REFUSED)
-        return Comparison(kind, arm, reference, None, None, target, sign, None, refused, (), flags)
-    measured = measure(arm, reference, level)
+        return Comparison(
+            kind, arm, reference, None, None, target, sign, None, refused, (), flags, max_seeds=max_seeds
+        )
+    measured = measure(arm, reference, level_per_look(max_seeds) if max_seeds else LEVEL)
     caveats = guards.caveats(arm, reference, same_rows)
     reason = "caveat" if caveats else guards.undecidable(arm, reference)
     perplexity = arm.metric == "ppl"
+
+    def verdict(rule: Rule, estimate: Estimate) -> Verdict:
+        return decide(rule, estimate, withhold=reason, max_seeds=max_seeds or MAX_PLANNED_SEEDS)
+
     scenario = None
     if not perplexity and arm.config.model.family == "gpt" and kind == "baseline" and arm.freezes:
-        scenario = decide(SCENARIO, measured.effect, withhold=reason)
+        scenario = verdict(SCENARIO, measured.effect)
     return Comparison(
         kind,
         arm,
         reference,
         measured.effect,
         measured.ratio,
-        decide(PPL_TARGET if perplexity else ACCURACY_TARGET, measured.ratio, withhold=reason),
-        decide(PPL_SIGN if perplexity else ACCURACY_SIGN, measured.ratio, withhold=reason),
+        verdict(PPL_TARGET if perplexity else ACCURACY_TARGET, measured.ratio),
+        verdict(PPL_SIGN if perplexity else ACCURACY_SIGN, measured.ratio),
         scenario,
         (),
         caveats,
         (*flags, *result_flags(measured, reference)),
         measured.test_error,
-        lr_choice_sd=lr_choice_sd(arm, reference, trials),
-        goal=decide(PPL_GOAL, measured.ratio, withhold=reason)
-        if perplexity and kind in ("control", "bias")
-        else None,
+        max_seeds,
+        lr_choice_sd(arm, reference, trials),
+        verdict(PPL_GOAL, measured.ratio) if perplexity and kind in ("control", "bias") else None,
     )
 
 
@@ -189,17 +196,17 @@ def compare_sequentially(
     questions, sides = looks_of(pair, rules_of(pair.kind, pair.arm), max_seeds)
     if sides is None:
         return []
-    made = compare(pair.kind, *sides, trials, same_rows, level_per_look(max_seeds))
+    made = compare(pair.kind, *sides, trials, same_rows, max_seeds)
     if any(q.is_open for q in questions):
         used = [r.seed for side in sides for r in side.runs]
         made = replace(made, flags=(*made.flags, *_seed_missing(pair, used)))
     if made.caveats:  # they withhold the verdict, also that of a question that is closed
-        return [replace(made, max_seeds=max_seeds)]
+        return [made]
     stopped = {q.rule.name: verdict for q in questions if (verdict := stopped_verdict(q))}
     scenario = made.scenario and stopped.get("scenario", made.scenario)
     target, sign = stopped.get("target", made.target), stopped.get("sign", made.sign)
     goal = made.goal and stopped.get("goal", made.goal)
-    return [replace(made, target=target, sign=sign, scenario=scenario, goal=goal, max_seeds=max_seeds)]
+    return [replace(made, target=target, sign=sign, scenario=scenario, goal=goal)]
 
 
 def looks_of(

@@ -204,7 +204,7 @@ def take_look(question: Question, estimate: Estimate, max_seeds: int, *, withhol
     estimate: the difference between the arms at this look
     withhold: why there must be no verdict (`guards.undecidable()`); "" if there may be one
     """
-    verdict = decide(question.rule, estimate, withhold=withhold, plan=False)
+    verdict = decide(question.rule, estimate, withhold=withhold, max_seeds=0)
     looked = replace(question, n=estimate.n, estimate=estimate)
     if verdict.decided:
         return replace(looked, state=verdict.outcome, chance=1.0)

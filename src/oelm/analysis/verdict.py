@@ -11,16 +11,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy import special
-
-from oelm.analysis.statistics.intervals import Estimate, is_wide, t_quantile, z_quantile
+from oelm.analysis.statistics.futility import seeds_can_decide, seeds_expected
+from oelm.analysis.statistics.intervals import Estimate, is_wide
 from oelm.config.run_config import QuestionConfig
 
 TARGET = 0.05  # target of the original study: at most 5 % worse than the baseline
 GOAL = 0.01  # goal of frozen language models: perplexity at most 1 % above that of the control
 EQUIVALENCE = 0.01  # arms that differ by less than 1 % either way are equivalent
 SCENARIO_A, SCENARIO_B = -2.0, -5.0  # margins of the original study's scenarios, in points of accuracy
-POWER = 0.8  # `seeds_needed()` returns the number of seeds that leads to a verdict with this probability
 _ROUNDING = 1e-12  # smaller differences of scores are rounding errors
 MAX_PLANNED_SEEDS = 50  # `seeds_needed()` does not suggest more seeds than this
 
@@ -75,7 +73,7 @@ def question_rule(question: QuestionConfig, *, perplexity: bool) -> Rule:
 
 @dataclass(frozen=True)
 class SeedsNeeded:
-    """The number of seeds that leads to a verdict with 80 % probability, if the estimates are right."""
+    """The number of seeds that makes a verdict more likely than not; `oelm decide` expects the same."""
 
     seeds: int | None
     # Why `seeds` is None: "spread" (the spread between seeds is unknown), "wide" (the interval is too wide),
@@ -102,11 +100,13 @@ class Verdict:
         return self.outcome not in (UNDECIDED, NO_INTERVAL, REFUSED, WITHHELD)
 
 
-def decide(rule: Rule, estimate: Estimate, *, withhold: str = "", plan: bool = True) -> Verdict:
+def decide(
+    rule: Rule, estimate: Estimate, *, withhold: str = "", max_seeds: int = MAX_PLANNED_SEEDS
+) -> Verdict:
     """Return the verdict of a rule for an estimated difference.
 
     withhold: why no verdict may be given: "caveat" or a result of `guards.undecidable()`; otherwise ""
-    plan: whether an undecided verdict also gets the number of seeds that would probably decide it
+    max_seeds: an undecided verdict suggests at most this number of seeds; 0 = suggest none, which is faster
 
     >>> from oelm.analysis.statistics.intervals import difference
     >>> decide(SCENARIO, difference({0: 81.0, 1: 80.8, 2: 81.1}, {0: 81.2, 1: 81.1, 2: 81.0})).outcome
@@ -131,7 +131,8 @@ def decide(rule: Rule, estimate: Estimate, *, withhold: str = "", plan: bool = T
         return Verdict(rule.name, EQUIVALENT, possible)
     if is_wide(estimate, points=rule is SCENARIO):
         return Verdict(rule.name, UNDECIDED, possible, SeedsNeeded(None, "wide", estimate.n))
-    return Verdict(rule.name, UNDECIDED, possible, seeds_needed(rule, estimate) if plan else None)
+    needed = seeds_needed(rule, estimate, max_seeds) if max_seeds else None
+    return Verdict(rule.name, UNDECIDED, possible, needed)
 
 
 def _region(rule: Rule, value: float) -> int:
@@ -139,29 +140,10 @@ def _region(rule: Rule, value: float) -> int:
     return sum(value >= margin for margin in rule.margins)
 
 
-def seeds_needed(rule: Rule, estimate: Estimate) -> SeedsNeeded:
-    """Return the smallest number of paired seeds whose interval excludes the nearest margin with 80 % power.
-
-    This assumes that the estimated difference and spread are the true ones, so it is only for planning.
-    """
+def seeds_needed(rule: Rule, estimate: Estimate, max_seeds: int = MAX_PLANNED_SEEDS) -> SeedsNeeded:
+    """Return the number of seeds that makes a verdict more likely than not, or why there is none."""
     if estimate.seed_sd is None:
         return SeedsNeeded(None, "spread")
-    distance = min(abs(estimate.value - margin) for margin in rule.margins)
-    for n in range(2, MAX_PLANNED_SEEDS + 1):
-        if _power(n, distance, estimate) >= POWER:
-            return SeedsNeeded(n)
-    z = z_quantile(estimate.level) + float(special.ndtri(POWER))
-    return SeedsNeeded(None, "test set" if z * estimate.test_se >= distance else "too close")
-
-
-def _power(n: int, distance: float, estimate: Estimate) -> float:
-    """Return the probability that an interval from `n` seeds excludes a margin.
-
-    distance: distance of the margin from the estimated difference
-    """
-    t = t_quantile(estimate.level, n - 1)
-    seed_se = (estimate.seed_sd or 0.0) / math.sqrt(n)
-    if estimate.test_se == 0:  # the test set adds no error: use the exact power of the t test
-        return 1.0 if seed_se == 0 else float(1 - special.nctdtr(n - 1, distance / seed_se, t))
-    half = math.hypot(t * seed_se, z_quantile(estimate.level) * estimate.test_se)
-    return float(special.ndtr((distance - half) / math.hypot(seed_se, estimate.test_se)))
+    if (n := seeds_expected(rule, estimate, max_seeds)) is not None:
+        return SeedsNeeded(n)
+    return SeedsNeeded(None, "too close" if seeds_can_decide(rule, estimate) else "test set")

@@ -1,4 +1,4 @@
-"""`oelm clean`: list the resume checkpoints of finished runs, and delete them if the user confirms."""
+"""`oelm clean`: list the files of ended runs that nothing reads again, and delete them if confirmed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oelm.units import bytes_text
 
 
 def clean(*, runs: Runs = "runs", study: Study = "", yes: bool = False, json: Json = False) -> None:
-    """Print the resume checkpoints of finished runs, and delete them if the user confirms.
+    """Print what ended runs still have of checkpoints and models of tuning trials; delete it if confirmed.
 
     Parameters
     ----------
@@ -33,12 +33,12 @@ def clean(*, runs: Runs = "runs", study: Study = "", yes: bool = False, json: Js
         print_json({"freeable_bytes": total, "freed_bytes": freed, "runs": rows})
         return
     if not items:
-        print("nothing to delete: no finished run has resume checkpoints")
+        print("nothing to delete: no ended run has checkpoints or the model of a tuning trial")
         return
-    print_table(("finished run", "size"), [(str(i.run.path), bytes_text(i.bytes)) for i in items])
+    print_table(("ended run", "size"), [(str(i.run.path), bytes_text(i.bytes)) for i in items])
     print(
-        f"\n{bytes_text(total)} of resume checkpoints in {len(items)} finished runs; "
-        "best models and results are not deleted"
+        f"\n{bytes_text(total)} of checkpoints and models of tuning trials in {len(items)} ended runs; "
+        "the best models of runs and all results are not deleted"
     )
     if yes or _confirmed():
         print(f"deleted {bytes_text(free(items))}")

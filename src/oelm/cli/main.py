@@ -191,7 +191,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "clean": Command(
         "oelm.cli.clean:clean", _FILES,
-        "Delete the resume checkpoints of finished runs. Best models and results are not deleted.",
+        "Delete checkpoints that ended runs still have. Best models of runs and results are not deleted.",
         ("oelm clean --study paper",),
     ),
 }  # fmt: skip

@@ -37,7 +37,8 @@ class OneRun:
         folder = RunFolder(find_run(self.runs, run, scale=self.scale or "", seed=self.seed))
         if not folder.best.is_dir():
             raise OelmError(
-                f"{folder.path} has no best model yet; wait until the run has been validated once"
+                f"{folder.path} has no best model: a run has one after its first validation, and a tuning "
+                "trial only until it ends"
             )
         return folder
 

@@ -35,11 +35,9 @@ from oelm.experiments.launch.slurm import SlurmLauncher, require_sbatch
 from oelm.experiments.pilot import PILOT_FACTOR
 from oelm.experiments.request import TRIAL_SEEDS, ArmPlan, Request
 from oelm.experiments.study import StudyOutcome, run_study
-from oelm.runs.folder import RunFolder
 from oelm.runs.states import EXIT_INTERRUPTED
-from oelm.units import bytes_text, counted
+from oelm.units import counted
 
-_LARGE_BYTES = 2**30  # the summary names the checkpoints of finished runs if they take as much disk space
 Where = Literal["local", "slurm"]
 _PILOT = (
     "Run one experiment and its baseline with one seed first. Run the rest only if both finish, their freeze "
@@ -253,10 +251,6 @@ def _print_summary(outcome: StudyOutcome) -> None:
     print(f"{counted(len(outcome.jobs), 'run')}: {counts(outcome.jobs)}")
     if any(not job.ended for job in outcome.jobs):
         print("the same command resumes the runs that are not finished")
-    folders = dict.fromkeys(job.folder for job in outcome.jobs if job.state == "finished")
-    kept = sum(file.stat().st_size for folder in folders for file in RunFolder(folder).checkpoints)
-    if kept >= _LARGE_BYTES:
-        print(f"the finished runs keep {bytes_text(kept)} of resume checkpoints; `oelm clean` deletes them")
 
 
 def _facts(outcome: StudyOutcome) -> dict[str, Any]:

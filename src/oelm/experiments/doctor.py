@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.config.run_config import Machine, RunConfig
-from oelm.errors import OelmError
+from oelm.errors import OelmError, install_extra
 from oelm.experiments.plan import estimate
 from oelm.experiments.request import ArmPlan
 from oelm.runs.folder import RunFolder
@@ -96,7 +96,7 @@ def _software() -> Finding:
     required = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
     missing = [name for name in required if name not in found]
     if missing:
-        text, remedy = f"not installed: {', '.join(missing)}", "pip install 'oelm[study]'"
+        text, remedy = f"not installed: {', '.join(missing)}", install_extra("study")
         return Finding("software", False, text, remedy)
     return Finding("software", True, ", ".join(f"{name} {version}" for name, version in found.items()))
 
@@ -126,9 +126,10 @@ def _writable(root: Path) -> Finding:
 
 
 def _disk(root: Path, arms: Sequence[ArmPlan]) -> Finding:
-    """Compare the free disk space with what the runs and tuning trials that have not finished will keep.
+    """Compare the free disk space with what the runs that have not finished will keep.
 
-    While a run trains, it needs more than it keeps; this is added once, for the largest run.
+    While a run trains, it needs more than it keeps; this is added once, for the largest run. A tuning trial
+    keeps neither checkpoints nor a model.
     """
     place = existing_parent(root)
     free = shutil.disk_usage(place).free
@@ -137,16 +138,13 @@ def _disk(root: Path, arms: Sequence[ArmPlan]) -> Finding:
         plan = estimate(arm.runs[0], root)
         left = [config for config in arm.runs if state_of(run_path(root, config))[0] != "finished"]
         runs, trials = runs + len(left), trials + arm.total_trials
-        needed += len(left) * (plan.kept_bytes or 0) + arm.total_trials * (plan.trial_bytes or 0)
+        needed += len(left) * (plan.kept_bytes or 0)
         most = max(most, (plan.disk_bytes or 0) - (plan.kept_bytes or 0))
     needed += most
     planned = f"{runs} runs and {trials} tuning trials" if trials else f"{runs} runs"
     text = f"{planned} need at most {bytes_text(needed)}; {bytes_text(free)} are free on {place}"
     if needed + _SPARE_BYTES > free:
-        remedy = (
-            "free disk space, choose a runs folder on another disk with --runs, or run a part of the "
-            "experiments at a time and delete their checkpoints with `oelm clean`"
-        )
+        remedy = "free disk space, or choose a runs folder on another disk with --runs"
         return Finding("disk", False, text, remedy)
     return Finding("disk", True, text)
 

@@ -55,8 +55,7 @@ class Plan:
     disk_bytes: int | None
     seconds: float | None
     time_basis: str  # where `seconds` comes from, or why it is None
-    kept_bytes: int | None = None  # part of `disk_bytes` that a finished run keeps until `oelm clean`
-    trial_bytes: int | None = None  # what a finished tuning trial keeps; its checkpoints are deleted
+    kept_bytes: int | None = None  # part of `disk_bytes` that a finished run keeps: its best model
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "folder": str(self.folder)}
@@ -89,7 +88,7 @@ def estimate(config: RunConfig, root: Path | str, device: str = "auto") -> Plan:
     if counts is None:
         return plan
     disk = _disk(counts)
-    return replace(plan, disk_bytes=disk.total, kept_bytes=disk.kept, trial_bytes=disk.best)
+    return replace(plan, disk_bytes=disk.total, kept_bytes=disk.best)
 
 
 def planned_steps(config: RunConfig) -> int | None:

@@ -115,7 +115,7 @@ def why_undecided(verdict: Verdict) -> Message | None:
     if verdict.needed is None:
         return None
     if verdict.needed.seeds is not None:
-        return Message("about {n} seeds in total would be enough", n=verdict.needed.seeds)
+        return Message("about {n} seeds in total would probably be enough", n=verdict.needed.seeds)
     if verdict.needed.limit == "wide":
         return Message(
             "with n = {n} seeds the interval is too wide to be informative; run more seeds",

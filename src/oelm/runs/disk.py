@@ -1,4 +1,4 @@
-"""Delete the checkpoints of finished runs to free disk space; best models and results are never deleted."""
+"""Find and delete the files of ended runs that nothing reads again; results are never deleted."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from oelm.runs.folder import RunFolder
 from oelm.runs.lock import Busy, RunLock
-from oelm.runs.scan import RunInfo, scan, state_of
+from oelm.runs.scan import RunInfo, scan
 
 
 @dataclass(frozen=True)
 class Freeable:
-    """The checkpoints of a finished run. They can be deleted, because a finished run is never resumed."""
+    """A run that has ended, and its files that nothing reads again (`RunFolder.unneeded_files()`)."""
 
     run: RunInfo
     files: tuple[Path, ...]
@@ -21,29 +21,26 @@ class Freeable:
 
 
 def freeable(root: Path | str) -> list[Freeable]:
-    """Return the finished, undamaged runs below `root` that still have checkpoints."""
+    """Return the runs below `root` that have ended and still have unneeded files."""
     found = []
     for run in scan(root):
-        if run.state != "finished" or RunFolder(run.path).damage():
-            continue  # the checkpoint of a run with damaged files is needed to write these files again
-        files = RunFolder(run.path).checkpoints
-        if files:
-            found.append(Freeable(run, files, sum(file.stat().st_size for file in files)))
+        if run.state == "finished" or (run.state == "diverged" and run.trial):
+            files = RunFolder(run.path).unneeded_files()
+            if files:
+                found.append(Freeable(run, files, sum(file.stat().st_size for file in files)))
     return found
 
 
 def free(items: Iterable[Freeable]) -> int:
-    """Delete the checkpoints of `items`, and return the number of freed bytes.
+    """Delete the unneeded files of `items`, and return the number of freed bytes.
 
-    A run is skipped if another process has locked it, or if it is not finished any more.
+    A run is skipped if another process has locked it, or if it must continue.
     """
     freed = 0
     for item in items:
         try:
             with RunLock(item.run.path, patience=0):
-                if state_of(item.run.path, verify=True)[0] != "finished":
-                    continue
-                freed += RunFolder(item.run.path).drop_checkpoints()
+                freed += RunFolder(item.run.path).drop_unneeded_files()
         except Busy:
             continue
     return freed

@@ -173,12 +173,26 @@ class RunFolder(RunReader):
     def checkpoints(self) -> tuple[Path, ...]:
         return tuple(file for file in (self.latest, self.previous) if file.exists())
 
-    def drop_checkpoints(self) -> int:
-        """Delete the checkpoints, so that the run cannot be resumed; return the number of freed bytes."""
+    def unneeded_files(self) -> tuple[Path, ...]:
+        """Return the files of an ended run that nothing reads again; () if the run must continue.
+
+        These are the checkpoints, and the best model if the run is a tuning trial. A run that diverged keeps
+        its checkpoints for `oelm run --retry-diverged`, which does not retry tuning trials.
+        """
+        ended = self.ended()
+        trial = ended is not None and self.config().tune.trial
+        if ended is None or (ended.state != "finished" and not trial):
+            return ()
+        return (*self.checkpoints, *(self.best.glob("*") if trial else ()))
+
+    def drop_unneeded_files(self) -> int:
+        """Delete `unneeded_files()`, and return the number of freed bytes."""
         freed = 0
-        for file in self.checkpoints:
+        for file in self.unneeded_files():
             freed += file.stat().st_size
             file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder is missing, or it contains the model of a run
+            self.best.rmdir()
         return freed
 
     # -- writing ------------------------------------------------------------------------------

@@ -81,9 +81,6 @@ def _fit(job: TrainingJob) -> Outcome:
         training = set_up(job)
         outcome = _train_and_finish(training)
         _close(training, outcome)
-        if job.config.tune.trial and job.world.is_main and job.folder.ended() is not None:
-            with contextlib.suppress(OSError):  # the checkpoints of many tuning trials would fill the disk
-                job.folder.drop_checkpoints()
         job.world.wait_before_exit()
         return outcome
     except KeyboardInterrupt:  # a second Ctrl-C: exit now, without a new checkpoint

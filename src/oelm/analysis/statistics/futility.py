@@ -3,19 +3,23 @@
 The prediction takes into account that the true mean and variance are unknown: after n paired seeds with mean
 m and standard deviation s, the mean over N > n seeds is distributed as m + s sqrt((N - n) / (N n)) T, where T
 has Student's t distribution with n - 1 degrees of freedom (a flat prior for mean and log variance). So a
-question is not given up just because its first three seeds happen to lie on a margin. The prediction is used
-only for planning: no verdict is computed from it, and giving up a question cannot cause a wrong verdict.
+question is not given up just because its first three seeds happen to lie on a margin. All seeds have the same
+test set, so its error widens the interval but does not move the mean over further seeds. The prediction is
+used only for planning: no verdict is computed from it, and giving up a question cannot cause a wrong verdict.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from typing import TYPE_CHECKING
 
 from scipy.special import stdtr
 
 from oelm.analysis.statistics.intervals import Estimate, t_quantile, z_quantile
-from oelm.analysis.verdict import Rule
+
+if TYPE_CHECKING:
+    from oelm.analysis.verdict import Rule
 
 GIVE_UP = 0.15  # give a question up below this probability of a verdict with the maximum number of seeds
 
@@ -32,13 +36,10 @@ def chance_of_verdict(rule: Rule, estimate: Estimate, seeds: int) -> float:
     >>> chance_of_verdict(PPL_TARGET, near, 10) < 0.5 < chance_of_verdict(PPL_TARGET, far, 10)
     True
     """
-    sd, n = estimate.seed_sd, estimate.n
+    sd, n = estimate.seed_sd, min(estimate.n, estimate.n_reference)
     if not sd or n < 2 or seeds <= n:
         return 0.0
-    half = math.hypot(
-        t_quantile(estimate.level, seeds - 1) * sd / math.sqrt(seeds),
-        z_quantile(estimate.level) * estimate.test_se,
-    )
+    half = math.hypot(t_quantile(estimate.level, seeds - 1) * sd / math.sqrt(seeds), _test_half(estimate))
     spread = sd * math.sqrt((seeds - n) / (seeds * n))
     return sum(
         float(stdtr(n - 1, (high - estimate.value) / spread) - stdtr(n - 1, (low - estimate.value) / spread))
@@ -55,6 +56,17 @@ def seeds_expected(rule: Rule, estimate: Estimate, max_seeds: int) -> int | None
         if chance_of_verdict(rule, estimate, seeds) >= 0.5:
             return seeds
     return None
+
+
+def seeds_can_decide(rule: Rule, estimate: Estimate) -> bool:
+    """Return whether infinitely many seeds with the present mean would decide `rule` on this test set."""
+    ranges = _deciding_means(rule, _test_half(estimate))
+    return any(low <= estimate.value <= high for low, high in ranges)
+
+
+def _test_half(estimate: Estimate) -> float:
+    """Return the half width of the interval that the test set causes, which no number of seeds reduces."""
+    return z_quantile(estimate.level) * estimate.test_se
 
 
 def _deciding_means(rule: Rule, half: float) -> list[tuple[float, float]]:

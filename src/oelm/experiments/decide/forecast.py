@@ -32,7 +32,7 @@ class Forecast:
     most_seconds: float | None
     trials: int  # tuning trials, if no grid of learning rates grows
     trial_seconds: float | None  # time of the tuning trials, which the seconds above do not contain
-    disk_bytes: int | None  # disk space of `most_runs` runs that keep their checkpoints
+    disk_bytes: int | None  # best models of `most_runs` runs, and the checkpoints of the one that trains
     most_runs_of: Mapping[ArmKey, int]  # arm -> its part of `most_runs`
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,8 +91,9 @@ def forecast(
     trials = {} if look.no_verdict_possible else trials_left(arms, root)
     share = {arm.key: arm.experiment.trial_share for arm in arms}
     one_trial = {key: look.trial_seconds.get(key) or share[key] * seconds[key] for key in trials}
-    sizes = [plans[key].disk_bytes for key in most]
-    disk = sum((size or 0) * n for size, n in zip(sizes, most.values(), strict=True)) if all(sizes) else None
+    sizes = [(plans[key].kept_bytes, plans[key].disk_bytes, n) for key, n in most.items() if n]
+    known = all(kept and peak for kept, peak, _ in sizes)
+    disk = sum((kept or 0) * n for kept, _, n in sizes) + max((peak or 0 for _, peak, _ in sizes), default=0)
     return Forecast(
         sum(least.values()),
         sum(expected.values()) if predicted else None,
@@ -102,7 +103,7 @@ def forecast(
         total(most),
         sum(trials.values()),
         sum(n * one_trial[key] for key, n in trials.items()) if timed else None,
-        disk,
+        disk if known else None,
         most,
     )
 

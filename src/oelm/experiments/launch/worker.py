@@ -45,11 +45,19 @@ def worker_arguments(folder: Path | str, machine: Machine, *options: str) -> lis
     return [str(folder), "--machine", machine_to_json(machine), *options]
 
 
-def train_folder(path: Path | str, machine: Machine, processes: int = 1, nodes: Nodes = ONE_NODE) -> int:
+def train_folder(
+    path: Path | str,
+    machine: Machine,
+    processes: int = 1,
+    nodes: Nodes = ONE_NODE,
+    *,
+    keep_checkpoints: bool = False,
+) -> int:
     """Train the run in the folder `path` until it ends or is interrupted; return the exit code of the worker.
 
     processes: number of ranks on this node
     nodes: the nodes of the run; on nodes other than the first, the worker only starts ranks, without a lock
+    keep_checkpoints: keep the files that nothing reads after the run has ended
     """
     folder = RunFolder(path)
     if not nodes.is_first:
@@ -58,7 +66,11 @@ def train_folder(path: Path | str, machine: Machine, processes: int = 1, nodes: 
     try:
         # If the user started this process with torchrun, rank 0 holds the lock for all ranks.
         with RunLock(folder.path) if is_rank_zero() else contextlib.nullcontext() as lock:
-            return _train_locked(folder, machine, processes, lock, nodes)
+            code = _train_locked(folder, machine, processes, lock, nodes)
+            if lock is not None and not keep_checkpoints:
+                with contextlib.suppress(OelmError, OSError):
+                    folder.drop_unneeded_files()
+            return code
     except OSError as error:  # RunLock could not write its file
         if not is_disk_full(error):
             raise
@@ -139,6 +151,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--node", type=int, default=0, help="number of this node; node 0 has rank 0")
     parser.add_argument("--meet", default="", help="HOST:PORT of node 0, to which all ranks connect")
     parser.add_argument("--rank", action="store_true", help="this process is one rank of the run")
+    parser.add_argument("--keep-checkpoints", action="store_true", help="also after the run has finished")
     args = parser.parse_args(argv)
     machine = from_mapping(Machine, json.loads(args.machine), "machine")
     load_catalogue_files(machine.catalogue_files)  # they may register the dataset of the run
@@ -147,7 +160,8 @@ def main(argv: list[str] | None = None) -> int:
         return _fit(RunFolder(args.folder), machine)
     try:
         nodes = Nodes(args.nodes, args.node, args.meet)
-        code = train_folder(args.folder, machine, args.processes, nodes)
+        keep = args.keep_checkpoints
+        code = train_folder(args.folder, machine, args.processes, nodes, keep_checkpoints=keep)
     except OelmError as error:
         print(f"oelm: {error}", file=sys.stderr)
         return error.exit_code

@@ -134,8 +134,7 @@ def short_run(config: RunConfig) -> RunConfig:
         checkpoint_every=0,
         patience=0,
     )
-    # trial=False, because a finished tuning trial deletes its checkpoints, which the check must compare.
-    return replace(with_few_rows(config), budget=budget, tune=replace(config.tune, trial=False))
+    return replace(with_few_rows(config), budget=budget)
 
 
 @contextlib.contextmanager
@@ -269,7 +268,7 @@ class ResumeCheck:
         return int(step)
 
     def _start(self, folder: RunFolder, *moment: str) -> subprocess.Popen[bytes]:
-        command = worker_command(folder.path, self.machine)
+        command = worker_command(folder.path, self.machine, "--keep-checkpoints")
         if moment:
             command = [sys.executable, "-m", "oelm.experiments.resume.interrupt_at", *moment, *command[3:]]
         with open(_console(folder), "ab") as console:

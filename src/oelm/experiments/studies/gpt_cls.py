@@ -22,8 +22,8 @@ ARMS = arms_of(
     )
 )
 
-# Settings at scale `mini`, where a run must be short on two CPU cores: 800 steps of 16 rows. With 300 steps, the
-# accuracy of the baseline on AG News is 66 % and differs much between seeds. All test rows are used.
+# Settings at scale `mini`, where a run must be short on two CPU cores: 800 steps of 16 rows. With 300 steps,
+# the accuracy of the baseline on AG News is 66 % and differs much between seeds. All test rows are used.
 MINI: dict[str, Any] = {
     "budget.accumulation": 1,
     "budget.steps": 800,

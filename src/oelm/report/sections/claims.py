@@ -284,8 +284,8 @@ def _operations() -> Claim:
         "label of -1 found after training; time-outs at 89 % of the last epoch; numbers copied by hand that "
         "no longer matched.",
         (
-            "Checkpoints: a run keeps two, `oelm clean` frees those of finished runs, and `oelm doctor` "
-            "checks the disk first.",
+            "Checkpoints: a run has two while it trains and deletes them when it has finished, and "
+            "`oelm doctor` checks the disk first.",
             "Resumes: data order, learning-rate schedule and random state continue at the exact step.",
             "Labels: `oelm doctor` and `oelm data check mnli` read every row before training.",
             "Time-outs: a run saves a checkpoint before its time limit and exits with code 75; the same "

@@ -11,7 +11,7 @@ from types import ModuleType
 from oelm.config.hash import config_hash
 from oelm.config.mapping import to_mapping
 from oelm.config.run_config import RunConfig
-from oelm.errors import UsageError, unknown_name
+from oelm.errors import UsageError, install_extra, unknown_name
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
@@ -102,4 +102,4 @@ def open_trackers(names: tuple[str, ...], config: RunConfig, folder: Path, step:
 
 
 def _not_installed(name: str) -> UsageError:
-    return UsageError(f"the tracker '{name}' is not installed: pip install 'oelm[{name}]'")
+    return UsageError(f"the tracker '{name}' is not installed: {install_extra(name)}")

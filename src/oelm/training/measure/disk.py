@@ -28,11 +28,6 @@ class DiskPlan:
     def total(self) -> int:
         return 3 * self.checkpoint + 2 * self.best
 
-    @property
-    def kept(self) -> int:
-        """Bytes that the run keeps when it has finished: two checkpoints, until `oelm clean`, and a model."""
-        return 2 * self.checkpoint + self.best
-
     def __str__(self) -> str:
         return (
             f"disk: at most {bytes_text(self.total)} (3 checkpoints of {bytes_text(self.checkpoint)}: "
