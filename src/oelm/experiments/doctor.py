@@ -109,6 +109,8 @@ def _hardware(machine: Machine) -> Iterator[Finding]:
     facts = machine_facts()
     gpus = ", ".join(facts["gpus"]) or "no GPU"
     yield Finding("machine", True, f"{facts['cores']} cores, {bytes_text(facts['memory_bytes'])}, {gpus}")
+    code = "our own C++ code" if facts["compiled_attention"] else "torch (installed without a C++ compiler)"
+    yield Finding("attention", True, f"small models on one CPU core: {code}")
     try:
         device = choose_device(machine.device)
         precision = choose_precision("auto", device)

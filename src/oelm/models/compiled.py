@@ -1,6 +1,7 @@
-"""Causal attention by our own C++ code (attention.cpp), which is faster than torch for small models on a CPU.
+"""Causal attention by our own C++ code (attention.cpp): faster than that of torch for small models on a CPU.
 
-The installation compiles the code if it finds a C++ compiler. Without it, torch computes the same attention.
+It is used in processes with one thread: `oelm run` and `oelm decide` train one run per core. The installation
+compiles it if there is a C++ compiler. Otherwise, torch computes the same attention.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def library() -> ctypes.CDLL | None:
 def is_faster(q: Tensor) -> bool:
     """Return whether to compute the causal attention of queries `q` (B, T, nh, hs) with `attention()`."""
     fits = q.shape[1] <= MAX_TOKENS and q.shape[3] in HEAD_SIZES and q.dtype == torch.float32
-    return fits and library() is not None
+    return fits and torch.get_num_threads() == 1 and library() is not None
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, rotation: Tensor | None) -> Tensor:
@@ -73,5 +74,4 @@ def _call(function: str, shape: torch.Size, *tensors: Tensor | None) -> None:
     assert found is not None
     addresses = [t.data_ptr() if t is not None else None for t in tensors]
     pointers = (ctypes.c_void_p * len(addresses))(*addresses)  # the struct Forward or Backward
-    threads = min(torch.get_num_threads(), shape[0] * shape[2])
-    getattr(found, function)(pointers, ctypes.byref(_Shape(*shape)), ctypes.c_int64(threads))
+    getattr(found, function)(pointers, ctypes.byref(_Shape(*shape)))

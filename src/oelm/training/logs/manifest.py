@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import torch
 
+from oelm.models import compiled
 from oelm.runs.schema import Manifest
 
 PACKAGES = ("oelm", "torch", "transformers", "tokenizers", "datasets", "safetensors", "numpy")
@@ -40,6 +41,7 @@ def machine_facts() -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "threads": torch.get_num_threads(),
+        "compiled_attention": compiled.library() is not None,
     }
 
 

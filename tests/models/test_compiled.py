@@ -1,0 +1,114 @@
+"""Causal attention by our own C++ code, against torch's attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import oelm
+from oelm.models import compiled
+from oelm.models.gpt import GPT, GPTConfig, rotary_table, rotate
+
+pytestmark = pytest.mark.skipif(
+    compiled.library() is None,
+    reason="oelm was installed without a C++ compiler",
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def torch_attention(q: Tensor, k: Tensor, v: Tensor, rotation: Tensor | None) -> Tensor:
+    if rotation is not None:
+        q, k = rotate(q, rotation), rotate(k, rotation)
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(*heads_first, is_causal=True).transpose(1, 2)
+
+
+@pytest.mark.parametrize("rotary", [True, False])
+@pytest.mark.parametrize("size", compiled.HEAD_SIZES)
+@pytest.mark.parametrize("tokens", [1, 3, 16, 37, 128])
+def test_outputs_and_gradients_are_those_of_torch_in_double_precision(tokens, size, rotary):
+    draw = torch.Generator().manual_seed(tokens)
+    *qkv, g = torch.randn(4, 2, tokens, 3, size, generator=draw, dtype=torch.float64)
+    shape = GPTConfig(context=tokens, width=3 * size, heads=3)
+    table = rotary_table(shape) if rotary else None
+    ours, exact = ([x.to(dtype).requires_grad_() for x in qkv] for dtype in (torch.float32, torch.float64))
+    y = compiled.attention(*ours, table)
+    expected = torch_attention(*exact, table)
+    y.backward(g.float())
+    expected.backward(g)
+    for a, b in ((y, expected), *((a.grad, b.grad) for a, b in zip(ours, exact, strict=True))):
+        torch.testing.assert_close(a.double(), b, atol=1e-5, rtol=1e-5)
+
+
+def test_large_scores_do_not_overflow():
+    q, k, v = 100 * torch.randn(3, 1, 20, 1, 8, generator=torch.Generator().manual_seed(0))
+    y = compiled.attention(q, k, v, None)
+    torch.testing.assert_close(y.double(), torch_attention(q.double(), k.double(), v.double(), None))
+
+
+def test_a_nan_reaches_the_tokens_that_see_it_and_no_others():
+    q, k, v = torch.randn(3, 1, 8, 1, 8, generator=torch.Generator().manual_seed(0))
+    k[0, 5] = float("nan")
+    y = compiled.attention(q, k, v, None)[0, :, 0]
+    assert y[:5].isfinite().all()
+    assert y[5:].isnan().all()
+
+
+def model_and_ids() -> tuple[GPT, Tensor]:
+    config = GPTConfig(
+        vocab_size=11, context=24, width=32, layers=2, heads=4, ff=32, dropout=0.0, position="rope"
+    )
+    draw = torch.Generator().manual_seed(0)
+    return GPT(config, draw), torch.randint(0, 11, (2, 25), generator=draw)
+
+
+def gradients(model: GPT, ids: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    model.loss(ids[:, :-1], ids[:, 1:]).backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def test_a_gpt_has_the_same_gradients_with_and_without_it(monkeypatch):
+    model, ids = model_and_ids()
+    used = []
+    monkeypatch.setattr(compiled, "attention", lambda *a, real=compiled.attention: used.append(1) or real(*a))
+    ours = gradients(model, ids)
+    assert len(used) == 2
+    monkeypatch.setattr(compiled, "library", lambda: None)
+    for a, b in zip(ours, gradients(model, ids), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+    assert len(used) == 2
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_it_is_used_with_one_thread_only(threads):
+    torch.set_num_threads(threads)
+    assert compiled.is_faster(torch.zeros(1, 8, 1, 16)) == (threads == 1)
+
+
+def test_oelm_reads_the_queries_and_keys_of_a_gpt_that_would_use_it():
+    model, _ = model_and_ids()
+    assert oelm.apply(model, "oelm-freeze", seed=0).frozen == 2 * 2 * 32 * 32
+
+
+def test_a_mode_that_records_operations_sees_those_of_torch():
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    model, ids = model_and_ids()
+    names: list[str] = []
+    with Recorder():
+        model(ids[:, :-1])
+    assert any("attention" in name for name in names)
