@@ -75,6 +75,24 @@ def test_class_logits_do_not_depend_on_padding_or_on_the_batch(lengths, extra, c
         assert torch.allclose(together[i], alone, atol=1e-5)
 
 
+@pytest.mark.parametrize("relative_bias", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("position", ["learned", "rope"])
+def test_a_classifier_reads_the_last_hidden_state_of_the_whole_trunk(position, causal, relative_bias):
+    draw = torch.Generator().manual_seed(0)
+    shape = {"vocab_size": 11, "context": 8, "width": 16, "layers": 2, "heads": 2, "ff": 32, "classes": 3}
+    model = GPT(GPTConfig(**shape, position=position, causal=causal), draw)
+    if relative_bias:
+        for block in model.blocks:
+            block.attn.add_relative_bias(3)
+            block.attn.relative_bias.data.normal_(generator=draw)
+    ids, lengths = torch.randint(0, 11, (3, 8), generator=draw), torch.tensor([8, 5, 1])
+    outputs = model.classify(ids, lengths), model.head(model(ids, lengths)[torch.arange(3), lengths - 1])
+    torch.testing.assert_close(*outputs)
+    gradients = [torch.autograd.grad(y.square().sum(), list(model.parameters())) for y in outputs]
+    torch.testing.assert_close(*gradients)
+
+
 def test_rotary_attention_scores_depend_only_on_the_distance():
     from oelm.models.gpt import rotary_table, rotate
 

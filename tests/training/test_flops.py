@@ -45,11 +45,25 @@ def test_flops_of_medium_512_by_hand():
 
 def test_frozen_qk_save_at_most_four_of_seventy_two():
     """Without attention and head, a block's matmuls are 72 d^2 per token and Q/K's weight gradients 4 d^2."""
-    model = medium(classes=2, vocab_size=64)
+    model = medium(vocab_size=64)
     apply(model, "oelm-freeze")
     cost = flop_model(model)
     assert cost.saving(1, 1) == pytest.approx(4 / 72, rel=0.01)
     assert cost.saving(16, 512) < 4 / 72
+
+
+@pytest.mark.parametrize("method", ["baseline", "oelm-relative"])
+def test_flops_of_a_classifier_agree_with_torchs_counter(method):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = GPT(gpt_config("mini", vocab_size=64, classes=3))
+    apply(model, method)
+    assert model.computes_only_last_token == (method == "baseline")
+    cost = flop_model(model).step(rows=2, length=16)
+    with FlopCounterMode(display=False) as counter:
+        model.classify(torch.arange(32).view(2, 16), torch.tensor([16, 9]))
+    counted = counter.get_flop_counts()["Global"]
+    assert cost.forward == sum(flops for name, flops in counted.items() if "bmm" not in str(name))
 
 
 def test_a_low_rank_adapter_costs_its_gradients(frozen_flops):

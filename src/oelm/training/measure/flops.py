@@ -17,6 +17,7 @@ optimizer are limited by memory bandwidth and are not counted.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from oelm.errors import OelmError
 from oelm.methods.extras.extended import ExtendedProjection
 from oelm.methods.reading.find import qk_projections
 from oelm.models.first_token import computes_only_first_token
+from oelm.models.gpt import GPT
 
 Stream = Literal["source", "target", "row"]
 
@@ -72,8 +74,8 @@ class FlopModel:
 
     products: tuple[Product, ...]
     # One (kind, width, causal) per attention layer. Kinds: "self" (self-attention of the inputs), "decoder"
-    # (self-attention of the decoder), "cross" (from decoder to encoder), and "first" (self-attention in which
-    # only the first token of each row is a query, see oelm.models.first_token).
+    # (self-attention of the decoder), "cross" (from decoder to encoder), and "one" (self-attention in which
+    # only one token of each row is a query: the one that a classifier reads).
     attention: tuple[tuple[str, int, bool], ...]
 
     def step(self, rows: int, length: int, target_length: int = 0) -> Flops:
@@ -87,7 +89,7 @@ class FlopModel:
         weights = sum((2.0 + 2.0 * p.merged) * p.size * tokens[p.stream] for p in self.products if p.trains)
         pairs = {
             "self": length**2,
-            "first": length,
+            "one": length,
             "decoder": target_length**2,
             "cross": target_length * length,
         }
@@ -108,7 +110,7 @@ class FlopModel:
 def flop_model(model: nn.Module) -> FlopModel:
     """Return the FLOP model of a built-in GPT or transformers model, for its currently frozen parameters."""
     embeddings = {id(m.weight): m for m in model.modules() if isinstance(m, nn.Embedding)}
-    read = _first_token_layer(model)
+    one_token = _one_token_products(model)
     two_stacks = bool(getattr(_config(model), "is_encoder_decoder", False))
     products = []
     full_gradient = {
@@ -125,7 +127,7 @@ def flop_model(model: nn.Module) -> FlopModel:
             trains = trains or own == "weight"
         if parameter.dim() >= 2 and id(parameter) not in embeddings and "relative_bias" not in name:
             stream = _stream(name, two_stacks)
-            if read and name.startswith(read) and not _is_key_or_value(name):
+            if one_token and re.match(one_token, name):
                 stream = "row"
             merged = name.endswith((".lowrank_a", ".lowrank_b"))
             products.append(Product(name, parameter.numel(), trains, stream, merged))
@@ -171,6 +173,17 @@ def _is_key_or_value(name: str) -> bool:
     return any(part in _KEYS_VALUES for part in name.split("."))
 
 
+def _one_token_products(model: nn.Module) -> str:
+    """Return a pattern for the names of the matrices that process one token of each row in the last layer.
+
+    It is "" if the last layer processes all tokens.
+    """
+    if isinstance(model, GPT):
+        return rf"blocks\.{len(model.blocks) - 1}\.(attn\.o|mlp)\." if model.computes_only_last_token else ""
+    layer = _first_token_layer(model)
+    return rf"{re.escape(layer)}(?!.*\.(key|value)\.)" if layer else ""
+
+
 def _first_token_layer(model: nn.Module) -> str:
     """Return the name prefix of the layer that computes only the first token of a row; "" if none does."""
     names = (name for name, module in model.named_modules() if computes_only_first_token(module))
@@ -193,8 +206,9 @@ def _tied_head(model: nn.Module, embeddings: dict[int, nn.Embedding]) -> torch.T
 
 def _attentions(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
     config = _config(model)
-    if hasattr(model, "blocks") and hasattr(config, "causal"):  # the built-in GPT
-        yield from [("self", config.width, config.causal)] * config.layers
+    if isinstance(model, GPT):
+        yield from [("self", config.width, config.causal)] * (config.layers - model.computes_only_last_token)
+        yield from [("one", config.width, False)] * model.computes_only_last_token
         return
     if config is None:
         return
@@ -209,7 +223,7 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
     width = _query_width(model) or getattr(config, "hidden_size", 0)
     kinds = ["self"] * layers
     if _first_token_layer(model):
-        kinds[-1] = "first"
+        kinds[-1] = "one"
     yield from [(kind, width, _is_causal(model)) for kind in kinds]
 
 
