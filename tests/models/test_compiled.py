@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -56,6 +58,14 @@ def test_large_scores_do_not_overflow():
     torch.testing.assert_close(y.double(), torch_attention(q.double(), k.double(), v.double(), None))
 
 
+def test_a_token_sees_no_later_one_however_low_its_scores_are():
+    q = torch.full((1, 6, 1, 8), 1e17)
+    v = torch.randn(1, 6, 1, 8, generator=torch.Generator().manual_seed(0))
+    y = compiled.attention(q, -q, v, None)
+    torch.testing.assert_close(y, torch_attention(q, -q, v, None))
+    torch.testing.assert_close(y[:, 0], v[:, 0])
+
+
 def test_a_nan_reaches_the_tokens_that_see_it_and_no_others():
     q, k, v = torch.randn(3, 1, 8, 1, 8, generator=torch.Generator().manual_seed(0))
     k[0, 5] = float("nan")
@@ -94,6 +104,12 @@ def test_a_gpt_has_the_same_gradients_with_and_without_it(monkeypatch):
 def test_it_is_used_with_one_thread_only(threads):
     torch.set_num_threads(threads)
     assert compiled.is_faster(torch.zeros(1, 8, 1, 16)) == (threads == 1)
+
+
+@pytest.mark.parametrize("found", [{"oelm_attention_runs_here": lambda: 0}, {}])
+def test_a_library_that_this_cpu_cannot_run_or_of_an_old_version_is_not_used(monkeypatch, found):
+    monkeypatch.setattr(compiled.ctypes, "CDLL", lambda path: SimpleNamespace(**found))
+    assert compiled.library.__wrapped__() is None
 
 
 def test_oelm_reads_the_queries_and_keys_of_a_gpt_that_would_use_it():

@@ -1,7 +1,7 @@
 """Causal attention by our own C++ code (attention.cpp): faster than that of torch for small models on a CPU.
 
 It is used in processes with one thread: `oelm run` and `oelm decide` train one run per core. The installation
-compiles it if there is a C++ compiler. Otherwise, torch computes the same attention.
+compiles it if there is a C++ compiler. Otherwise, and on x86 CPUs without AVX2, torch computes it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ class _Shape(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled library; None if the installation could not compile it."""
+    """Return the compiled library; None if there is none, or if this CPU cannot run it."""
     spec = importlib.util.find_spec("oelm.models._attention")
     if spec is None or spec.origin is None:
         return None
     try:
-        return ctypes.CDLL(spec.origin)
-    except OSError:  # compiled for another system
+        found = ctypes.CDLL(spec.origin)
+        return found if found.oelm_attention_runs_here() else None
+    except (OSError, AttributeError):  # compiled for another system, or from an older attention.cpp
         return None
 
 
