@@ -61,6 +61,14 @@ def build_parser() -> argparse.ArgumentParser:
     add_plan(classify, Plan(steps=4, warmup=1))
     classify.set_defaults(run=run_classification)
 
+    attention = kinds.add_parser(
+        "attention", help="compare training steps with our C++ attention and with torch's"
+    )
+    attention.add_argument("--rounds", type=int, default=20, help="turns of each arm")
+    attention.add_argument("--steps", type=int, default=8, help="counted steps per turn")
+    add_output(attention)
+    attention.set_defaults(run=run_attention)
+
     tokens = kinds.add_parser(
         "tokenisation", help="compare MB/s per core with datasets.map and plain tokenizers loops"
     )
@@ -174,6 +182,14 @@ def run_classification(args: argparse.Namespace) -> int:
     )
     load = load_average()
     return finish(args, load, classification.run(bench, say), page.classification)
+
+
+def run_attention(args: argparse.Namespace) -> int:
+    from benchmarks import attention, page
+
+    load = load_average()
+    bench = attention.AttentionBench(rounds=args.rounds, steps=args.steps)
+    return finish(args, load, attention.run(bench, say), page.attention)
 
 
 def run_tokenisation(args: argparse.Namespace) -> int:

@@ -39,6 +39,13 @@ The arms take turns in one process with one thread; the 95 % confidence interval
 `encode_batch_fast` are loops over `tokenizers` that read the same jsonl file and write an array; ours writes
 a token file with its hash. `datasets.map` is measured without reading and writing."""
 
+ATTENTION = """\
+The time of a training step of the baseline (forward and backward pass, gradient clipping and AdamW) with the
+C++ attention, divided by that with torch's. Both arms are in one process with one thread and take turns of
+several steps, in alternating order; the first step of a turn is not counted. The 95 % confidence interval
+(Student's t of log ratios) is over rounds. It covers the noise of this one process, not the differences
+between processes or machines."""
+
 
 def make(results: Path | str, document: Path | str) -> str:
     """Write the page to `document` and return its text."""
@@ -169,6 +176,27 @@ def tokenisation(result: Result) -> list[str]:
     return [*table(head, rows), "", *TURNS.splitlines()]
 
 
+def attention(result: Result) -> list[str]:
+    rows = []
+    for model in result["models"]:
+        work, seconds = model["workload"], model["median_seconds"]
+        tokens = f"{work['batch']} x {work['context']} tokens"
+        rows.append(
+            (
+                f"{work['size']}, {tokens}, vocabulary {work['vocabulary']:,}",
+                f"{1000 * seconds['C++']:.1f}",
+                f"{1000 * seconds['torch']:.1f}",
+                interval(model["ratio"]),
+            )
+        )
+    head = ("model", "C++, median ms/step", "torch, median ms/step", "time / torch [95 %]")
+    s = result["settings"]
+    plan = (
+        f"{counted(s['rounds'], 'round')} of {counted(s['steps'], 'counted step')} per arm; rotary positions."
+    )
+    return [*table(head, rows), "", plan, *ATTENTION.splitlines()]
+
+
 def folders(result: Result) -> list[str]:
     head = ("command", *(f"{count:,} run{'s' * (count > 1)}" for count in result["counts"]))
     rows = [
@@ -186,6 +214,7 @@ SECTIONS: dict[str, tuple[Callable[[Result], str], Callable[[Result], list[str]]
     "step": (step_title, step),
     "classification": (lambda r: "Classification", classification),
     "tokenisation": (lambda r: "Tokenisation", tokenisation),
+    "attention": (lambda r: "Attention of small models", attention),
     "corpus": (lambda r: "Preparing a large corpus", corpus.table),
     "folders": (lambda r: "Many run folders", folders),
     "startup": (lambda r: "Start of a run", startup.table),

@@ -12,10 +12,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks import classification, corpus, folders, page, peers, regime, startup, step
+from benchmarks import attention, classification, corpus, folders, page, peers, regime, startup, step
 
 from oelm.bench import methods, worker
 from oelm.bench.harness import Measured
+from oelm.models import compiled
 from oelm.models.gpt import GPT, gpt_config
 
 WORK = methods.Workload("smoke", vocabulary=64, context=8, batch=2)
@@ -159,6 +160,39 @@ def test_the_performance_page_is_generated_from_the_results(tmp_path):
     root = Path(page.__file__).parents[1]
     made = page.make(root / "benchmarks" / "results", tmp_path / "performance.md")
     assert made == (root / "docs" / "performance.md").read_text(encoding="utf-8"), "run `make documents`"
+
+
+@pytest.mark.skipif(compiled.library() is None, reason="oelm has no compiled attention here")
+def test_the_arms_of_the_attention_benchmark_use_different_attention(monkeypatch):
+    import torch
+
+    counts = {attention.OURS: 0, attention.TORCH: 0}
+
+    def counting(name, function):
+        def call(*args, **kwargs):
+            counts[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    functional = torch.nn.functional
+    monkeypatch.setattr(compiled, "attention", counting(attention.OURS, compiled.attention))
+    theirs = counting(attention.TORCH, functional.scaled_dot_product_attention)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", theirs)
+    before = torch.get_num_threads()
+    bench = attention.AttentionBench((replace(WORK, position="rope"),), rounds=2, steps=3)
+    result = attention.run(bench, print)
+    assert torch.get_num_threads() == before
+    layers = gpt_config("smoke").layers
+    assert counts[attention.OURS] >= 2 * 4 * layers
+    assert counts[attention.TORCH] >= 2 * 4 * layers
+    (model,) = result["models"]
+    assert {arm: np.shape(turns) for arm, turns in model["seconds"].items()} == dict.fromkeys(counts, (2, 3))
+    ours, theirs = (np.log(np.median(model["seconds"][arm], axis=1)) for arm in counts)
+    assert model["ratio"]["value"] == pytest.approx(np.exp(np.mean(ours - theirs)))
+    text = "\n".join(page.SECTIONS[result["kind"]][1](result))
+    assert "smoke, 2 x 8 tokens" in text
+    assert page.ATTENTION in text
 
 
 def test_startup_is_on_the_page():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import oelm
 from oelm.models import compiled
@@ -56,6 +60,14 @@ def test_large_scores_do_not_overflow():
     torch.testing.assert_close(y.double(), torch_attention(q.double(), k.double(), v.double(), None))
 
 
+def test_a_token_sees_no_later_one_however_low_its_scores_are():
+    q = torch.full((1, 6, 1, 8), 1e17)
+    v = torch.randn(1, 6, 1, 8, generator=torch.Generator().manual_seed(0))
+    y = compiled.attention(q, -q, v, None)
+    torch.testing.assert_close(y, torch_attention(q, -q, v, None))
+    torch.testing.assert_close(y[:, 0], v[:, 0])
+
+
 def test_a_nan_reaches_the_tokens_that_see_it_and_no_others():
     q, k, v = torch.randn(3, 1, 8, 1, 8, generator=torch.Generator().manual_seed(0))
     k[0, 5] = float("nan")
@@ -64,10 +76,8 @@ def test_a_nan_reaches_the_tokens_that_see_it_and_no_others():
     assert y[5:].isnan().all()
 
 
-def model_and_ids() -> tuple[GPT, Tensor]:
-    config = GPTConfig(
-        vocab_size=11, context=24, width=32, layers=2, heads=4, ff=32, dropout=0.0, position="rope"
-    )
+def model_and_ids(position: str = "rope") -> tuple[GPT, Tensor]:
+    config = GPTConfig(vocab_size=11, context=24, width=32, layers=2, heads=4, ff=32, position=position)
     draw = torch.Generator().manual_seed(0)
     return GPT(config, draw), torch.randint(0, 11, (2, 25), generator=draw)
 
@@ -93,7 +103,64 @@ def test_a_gpt_has_the_same_gradients_with_and_without_it(monkeypatch):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_it_is_used_with_one_thread_only(threads):
     torch.set_num_threads(threads)
-    assert compiled.is_faster(torch.zeros(1, 8, 1, 16)) == (threads == 1)
+    assert compiled.is_faster(*torch.zeros(3, 1, 8, 1, 16)) == (threads == 1)
+
+
+def test_keys_or_values_of_another_size_are_left_to_torch():
+    q, k, v = torch.zeros(3, 1, 8, 1, 16)
+    assert not compiled.is_faster(q, k[..., :8], v)
+    assert not compiled.is_faster(q, k, v.double())
+
+
+def test_a_rotary_table_in_another_precision_is_converted(monkeypatch):
+    model, ids = model_and_ids()
+    model.rotation = model.rotation.bfloat16()
+    ours = model(ids[:, :-1])
+    monkeypatch.setattr(compiled, "library", lambda: None)
+    torch.testing.assert_close(ours, model(ids[:, :-1]))
+
+
+def hessian_part(model: GPT, ids: Tensor) -> Tensor:
+    """The derivative of gradients of one weight by another; some paths between them avoid the attention."""
+    loss = model(ids[:, :-1]).square().mean()
+    (first,) = torch.autograd.grad(loss, model.blocks[0].attn.v.weight, create_graph=True)
+    return torch.autograd.grad(first.square().sum(), model.tokens.weight)[0]
+
+
+def test_second_derivatives_are_an_error_that_names_the_way_to_compute_them():
+    model, ids = model_and_ids()
+    with pytest.raises(RuntimeError, match=r"SDPBackend\.MATH"):
+        hessian_part(model, ids)
+    with sdpa_kernel(SDPBackend.MATH):
+        assert hessian_part(model, ids).abs().max() > 0
+
+
+def test_it_works_with_torch_func_and_checkpointing(monkeypatch):
+    model, ids = model_and_ids(position="learned")
+    parameters = dict(model.named_parameters())
+
+    def mean_square(values: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, values, (ids[:, :-1],)).square().mean()
+
+    def with_checkpoints() -> Tensor:
+        hidden = model.tokens(ids[:, :-1]) + model.positions.weight
+        for block in model.blocks:
+            hidden = checkpoint(block, hidden, None, None, use_reentrant=False)
+        return model.norm(hidden).square().mean()
+
+    functional = torch.func.grad(mean_square)(parameters)
+    recomputed = torch.autograd.grad(with_checkpoints(), list(parameters.values()))
+    monkeypatch.setattr(compiled, "library", lambda: None)
+    expected = torch.autograd.grad(mean_square(parameters), list(parameters.values()))
+    for a, b, c in zip(functional.values(), recomputed, expected, strict=True):
+        torch.testing.assert_close(a, c, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(b, c, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("found", [{"oelm_attention_runs_here": lambda: 0}, {}])
+def test_a_library_that_this_cpu_cannot_run_or_of_an_old_version_is_not_used(monkeypatch, found):
+    monkeypatch.setattr(compiled.ctypes, "CDLL", lambda path: SimpleNamespace(**found))
+    assert compiled.library.__wrapped__() is None
 
 
 def test_oelm_reads_the_queries_and_keys_of_a_gpt_that_would_use_it():

@@ -18,14 +18,27 @@
 namespace {
 
 constexpr int ROWS = 4;    // queries that are processed together
-constexpr int LANES = 16;  // floats that are processed together: two AVX2 registers
-constexpr float MASKED = -1e30f;
+constexpr int LANES = 16;  // floats that are processed together, in several registers
+constexpr float MASKED = -INFINITY;
+
+// A vector register: 8 floats with AVX2, 4 elsewhere. Compilers make slow code for vectors larger than a register.
+#if defined(__x86_64__)
+#define TARGET __attribute__((target("avx2,fma")))
+using Vec = float __attribute__((vector_size(32)));
+#else
+#define TARGET
+using Vec = float __attribute__((vector_size(16)));
+#endif
+constexpr int FLOATS = sizeof(Vec) / sizeof(float);
+constexpr int WIDE = LANES / FLOATS;
 
 // exp(x) for x <= 0, with a relative error below 2e-7 (the polynomial of the Cephes library); 0 below -87, so that
 // no denormal numbers arise, which are slow. NaN stays NaN.
 INLINE float exp_of(float x) {
     float bounded = x < -87.0f ? -87.0f : x;
-    float n = std::nearbyint(bounded * 1.44269504088896341f);
+    constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the lowest bits
+    float shifted = bounded * 1.44269504088896341f + SHIFT;
+    float n = shifted - SHIFT;
     float r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
@@ -34,14 +47,13 @@ INLINE float exp_of(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
+    uint32_t bits;
+    std::memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + 127) << 23;  // of the float 2^n
     float power;
     std::memcpy(&power, &bits, sizeof power);
     return x < -87.0f ? 0.0f : p * power;
 }
-
-using Vec = float __attribute__((vector_size(32)));  // eight floats
-constexpr int WIDE = LANES / 8;
 
 INLINE Vec load(const float* from) {
     Vec x;
@@ -58,41 +70,41 @@ INLINE void multiply_wide(float* y, const float* x, const float* m, int64_t stri
         Vec sum[ROWS][WIDE] = {};
         for (int c = 0; c < C; ++c)
             for (int l = 0; l < WIDE; ++l) {
-                Vec column = load(m + c * stride + j + 8 * l);
+                Vec column = load(m + c * stride + j + FLOATS * l);
                 for (int r = 0; r < ROWS; ++r) sum[r][l] += x[r * C + c] * column;
             }
         for (int r = 0; r < ROWS; ++r)
-            for (int l = 0; l < WIDE; ++l) store(y + r * stride + j + 8 * l, sum[r][l]);
+            for (int l = 0; l < WIDE; ++l) store(y + r * stride + j + FLOATS * l, sum[r][l]);
     }
 }
 
 // y (ROWS, C) = p (ROWS, n) x (n, C); the rows of p are `stride` floats apart.
 template <int C>
 INLINE void multiply_narrow(float* y, const float* p, const float* x, int64_t stride, int64_t n) {
-    constexpr int W = std::min(C / 8, WIDE);
-    for (int c = 0; c < C; c += 8 * W) {
+    constexpr int W = std::min(C / FLOATS, WIDE);
+    for (int c = 0; c < C; c += FLOATS * W) {
         Vec sum[ROWS][W] = {};
         for (int64_t j = 0; j < n; ++j)
             for (int l = 0; l < W; ++l) {
-                Vec row = load(x + j * C + c + 8 * l);
+                Vec row = load(x + j * C + c + FLOATS * l);
                 for (int r = 0; r < ROWS; ++r) sum[r][l] += p[r * stride + j] * row;
             }
         for (int r = 0; r < ROWS; ++r)
-            for (int l = 0; l < W; ++l) store(y + r * C + c + 8 * l, sum[r][l]);
+            for (int l = 0; l < W; ++l) store(y + r * C + c + FLOATS * l, sum[r][l]);
     }
 }
 
 // y (n, C) += p^T (n, ROWS) x (ROWS, C); the rows of p are `stride` floats apart.
 template <int C>
 INLINE void add_transposed(float* y, const float* p, const float* x, int64_t stride, int64_t n) {
-    constexpr int W = std::min(C / 8, WIDE);
-    for (int c = 0; c < C; c += 8 * W) {
+    constexpr int W = std::min(C / FLOATS, WIDE);
+    for (int c = 0; c < C; c += FLOATS * W) {
         Vec row[ROWS][W];
         for (int r = 0; r < ROWS; ++r)
-            for (int l = 0; l < W; ++l) row[r][l] = load(x + r * C + c + 8 * l);
+            for (int l = 0; l < W; ++l) row[r][l] = load(x + r * C + c + FLOATS * l);
         for (int64_t j = 0; j < n; ++j)
             for (int l = 0; l < W; ++l) {
-                float* target = y + j * C + c + 8 * l;
+                float* target = y + j * C + c + FLOATS * l;
                 Vec sum = load(target);
                 for (int r = 0; r < ROWS; ++r) sum += p[r * stride + j] * row[r][l];
                 store(target, sum);
@@ -100,15 +112,17 @@ INLINE void add_transposed(float* y, const float* p, const float* x, int64_t str
     }
 }
 
+INLINE int64_t padded(int64_t tokens) { return (tokens + LANES - 1) / LANES * LANES; }
+
 struct Shape {
-    int64_t rows, tokens, heads, size;
+    int64_t rows, tokens, heads, size;  // B, T, nh, hs
     int64_t width() const { return heads * size; }
-    int64_t padded() const { return (tokens + LANES - 1) / LANES * LANES; }
 };
 
-// Copy one head, (T, C) with rows `width` floats apart, to contiguous rows; rotate it by its positions.
+// Copy one head, (T, C) with rows `width` floats apart, to contiguous rows, times `scale`; rotate it by its positions.
 template <int C>
-INLINE void gather(float* __restrict to, const float* __restrict from, const float* __restrict rotation, const Shape& shape, float scale) {
+INLINE void gather(float* __restrict to, const float* __restrict from, const float* __restrict rotation,
+                   const Shape& shape, float scale) {
     constexpr int H = C / 2;
     int64_t width = shape.width();
     for (int64_t t = 0; t < shape.tokens; ++t, from += width, to += C) {
@@ -127,7 +141,8 @@ INLINE void gather(float* __restrict to, const float* __restrict from, const flo
 
 // The inverse of `gather` for gradients: rotate back, and copy to rows that are `width` floats apart.
 template <int C>
-INLINE void scatter(float* __restrict to, const float* __restrict from, const float* __restrict rotation, const Shape& shape, float scale) {
+INLINE void scatter(float* __restrict to, const float* __restrict from, const float* __restrict rotation,
+                    const Shape& shape, float scale) {
     constexpr int H = C / 2;
     int64_t width = shape.width();
     for (int64_t t = 0; t < shape.tokens; ++t, from += C, to += width) {
@@ -144,10 +159,11 @@ INLINE void scatter(float* __restrict to, const float* __restrict from, const fl
     }
 }
 
+// to (C, P) = transpose of from (P, C)
 template <int C>
-INLINE void transpose(float* __restrict to, const float* __restrict from, int64_t padded) {
-    for (int64_t t = 0; t < padded; ++t)
-        for (int c = 0; c < C; ++c) to[c * padded + t] = from[t * C + c];
+INLINE void transpose(float* __restrict to, const float* __restrict from, int64_t P) {
+    for (int64_t t = 0; t < P; ++t)
+        for (int c = 0; c < C; ++c) to[c * P + t] = from[t * C + c];
 }
 
 struct Forward {
@@ -155,9 +171,11 @@ struct Forward {
     float *y, *log_sum;
 };
 
+// In the two functions below, `memory` holds the data of one head: tensors (P, C) with the tokens padded to P,
+// their transposes `kt` and `vt` (C, P), and for ROWS queries the scores and then probabilities `s` (ROWS, P).
 template <int C>
-INLINE void forward_head(const Forward& f, const Shape& shape, int64_t row, int64_t head, float* memory) {
-    int64_t T = shape.tokens, P = shape.padded(), width = shape.width();
+INLINE void compute_head(const Forward& f, const Shape& shape, int64_t row, int64_t head, float* memory) {
+    int64_t T = shape.tokens, P = padded(T), width = shape.width();
     int64_t offset = row * T * width + head * C;
     float *q = memory, *k = q + P * C, *kt = k + P * C, *v = kt + P * C, *y = v + P * C, *s = y + P * C;
     gather<C>(q, f.q + offset, f.rotation, shape, 1 / std::sqrt(static_cast<float>(C)));
@@ -166,7 +184,7 @@ INLINE void forward_head(const Forward& f, const Shape& shape, int64_t row, int6
     transpose<C>(kt, k, P);
     float* log_sum = f.log_sum + (row * shape.heads + head) * T;
     for (int64_t i = 0; i < T; i += ROWS) {
-        int64_t seen = i + ROWS, n = (seen + LANES - 1) / LANES * LANES;  // keys of these queries, and with padding
+        int64_t seen = i + ROWS, n = padded(seen);  // number of keys that these queries see, and with padding
         multiply_wide<C>(s, q + i * C, kt, P, n);
         for (int r = 0; r < ROWS; ++r) {
             float *p = s + r * P, largest = MASKED, sum = 0;
@@ -185,14 +203,15 @@ INLINE void forward_head(const Forward& f, const Shape& shape, int64_t row, int6
     scatter<C>(f.y + offset, y, nullptr, shape, 1);
 }
 
+// As in FlashAttention, the probabilities are computed again from q, k and log_sum.
 struct Backward {
     const float *q, *k, *v, *rotation, *y, *log_sum, *grad_y;
     float *grad_q, *grad_k, *grad_v;
 };
 
 template <int C>
-INLINE void backward_head(const Backward& f, const Shape& shape, int64_t row, int64_t head, float* memory) {
-    int64_t T = shape.tokens, P = shape.padded(), width = shape.width();
+INLINE void compute_head(const Backward& f, const Shape& shape, int64_t row, int64_t head, float* memory) {
+    int64_t T = shape.tokens, P = padded(T), width = shape.width();
     int64_t offset = row * T * width + head * C;
     float scale = 1 / std::sqrt(static_cast<float>(C));
     float *q = memory, *k = q + P * C, *v = k + P * C, *y = v + P * C, *g = y + P * C;
@@ -208,7 +227,7 @@ INLINE void backward_head(const Backward& f, const Shape& shape, int64_t row, in
     std::fill(dk, dv + P * C, 0.0f);
     const float* log_sum = f.log_sum + (row * shape.heads + head) * T;
     for (int64_t i = 0; i < T; i += ROWS) {
-        int64_t seen = i + ROWS, n = (seen + LANES - 1) / LANES * LANES;
+        int64_t seen = i + ROWS, n = padded(seen);
         multiply_wide<C>(s, q + i * C, kt, P, n);
         multiply_wide<C>(ds, g + i * C, vt, P, n);
         for (int r = 0; r < ROWS; ++r) {
@@ -230,44 +249,32 @@ INLINE void backward_head(const Backward& f, const Shape& shape, int64_t row, in
     scatter<C>(f.grad_v + offset, dv, nullptr, shape, 1);
 }
 
-INLINE void one_head(const Forward& f, const Shape& shape, int64_t row, int64_t head, float* memory) {
-    if (shape.size == 8) forward_head<8>(f, shape, row, head, memory);
-    if (shape.size == 16) forward_head<16>(f, shape, row, head, memory);
-    if (shape.size == 32) forward_head<32>(f, shape, row, head, memory);
-    if (shape.size == 64) forward_head<64>(f, shape, row, head, memory);
-}
-
-INLINE void one_head(const Backward& f, const Shape& shape, int64_t row, int64_t head, float* memory) {
-    if (shape.size == 8) backward_head<8>(f, shape, row, head, memory);
-    if (shape.size == 16) backward_head<16>(f, shape, row, head, memory);
-    if (shape.size == 32) backward_head<32>(f, shape, row, head, memory);
-    if (shape.size == 64) backward_head<64>(f, shape, row, head, memory);
+template <class Pass>
+INLINE void one_head(const Pass& pass, const Shape& shape, int64_t row, int64_t head, float* memory) {
+    if (shape.size == 8) compute_head<8>(pass, shape, row, head, memory);
+    if (shape.size == 16) compute_head<16>(pass, shape, row, head, memory);
+    if (shape.size == 32) compute_head<32>(pass, shape, row, head, memory);
+    if (shape.size == 64) compute_head<64>(pass, shape, row, head, memory);
 }
 
 template <class Pass>
-INLINE void all_heads(const Pass& pass, const Shape& shape) {
-    std::vector<float> memory((10 * shape.size + 2 * ROWS) * shape.padded());  // padding tokens stay 0
+TARGET void all_heads(const Pass& pass, const Shape& shape) {
+    std::vector<float> memory((10 * shape.size + 2 * ROWS) * padded(shape.tokens));  // padding tokens stay 0
     for (int64_t row = 0; row < shape.rows; ++row)
         for (int64_t head = 0; head < shape.heads; ++head) one_head(pass, shape, row, head, memory.data());
 }
 
-#if defined(__x86_64__)
-template <class Pass>
-__attribute__((target("avx2,fma"))) void all_heads_avx2(const Pass& pass, const Shape& shape) {
-    all_heads(pass, shape);
-}
-#endif
-
-template <class Pass>
-void run(const Pass& pass, const Shape& shape) {
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return all_heads_avx2(pass, shape);
-#endif
-    all_heads(pass, shape);
-}
-
 }  // namespace
 
-extern "C" void oelm_attention_forward(const Forward* pass, const Shape* shape) { run(*pass, *shape); }
+// Return whether this CPU can run the two functions below.
+extern "C" int oelm_attention_runs_here() {
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return 1;
+#endif
+}
 
-extern "C" void oelm_attention_backward(const Backward* pass, const Shape* shape) { run(*pass, *shape); }
+extern "C" void oelm_attention_forward(const Forward* pass, const Shape* shape) { all_heads(*pass, *shape); }
+
+extern "C" void oelm_attention_backward(const Backward* pass, const Shape* shape) { all_heads(*pass, *shape); }

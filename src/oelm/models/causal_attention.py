@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from oelm.models.memory_saving import refuse_second_derivatives
 
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -45,8 +46,8 @@ class _CausalAttention(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        refuse_second_derivatives()
         q, k, v, y, log_sum = ctx.saved_tensors
         g = upstream[0].contiguous()
         quarter = q.shape[1] // 4

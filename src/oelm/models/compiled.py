@@ -1,7 +1,7 @@
 """Causal attention by our own C++ code (attention.cpp): faster than that of torch for small models on a CPU.
 
 It is used in processes with one thread: `oelm run` and `oelm decide` train one run per core. The installation
-compiles it if there is a C++ compiler. Otherwise, torch computes the same attention.
+compiles it if there is a C++ compiler. Otherwise, and on x86 CPUs without AVX2, torch computes it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from oelm.models.memory_saving import refuse_second_derivatives
 
 HEAD_SIZES = (8, 16, 32, 64)  # one_head() in attention.cpp has these
 MAX_TOKENS = 256  # with more tokens per row, the data of a head no longer fits into the cache
@@ -25,19 +26,22 @@ class _Shape(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled library; None if the installation could not compile it."""
+    """Return the compiled library; None if there is none, or if this CPU cannot run it."""
     spec = importlib.util.find_spec("oelm.models._attention")
     if spec is None or spec.origin is None:
         return None
     try:
-        return ctypes.CDLL(spec.origin)
-    except OSError:  # compiled for another system
+        found = ctypes.CDLL(spec.origin)
+        return found if found.oelm_attention_runs_here() else None
+    except (OSError, AttributeError):  # compiled for another system, or from an older attention.cpp
         return None
 
 
-def is_faster(q: Tensor) -> bool:
-    """Return whether to compute the causal attention of queries `q` (B, T, nh, hs) with `attention()`."""
-    fits = q.shape[1] <= MAX_TOKENS and q.shape[3] in HEAD_SIZES and q.dtype == torch.float32
+def is_faster(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether to compute causal attention for q, k, v (B, T, nh, hs) with `attention()`."""
+    # The C++ code reads the memory of plain tensors of one shape. Others are left to torch.
+    plain = all(type(x) is Tensor and x.dtype == torch.float32 and x.shape == q.shape for x in (q, k, v))
+    fits = plain and q.shape[1] <= MAX_TOKENS and q.shape[3] in HEAD_SIZES
     return fits and torch.get_num_threads() == 1 and library() is not None
 
 
@@ -46,7 +50,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, rotation: Tensor | None) -> Tenso
 
     rotation: table (T, 3, d) of `rotary_table()` by which q and k are rotated first; None = no rotation
     """
-    return _Attention.apply(q.contiguous(), k.contiguous(), v.contiguous(), rotation)
+    table = rotation.to(q.dtype).contiguous() if rotation is not None else None
+    return _Attention.apply(q.contiguous(), k.contiguous(), v.contiguous(), table)
 
 
 class _Attention(torch.autograd.Function):
@@ -59,8 +64,8 @@ class _Attention(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        refuse_second_derivatives()
         q, k, v, rotation, y, log_sum = ctx.saved_tensors
         grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         given = (q, k, v, rotation, y, log_sum, upstream[0].contiguous())

@@ -119,7 +119,7 @@ class Attention(nn.Module):
         causal = self.causal and mask is None and query is None
         # Our own code may replace torch's, unless somebody wants to see torch's.
         own = causal and not dropout and saves_memory(x) and not is_observed()
-        if own and compiled.is_faster(q):
+        if own and compiled.is_faster(q, k, v):
             return self.o(compiled.attention(q, k, v, rotation).view(B, T, d))
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)

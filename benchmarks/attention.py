@@ -1,0 +1,105 @@
+"""`python -m benchmarks attention`: compare training steps with and without our C++ attention.
+
+Both arms train copies of the same GPT in one process with one thread. They take turns of several steps, in an
+order that alternates between rounds; the first step of a turn is not counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from oelm.bench.harness import Progress, ratio
+from oelm.bench.methods import Workload, build
+from oelm.errors import UsageError
+from oelm.methods.presets import find_method
+from oelm.models import compiled
+
+OURS, TORCH = "C++", "torch"
+WORKLOADS = (
+    Workload("tiny", vocabulary=257, context=64, batch=16, position="rope"),
+    Workload("mini", vocabulary=1024, context=128, batch=4, position="rope"),
+    Workload("medium-512", vocabulary=1024, context=128, batch=4, position="rope"),
+)
+
+
+@dataclass(frozen=True)
+class AttentionBench:
+    workloads: tuple[Workload, ...] = WORKLOADS
+    rounds: int = 20
+    steps: int = 8  # counted steps per turn
+
+    def __post_init__(self) -> None:
+        if self.rounds < 2 or self.steps < 1:
+            raise UsageError(
+                f"a confidence interval needs at least 2 rounds of 1 step, not {self.rounds} of {self.steps}"
+            )
+
+
+def run(bench: AttentionBench, progress: Progress) -> dict[str, Any]:
+    if compiled.library() is None:
+        raise UsageError(
+            "the C++ attention is not installed; install a C++ compiler, then oelm again (pip install -e .)"
+        )
+    with one_thread():
+        models = []
+        for work in bench.workloads:
+            models.append(compare(work, bench))
+            progress(f"{work.size}: measured")
+    settings = {"rounds": bench.rounds, "steps": bench.steps, "threads": 1}
+    return {"kind": "attention", "settings": settings, "models": models}
+
+
+def compare(work: Workload, bench: AttentionBench) -> dict[str, Any]:
+    """Return the step times of both arms for one model, and their ratio."""
+    spec = {**asdict(work), "arm": "", "method": find_method("baseline").to_dict()}
+    steps: dict[str, Callable[[], None]] = {arm: build(spec).step for arm in (OURS, TORCH)}
+    seconds: dict[str, list[list[float]]] = {arm: [] for arm in steps}
+    order = [OURS, TORCH]
+    for _ in range(bench.rounds):
+        for arm in order:
+            with attention_of(arm):
+                seconds[arm].append([seconds_of(steps[arm]) for _ in range(1 + bench.steps)][1:])
+        order.reverse()
+    # Each round is passed to `ratio()` as one process.
+    medians = {arm: [[float(np.median(turn))] for turn in turns] for arm, turns in seconds.items()}
+    return {
+        "workload": asdict(work),
+        "median_seconds": {arm: float(np.median(turns)) for arm, turns in seconds.items()},
+        "ratio": ratio(medians[OURS], medians[TORCH]).to_dict(),
+        "seconds": seconds,
+    }
+
+
+def seconds_of(step: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def attention_of(arm: str) -> Iterator[None]:
+    """Use the attention of this arm in the `with` block."""
+    library = compiled.library
+    if arm == TORCH:
+        compiled.library = lambda: None
+    try:
+        yield
+    finally:
+        compiled.library = library
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
