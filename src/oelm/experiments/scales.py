@@ -63,7 +63,6 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
             "data.train_rows": 6000,
             "data.eval_rows": 2000,
             "model.name": "mini",
-            "model.dropout": 0.0,  # dropout would take 40 % of the time of a step
             "optim.warmup_steps": 100,
             "budget.eval_every": 100,
             "budget.log_every": 20,
