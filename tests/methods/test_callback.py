@@ -136,6 +136,27 @@ def test_weights_that_files_store_under_other_names_survive_a_resume_and_the_cho
     assert equal_parameters(best.model, chosen)
 
 
+def test_model_init_with_a_method_that_unfreezes(tmp_path):
+    """The Trainer builds this model after it has called on_init_end, which prepares other models."""
+
+    def run(prepare):
+        def model_init():
+            model = build("bert")
+            applied = oelm.apply(model, "oelm-gradual", seed=1)
+            if prepare:
+                applied.unfreeze_until_step()
+            return model
+
+        callback = oelm.OELMCallback()
+        made = trainer(None, tmp_path, callback, save_steps=100, model_init=model_init)
+        made.train()
+        return callback.report
+
+    with pytest.raises(OelmError, match=r"If model_init builds the model, call oelm.apply\(...\).unfreeze"):
+        run(prepare=False)
+    assert run(prepare=True).ok
+
+
 def test_a_fault_at_the_end_is_an_error_if_strict(tmp_path):
     class Thaw(oelm.OELMCallback):
         def on_step_begin(self, args, state, control, **kwargs):
