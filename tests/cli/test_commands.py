@@ -400,3 +400,14 @@ def test_a_catalogue_file_registers_experiments(tmp_path: Path, capsys: pytest.C
     assert "ends.py, line 2: it ends the program with sys.exit()" in capsys.readouterr().err
     assert main(["list", "--catalogue", str(tmp_path / "none.py")]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_output_files_of_a_report_must_differ_and_be_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert main(["report", "-o", "r.html", "--markdown", "./r.html"]) == 2
+    assert "-o and --markdown name the same file" in capsys.readouterr().err
+    assert main(["report", "--csv", "file/table.csv"]) == 2
+    assert "cannot write to file/table.csv, because file is a file" in capsys.readouterr().err

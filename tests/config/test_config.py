@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from fake_run import small_config
 from oelm.config.diff import config_diff
 from oelm.config.hash import config_hash
+from oelm.config.limits import check_config
 from oelm.config.mapping import parse
 from oelm.config.run_config import BudgetConfig, OptimConfig, TuneConfig
 from oelm.config.yaml import config_from_yaml, config_to_yaml
@@ -52,6 +55,12 @@ def test_config_errors_name_the_place(old, new, message):
     with pytest.raises(UsageError) as caught:
         config_from_yaml(text.replace(old, new, 1))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [{"weight_decay": math.inf}, {"qk_lr": math.inf}, {"layer_decay": 2.0}])
+def test_optimizer_settings_out_of_range_are_errors_before_a_run_starts(value):
+    with pytest.raises(UsageError, match=rf"optim.{next(iter(value))} must be (a finite|between)"):
+        check_config(small_config(optim=OptimConfig(**value)))
 
 
 def test_a_whole_number_in_a_decimal_field_does_not_change_the_hash():

@@ -299,6 +299,24 @@ def test_a_folder_may_call_its_validation_split_dev_and_no_split_is_ignored(
         open_corpus(str(tmp_path / "mine"))
 
 
+def test_two_files_of_one_split_are_an_error(tmp_path: Path, write_jsonl) -> None:
+    write_jsonl(tmp_path / "mine" / "train.jsonl", [{"text": f"a {i}"} for i in range(10)])
+    for other in ("train.txt", "training.jsonl"):
+        (tmp_path / "mine" / other).write_text("other text")
+        with pytest.raises(UsageError, match=rf"two files of the train split, train.jsonl and {other}"):
+            open_corpus(str(tmp_path / "mine"))
+        (tmp_path / "mine" / other).unlink()
+    open_corpus(str(tmp_path / "mine"))
+
+
+@pytest.mark.parametrize("label", [1000, 10**23, "9" * 5000])
+def test_a_number_that_is_too_large_for_a_class_is_an_error(label, write_jsonl) -> None:
+    """One model output per number up to this one would fill the memory."""
+    rows = [*labelled(20), {"text": "x", "label": label}]
+    with pytest.raises(OelmError, match="classes from 0 to at most 999"):
+        dataset(f"file:{write_jsonl('large.jsonl', rows)}")
+
+
 def test_the_columns_of_many_rows_decide_the_kind_of_a_folder(tmp_path: Path, write_jsonl) -> None:
     late = [{"text": "a"}, *labelled(20)]
     assert dataset(f"file:{write_jsonl('late.jsonl', late)}").shape == "2-way"

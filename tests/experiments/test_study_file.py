@@ -220,6 +220,9 @@ def test_init_writes_a_file_once(
     shown = capsys.readouterr().out
     assert "my-study-frozen" in shown
     assert "is my-study-frozen non-inferior to my-study-trained? margin 1 %" in shown
+    for ignored in (["--scale", "smoke"], ["--set", "optim.lr=1"], ["--seed", "3"], ["--gpu", "A100"]):
+        assert main(["show", "new.yaml", *ignored]) == 2  # these options have no effect without an arm
+        assert "`oelm show new.yaml frozen --scale smoke`" in capsys.readouterr().err
     assert main(["init", "study.txt"]) == 2
     assert main(["init", "my study.yaml"]) == 0
     assert "  oelm run 'my study.yaml'  " in capsys.readouterr().out  # can be pasted into a shell

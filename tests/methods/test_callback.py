@@ -8,7 +8,13 @@ import pytest
 import torch
 from tiny_models import applied_model, build, equal_parameters
 from tiny_trainer import rows, trainer
-from transformers import AutoModelForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    ViTForImageClassification,
+)
 
 import oelm
 from oelm import low_precision
@@ -102,6 +108,53 @@ def test_the_best_model_is_audited_by_its_own_metadata(method, tmp_path):
     )
     run.train()
     assert callback.report.ok
+
+
+def test_weights_that_files_store_under_other_names_survive_a_resume_and_the_choice_of_the_best(tmp_path):
+    """The files of a ViT have older names for its tensors, which the Trainer does not rename on loading."""
+
+    def run(folder, **changes):
+        config = build("vit").config
+        torch.manual_seed(len(folder))  # a resumed model must get all its weights from the file
+        model = ViTForImageClassification(config)
+        oelm.apply(model, "oelm-freeze", seed=1)
+        made = trainer(model, tmp_path / folder, save_steps=2, **changes)
+        images = torch.randn(8, 3, *[model.config.image_size] * 2, generator=torch.Generator().manual_seed(0))
+        made.train_dataset = [{"pixel_values": image, "labels": n % 2} for n, image in enumerate(images)]
+        made.eval_dataset = made.train_dataset
+        return made
+
+    first, resumed = run("first"), run("resumed")
+    first.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-2"))
+    assert equal_parameters(first.model, resumed.model)
+    evaluate = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss"}
+    best = run("best", load_best_model_at_end=True, greater_is_better=True, **evaluate)
+    best.train()
+    chosen = oelm.load(best.state.best_model_checkpoint)
+    assert not best.state.best_model_checkpoint.endswith("-6")
+    assert equal_parameters(best.model, chosen)
+
+
+def test_model_init_with_a_method_that_unfreezes(tmp_path):
+    """The Trainer builds this model after it has called on_init_end, which prepares other models."""
+
+    def run(prepare):
+        def model_init():
+            model = build("bert")
+            applied = oelm.apply(model, "oelm-gradual", seed=1)
+            if prepare:
+                applied.unfreeze_until_step()
+            return model
+
+        callback = oelm.OELMCallback()
+        made = trainer(None, tmp_path, callback, save_steps=100, model_init=model_init)
+        made.train()
+        return callback.report
+
+    with pytest.raises(OelmError, match=r"If model_init builds the model, call oelm.apply\(...\).unfreeze"):
+        run(prepare=False)
+    assert run(prepare=True).ok
 
 
 def test_a_fault_at_the_end_is_an_error_if_strict(tmp_path):

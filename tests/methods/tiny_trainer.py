@@ -19,11 +19,12 @@ def rows(n: int = 48) -> list[dict[str, Tensor]]:
 
 
 def trainer(
-    model: nn.Module,
+    model: nn.Module | None,
     folder: Any,
     callback: oelm.OELMCallback | None = None,
     steps: int = 6,
     optimizers: Any = (None, None),
+    model_init: Any = None,
     **changes: Any,
 ) -> Trainer:
     fields = {
@@ -47,4 +48,5 @@ def trainer(
         eval_dataset=rows(8),
         callbacks=[callback or oelm.OELMCallback()],
         optimizers=optimizers,
+        model_init=model_init,
     )

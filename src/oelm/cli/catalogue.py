@@ -24,6 +24,7 @@ from oelm.cli.options import (
 )
 from oelm.cli.output import print, print_json, print_table
 from oelm.config.run_config import RunConfig
+from oelm.errors import UsageError
 from oelm.experiments.catalogue import (
     PHASES,
     STUDIES,
@@ -115,7 +116,13 @@ def show(
 
     load_catalogues(catalogue)
     if is_study_file(id) and not arm:
-        _show_study(id, study_arms(id), json)
+        arms = study_arms(id)
+        if scale != "full" or seed is not None or changes != Changes() or gpu:
+            raise UsageError(
+                f"--scale, --seed, --set, --as and --gpu show one arm of a study file; name the arm, as in "
+                f"`oelm show {id} {arms[-1].arm} --scale smoke`"
+            )
+        _show_study(id, arms, json)
         return
     e = one_experiment(id, arm)
     seed = e.seeds[0] if seed is None else seed

@@ -61,13 +61,15 @@ def print_text(text: str, indent: str = "", hang: str = "") -> None:
 
 
 def output_file(text: str) -> Path:
-    """Return the path of an output file; raise UsageError if it is a folder.
+    """Return the path of an output file; raise UsageError if it is a folder, or inside of a file.
 
     Commands call this before they start, so that they do not fail after hours of work.
     """
     path = Path(text)
     if path.is_dir():
         raise UsageError(f"cannot write to {path}, because it is a directory; name a file")
+    if parent := next((p for p in path.parents if p.is_file()), None):
+        raise UsageError(f"cannot write to {path}, because {parent} is a file; name another folder")
     return path
 
 

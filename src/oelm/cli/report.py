@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from cyclopts import Parameter
 from oelm.cli.analyze import BENCHMARKS, ResultsOptions, print_warnings
 from oelm.cli.options import OUTPUT
 from oelm.cli.output import output_file, print
+from oelm.errors import UsageError
 from oelm.report.translate import LANGUAGES
 from oelm.runs.scan import require_runs_folder
 
@@ -57,6 +59,7 @@ def report(
     overview = output_file(summary) if summary else None
     files = {"-o": output, "--markdown": markdown, "--latex": latex, "--csv": csv, "--claims": claims}
     files["--summary"] = summary
+    _check_different_files(files)
     command = command_line(studies, options, files, lang)
     if claims:
         _write_claims(output_file(claims), studies, options, command)
@@ -84,6 +87,16 @@ def report(
     print_warnings(analysis)
     for path in made:
         print(path)
+
+
+def _check_different_files(files: Mapping[str, str]) -> None:
+    """Raise UsageError if two options name one file, because the second one would replace the first."""
+    flags: dict[str, str] = {}
+    for flag, path in files.items():
+        if path and not path.startswith("/dev/"):
+            other = flags.setdefault(os.path.realpath(path), flag)
+            if other != flag:
+                raise UsageError(f"{other} and {flag} name the same file, {path}; give each its own")
 
 
 def _write_claims(path: Path, studies: Sequence[str], options: ResultsOptions, command: str) -> None:

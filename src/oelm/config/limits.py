@@ -38,7 +38,7 @@ _RANGES: tuple[tuple[str, str, float, float], ...] = (
     ("optim", "eps", 1e-30, 1),
     ("optim", "clip", 0, math.inf),
     ("optim", "weight_decay", 0, math.inf),
-    ("optim", "layer_decay", 0, math.inf),
+    ("optim", "layer_decay", 1e-9, 1),
     ("optim", "qk_lr", 0, math.inf),
     ("model", "dropout", 0, 1 - 1e-9),
 )
@@ -48,8 +48,9 @@ def check_config(config: RunConfig, data_dir: str = "") -> None:
     """Raise UsageError if a value is impossible, a name is unknown, or a field that is set has no effect."""
     for section, name, least, most in _RANGES:
         value = getattr(getattr(config, section), name)
-        if not least <= value <= most:
+        if not least <= value <= most or value == math.inf:
             allowed = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
+            allowed = "a finite number" if value == math.inf else allowed
             field = f"{section}.{name}"
             raise UsageError(f"{field} must be {allowed}, not {value}", field=field)
     if not 0 < config.optim.lr < math.inf:

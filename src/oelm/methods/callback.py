@@ -74,7 +74,8 @@ class OELMCallback(TrainerCallback):
             raise OelmError(
                 f"the optimizer does not contain the parameters that '{record.method.name}' unfreezes later. "
                 f"Pass oelm.OELMCallback() to Trainer(callbacks=[...]), or build the optimizer from "
-                f"oelm.param_groups after oelm.apply"
+                f"oelm.param_groups after oelm.apply. If model_init builds the model, call "
+                f"oelm.apply(...).unfreeze_until_step() in it"
             )
         if state.global_step:
             _check_peft_checkpoint(model, record, "resume from")

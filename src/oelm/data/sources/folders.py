@@ -198,10 +198,18 @@ def _split_names(path: Path) -> set[str]:
 
 
 def _require_readable_splits(found: SplitFiles) -> None:
-    """Raise UsageError if a missing split has a file in a format that is not read, such as test.json."""
+    """Raise UsageError if a file with the name of a split would not be used.
+
+    It may have a format that is not read, such as test.json, or the split may have another file.
+    """
     for path in sorted(found.folder.iterdir()):
         stem, _, extension = path.name.partition(".")
         split = next((split for split, words in _SPLIT_WORDS.items() if stem in words), "")
+        if split and f".{extension}" in EXTENSIONS and path not in found.files.get(split, [path]):
+            raise UsageError(
+                f"{found.folder} has two files of the {split} split, {found.files[split][0].name} and "
+                f"{path.name}: keep one of them"
+            )
         if split and split not in found.files and extension in _OTHER_FORMATS:
             raise UsageError(
                 f"{path} would not be used, although it has the name of the {split} split: convert it to "
@@ -258,6 +266,12 @@ def _class_names(found: SplitFiles, train: list[Path], column: str) -> tuple[str
             f"{train[0]}: '{column}' has {wrong} for a label. Rename the column if it is not the label"
         )
     if all(name.lstrip("-").isdecimal() for name in seen):  # classes 0 to the largest label
+        large = [name for name in seen if len(name) > 18 or int(name) >= _MAX_CLASSES]
+        if large:
+            raise OelmError(
+                f"{train[0]}: '{column}' has the number {large[0]:.30}, but whole numbers as labels are the "
+                f"classes from 0 to at most {_MAX_CLASSES - 1}: write the labels as names, or renumber them"
+            )
         return tuple(str(number) for number in range(max(2, max(map(int, seen)) + 1)))
     if has_numbers:
         raise OelmError(

@@ -89,8 +89,11 @@ class SavePretrained:
                 self._write_metadata(folder, own_state=True, folded=True)
             return result
         state = self._state_to_write(state_dict)
-        if blocked := is_blocked(state):
-            rest["save_original_format"] = False  # do not rename keys: oelm.load needs them
+        blocked = is_blocked(state)
+        if blocked or self._is_checkpoint(folder):
+            # Do not rename keys or split tensors of experts: oelm.load, and the Trainer when it resumes, load
+            # them into the model as they are.
+            rest["save_original_format"] = False
         with _only_one_layout(folder):
             result = write(self.model, folder, state_dict=state, **rest)
         if is_main_process:
