@@ -174,7 +174,7 @@ def test_show_names_the_folder_in_which_train_stores_a_learning_rate_of_ones_own
     [
         (["report", "--runs", "runs", "-o", "."], "directory"),
         (["report", "--runs", "runs", "-o", "file/report.html"], "file"),
-        (["archive", "pack", "file/results.tar.gz", "--runs", "runs"], "file: File exists"),
+        (["archive", "pack", "file/results.tar.gz", "--runs", "runs"], "file is a file; name another folder"),
         (["export", "GPT-01", "--runs", "runs", "-o", "file"], "file already exists"),
         (["analyze", "--runs", "file"], "the runs folder file does not exist"),
         (["analyze", "--runs", "empty"], "no runs in empty yet"),
