@@ -70,7 +70,9 @@ def _baseline_table(comparisons: Sequence[Comparison], _: Translator) -> Table:
     head += ["n"]
     head += [_("Relative")] if accuracy else []
     rows = []
-    for reference in {c.reference.key: c.reference for c in comparisons}.values():
+    # A comparison has only the seeds that both arms share, so show the baseline with most seeds.
+    by_seeds = sorted(comparisons, key=lambda c: len(c.reference.finished))
+    for reference in {c.reference.key: c.reference for c in by_seeds}.values():
         cells: list[Text] = [linked(reference.name, reference), _("baseline")]
         cells += ["–"] if scenarios else []
         cells += [_mean(reference), *["–"] * (3 if tuning else 2), str(len(reference.finished))]
