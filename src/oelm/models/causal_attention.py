@@ -19,10 +19,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oelm.models.memory_saving import refuse_second_derivatives
-
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def must_use_torch() -> bool:
+    """Return whether torch's own attention must be called.
+
+    That is the case while a mode of torch such as a FLOP counter, torch.func or torch.jit.trace follows the
+    operations, or if the user has chosen another kernel with torch.nn.attention.sdpa_kernel.
+    """
+    modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+    follows = modes > 0 or torch._C._are_functorch_transforms_active() or torch.jit.is_tracing()
+    return follows or not torch.backends.cuda.flash_sdp_enabled()  # despite its name also for the CPU
+
+
+def refuse_second_derivatives() -> None:
+    """Raise an error in a backward pass with create_graph=True.
+
+    `once_differentiable` is not enough: torch.autograd.grad() may silently leave out its part of the result.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "causal attention: second derivatives are not supported; compute the forward pass within "
+            "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)"
+        )
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oelm.models.memory_saving import refuse_second_derivatives
+from oelm.models.causal_attention import refuse_second_derivatives
 
 HEAD_SIZES = (8, 16, 32, 64)  # one_head() in attention.cpp has these
 MAX_TOKENS = 256  # with more tokens per row, the data of a head no longer fits into the cache

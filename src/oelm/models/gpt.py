@@ -21,9 +21,9 @@ from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import write_json
 from oelm.files.read import read_json_object
 from oelm.models import compiled
-from oelm.models.causal_attention import causal_attention
+from oelm.models.causal_attention import causal_attention, must_use_torch
 from oelm.models.loss import cross_entropy_each, cross_entropy_sum
-from oelm.models.memory_saving import TiedGradient, gelu_linear, is_observed, saves_memory, tied_embedding
+from oelm.models.memory_saving import TiedGradient, gelu_linear, saves_memory, tied_embedding
 from oelm.models.sizes import GPTConfig, gpt_config
 
 __all__ = ["GPT", "MLP", "Attention", "Block", "GPTConfig", "gpt_config", "rotary_table", "rotate"]
@@ -117,8 +117,7 @@ class Attention(nn.Module):
             mask = self.relative_scores(T, mask)
         dropout = self.dropout if self.training else 0.0
         causal = self.causal and mask is None and query is None
-        # Our own code may replace torch's, unless somebody wants to see torch's.
-        own = causal and not dropout and saves_memory(x) and not is_observed()
+        own = causal and not dropout and saves_memory(x) and not must_use_torch()
         if own and compiled.is_faster(q, k, v):
             return self.o(compiled.attention(q, k, v, rotation).view(B, T, d))
         if rotation is not None:
