@@ -173,7 +173,7 @@ def _ours(spec: dict[str, Any], prepared: Prepared, steps: list[int], facts: dic
     def step() -> None:
         for batch in task.micro_batches(next(coming), spec["rows"]):
             (objective(batch.tensors) / batch.weight).backward()
-        clip_gradients(model.parameters(), config.optim.clip)
+        clip_gradients(optimizer, config.optim.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

@@ -104,7 +104,7 @@ def train(config: RunConfig, data_dir: str) -> dict[str, Any]:
         weight = sum(batch.weight for batch in batches)
         for batch in batches:
             (learner.objective(batch.tensors) / weight).backward()
-        clip_gradients(learner.model.parameters(), config.optim.clip)
+        clip_gradients(learner.optimizer, config.optim.clip)
         learner.optimizer.step()
         learner.optimizer.zero_grad(set_to_none=True)
         cpu += time.process_time() - begin

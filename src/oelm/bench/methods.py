@@ -158,7 +158,7 @@ def build(spec: dict[str, Any]) -> Arm:
 
     def step() -> None:
         loss_of().backward()
-        clip_gradients(model.parameters(), 1.0)
+        clip_gradients(optimizer, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         synchronize()

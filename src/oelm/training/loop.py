@@ -65,7 +65,7 @@ def take_step(training: Training) -> None:
         batches = training.prepared.task.micro_batches(p.step, training.micro_rows)
         loss = backward(training, batches)
         learner.scaler.unscale_(learner.optimizer)
-        norm = clip_gradients(learner.model.parameters(), optim.clip)
+        norm = clip_gradients(learner.optimizer, optim.clip)
         running_loss = check_divergence(training, loss, norm)
         learner.in_update = True
         learner.scaler.step(learner.optimizer)

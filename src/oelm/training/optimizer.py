@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -89,9 +88,14 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
         group["lr"] = group["full_lr"] * factor
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scale the gradients to a global norm of at most `max_norm` (0 = no limit); return the original norm."""
-    held = [p for p in parameters if p.grad is not None]
+def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> float:
+    """Scale the gradients of all parameters of `optimizer` to a global norm of at most `max_norm`.
+
+    max_norm: 0 = no limit
+
+    Return the original norm.
+    """
+    held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norm = full_tensor(nn.utils.get_total_norm([p.grad for p in held if p.grad is not None]))
     value = float(norm)
     # torch multiplies all gradients even if the factor is 1. `not <`, so that nan reaches the gradients; 1e-3
