@@ -61,13 +61,13 @@ def build_parser() -> argparse.ArgumentParser:
     add_plan(classify, Plan(steps=4, warmup=1))
     classify.set_defaults(run=run_classification)
 
-    attention = kinds.add_parser(
-        "attention", help="compare training steps with our C++ attention and with torch's"
+    kernels = kinds.add_parser(
+        "kernels", help="compare training steps with our C++ attention and GELU and with torch's"
     )
-    attention.add_argument("--rounds", type=int, default=20, help="turns of each arm")
-    attention.add_argument("--steps", type=int, default=8, help="counted steps per turn")
-    add_output(attention)
-    attention.set_defaults(run=run_attention)
+    kernels.add_argument("--rounds", type=int, default=20, help="turns of each arm")
+    kernels.add_argument("--steps", type=int, default=8, help="counted steps per turn")
+    add_output(kernels)
+    kernels.set_defaults(run=run_kernels)
 
     tokens = kinds.add_parser(
         "tokenisation", help="compare MB/s per core with datasets.map and plain tokenizers loops"
@@ -184,12 +184,12 @@ def run_classification(args: argparse.Namespace) -> int:
     return finish(args, load, classification.run(bench, say), page.classification)
 
 
-def run_attention(args: argparse.Namespace) -> int:
-    from benchmarks import attention, page
+def run_kernels(args: argparse.Namespace) -> int:
+    from benchmarks import kernels, page
 
     load = load_average()
-    bench = attention.AttentionBench(rounds=args.rounds, steps=args.steps)
-    return finish(args, load, attention.run(bench, say), page.attention)
+    bench = kernels.KernelsBench(rounds=args.rounds, steps=args.steps)
+    return finish(args, load, kernels.run(bench, say), page.kernels)
 
 
 def run_tokenisation(args: argparse.Namespace) -> int:

@@ -1,7 +1,8 @@
-"""`python -m benchmarks attention`: compare training steps with and without our C++ attention.
+"""`python -m benchmarks kernels`: compare training steps with and without our C++ code.
 
-Both arms train copies of the same GPT in one process with one thread. They take turns of several steps, in an
-order that alternates between rounds; the first step of a turn is not counted.
+The C++ code (`oelm.models.compiled`) computes attention and GELU. Both arms train copies of the same GPT in
+one process with one thread. They take turns of several steps, in an order that alternates between rounds; the
+first step of a turn is not counted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WORKLOADS = (
 
 
 @dataclass(frozen=True)
-class AttentionBench:
+class KernelsBench:
     workloads: tuple[Workload, ...] = WORKLOADS
     rounds: int = 20
     steps: int = 8  # counted steps per turn
@@ -42,10 +43,10 @@ class AttentionBench:
             )
 
 
-def run(bench: AttentionBench, progress: Progress) -> dict[str, Any]:
+def run(bench: KernelsBench, progress: Progress) -> dict[str, Any]:
     if compiled.library() is None:
         raise UsageError(
-            "the C++ attention is not installed; install a C++ compiler, then oelm again (pip install -e .)"
+            "the C++ code is not installed; install a C++ compiler, then oelm again (pip install -e .)"
         )
     with one_thread():
         models = []
@@ -53,10 +54,10 @@ def run(bench: AttentionBench, progress: Progress) -> dict[str, Any]:
             models.append(compare(work, bench))
             progress(f"{work.size}: measured")
     settings = {"rounds": bench.rounds, "steps": bench.steps, "threads": 1}
-    return {"kind": "attention", "settings": settings, "models": models}
+    return {"kind": "kernels", "settings": settings, "models": models}
 
 
-def compare(work: Workload, bench: AttentionBench) -> dict[str, Any]:
+def compare(work: Workload, bench: KernelsBench) -> dict[str, Any]:
     """Return the step times of both arms for one model, and their ratio."""
     spec = {**asdict(work), "arm": "", "method": find_method("baseline").to_dict()}
     steps: dict[str, Callable[[], None]] = {arm: build(spec).step for arm in (OURS, TORCH)}
@@ -64,7 +65,7 @@ def compare(work: Workload, bench: AttentionBench) -> dict[str, Any]:
     order = [OURS, TORCH]
     for _ in range(bench.rounds):
         for arm in order:
-            with attention_of(arm):
+            with kernels_of(arm):
                 seconds[arm].append([seconds_of(steps[arm]) for _ in range(1 + bench.steps)][1:])
         order.reverse()
     # Each round is passed to `ratio()` as one process.
@@ -84,8 +85,8 @@ def seconds_of(step: Callable[[], None]) -> float:
 
 
 @contextlib.contextmanager
-def attention_of(arm: str) -> Iterator[None]:
-    """Use the attention of this arm in the `with` block."""
+def kernels_of(arm: str) -> Iterator[None]:
+    """Use the attention and GELU of this arm in the `with` block."""
     library = compiled.library
     if arm == TORCH:
         compiled.library = lambda: None

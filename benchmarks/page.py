@@ -39,12 +39,12 @@ The arms take turns in one process with one thread; the 95 % confidence interval
 `encode_batch_fast` are loops over `tokenizers` that read the same jsonl file and write an array; ours writes
 a token file with its hash. `datasets.map` is measured without reading and writing."""
 
-ATTENTION = """\
-The time of a training step of the baseline (forward and backward pass, gradient clipping and AdamW) with the
-C++ attention, divided by that with torch's. Both arms are in one process with one thread and take turns of
-several steps, in alternating order; the first step of a turn is not counted. The 95 % confidence interval
-(Student's t of log ratios) is over rounds. It covers the noise of this one process, not the differences
-between processes or machines."""
+KERNELS = """\
+The time of a training step of the baseline (forward and backward pass, gradient clipping and AdamW) with our
+C++ attention and GELU, divided by that with torch's. Both arms are in one process with one thread and take
+turns of several steps, in alternating order; the first step of a turn is not counted. The 95 % confidence
+interval (Student's t of log ratios) is over rounds. It covers the noise of this one process, not the
+differences between processes or machines."""
 
 
 def make(results: Path | str, document: Path | str) -> str:
@@ -176,7 +176,7 @@ def tokenisation(result: Result) -> list[str]:
     return [*table(head, rows), "", *TURNS.splitlines()]
 
 
-def attention(result: Result) -> list[str]:
+def kernels(result: Result) -> list[str]:
     rows = []
     for model in result["models"]:
         work, seconds = model["workload"], model["median_seconds"]
@@ -194,7 +194,7 @@ def attention(result: Result) -> list[str]:
     plan = (
         f"{counted(s['rounds'], 'round')} of {counted(s['steps'], 'counted step')} per arm; rotary positions."
     )
-    return [*table(head, rows), "", plan, *ATTENTION.splitlines()]
+    return [*table(head, rows), "", plan, *KERNELS.splitlines()]
 
 
 def folders(result: Result) -> list[str]:
@@ -214,7 +214,7 @@ SECTIONS: dict[str, tuple[Callable[[Result], str], Callable[[Result], list[str]]
     "step": (step_title, step),
     "classification": (lambda r: "Classification", classification),
     "tokenisation": (lambda r: "Tokenisation", tokenisation),
-    "attention": (lambda r: "Attention of small models", attention),
+    "kernels": (lambda r: "Attention and GELU of small models", kernels),
     "corpus": (lambda r: "Preparing a large corpus", corpus.table),
     "folders": (lambda r: "Many run folders", folders),
     "startup": (lambda r: "Start of a run", startup.table),

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 def make(folder: Path, pythons: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """`make -n install` in an empty project where only `pythons` are on the PATH."""
     (folder / "Makefile").write_bytes(MAKEFILE.read_bytes())
-    for name in ("pyproject.toml", "constraints.txt", "src/oelm/models/attention.cpp"):
+    for name in ("pyproject.toml", "constraints.txt", "src/oelm/models/kernels.cpp"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     programs = folder / "programs"

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks import attention, classification, corpus, folders, page, peers, regime, startup, step
+from benchmarks import classification, corpus, folders, kernels, page, peers, regime, startup, step
 
 from oelm.bench import methods, worker
 from oelm.bench.harness import Measured
@@ -162,11 +162,11 @@ def test_the_performance_page_is_generated_from_the_results(tmp_path):
     assert made == (root / "docs" / "performance.md").read_text(encoding="utf-8"), "run `make documents`"
 
 
-@pytest.mark.skipif(compiled.library() is None, reason="oelm has no compiled attention here")
-def test_the_arms_of_the_attention_benchmark_use_different_attention(monkeypatch):
+@pytest.mark.skipif(compiled.library() is None, reason="oelm was installed without a C++ compiler")
+def test_the_arms_of_the_kernels_benchmark_use_different_attention(monkeypatch):
     import torch
 
-    counts = {attention.OURS: 0, attention.TORCH: 0}
+    counts = {kernels.OURS: 0, kernels.TORCH: 0}
 
     def counting(name, function):
         def call(*args, **kwargs):
@@ -176,23 +176,23 @@ def test_the_arms_of_the_attention_benchmark_use_different_attention(monkeypatch
         return call
 
     functional = torch.nn.functional
-    monkeypatch.setattr(compiled, "attention", counting(attention.OURS, compiled.attention))
-    theirs = counting(attention.TORCH, functional.scaled_dot_product_attention)
+    monkeypatch.setattr(compiled, "attention", counting(kernels.OURS, compiled.attention))
+    theirs = counting(kernels.TORCH, functional.scaled_dot_product_attention)
     monkeypatch.setattr(functional, "scaled_dot_product_attention", theirs)
     before = torch.get_num_threads()
-    bench = attention.AttentionBench((replace(WORK, position="rope"),), rounds=2, steps=3)
-    result = attention.run(bench, print)
+    bench = kernels.KernelsBench((replace(WORK, position="rope"),), rounds=2, steps=3)
+    result = kernels.run(bench, print)
     assert torch.get_num_threads() == before
     layers = gpt_config("smoke").layers
-    assert counts[attention.OURS] >= 2 * 4 * layers
-    assert counts[attention.TORCH] >= 2 * 4 * layers
+    assert counts[kernels.OURS] >= 2 * 4 * layers
+    assert counts[kernels.TORCH] >= 2 * 4 * layers
     (model,) = result["models"]
     assert {arm: np.shape(turns) for arm, turns in model["seconds"].items()} == dict.fromkeys(counts, (2, 3))
     ours, theirs = (np.log(np.median(model["seconds"][arm], axis=1)) for arm in counts)
     assert model["ratio"]["value"] == pytest.approx(np.exp(np.mean(ours - theirs)))
     text = "\n".join(page.SECTIONS[result["kind"]][1](result))
     assert "smoke, 2 x 8 tokens" in text
-    assert page.ATTENTION in text
+    assert page.KERNELS in text
 
 
 def test_startup_is_on_the_page():

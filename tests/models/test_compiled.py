@@ -1,4 +1,4 @@
-"""Causal attention by our own C++ code, against torch's attention."""
+"""Causal attention and GELU by our own C++ code, against those of torch."""
 
 from __future__ import annotations
 
@@ -76,6 +76,31 @@ def test_a_nan_reaches_the_tokens_that_see_it_and_no_others():
     assert y[5:].isnan().all()
 
 
+@pytest.mark.parametrize("shape", [(0,), (7,), (3, 5, 64)])
+def test_gelu_and_its_gradient_are_those_of_torch_in_double_precision(shape):
+    exact = 4 * torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    exact.requires_grad_()
+    ours = exact.detach().float().requires_grad_()
+    g = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y, expected = compiled.gelu(ours), F.gelu(exact)
+    y.backward(g.float())
+    expected.backward(g)
+    torch.testing.assert_close(y.double(), expected, atol=4e-7, rtol=1e-6)
+    torch.testing.assert_close(ours.grad.double(), exact.grad, atol=4e-7, rtol=1e-6)
+
+
+def test_gelu_of_extreme_numbers():
+    x = torch.tensor([0.0, -0.0, 1e-30, 50.0, -50.0, 1e20, -1e20, float("inf"), float("nan")])
+    torch.testing.assert_close(compiled.gelu(x), F.gelu(x), equal_nan=True)
+
+
+def test_gelu_of_a_tensor_that_is_not_contiguous():
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0)).t().requires_grad_()
+    compiled.gelu(x).sum().backward()
+    (expected,) = torch.autograd.grad(F.gelu(x).sum(), x)
+    torch.testing.assert_close(x.grad, expected)
+
+
 def model_and_ids(position: str = "rope") -> tuple[GPT, Tensor]:
     config = GPTConfig(vocab_size=11, context=24, width=32, layers=2, heads=4, ff=32, position=position)
     draw = torch.Generator().manual_seed(0)
@@ -91,25 +116,27 @@ def gradients(model: GPT, ids: Tensor) -> list[Tensor]:
 def test_a_gpt_has_the_same_gradients_with_and_without_it(monkeypatch):
     model, ids = model_and_ids()
     used = []
-    monkeypatch.setattr(compiled, "attention", lambda *a, real=compiled.attention: used.append(1) or real(*a))
+    for name in ("attention", "gelu"):
+        real = getattr(compiled, name)
+        monkeypatch.setattr(compiled, name, lambda *a, real=real: used.append(real) or real(*a))
     ours = gradients(model, ids)
-    assert len(used) == 2
+    assert len(used) == 2 * 2  # in each of two layers
     monkeypatch.setattr(compiled, "library", lambda: None)
     for a, b in zip(ours, gradients(model, ids), strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
-    assert len(used) == 2
+    assert len(used) == 2 * 2
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_it_is_used_with_one_thread_only(threads):
     torch.set_num_threads(threads)
-    assert compiled.is_faster(*torch.zeros(3, 1, 8, 1, 16)) == (threads == 1)
+    assert compiled.runs_attention(*torch.zeros(3, 1, 8, 1, 16)) == (threads == 1)
 
 
 def test_keys_or_values_of_another_size_are_left_to_torch():
     q, k, v = torch.zeros(3, 1, 8, 1, 16)
-    assert not compiled.is_faster(q, k[..., :8], v)
-    assert not compiled.is_faster(q, k, v.double())
+    assert not compiled.runs_attention(q, k[..., :8], v)
+    assert not compiled.runs_attention(q, k, v.double())
 
 
 def test_a_rotary_table_in_another_precision_is_converted(monkeypatch):
@@ -157,7 +184,7 @@ def test_it_works_with_torch_func_and_checkpointing(monkeypatch):
         torch.testing.assert_close(b, c, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("found", [{"oelm_attention_runs_here": lambda: 0}, {}])
+@pytest.mark.parametrize("found", [{"oelm_runs_here": lambda: 0}, {}])
 def test_a_library_that_this_cpu_cannot_run_or_of_an_old_version_is_not_used(monkeypatch, found):
     monkeypatch.setattr(compiled.ctypes, "CDLL", lambda path: SimpleNamespace(**found))
     assert compiled.library.__wrapped__() is None

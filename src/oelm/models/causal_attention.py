@@ -41,7 +41,7 @@ def refuse_second_derivatives() -> None:
     """
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "causal attention: second derivatives are not supported; compute the forward pass within "
+            "second derivatives of our attention and GELU are not supported; compute the forward pass within "
             "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)"
         )
 

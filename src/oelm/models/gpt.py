@@ -117,12 +117,12 @@ class Attention(nn.Module):
             mask = self.relative_scores(T, mask)
         dropout = self.dropout if self.training else 0.0
         causal = self.causal and mask is None and query is None
-        own = causal and not dropout and saves_memory(x) and not must_use_torch()
-        if own and compiled.is_faster(q, k, v):
+        own = causal and not dropout
+        if own and compiled.runs_attention(q, k, v):
             return self.o(compiled.attention(q, k, v, rotation).view(B, T, d))
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        if own and T >= BLOCKED_ATTENTION and T % 4 == 0:
+        if own and T >= BLOCKED_ATTENTION and T % 4 == 0 and saves_memory(x) and not must_use_torch():
             y = causal_attention(q, k, v)
         else:
             if query is not None:
@@ -154,8 +154,9 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.up(x)  # (B, T, ff)
-        recompute = saves_memory(x) and x.numel() >= RECOMPUTED_GELU
-        return gelu_linear(x, self.down) if recompute else self.down(F.gelu(x))
+        if saves_memory(x) and x.numel() >= RECOMPUTED_GELU:
+            return gelu_linear(x, self.down)
+        return self.down(compiled.gelu(x) if compiled.runs_gelu(x) else F.gelu(x))
 
 
 class Block(nn.Module):

@@ -1,11 +1,12 @@
-// Causal attention for the many small heads of small models on a CPU, with rotary positions included.
+// Two operations of small models on a CPU, with one thread: causal attention and GELU. Tensors are fp32 and contiguous.
+// oelm/models/compiled.py calls the functions at the end.
 //
-// torch's kernel is made for long rows and large heads. With 128 tokens and 16 elements per head, this code is faster:
-// all data of a head stays in the cache, and masked scores are not computed. It uses one thread.
+// Attention: torch's kernel is made for long rows and large heads. With 128 tokens and 16 elements per head, this code
+// is faster: all data of a head stays in the cache, and masked scores are not computed. Rotary positions are included.
+// q, k, v, y and their gradients are (B, T, nh, hs); log_sum is (B, nh, T). `rotation` is the table of `rotary_table()`
+// in gpt.py, (T, 3, nh * hs), or null for no rotation.
 //
-// Tensors are fp32. q, k, v, y and their gradients are contiguous (B, T, nh, hs); log_sum is (B, nh, T).
-// `rotation` is the table of `rotary_table()` in gpt.py, (T, 3, nh * hs), or null for no rotation.
-// oelm/models/compiled.py calls the two functions at the end.
+// GELU: the forward pass also returns the derivative, which shares the exponential function with the value.
 
 #include <algorithm>
 #include <cmath>
@@ -102,13 +103,13 @@ INLINE void add_transposed(float* y, const float* p, const float* x, int64_t str
         Vec row[ROWS][W];
         for (int r = 0; r < ROWS; ++r)
             for (int l = 0; l < W; ++l) row[r][l] = load(x + r * C + c + FLOATS * l);
-        for (int64_t j = 0; j < n; ++j)
-            for (int l = 0; l < W; ++l) {
-                float* target = y + j * C + c + FLOATS * l;
-                Vec sum = load(target);
-                for (int r = 0; r < ROWS; ++r) sum += p[r * stride + j] * row[r][l];
-                store(target, sum);
-            }
+        for (int64_t j = 0; j < n; ++j) {
+            Vec sum[W];
+            for (int l = 0; l < W; ++l) sum[l] = load(y + j * C + c + FLOATS * l);
+            for (int r = 0; r < ROWS; ++r)
+                for (int l = 0; l < W; ++l) sum[l] += p[r * stride + j] * row[r][l];
+            for (int l = 0; l < W; ++l) store(y + j * C + c + FLOATS * l, sum[l]);
+        }
     }
 }
 
@@ -203,7 +204,8 @@ INLINE void compute_head(const Forward& f, const Shape& shape, int64_t row, int6
     scatter<C>(f.y + offset, y, nullptr, shape, 1);
 }
 
-// As in FlashAttention, the probabilities are computed again from q, k and log_sum.
+// As in FlashAttention, the probabilities are computed again from q, k and log_sum. `delta` (P) is the inner product of
+// each token's output and its gradient.
 struct Backward {
     const float *q, *k, *v, *rotation, *y, *log_sum, *grad_y;
     float *grad_q, *grad_k, *grad_v;
@@ -214,14 +216,20 @@ INLINE void compute_head(const Backward& f, const Shape& shape, int64_t row, int
     int64_t T = shape.tokens, P = padded(T), width = shape.width();
     int64_t offset = row * T * width + head * C;
     float scale = 1 / std::sqrt(static_cast<float>(C));
-    float *q = memory, *k = q + P * C, *v = k + P * C, *y = v + P * C, *g = y + P * C;
+    float *q = memory, *k = q + P * C, *v = k + P * C, *g = v + P * C;
     float *kt = g + P * C, *vt = kt + P * C, *dq = vt + P * C, *dk = dq + P * C, *dv = dk + P * C;
-    float *s = dv + P * C, *ds = s + ROWS * P;
+    float *s = dv + P * C, *ds = s + ROWS * P, *delta = ds + ROWS * P;
     gather<C>(q, f.q + offset, f.rotation, shape, scale);
     gather<C>(k, f.k + offset, f.rotation, shape, 1);
     gather<C>(v, f.v + offset, nullptr, shape, 1);
-    gather<C>(y, f.y + offset, nullptr, shape, 1);
     gather<C>(g, f.grad_y + offset, nullptr, shape, 1);
+    for (int64_t t = 0; t < T; ++t) {
+        const float* y = f.y + offset + t * width;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int c = 0; c < C; ++c) sum += g[t * C + c] * y[c];
+        delta[t] = sum;
+    }
     transpose<C>(kt, k, P);
     transpose<C>(vt, v, P);
     std::fill(dk, dv + P * C, 0.0f);
@@ -231,13 +239,13 @@ INLINE void compute_head(const Backward& f, const Shape& shape, int64_t row, int
         multiply_wide<C>(s, q + i * C, kt, P, n);
         multiply_wide<C>(ds, g + i * C, vt, P, n);
         for (int r = 0; r < ROWS; ++r) {
-            float *p = s + r * P, *dp = ds + r * P, delta = 0, shift = i + r < T ? log_sum[i + r] : 0;
-            for (int c = 0; c < C; ++c) delta += g[(i + r) * C + c] * y[(i + r) * C + c];
+            float *p = s + r * P, *dp = ds + r * P;
+            float shift = i + r < T ? log_sum[i + r] : 0, inner = delta[i + r];
             std::fill(p + i + r + 1, p + n, MASKED);
 #pragma omp simd
             for (int64_t j = 0; j < n; ++j) {
                 p[j] = exp_of(p[j] - shift);
-                dp[j] = p[j] * (dp[j] - delta);
+                dp[j] = p[j] * (dp[j] - inner);
             }
         }
         multiply_narrow<C>(dq + i * C, ds, k, P, seen);
@@ -259,15 +267,44 @@ INLINE void one_head(const Pass& pass, const Shape& shape, int64_t row, int64_t 
 
 template <class Pass>
 TARGET void all_heads(const Pass& pass, const Shape& shape) {
-    std::vector<float> memory((10 * shape.size + 2 * ROWS) * padded(shape.tokens));  // padding tokens stay 0
+    std::vector<float> memory((9 * shape.size + 2 * ROWS + 1) * padded(shape.tokens));  // padding tokens stay 0
     for (int64_t row = 0; row < shape.rows; ++row)
         for (int64_t head = 0; head < shape.heads; ++head) one_head(pass, shape, row, head, memory.data());
 }
 
+struct Gelu {
+    const float* x;
+    float *y, *derivative;
+};
+
+// y = x Phi(x) with the normal distribution Phi, and its derivative Phi(x) + x phi(x) with the density phi.
+//
+// Phi(-|x|) = erfc(a) / 2 with a = |x| / sqrt(2), and erfc(a) = exp(-a^2) t p(t) with t = 1 / (1 + 0.4 a) and a polynomial
+// p that was fitted to it (as in Abramowitz and Stegun 7.1.26). The error of erfc is below 3e-8, half the rounding error
+// of 1 - erfc in fp32.
+TARGET void gelu(const Gelu& pass, int64_t n) {
+    const float* __restrict x = pass.x;
+    float *__restrict y = pass.y, *__restrict derivative = pass.derivative;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+        float a = std::fabs(x[i]) * 0.70710678f, t = 1 / (1 + 0.4f * a), e = exp_of(-a * a);
+        float p = -0.2002567817f;
+        p = p * t + 0.7091375666f;
+        p = p * t - 0.3708925712f;
+        p = p * t + 0.4682621633f;
+        p = p * t + 0.1618282170f;
+        p = p * t + 0.2319213786f;
+        float tail = 0.5f * e * t * p;
+        float phi = x[i] < 0 ? tail : 1 - tail;
+        y[i] = x[i] * phi;
+        derivative[i] = phi + x[i] * (0.39894228f * e);
+    }
+}
+
 }  // namespace
 
-// Return whether this CPU can run the two functions below.
-extern "C" int oelm_attention_runs_here() {
+// Return whether this CPU can run the functions below.
+extern "C" int oelm_runs_here() {
 #if defined(__x86_64__)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #else
@@ -278,3 +315,5 @@ extern "C" int oelm_attention_runs_here() {
 extern "C" void oelm_attention_forward(const Forward* pass, const Shape* shape) { all_heads(*pass, *shape); }
 
 extern "C" void oelm_attention_backward(const Backward* pass, const Shape* shape) { all_heads(*pass, *shape); }
+
+extern "C" void oelm_gelu(const Gelu* pass, const int64_t* elements) { gelu(*pass, *elements); }
