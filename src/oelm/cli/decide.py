@@ -112,7 +112,7 @@ def decide(
     limited = budget < float("inf")
     plans = forecasts.plans_of(design, runs) if dry_run or limited else {}
     if limited:
-        forecasts.check_budget(budget, design, look, plans)
+        forecasts.check_budget(budget, look, plans)
     if dry_run:
         needs = forecasts.forecast(design, look, plans, arms, runs)
         _print_plan(design, look, needs, gpu=gpu, runs=runs, as_json=json)
