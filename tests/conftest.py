@@ -175,7 +175,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
                     continue
                 while job.state in ("pending", "again"):
                     self._change(job, "running")
-                    self._judge(job, train_folder(job.folder, self.machine))
+                    self._set_state_after_exit(job, train_folder(job.folder, self.machine))
             return jobs
 
     for command in (demo, run):

@@ -86,36 +86,46 @@ def test_the_savings_in_the_readme_are_those_of_the_results(page: str) -> None:
         assert saved == [flops, trainable]
 
 
-@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
-def test_the_changes_in_the_readme_are_those_of_the_results_page(page: str) -> None:
-    """A number with its interval, such as −1.0 % (−5.4 to +3.5), in the order of the README."""
+_MEANS, _CORPORA = "gap, 3 datasets", ("gap/wikitext2", "gap/tinystories", "gap/openwebtext")
+_CHANGES_IN_README = [
+    (_MEANS, "oelm-freeze-rope", "baseline-rope"),
+    (_MEANS, "oelm-plus-rope", "baseline-rope"),
+    ("finetune, 3 datasets", "freeze-pretrained", "baseline"),
+    ("gpt-cls, 2 datasets", "oelm-freeze", "baseline"),
+    *((corpus, "oelm-plus-rope", "trained-plus-rope") for corpus in _CORPORA),
+    *((corpus, "oelm-bias-rope", "trained-bias-rope") for corpus in _CORPORA),
+    *((corpus, "oelm-bias-rope", "baseline-rope") for corpus in _CORPORA),
+]
+_CHANGES_IN_FINDINGS = [
+    (_MEANS, "oelm-freeze-rope", "orthogonal-init-rope"),
+    (_MEANS, "oelm-plus-rope", "baseline-bias-rope"),
+    (_MEANS, "oelm-bias-rope", "baseline-bias-rope"),
+    ("longer/4x, wikitext2", "oelm-plus-rope", "trained-plus-rope"),
+    ("longer/16x, wikitext2", "oelm-plus-rope", "trained-plus-rope"),
+    ("wide/tinystories", "oelm-bias-rope", "trained-bias-rope"),
+    ("wide/tinystories", "oelm-bias-rope", "baseline-rope"),
+    ("wide/tinystories", "oelm-plus-rope", "trained-plus-rope"),
+    ("wide/tinystories", "oelm-plus-rope", "baseline-rope"),
+]
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("README.md", _CHANGES_IN_README),
+        ("README.zh-CN.md", _CHANGES_IN_README),
+        ("docs/findings.md", _CHANGES_IN_FINDINGS),
+    ],
+)
+def test_the_changes_in_a_page_are_those_of_the_results_page(
+    page: str, expected: list[tuple[str, str, str]]
+) -> None:
+    """A number with its interval, such as −1.0 % (−5.4 to +3.5), in the order of the page."""
     number = r"([−+]?\d+(?:\.\d+)?)"
     words = r"(?: %)?\**(?: perplexity| points of accuracy| 个百分点)?"
     text = (ROOT / page).read_text(encoding="utf-8")
-    undecided = "(?:, undecided|，未定)?"
-    shown = re.findall(
-        rf"{number}{words}\s?[(（]{number} (?:to|至)\s{number}{undecided}[)）]",
-        text.partition("performance.md")[0],
-    )
-    means, corpora = "gap, 3 datasets", ("gap/wikitext2", "gap/tinystories", "gap/openwebtext")
-    expected = [
-        (means, "oelm-freeze-rope", "baseline-rope"),
-        (means, "oelm-plus-rope", "baseline-rope"),
-        ("finetune, 3 datasets", "freeze-pretrained", "baseline"),
-        ("gpt-cls, 2 datasets", "oelm-freeze", "baseline"),
-        *((corpus, "oelm-plus-rope", "trained-plus-rope") for corpus in corpora),
-        *((corpus, "oelm-bias-rope", "trained-bias-rope") for corpus in corpora),
-        *((corpus, "oelm-bias-rope", "baseline-rope") for corpus in corpora),
-        (means, "oelm-freeze-rope", "orthogonal-init-rope"),
-        ("longer/4x, wikitext2", "oelm-plus-rope", "trained-plus-rope"),
-        ("longer/16x, wikitext2", "oelm-plus-rope", "trained-plus-rope"),
-        ("wide/tinystories", "oelm-bias-rope", "trained-bias-rope"),
-        ("wide/tinystories", "oelm-bias-rope", "baseline-rope"),
-        ("wide/tinystories", "oelm-plus-rope", "trained-plus-rope"),
-        ("wide/tinystories", "oelm-plus-rope", "baseline-rope"),
-        (means, "oelm-plus-rope", "baseline-bias-rope"),
-        (means, "oelm-bias-rope", "baseline-bias-rope"),
-    ]
+    text = re.split("```text|## Step time", text)[0]  # without the output of the demo and without step times
+    shown = re.findall(rf"{number}{words}\s?[(（]{number} (?:to|至)\s{number}(?:, undecided)?[)）]", text)
     rows = [line.split(" | ") for line in (ROOT / "docs/results.md").read_text(encoding="utf-8").splitlines()]
     measured = {
         (row[0].removeprefix("| ").removesuffix(" (mini)"), row[1], row[2]): " to ".join(row[4:6])
@@ -130,12 +140,9 @@ def test_the_changes_in_the_readme_are_those_of_the_results_page(page: str) -> N
         assert rounded == [f"{_number(text):.{n}f}" for text, n in zip(numbers, digits, strict=True)], which
 
 
-@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
-def test_the_step_times_in_the_readme_are_those_of_the_performance_page(page: str) -> None:
-    sentence = (
-        (ROOT / page).read_text(encoding="utf-8").partition("(docs/performance.md)")[2].split("\n\n")[0]
-    )
-    shown = re.findall(r"([\d.]+)[^\d]{0,4}[(（]([\d.]+) (?:to|至) ([\d.]+)[)）]", " ".join(sentence.split()))
+def test_the_step_times_in_the_findings_are_those_of_the_performance_page() -> None:
+    section = (ROOT / "docs/findings.md").read_text(encoding="utf-8").partition("## Step time")[2]
+    shown = re.findall(r"([\d.]+) \(([\d.]+) to ([\d.]+)\)", section)
     sections = (ROOT / "docs/performance.md").read_text(encoding="utf-8").split("\n## ")
     measured = next(text for text in sections if text.startswith("A training step: medium-512"))
     found = dict(re.findall(r"^\| ([\w-]+) \| [\d.]+ \| ([\d.]+ \[[\d., ]+\]) \|", measured, re.MULTILINE))

@@ -183,7 +183,7 @@ def test_export_loads_in_transformers_with_the_same_logits(
     root: Path, folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "exported"
-    words = ["export", "GPT-02", "--runs", str(root), "--to", "hf", "-o", str(target)]
+    words = ["export", "GPT-02", "--runs", str(root), "-o", str(target)]
     assert main(words) == 0
     import torch
     from transformers import AutoTokenizer, GPT2LMHeadModel

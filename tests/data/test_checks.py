@@ -91,7 +91,7 @@ def test_more_than_one_percent_of_shared_rows_is_an_error(folder: Path, write_js
     assert check(2).ok
     assert "2 rows of train also appear in test" in str(check(2))
     assert check(3).errors == [
-        "1.5% of the rows of test also appear in train (at most 1% is allowed), so scores on test are not "
+        "1.5 % of the rows of test also appear in train (at most 1 % is allowed), so scores on test are not "
         "those of unseen rows: remove these rows from train"
     ]
     write_jsonl("data/imdb/train.jsonl", [*rows(40), *rows(1) * 50])

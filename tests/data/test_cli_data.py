@@ -101,7 +101,7 @@ def test_prepare_and_check_report_texts_that_appear_in_two_splits(
     assert "appear in" not in out
     code, out, _ = run(capsys, "check", folder)
     assert code == 1
-    assert "ERROR: 50.0% of the rows of test also appear in train" in out
+    assert "ERROR: 50.0 % of the rows of test also appear in train" in out
     code, out, _ = run(capsys, "check", folder, "--no-duplicates")
     assert code == 0
 

@@ -47,7 +47,7 @@ def test_one_tower_of_clip_is_frozen(where, exclude):
     assert len(frozen(model)) == 2 * 2 * 2  # layers, q and k, weight and bias
     assert all(name.startswith("text_model.encoder.layers.") for name in frozen(model))
     assert applied.frozen == applied.qk_total == 2 * 2 * (32 * 32 + 32)
-    assert "Q/K chosen" in str(applied)
+    assert "Q/K selected" in str(applied)
     assert oelm.audit(model, optimizer_of(model)).ok
     assert len(oelm.qk_projections(model, where=where, exclude=exclude)) == 4
 

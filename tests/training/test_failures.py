@@ -289,7 +289,7 @@ def test_an_empty_split_is_a_failure_with_a_reason(tmp_path, machine, make, monk
 def test_a_warm_up_longer_than_the_run_is_logged(tmp_path, machine, make):
     fit(make("lm", optim={"warmup_steps": 100}, budget={"steps": 2}), tmp_path, machine)
     log = (tmp_path / "training.log").read_text(encoding="utf-8")
-    assert "the learning rate never rises above 2% of optim.lr" in log
+    assert "the learning rate never rises above 2 % of optim.lr" in log
 
 
 def test_a_missing_tokenizer_is_a_failure_with_a_reason(tmp_path, machine, make, monkeypatch):

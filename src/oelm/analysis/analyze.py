@@ -73,15 +73,15 @@ class Analysis:
             "runs_folder": str(self.loaded.root),
             "states": dict(self.states),
             "trials": len(self.loaded.trials),
-            "comparisons": [_comparison(c) for c in self.comparisons.made],
+            "comparisons": [_comparison_fields(c) for c in self.comparisons.made],
             "nothing_lost": [
                 {"study": goal.arm.config.study, "scale": goal.arm.config.scale, "id": goal.arm.id}
                 | {"outcome": goal.outcome, "missing": list(goal.missing)}
                 for goal in self.goals
             ],
-            "questions": [_answer(a) for a in self.answers],
-            "means": [_mean(m) for m in self.means],
-            "arms": [_arm(a, self.costs.get(a.key)) for a in self.arms],
+            "questions": [_answer_fields(a) for a in self.answers],
+            "means": [_mean_fields(m) for m in self.means],
+            "arms": [_arm_fields(a, self.costs.get(a.key)) for a in self.arms],
             "waiting": [str(m) for m in self.comparisons.waiting],
             "never_started": list(self.never_started),
             "warnings": [str(w) for w in self.warnings],
@@ -128,7 +128,7 @@ def _never_started(loaded: Loaded, planned: Planned, ids: Collection[str] | None
     )
 
 
-def _comparison(c: Comparison) -> dict[str, Any]:
+def _comparison_fields(c: Comparison) -> dict[str, Any]:
     return {
         "kind": c.kind,
         "study": c.arm.config.study,
@@ -140,8 +140,8 @@ def _comparison(c: Comparison) -> dict[str, Any]:
         "reference": c.reference.name,
         "reference_id": c.reference.id,
         "metric": c.metric,
-        "difference_points": _estimate(c.effect) if c.metric == "accuracy" else None,
-        "ratio": _estimate(c.ratio.exp()) if c.ratio else None,
+        "difference_points": _estimate_fields(c.effect) if c.metric == "accuracy" else None,
+        "ratio": _estimate_fields(c.ratio.exp()) if c.ratio else None,
         "target": asdict(c.target),
         "sign": asdict(c.sign),
         "scenario": asdict(c.scenario) if c.scenario else None,
@@ -155,19 +155,19 @@ def _comparison(c: Comparison) -> dict[str, Any]:
     }
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
+def _answer_fields(answer: Answer) -> dict[str, Any]:
     c = answer.comparison
     return {
         "study": answer.arm.config.study,
         "scale": answer.arm.config.scale,
         "id": answer.arm.id,
         **asdict(answer.question),
-        "ratio": _estimate(c.ratio.exp()) if c and c.ratio else None,
+        "ratio": _estimate_fields(c.ratio.exp()) if c and c.ratio else None,
         "verdict": asdict(answer.verdict) if answer.verdict else None,
     }
 
 
-def _mean(mean: Mean) -> dict[str, Any]:
+def _mean_fields(mean: Mean) -> dict[str, Any]:
     c = mean.first
     return {
         "kind": c.kind,
@@ -177,13 +177,13 @@ def _mean(mean: Mean) -> dict[str, Any]:
         "reference": c.reference.name,
         "datasets": [other.dataset for other in mean.comparisons],
         "metric": c.metric,
-        "difference_points": _estimate(mean.effect) if c.metric == "accuracy" else None,
-        "ratio": _estimate(mean.effect.exp()) if c.metric == "ppl" else None,
+        "difference_points": _estimate_fields(mean.effect) if c.metric == "accuracy" else None,
+        "ratio": _estimate_fields(mean.effect.exp()) if c.metric == "ppl" else None,
         "verdict": asdict(mean.verdict),
     }
 
 
-def _estimate(e: Estimate | None) -> dict[str, Any] | None:
+def _estimate_fields(e: Estimate | None) -> dict[str, Any] | None:
     return None if e is None else asdict(e)
 
 
@@ -191,7 +191,7 @@ def _texts(messages: Iterable[Message]) -> list[str]:
     return [str(m) for m in messages]
 
 
-def _arm(arm: Arm, spent: Cost | None) -> dict[str, Any]:
+def _arm_fields(arm: Arm, spent: Cost | None) -> dict[str, Any]:
     out: dict[str, Any] = {
         "id": arm.id,
         "arm": arm.name,

@@ -144,7 +144,8 @@ def show(
             {**_facts(e), **facts, "stand_ins": stand_ins(config), "unequal": [u.to_dict() for u in unequal]}
         )
         return
-    print(f"{e.id}: {e.title} (study {e.study}{f', phase {e.phase}' if e.phase else ''})")
+    title = f": {e.title}" if e.title else ""
+    print(f"{e.id}{title} (study {e.study}{f', phase {e.phase}' if e.phase else ''})")
     if e.reported:
         print(f"the original study reported {e.reported}{f' ({e.reported.note})' if e.reported.note else ''}")
     for note in (*e.notes, *stand_ins(config)):

@@ -252,8 +252,8 @@ def _prepare_split(
             plan = BatchPlan(encoded.lengths, 16, 0)
             share, share_to_max = plan.padding_share(), plan.padding_share(pad_to=tokens.max_length)
             meta, line = encoded.meta, f"{len(encoded):,} rows of {encoded.lengths.mean():.0f} tokens"
-            line += f"; padding {share:.1%} in batches of 16"
-            line += f" ({share_to_max:.1%} if padded to {tokens.max_length})"
+            line += f"; padding {100 * share:.1f} % in batches of 16"
+            line += f" ({100 * share_to_max:.1f} % if padded to {tokens.max_length})"
             facts = {"rows": len(encoded), "padding_share": share, "padding_share_to_max": share_to_max}
     skipped = sum(meta["bad_rows"].values())
     line += f"; {skipped:,} bad rows skipped" if skipped else ""
@@ -305,5 +305,6 @@ class _ProgressBar:
             self._bar.update(self._task, completed=now.share or 0.0, total=total, description=printable(line))
         elif time.monotonic() - self._last > _PLAIN_SECONDS:
             self._last = time.monotonic()
-            share = "" if now.share is None else f", {now.share:.0%}, {duration_text(now.eta_seconds)} left"
-            print(line + share, file=sys.stderr, flush=True)
+            if now.share is not None:
+                line += f", {100 * now.share:.0f} %, {duration_text(now.eta_seconds)} left"
+            print(line, file=sys.stderr, flush=True)

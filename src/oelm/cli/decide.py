@@ -16,6 +16,7 @@ from oelm.cli.run import LocalOptions, Place, SlurmFlags, TuningOptions, Where
 from oelm.cli.values import SEVERAL, Count, Integer, Seconds
 from oelm.errors import UsageError
 from oelm.experiments.catalogue import with_references
+from oelm.experiments.experiment import stand_ins
 from oelm.experiments.launch.jobs import RETRIES, Launcher
 from oelm.experiments.launch.local import LocalLauncher
 from oelm.experiments.launch.slurm import SlurmLauncher
@@ -111,7 +112,7 @@ def decide(
     limited = budget < float("inf")
     plans = forecasts.plans_of(design, runs) if dry_run or limited else {}
     if limited:
-        forecasts.check_budget(budget, design, look, plans)
+        forecasts.check_budget(budget, look, plans)
     if dry_run:
         needs = forecasts.forecast(design, look, plans, arms, runs)
         _print_plan(design, look, needs, gpu=gpu, runs=runs, as_json=json)
@@ -155,6 +156,12 @@ def _print_plan(design: Design, look: Look, needs: Forecast, *, gpu: str, runs: 
     _print_questions(look)
     print()
     _print_reasons(look)
+    for note in dict.fromkeys(note for config in design.configs for note in stand_ins(config)):
+        print(f"note: {note}")
+    if not any(q.is_open for q in look.questions):
+        spent = duration_text(look.spent_seconds)
+        print(f"nothing to train: no question is open; {spent} of training so far")
+        return
     expected = f", about {needs.expected_runs} expected" if needs.expected_runs is not None else ""
     arms = counted(len(design.configs), "arm")
     trials = counted(needs.trials, "tuning trial")

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from oelm.cli.analyze import BENCHMARKS, print_blocks, print_warnings
-from oelm.cli.options import OUTPUT, MachineOptions, OneScale, Seeds
+from oelm.cli.options import OUTPUT, CacheDir, MachineOptions, Seeds
 from oelm.cli.output import output_file, print, print_text
 from oelm.cli.progress import RunProgress
 from oelm.cli.report import Language
 from oelm.cli.values import Count
 from oelm.config.run_config import Scale
-from oelm.errors import UsageError, install_extra
+from oelm.errors import install_extra
 from oelm.experiments.catalogue import planned_configs, select
 from oelm.experiments.launch.jobs import exit_code
 from oelm.experiments.launch.local import LocalLauncher
@@ -38,13 +38,18 @@ METHODS = ("oelm-freeze", "oelm-bias", "oelm-plus")  # those that `short_result(
 
 def demo(
     *,
-    scale: OneScale = "mini",
+    scale: Annotated[
+        Scale, Parameter(help="Size of the runs. full: long runs; mini: minutes on a CPU; smoke: seconds.")
+    ] = "mini",
     seeds: Annotated[Seeds, Parameter(help="Seeds of the runs: 0 1 2, 0,1,2 or 0-3.")] = SEEDS,
     runs: str = "demo",
     output: Annotated[str, OUTPUT] = "",
     lang: Language = "en",
     slots: Count = 0,
-    machine: MachineOptions = MachineOptions(),
+    cache_dir: CacheDir = "",
+    device: str = "auto",
+    threads: Count = 0,
+    track: tuple[str, ...] = (),
 ) -> int:
     """Train the demo study, print its result and write its report.
 
@@ -56,12 +61,15 @@ def demo(
         HTML file of the report (default: report.html in the folder of --runs).
     slots
         Runs that train at the same time; 0 = automatic.
+    device
+        Device to train on: auto, cpu, cuda, cuda:1, ...
+    threads
+        CPU threads of a run; 0 = automatic.
+    track
+        Also log to tensorboard, wandb or trackio; repeatable.
     """
+    machine = MachineOptions(cache_dir=cache_dir, device=device, threads=threads, track=track)
     machine.check(runs)
-    if machine.data_dir:
-        raise UsageError(
-            "--data-dir has no effect on the demo, which always trains on the same text; leave it out"
-        )
     file = output_file(output or str(Path(runs) / "report.html"))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the demo needs no download
     started = time.monotonic()
@@ -69,7 +77,7 @@ def demo(
     total = sum(arm.total_runs for arm in arms)
     _introduce(scale, len(seeds), total, runs)
     with RunProgress(total) as progress:
-        slot_list = make_slots(total, gpus="auto", slots=slots, threads=machine.threads)
+        slot_list = make_slots(total, gpus="auto", slots=slots, threads=threads)
         launcher = LocalLauncher(slot_list, machine.machine(), events=progress.events())
         outcome = run_study(arms, runs, launcher, say=progress.say)
     path = _print_results(runs, file, lang)

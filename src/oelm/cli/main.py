@@ -161,7 +161,7 @@ COMMANDS: dict[str, Command] = {
     "export": Command(
         "oelm.cli.model:export", _RESULTS,
         "Write a trained model as a folder that transformers loads.",
-        ("oelm export GPT-02 --scale mini --to hf -o exported/gpt-02",),
+        ("oelm export GPT-02 --scale mini -o exported/gpt-02",),
     ),
     "probe": Command(
         "oelm.cli.probe:probe", _RESULTS,

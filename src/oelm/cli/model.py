@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -115,7 +115,6 @@ def export(
     run: str,
     /,
     *,
-    to: Literal["hf"] = "hf",
     output: Annotated[str, OUTPUT] = "",
     push_to_hub: str = "",
     public: Annotated[bool, Parameter(negative=())] = False,
@@ -128,8 +127,6 @@ def export(
     ----------
     run
         Run folder, or the ID of an experiment.
-    to
-        Format of the model; hf = Hugging Face transformers.
     output
         Folder to write to (default: exports/<ID>).
     push_to_hub

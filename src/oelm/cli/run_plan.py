@@ -20,6 +20,7 @@ from oelm.experiments.tuning import check_run_folders
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
 from oelm.runs.scan import state_of
+from oelm.units import counted
 
 
 def print_plan(
@@ -68,12 +69,13 @@ def print_plan(
         )
     states = Counter(row["state"] for row in plan if row["state"])
     found = f" ({', '.join(f'{n} {state}' for state, n in states.items())})" if states else ""
+    total = counted(len(plan) + later, "run")
     if isinstance(launcher, LocalLauncher):
         names = ", ".join(slot.name for slot in launcher.slots)
-        print(f"{len(plan) + later} runs{found} in {len(launcher.slots)} slots: {names}")
+        print(f"{total}{found} in {counted(len(launcher.slots), 'slot')}: {names}")
     else:
         after = "; tuned runs follow in arrays of their own, after their tuning trials" if tuned else ""
-        print(f"{len(plan) + later} runs{found} as tasks of a SLURM job array{after}:\n\n{script}", end="")
+        print(f"{total}{found} as tasks of a SLURM job array{after}:\n\n{script}", end="")
     if gpu:
         print_gpu_hours(sizes, gpu, runs)
 

@@ -71,7 +71,7 @@ def train(
     config = _tuned_config(plan, runs, quiet=json or not is_rank_zero())
     (job,) = make_jobs([config], runs)
     if is_rank_zero() and not json:
-        print(f"{job.name} ({config.scale}) in {job.folder}", flush=True)
+        print(f"{job.name} in {job.folder}", flush=True)
         for note in stand_ins(config):
             print(f"note: {note}")
     if is_rank_zero():

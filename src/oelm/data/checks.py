@@ -119,8 +119,9 @@ def check_corpus(
     if find_shared:
         report.duplicates = find_duplicates(corpus)
         report.errors += [
-            f"{share:.1%} of the rows of {other} also appear in {split} (at most {_MAX_SHARED:.0%} is allowed"
-            f"), so scores on {other} are not those of unseen rows: remove these rows from {split}"
+            f"{100 * share:.1f} % of the rows of {other} also appear in {split} "
+            f"(at most {100 * _MAX_SHARED:.0f} % is allowed), so scores on {other} are not those of "
+            f"unseen rows: remove these rows from {split}"
             for (split, other), share in report.duplicates.shares.items()
             if share > _MAX_SHARED
         ]

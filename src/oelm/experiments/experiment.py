@@ -47,7 +47,7 @@ def require_folder_name(name: str, what: str) -> None:
     """Raise UsageError unless `name` can be the name of one folder below the runs folder."""
     if not name or name.startswith(".") or any(c in name for c in "/\\= ") or not name.isprintable():
         raise UsageError(
-            f"'{name}' cannot be {what}, because a folder has the same name: choose a name that is not "
+            f"'{name}' cannot be {what}, because a folder gets this name: choose a name that is not "
             "empty, does not start with a dot, and has no spaces, slashes, '=' or control characters"
         )
 

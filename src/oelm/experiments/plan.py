@@ -184,7 +184,7 @@ def _time(
 
     device = choose_device(device_name)
     speed = gemm_peak(device) * ASSUMED_PEAK_SHARE
-    share = f"{ASSUMED_PEAK_SHARE:.0%}"
+    share = f"{100 * ASSUMED_PEAK_SHARE:.0f} %"
     return (
         steps * flops / speed,
         f"if this {device.type} trains at {share} of its speed in large matrix products",

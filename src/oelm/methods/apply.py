@@ -243,7 +243,7 @@ class Applied:
             ("parameters", self.total, ""),
             ("trainable", self.trainable, ""),
             ("frozen", self.frozen, frozen_share),
-            ("Q/K in all" if self._record.selection.is_everything else "Q/K chosen", self.qk_total, ""),
+            ("Q/K" if self._record.selection.is_everything else "Q/K selected", self.qk_total, ""),
             ("Q/K trainable", self.qk_trainable, trained_share),
         ]
         purpose = f": {self.method.purpose}" if self.method.purpose else ""

@@ -44,6 +44,7 @@ def check_seed(seed: int) -> None:
 
 
 def check_no_method_yet(model: nn.Module) -> None:
+    """Raise OelmError if a method was already applied to the model or to one of its submodules."""
     if (earlier := record_of(model)) is not None:
         raise OelmError(
             f"method '{earlier.method.name}' was already applied to this model, and a second one would act "

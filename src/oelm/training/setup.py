@@ -121,7 +121,7 @@ def _prepare_on_rank0_first(job: TrainingJob, recorder: Recorder) -> Prepared:
         if job.stop.reason and world.is_main:
             raise Interrupted(job.stop.reason)
         if world.is_main and time.time() - recorder.status.heartbeat > 10:
-            share = f"{progress.rows:,} rows" if progress.share is None else f"{progress.share:.0%}"
+            share = f"{progress.rows:,} rows" if progress.share is None else f"{100 * progress.share:.0f} %"
             recorder.write_status(preparing=f"{progress.split} {share}")
             journal.line(
                 f"encoding {progress.split}: {progress.rows:,} rows, {progress.tokens:,} tokens, "
@@ -184,7 +184,7 @@ def _warn_if_warmup_is_too_long(training: Training) -> None:
     if warm > total:
         training.recorder.journal.line(
             f"warning: the warm-up takes {warm} steps, but the run has only {total}, so the learning rate "
-            f"never rises above {total / warm:.0%} of optim.lr"
+            f"never rises above {100 * total / warm:.0f} % of optim.lr"
         )
 
 

@@ -321,5 +321,5 @@ def test_workers_know_the_datasets_of_the_users_catalogue(
 )
 def test_a_run_that_always_fails_is_not_retried(tmp_path: Path, code: int, state: str) -> None:
     (job,) = make_jobs([experiment("GPT-01").at("smoke", 0)], tmp_path)
-    LocalLauncher([], Machine(), retries=2)._judge(job, code)
+    LocalLauncher([], Machine(), retries=2)._set_state_after_exit(job, code)
     assert (job.state, job.failures) == (state, 1)

@@ -120,7 +120,7 @@ def trials_left(arms: Sequence[ArmPlan], root: Path | str) -> dict[ArmKey, int]:
     return left
 
 
-def check_budget(budget: float, design: Design, look: Look, plans: Mapping[ArmKey, Plan]) -> None:
+def check_budget(budget: float, look: Look, plans: Mapping[ArmKey, Plan]) -> None:
     """Raise UsageError if an open question needs a run that alone takes longer than `budget` seconds."""
     seconds = {**guessed_seconds(plans), **look.seconds}
     for q in look.questions:

@@ -108,6 +108,7 @@ class LocalLauncher:
         return False
 
     def _fill_slots(self, waiting: deque[Job], elsewhere: deque[tuple[float, Job]]) -> None:
+        """Start waiting jobs in all free slots; a run that another process trains moves to `elsewhere`."""
         taken = {active.slot.name for active in self._active}
         free = [slot for slot in self.slots if slot.name not in taken]
         while free and waiting and not self.stopped:
@@ -170,10 +171,10 @@ class LocalLauncher:
                 continue
             self._active.remove(active)
             active.job.slot = ""
-            self._judge(active.job, code)
+            self._set_state_after_exit(active.job, code)
             yield active.job
 
-    def _judge(self, job: Job, code: int) -> None:
+    def _set_state_after_exit(self, job: Job, code: int) -> None:
         """Set the state of a job from the exit code of its worker process."""
         # `state_of()` never raises, so a damaged run folder does not stop the other runs.
         state, status, note = state_of(job.folder)

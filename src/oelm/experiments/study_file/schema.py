@@ -19,10 +19,10 @@ _COMMENT = re.compile(r"^    (\w+): .*?  # (.+)$", re.M)
 
 def study_schema() -> dict[str, Any]:
     """Return the JSON Schema of a study file."""
-    schema = _object(StudyFile)
-    arm = _object(ArmSection)
+    schema = _schema_of_fields(StudyFile)
+    arm = _schema_of_fields(ArmSection)
     named = {"type": "string", "examples": list(methods())}
-    own = _object(Method)
+    own = _schema_of_fields(Method)
     own["properties"]["base"] = {**named, "description": "method from which the other fields are copied"}
     del own["properties"]["name"], own["required"]
     arm["properties"]["method"] |= {"anyOf": [named, own]}
@@ -34,11 +34,12 @@ def study_schema() -> dict[str, Any]:
     }
 
 
-def _object(cls: Any) -> dict[str, Any]:
+def _schema_of_fields(cls: Any) -> dict[str, Any]:
+    """Return the JSON Schema of a dataclass; the comment on the line of a field becomes its description."""
     hints, comments = typing.get_type_hints(cls), _comments(cls)
     properties, required = {}, []
     for f in dataclasses.fields(cls):
-        properties[f.name] = _of(hints[f.name])
+        properties[f.name] = _schema_of(hints[f.name])
         if f.name in comments:
             properties[f.name]["description"] = comments[f.name]
         if f.default is not dataclasses.MISSING:
@@ -50,19 +51,20 @@ def _object(cls: Any) -> dict[str, Any]:
     return {**schema, "required": required} if required else schema
 
 
-def _of(kind: Any) -> dict[str, Any]:
+def _schema_of(kind: Any) -> dict[str, Any]:
+    """Return the JSON Schema of a type, such as `tuple[float, ...]` or a dataclass."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        return _object(kind)
+        return _schema_of_fields(kind)
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in (Union, types.UnionType):
-        options = [_of(option) for option in arguments if option is not type(None)]
+        options = [_schema_of(option) for option in arguments if option is not type(None)]
         return options[0] if len(options) == 1 else {"anyOf": options}
     if origin is tuple:
-        return {"type": "array", "items": _of(arguments[0])}
+        return {"type": "array", "items": _schema_of(arguments[0])}
     if origin is dict:
-        return {"type": "object", "additionalProperties": _of(arguments[1])}
+        return {"type": "object", "additionalProperties": _schema_of(arguments[1])}
     return {} if kind is Any else {"type": _PLAIN[kind]}
 
 

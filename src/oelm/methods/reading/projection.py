@@ -87,7 +87,7 @@ def layer_places(model: nn.Module, names: Iterable[str]) -> dict[str, Place]:
     paths: dict[str, list[tuple[str, tuple[int, ...], str]]] = {}
     stacks: dict[str, set[tuple[int, ...]]] = {}
     for order, name in enumerate(names):
-        found = [_path(model, other) for other in all_names[id(model.get_submodule(name))]]
+        found = [_stack_path(model, other) for other in all_names[id(model.get_submodule(name))]]
         paths[name] = [(s, path, module) for s, path, module in found if path] or [("", (order,), name)]
         for stack, path, _ in paths[name]:
             stacks.setdefault(stack, set()).add(path)
@@ -107,8 +107,12 @@ def is_stack(module: nn.Module) -> bool:
     return isinstance(module, _LISTS) and len({type(member) for member in module}) == 1
 
 
-def _path(model: nn.Module, name: str) -> tuple[str, tuple[int, ...], str]:
-    """Return (outermost stack, index in each nested stack, innermost stack member) that contain `name`."""
+def _stack_path(model: nn.Module, name: str) -> tuple[str, tuple[int, ...], str]:
+    """Return where the module `name` is in the stacks of layers that contain it; the indices are () if none.
+
+    The result is (name of the outermost stack, index in each nested stack, name of the innermost layer), such
+    as ("stages", (1, 4), "stages.1.blocks.4").
+    """
     indices: list[int] = []
     stack, member, module, walked = "", "", model, ""
     holder = model  # contains `module`

@@ -23,7 +23,7 @@ _MAX_AGE = 1.0  # seconds; several open pages share one scan of the runs folder 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The arms of all runs that could be read, and the questions about these arms."""
+    """The arms of all runs that could be read, and the questions about these arms with their verdicts."""
 
     arms: tuple[Arm, ...] = ()
     questions: tuple[ShownQuestion, ...] = ()
