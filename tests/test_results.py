@@ -74,7 +74,7 @@ def test_the_savings_in_the_readme_are_those_of_the_results(page: str) -> None:
         ("gap", "GAP-WT2-baseline-rope", "GAP-WT2-oelm-freeze-rope"),
         ("gap", "GAP-WT2-baseline-rope", "GAP-WT2-oelm-plus-rope"),
         ("finetune", "FT-SST2-baseline", "FT-SST2-freeze-pretrained"),
-        ("gpt-cls", "CLS-IMDB-baseline", "CLS-IMDB-oelm-freeze"),
+        ("gpt-cls", "CLS-AGNEWS-baseline", "CLS-AGNEWS-oelm-freeze"),
     ]
     assert len(shown) == len(arms)
     for (flops, trainable), (study, baseline, arm) in zip(shown, arms, strict=True):
@@ -91,7 +91,7 @@ _CHANGES_IN_README = [
     (_MEANS, "oelm-freeze-rope", "baseline-rope"),
     (_MEANS, "oelm-plus-rope", "baseline-rope"),
     ("finetune, 3 datasets", "freeze-pretrained", "baseline"),
-    ("gpt-cls, 2 datasets", "oelm-freeze", "baseline"),
+    ("gpt-cls/agnews", "oelm-freeze", "baseline"),
     *((corpus, "oelm-plus-rope", "trained-plus-rope") for corpus in _CORPORA),
     *((corpus, "oelm-bias-rope", "trained-bias-rope") for corpus in _CORPORA),
     *((corpus, "oelm-bias-rope", "baseline-rope") for corpus in _CORPORA),

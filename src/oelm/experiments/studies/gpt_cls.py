@@ -22,7 +22,8 @@ ARMS = arms_of(
     )
 )
 
-# Settings at scale `mini`, where a run must be short on two CPU cores: 300 steps of 16 rows.
+# Settings at scale `mini`, where a run must be short on two CPU cores: 300 steps of 16 rows, and more where a
+# result needs them. On AG News, the baseline reaches 66 % after 300 steps and 82 % after 800.
 MINI: dict[str, Any] = {
     "budget.accumulation": 1,
     "budget.steps": 300,
@@ -30,6 +31,14 @@ MINI: dict[str, Any] = {
     "optim.warmup_steps": 50,
     "data.eval_rows": 1000,
 }
+LONGER: dict[str, Any] = {
+    "budget.steps": 800,
+    "budget.eval_every": 200,
+    "optim.warmup_steps": 80,
+    "data.eval_rows": 3000,
+    "model.dropout": 0.0,  # with dropout, torch's fused attention is not used, and a step takes twice as long
+}
+MINI_OF = {"agnews": {**MINI, **LONGER}}
 GRIDS: dict[str, tuple[float, ...]] = {"mini": (1e-4, 3e-4, 1e-3)}
 # Steps of a tuning trial / steps of a run. A quarter is too short: 50 of the 75 steps of such a trial are
 # warm-up, and on IMDb no learning rate gets better than guessing.
@@ -49,7 +58,7 @@ EXPERIMENTS = [
         stem=f"CLS-{stem}",
         study="gpt-cls",
         group=f"gpt-cls/{dataset}",
-        mini=MINI,
+        mini=MINI_OF.get(dataset, MINI),
         left_out_at=LEFT_OUT.get(dataset, {}),
         grids=GRIDS,
         trial_share=TRIAL_SHARE,
