@@ -122,6 +122,8 @@ def test_arms_become_experiments_that_differ_only_in_their_method(tmp_path: Path
         ("tokens: 100000", "steps: -5", 10, "budget.steps must be at least 0, not -5"),
         ("tokens: 100000", "tokens: 100000, epochs: 1", 10, "budget.tokens: tokens is allowed only"),
         ("seeds: [3, 4]", "seeds: []", 11, "seeds: must have at least one seed"),
+        ("seeds: [3, 4]", "seeds: [3, 3, 4]", 11, "seeds: 3 is listed twice; list each value once"),
+        ("seeds: [3, 4]", "grid: [1e-3, 0.001]", 11, "grid: 0.001 is listed twice"),
         ("seeds: [3, 4]", "smoke: {budget.step: 2}", 11, "did you mean 'budget.steps'?"),
         ("seeds: [3, 4]", "smoke: {method: oelm-bias}", 11, "'method' cannot differ between scales"),
         ("seeds: [3, 4]", "mini: {tune.grid: [1e-3]}", 11, "'tune.grid' cannot differ between scales"),
