@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from oelm.cli.options import Json, Runs, Study
+from oelm.cli.options import Json, Runs, Study, require_study
 from oelm.cli.output import output_file, print, print_json
 from oelm.runs.archives import archive as archives
 from oelm.runs.archives import keep as keeping
 from oelm.runs.archives import merge as merging
 from oelm.runs.archives.results_file import SUFFIX, read_results_file
+from oelm.runs.scan import require_runs_folder, study_names
 from oelm.units import bytes_text, counted
 
 ArchiveFile = Annotated[str, Parameter(help="Archive, FILE.tar.gz.")]
@@ -30,6 +31,7 @@ def pack(
     weights
         Also pack the weights of the best model of each run.
     """
+    _check_source(runs, study)
     made = archives.pack(runs, output_file(file), study=study, weights=weights)
     if json:
         print_json({"file": str(made.path), "runs": made.runs, "files": made.files, "bytes": made.bytes})
@@ -89,11 +91,18 @@ def keep(
 
     `oelm analyze`, `oelm report` and `oelm board` can read these files with --runs FOLDER.
     """
+    _check_source(runs, study)
     kept = keeping.keep(runs, folder, study=study)
     if json:
         print_json({"folder": folder, **asdict(kept)})
     else:
         print(f"{folder}: {_runs_and_files(kept.runs, kept.files)}, {bytes_text(kept.bytes)}")
+
+
+def _check_source(runs: str, study: str) -> None:
+    """Raise UsageError if there is no runs folder, or no such study."""
+    require_runs_folder(runs)
+    require_study(study, study_names(runs))
 
 
 def _runs_and_files(runs: int, files: int) -> str:

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from oelm.cli.options import OUTPUT, Json, Runs
 from oelm.cli.output import print, print_json
-from oelm.cli.values import Integer
+from oelm.cli.values import Count, Integer
 from oelm.config.run_config import Scale
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import write_text
@@ -48,9 +48,9 @@ def generate_text(
     /,
     *,
     prompt: str,
-    tokens: Integer = 100,
+    tokens: Count = 100,
     temperature: float = 0.8,
-    top_k: Integer = 0,
+    top_k: Count = 0,
     top_p: float = 1.0,
     sample_seed: Integer = 0,
     which: OneRun = OneRun(),
