@@ -178,6 +178,8 @@ def test_show_names_the_folder_in_which_train_stores_a_learning_rate_of_ones_own
         (["export", "GPT-01", "--runs", "runs", "-o", "file"], "file already exists"),
         (["analyze", "--runs", "file"], "--runs: file is not a folder"),
         (["export", "GPT-01", "--runs", "file"], "--runs: file is not a folder"),
+        (["archive", "keep", "file", "--runs", "runs"], "FOLDER: file cannot be used: file is not a folder"),
+        (["archive", "merge", "x.tar.gz", "--runs", "file"], "file cannot be used: file is not a folder"),
         (["analyze", "--runs", "empty"], "no runs in empty yet"),
         (["report", "--runs", "empty"], "no runs in empty yet"),
     ],

@@ -156,6 +156,8 @@ status --runs file
 board --runs file --port 0
 generate GPT-01 --prompt a --runs file
 generate GPT-01 --prompt a --tokens -1
+generate GPT-01 --prompt a --sample-seed -1
+archive merge x.tar.gz --runs file
 """.strip().splitlines()
 
 

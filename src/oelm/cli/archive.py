@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from oelm.cli.options import Json, Runs, Study, require_study
+from oelm.cli.options import Json, Runs, Study, require_study, require_writable
 from oelm.cli.output import output_file, print, print_json
 from oelm.runs.archives import archive as archives
 from oelm.runs.archives import keep as keeping
@@ -33,8 +34,11 @@ def pack(
     """
     _check_source(runs, study)
     made = archives.pack(runs, output_file(file), study=study, weights=weights)
+    for damage in made.damaged:
+        print(f"warning: {damage}; it was packed as it is, and analyze will not count it", file=sys.stderr)
     if json:
-        print_json({"file": str(made.path), "runs": made.runs, "files": made.files, "bytes": made.bytes})
+        facts = {"file": str(made.path), "runs": made.runs, "files": made.files, "bytes": made.bytes}
+        print_json(facts | {"damaged": list(made.damaged)})
     else:
         print(f"{made.path}: {_runs_and_files(made.runs, made.files)}, {bytes_text(made.bytes)}, verified")
 
@@ -62,6 +66,7 @@ def merge(file: AnyFile, /, *, runs: Runs = "runs", json: Json = False) -> int:
     Then `oelm decide` and `oelm run` continue the study: they do not train these runs again. A results
     file has no weights.
     """
+    require_writable(runs, "--runs / OELM_RUNS")
     done = merging.merge(file, runs)
     if json:
         print_json(asdict(done))
@@ -92,6 +97,7 @@ def keep(
     `oelm analyze`, `oelm report` and `oelm board` can read these files with --runs FOLDER.
     """
     _check_source(runs, study)
+    require_writable(folder, "FOLDER")
     kept = keeping.keep(runs, folder, study=study)
     if json:
         print_json({"folder": folder, **asdict(kept)})

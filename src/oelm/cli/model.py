@@ -75,6 +75,8 @@ def generate_text(
     sample_seed
         Seed of the sampling (not of the run).
     """
+    if not 0 <= sample_seed < 2**63:
+        raise UsageError(f"--sample-seed must be a whole number from 0 to 2^63 - 1, not {sample_seed}")
     folder = which.folder(run)
     if folder.config().task != "lm":
         raise OelmError(
@@ -140,7 +142,8 @@ def export(
     if public and not push_to_hub:
         raise UsageError("--public has no effect without --push-to-hub REPO: add that, or leave --public out")
     folder = which.folder(run)
-    target = Path(output or Path("exports") / folder.config().id)
+    results, config = folder.results(), folder.config()  # read before anything is written: it may be damaged
+    target = Path(output or Path("exports") / config.id)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} already exists and is not an empty folder; give another with -o")
     from oelm.data.tokenize.tokenizers import Tokenizer
@@ -161,7 +164,6 @@ def export(
         save(model, target)
         usage = ""
     tokenizer.save(target)
-    results, config = folder.results(), folder.config()
     scores = results.test if results is not None else None
     measured = {} if scores is None else {"test perplexity": scores.ppl, "test accuracy": scores.accuracy}
     card = model_card(
