@@ -102,6 +102,21 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], see: str = "", fiel
     return UsageError(f"unknown {kind} '{name}'{hint} {listed}", field=field)
 
 
+def require_distinct(values: Iterable[object], *, field: str = "") -> None:
+    """Raise UsageError if a value is in a list twice, which is probably a typing mistake for another value.
+
+    >>> require_distinct([0, 0, 1])
+    Traceback (most recent call last):
+    ...
+    oelm.errors.UsageError: 0 is listed twice; list each value once
+    """
+    listed: set[object] = set()
+    for value in values:
+        if value in listed:
+            raise UsageError(f"{value} is listed twice; list each value once", field=field)
+        listed.add(value)
+
+
 def first_line(error: Exception) -> str:
     """Return "type: first line" of an exception from another library, to quote it in a message of oelm.
 

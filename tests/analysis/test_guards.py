@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from oelm.analysis.analyze import analyze as analyze_without_catalogue
 from oelm.analysis.verdict import REFUSED, UNDECIDED, WITHHELD
 from oelm.config.run_config import CompareConfig, QuestionConfig, TuneConfig
 from oelm.methods.presets import find_method
@@ -298,3 +299,14 @@ def test_a_control_that_is_another_network_is_flagged(tmp_path, changes, trained
     assert said in texts(c.flags)
     assert ("is not the same network with trained Q/K" in texts(c.flags)) == bool(said)
     assert str(conclusion(c)).startswith("mine is worse" if said else "Freezing alone costs")
+
+
+def test_scale_smoke_gets_no_verdict(tmp_path):
+    for seed, (base, frozen) in enumerate(zip(BASE_PPL, FROZEN_PPL, strict=True)):
+        write_run(tmp_path, lm_config(seed=seed, scale="smoke"), base)
+        write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=seed, scale="smoke"), frozen)
+    (c,) = analyze_without_catalogue(tmp_path, planned={}).comparisons.of("baseline")
+    assert "scale smoke only shows that the program works" in texts(c.caveats)
+    assert len(c.caveats) == 1
+    assert {c.target.outcome, c.sign.outcome} == {WITHHELD}
+    assert c.effect is not None  # the difference is shown

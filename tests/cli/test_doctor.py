@@ -51,6 +51,15 @@ def test_without_a_named_experiment_a_small_one_is_checked(
     assert not [case for case in check["cases"] if case["signal"] == "SIGKILL"]
 
 
+def test_a_file_in_place_of_the_runs_folder_is_a_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for name in ("file", "file/runs"):
+        assert main(["doctor", "--runs", str(tmp_path / name)]) == 1
+        assert f"problem  runs folder: {tmp_path / 'file'} is not a folder" in capsys.readouterr().out
+
+
 def test_a_preempted_run_is_compared_with_the_grace_period(
     fake: dict[str, Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

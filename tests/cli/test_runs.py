@@ -178,6 +178,20 @@ def test_probe_draws_several_runs_in_one_figure(
     assert "no run given" in capsys.readouterr().err
 
 
+def test_a_run_with_damaged_results_is_not_exported_and_named_when_it_is_packed(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(root, tmp_path / "runs"))
+    (file,) = copy.rglob("results.json")
+    file.write_bytes(file.read_bytes()[:-20])
+    target = tmp_path / "exported"
+    assert main(["export", "GPT-02", "--runs", str(copy), "-o", str(target)]) == 1
+    assert "results.json" in capsys.readouterr().err
+    assert not target.exists()
+    assert main(["archive", "pack", str(tmp_path / "x.tar.gz"), "--runs", str(copy)]) == 0
+    assert "is damaged: results.json has changed since it was written" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_export_loads_in_transformers_with_the_same_logits(
     root: Path, folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -23,7 +23,6 @@ from oelm.experiments.catalogue import select
         (["--seeds", "0-3"], [0, 1, 2, 3]),
         (["--seeds", "0-1", "4,6-7", "9"], [0, 1, 4, 6, 7, 9]),
         (["--seeds", "1", "--seeds", "2"], [1, 2]),
-        (["--seeds", "3", "3", "1-3"], [3, 1, 2]),
     ],
 )
 def test_formats_of_seeds(words: list[str], seeds: list[int]) -> None:
@@ -37,6 +36,23 @@ def test_formats_of_seeds(words: list[str], seeds: list[int]) -> None:
 def test_invalid_seeds(word: str) -> None:
     with pytest.raises(UsageError, match="--seeds"):
         integers([word], "--seeds")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seeds", "0", "0", "1"], "--seeds: 0 is listed twice"),
+        (["--seeds", "0-2,1"], "--seeds: 1 is listed twice"),
+        (["--seeds", "4", "--seeds", "4"], "--seeds: 4 is listed twice"),
+        (["--trial-seeds", "7", "7"], "--trial-seeds: 7 is listed twice"),
+        (["--grid", "1e-3", "0.001"], "--grid: 0.001 is listed twice"),
+    ],
+)
+def test_a_value_that_is_listed_twice_is_an_error(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "GPT-01", "--dry-run", "--scale", "smoke", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,17 @@ probe
 clean --study nowhere
 archive pack
 archive nonsense
+archive pack x.tar.gz --runs nowhere
+archive pack x.tar.gz --runs file
+archive pack x.tar.gz --runs . --study nowhere
+archive keep results --runs nowhere
+archive keep results --runs . --study nowhere
+status --runs file
+board --runs file --port 0
+generate GPT-01 --prompt a --runs file
+generate GPT-01 --prompt a --tokens -1
+generate GPT-01 --prompt a --sample-seed -1
+archive merge x.tar.gz --runs file
 """.strip().splitlines()
 
 

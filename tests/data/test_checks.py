@@ -23,6 +23,7 @@ def test_valid_data_has_no_errors(folder: Path) -> None:
     assert report.ok
     assert report.splits["train"].labels == {0: 20, 1: 20}
     assert "no errors" in str(report)
+    assert "neg: 20, pos: 20" in str(report)  # names show at once if the classes are swapped
     assert report.to_dict()["duplicates"] == {
         "validation in test": 0,
         "train in test": 0,

@@ -390,6 +390,16 @@ def test_labels_that_are_no_classes_are_an_error(write_jsonl, labels: list, prob
         open_corpus(f"file:{path}")
 
 
+@pytest.mark.parametrize("last", ["nan", "0.5", "1.0"])
+def test_a_number_in_a_csv_file_that_is_no_class_is_an_error(tmp_path: Path, last: str) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text(f"text,label\na,0\nb,1\nc,{last}\n", encoding="utf-8")
+    with pytest.raises(OelmError, match="'label' has numbers and names"):
+        open_corpus(f"file:{path}")
+    path.write_text("text,label\na,0.0\nb,1.0\n", encoding="utf-8")  # as pandas writes a column with gaps
+    assert open_corpus(f"file:{path}").label_names == ("0.0", "1.0")
+
+
 def test_invalid_paths_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         open_corpus(f"file:{tmp_path}/no.jsonl")

@@ -82,7 +82,12 @@ def test_arms_become_experiments_that_differ_only_in_their_method(tmp_path: Path
 @pytest.mark.parametrize(
     ("written", "instead", "line", "message"),
     [
-        ("model:", "modle:", 3, "'modle'; did you mean 'model'?"),
+        ("model:", "modle:", 3, "line 3: unknown field 'modle'; did you mean 'model'?"),
+        ("frozen: oelm-freeze", "frozen: 7", 6, "arms.frozen: expected text or a mapping of fields, got 7"),
+        ("frozen: oelm-freeze", "Plain: oelm-freeze", 6, "plain and Plain differ only in case"),
+        ("gain: 2.0", "gain: two", 8, "arms.warm.method.gain: expected a number or 'match', got 'two'"),
+        ("budget: {tokens: 100000", "budget: {steps: 0", 10, "nothing would be trained"),
+        ("reference: frozen, rule: superior", "margin: 0.1}\n  - {arm: warm, margin: 0.1", 15, "asked twice"),
         ("gain: 2.0", "gian: 2.0", 8, "arms.warm.method 'gian'; did you mean 'gain'?"),
         ("gain: 2.0", "gain: -2.0", 8, "arms.warm.method: method 'warm': gain must be"),
         ("base: oelm-freeze", "base: oelm-freze", 8, "did you mean 'oelm-freeze'?"),
@@ -122,6 +127,8 @@ def test_arms_become_experiments_that_differ_only_in_their_method(tmp_path: Path
         ("tokens: 100000", "steps: -5", 10, "budget.steps must be at least 0, not -5"),
         ("tokens: 100000", "tokens: 100000, epochs: 1", 10, "budget.tokens: tokens is allowed only"),
         ("seeds: [3, 4]", "seeds: []", 11, "seeds: must have at least one seed"),
+        ("seeds: [3, 4]", "seeds: [3, 3, 4]", 11, "seeds: 3 is listed twice; list each value once"),
+        ("seeds: [3, 4]", "grid: [1e-3, 0.001]", 11, "grid: 0.001 is listed twice"),
         ("seeds: [3, 4]", "smoke: {budget.step: 2}", 11, "did you mean 'budget.steps'?"),
         ("seeds: [3, 4]", "smoke: {method: oelm-bias}", 11, "'method' cannot differ between scales"),
         ("seeds: [3, 4]", "mini: {tune.grid: [1e-3]}", 11, "'tune.grid' cannot differ between scales"),
@@ -141,6 +148,27 @@ def test_an_error_names_the_file_the_line_and_the_key(
     assert message in str(found.value)
     assert f"mine.yaml, line {line}: " in str(found.value) or not line
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "mine.yaml is empty"),
+        (b"# nothing\n", "mine.yaml is empty"),
+        (b"- a\n", r"mine.yaml: expected a mapping of fields, got \['a'\]"),
+        (b"study: mine\n", "mine.yaml: the field 'data' is missing"),
+        (b"\xff\xfe", "mine.yaml: not UTF-8 text"),
+        (b"study: a\ndata: {dataset: stories}\narms: [a, b]\n", "line 3: arms: expected a mapping of fields"),
+    ],
+)
+def test_a_file_that_is_no_study_is_a_usage_error(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=message) as found:
+        load_study(path)
+    assert "StudyFile" not in str(found.value)
+    with pytest.raises(UsageError, match="is a folder, not a study file"):
+        load_study(tmp_path)
 
 
 def test_numbers_and_words_are_read_as_they_look(tmp_path: Path) -> None:

@@ -111,11 +111,19 @@ def test_the_error_about_a_typo_names_the_nearest_method():
         ({"freeze": "all", "freeze_at": 0.5}, "freeze_at"),
         ({"freeze": "all", "thaw_to": 0.5}, "gradual"),
         ({"freeze": "all", "parts": ()}, "empty"),
+        ({"controls": ("init",)}, "controls must be a text"),
+        ({"control": None}, "control must be a text"),
     ],
 )
 def test_an_invalid_or_ineffective_field_is_refused(fields, word):
     with pytest.raises(UsageError, match=word):
         Method("mine", **fields)
+
+
+def test_a_method_cannot_be_its_own_control():
+    with pytest.raises(UsageError, match="cannot be its own control"):
+        oelm.register_method(Method("narcissus", init="headwise", freeze="all", control="narcissus"))
+    assert "narcissus" not in oelm.methods()
 
 
 def test_the_error_about_an_unknown_field_names_the_nearest_one():

@@ -47,7 +47,14 @@ def test_top_k_and_top_p_restrict_the_sampled_tokens():
 
 
 def test_invalid_sampling_settings_are_errors(model):
-    for bad in ({"temperature": -1}, {"top_k": -1}, {"top_p": 0}, {"top_p": 1.5}):
+    for bad in (
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_k": -1},
+        {"top_p": 0},
+        {"top_p": 1.5},
+    ):
         with pytest.raises(UsageError):
             sample(torch.zeros(4), **bad)
     with pytest.raises(UsageError, match="empty"):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from oelm.cli.options import Json, Runs, Study
+from oelm.cli.options import Json, Runs, Study, require_study, require_writable
 from oelm.cli.output import output_file, print, print_json
 from oelm.runs.archives import archive as archives
 from oelm.runs.archives import keep as keeping
 from oelm.runs.archives import merge as merging
 from oelm.runs.archives.results_file import SUFFIX, read_results_file
+from oelm.runs.scan import require_runs_folder, study_names
 from oelm.units import bytes_text, counted
 
 ArchiveFile = Annotated[str, Parameter(help="Archive, FILE.tar.gz.")]
@@ -30,9 +32,13 @@ def pack(
     weights
         Also pack the weights of the best model of each run.
     """
+    _check_source(runs, study)
     made = archives.pack(runs, output_file(file), study=study, weights=weights)
+    for damage in made.damaged:
+        print(f"warning: {damage}; it was packed as it is, and analyze will not count it", file=sys.stderr)
     if json:
-        print_json({"file": str(made.path), "runs": made.runs, "files": made.files, "bytes": made.bytes})
+        facts = {"file": str(made.path), "runs": made.runs, "files": made.files, "bytes": made.bytes}
+        print_json(facts | {"damaged": list(made.damaged)})
     else:
         print(f"{made.path}: {_runs_and_files(made.runs, made.files)}, {bytes_text(made.bytes)}, verified")
 
@@ -60,6 +66,7 @@ def merge(file: AnyFile, /, *, runs: Runs = "runs", json: Json = False) -> int:
     Then `oelm decide` and `oelm run` continue the study: they do not train these runs again. A results
     file has no weights.
     """
+    require_writable(runs, "--runs / OELM_RUNS")
     done = merging.merge(file, runs)
     if json:
         print_json(asdict(done))
@@ -89,11 +96,19 @@ def keep(
 
     `oelm analyze`, `oelm report` and `oelm board` can read these files with --runs FOLDER.
     """
+    _check_source(runs, study)
+    require_writable(folder, "FOLDER")
     kept = keeping.keep(runs, folder, study=study)
     if json:
         print_json({"folder": folder, **asdict(kept)})
     else:
         print(f"{folder}: {_runs_and_files(kept.runs, kept.files)}, {bytes_text(kept.bytes)}")
+
+
+def _check_source(runs: str, study: str) -> None:
+    """Raise UsageError if there is no runs folder, or no such study."""
+    require_runs_folder(runs)
+    require_study(study, study_names(runs))
 
 
 def _runs_and_files(runs: int, files: int) -> str:

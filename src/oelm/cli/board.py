@@ -7,6 +7,7 @@ import errno
 import getpass
 import secrets
 import socket
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -16,6 +17,7 @@ from oelm.cli.options import Catalogue, Runs, load_catalogues
 from oelm.cli.output import print
 from oelm.cli.report import Language
 from oelm.errors import OelmError
+from oelm.runs.scan import require_runs_folder
 
 HOST = "127.0.0.1"  # reachable only from this machine, because the board shows the whole runs folder
 
@@ -40,6 +42,8 @@ def board(
     from oelm.report.board.server import Site
     from oelm.report.board.snapshot import Board
 
+    if Path(runs).exists():  # the board may be started before the first run
+        require_runs_folder(runs)
     load_catalogues(catalogue)
     with listen(port) as listener:
         token, port = secrets.token_urlsafe(24), listener.getsockname()[1]

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from oelm.cli.options import OUTPUT, Json, Runs
 from oelm.cli.output import print, print_json
-from oelm.cli.values import Integer
+from oelm.cli.values import Count, Integer
 from oelm.config.run_config import Scale
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import write_text
@@ -48,9 +48,9 @@ def generate_text(
     /,
     *,
     prompt: str,
-    tokens: Integer = 100,
+    tokens: Count = 100,
     temperature: float = 0.8,
-    top_k: Integer = 0,
+    top_k: Count = 0,
     top_p: float = 1.0,
     sample_seed: Integer = 0,
     which: OneRun = OneRun(),
@@ -75,6 +75,8 @@ def generate_text(
     sample_seed
         Seed of the sampling (not of the run).
     """
+    if not 0 <= sample_seed < 2**63:
+        raise UsageError(f"--sample-seed must be a whole number from 0 to 2^63 - 1, not {sample_seed}")
     folder = which.folder(run)
     if folder.config().task != "lm":
         raise OelmError(
@@ -137,7 +139,8 @@ def export(
     if public and not push_to_hub:
         raise UsageError("--public has no effect without --push-to-hub REPO: add that, or leave --public out")
     folder = which.folder(run)
-    target = Path(output or Path("exports") / folder.config().id)
+    results, config = folder.results(), folder.config()  # read before anything is written: it may be damaged
+    target = Path(output or Path("exports") / config.id)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} already exists and is not an empty folder; give another with -o")
     from oelm.data.tokenize.tokenizers import Tokenizer
@@ -158,7 +161,6 @@ def export(
         save(model, target)
         usage = ""
     tokenizer.save(target)
-    results, config = folder.results(), folder.config()
     scores = results.test if results is not None else None
     measured = {} if scores is None else {"test perplexity": scores.ppl, "test accuracy": scores.accuracy}
     card = model_card(

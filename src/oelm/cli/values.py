@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from oelm.errors import UsageError
+from oelm.errors import UsageError, require_distinct
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -24,11 +24,11 @@ MAX_RANGE = 10_000  # a range with more values, such as 0-99999, is a typing mis
 
 
 def integers(words: Iterable[str], flag: str) -> tuple[int, ...]:
-    """Return the integers that words such as "3", "1,2" and "0-4" name, without duplicates.
+    """Return the integers that words such as "3", "1,2" and "0-4" name; one that is named twice is an error.
 
     flag: name of the option, for error messages
 
-    >>> integers(["0-2", "7,9", "2"], "--seeds")
+    >>> integers(["0-2", "7,9"], "--seeds")
     (0, 1, 2, 7, 9)
     """
     found: list[int] = []
@@ -43,7 +43,7 @@ def integers(words: Iterable[str], flag: str) -> tuple[int, ...]:
             )
     if not found:
         raise UsageError(f"{flag} needs at least one integer, such as 0 1 2 or 0-3")
-    return _unique(found)
+    return _distinct(found, flag)
 
 
 def seconds(text: str) -> float:
@@ -87,8 +87,12 @@ def _expand_range(part: str, flag: str) -> range:
     return range(first, last + 1)
 
 
-def _unique(values: Iterable[_T]) -> tuple[_T, ...]:
-    return tuple(dict.fromkeys(values))
+def _distinct(values: Sequence[_T], flag: str) -> tuple[_T, ...]:
+    try:
+        require_distinct(values)
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error}") from None
+    return tuple(values)
 
 
 def _integers_option(_: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
@@ -96,10 +100,12 @@ def _integers_option(_: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
 
 
 def _numbers_option(_: Any, tokens: Sequence[Token]) -> tuple[float, ...]:
+    flag = str(tokens[0].keyword)
     try:
-        return _unique(float(part) for part in _split_commas(token.value for token in tokens))
+        numbers = [float(part) for part in _split_commas(token.value for token in tokens)]
     except ValueError as error:
-        raise UsageError(f"{tokens[0].keyword} takes numbers such as 1e-3 3e-3: {error}") from None
+        raise UsageError(f"{flag} takes numbers such as 1e-3 3e-3: {error}") from None
+    return _distinct(numbers, flag)
 
 
 def _phases_option(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
@@ -109,7 +115,7 @@ def _phases_option(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
         found.extend(map(str, _expand_range(part, str(tokens[0].keyword))) if is_range else [part])
     if not found:
         raise UsageError(f"{tokens[0].keyword} needs at least one phase, such as 1, 1-4 or paper")
-    return _unique(found)
+    return tuple(dict.fromkeys(found))  # `1-4 2` selects what `1-4` does
 
 
 def _seconds_option(_: Any, tokens: Sequence[Token]) -> float:

@@ -59,7 +59,8 @@ def check_config(config: RunConfig, data_dir: str = "") -> None:
         raise UsageError(f"seed must be a whole number from 0 to 2^63 - 1, not {config.seed}")
     if not config.budget.steps and not config.budget.epochs:
         raise UsageError(
-            "budget.steps and budget.epochs are both 0, so nothing would be trained: set one of them"
+            "budget.steps and budget.epochs are both 0, so nothing would be trained: set one of them",
+            field="budget",
         )
     _check_schedule(config.optim)
     if config.data.pad_to_max and config.task != "classification":

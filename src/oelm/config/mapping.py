@@ -43,9 +43,9 @@ def from_mapping(cls: type[T], mapping: Any, where: str = "", *, json: bool = Fa
     `where`, the dotted name of the mapping, such as "optim". `json=True` is for files that oelm itself wrote:
     unknown fields are ignored, and text is never converted to a number.
     """
-    place = where or cls.__name__
+    start, of_place = (f"{where}: ", f" of {where}") if where else ("", "")
     if not isinstance(mapping, Mapping):
-        raise UsageError(f"{place}: expected a mapping of fields, got {_shown(mapping)}", field=where)
+        raise UsageError(f"{start}expected a mapping of fields, got {_shown(mapping)}", field=where)
     dataclass: Any = cls  # typed Any, because mypy does not accept type[T] for a cached function
     hints = field_types(dataclass)
     values = {}
@@ -58,9 +58,9 @@ def from_mapping(cls: type[T], mapping: Any, where: str = "", *, json: bool = Fa
         if kind is not None:
             values[name] = convert(kind, value, field_place, json=json)
         elif not json:
-            raise unknown_name(f"field of {place}", str(name), hints, field=field_place)
+            raise unknown_name(f"field{of_place}", str(name), hints, field=field_place)
     if missing := [name for name in _required_fields(dataclass) if name not in values]:
-        raise UsageError(f"{place}: the field '{missing[0]}' is missing", field=where)
+        raise UsageError(f"{start}the field '{missing[0]}' is missing", field=where)
     try:
         return cls(**values)
     except UsageError as error:  # raised by __post_init__() of the dataclass
@@ -182,6 +182,9 @@ def _convert_union(options: tuple[Any, ...], value: Any, where: str, inner: Any)
         except UsageError as error:
             if option is not type(None):
                 errors.append(error)
+    if len(errors) > 1 and isinstance(value, _PLAIN):
+        kinds = " or ".join(_kind_name(option) for option in options if option is not type(None))
+        raise UsageError(f"{where}: expected {kinds}, got {_shown(value)}", field=where)
     raise errors[-1]
 
 
@@ -206,6 +209,15 @@ def _convert_tuple(arguments: tuple[Any, ...], value: Any, where: str, inner: An
 
 def _kind_name(kind: Any) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    origin, arguments = _origin_and_arguments(kind)
+    if origin is Literal:
+        return " or ".join(map(repr, arguments))
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(_kind_name, arguments))
+    if origin is tuple:
+        return "a list"
+    if origin is dict or dataclasses.is_dataclass(kind):
+        return "a mapping of fields"
     return names.get(kind, str(kind).replace("typing.", ""))
 
 

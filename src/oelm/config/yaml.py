@@ -13,7 +13,7 @@ import yaml
 
 from oelm.config.mapping import convert, field_types, from_mapping, to_mapping
 from oelm.config.run_config import RunConfig
-from oelm.errors import UsageError
+from oelm.errors import OelmError, UsageError
 from oelm.files.yaml import parse_yaml, read_yaml_with_lines
 
 T = TypeVar("T")
@@ -69,7 +69,12 @@ def read_yaml_as(cls: type[T], path: Path | str) -> tuple[T, dict[str, int]]:
 
     Errors name the file and the line.
     """
-    content, lines = read_yaml_with_lines(path)
+    try:
+        content, lines = read_yaml_with_lines(path)
+    except OelmError as error:  # such as a file that is not text
+        raise UsageError(str(error)) from None
+    if content is None:
+        raise UsageError(f"{path} is empty")
     with errors_with_lines(path, lines):
         return from_mapping(cls, content), lines
 

@@ -28,7 +28,7 @@ class SplitCheck:
 
     rows: int = 0
     bytes: int = 0
-    labels: Counter[int] = field(default_factory=Counter)
+    labels: Counter[int] = field(default_factory=Counter)  # class index -> rows
     bad_rows: BadRows = field(default_factory=BadRows)
 
 
@@ -39,6 +39,7 @@ class CheckReport:
     name: str
     origin: str
     splits: dict[str, SplitCheck] = field(default_factory=dict)
+    label_names: tuple[str, ...] = ()
     duplicates: DuplicateReport | None = None
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -50,7 +51,8 @@ class CheckReport:
     def __str__(self) -> str:
         lines = [f"{self.name} from {self.origin}"]
         for split, check in self.splits.items():
-            classes = ", ".join(f"{label}: {count:,}" for label, count in sorted(check.labels.items()))
+            counted = sorted(check.labels.items())
+            classes = ", ".join(f"{self.label_names[label]}: {count:,}" for label, count in counted)
             counts = f"  {split:10} {check.rows:>10,} rows {check.bytes / 1e6:>9.1f} MB  {classes}"
             lines.append(counts.rstrip())
         if self.duplicates is not None:
@@ -101,7 +103,9 @@ def check_corpus(
                    than 1 % of the rows of test or validation are an error
     """
     corpus = limit_streamed(corpus)
-    report = CheckReport(corpus.name, corpus.origin, warnings=list(corpus.notes))
+    report = CheckReport(
+        corpus.name, corpus.origin, label_names=corpus.label_names, warnings=list(corpus.notes)
+    )
     for split in SPLITS:
         try:
             corpus.require_split(split)

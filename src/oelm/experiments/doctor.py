@@ -121,10 +121,12 @@ def _hardware(machine: Machine) -> Iterator[Finding]:
 
 def _writable(root: Path) -> Finding:
     parent = existing_parent(root)
-    if os.access(parent, os.W_OK):
-        return Finding("runs folder", True, str(root.resolve()))
     remedy = "choose a different runs folder with --runs"
-    return Finding("runs folder", False, f"no permission to write in {parent}", remedy)
+    if not parent.is_dir():
+        return Finding("runs folder", False, f"{parent} is not a folder", remedy)
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return Finding("runs folder", False, f"no permission to write in {parent}", remedy)
+    return Finding("runs folder", True, str(root.resolve()))
 
 
 def _disk(root: Path, arms: Sequence[ArmPlan]) -> Finding:

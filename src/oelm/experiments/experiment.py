@@ -21,7 +21,7 @@ from oelm.config.run_config import (
     TuneConfig,
 )
 from oelm.data.catalogue import datasets
-from oelm.errors import UsageError, unknown_name
+from oelm.errors import UsageError, require_distinct, unknown_name
 from oelm.experiments.scales import GRIDS, SCALES, shrink
 from oelm.methods.method import Method
 from oelm.methods.presets import find_method
@@ -94,6 +94,9 @@ class Experiment:
     def __post_init__(self) -> None:
         require_folder_name(self.id, "an experiment ID")
         require_folder_name(self.study, "a study's name")
+        require_distinct(self.seeds, field="seeds")
+        for grid in self.grids.values():
+            require_distinct(grid, field="grid")
 
     @property
     def kind(self) -> str:

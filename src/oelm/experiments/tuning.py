@@ -245,15 +245,15 @@ class TuningGroup:
             tuned.arms.append(self.with_lr(arm, choice.lr))
 
     def drop(self, stuck: Sequence[Job]) -> bool:
-        """Return whether one of the `stuck` jobs is a trial of this group; if so, tell the user."""
+        """Return whether one of the `stuck` jobs is a trial of this group; if so, tell the user.
+
+        The reason of a failed trial is not told here: the commands print it when it fails, and at their end.
+        """
         own = {(arm.id, arm.scale) for arm in self.arms}
-        found = [job for job in stuck if (job.config.id, job.config.scale) in own]
-        for job in found:
-            if job.state == "failed":
-                self.say(f"failed: {job.name}: {job.reason}")
+        found = any((job.config.id, job.config.scale) in own for job in stuck)
         if found:
             self.say(f"{self.name}: not all tuning trials have ended; run the same command again to continue")
-        return bool(found)
+        return found
 
     def _existing_runs(self, arm: ArmPlan) -> Iterator[RunConfig]:
         for run in arm.runs:

@@ -223,6 +223,9 @@ class Method:
 def _check_choices(m: Method) -> None:
     if not isinstance(m.name, str) or not m.name.strip():
         raise UsageError(f"the name of a method must be a non-empty text, got {m.name!r}")
+    for name in ("purpose", "controls", "reference", "control"):
+        if not isinstance(getattr(m, name), str):
+            raise UsageError(f"method '{m.name}': {name} must be a text, got {getattr(m, name)!r}")
     for name, kind in (("init", Init), ("freeze", Freeze), ("schedule", Schedule)):
         if getattr(m, name) not in get_args(kind):
             raise unknown_name(f"{name} of method '{m.name}':", str(getattr(m, name)), get_args(kind))

@@ -316,6 +316,10 @@ def register_method(new: Method) -> Method:
     if not isinstance(new, Method):
         raise UsageError(f"register_method needs an oelm.Method, got {type(new).__name__}")
     check_name_is_free(new)
+    if new.control == new.name:
+        raise UsageError(
+            f"method '{new.name}' cannot be its own control; name another method, or leave it out"
+        )
     _METHODS[new.name] = new
     return new
 

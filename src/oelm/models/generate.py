@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -58,9 +60,9 @@ def sample(
     Only the `top_k` most likely tokens are allowed (0 = all), and of these only the most likely ones whose
     probabilities sum to `top_p`.
     """
-    if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+    if not 0 <= temperature < math.inf or top_k < 0 or not 0 < top_p <= 1:
         raise UsageError(
-            f"sampling needs temperature >= 0, top_k >= 0 and 0 < top_p <= 1, "
+            f"sampling needs a finite temperature >= 0, top_k >= 0 and 0 < top_p <= 1, "
             f"got temperature {temperature}, top_k {top_k} and top_p {top_p}"
         )
     if temperature == 0:

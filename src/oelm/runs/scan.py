@@ -94,11 +94,14 @@ def scan(root: Path | str, *, trials: bool = True, cache: ScanCache | None = Non
 
 def require_runs_folder(root: Path | str) -> None:
     """Raise UsageError if there is no folder `root`; the name is probably mistyped."""
-    if not Path(root).is_dir():
-        raise UsageError(
-            f"the runs folder {root} does not exist; train something first (`oelm demo`), or give a "
-            "different folder with --runs"
-        )
+    if Path(root).is_dir():
+        return
+    if Path(root).exists():
+        raise UsageError(f"--runs: {root} is not a folder; give the folder of all runs")
+    raise UsageError(
+        f"the runs folder {root} does not exist; train something first (`oelm demo`), or give a "
+        "different folder with --runs"
+    )
 
 
 def signature(*files: Path | str) -> Signature:
@@ -274,6 +277,8 @@ def find_run(root: Path | str, name: str, *, scale: str = "", seed: int | None =
         return path
     runs = scan(root, trials=False)
     same = [r for r in runs if r.id.lower() == name.lower()]
+    if not runs and Path(root).exists():
+        require_runs_folder(root)
     if not runs:
         raise UsageError(
             f"there is no run '{name}', because {root} has no runs: start one with `oelm train {name}`"

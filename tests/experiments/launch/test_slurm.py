@@ -311,7 +311,7 @@ def test_a_site_profile_holds_the_options_of_a_cluster(
     wrong = tmp_path / "wrong.yaml"
     monkeypatch.setenv("OELM_SITE", str(wrong))
     for text, message in (
-        ("partition: gpu\npartion: x\n", "wrong.yaml, line 2: unknown field of Site 'partion'; did you mean"),
+        ("partition: gpu\npartion: x\n", "wrong.yaml, line 2: unknown field 'partion'; did you mean"),
         ("partition: [a]\n", "wrong.yaml, line 1: partition: expected text"),
         ("account: 'x; reboot'\n", "--account 'x; reboot' has a character"),
         ("sbatch: {comment: 'a$b'}\n", "allowed are"),

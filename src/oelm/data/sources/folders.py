@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -273,9 +273,21 @@ def _class_names(found: SplitFiles, train: list[Path], column: str) -> tuple[str
                 f"classes from 0 to at most {_MAX_CLASSES - 1}: write the labels as names, or renumber them"
             )
         return tuple(str(number) for number in range(max(2, max(map(int, seen)) + 1)))
-    if has_numbers:
+    if has_numbers or _are_no_classes(seen):
         raise OelmError(
             f"{train[0]}: '{column}' has numbers and names ({', '.join(sorted(seen)[:5])}): write all labels "
             "as names, or all as whole numbers from 0"
         )
     return tuple(sorted(seen.values()))
+
+
+def _are_no_classes(labels: Iterable[str]) -> bool:
+    """Return whether all labels of a CSV file are numbers, but not whole (0.5, nan) or not distinct (1, 1.0).
+
+    JSON and Parquet files have numbers, but CSV files have only text.
+    """
+    try:
+        numbers = [float(label) for label in labels]
+    except ValueError:  # a name
+        return False
+    return len(set(numbers)) < len(numbers) or not all(number.is_integer() for number in numbers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -51,6 +51,8 @@ def load_study(path: Path | str) -> Study:
     Raises UsageError for an unknown key, an invalid value, or settings that cannot be trained.
     """
     place = Path(path).expanduser()
+    if place.is_dir():
+        raise UsageError(f"{path} is a folder, not a study file")
     if not place.is_file():
         raise UsageError(f"the study file {path} does not exist; `oelm init {path}` writes one to start from")
     file, lines = read_yaml_as(StudyFile, place)
@@ -79,6 +81,7 @@ def _study(file: StudyFile, folder: Path) -> Study:
         task = file.task or dataset(data.dataset).task
     if not file.arms:
         raise UsageError("the study has no arms; add at least one, such as baseline: baseline", field="arms")
+    _check_arm_names(file.arms)
     arms = {name: arm if isinstance(arm, ArmSection) else ArmSection(arm) for name, arm in file.arms.items()}
     specs = [_arm(name, arm, file.arms[name]) for name, arm in arms.items()]
     _check_method_controls(specs)
@@ -103,6 +106,18 @@ def _study(file: StudyFile, folder: Path) -> Study:
     for e in experiments:
         _check(e)
     return Study(file.study, file.title, experiments, registers_data=bool(file.data.hub))
+
+
+def _check_arm_names(names: Iterable[str]) -> None:
+    """Raise UsageError if names differ only in case: experiment IDs are found in any case."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise UsageError(
+                f"the names of the arms {other} and {name} differ only in case; rename one",
+                field=f"arms.{name}",
+            )
 
 
 def _arm(name: str, arm: ArmSection, written: str | ArmSection) -> ArmSpec:
@@ -275,7 +290,10 @@ def _with_comparisons(name: str, arm: ArmSection, arms: dict[str, Experiment], f
                 "must be at least 0 and below 1, such as 0.05 for 5 %; above 0 for the rule equivalent",
                 field=f"{place}.margin",
             )
-        questions.append(QuestionConfig(reference, asked.rule, margin))
+        question = QuestionConfig(reference, asked.rule, margin)
+        if question in questions:
+            raise UsageError(f"the question about {name} is asked twice; leave one out", field=place)
+        questions.append(question)
     return replace(e, arm=name, questions=tuple(questions))
 
 

@@ -44,12 +44,16 @@ _CHUNK = 1 << 20
 
 @dataclass
 class Packed:
-    """The archive that `pack()` has written: its path and size, and the number of runs and files in it."""
+    """The archive that `pack()` has written: its path and size, and the number of runs and files in it.
+
+    damaged: a message for each finished run with files that do not match their checksums
+    """
 
     path: Path
     runs: int
     files: int
     bytes: int
+    damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,12 @@ def pack(root: Path | str, target: Path | str, *, study: str = "", weights: bool
             with open(root / entry.path, "rb") as member:
                 _add(tar, entry.path, member, os.fstat(member.fileno()).st_size)
     verify(target)
-    return Packed(target, len(runs), len(entries), target.stat().st_size)
+    damaged = [
+        f"{run.path} is damaged: {'; '.join(damage.values())}"
+        for run in runs
+        if run.state == "finished" and (damage := run.reader.damage())
+    ]
+    return Packed(target, len(runs), len(entries), target.stat().st_size, tuple(damaged))
 
 
 def _files_to_pack(run: RunInfo, weights: bool) -> Iterator[Path]:
