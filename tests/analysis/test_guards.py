@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from oelm.analysis.analyze import analyze as analyze_without_catalogue
 from oelm.analysis.verdict import REFUSED, UNDECIDED, WITHHELD
 from oelm.config.run_config import CompareConfig, QuestionConfig, TuneConfig
 from oelm.methods.presets import find_method
@@ -301,12 +300,9 @@ def test_a_control_that_is_another_network_is_flagged(tmp_path, changes, trained
     assert str(conclusion(c)).startswith("mine is worse" if said else "Freezing alone costs")
 
 
-def test_scale_smoke_gets_no_verdict(tmp_path):
+def test_verdicts_at_scale_smoke_are_flagged(tmp_path):
     for seed, (base, frozen) in enumerate(zip(BASE_PPL, FROZEN_PPL, strict=True)):
         write_run(tmp_path, lm_config(seed=seed, scale="smoke"), base)
         write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=seed, scale="smoke"), frozen)
-    (c,) = analyze_without_catalogue(tmp_path, planned={}).comparisons.of("baseline")
-    assert "scale smoke only shows that the program works" in texts(c.caveats)
-    assert len(c.caveats) == 1
-    assert {c.target.outcome, c.sign.outcome} == {WITHHELD}
-    assert c.effect is not None  # the difference is shown
+    (c,) = analyze(tmp_path).comparisons.of("baseline")
+    assert "scale smoke only shows that the program works" in texts(c.flags)

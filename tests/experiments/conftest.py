@@ -42,16 +42,10 @@ for id, method in (("BASE", "baseline"), ("SAME", "oelm-freeze"), ("WORSE", "oel
                    ("DIVERGES-LATE", "oelm-freeze"), ("CRASHES", "oelm-freeze")):
     register_experiment(Experiment(
         id=f"NOISY-{id}", study="noisy", task="lm", data=DataConfig("stories"), method=method,
-        baseline="" if id == "BASE" else "NOISY-BASE",
-        mini={"budget.steps": 2}, smoke={"budget.steps": 2}))
+        baseline="" if id == "BASE" else "NOISY-BASE", smoke={"budget.steps": 2}))
 add("TUNED-1", tuned=True, grids={"smoke": (1e-3, 3e-3, 9e-3)})
 add("TUNED-2", "oelm-freeze", tuned=True, baseline="TUNED-1", grids={"smoke": (1e-3, 3e-3, 5.0)})
 """
-
-
-def scale_for(command: str) -> str:
-    """Return the smallest scale at which the command does all its work: there are no verdicts at `smoke`."""
-    return "mini" if command == "decide" else "smoke"
 
 
 @pytest.fixture
@@ -71,11 +65,11 @@ def stub_environment() -> dict[str, str]:
 def start_oelm(
     tmp_path: Path, own_catalogue: Path, stub_environment: dict[str, str]
 ) -> Callable[..., subprocess.Popen[str]]:
-    """Start `oelm run` or another command with stub training: own catalogue, small scale, tmp_path/runs."""
+    """Start `oelm run` or another command with stub training: own catalogue, smoke scale, tmp_path/runs."""
 
     def start(*words: str, name: str = "run", **environment: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "oelm.cli.main", name, *words, "--scale", scale_for(name)]
-        command += ["--gpus", "none", "--catalogue", str(own_catalogue), "--runs", str(tmp_path / "runs")]
+        command = [sys.executable, "-m", "oelm.cli.main", name, *words, "--scale", "smoke", "--gpus", "none"]
+        command += ["--catalogue", str(own_catalogue), "--runs", str(tmp_path / "runs")]
         return subprocess.Popen(
             command,
             env={**stub_environment, **environment},
@@ -103,8 +97,8 @@ def run_oelm(
     monkeypatch.setenv("STUB_STEP_SECONDS", "0")
     known = dict(catalogue.experiments())
 
-    def run(*words: str, command: str = "run", scale: str = "") -> tuple[int, str]:
-        rest = ["--scale", scale or scale_for(command), "--gpus", "none", "--catalogue", str(own_catalogue)]
+    def run(*words: str, command: str = "run") -> tuple[int, str]:
+        rest = ["--scale", "smoke", "--gpus", "none", "--catalogue", str(own_catalogue)]
         code = main([command, *words, *rest, "--runs", str(tmp_path / "runs")])
         printed = capsys.readouterr()
         return code, printed.out + printed.err

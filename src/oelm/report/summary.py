@@ -87,10 +87,7 @@ def count_verdicts(frozen: Sequence[Comparison], _: Translator) -> str:
         parts.append(_(COUNTS[frozen[0].kind, judged == 1].template, n=judged, **counts))
     if withheld:
         parts.append(
-            _(
-                "{n} without a verdict: not a fair comparison, not on the named dataset, or at scale smoke.",
-                n=withheld,
-            )
+            _("{n} without a verdict: not a fair comparison, or not on the named dataset.", n=withheld)
         )
     return _.join(parts)
 

@@ -37,7 +37,7 @@ def experiment(id: str, method: str, baseline: str = "") -> Experiment:
         method=method,
         baseline=baseline,
         tuned=True,
-        grids={"mini": (1e-3, 3e-3, 9e-3)},
+        grids={"smoke": (1e-3, 3e-3, 9e-3)},
     )
 
 
@@ -72,7 +72,7 @@ class WritingLauncher:
 
 def decide(root: Path, die_at: int = -1, budget: float = math.inf, **changes: float) -> DecideOutcome:
     settings = {name.replace("__", "."): value for name, value in changes.items()}
-    arms = Request([BASE, FROZEN], ("mini",), (0,), settings).arms()
+    arms = Request([BASE, FROZEN], ("smoke",), (0,), settings).arms()
     design = make_design(arms, 6, ("target",))
     return tune_and_decide(
         arms,
@@ -124,22 +124,22 @@ def test_runs_with_other_settings_are_refused_before_a_trial_starts(tmp_path: Pa
 
 def test_another_grid_than_that_of_the_runs_is_refused_before_a_trial_starts(tmp_path: Path) -> None:
     decide(tmp_path)
-    arms = Request([BASE, FROZEN], ("mini",), (0,), grid=(2e-3, 5e-3)).arms()
+    arms = Request([BASE, FROZEN], ("smoke",), (0,), grid=(2e-3, 5e-3)).arms()
     with pytest.raises(UsageError, match=r"different settings(.|\n)*tune.grid: .* -> \[0.002, 0.005\]"):
         check_settings(make_design(arms, 6, ("target",)), tmp_path)
-    smaller = Request([BASE, FROZEN], ("mini",), (0,), grid=(1e-3, 3e-3)).arms()  # may grow
+    smaller = Request([BASE, FROZEN], ("smoke",), (0,), grid=(1e-3, 3e-3)).arms()  # may grow
     check_settings(make_design(smaller, 6, ("target",)), tmp_path)
 
 
 def test_the_questions_of_a_new_arm_are_open_before_its_tuning(tmp_path: Path) -> None:
     decide(tmp_path)
     new = experiment("T-NEW", "oelm-random", "T-BASE")
-    arms = Request([BASE, new], ("mini",), (0,), {}).arms()
+    arms = Request([BASE, new], ("smoke",), (0,), {}).arms()
     assert [q.is_open for q in look_at(make_design(arms, 6, ("target",)), tmp_path).questions] == [True]
 
 
 def design_of(*experiments: Experiment) -> tuple[list[ArmPlan], Design]:
-    arms = Request(experiments, ("mini",), (0,), {}).arms()
+    arms = Request(experiments, ("smoke",), (0,), {}).arms()
     return arms, make_design(arms, 6, ("target",))
 
 
@@ -156,7 +156,7 @@ def test_unequal_learning_rates_before_tuning_do_not_close_a_question(tmp_path: 
 
 
 def test_nothing_is_tuned_if_no_question_can_get_a_verdict(tmp_path: Path) -> None:
-    """Without a data folder, built-in text stands for the dataset."""
+    """At smoke scale, built-in text stands for the dataset."""
     arms, design = design_of(*(replace(e, data=DataConfig("tinystories")) for e in (BASE, FROZEN)))
     outcome = tune_and_decide(arms, design, tmp_path, WritingLauncher(tmp_path), width=2, say=lambda _: None)
     assert (outcome.jobs, exit_code(outcome)) == ([], 3)
@@ -177,7 +177,7 @@ def test_the_plan_counts_the_tuning_trials_that_are_left_and_their_time(tmp_path
     decide(tmp_path)
     assert forecast(design, look_at(design, tmp_path), plans, arms, tmp_path).trials == 0
     # Runs whose trials had other seeds are tuned again.
-    others = Request((BASE, FROZEN), ("mini",), (0,), trial_seeds=(7, 8)).arms()
+    others = Request((BASE, FROZEN), ("smoke",), (0,), trial_seeds=(7, 8)).arms()
     assert forecast(design, look_at(design, tmp_path), plans, others, tmp_path).trials == TRIALS
 
 

@@ -21,6 +21,7 @@ from oelm.config.diff import config_diff
 def run_flags(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> tuple[Message, ...]:
     """Return flags about the runs of a comparison, their settings and their tuning trials."""
     found = [
+        *smoke_scale(arm),
         *missing_runs(arm, reference),
         *unfinished_with_other_settings(arm),
         *unfinished_with_other_settings(reference),
@@ -33,6 +34,13 @@ def run_flags(arm: Arm, reference: Arm, trials: Sequence[LoadedRun]) -> tuple[Me
         *identical_seeds(reference),
     ]
     return tuple(dict.fromkeys(found))
+
+
+def smoke_scale(arm: Arm) -> list[Message]:
+    """Return a flag at scale `smoke`, where a run may have two steps; both arms have the same scale."""
+    if arm.config.scale != "smoke":
+        return []
+    return [Message("scale smoke only shows that the program works: its verdicts mean nothing")]
 
 
 def result_flags(measured: Effects, reference: Arm) -> list[Message]:

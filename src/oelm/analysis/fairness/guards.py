@@ -129,7 +129,6 @@ def caveats(arm: Arm, reference: Arm, same_rows: Sequence[str] = ()) -> tuple[Me
         *other_budget(arm),
         *other_budget(reference),
         *builtin_text(arm, reference),
-        *smoke_scale(arm),
         *different_precision(arm, reference),
     ]
     if same_rows:
@@ -183,13 +182,6 @@ def builtin_text(arm: Arm, reference: Arm) -> list[Message]:
                 Message("built-in generated text was used instead of {dataset}", dataset=config.data.dataset)
             ]
     return []
-
-
-def smoke_scale(arm: Arm) -> list[Message]:
-    """Return a caveat at scale `smoke`, where a run may have two steps; both arms have the same scale."""
-    if arm.config.scale != "smoke":
-        return []
-    return [Message("scale smoke only shows that the program works")]
 
 
 def different_precision(arm: Arm, reference: Arm) -> list[Message]:
