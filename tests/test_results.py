@@ -144,10 +144,19 @@ def test_the_step_times_in_the_findings_are_those_of_the_performance_page() -> N
     section = (ROOT / "docs/findings.md").read_text(encoding="utf-8").partition("## Step time")[2]
     shown = re.findall(r"([\d.]+) \(([\d.]+) to ([\d.]+)\)", section)
     sections = (ROOT / "docs/performance.md").read_text(encoding="utf-8").split("\n## ")
-    measured = next(text for text in sections if text.startswith("A training step: medium-512"))
-    found = dict(re.findall(r"^\| ([\w-]+) \| [\d.]+ \| ([\d.]+ \[[\d., ]+\]) \|", measured, re.MULTILINE))
-    arms = ("oelm-plus", "nanogpt", "transformers", "trainer")
-    assert [f"{value} [{low}, {high}]" for value, low, high in shown] == [found[arm] for arm in arms]
+    cpus = {}
+    for cpu in ("Intel", "AMD"):
+        starts = f"A training step: medium-512, 4 x 512 tokens, {cpu}"
+        measured = next(text for text in sections if text.startswith(starts))
+        rows = re.findall(r"^\| ([\w-]+) \| [\d.]+ \| ([\d.]+ \[[\d., ]+\]) \|", measured, re.MULTILINE)
+        controls = re.findall(
+            r"^- `([\w-]+)` takes ([\d.]+ \[[\d., ]+\]) of .* control", measured, re.MULTILINE
+        )
+        cpus[cpu] = dict(rows) | {f"{name} against its control": ratio for name, ratio in controls}
+    expected = [cpus[cpu][tool] for cpu in cpus for tool in ("nanogpt", "transformers", "trainer")]
+    expected += [cpus["Intel"]["oelm-plus"], cpus["AMD"]["oelm-plus"]]
+    expected += [cpus["AMD"]["oelm-plus against its control"]]
+    assert [f"{value} [{low}, {high}]" for value, low, high in shown] == expected
 
 
 def _number(text: str) -> float:
