@@ -76,7 +76,7 @@ def test_a_tuning_trial_counts_as_part_of_a_run(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_dry_run_gives_hours_for_a_named_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rest = ["GPT-01", "GPT-02", "--scale", "smoke", "--gpus", "none", "--runs", str(tmp_path)]
+    rest = ["PROBE-recall-oelm-freeze-rope", "--scale", "smoke", "--gpus", "none", "--runs", str(tmp_path)]
     for command in ("run", "decide"):
         assert main([command, *rest, "--dry-run", "--gpu", "A5000"]) == 0
         printed = capsys.readouterr().out

@@ -42,7 +42,7 @@ def test_remove_restores_the_plain_model_and_keeps_what_it_computes(family, meth
     assert oelm.remove(model) is model
     assert shape_of(model) == shape_of(plain)
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    torch.testing.assert_close(outputs(model), want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(outputs(model), want, rtol=1e-4, atol=5e-5)
     with pytest.raises(OelmError, match="no method was applied"):
         oelm.audit(model)
     again = oelm.apply(model, "oelm-freeze", seed=3)
@@ -89,7 +89,7 @@ def test_a_copy_and_a_loaded_model_can_be_removed_too(tmp_path):
     for other in (copy.deepcopy(model), oelm.load(tmp_path)):
         oelm.remove(other)
         assert shape_of(other)[1:] == shape_of(build("gpt2"))[1:]
-        torch.testing.assert_close(outputs(other), want, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(outputs(other), want, rtol=1e-4, atol=5e-5)
     assert oelm.audit(model).ok  # the original still has its method
 
 
@@ -145,4 +145,4 @@ def test_in_a_disabled_block_nothing_loses_the_extras(tmp_path):
         for call in (oelm.audit, oelm.remove, lambda m: oelm.save(m, tmp_path)):
             with pytest.raises(OelmError, match=r"outside the `with oelm\.disabled"):
                 call(model)
-    torch.testing.assert_close(outputs(oelm.remove(model)), want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(outputs(oelm.remove(model)), want, rtol=1e-4, atol=5e-5)

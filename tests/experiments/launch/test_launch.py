@@ -274,7 +274,7 @@ def test_diverged_runs_are_retried_only_with_the_flag(run_oelm: Run, root: Path)
 
 
 def test_one_experiment_named_twice_is_one_run(run_oelm: Run, root: Path) -> None:
-    _, output = run_oelm("GOOD-1", "good-1", "--seeds", "0", "0")
+    _, output = run_oelm("GOOD-1", "good-1", "--seeds", "0")
     assert "1 run: 1 finished" in output
 
 
