@@ -30,6 +30,15 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+# The instruction sets of kernels.cpp that this CPU can run.
+SETS = {512: [512, 256], 256: [256], 128: [128]}[compiled.instruction_set()] if compiled.library() else []
+
+
+@pytest.fixture(params=SETS)
+def each_instruction_set(request, monkeypatch):
+    monkeypatch.setattr(compiled, "instruction_set", lambda: request.param)
+
+
 def torch_attention(q: Tensor, k: Tensor, v: Tensor, rotation: Tensor | None) -> Tensor:
     if rotation is not None:
         q, k = rotate(q, rotation), rotate(k, rotation)
@@ -39,7 +48,8 @@ def torch_attention(q: Tensor, k: Tensor, v: Tensor, rotation: Tensor | None) ->
 
 @pytest.mark.parametrize("rotary", [True, False])
 @pytest.mark.parametrize("size", compiled.HEAD_SIZES)
-@pytest.mark.parametrize("tokens", [1, 3, 16, 37, 128])
+@pytest.mark.parametrize("tokens", [1, 3, 16, 37, 128, 300])
+@pytest.mark.usefixtures("each_instruction_set")
 def test_outputs_and_gradients_are_those_of_torch_in_double_precision(tokens, size, rotary):
     draw = torch.Generator().manual_seed(tokens)
     *qkv, g = torch.randn(4, 2, tokens, 3, size, generator=draw, dtype=torch.float64)
@@ -76,7 +86,8 @@ def test_a_nan_reaches_the_tokens_that_see_it_and_no_others():
     assert y[5:].isnan().all()
 
 
-@pytest.mark.parametrize("shape", [(0,), (7,), (3, 5, 64)])
+@pytest.mark.parametrize("shape", [(0,), (7,), (3, 5, 64), (3, 8192)])
+@pytest.mark.usefixtures("each_instruction_set")
 def test_gelu_and_its_gradient_are_those_of_torch_in_double_precision(shape):
     exact = 4 * torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     exact.requires_grad_()
@@ -87,6 +98,9 @@ def test_gelu_and_its_gradient_are_those_of_torch_in_double_precision(shape):
     expected.backward(g)
     torch.testing.assert_close(y.double(), expected, atol=4e-7, rtol=1e-6)
     torch.testing.assert_close(ours.grad.double(), exact.grad, atol=4e-7, rtol=1e-6)
+    again = compiled.gelu_and_gradient(ours.detach(), g.float())
+    for value, want in zip(again, (expected, exact.grad), strict=True):
+        torch.testing.assert_close(value.double(), want, atol=4e-7, rtol=1e-6)
 
 
 def test_gelu_of_extreme_numbers():
@@ -128,10 +142,38 @@ def test_a_gpt_has_the_same_gradients_with_and_without_it(monkeypatch):
     assert len(used) == 2 * 2
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_it_is_used_with_one_thread_only(threads):
-    torch.set_num_threads(threads)
-    assert compiled.runs_attention(*torch.zeros(3, 1, 8, 1, 16)) == (threads == 1)
+@pytest.mark.usefixtures("each_instruction_set")
+def test_two_threads_give_the_same_bits_as_one():
+    if not compiled.library().oelm_has_threads():
+        pytest.skip("torch has no OpenMP library with GOMP_parallel here")
+    draw = torch.Generator().manual_seed(0)
+    qkv, g, x = (
+        torch.randn(3, 4, 70, 5, 16, generator=draw),
+        torch.randn(4, 70, 5, 16, generator=draw),
+        torch.randn(10**5),
+    )
+
+    def compute(threads: int) -> list[Tensor]:
+        torch.set_num_threads(threads)
+        parts = [part.clone().requires_grad_() for part in qkv]
+        y = compiled.attention(*parts, None)
+        return [y, *torch.autograd.grad(y, parts, g), *compiled.gelu_and_gradient(x, x.clone())]
+
+    for one, two in zip(compute(1), compute(2), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("has_threads", [True, False])
+def test_several_threads_need_the_openmp_library_of_torch(monkeypatch, has_threads):
+    monkeypatch.setattr(compiled, "library", lambda: SimpleNamespace(oelm_has_threads=lambda: has_threads))
+    assert compiled.runs_gelu(torch.zeros(8))
+    torch.set_num_threads(2)
+    assert compiled.runs_gelu(torch.zeros(8)) == has_threads
+
+
+def test_long_rows_are_left_to_torch():
+    assert compiled.runs_attention(*torch.zeros(3, 1, compiled.MAX_TOKENS, 1, 8))
+    assert not compiled.runs_attention(*torch.zeros(3, 1, compiled.MAX_TOKENS + 1, 1, 8))
 
 
 def test_keys_or_values_of_another_size_are_left_to_torch():
@@ -185,7 +227,7 @@ def test_it_works_with_torch_func_and_checkpointing(monkeypatch):
         torch.testing.assert_close(b, c, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("found", [{"oelm_runs_here": lambda: 0}, {}])
+@pytest.mark.parametrize("found", [{"oelm_instruction_set": lambda: 0}, {}])
 def test_a_library_that_this_cpu_cannot_run_or_of_an_old_version_is_not_used(monkeypatch, found):
     monkeypatch.setattr(compiled.ctypes, "CDLL", lambda path: SimpleNamespace(**found))
     assert compiled.library.__wrapped__() is None

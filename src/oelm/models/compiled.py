@@ -1,8 +1,7 @@
-"""Causal attention and GELU by our own C++ code (kernels.cpp): faster than torch for small models on a CPU.
+"""Causal attention and GELU by our own C++ code (kernels.cpp), which is faster than torch on a CPU.
 
-They are used in processes with one thread: `oelm run` and `oelm decide` train one run per core. The
-installation compiles them if there is a C++ compiler. Otherwise, and on x86 CPUs without AVX2, torch computes
-them.
+The installation compiles it if there is a C++ compiler. Otherwise, and on x86 CPUs without AVX2, torch
+computes both.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oelm.models.causal_attention import must_use_torch, refuse_second_derivatives
 from oelm.models.memory_saving import saves_memory
 
 HEAD_SIZES = (8, 16, 32, 64)  # one_head() in kernels.cpp has these
-MAX_TOKENS = 256  # with more tokens per row, the data of a head no longer fits into the cache
+MAX_TOKENS = 1024  # with more tokens per row, the data of a head no longer fits into the cache
 
 
 @functools.cache
@@ -31,9 +29,17 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         found = ctypes.CDLL(spec.origin)
-        return found if found.oelm_runs_here() else None
+        return found if found.oelm_instruction_set() else None
     except (OSError, AttributeError):  # compiled for another system, or from an older kernels.cpp
         return None
+
+
+@functools.cache
+def instruction_set() -> int:
+    """Return the instruction set that the library uses, as kernels.cpp numbers them."""
+    found = library()
+    assert found is not None
+    return int(found.oelm_instruction_set())
 
 
 def runs_attention(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -48,10 +54,36 @@ def runs_gelu(x: Tensor) -> bool:
 
 
 def _runs(*tensors: Tensor) -> bool:
-    """Return whether the C++ code can be used for `tensors`, and is faster than torch."""
+    """Return whether the C++ code can be used for `tensors`."""
     # The C++ code reads the memory of plain tensors. Others are left to torch.
     plain = all(type(x) is Tensor and x.dtype == torch.float32 and saves_memory(x) for x in tensors)
-    return plain and torch.get_num_threads() == 1 and not must_use_torch() and library() is not None
+    found = library()
+    if not plain or found is None or _must_use_torch():
+        return False
+    return torch.get_num_threads() == 1 or bool(found.oelm_has_threads())
+
+
+def _must_use_torch() -> bool:
+    """Return whether torch's own attention must be called.
+
+    That is the case while a mode of torch such as a FLOP counter, torch.func or torch.jit.trace follows the
+    operations, or if the user has chosen another kernel with torch.nn.attention.sdpa_kernel.
+    """
+    modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+    follows = modes > 0 or torch._C._are_functorch_transforms_active() or torch.jit.is_tracing()
+    return follows or not torch.backends.cuda.flash_sdp_enabled()  # despite its name also for the CPU
+
+
+def _refuse_second_derivatives() -> None:
+    """Raise an error in a backward pass with create_graph=True.
+
+    `once_differentiable` is not enough: torch.autograd.grad() may silently leave out its part of the result.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "second derivatives of our attention and GELU are not supported; compute the forward pass within "
+            "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)"
+        )
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, rotation: Tensor | None) -> Tensor:
@@ -74,7 +106,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        refuse_second_derivatives()
+        _refuse_second_derivatives()
         q, k, v, rotation, y, log_sum = ctx.saved_tensors
         grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         given = (q, k, v, rotation, y, log_sum, upstream[0].contiguous())
@@ -91,21 +123,31 @@ class _Gelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         y, derivative = torch.empty_like(x), torch.empty_like(x)
-        _call("oelm_gelu", (x.numel(),), x, y, derivative)
+        _call("oelm_gelu", (x.numel(), 1, 1, 1), x, None, y, derivative)
         ctx.save_for_backward(derivative)
         return y
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Tensor:
-        refuse_second_derivatives()
+        _refuse_second_derivatives()
         (derivative,) = ctx.saved_tensors
         return upstream[0] * derivative
 
 
+def gelu_and_gradient(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return gelu(x), and the gradient of x for the `gradient` of gelu(x), whose memory it overwrites."""
+    x, gradient = x.contiguous(), gradient.contiguous()
+    y = torch.empty_like(x)
+    _call("oelm_gelu", (x.numel(), 1, 1, 1), x, gradient, y, gradient)
+    return y, gradient
+
+
 def _call(function: str, sizes: Sequence[int], *tensors: Tensor | None) -> None:
-    """Call a function of kernels.cpp with the addresses of the `tensors`."""
-    found = library()
-    assert found is not None
+    """Call a function of kernels.cpp with the addresses of the `tensors`.
+
+    sizes: rows, tokens, heads and head size of the struct Shape
+    """
     addresses = [t.data_ptr() if t is not None else None for t in tensors]
     pointers = (ctypes.c_void_p * len(addresses))(*addresses)  # the struct Forward, Backward or Gelu
-    getattr(found, function)(pointers, (ctypes.c_int64 * len(sizes))(*sizes))  # sizes: the struct Shape
+    shape = (ctypes.c_int64 * 6)(*sizes, torch.get_num_threads(), instruction_set())
+    getattr(library(), function)(pointers, shape)

@@ -21,19 +21,14 @@ from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import write_json
 from oelm.files.read import read_json_object
 from oelm.models import compiled
-from oelm.models.causal_attention import causal_attention, must_use_torch
+from oelm.models.gelu import gelu_linear
 from oelm.models.loss import cross_entropy_each, cross_entropy_sum
-from oelm.models.memory_saving import TiedGradient, gelu_linear, saves_memory, tied_embedding
+from oelm.models.memory_saving import TiedGradient, saves_memory, tied_embedding
 from oelm.models.sizes import GPTConfig, gpt_config
 
 __all__ = ["GPT", "MLP", "Attention", "Block", "GPTConfig", "gpt_config", "rotary_table", "rotate"]
 
 ROTARY_BASE = 10_000.0
-# Elements of the MLP's hidden layer from which its GELU is recomputed in the backward pass instead of stored.
-# Below 8 MB per layer, the memory is not worth the time.
-RECOMPUTED_GELU = 2**21
-# Tokens per row from which causal attention is computed in blocks. With 256 tokens, there is little to gain.
-BLOCKED_ATTENTION = 512
 
 
 def rotary_table(config: GPTConfig) -> Tensor:
@@ -117,19 +112,15 @@ class Attention(nn.Module):
             mask = self.relative_scores(T, mask)
         dropout = self.dropout if self.training else 0.0
         causal = self.causal and mask is None and query is None
-        own = causal and not dropout
-        if own and compiled.runs_attention(q, k, v):
+        if causal and not dropout and compiled.runs_attention(q, k, v):
             return self.o(compiled.attention(q, k, v, rotation).view(B, T, d))
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        if own and T >= BLOCKED_ATTENTION and T % 4 == 0 and saves_memory(x) and not must_use_torch():
-            y = causal_attention(q, k, v)
-        else:
-            if query is not None:
-                q = _at(q, query)
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, nh, T, hs)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
-            y = y.transpose(1, 2)
+        if query is not None:
+            q = _at(q, query)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, nh, T, hs)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+        y = y.transpose(1, 2)
         return self.o(y.reshape(B, -1, d))
 
     def relative_scores(self, T: int, mask: Tensor | None) -> Tensor:
@@ -153,10 +144,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.ff, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.up(x)  # (B, T, ff)
-        if saves_memory(x) and x.numel() >= RECOMPUTED_GELU:
-            return gelu_linear(x, self.down)
-        return self.down(compiled.gelu(x) if compiled.runs_gelu(x) else F.gelu(x))
+        return gelu_linear(self.up(x), self.down)  # self.up(x) is (B, T, ff)
 
 
 class Block(nn.Module):

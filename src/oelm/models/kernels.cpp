@@ -1,14 +1,19 @@
-// Two operations of small models on a CPU, with one thread: causal attention and GELU. Tensors are fp32 and contiguous.
+// Two operations of a GPT on a CPU: causal attention and GELU. Tensors are fp32 and contiguous.
 // oelm/models/compiled.py calls the functions at the end.
 //
-// Attention: torch's kernel is made for long rows and large heads. With 128 tokens and 16 elements per head, this code
-// is faster: all data of a head stays in the cache, and masked scores are not computed. Rotary positions are included.
+// Attention: torch's kernel is made for rows too long for the cache. Here, all data of a head stays in the cache, and
+// masked scores are not computed. Rotary positions are included.
 // q, k, v, y and their gradients are (B, T, nh, hs); log_sum is (B, nh, T). `rotation` is the table of `rotary_table()`
 // in gpt.py, (T, 3, nh * hs), or null for no rotation.
 //
-// GELU: the forward pass also returns the derivative, which shares the exponential function with the value.
+// GELU: the value and its derivative share the exponential function, so they are computed together.
+//
+// The threads are those of torch's OpenMP library. A second set of threads would compete with them for the cores.
+
+#include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -18,20 +23,29 @@
 
 namespace {
 
-constexpr int ROWS = 4;    // queries that are processed together
-constexpr int LANES = 16;  // floats that are processed together, in several registers
 constexpr float MASKED = -INFINITY;
+constexpr int CACHE_LINE = 64;  // bytes; vectors that cross two lines are slow
 
-// A vector register: 8 floats with AVX2, 4 elsewhere. Compilers make slow code for vectors larger than a register.
+// The instruction sets for which the code is compiled: the floats of a vector register, and how many queries (ROWS) and
+// floats (LANES) are processed together, in several registers. LANES is a multiple of ROWS.
 #if defined(__x86_64__)
-#define TARGET __attribute__((target("avx2,fma")))
-using Vec = float __attribute__((vector_size(32)));
+struct Avx2 {
+    static constexpr int FLOATS = 8, ROWS = 4, LANES = 16;
+};
+struct Avx512 {
+    static constexpr int FLOATS = 16, ROWS = 8, LANES = 32;
+};
 #else
-#define TARGET
-using Vec = float __attribute__((vector_size(16)));
+struct Plain {
+    static constexpr int FLOATS = 4, ROWS = 4, LANES = 16;
+};
 #endif
-constexpr int FLOATS = sizeof(Vec) / sizeof(float);
-constexpr int WIDE = LANES / FLOATS;
+
+// A vector of F floats. Compilers make slow code for vectors larger than a register.
+template <int F>
+struct Of {
+    typedef float Vec __attribute__((vector_size(F * sizeof(float))));  // GCC ignores the attribute after `using`
+};
 
 // exp(x) for x <= 0, with a relative error below 2e-7 (the polynomial of the Cephes library); 0 below -87, so that
 // no denormal numbers arise, which are slow. NaN stays NaN.
@@ -56,67 +70,79 @@ INLINE float exp_of(float x) {
     return x < -87.0f ? 0.0f : p * power;
 }
 
-INLINE Vec load(const float* from) {
-    Vec x;
+template <int F>
+INLINE typename Of<F>::Vec load(const float* from) {
+    typename Of<F>::Vec x;
     std::memcpy(&x, from, sizeof x);
     return x;
 }
 
-INLINE void store(float* to, Vec x) { std::memcpy(to, &x, sizeof x); }
+template <int F>
+INLINE void store(float* to, typename Of<F>::Vec x) {
+    std::memcpy(to, &x, sizeof x);
+}
 
 // y (ROWS, n) = x (ROWS, C) m (C, n); the rows of y and m are `stride` floats apart, and LANES divides n.
-template <int C>
+template <class Set, int C>
 INLINE void multiply_wide(float* y, const float* x, const float* m, int64_t stride, int64_t n) {
-    for (int64_t j = 0; j < n; j += LANES) {
-        Vec sum[ROWS][WIDE] = {};
+    constexpr int F = Set::FLOATS, W = Set::LANES / F;
+    using Vec = typename Of<F>::Vec;
+    for (int64_t j = 0; j < n; j += Set::LANES) {
+        Vec sum[Set::ROWS][W] = {};
         for (int c = 0; c < C; ++c)
-            for (int l = 0; l < WIDE; ++l) {
-                Vec column = load(m + c * stride + j + FLOATS * l);
-                for (int r = 0; r < ROWS; ++r) sum[r][l] += x[r * C + c] * column;
+            for (int l = 0; l < W; ++l) {
+                Vec column = load<F>(m + c * stride + j + F * l);
+                for (int r = 0; r < Set::ROWS; ++r) sum[r][l] += x[r * C + c] * column;
             }
-        for (int r = 0; r < ROWS; ++r)
-            for (int l = 0; l < WIDE; ++l) store(y + r * stride + j + FLOATS * l, sum[r][l]);
+        for (int r = 0; r < Set::ROWS; ++r)
+            for (int l = 0; l < W; ++l) store<F>(y + r * stride + j + F * l, sum[r][l]);
     }
 }
 
 // y (ROWS, C) = p (ROWS, n) x (n, C); the rows of p are `stride` floats apart.
-template <int C>
+template <class Set, int C>
 INLINE void multiply_narrow(float* y, const float* p, const float* x, int64_t stride, int64_t n) {
-    constexpr int W = std::min(C / FLOATS, WIDE);
-    for (int c = 0; c < C; c += FLOATS * W) {
-        Vec sum[ROWS][W] = {};
+    constexpr int F = std::min(C, Set::FLOATS), W = std::min(C, Set::LANES) / F;
+    using Vec = typename Of<F>::Vec;
+    for (int c = 0; c < C; c += F * W) {
+        Vec sum[Set::ROWS][W] = {};
         for (int64_t j = 0; j < n; ++j)
             for (int l = 0; l < W; ++l) {
-                Vec row = load(x + j * C + c + FLOATS * l);
-                for (int r = 0; r < ROWS; ++r) sum[r][l] += p[r * stride + j] * row;
+                Vec row = load<F>(x + j * C + c + F * l);
+                for (int r = 0; r < Set::ROWS; ++r) sum[r][l] += p[r * stride + j] * row;
             }
-        for (int r = 0; r < ROWS; ++r)
-            for (int l = 0; l < W; ++l) store(y + r * C + c + FLOATS * l, sum[r][l]);
+        for (int r = 0; r < Set::ROWS; ++r)
+            for (int l = 0; l < W; ++l) store<F>(y + r * C + c + F * l, sum[r][l]);
     }
 }
 
 // y (n, C) += p^T (n, ROWS) x (ROWS, C); the rows of p are `stride` floats apart.
-template <int C>
+template <class Set, int C>
 INLINE void add_transposed(float* y, const float* p, const float* x, int64_t stride, int64_t n) {
-    constexpr int W = std::min(C / FLOATS, WIDE);
-    for (int c = 0; c < C; c += FLOATS * W) {
-        Vec row[ROWS][W];
-        for (int r = 0; r < ROWS; ++r)
-            for (int l = 0; l < W; ++l) row[r][l] = load(x + r * C + c + FLOATS * l);
+    constexpr int F = std::min(C, Set::FLOATS), W = std::min(C, Set::LANES) / F;
+    using Vec = typename Of<F>::Vec;
+    for (int c = 0; c < C; c += F * W) {
+        Vec row[Set::ROWS][W];
+        for (int r = 0; r < Set::ROWS; ++r)
+            for (int l = 0; l < W; ++l) row[r][l] = load<F>(x + r * C + c + F * l);
         for (int64_t j = 0; j < n; ++j) {
             Vec sum[W];
-            for (int l = 0; l < W; ++l) sum[l] = load(y + j * C + c + FLOATS * l);
-            for (int r = 0; r < ROWS; ++r)
+            for (int l = 0; l < W; ++l) sum[l] = load<F>(y + j * C + c + F * l);
+            for (int r = 0; r < Set::ROWS; ++r)
                 for (int l = 0; l < W; ++l) sum[l] += p[r * stride + j] * row[r][l];
-            for (int l = 0; l < W; ++l) store(y + j * C + c + FLOATS * l, sum[l]);
+            for (int l = 0; l < W; ++l) store<F>(y + j * C + c + F * l, sum[l]);
         }
     }
 }
 
-INLINE int64_t padded(int64_t tokens) { return (tokens + LANES - 1) / LANES * LANES; }
+template <class Set>
+INLINE int64_t padded(int64_t tokens) {
+    return (tokens + Set::LANES - 1) / Set::LANES * Set::LANES;
+}
 
 struct Shape {
     int64_t rows, tokens, heads, size;  // B, T, nh, hs
+    int64_t threads, set;               // `set`: the instruction set, as oelm_instruction_set() returns it
     int64_t width() const { return heads * size; }
 };
 
@@ -174,9 +200,10 @@ struct Forward {
 
 // In the two functions below, `memory` holds the data of one head: tensors (P, C) with the tokens padded to P,
 // their transposes `kt` and `vt` (C, P), and for ROWS queries the scores and then probabilities `s` (ROWS, P).
-template <int C>
+template <class Set, int C>
 INLINE void compute_head(const Forward& f, const Shape& shape, int64_t row, int64_t head, float* memory) {
-    int64_t T = shape.tokens, P = padded(T), width = shape.width();
+    constexpr int ROWS = Set::ROWS;
+    int64_t T = shape.tokens, P = padded<Set>(T), width = shape.width();
     int64_t offset = row * T * width + head * C;
     float *q = memory, *k = q + P * C, *kt = k + P * C, *v = kt + P * C, *y = v + P * C, *s = y + P * C;
     gather<C>(q, f.q + offset, f.rotation, shape, 1 / std::sqrt(static_cast<float>(C)));
@@ -185,8 +212,8 @@ INLINE void compute_head(const Forward& f, const Shape& shape, int64_t row, int6
     transpose<C>(kt, k, P);
     float* log_sum = f.log_sum + (row * shape.heads + head) * T;
     for (int64_t i = 0; i < T; i += ROWS) {
-        int64_t seen = i + ROWS, n = padded(seen);  // number of keys that these queries see, and with padding
-        multiply_wide<C>(s, q + i * C, kt, P, n);
+        int64_t seen = i + ROWS, n = padded<Set>(seen);  // number of keys that these queries see, and with padding
+        multiply_wide<Set, C>(s, q + i * C, kt, P, n);
         for (int r = 0; r < ROWS; ++r) {
             float *p = s + r * P, largest = MASKED, sum = 0;
             std::fill(p + i + r + 1, p + n, MASKED);
@@ -199,7 +226,7 @@ INLINE void compute_head(const Forward& f, const Shape& shape, int64_t row, int6
             for (int64_t j = 0; j < n; ++j) p[j] *= factor;
             if (i + r < T) log_sum[i + r] = largest + std::log(sum);
         }
-        multiply_narrow<C>(y + i * C, s, v, P, seen);
+        multiply_narrow<Set, C>(y + i * C, s, v, P, seen);
     }
     scatter<C>(f.y + offset, y, nullptr, shape, 1);
 }
@@ -211,9 +238,10 @@ struct Backward {
     float *grad_q, *grad_k, *grad_v;
 };
 
-template <int C>
+template <class Set, int C>
 INLINE void compute_head(const Backward& f, const Shape& shape, int64_t row, int64_t head, float* memory) {
-    int64_t T = shape.tokens, P = padded(T), width = shape.width();
+    constexpr int ROWS = Set::ROWS;
+    int64_t T = shape.tokens, P = padded<Set>(T), width = shape.width();
     int64_t offset = row * T * width + head * C;
     float scale = 1 / std::sqrt(static_cast<float>(C));
     float *q = memory, *k = q + P * C, *v = k + P * C, *g = v + P * C;
@@ -235,9 +263,9 @@ INLINE void compute_head(const Backward& f, const Shape& shape, int64_t row, int
     std::fill(dk, dv + P * C, 0.0f);
     const float* log_sum = f.log_sum + (row * shape.heads + head) * T;
     for (int64_t i = 0; i < T; i += ROWS) {
-        int64_t seen = i + ROWS, n = padded(seen);
-        multiply_wide<C>(s, q + i * C, kt, P, n);
-        multiply_wide<C>(ds, g + i * C, vt, P, n);
+        int64_t seen = i + ROWS, n = padded<Set>(seen);
+        multiply_wide<Set, C>(s, q + i * C, kt, P, n);
+        multiply_wide<Set, C>(ds, g + i * C, vt, P, n);
         for (int r = 0; r < ROWS; ++r) {
             float *p = s + r * P, *dp = ds + r * P;
             float shift = i + r < T ? log_sum[i + r] : 0, inner = delta[i + r];
@@ -248,45 +276,61 @@ INLINE void compute_head(const Backward& f, const Shape& shape, int64_t row, int
                 dp[j] = p[j] * (dp[j] - inner);
             }
         }
-        multiply_narrow<C>(dq + i * C, ds, k, P, seen);
-        add_transposed<C>(dk, ds, q + i * C, P, seen);
-        add_transposed<C>(dv, s, g + i * C, P, seen);
+        multiply_narrow<Set, C>(dq + i * C, ds, k, P, seen);
+        add_transposed<Set, C>(dk, ds, q + i * C, P, seen);
+        add_transposed<Set, C>(dv, s, g + i * C, P, seen);
     }
     scatter<C>(f.grad_q + offset, dq, f.rotation, shape, scale);
     scatter<C>(f.grad_k + offset, dk, f.rotation, shape, 1);
     scatter<C>(f.grad_v + offset, dv, nullptr, shape, 1);
 }
 
-template <class Pass>
+template <class Set, class Pass>
 INLINE void one_head(const Pass& pass, const Shape& shape, int64_t row, int64_t head, float* memory) {
-    if (shape.size == 8) compute_head<8>(pass, shape, row, head, memory);
-    if (shape.size == 16) compute_head<16>(pass, shape, row, head, memory);
-    if (shape.size == 32) compute_head<32>(pass, shape, row, head, memory);
-    if (shape.size == 64) compute_head<64>(pass, shape, row, head, memory);
+    if (shape.size == 8) compute_head<Set, 8>(pass, shape, row, head, memory);
+    if (shape.size == 16) compute_head<Set, 16>(pass, shape, row, head, memory);
+    if (shape.size == 32) compute_head<Set, 32>(pass, shape, row, head, memory);
+    if (shape.size == 64) compute_head<Set, 64>(pass, shape, row, head, memory);
 }
 
+// Work that several threads share: each takes the next part until none is left.
 template <class Pass>
-TARGET void all_heads(const Pass& pass, const Shape& shape) {
-    std::vector<float> memory((9 * shape.size + 2 * ROWS + 1) * padded(shape.tokens));  // padding tokens stay 0
-    for (int64_t row = 0; row < shape.rows; ++row)
-        for (int64_t head = 0; head < shape.heads; ++head) one_head(pass, shape, row, head, memory.data());
+struct Work {
+    const Pass& pass;
+    const Shape& shape;
+    std::atomic<int64_t> next{0};
+};
+
+template <class Set, class Pass>
+INLINE void take_parts(Work<Pass>& work) {
+    const Shape& shape = work.shape;
+    int64_t floats = (9 * shape.size + 2 * Set::ROWS + 1) * padded<Set>(shape.tokens);
+    std::vector<float> memory(floats + CACHE_LINE);  // padding tokens stay 0
+    uintptr_t lines = (reinterpret_cast<uintptr_t>(memory.data()) + CACHE_LINE - 1) / CACHE_LINE;
+    float* aligned = reinterpret_cast<float*>(lines * CACHE_LINE);
+    for (int64_t part; (part = work.next++) < shape.rows * shape.heads;)
+        one_head<Set>(work.pass, shape, part / shape.heads, part % shape.heads, aligned);
 }
 
+// y = gelu(x), and its derivative, times the gradient of y if `grad_y` is not null.
 struct Gelu {
-    const float* x;
+    const float *x, *grad_y;
     float *y, *derivative;
 };
 
-// y = x Phi(x) with the normal distribution Phi, and its derivative Phi(x) + x phi(x) with the density phi.
+constexpr int64_t GELU_PART = 1 << 14;  // elements that a thread takes at once
+
+// gelu(x) = x Phi(x) with the normal distribution Phi; the derivative is Phi(x) + x phi(x) with the density phi.
 //
 // Phi(-|x|) = erfc(a) / 2 with a = |x| / sqrt(2), and erfc(a) = exp(-a^2) t p(t) with t = 1 / (1 + 0.4 a) and a polynomial
 // p that was fitted to it (as in Abramowitz and Stegun 7.1.26). The error of erfc is below 3e-8, half the rounding error
 // of 1 - erfc in fp32.
-TARGET void gelu(const Gelu& pass, int64_t n) {
-    const float* __restrict x = pass.x;
-    float *__restrict y = pass.y, *__restrict derivative = pass.derivative;
+template <bool GRADIENT>
+INLINE void gelu(const Gelu& pass, int64_t begin, int64_t end) {
+    const float *x = pass.x, *grad_y = pass.grad_y;
+    float *y = pass.y, *derivative = pass.derivative;
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) {
+    for (int64_t i = begin; i < end; ++i) {
         float a = std::fabs(x[i]) * 0.70710678f, t = 1 / (1 + 0.4f * a), e = exp_of(-a * a);
         float p = -0.2002567817f;
         p = p * t + 0.7091375666f;
@@ -296,24 +340,79 @@ TARGET void gelu(const Gelu& pass, int64_t n) {
         p = p * t + 0.2319213786f;
         float tail = 0.5f * e * t * p;
         float phi = x[i] < 0 ? tail : 1 - tail;
+        float slope = phi + x[i] * (0.39894228f * e);
+        derivative[i] = GRADIENT ? slope * grad_y[i] : slope;
         y[i] = x[i] * phi;
-        derivative[i] = phi + x[i] * (0.39894228f * e);
     }
+}
+
+template <class Set>
+INLINE void take_parts(Work<Gelu>& work) {
+    int64_t elements = work.shape.rows;
+    for (int64_t begin; (begin = GELU_PART * work.next++) < elements;) {
+        int64_t end = std::min(begin + GELU_PART, elements);
+        if (work.pass.grad_y) gelu<true>(work.pass, begin, end);
+        else gelu<false>(work.pass, begin, end);
+    }
+}
+
+using Start = void (*)(void (*)(void*), void*, unsigned, unsigned);
+
+// GOMP_parallel of the OpenMP library that torch has loaded: calls a function on several threads. Null if there is none.
+Start openmp() {
+    static const Start found = reinterpret_cast<Start>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+    return found;
+}
+
+#if defined(__x86_64__)
+template <class Pass>
+__attribute__((target("avx2,fma"))) void with_avx2(void* work) {
+    take_parts<Avx2>(*static_cast<Work<Pass>*>(work));
+}
+
+template <class Pass>
+__attribute__((target("avx512f,avx512dq,avx512vl,fma"))) void with_avx512(void* work) {
+    take_parts<Avx512>(*static_cast<Work<Pass>*>(work));
+}
+#else
+template <class Pass>
+void plain(void* work) {
+    take_parts<Plain>(*static_cast<Work<Pass>*>(work));
+}
+#endif
+
+template <class Pass>
+void run(const Pass& pass, const Shape& shape) {
+    Work<Pass> work{pass, shape};
+#if defined(__x86_64__)
+    void (*compute)(void*) = shape.set == 512 ? with_avx512<Pass> : with_avx2<Pass>;
+#else
+    void (*compute)(void*) = plain<Pass>;
+#endif
+    if (shape.threads > 1 && openmp()) openmp()(compute, &work, static_cast<unsigned>(shape.threads), 0);
+    else compute(&work);
 }
 
 }  // namespace
 
-// Return whether this CPU can run the functions below.
-extern "C" int oelm_runs_here() {
+// Return the best instruction set of this CPU for the functions below: 512 (AVX-512), 256 (AVX2), 128 (CPUs other than x86),
+// or 0 if this CPU cannot run them.
+extern "C" int oelm_instruction_set() {
 #if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return avx2 && avx512 ? 512 : avx2 ? 256 : 0;
 #else
-    return 1;
+    return 128;
 #endif
 }
 
-extern "C" void oelm_attention_forward(const Forward* pass, const Shape* shape) { all_heads(*pass, *shape); }
+// Return whether the functions below can use several threads.
+extern "C" int oelm_has_threads() { return openmp() != nullptr; }
 
-extern "C" void oelm_attention_backward(const Backward* pass, const Shape* shape) { all_heads(*pass, *shape); }
+extern "C" void oelm_attention_forward(const Forward* pass, const Shape* shape) { run(*pass, *shape); }
 
-extern "C" void oelm_gelu(const Gelu* pass, const int64_t* elements) { gelu(*pass, *elements); }
+extern "C" void oelm_attention_backward(const Backward* pass, const Shape* shape) { run(*pass, *shape); }
+
+// `shape` has the number of elements as its rows.
+extern "C" void oelm_gelu(const Gelu* pass, const Shape* shape) { run(*pass, *shape); }

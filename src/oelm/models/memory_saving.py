@@ -1,6 +1,6 @@
-"""Two operations that store fewer tensors between the forward and the backward pass than plain autograd.
+"""An embedding whose gradient is added to that of the LM head with the same weight.
 
-Their values are the same as those of plain PyTorch. They are used in eager mode on CPUs.
+Plain autograd would store both gradients at the same time. The values are the same as those of plain PyTorch.
 """
 
 from __future__ import annotations
@@ -10,39 +10,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def saves_memory(x: Tensor) -> bool:
-    """Return whether to use the operations of this module for x.
-
-    That is the case on a CPU without autocast and torch.compile.
-    """
+    """Return whether to use operations of our own for x: on a CPU, without autocast and torch.compile."""
     kind = x.device.type
     return kind == "cpu" and not torch.is_autocast_enabled(kind) and not torch.compiler.is_compiling()
-
-
-def gelu_linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """Return layer(gelu(x)). The backward pass recomputes gelu(x), so that it need not be stored."""
-    return _GeluLinear.apply(x, layer.weight, layer.bias)
-
-
-class _GeluLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return F.linear(F.gelu(x), weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        (g,) = upstream
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        flat = g.reshape(-1, g.shape[-1])
-        grad_weight = flat.T @ F.gelu(x).flatten(0, -2) if needs_weight else None
-        grad_bias = flat.sum(0) if needs_bias else None
-        grad_x = torch.ops.aten.gelu_backward(g @ weight, x) if needs_x else None
-        return grad_x, grad_weight, grad_bias
 
 
 @dataclass

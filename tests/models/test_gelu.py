@@ -1,0 +1,38 @@
+"""GELU and a linear layer, with GELU recomputed in the backward pass."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from oelm.models import compiled
+from oelm.models.gelu import gelu_linear, recomputed_gelu_linear
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_a_recomputed_gelu_gives_the_gradients_of_plain_autograd(monkeypatch, trained, has_compiler):
+    if not has_compiler:
+        monkeypatch.setattr(compiled, "library", lambda: None)
+    layer = nn.Linear(6, 4)
+    layer.requires_grad_(trained)
+    x = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    g = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))
+    plain = layer(F.gelu(x))
+    wanted = [x, *layer.parameters()] if trained else [x]
+    expected = torch.autograd.grad(plain, wanted, g)
+    ours = recomputed_gelu_linear(x, layer)
+    assert torch.equal(ours, plain)
+    for a, b in zip(torch.autograd.grad(ours, wanted, g), expected, strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_a_large_layer_stores_no_gelu(monkeypatch):
+    monkeypatch.setattr("oelm.models.gelu.RECOMPUTED", 12)
+    stored = []
+    x = torch.randn(2, 6).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: stored.append(tensor.shape) or tensor, lambda t: t
+    ):
+        gelu_linear(x, nn.Linear(6, 4))
+    assert stored == [(2, 6), (4, 6)]  # x and the weight
