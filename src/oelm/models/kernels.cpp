@@ -2,7 +2,8 @@
 // oelm/models/compiled.py calls the functions at the end.
 //
 // Attention: torch's kernel is made for rows too long for the cache. Here, all data of a head stays in the cache, and
-// masked scores are not computed. Rotary positions are included.
+// masked scores are not computed. Rotary positions are included. 16 queries are processed together, each in its own lane
+// of the vector registers, so that sums and maxima over keys need no operations between lanes.
 // q, k, v, y and their gradients are (B, T, nh, hs); log_sum is (B, nh, T). `rotation` is the table of `rotary_table()`
 // in gpt.py, (T, 3, nh * hs), or null for no rotation.
 //
@@ -25,49 +26,52 @@ namespace {
 
 constexpr float MASKED = -INFINITY;
 constexpr int CACHE_LINE = 64;  // bytes; vectors that cross two lines are slow
+constexpr int QUERIES = 16;     // queries that are processed together
 
-// The instruction sets for which the code is compiled: the floats of a vector register, and how many queries (ROWS) and
-// floats (LANES) are processed together, in several registers. LANES is a multiple of ROWS.
+// The instruction sets for which the code is compiled: the floats of a vector register, and how many keys, columns and
+// queries are held in registers in the three kinds of matrix products below.
 #if defined(__x86_64__)
 struct Avx2 {
-    static constexpr int FLOATS = 8, ROWS = 4, LANES = 16;
+    static constexpr int FLOATS = 8, KEYS = 4, COLUMNS = 4, HELD = 8;
 };
 struct Avx512 {
-    static constexpr int FLOATS = 16, ROWS = 8, LANES = 32;
+    static constexpr int FLOATS = 16, KEYS = 16, COLUMNS = 16, HELD = 16;
 };
 #else
 struct Plain {
-    static constexpr int FLOATS = 4, ROWS = 4, LANES = 16;
+    static constexpr int FLOATS = 4, KEYS = 4, COLUMNS = 4, HELD = 16;
 };
 #endif
 
-// A vector of F floats. Compilers make slow code for vectors larger than a register.
+// Vectors of F numbers. Compilers make slow code for vectors larger than a register.
 template <int F>
 struct Of {
     typedef float Vec __attribute__((vector_size(F * sizeof(float))));  // GCC ignores the attribute after `using`
+    typedef uint32_t Bits __attribute__((vector_size(F * sizeof(float))));
 };
 
 // exp(x) for x <= 0, with a relative error below 2e-7 (the polynomial of the Cephes library); 0 below -87, so that
-// no denormal numbers arise, which are slow. NaN stays NaN.
-INLINE float exp_of(float x) {
-    float bounded = x < -87.0f ? -87.0f : x;
+// no denormal numbers arise, which are slow. NaN stays NaN. X is float or a vector, and Bits the integers of its size.
+template <class X, class Bits>
+INLINE X exp_of(X x) {
+    const X zero = {}, lowest = zero - 87.0f;
+    X bounded = x < lowest ? lowest : x;
     constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the lowest bits
-    float shifted = bounded * 1.44269504088896341f + SHIFT;
-    float n = shifted - SHIFT;
-    float r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
+    X shifted = bounded * 1.44269504088896341f + SHIFT;
+    X n = shifted - SHIFT;
+    X r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+    X p = r * 1.9875691500e-4f + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    uint32_t bits;
+    Bits bits;
     std::memcpy(&bits, &shifted, sizeof bits);
     bits = (bits + 127) << 23;  // of the float 2^n
-    float power;
+    X power;
     std::memcpy(&power, &bits, sizeof power);
-    return x < -87.0f ? 0.0f : p * power;
+    return x < lowest ? zero : p * power;
 }
 
 template <int F>
@@ -82,63 +86,77 @@ INLINE void store(float* to, typename Of<F>::Vec x) {
     std::memcpy(to, &x, sizeof x);
 }
 
-// y (ROWS, n) = x (ROWS, C) m (C, n); the rows of y and m are `stride` floats apart, and LANES divides n.
+// s (n, QUERIES) = k (n, C) qt (C, QUERIES); KEYS divides n.
 template <class Set, int C>
-INLINE void multiply_wide(float* y, const float* x, const float* m, int64_t stride, int64_t n) {
-    constexpr int F = Set::FLOATS, W = Set::LANES / F;
-    using Vec = typename Of<F>::Vec;
-    for (int64_t j = 0; j < n; j += Set::LANES) {
-        Vec sum[Set::ROWS][W] = {};
+INLINE void multiply_keys(float* s, const float* k, const float* qt, int64_t n) {
+    constexpr int F = Set::FLOATS, W = QUERIES / F, KEYS = Set::KEYS;
+    for (int64_t j = 0; j < n; j += KEYS) {
+        typename Of<F>::Vec sum[KEYS][W] = {};
         for (int c = 0; c < C; ++c)
             for (int l = 0; l < W; ++l) {
-                Vec column = load<F>(m + c * stride + j + F * l);
-                for (int r = 0; r < Set::ROWS; ++r) sum[r][l] += x[r * C + c] * column;
+                auto queries = load<F>(qt + c * QUERIES + F * l);
+                for (int i = 0; i < KEYS; ++i) sum[i][l] += k[(j + i) * C + c] * queries;
             }
-        for (int r = 0; r < Set::ROWS; ++r)
-            for (int l = 0; l < W; ++l) store<F>(y + r * stride + j + F * l, sum[r][l]);
+        for (int i = 0; i < KEYS; ++i)
+            for (int l = 0; l < W; ++l) store<F>(s + (j + i) * QUERIES + F * l, sum[i][l]);
     }
 }
 
-// y (ROWS, C) = p (ROWS, n) x (n, C); the rows of p are `stride` floats apart.
+// yt (C, QUERIES) = v^T (C, n) p (n, QUERIES)
 template <class Set, int C>
-INLINE void multiply_narrow(float* y, const float* p, const float* x, int64_t stride, int64_t n) {
-    constexpr int F = std::min(C, Set::FLOATS), W = std::min(C, Set::LANES) / F;
-    using Vec = typename Of<F>::Vec;
-    for (int c = 0; c < C; c += F * W) {
-        Vec sum[Set::ROWS][W] = {};
+INLINE void sum_over_keys(float* yt, const float* v, const float* p, int64_t n) {
+    constexpr int F = Set::FLOATS, W = QUERIES / F, COLUMNS = std::min(C, Set::COLUMNS);
+    for (int c = 0; c < C; c += COLUMNS) {
+        typename Of<F>::Vec sum[COLUMNS][W] = {};
         for (int64_t j = 0; j < n; ++j)
             for (int l = 0; l < W; ++l) {
-                Vec row = load<F>(x + j * C + c + F * l);
-                for (int r = 0; r < Set::ROWS; ++r) sum[r][l] += p[r * stride + j] * row;
+                auto queries = load<F>(p + j * QUERIES + F * l);
+                for (int i = 0; i < COLUMNS; ++i) sum[i][l] += v[j * C + c + i] * queries;
             }
-        for (int r = 0; r < Set::ROWS; ++r)
-            for (int l = 0; l < W; ++l) store<F>(y + r * C + c + F * l, sum[r][l]);
+        for (int i = 0; i < COLUMNS; ++i)
+            for (int l = 0; l < W; ++l) store<F>(yt + (c + i) * QUERIES + F * l, sum[i][l]);
     }
 }
 
-// y (n, C) += p^T (n, ROWS) x (ROWS, C); the rows of p are `stride` floats apart.
+// dk (n, C) += ds (n, QUERIES) q (QUERIES, C)
 template <class Set, int C>
-INLINE void add_transposed(float* y, const float* p, const float* x, int64_t stride, int64_t n) {
-    constexpr int F = std::min(C, Set::FLOATS), W = std::min(C, Set::LANES) / F;
-    using Vec = typename Of<F>::Vec;
-    for (int c = 0; c < C; c += F * W) {
-        Vec row[Set::ROWS][W];
-        for (int r = 0; r < Set::ROWS; ++r)
-            for (int l = 0; l < W; ++l) row[r][l] = load<F>(x + r * C + c + F * l);
-        for (int64_t j = 0; j < n; ++j) {
-            Vec sum[W];
-            for (int l = 0; l < W; ++l) sum[l] = load<F>(y + j * C + c + F * l);
-            for (int r = 0; r < Set::ROWS; ++r)
-                for (int l = 0; l < W; ++l) sum[l] += p[r * stride + j] * row[r][l];
-            for (int l = 0; l < W; ++l) store<F>(y + j * C + c + F * l, sum[l]);
+INLINE void add_over_queries(float* dk, const float* ds, const float* q, int64_t n) {
+    constexpr int F = std::min(C, Set::FLOATS), HELD = Set::HELD;
+    for (int r = 0; r < QUERIES; r += HELD)
+        for (int c = 0; c < C; c += F) {
+            typename Of<F>::Vec row[HELD];
+            for (int i = 0; i < HELD; ++i) row[i] = load<F>(q + (r + i) * C + c);
+            for (int64_t j = 0; j < n; ++j) {
+                const float* weights = ds + j * QUERIES + r;
+                auto even = load<F>(dk + j * C + c), odd = weights[1] * row[1];  // two sums, because one waits for itself
+                for (int i = 0; i < HELD; i += 2) even += weights[i] * row[i];
+                for (int i = 3; i < HELD; i += 2) odd += weights[i] * row[i];
+                store<F>(dk + j * C + c, even + odd);
+            }
         }
-    }
 }
 
-template <class Set>
-INLINE int64_t padded(int64_t tokens) {
-    return (tokens + Set::LANES - 1) / Set::LANES * Set::LANES;
+// to (C, QUERIES) = transpose of from (QUERIES, C)
+template <int C>
+INLINE void transpose(float* __restrict to, const float* __restrict from) {
+    for (int c = 0; c < C; ++c)
+        for (int r = 0; r < QUERIES; ++r) to[c * QUERIES + r] = from[r * C + c];
 }
+
+// to (QUERIES, C) = transpose of from (C, QUERIES), times the `factor` of each query
+template <int C>
+INLINE void transpose_back(float* __restrict to, const float* __restrict from, const float* __restrict factor) {
+    for (int r = 0; r < QUERIES; ++r)
+        for (int c = 0; c < C; ++c) to[r * C + c] = from[c * QUERIES + r] * factor[r];
+}
+
+// Hide the keys after each of the queries i to i + QUERIES.
+INLINE void hide_later_keys(float* s, int64_t i) {
+    for (int later = 1; later < QUERIES; ++later)
+        for (int r = 0; r < later; ++r) s[(i + later) * QUERIES + r] = MASKED;
+}
+
+INLINE int64_t padded(int64_t tokens) { return (tokens + QUERIES - 1) / QUERIES * QUERIES; }
 
 struct Shape {
     int64_t rows, tokens, heads, size;  // B, T, nh, hs
@@ -186,53 +204,56 @@ INLINE void scatter(float* __restrict to, const float* __restrict from, const fl
     }
 }
 
-// to (C, P) = transpose of from (P, C)
-template <int C>
-INLINE void transpose(float* __restrict to, const float* __restrict from, int64_t P) {
-    for (int64_t t = 0; t < P; ++t)
-        for (int c = 0; c < C; ++c) to[c * P + t] = from[t * C + c];
-}
-
 struct Forward {
     const float *q, *k, *v, *rotation;
     float *y, *log_sum;
 };
 
-// In the two functions below, `memory` holds the data of one head: tensors (P, C) with the tokens padded to P,
-// their transposes `kt` and `vt` (C, P), and for ROWS queries the scores and then probabilities `s` (ROWS, P).
+// In the two functions below, `memory` holds the data of one head: tensors (P, C) with the tokens padded to P, and for the
+// present queries their transposes (C, QUERIES) and the scores and then probabilities `s` (P, QUERIES).
 template <class Set, int C>
 INLINE void compute_head(const Forward& f, const Shape& shape, int64_t row, int64_t head, float* memory) {
-    constexpr int ROWS = Set::ROWS;
-    int64_t T = shape.tokens, P = padded<Set>(T), width = shape.width();
+    constexpr int F = Set::FLOATS, W = QUERIES / F;
+    using Vec = typename Of<F>::Vec;
+    using Bits = typename Of<F>::Bits;
+    int64_t T = shape.tokens, P = padded(T), width = shape.width();
     int64_t offset = row * T * width + head * C;
-    float *q = memory, *k = q + P * C, *kt = k + P * C, *v = kt + P * C, *y = v + P * C, *s = y + P * C;
+    float *q = memory, *k = q + P * C, *v = k + P * C, *y = v + P * C;
+    float *s = y + P * C, *qt = s + P * QUERIES, *yt = qt + C * QUERIES;
+    alignas(CACHE_LINE) float largest[QUERIES], factor[QUERIES];
     gather<C>(q, f.q + offset, f.rotation, shape, 1 / std::sqrt(static_cast<float>(C)));
     gather<C>(k, f.k + offset, f.rotation, shape, 1);
     gather<C>(v, f.v + offset, nullptr, shape, 1);
-    transpose<C>(kt, k, P);
     float* log_sum = f.log_sum + (row * shape.heads + head) * T;
-    for (int64_t i = 0; i < T; i += ROWS) {
-        int64_t seen = i + ROWS, n = padded<Set>(seen);  // number of keys that these queries see, and with padding
-        multiply_wide<Set, C>(s, q + i * C, kt, P, n);
-        for (int r = 0; r < ROWS; ++r) {
-            float *p = s + r * P, largest = MASKED, sum = 0;
-            std::fill(p + i + r + 1, p + n, MASKED);
-#pragma omp simd reduction(max : largest)
-            for (int64_t j = 0; j < n; ++j) largest = p[j] > largest ? p[j] : largest;
-#pragma omp simd reduction(+ : sum)
-            for (int64_t j = 0; j < n; ++j) sum += p[j] = exp_of(p[j] - largest);
-            float factor = 1 / sum;
-#pragma omp simd
-            for (int64_t j = 0; j < n; ++j) p[j] *= factor;
-            if (i + r < T) log_sum[i + r] = largest + std::log(sum);
+    for (int64_t i = 0; i < T; i += QUERIES) {
+        int64_t seen = i + QUERIES;  // number of keys that these queries see
+        transpose<C>(qt, q + i * C);
+        multiply_keys<Set, C>(s, k, qt, seen);
+        hide_later_keys(s, i);
+        for (int l = 0; l < W; ++l) {
+            float* p = s + F * l;
+            Vec most = load<F>(p), sum = {}, one = sum + 1.0f;
+            for (int64_t j = 1; j < seen; ++j) {
+                Vec score = load<F>(p + j * QUERIES);
+                most = score > most ? score : most;
+            }
+            for (int64_t j = 0; j < seen; ++j) {
+                Vec weight = exp_of<Vec, Bits>(load<F>(p + j * QUERIES) - most);
+                sum += weight;
+                store<F>(p + j * QUERIES, weight);
+            }
+            store<F>(largest + F * l, most);
+            store<F>(factor + F * l, one / sum);
         }
-        multiply_narrow<Set, C>(y + i * C, s, v, P, seen);
+        for (int r = 0; r < QUERIES && i + r < T; ++r) log_sum[i + r] = largest[r] - std::log(factor[r]);
+        sum_over_keys<Set, C>(yt, v, s, seen);
+        transpose_back<C>(y + i * C, yt, factor);
     }
     scatter<C>(f.y + offset, y, nullptr, shape, 1);
 }
 
-// As in FlashAttention, the probabilities are computed again from q, k and log_sum. `delta` (P) is the inner product of
-// each token's output and its gradient.
+// As in FlashAttention, the probabilities are computed again from q, k and log_sum. `delta` is the inner product of each
+// token's output and its gradient.
 struct Backward {
     const float *q, *k, *v, *rotation, *y, *log_sum, *grad_y;
     float *grad_q, *grad_k, *grad_v;
@@ -240,45 +261,50 @@ struct Backward {
 
 template <class Set, int C>
 INLINE void compute_head(const Backward& f, const Shape& shape, int64_t row, int64_t head, float* memory) {
-    constexpr int ROWS = Set::ROWS;
-    int64_t T = shape.tokens, P = padded<Set>(T), width = shape.width();
+    constexpr int F = Set::FLOATS, W = QUERIES / F;
+    using Vec = typename Of<F>::Vec;
+    using Bits = typename Of<F>::Bits;
+    int64_t T = shape.tokens, P = padded(T), width = shape.width();
     int64_t offset = row * T * width + head * C;
     float scale = 1 / std::sqrt(static_cast<float>(C));
-    float *q = memory, *k = q + P * C, *v = k + P * C, *g = v + P * C;
-    float *kt = g + P * C, *vt = kt + P * C, *dq = vt + P * C, *dk = dq + P * C, *dv = dk + P * C;
-    float *s = dv + P * C, *ds = s + ROWS * P, *delta = ds + ROWS * P;
+    float *q = memory, *k = q + P * C, *v = k + P * C, *g = v + P * C, *dq = g + P * C, *dk = dq + P * C, *dv = dk + P * C;
+    float *s = dv + P * C, *ds = s + P * QUERIES, *qt = ds + P * QUERIES, *gt = qt + C * QUERIES, *dqt = gt + C * QUERIES;
+    alignas(CACHE_LINE) float shift[QUERIES], delta[QUERIES], ones[QUERIES];
+    std::fill(ones, ones + QUERIES, 1.0f);
     gather<C>(q, f.q + offset, f.rotation, shape, scale);
     gather<C>(k, f.k + offset, f.rotation, shape, 1);
     gather<C>(v, f.v + offset, nullptr, shape, 1);
     gather<C>(g, f.grad_y + offset, nullptr, shape, 1);
-    for (int64_t t = 0; t < T; ++t) {
-        const float* y = f.y + offset + t * width;
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int c = 0; c < C; ++c) sum += g[t * C + c] * y[c];
-        delta[t] = sum;
-    }
-    transpose<C>(kt, k, P);
-    transpose<C>(vt, v, P);
     std::fill(dk, dv + P * C, 0.0f);
     const float* log_sum = f.log_sum + (row * shape.heads + head) * T;
-    for (int64_t i = 0; i < T; i += ROWS) {
-        int64_t seen = i + ROWS, n = padded<Set>(seen);
-        multiply_wide<Set, C>(s, q + i * C, kt, P, n);
-        multiply_wide<Set, C>(ds, g + i * C, vt, P, n);
-        for (int r = 0; r < ROWS; ++r) {
-            float *p = s + r * P, *dp = ds + r * P;
-            float shift = i + r < T ? log_sum[i + r] : 0, inner = delta[i + r];
-            std::fill(p + i + r + 1, p + n, MASKED);
-#pragma omp simd
-            for (int64_t j = 0; j < n; ++j) {
-                p[j] = exp_of(p[j] - shift);
-                dp[j] = p[j] * (dp[j] - inner);
+    for (int64_t i = 0; i < T; i += QUERIES) {
+        int64_t seen = i + QUERIES;
+        for (int r = 0; r < QUERIES; ++r) {
+            const float *y = f.y + offset + (i + r) * width, *gradient = g + (i + r) * C;
+            float sum = 0;
+            if (i + r < T)
+                for (int c = 0; c < C; ++c) sum += gradient[c] * y[c];
+            delta[r] = sum;
+            shift[r] = i + r < T ? log_sum[i + r] : 0;
+        }
+        transpose<C>(qt, q + i * C);
+        transpose<C>(gt, g + i * C);
+        multiply_keys<Set, C>(s, k, qt, seen);
+        multiply_keys<Set, C>(ds, v, gt, seen);
+        hide_later_keys(s, i);
+        for (int l = 0; l < W; ++l) {
+            Vec log_sums = load<F>(shift + F * l), inner = load<F>(delta + F * l);
+            for (int64_t j = 0; j < seen; ++j) {
+                int64_t at = j * QUERIES + F * l;
+                Vec p = exp_of<Vec, Bits>(load<F>(s + at) - log_sums);
+                store<F>(s + at, p);
+                store<F>(ds + at, p * (load<F>(ds + at) - inner));
             }
         }
-        multiply_narrow<Set, C>(dq + i * C, ds, k, P, seen);
-        add_transposed<Set, C>(dk, ds, q + i * C, P, seen);
-        add_transposed<Set, C>(dv, s, g + i * C, P, seen);
+        sum_over_keys<Set, C>(dqt, k, ds, seen);
+        transpose_back<C>(dq + i * C, dqt, ones);
+        add_over_queries<Set, C>(dk, ds, q + i * C, seen);
+        add_over_queries<Set, C>(dv, s, g + i * C, seen);
     }
     scatter<C>(f.grad_q + offset, dq, f.rotation, shape, scale);
     scatter<C>(f.grad_k + offset, dk, f.rotation, shape, 1);
@@ -304,7 +330,8 @@ struct Work {
 template <class Set, class Pass>
 INLINE void take_parts(Work<Pass>& work) {
     const Shape& shape = work.shape;
-    int64_t floats = (9 * shape.size + 2 * Set::ROWS + 1) * padded<Set>(shape.tokens);
+    int64_t P = padded(shape.tokens), C = shape.size;
+    int64_t floats = 7 * P * C + 2 * P * QUERIES + 3 * C * QUERIES;
     std::vector<float> memory(floats + CACHE_LINE);  // padding tokens stay 0
     uintptr_t lines = (reinterpret_cast<uintptr_t>(memory.data()) + CACHE_LINE - 1) / CACHE_LINE;
     float* aligned = reinterpret_cast<float*>(lines * CACHE_LINE);
@@ -331,7 +358,7 @@ INLINE void gelu(const Gelu& pass, int64_t begin, int64_t end) {
     float *y = pass.y, *derivative = pass.derivative;
 #pragma omp simd
     for (int64_t i = begin; i < end; ++i) {
-        float a = std::fabs(x[i]) * 0.70710678f, t = 1 / (1 + 0.4f * a), e = exp_of(-a * a);
+        float a = std::fabs(x[i]) * 0.70710678f, t = 1 / (1 + 0.4f * a), e = exp_of<float, uint32_t>(-a * a);
         float p = -0.2002567817f;
         p = p * t + 0.7091375666f;
         p = p * t - 0.3708925712f;
