@@ -1,8 +1,8 @@
 """`python -m benchmarks kernels`: compare training steps with and without our C++ code.
 
 The C++ code (`oelm.models.compiled`) computes attention and GELU. Both arms train copies of the same GPT in
-one process with one thread. They take turns of several steps, in an order that alternates between rounds; the
-first step of a turn is not counted.
+one process, with the same number of threads. They take turns of several steps, in an order that alternates
+between rounds; the first step of a turn is not counted.
 """
 
 from __future__ import annotations
@@ -18,21 +18,34 @@ import torch
 
 from oelm.bench.harness import Progress, ratio
 from oelm.bench.methods import Workload, build
+from oelm.cores import usable_cores
 from oelm.errors import UsageError
 from oelm.methods.presets import find_method
 from oelm.models import compiled
+from oelm.units import counted
 
 OURS, TORCH = "C++", "torch"
-WORKLOADS = (
-    Workload("tiny", vocabulary=257, context=64, batch=16, position="rope"),
-    Workload("mini", vocabulary=1024, context=128, batch=4, position="rope"),
-    Workload("medium-512", vocabulary=1024, context=128, batch=4, position="rope"),
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and its batch, and the threads that train it; 0 = one per core."""
+
+    workload: Workload
+    threads: int = 1
+
+
+CASES = (
+    Case(Workload("tiny", vocabulary=257, context=64, batch=16, position="rope")),
+    Case(Workload("mini", vocabulary=1024, context=128, batch=4, position="rope")),
+    Case(Workload("medium-512", vocabulary=1024, context=128, batch=4, position="rope")),
+    Case(Workload("medium-512"), threads=0),
 )
 
 
 @dataclass(frozen=True)
 class KernelsBench:
-    workloads: tuple[Workload, ...] = WORKLOADS
+    cases: tuple[Case, ...] = CASES
     rounds: int = 20
     steps: int = 8  # counted steps per turn
 
@@ -48,12 +61,13 @@ def run(bench: KernelsBench, progress: Progress) -> dict[str, Any]:
         raise UsageError(
             "the C++ code is not installed; install a C++ compiler, then oelm again (pip install -e .)"
         )
-    with one_thread():
-        models = []
-        for work in bench.workloads:
-            models.append(compare(work, bench))
-            progress(f"{work.size}: measured")
-    settings = {"rounds": bench.rounds, "steps": bench.steps, "threads": 1}
+    models = []
+    for case in bench.cases:
+        threads = case.threads or usable_cores()
+        with thread_count(threads):
+            models.append({"threads": threads, **compare(case.workload, bench)})
+        progress(f"{case.workload.size}, {counted(threads, 'thread')}: measured")
+    settings = {"rounds": bench.rounds, "steps": bench.steps}
     return {"kind": "kernels", "settings": settings, "models": models}
 
 
@@ -97,9 +111,9 @@ def kernels_of(arm: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
+def thread_count(threads: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     try:
         yield
     finally:

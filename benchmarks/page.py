@@ -41,10 +41,10 @@ a token file with its hash. `datasets.map` is measured without reading and writi
 
 KERNELS = """\
 The time of a training step of the baseline (forward and backward pass, gradient clipping and AdamW) with our
-C++ attention and GELU, divided by that with torch's. Both arms are in one process with one thread and take
-turns of several steps, in alternating order; the first step of a turn is not counted. The 95 % confidence
-interval (Student's t of log ratios) is over rounds. It covers the noise of this one process, not the
-differences between processes or machines."""
+C++ attention and GELU, divided by that with torch's. Both arms are in one process and take turns of several
+steps, in alternating order; the first step of a turn is not counted. The 95 % confidence interval (Student's t
+of log ratios) is over rounds. It covers the noise of this one process, not the differences between processes or
+machines."""
 
 
 def make(results: Path | str, document: Path | str) -> str:
@@ -180,20 +180,20 @@ def kernels(result: Result) -> list[str]:
     rows = []
     for model in result["models"]:
         work, seconds = model["workload"], model["median_seconds"]
+        positions = "rotary" if work["position"] == "rope" else work["position"]
         tokens = f"{work['batch']} x {work['context']} tokens"
         rows.append(
             (
-                f"{work['size']}, {tokens}, vocabulary {work['vocabulary']:,}",
+                f"{work['size']}, {positions} positions, {tokens}, vocabulary {work['vocabulary']:,}",
+                str(model["threads"]),
                 f"{1000 * seconds['C++']:.1f}",
                 f"{1000 * seconds['torch']:.1f}",
                 interval(model["ratio"]),
             )
         )
-    head = ("model", "C++, median ms/step", "torch, median ms/step", "time / torch [95 %]")
+    head = ("model", "threads", "C++, median ms/step", "torch, median ms/step", "time / torch [95 %]")
     s = result["settings"]
-    plan = (
-        f"{counted(s['rounds'], 'round')} of {counted(s['steps'], 'counted step')} per arm; rotary positions."
-    )
+    plan = f"{counted(s['rounds'], 'round')} of {counted(s['steps'], 'counted step')} per arm."
     return [*table(head, rows), "", plan, *KERNELS.splitlines()]
 
 
@@ -214,7 +214,7 @@ SECTIONS: dict[str, tuple[Callable[[Result], str], Callable[[Result], list[str]]
     "step": (step_title, step),
     "classification": (lambda r: "Classification", classification),
     "tokenisation": (lambda r: "Tokenisation", tokenisation),
-    "kernels": (lambda r: "Attention and GELU of small models", kernels),
+    "kernels": (lambda r: "Attention and GELU", kernels),
     "corpus": (lambda r: "Preparing a large corpus", corpus.table),
     "folders": (lambda r: "Many run folders", folders),
     "startup": (lambda r: "Start of a run", startup.table),

@@ -180,7 +180,7 @@ def test_the_arms_of_the_kernels_benchmark_use_different_attention(monkeypatch):
     theirs = counting(kernels.TORCH, functional.scaled_dot_product_attention)
     monkeypatch.setattr(functional, "scaled_dot_product_attention", theirs)
     before = torch.get_num_threads()
-    bench = kernels.KernelsBench((replace(WORK, position="rope"),), rounds=2, steps=3)
+    bench = kernels.KernelsBench((kernels.Case(replace(WORK, position="rope")),), rounds=2, steps=3)
     result = kernels.run(bench, print)
     assert torch.get_num_threads() == before
     layers = gpt_config("smoke").layers
@@ -191,7 +191,7 @@ def test_the_arms_of_the_kernels_benchmark_use_different_attention(monkeypatch):
     ours, theirs = (np.log(np.median(model["seconds"][arm], axis=1)) for arm in counts)
     assert model["ratio"]["value"] == pytest.approx(np.exp(np.mean(ours - theirs)))
     text = "\n".join(page.SECTIONS[result["kind"]][1](result))
-    assert "smoke, 2 x 8 tokens" in text
+    assert "smoke, rotary positions, 2 x 8 tokens" in text
     assert page.KERNELS in text
 
 
