@@ -152,8 +152,11 @@ INLINE void transpose_back(float* __restrict to, const float* __restrict from, c
 
 // Hide the keys after each of the queries i to i + QUERIES.
 INLINE void hide_later_keys(float* s, int64_t i) {
-    for (int later = 1; later < QUERIES; ++later)
-        for (int r = 0; r < later; ++r) s[(i + later) * QUERIES + r] = MASKED;
+    for (int later = 1; later < QUERIES; ++later) {
+        float* scores = s + (i + later) * QUERIES;
+#pragma omp simd
+        for (int r = 0; r < QUERIES; ++r) scores[r] = r < later ? MASKED : scores[r];
+    }
 }
 
 INLINE int64_t padded(int64_t tokens) { return (tokens + QUERIES - 1) / QUERIES * QUERIES; }
@@ -282,8 +285,10 @@ INLINE void compute_head(const Backward& f, const Shape& shape, int64_t row, int
         for (int r = 0; r < QUERIES; ++r) {
             const float *y = f.y + offset + (i + r) * width, *gradient = g + (i + r) * C;
             float sum = 0;
-            if (i + r < T)
+            if (i + r < T) {
+#pragma omp simd reduction(+ : sum)
                 for (int c = 0; c < C; ++c) sum += gradient[c] * y[c];
+            }
             delta[r] = sum;
             shift[r] = i + r < T ? log_sum[i + r] : 0;
         }
