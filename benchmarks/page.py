@@ -42,9 +42,9 @@ a token file with its hash. `datasets.map` is measured without reading and writi
 KERNELS = """\
 The time of a training step of the baseline (forward and backward pass, gradient clipping and AdamW) with our
 C++ attention and GELU, divided by that with torch's. Both arms are in one process and take turns of several
-steps, in alternating order; the first step of a turn is not counted. The 95 % confidence interval (Student's t
-of log ratios) is over rounds. It covers the noise of this one process, not the differences between processes or
-machines."""
+steps, in alternating order; the first step of a turn is not counted. The 95 % confidence interval is over
+rounds (Student's t of log ratios). It covers the noise of this one process, not the differences between
+processes or machines."""
 
 
 def make(results: Path | str, document: Path | str) -> str:
