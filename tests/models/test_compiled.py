@@ -147,11 +147,8 @@ def test_two_threads_give_the_same_bits_as_one():
     if not compiled.library().oelm_has_threads():
         pytest.skip("torch has no OpenMP library with GOMP_parallel here")
     draw = torch.Generator().manual_seed(0)
-    qkv, g, x = (
-        torch.randn(3, 4, 70, 5, 16, generator=draw),
-        torch.randn(4, 70, 5, 16, generator=draw),
-        torch.randn(10**5),
-    )
+    *qkv, g = torch.randn(4, 4, 70, 5, 16, generator=draw)
+    x = torch.randn(10**5, generator=draw)
 
     def compute(threads: int) -> list[Tensor]:
         torch.set_num_threads(threads)
