@@ -1,9 +1,11 @@
 """The cores a process may use (CPU affinity, CPU quota of its cgroup), and the memory that it keeps."""
 
+import gc
 import math
 import platform
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -65,3 +67,24 @@ print(faults_of(3))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 1000  # a block of 64 MB has 16,384 pages of 4 KB
+
+
+class Node:
+    """An object that refers to itself, so that only a garbage collection frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_garbage_collection_skips_old_objects_within_the_context_and_frees_new_ones() -> None:
+    old = weakref.ref(kept := Node())
+    with cores.only_new_garbage():
+        assert gc.get_freeze_count() > 0
+        new = weakref.ref(Node())
+        del kept
+        gc.collect()
+        assert old() is not None
+        assert new() is None
+    gc.collect()
+    assert old() is None
+    assert gc.get_freeze_count() == 0

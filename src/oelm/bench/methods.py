@@ -6,6 +6,7 @@ distance from 1 shows how noisy the machine is.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -155,6 +156,9 @@ def build(spec: dict[str, Any]) -> Arm:
     apply(model, Method.from_dict(spec["method"]), seed=spec["seed"])
     optimizer = build_optimizer(model, OptimConfig())
     synchronize = torch.cuda.synchronize if spec["device"].startswith("cuda") else (lambda: None)
+
+    gc.collect()
+    gc.freeze()  # garbage collection skips the objects that exist now, as in a run
 
     def step() -> None:
         loss_of().backward()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from oelm.config.limits import check_config
 from oelm.config.run_config import Machine, RunConfig
+from oelm.cores import only_new_garbage
 from oelm.errors import OelmError, UsageError
 from oelm.runs.folder import RunFolder
 from oelm.runs.schema import Status
@@ -98,8 +99,9 @@ def _fit(job: TrainingJob) -> Outcome:
 
 def _train_and_finish(training: Training) -> Outcome:
     try:
-        train(training)
-        finish(training)
+        with only_new_garbage():
+            train(training)
+            finish(training)
     except Interrupted as stopped:
         # If the run was stopped while it scored the test split, the checkpoint of the last step is already
         # saved. Saving again would be wrong, because the model now has the weights of the best step.
