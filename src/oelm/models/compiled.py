@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oelm.models.memory_saving import saves_memory
-
 HEAD_SIZES = (8, 16, 32, 64)  # one_head() in kernels.cpp has these
 MAX_TOKENS = 1024  # with more tokens per row, the data of a head no longer fits into the cache
 
@@ -42,6 +40,12 @@ def instruction_set() -> int:
     return int(found.oelm_instruction_set())
 
 
+def on_plain_cpu(x: Tensor) -> bool:
+    """Return whether x is on a CPU, without autocast and torch.compile: where our own operations are used."""
+    kind = x.device.type
+    return kind == "cpu" and not torch.is_autocast_enabled(kind) and not torch.compiler.is_compiling()
+
+
 def runs_attention(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Return whether to compute causal attention for q, k, v (B, T, nh, hs) with `attention()`."""
     fits = q.shape == k.shape == v.shape and q.shape[1] <= MAX_TOKENS and q.shape[3] in HEAD_SIZES
@@ -56,7 +60,7 @@ def runs_gelu(x: Tensor) -> bool:
 def _runs(*tensors: Tensor) -> bool:
     """Return whether the C++ code can be used for `tensors`."""
     # The C++ code reads the memory of plain tensors. Others are left to torch.
-    plain = all(type(x) is Tensor and x.dtype == torch.float32 and saves_memory(x) for x in tensors)
+    plain = all(type(x) is Tensor and x.dtype == torch.float32 and on_plain_cpu(x) for x in tensors)
     found = library()
     if not plain or found is None or _must_use_torch():
         return False

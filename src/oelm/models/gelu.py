@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oelm.models import compiled
-from oelm.models.memory_saving import saves_memory
 
 # Elements of x from which gelu(x) is recomputed in the backward pass instead of stored. Below 8 MB per layer,
 # the memory is not worth the time.
@@ -18,7 +17,7 @@ RECOMPUTED = 2**21
 
 def gelu_linear(x: Tensor, layer: nn.Linear) -> Tensor:
     """Return layer(gelu(x))."""
-    if saves_memory(x) and x.numel() >= RECOMPUTED:
+    if compiled.on_plain_cpu(x) and x.numel() >= RECOMPUTED:
         return recomputed_gelu_linear(x, layer)
     return layer(compiled.gelu(x) if compiled.runs_gelu(x) else F.gelu(x))
 

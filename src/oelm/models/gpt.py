@@ -23,8 +23,8 @@ from oelm.files.read import read_json_object
 from oelm.models import compiled
 from oelm.models.gelu import gelu_linear
 from oelm.models.loss import cross_entropy_each, cross_entropy_sum
-from oelm.models.memory_saving import TiedGradient, saves_memory, tied_embedding
 from oelm.models.sizes import GPTConfig, gpt_config
+from oelm.models.tied_embedding import TiedGradient, tied_embedding
 
 __all__ = ["GPT", "MLP", "Attention", "Block", "GPTConfig", "gpt_config", "rotary_table", "rotate"]
 
@@ -255,7 +255,7 @@ class GPT(nn.Module):
         """
         self._require_head("a language model", classifier=False)
         weight = self.tokens.weight
-        tied = TiedGradient() if weight.requires_grad and saves_memory(weight) else None
+        tied = TiedGradient() if weight.requires_grad and compiled.on_plain_cpu(weight) else None
         x = tied_embedding(ids, weight, tied) if tied else self.tokens(ids)
         hidden = self._trunk(x)
         total = cross_entropy_sum(hidden.flatten(0, 1), weight, targets.flatten(), tied)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oelm.models.memory_saving import TiedGradient
+from oelm.models.tied_embedding import TiedGradient
 
 IGNORE = -100  # targets with this value are ignored, as in torch.nn.functional.cross_entropy
 

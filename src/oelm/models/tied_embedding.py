@@ -13,12 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def saves_memory(x: Tensor) -> bool:
-    """Return whether to use operations of our own for x: on a CPU, without autocast and torch.compile."""
-    kind = x.device.type
-    return kind == "cpu" and not torch.is_autocast_enabled(kind) and not torch.compiler.is_compiling()
-
-
 @dataclass
 class TiedGradient:
     """The gradient of the weight that LM head and embedding share.
