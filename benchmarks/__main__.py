@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers import PEERS
 from oelm.bench.harness import Plan
 from oelm.bench.methods import DEFAULT_METHODS, MethodsBench, Workload
-from oelm.errors import OelmError
-from oelm.training.logs.manifest import machine_facts, versions
+from oelm.errors import OelmError, UsageError
+from oelm.training.logs.manifest import git_commit, machine_facts, versions
 
 RESULTS = Path("benchmarks/results")
 
@@ -37,7 +38,8 @@ def build_parser() -> argparse.ArgumentParser:
     step.add_argument(
         "--peers",
         nargs="*",
-        default=["nanogpt", "transformers", "trainer"],
+        choices=PEERS,
+        default=list(PEERS),
         help="other tools; none: only our arms, in turns",
     )
     step.add_argument("--size", default="medium-512", help="our model: mini, medium-512, ...")
@@ -162,6 +164,11 @@ def plan_of(args: argparse.Namespace) -> Plan:
 def run_step(args: argparse.Namespace) -> int:
     from benchmarks import page, step
 
+    if args.peers and args.position == "rope":
+        raise UsageError(
+            "the other tools have learned positions only: compare our methods alone (--peers without names), "
+            "or use --position learned"
+        )
     work = Workload(args.size, args.vocabulary, args.context, args.batch, args.position)
     bench = MethodsBench(tuple(args.methods), work, plan_of(args))
     load = load_average()
@@ -264,6 +271,7 @@ def finish(args: argparse.Namespace, load_before: float | None, result: dict[str
             "kind": result["kind"],
             "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
             "date": time.strftime("%Y-%m-%d"),
+            "commit": git_commit(),
             "machine": machine,
             "versions": versions(),
             "load": {"before": load_before, "after": load_average()},
@@ -275,10 +283,7 @@ def finish(args: argparse.Namespace, load_before: float | None, result: dict[str
 
 
 def load_average() -> float | None:
-    """Return the load average of the last minute, or None if the system does not report it.
-
-    A value above 0.5 before a benchmark means that other programs are running and slow it down.
-    """
+    """Return the load average of the last minute, or None if the system does not report it."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 

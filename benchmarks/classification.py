@@ -62,7 +62,7 @@ def run(bench: ClassificationBench, progress: Progress) -> dict[str, Any]:
     }
     for name in ("plan", "data_dir", "cache_dir"):  # paths do not affect speed, and `origin` names the data
         del settings[name]
-    return {"kind": "classification", "interleaved": True, "settings": settings, "comparisons": found}
+    return {"kind": "classification", "settings": settings, "comparisons": found}
 
 
 def summarise(measured: dict[str, Measured]) -> dict[str, Any]:

@@ -20,8 +20,7 @@ Generated from `benchmarks/results/*.json` by `python -m benchmarks page`. No fi
 ALONE = """\
 Every arm (a method or tool) runs in a process of its own, while no other arm is in memory. The comparison is
 repeated with new processes, in an order that is shuffled every time, and the 95 % confidence interval
-(Student's t of log ratios) is computed over processes. The first steps of a process are not counted. A ratio
-above 1 means slower than ours."""
+(Student's t of log ratios) is computed over processes. The first steps of a process are not counted."""
 
 REFERENCE = """\
 The speed of the machine varies over minutes. So ratios and shares compare steps in units of the time that two
@@ -31,8 +30,7 @@ products of 2048 x 2048 matrices take in the same process, just before and after
 TOGETHER = """\
 Every method runs in a process of its own. All of them are in memory and take turns of several steps, in an
 order that is shuffled in every round. The comparison is repeated with new processes, and the 95 % confidence
-interval (Student's t of log ratios) is computed over processes. The first step of a turn is not counted. A
-ratio above 1 means slower than the baseline."""
+interval (Student's t of log ratios) is computed over processes. The first step of a turn is not counted."""
 
 TURNS = """\
 The arms take turns in one process with one thread; the 95 % confidence interval is over rounds. `encode` and
@@ -69,12 +67,13 @@ def source(name: str, result: Result) -> list[str]:
     """Return the lines with the command, the machine and the library versions of a result."""
     m, v, load = result["machine"], result["versions"], result["load"]
     threads = result.get("settings", {}).get("threads", m["threads"])
+    commit = f", commit {result['commit'][:8]}" if result.get("commit") else ""
     return [
-        f"`{result['command']}` ({name}, {result['date']})",
+        f"`{result['command']}` ({name}, {result['date']}{commit})",
         "",
-        f"{m['cpu']}, {m['cores']} cores, {threads} threads, {m['memory_bytes'] / 2**30:.0f} GiB; "
+        f"{m['cpu']}, {m['cores']} cores, {counted(threads, 'thread')}, {m['memory_bytes'] / 2**30:.0f} GiB; "
         f"torch {v['torch']}, transformers {v.get('transformers', '-')}; "
-        f"load average {load['before']} before, {load['after']} after",
+        f"load average {load['before']} before, {load['after']} after.",
     ]
 
 
@@ -120,12 +119,14 @@ def step(result: Result) -> list[str]:
     )
     lines += [
         "",
-        f"{plan}; GEMM peak {peak}.",
+        f"{plan}. A ratio above 1 means slower than the baseline.",
+        f"GEMM peak, the FLOP/s of products of 2048 x 2048 matrices: {peak}. The share of a step is its",
+        "own FLOP/s divided by that.",
         "Tokens per second follow from the median of all counted steps. Ratios compare the arms in each",
         "repetition, so they may differ from the ratio of two medians.",
         "`baseline (again)` is a second copy of our baseline: its ratio would be 1 without noise.",
         "",
-        *(ALONE if result["alone"] else TOGETHER).splitlines(),
+        *(ALONE if result["order"] == "processes" else TOGETHER).splitlines(),
         *(REFERENCE.splitlines() if result["arms"][0].get("reference") else ()),
     ]
     controls = [

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from oelm.bench.methods import count_parameters, token_batch, training_bytes
+from oelm.bench.methods import step_facts, token_batch, training_bytes
 from oelm.bench.worker import Arm, OwnLoop, Turns
 from oelm.models.gpt import GPTConfig, gpt_config
 from oelm.models.huggingface import gpt2_config
@@ -36,12 +36,11 @@ def build(spec: dict[str, Any]) -> Arm:
         return build_nanogpt(config, spec)
     if spec["peer"] == "transformers":
         return build_transformers(config, spec)
+    assert spec["peer"] == "trainer", spec["peer"]
     rows = token_batch(spec)[:, :-1]
     model = gpt2(config)
     examples = [{"input_ids": row, "labels": row} for row in rows] * 1000
-    return Arm(
-        facts=count_parameters(model, token_batch(spec)), own_loop=run_trainer(model, examples, len(rows))
-    )
+    return Arm(facts=step_facts(model, token_batch(spec)), own_loop=run_trainer(model, examples, len(rows)))
 
 
 class NanoBlock(nn.Module):
@@ -108,7 +107,7 @@ def build_nanogpt(config: GPTConfig, spec: dict[str, Any]) -> Arm:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return Arm(step, count_parameters(model, token_batch(spec)), training_bytes(model, optimizer))
+    return Arm(step, step_facts(model, token_batch(spec)), training_bytes(model, optimizer))
 
 
 def gpt2(config: GPTConfig) -> nn.Module:
@@ -131,7 +130,7 @@ def build_transformers(config: GPTConfig, spec: dict[str, Any]) -> Arm:
         optimizer.step()
         optimizer.zero_grad()
 
-    return Arm(step, count_parameters(model, ids), training_bytes(model, optimizer))
+    return Arm(step, step_facts(model, ids), training_bytes(model, optimizer))
 
 
 def run_trainer(model: Any, rows: Any, batch: int, **options: Any) -> OwnLoop:

@@ -18,13 +18,12 @@ from oelm.bench.methods import run as compare_methods
 def run(bench: MethodsBench, peers: tuple[str, ...] = PEERS, *, progress: Progress) -> dict[str, Any]:
     """Measure every method and peer tool, and return their step times as ratios to our baseline."""
     if not peers:
-        return {**compare_methods(bench, progress), "alone": False}
+        return compare_methods(bench, progress)
     shared = {"build": "benchmarks.peers:build", **asdict(bench.workload)}
     specs = [*bench.specs(), *({"arm": peer, "peer": peer, **shared} for peer in peers)]
     return {
         "kind": "step",
-        "interleaved": True,
-        "alone": True,
+        "order": "processes",
         "model": bench.workload.size,
         "settings": {**asdict(bench.workload), **asdict(bench.plan), "threads": bench.plan.thread_count},
         **summarise(measure_alone(specs, bench.plan, progress), "baseline"),

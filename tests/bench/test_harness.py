@@ -120,7 +120,7 @@ def test_bench_command_prints_ratios_and_writes_json(tmp_path, monkeypatch, caps
         for number, spec in enumerate(specs):
             arm = methods.build(spec)
             found[spec["arm"]] = Measured(
-                [[[1.0 + number] * 2] * 2] * 3, arm.facts, {"peak_bytes": 1 << 20, **arm.memory()}
+                [[[1.0 + number] * 2] * 2] * 3, arm.facts, [{"peak_bytes": 1 << 20, **arm.memory()}]
             )
         return found
 

@@ -34,7 +34,7 @@ def measured(specs, plan, progress, timed=True):
         arm.step()
         memory = {"peak_bytes": 1 << 20, "gradient_bytes": 0, "optimizer_bytes": 0} | arm.memory()
         reference = [[[1.0] * 2] * 2] * 3 if timed else []
-        found[spec["arm"]] = Measured([[[1.0 + number] * 2] * 2] * 3, arm.facts, memory, reference)
+        found[spec["arm"]] = Measured([[[1.0 + number] * 2] * 2] * 3, arm.facts, [memory], reference)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Causal attention and GELU by our own C++ code, against those of torch."""
+"""Causal attention, GELU and cross-entropy by our own C++ code, against those of torch."""
 
 from __future__ import annotations
 
@@ -116,6 +116,50 @@ def test_gelu_of_a_tensor_that_is_not_contiguous():
     torch.testing.assert_close(x.grad, expected)
 
 
+def cross_entropy_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    rows = torch.full((len(logits), logits.shape[1] + 3), 7.0)  # rows with space between them
+    rows[:, :-3] = logits
+    losses, factors = compiled.cross_entropy(rows[:, :-3], targets)
+    assert torch.equal(rows[:, -3:], torch.full((len(logits), 3), 7.0))
+    return losses, factors[:, None] * rows[:, :-3]
+
+
+@pytest.mark.parametrize("scale", [1.0, 60.0])
+@pytest.mark.parametrize("vocabulary", [1, 7, 16, 1031])
+@pytest.mark.usefixtures("each_instruction_set")
+def test_cross_entropy_and_its_gradient_are_those_of_torch_in_double_precision(vocabulary, scale):
+    draw = torch.Generator().manual_seed(vocabulary)
+    logits = scale * torch.randn(9, vocabulary, generator=draw, dtype=torch.float64)
+    targets = torch.randint(vocabulary, (9,), generator=draw)
+    targets[3] = -100
+    losses, gradient = cross_entropy_and_gradient(logits.float(), targets)
+    logits.requires_grad_()
+    expected = F.cross_entropy(logits, targets, reduction="none")
+    (expected_gradient,) = torch.autograd.grad(expected.sum(), logits)
+    torch.testing.assert_close(losses.double(), expected, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(gradient.double(), expected_gradient, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("each_instruction_set")
+def test_cross_entropy_of_extreme_logits():
+    inf, nan = float("inf"), float("nan")
+    logits = torch.tensor([[1e30, -1e30, 0.0], [-inf, 0.0, 0.0], [0.0, nan, 1.0], [0.0, inf, 1.0]])
+    targets = torch.tensor([0, 1, 0, 2])
+    losses, gradient = cross_entropy_and_gradient(logits, targets)
+    logits.requires_grad_()
+    expected = F.cross_entropy(logits, targets, reduction="none")
+    torch.testing.assert_close(losses, expected, equal_nan=True)
+    (expected_gradient,) = torch.autograd.grad(expected.sum(), logits)
+    torch.testing.assert_close(gradient[:2], expected_gradient[:2])
+    assert gradient[2:].isnan().any(1).all()
+
+
+@pytest.mark.parametrize("target", [-1, 4, 2**40])
+def test_a_target_outside_the_vocabulary_is_an_error(target):
+    with pytest.raises(IndexError, match="out of bounds for 4 tokens"):
+        compiled.cross_entropy(torch.zeros(2, 4), torch.tensor([0, target]))
+
+
 def model_and_ids(position: str = "rope") -> tuple[GPT, Tensor]:
     config = GPTConfig(vocab_size=11, context=24, width=32, layers=2, heads=4, ff=32, position=position)
     draw = torch.Generator().manual_seed(0)
@@ -131,15 +175,15 @@ def gradients(model: GPT, ids: Tensor) -> list[Tensor]:
 def test_a_gpt_has_the_same_gradients_with_and_without_it(monkeypatch):
     model, ids = model_and_ids()
     used = []
-    for name in ("attention", "gelu"):
+    for name in ("attention", "gelu", "cross_entropy"):
         real = getattr(compiled, name)
         monkeypatch.setattr(compiled, name, lambda *a, real=real: used.append(real) or real(*a))
     ours = gradients(model, ids)
-    assert len(used) == 2 * 2  # in each of two layers
+    assert len(used) == 2 * 2 + 1  # two in each of two layers, and one loss
     monkeypatch.setattr(compiled, "library", lambda: None)
     for a, b in zip(ours, gradients(model, ids), strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
-    assert len(used) == 2 * 2
+    assert len(used) == 2 * 2 + 1
 
 
 @pytest.mark.usefixtures("each_instruction_set")
@@ -149,12 +193,14 @@ def test_two_threads_give_the_same_bits_as_one():
     draw = torch.Generator().manual_seed(0)
     *qkv, g = torch.randn(4, 4, 70, 5, 16, generator=draw)
     x = torch.randn(10**5, generator=draw)
+    logits, targets = torch.randn(70, 999, generator=draw), torch.randint(999, (70,), generator=draw)
 
     def compute(threads: int) -> list[Tensor]:
         torch.set_num_threads(threads)
         parts = [part.clone().requires_grad_() for part in qkv]
         y = compiled.attention(*parts, None)
-        return [y, *torch.autograd.grad(y, parts, g), *compiled.gelu_and_gradient(x, x.clone())]
+        losses = cross_entropy_and_gradient(logits, targets)
+        return [y, *torch.autograd.grad(y, parts, g), *compiled.gelu_and_gradient(x, x.clone()), *losses]
 
     for one, two in zip(compute(1), compute(2), strict=True):
         assert torch.equal(one, two)
@@ -224,7 +270,14 @@ def test_it_works_with_torch_func_and_checkpointing(monkeypatch):
         torch.testing.assert_close(b, c, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("found", [{"oelm_instruction_set": lambda: 0}, {}])
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"oelm_version": lambda: compiled.VERSION, "oelm_instruction_set": lambda: 0},
+        {"oelm_version": lambda: compiled.VERSION - 1, "oelm_instruction_set": lambda: 512},
+        {"oelm_instruction_set": lambda: 512},
+    ],
+)
 def test_a_library_that_this_cpu_cannot_run_or_of_an_old_version_is_not_used(monkeypatch, found):
     monkeypatch.setattr(compiled.ctypes, "CDLL", lambda path: SimpleNamespace(**found))
     assert compiled.library.__wrapped__() is None

@@ -82,7 +82,9 @@ def test_no_two_of_forty_arms_look_alike():
 
 
 def test_step_times_without_a_memory_measurement_are_drawn(analysis):
-    benchmark = StepRatio("oelm-freeze", "mini", 128, "rope", 0.95, (0.9, 1.0), None, Path("step.json"))
+    benchmark = StepRatio(
+        "oelm-freeze", "mini", 128, "rope", 0.95, (0.9, 1.0), None, Path("step.json"), "turns"
+    )
     with plot_style():
         svg = step_times([benchmark], ArmStyles([]), Translator()).svg()
     assert "oelm-freeze · mini · step" in svg

@@ -38,7 +38,18 @@ from run_factory import analyze, cls_config, dump, lm_config, write_arm, write_r
 GOLDEN_SECTIONS = ("verdict", "comparisons", "control", "orthogonality", "where", "costs", "reported")
 GOLDEN = Path(__file__).parent / "golden"
 BENCHMARK = StepRatio(
-    "oelm-freeze", "mini", 128, "learned", 0.957, (0.95, 0.964), 0.049, Path("step.json"), None, 0.99, 60
+    "oelm-freeze",
+    "mini",
+    128,
+    "learned",
+    0.957,
+    (0.95, 0.964),
+    0.049,
+    Path("step.json"),
+    "turns",
+    None,
+    0.99,
+    60,
 )
 HOSTILE = "$\\frac{$<script>alert(1)</script>\"'&`|*_[x](javascript:alert(2))\x1b[2J\u202e"
 
@@ -181,7 +192,7 @@ def test_probe_tasks_are_not_counted_as_datasets(tmp_path):
     assert "task-copy" not in page
 
 
-def test_step_times_come_only_from_interleaved_benchmarks(study, tmp_path):
+def test_step_times_come_only_from_benchmarks_in_a_known_order(study, tmp_path):
     w = Translator()
     (_, without) = cost_table(analyze(study), w)  # the wall times of the runs are not used
     assert all("not benchmarked" in row.cells for row in without.rows)
@@ -194,7 +205,7 @@ def test_step_times_come_only_from_interleaved_benchmarks(study, tmp_path):
         },
         {"method": "", "name": "transformers", "ratio": {"value": 1.7, "low": 1.6, "high": 1.8}},
     ]
-    step = {"kind": "step", "interleaved": True, "model": "mini", "settings": {"context": 128}, "arms": arms}
+    step = {"kind": "step", "order": "turns", "model": "mini", "settings": {"context": 128}, "arms": arms}
     dump(tmp_path / "step.json", step)
     dump(tmp_path / "other_context.json", {**step, "settings": {"context": 2048}})
     dump(tmp_path / "other_batch.json", {**step, "settings": {"context": 128, "batch": 3}})
@@ -207,7 +218,7 @@ def test_step_times_come_only_from_interleaved_benchmarks(study, tmp_path):
     ):
         then = {**arms[1], "fields": {**find_method("oelm-freeze").to_dict(), **fields}}
         dump(tmp_path / f"another_{name}.json", {**step, "arms": [arms[0], then]})
-    dump(tmp_path / "not_interleaved.json", {**step, "interleaved": False})
+    dump(tmp_path / "other_order.json", {**step, "order": "once"})
     (tmp_path / "broken.json").write_text("{", encoding="utf-8")
     measured = analyze(study, benchmarks=tmp_path)
     (_, table, source) = cost_table(measured, w)

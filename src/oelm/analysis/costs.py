@@ -1,7 +1,6 @@
 """The cost of an arm: parameters, checkpoint size, memory and step time.
 
-Ratios of step times come only from interleaved benchmarks: on one machine, the methods are measured in turn,
-step by step or process by process.
+Ratios of step times come only from benchmarks that measure all methods several times, in a random order.
 The wall times of two runs are not compared, because they also depend on what else the machine was doing.
 """
 
@@ -21,10 +20,14 @@ from oelm.files.read import read_json
 from oelm.methods.method import Method
 from oelm.runs.schema import ParameterCounts
 
+#: How the methods of a benchmark follow each other. "turns": all are in memory and take turns of some steps;
+#: "processes": one process at a time, each with a single method, so two methods are minutes apart.
+ORDERS = ("turns", "processes")
+
 
 @dataclass(frozen=True)
 class StepRatio:
-    """The step time of a method divided by that of the baseline, from an interleaved benchmark."""
+    """The step time of a method divided by that of the baseline, from a benchmark with repetitions."""
 
     method: str
     model: str
@@ -34,6 +37,7 @@ class StepRatio:
     interval: tuple[float, float]
     bound: float | None  # largest possible saving: the fraction of the FLOPs per step that the method saves
     source: Path
+    order: str  # one of ORDERS
     fields: dict[str, Any] | None = None  # fields of the `Method` that was measured
     memory_ratio: float | None = None  # peak memory divided by the peak memory of the baseline
     processes: int = 0  # number of processes of each method, over which the interval is computed
@@ -92,7 +96,7 @@ def cost(arm: Arm, benchmarks: list[StepRatio]) -> Cost | None:
 
 
 def read_benchmarks(folder: Path, warnings: list[LoadWarning]) -> list[StepRatio]:
-    """Return the step-time ratios of all interleaved benchmarks in `folder`.
+    """Return the step-time ratios of all benchmarks in `folder`.
 
     For a file that cannot be read, a warning is added to `warnings`.
     """
@@ -116,9 +120,9 @@ def read_benchmarks(folder: Path, warnings: list[LoadWarning]) -> list[StepRatio
 def _step_ratios(raw: Any, path: Path) -> list[StepRatio]:
     """Return the step time of each method in a benchmark file, divided by that of the baseline.
 
-    The result is empty if the methods were not measured in turn, or if the first one is not the baseline.
+    The result is empty if the order is none of ORDERS, or if the first method is not the baseline.
     """
-    if not isinstance(raw, dict) or raw.get("kind") != "step" or not raw.get("interleaved", False):
+    if not isinstance(raw, dict) or raw.get("kind") != "step" or raw.get("order") not in ORDERS:
         return []
     arms, settings = raw["arms"], raw.get("settings", {})
     if not arms or arms[0].get("method") != "baseline":
@@ -133,6 +137,7 @@ def _step_ratios(raw: Any, path: Path) -> list[StepRatio]:
             interval=(float(arm["ratio"]["low"]), float(arm["ratio"]["high"])),
             bound=None if arm.get("flops_ratio") is None else 1 - float(arm["flops_ratio"]),
             source=path,
+            order=str(raw["order"]),
             fields=arm.get("fields"),
             memory_ratio=None if arm.get("memory_ratio") is None else float(arm["memory_ratio"]),
             processes=int(arm["ratio"].get("processes", 0)),

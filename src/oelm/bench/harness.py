@@ -1,7 +1,7 @@
 """Compare the step times of several arms (methods or tools), each in its own process.
 
-Step times are noisy. The first step of an arm after another arm has run is slower, because its process must
-get memory pages from the operating system again. Therefore:
+Step times are noisy. The first step of an arm after another arm has run is slower, for example because the
+caches hold the data of the other arm. Therefore:
 
 - Arms take turns. A turn is several consecutive steps of one arm; its first step is not counted.
 - In a round, each arm has one turn; the order of the arms is shuffled in every round.
@@ -111,14 +111,14 @@ class Measured:
 
     steps:  seconds of each counted step, as `steps[process][round][step]`
     facts:  what the arm reported when it was built, such as parameter counts
-    memory: bytes by kind, such as "peak_bytes"
+    memories: bytes by kind, such as "peak_bytes", of each process
     reference: seconds of the reference computation around each counted step, in the shape of `steps`; [] if
         the arms took turns
     """
 
     steps: list[list[list[float]]]
     facts: dict[str, Any]
-    memory: dict[str, int]
+    memories: list[dict[str, int]]
     reference: list[list[list[float]]] = field(default_factory=list)
 
     @property
@@ -138,6 +138,11 @@ class Measured:
     def rounds(self) -> list[list[float]]:
         """The mean of `times` in each round, as `rounds[process][round]`."""
         return [[statistics.fmean(turn) for turn in turns] for turns in self.times]
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """The median over processes of the bytes of each kind."""
+        return {kind: round(statistics.median(m[kind] for m in self.memories)) for kind in self.memories[0]}
 
     @property
     def median_seconds(self) -> float:
@@ -260,7 +265,7 @@ def _measure_generation(
             stack.callback(arm.close)
         for arm in arms:
             facts = arm.answer()
-            measured = found.setdefault(arm.name, Measured([], facts, {}))
+            measured = found.setdefault(arm.name, Measured([], facts, []))
             measured.steps.append([])
             if specs[0].get("reference"):
                 measured.reference.append([])
@@ -277,4 +282,4 @@ def _measure_generation(
                 if reference:
                     found[arm.name].reference[-1].append(reference[1:])
         for arm in arms:
-            found[arm.name].memory = arm.memory()
+            found[arm.name].memories.append(arm.memory())

@@ -81,7 +81,7 @@ def run(bench: MethodsBench, progress: Progress = lambda text: None) -> dict[str
     measured = measure_together([gemm, *bench.specs()], bench.plan, progress)
     return {
         "kind": "step",
-        "interleaved": True,
+        "order": "turns",
         "model": bench.workload.size,
         "settings": {**asdict(bench.workload), **asdict(bench.plan), "threads": bench.plan.thread_count},
         **summarise(measured, "baseline"),
@@ -172,8 +172,7 @@ def build(spec: dict[str, Any]) -> Arm:
     facts = {
         "method": spec["method"],
         "flops": flops.step(rows, length).total,
-        "predicted_saving": flops.saving(rows, length),
-        **count_parameters(model, ids),
+        **step_facts(model, ids),
     }
     return Arm(step, facts, training_bytes(model, optimizer))
 
@@ -187,7 +186,8 @@ def token_batch(spec: dict[str, Any]) -> Any:
     return ids.to(spec["device"])
 
 
-def count_parameters(model: Any, ids: Any) -> dict[str, int]:
+def step_facts(model: Any, ids: Any) -> dict[str, int]:
+    """Return the number of tokens in a step, and the parameter counts of the model."""
     return {
         "tokens": ids.shape[0] * (ids.shape[1] - 1),
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -1,7 +1,7 @@
-"""Causal attention and GELU by our own C++ code (kernels.cpp), which is faster than torch on a CPU.
+"""Attention, GELU and cross-entropy by our own C++ code (kernels.cpp), which is faster than torch on a CPU.
 
 The installation compiles it if there is a C++ compiler. Otherwise, and on x86 CPUs without AVX2, torch
-computes both.
+computes them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+VERSION = 2  # as oelm_version() in kernels.cpp
 HEAD_SIZES = (8, 16, 32, 64)  # one_head() in kernels.cpp has these
 MAX_TOKENS = 1024  # with more tokens per row, the data of a head no longer fits into the cache
 
@@ -27,8 +28,8 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         found = ctypes.CDLL(spec.origin)
-        return found if found.oelm_instruction_set() else None
-    except (OSError, AttributeError):  # compiled for another system, or from an older kernels.cpp
+        return found if found.oelm_version() == VERSION and found.oelm_instruction_set() else None
+    except (OSError, AttributeError):  # compiled for another system, or from a kernels.cpp without a version
         return None
 
 
@@ -55,6 +56,11 @@ def runs_attention(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def runs_gelu(x: Tensor) -> bool:
     """Return whether to compute the GELU of x with `gelu()`."""
     return _runs(x)
+
+
+def runs_cross_entropy(logits: Tensor) -> bool:
+    """Return whether to compute the cross-entropies of logits (n, V) with `cross_entropy()`."""
+    return logits.stride(-1) == 1 and _runs(logits)
 
 
 def _runs(*tensors: Tensor) -> bool:
@@ -146,12 +152,24 @@ def gelu_and_gradient(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     return y, gradient
 
 
-def _call(function: str, sizes: Sequence[int], *tensors: Tensor | None) -> None:
+def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropies (n,) of logits (n, V), and factors (n,), and overwrite the logits.
+
+    The gradient of the logits is now each row of `logits` times its factor. Rows with target -100 get zeros.
+    """
+    losses, factors = logits.new_empty(2, len(logits))
+    sizes = (*logits.shape, logits.stride(0), 1)
+    if not _call("oelm_cross_entropy", sizes, logits, targets.contiguous(), losses, factors):
+        raise IndexError(f"a target is out of bounds for {logits.shape[1]} tokens")
+    return losses, factors
+
+
+def _call(function: str, sizes: Sequence[int], *tensors: Tensor | None) -> int:
     """Call a function of kernels.cpp with the addresses of the `tensors`.
 
     sizes: rows, tokens, heads and head size of the struct Shape
     """
     addresses = [t.data_ptr() if t is not None else None for t in tensors]
-    pointers = (ctypes.c_void_p * len(addresses))(*addresses)  # the struct Forward, Backward or Gelu
+    pointers = (ctypes.c_void_p * len(addresses))(*addresses)  # the struct Forward, Backward, Gelu, ...
     shape = (ctypes.c_int64 * 6)(*sizes, torch.get_num_threads(), instruction_set())
-    getattr(library(), function)(pointers, shape)
+    return int(getattr(library(), function)(pointers, shape))

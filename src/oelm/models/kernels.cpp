@@ -1,4 +1,4 @@
-// Two operations of a GPT on a CPU: causal attention and GELU. Tensors are fp32 and contiguous.
+// Three operations of a GPT on a CPU: causal attention, GELU and cross-entropy. Tensors are fp32 and contiguous.
 // oelm/models/compiled.py calls the functions at the end.
 //
 // Attention: torch's kernel is made for rows too long for the cache. Here, all data of a head stays in the cache, and
@@ -8,6 +8,8 @@
 // in gpt.py, (T, 3, nh * hs), or null for no rotation.
 //
 // GELU: the value and its derivative share the exponential function, so they are computed together.
+//
+// Cross-entropy: the gradient of the logits replaces them in two passes, each through one row that stays in the cache.
 //
 // The threads are those of torch's OpenMP library. A second set of threads would compete with them for the cores.
 
@@ -388,6 +390,44 @@ INLINE void take_parts(Work<Gelu>& work) {
     }
 }
 
+// `losses` (n,) = cross-entropies of `logits` (n, V), whose rows are `stride` floats apart. The gradient of the logits is
+// `factors` (n,) times what replaces the logits. A row whose target is IGNORED gets 0 everywhere.
+struct CrossEntropy {
+    float* logits;
+    const int64_t* targets;
+    float *losses, *factors;
+};
+
+constexpr int64_t IGNORED = -100;
+
+INLINE void cross_entropy(const CrossEntropy& pass, int64_t row, int64_t columns, int64_t stride) {
+    float* x = pass.logits + row * stride;
+    int64_t target = pass.targets[row];
+    if (target == IGNORED) {
+        std::fill(x, x + columns, 0.0f);
+        pass.losses[row] = pass.factors[row] = 0;
+        return;
+    }
+    float most = MASKED, sum = 0, own = x[target];
+#pragma omp simd reduction(max : most)
+    for (int64_t j = 0; j < columns; ++j) most = x[j] > most ? x[j] : most;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < columns; ++j) {
+        x[j] = exp_of<float, uint32_t>(x[j] - most);
+        sum += x[j];
+    }
+    pass.losses[row] = std::log(sum) + (most - own);
+    pass.factors[row] = 1 / sum;
+    x[target] -= sum;
+}
+
+template <class Set>
+INLINE void take_parts(Work<CrossEntropy>& work) {
+    const Shape& shape = work.shape;
+    for (int64_t row; (row = work.next++) < shape.rows;)
+        cross_entropy(work.pass, row, shape.tokens, shape.heads);
+}
+
 using Start = void (*)(void (*)(void*), void*, unsigned, unsigned);
 
 // GOMP_parallel of the OpenMP library that torch has loaded: calls a function on several threads. Null if there is none.
@@ -427,6 +467,10 @@ void run(const Pass& pass, const Shape& shape) {
 
 }  // namespace
 
+// Increase it, and VERSION in compiled.py, with every change of these functions: a library that was compiled from an
+// older version of this file is then not used.
+extern "C" int oelm_version() { return 2; }
+
 // Return the best instruction set of this CPU for the functions below: 512 (AVX-512), 256 (AVX2), 128 (CPUs other than x86),
 // or 0 if this CPU cannot run them.
 extern "C" int oelm_instruction_set() {
@@ -448,3 +492,14 @@ extern "C" void oelm_attention_backward(const Backward* pass, const Shape* shape
 
 // `shape` has the number of elements as its rows.
 extern "C" void oelm_gelu(const Gelu* pass, const Shape* shape) { run(*pass, *shape); }
+
+// `shape` has n as its rows, V as its tokens, and the stride as its heads. Return whether all targets are valid; if not,
+// nothing is computed.
+extern "C" int oelm_cross_entropy(const CrossEntropy* pass, const Shape* shape) {
+    for (int64_t row = 0; row < shape->rows; ++row) {
+        int64_t target = pass->targets[row];
+        if (target != IGNORED && (target < 0 || target >= shape->tokens)) return 0;
+    }
+    run(*pass, *shape);
+    return 1;
+}

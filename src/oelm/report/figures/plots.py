@@ -88,10 +88,7 @@ def changes(comparisons: Sequence[Comparison], styles: ArmStyles, _: Translator,
 
 
 def step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translator) -> Drawing:
-    """Draw how much step time and peak memory differ from the baseline.
-
-    The benchmarks are interleaved: measurements of the method and of the baseline alternate.
-    """
+    """Draw how much step time and peak memory differ from the baseline."""
     canvas, (left, right) = new_canvas(0.8 + ROW_INCHES * len(benchmarks), 2, sharey=True)
     times: list[_Row] = []
     memory: list[_Row] = []
@@ -107,8 +104,8 @@ def step_times(benchmarks: Sequence[StepRatio], styles: ArmStyles, _: Translator
     left.set_xlabel(_("change of step time, %"))
     right.set_xlabel(_("change of peak memory, %"))
     caption = _(
-        "Step time and peak memory against the baseline in interleaved benchmarks; lower is better. Bar: "
-        "95 % confidence interval. Peak memory is measured once."
+        "Step time and peak memory against the baseline; lower is better. Each benchmark measures all "
+        "methods several times, in a random order. Bar: 95 % confidence interval of the step time."
     )
     return Drawing("step-time", canvas, caption)
 

@@ -80,6 +80,9 @@ def _parameters(analysis: Analysis | None) -> Claim:
     )
 
 
+_ORDER = {"turns": "the arms took turns", "processes": "one process at a time"}
+
+
 def _speed(analysis: Analysis | None) -> Claim:
     bound = 100 * arithmetic.weight_gradient_bound()
     return Claim(
@@ -89,12 +92,12 @@ def _speed(analysis: Analysis | None) -> Claim:
             f"Freezing saves only the weight gradients of Q and K: at most 4/72 = {bound:.1f} % of a block's "
             f"matmul FLOPs, a speedup of at most {1 / (1 - bound / 100):.3f}x. 57 % is ten times this bound.",
             "The timer of the original study counted one of two micro-batches under gradient accumulation.",
-            "A speed comparison needs interleaved measurements (ABAB), equal batches and full optimizer "
-            "steps.",
+            "A speed comparison needs repeated measurements in random order, equal batches and full "
+            "optimizer steps.",
         ),
         [
             f"{b.method} on {b.model}: step time {b.ratio:.3f} of the baseline's (95 % confidence interval "
-            f"{b.interval[0]:.3f} to {b.interval[1]:.3f}), interleaved ({b.source.name})."
+            f"{b.interval[0]:.3f} to {b.interval[1]:.3f}), {_ORDER[b.order]} ({b.source.name})."
             for b in (analysis.benchmarks if analysis else ())
         ],
     )

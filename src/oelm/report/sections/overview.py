@@ -96,8 +96,8 @@ def cost_table(analysis: Analysis, _: Translator) -> list[Block]:
         return []
     about = _(
         "Quality is the change of perplexity (lower is better) or accuracy (higher is better) against the "
-        "baseline. Step times come only from interleaved benchmarks; the FLOP bound is the largest saving "
-        "that the FLOP count allows."
+        "baseline. Step times come only from benchmarks; the FLOP bound is the largest saving that "
+        "the FLOP count allows."
     )
     files = ", ".join(dict.fromkeys(c.step.source.name for c in analysis.costs.values() if c.step))
     source = [Paragraph(_("Step times from {files}.", files=files), small=True)] if files else []

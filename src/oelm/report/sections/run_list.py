@@ -85,10 +85,7 @@ def limitation_texts(analysis: Analysis, _: Translator) -> list[str]:
         )
     if not all(cost.step for cost in analysis.costs.values()):
         texts.append(
-            _(
-                "Arms without an interleaved benchmark have no step time; wall times of separate runs "
-                "are not compared."
-            )
+            _("Arms without a benchmark have no step time; the wall times of runs are not compared.")
         )
     if analysis.states["diverged"]:
         texts.append(

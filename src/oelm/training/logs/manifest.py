@@ -53,7 +53,7 @@ def base_manifest(config_hash: str, command: str = "") -> Manifest:
         created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         versions=versions(),
         machine=machine_facts(),
-        git_commit=_git_commit(),
+        git_commit=git_commit(),
     )
 
 
@@ -81,7 +81,7 @@ def _cpu_name() -> str:
     return platform.processor()
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
     """Return the git commit of oelm's source code; None if oelm does not run from a git repository."""
     try:
         done = subprocess.run(
