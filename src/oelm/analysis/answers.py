@@ -18,7 +18,8 @@ from oelm.config.run_config import QuestionConfig
 class Answer:
     """A question about an arm, and its answer.
 
-    `comparison` and `verdict` are None while an arm of the question has no finished runs.
+    `comparison` and `verdict` are None while an arm of the question has no finished runs, or while the arms
+    share too few seeds for the first look of a sequential study.
     """
 
     arm: Arm

@@ -100,7 +100,7 @@ class Experiment:
 
     @property
     def kind(self) -> str:
-        """The kind of experiment: "lm", "denoising", "gpt-cls" or "finetune" (the keys of `scales.GRIDS`)."""
+        """The kind of experiment: "lm", "denoising", "gpt-cls" or "finetune", as in `scales.LR_FACTOR`."""
         if self.task == "classification":
             return "gpt-cls" if self.model.family == "gpt" else "finetune"
         return self.task

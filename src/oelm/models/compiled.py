@@ -1,4 +1,4 @@
-"""Attention, GELU and cross-entropy by our own C++ code (kernels.cpp), which is faster than torch on a CPU.
+"""Attention, GELU and cross-entropy by our own C++ code (kernels.cpp), for faster training on a CPU.
 
 The installation compiles it if there is a C++ compiler. Otherwise, and on x86 CPUs without AVX2, torch
 computes them.
@@ -74,7 +74,7 @@ def _runs(*tensors: Tensor) -> bool:
 
 
 def _must_use_torch() -> bool:
-    """Return whether torch's own attention must be called.
+    """Return whether torch's own attention, GELU and cross-entropy must be called.
 
     That is the case while a mode of torch such as a FLOP counter, torch.func or torch.jit.trace follows the
     operations, or if the user has chosen another kernel with torch.nn.attention.sdpa_kernel.
@@ -97,7 +97,7 @@ def _refuse_second_derivatives() -> None:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, rotation: Tensor | None) -> Tensor:
-    """Return the outputs (B, T, nh, hs) of causal attention for q, k, v (B, T, nh, hs).
+    """Return the outputs (B, T, nh, hs) of causal attention; `runs_attention()` must be true for q, k, v.
 
     rotation: table (T, 3, d) of `rotary_table()` by which q and k are rotated first; None = no rotation
     """

@@ -103,6 +103,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return the output (B, T, d) for x (B, T, d).
 
+        rotation: table (T, 3, d) of `rotary_table()`; None = no rotary positions
+        mask: (B or 1, 1 or nh, T or 1, T), True where a query may see a key, or numbers to add to the scores;
+            None = each query sees the keys up to its own, or all if the GPT is not causal
         query: position (B,) of the only token of each row whose output is needed; the result is (B, 1, d).
             Then `mask` must also hide the tokens that this token does not see.
         """
@@ -225,6 +228,7 @@ class GPT(nn.Module):
     def _trunk(self, x: Tensor, lengths: Tensor | None = None, *, last_only: bool = False) -> Tensor:
         """Return the hidden states (B, T, d) of token embeddings (B, T, d).
 
+        lengths: tokens (B,) of each row without the padding on its right; None = no padding
         last_only: return only the hidden state (B, 1, d) of the last token of each row (see `lengths`)
         """
         T = x.shape[1]

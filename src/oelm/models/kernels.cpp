@@ -1,7 +1,7 @@
 // Three operations of a GPT on a CPU: causal attention, GELU and cross-entropy. Tensors are fp32 and contiguous.
 // oelm/models/compiled.py calls the functions at the end.
 //
-// Attention: torch's kernel is made for rows too long for the cache. Here, all data of a head stays in the cache, and
+// Attention: torch's kernel is made for rows too long for the cache. Here, all data of a head (at most 2 MB) stays in it, and
 // masked scores are not computed. Rotary positions are included. 16 queries are processed together, each in its own lane
 // of the vector registers, so that sums and maxima over keys need no operations between lanes.
 // q, k, v, y and their gradients are (B, T, nh, hs); log_sum is (B, nh, T). `rotation` is the table of `rotary_table()`

@@ -182,7 +182,10 @@ def _cost_of_freezing(sign: str, size: Message, reference: str) -> Message:
 
 
 def sentences(c: Comparison) -> tuple[Message, ...]:
-    """Return a comparison in sentences: the difference with its interval and n, then the verdicts."""
+    """Return a comparison in sentences: the difference with its interval and n, then the verdicts.
+
+    If the arms are not compared or there is no verdict, a sentence says why.
+    """
     if c.effect is None:
         return (
             Message(

@@ -16,7 +16,11 @@ RandomState = dict[str, torch.Tensor]
 
 @contextlib.contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """Use deterministic CUDA kernels in the `with` block; restore the caller's random state at its end."""
+    """Use deterministic CUDA kernels in the `with` block; restore the caller's random state at its end.
+
+    On CUDA, an operation without a deterministic kernel causes a warning, no error, and the environment
+    variable CUBLAS_WORKSPACE_CONFIG stays set after the block.
+    """
     cuda = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if cuda else []):
         if not cuda:

@@ -48,7 +48,7 @@ def chance_of_verdict(rule: Rule, estimate: Estimate, seeds: int) -> float:
 
 
 def seeds_expected(rule: Rule, estimate: Estimate, max_seeds: int) -> int | None:
-    """Return the smallest number of seeds with which a verdict is more likely than not.
+    """Return the smallest number of seeds above the present one that makes a verdict more likely than not.
 
     Returns None if this number is above `max_seeds`.
     """

@@ -63,7 +63,10 @@ def look_at(design: Design, root: Path | str) -> Look:
 
 
 def look_at_runs(design: Design, loaded: Loaded) -> Look:
-    """Return the answers that loaded runs give to the questions of a study."""
+    """Return the answers that loaded runs give to the questions of a study, and what its runs took.
+
+    Raise UsageError if the runs were made for other questions or another largest number of seeds.
+    """
     arms = [_arm(config, loaded, design.planned or {}) for config in _as_tuned(design, loaded)]
     for arm, config in zip(arms, design.configs, strict=True):
         _check_same_design(arm, design.max_seeds, config.compare.questions)

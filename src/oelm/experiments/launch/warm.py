@@ -77,7 +77,10 @@ class WarmWorker:
         self._send({"argv": list(argv)})
 
     def poll(self) -> int | None:
-        """Return the exit code of the worker, -N if signal N killed it, or None while it runs."""
+        """Return the exit code of the worker, -N if signal N killed it, or None while it runs.
+
+        If the server ended before it reported the exit code, this is -SIGKILL.
+        """
         # Called before the socket is read, so that the last answer of a server that has ended is also read.
         ended = self._server.poll()
         for answer in self._answers():

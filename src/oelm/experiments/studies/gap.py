@@ -27,8 +27,6 @@ ROPE_ARMS = (*HEADLINE_ARMS, "orthogonal-init", "oelm-random-matched", "oelm-low
 VARIED = "tinystories"
 VARIATIONS = ("oelm-random", "oelm-core", "trained-core", "oelm-conv", "trained-conv")
 
-# Settings at scale `mini` that override `scales.RECIPES`.
-MINI: dict[str, Any] = {"budget.steps": 1200}
 # Rows of the validation and of the test split at scale `mini`. Each split has 55,000 to 125,000 tokens; with
 # more, evaluation would take as long as training.
 EVAL_ROWS = {"tinystories": 200, "wikitext2": 15, "openwebtext": 60}
@@ -43,7 +41,7 @@ def _corpus(stem: str, dataset: str) -> list[Experiment]:
         "group": f"gap/{dataset}",
         "grids": GRIDS,
         "trial_share": TRIAL_SHARE,
-        "mini": {**MINI, "data.eval_rows": EVAL_ROWS[dataset]},
+        "mini": {"data.eval_rows": EVAL_ROWS[dataset]},
     }
     learned, rotary = (BIAS_ARMS, VARIATIONS) if dataset == VARIED else ((), ())
     return with_rotary_arms(

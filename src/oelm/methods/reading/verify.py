@@ -90,7 +90,7 @@ _NO_SETTINGS = frozenset(vars(nn.Module())) | {
 
 
 def _settings(values: Mapping[Any, Any], depth: int = 5) -> tuple[Any, ...]:
-    """Return the values as nested tuples that can be compared and hashed."""
+    """Return the values, without those in _NO_SETTINGS, as nested tuples that can be compared and hashed."""
     return tuple((str(n), _plain(v, depth)) for n, v in values.items() if n not in _NO_SETTINGS)
 
 

@@ -154,9 +154,9 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / WEIGHTS] if (folder / WEIGHTS).exists() or not shards else shards
 
 
-def storage_key(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
-    """Return a key that is the same for two tensors that share their memory (tied weights)."""
-    return tensor.data_ptr(), tuple(tensor.shape)
+def storage_key(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Return a key that is the same for tied weights: two tensors of equal address, shape and strides."""
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
 def _refuse_peft(model: nn.Module) -> None:
@@ -187,7 +187,7 @@ def _save_without_weights(model: nn.Module, folder: Path, kind: str) -> None:
 
 def _without_aliases(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the state dict with one name per tensor: safetensors cannot store tied weights twice."""
-    seen: set[tuple[int, tuple[int, ...]]] = set()
+    seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
     unique = {}
     for name, tensor in state.items():
         if tensor.numel() == 0 or storage_key(tensor) not in seen:

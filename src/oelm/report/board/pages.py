@@ -266,7 +266,7 @@ def _arm_row(arm: Arm, _: Translator) -> dict[str, str]:
 
 
 def question(board: Board, study: str, key: Mapping[str, str], _: Translator) -> dict[str, Any] | None:
-    """Return the page of one question; None if there is no such question."""
+    """Return the page of one question; None if there is no such question, or nothing to compare yet."""
     q = find_question(board, study, key)
     if q is None or q.comparison is None:
         return None
