@@ -216,7 +216,7 @@ def run_corpus(args: argparse.Namespace) -> int:
         args.dataset, tuple(args.megabytes), args.tokenizer, args.workers, args.data_dir
     )
     load = load_average()
-    return finish(args, load, corpus.run(bench, say), corpus.table)
+    return finish(args, load, corpus.run(bench, say), corpus.lines)
 
 
 def run_folders(args: argparse.Namespace) -> int:
@@ -232,7 +232,7 @@ def run_startup(args: argparse.Namespace) -> int:
 
     load = load_average()
     bench = startup.StartupBench(tuple(args.ids), tuple(args.scales), args.further, args.data_dir)
-    return finish(args, load, startup.run(bench, say), startup.table)
+    return finish(args, load, startup.run(bench, say), startup.lines)
 
 
 def run_regime(args: argparse.Namespace) -> int:
@@ -242,7 +242,7 @@ def run_regime(args: argparse.Namespace) -> int:
     bench = regime.RegimeBench(
         tuple(args.regimes), tuple(args.ids), tuple(args.seeds), args.data_dir, args.record
     )
-    return finish(args, load, regime.run(bench, say), regime.table)
+    return finish(args, load, regime.run(bench, say), regime.lines)
 
 
 def run_decide(args: argparse.Namespace) -> int:

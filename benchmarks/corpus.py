@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.markdown import table
 from oelm.bench.harness import Progress
 from oelm.data.sources.open import open_corpus
 from oelm.errors import OelmError
@@ -124,12 +125,11 @@ def cpu_seconds_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def table(result: dict[str, Any]) -> list[str]:
+def lines(result: dict[str, Any]) -> list[str]:
     """Return the result as a Markdown table."""
     head = ("text", "tokens", "time", "CPU time", "MB per CPU second", "peak memory")
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for row in result["sizes"]:
-        cells = (
+    rows = [
+        (
             f"{row['bytes'] / 1e6:,.0f} MB",
             f"{row['tokens']:,}",
             f"{row['seconds']:,.0f} s",
@@ -137,5 +137,6 @@ def table(result: dict[str, Any]) -> list[str]:
             f"{row['bytes'] / 1e6 / row['cpu_seconds']:.1f}",
             f"{row['peak_bytes'] / 2**20:,.0f} MiB",
         )
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        for row in result["sizes"]
+    ]
+    return table(head, rows)

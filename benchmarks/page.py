@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks import corpus, startup
+from benchmarks.markdown import table
 from oelm.units import counted
 
 Result = dict[str, Any]
@@ -216,14 +217,10 @@ SECTIONS: dict[str, tuple[Callable[[Result], str], Callable[[Result], list[str]]
     "classification": (lambda r: "Classification", classification),
     "tokenisation": (lambda r: "Tokenisation", tokenisation),
     "kernels": (lambda r: "Attention and GELU", kernels),
-    "corpus": (lambda r: "Preparing a large corpus", corpus.table),
+    "corpus": (lambda r: "Preparing a large corpus", corpus.lines),
     "folders": (lambda r: "Many run folders", folders),
-    "startup": (lambda r: "Start of a run", startup.table),
+    "startup": (lambda r: "Start of a run", startup.lines),
 }
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
 
 
 def interval(r: dict[str, float]) -> str:

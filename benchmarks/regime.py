@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.markdown import table
 from oelm.config.overrides import override
 from oelm.config.run_config import Machine, RunConfig
 from oelm.errors import UsageError
@@ -155,17 +156,17 @@ def _summary(regime: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"regime": regime, "seeds": seeds, "cpu_seconds": cpu, "weights": weights}
 
 
-def table(result: dict[str, Any]) -> list[str]:
+def lines(result: dict[str, Any]) -> list[str]:
     """Return the result as a Markdown table; the first experiment is the reference of the effects."""
-    head = "| regime | weights | seeds | CPU s | loss | effects | noise | noise / effect x sqrt(CPU s) |"
-    lines = [head, "|---" * 8 + "|"]
+    head = ("regime", "weights", "seeds", "CPU s", "loss", "effects", "noise", "noise / effect x sqrt(CPU s)")
+    rows = []
     for row in result["rows"]:
         for name, found in row["weights"].items():
             loss, *others = found["losses"].values()
             effects = [other - loss for other in others]
             merits = [found["noise"] / abs(e) * row["cpu_seconds"] ** 0.5 for e in effects]
-            cells = [row["regime"], name, len(row["seeds"]), f"{row['cpu_seconds']:.0f}", f"{loss:.3f}"]
+            cells = [row["regime"], name, str(len(row["seeds"])), f"{row['cpu_seconds']:.0f}", f"{loss:.3f}"]
             cells += [", ".join(f"{e:+.4f}" for e in effects), f"{found['noise']:.4f}"]
             cells += [", ".join(f"{m:.2f}" for m in merits)]
-            lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return lines
+            rows.append(cells)
+    return table(head, rows)

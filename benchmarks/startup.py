@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.corpus import cpu_seconds_of_children
+from benchmarks.markdown import table
 from oelm.bench.harness import Progress
 from oelm.config.overrides import override
 from oelm.config.run_config import Machine, RunConfig, Scale
@@ -66,11 +67,11 @@ def cpu_seconds(bench: StartupBench, config: RunConfig, count: int, *, warm: boo
     return cpu_seconds_of_children() - before
 
 
-def table(result: dict[str, Any]) -> list[str]:
+def lines(result: dict[str, Any]) -> list[str]:
     """Return the result as a Markdown table."""
-    lines = ["| run | way | first run, CPU s | each further run, CPU s |", "|---|---|---|---|"]
-    for row in result["runs"]:
-        lines.append(
-            f"| {row['id']} {row['scale']} | {row['way']} | {row['first']:.1f} | {row['further']:.1f} |"
-        )
-    return lines
+    head = ("run", "way", "first run, CPU s", "each further run, CPU s")
+    rows = [
+        (f"{row['id']} {row['scale']}", row["way"], f"{row['first']:.1f}", f"{row['further']:.1f}")
+        for row in result["runs"]
+    ]
+    return table(head, rows)

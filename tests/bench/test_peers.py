@@ -140,7 +140,7 @@ def test_regimes_are_compared_by_noise_and_cpu_time_and_recorded_runs_are_not_re
     for row in result["rows"]:
         assert row["seeds"] == [1, 2]
         assert row["weights"]["last"]["noise"] > 0
-    assert len(regime.table(result)) == 2 + 2 * 3
+    assert len(regime.lines(result)) == 2 + 2 * 3
 
 
 def test_a_corpus_of_numbered_documents_is_prepared_and_measured(tmp_path):
@@ -197,4 +197,4 @@ def test_the_arms_of_the_kernels_benchmark_use_different_attention(monkeypatch):
 
 def test_startup_is_on_the_page():
     run = {"id": "GPT-02", "scale": "smoke", "way": "forked", "first": 4.0, "further": 0.7}
-    assert page.SECTIONS["startup"][1]({"runs": [run]}) == startup.table({"runs": [run]})
+    assert page.SECTIONS["startup"][1]({"runs": [run]}) == startup.lines({"runs": [run]})
