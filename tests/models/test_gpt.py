@@ -179,3 +179,10 @@ def test_wrong_use_is_an_error():
         small().classify(torch.zeros(1, 2, dtype=torch.long), torch.tensor([2]))
     with pytest.raises(UsageError, match="not a language model"):
         small(classes=2).logits(torch.zeros(1, 2, dtype=torch.long))
+
+
+@pytest.mark.parametrize("loss", [GPT.loss, GPT.token_losses])
+def test_targets_of_another_shape_are_an_error(loss):
+    ids = torch.zeros(3, 20, dtype=torch.long)
+    with pytest.raises(UsageError, match=r"the targets have the shape \(3, 19\), but the ids \(3, 20\)"):
+        loss(small(), ids, ids[:, 1:])

@@ -110,3 +110,20 @@ def test_scratch_memory_made_in_inference_mode_or_on_meta_is_not_reused():
             loss_module._scratch(64, torch.float32, torch.device("cpu"))
         found = torch.autograd.grad(cross_entropy_sum(hidden, weight, targets), (hidden, weight))
         assert all(torch.allclose(f, w, atol=1e-5) for f, w in zip(found, want, strict=True))
+
+
+def test_targets_of_another_dtype_or_number_are_an_error():
+    hidden, weight, targets = problem(6, 9, 1.0, seed=0, ignored=0.0)
+    with pytest.raises(TypeError, match=r"must be int64, not torch\.int32"):
+        cross_entropy_sum(hidden, weight, targets.int())
+    for loss in (cross_entropy_sum, cross_entropy_each):
+        with pytest.raises(ValueError, match="6 hidden states do not match"):
+            loss(hidden, weight, targets[:5])
+
+
+def test_no_targets_give_a_loss_and_gradients_of_zero():
+    hidden, weight, targets = problem(0, 9, 1.0, seed=0, ignored=0.0)
+    total = cross_entropy_sum(hidden, weight, targets)
+    total.backward()
+    assert total.item() == 0
+    assert not weight.grad.any()

@@ -58,9 +58,10 @@ def runs_gelu(x: Tensor) -> bool:
     return _runs(x)
 
 
-def runs_cross_entropy(logits: Tensor) -> bool:
+def runs_cross_entropy(logits: Tensor, targets: Tensor) -> bool:
     """Return whether to compute the cross-entropies of logits (n, V) with `cross_entropy()`."""
-    return logits.stride(-1) == 1 and _runs(logits)
+    plain = type(targets) is Tensor and targets.dtype == torch.int64 and targets.device == logits.device
+    return plain and targets.shape == logits.shape[:1] and logits.stride(-1) == 1 and _runs(logits)
 
 
 def _runs(*tensors: Tensor) -> bool:
@@ -155,6 +156,7 @@ def gelu_and_gradient(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
 def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the cross-entropies (n,) of logits (n, V), and factors (n,), and overwrite the logits.
 
+    `runs_cross_entropy()` must be true.
     The gradient of the logits is now each row of `logits` times its factor. Rows with target -100 get zeros.
     """
     losses, factors = logits.new_empty(2, len(logits))

@@ -24,7 +24,7 @@ from oelm.models import compiled
 from oelm.models.gelu import gelu_linear
 from oelm.models.loss import cross_entropy_each, cross_entropy_sum
 from oelm.models.sizes import GPTConfig, gpt_config
-from oelm.models.tied_embedding import TiedGradient, tied_embedding
+from oelm.models.tied_embedding import TiedGradient, has_hooks, tied_embedding
 
 __all__ = ["GPT", "MLP", "Attention", "Block", "GPTConfig", "gpt_config", "rotary_table", "rotate"]
 
@@ -177,6 +177,14 @@ def _padding_mask(T: int, lengths: Tensor) -> Tensor:
     return (torch.arange(T, device=lengths.device) < lengths[:, None])[:, None, None, :]
 
 
+def _check_shapes(ids: Tensor, targets: Tensor) -> None:
+    if ids.shape != targets.shape:
+        raise UsageError(
+            f"the targets have the shape {tuple(targets.shape)}, but the ids {tuple(ids.shape)}: give one "
+            "target per token, such as ids[:, :-1] and ids[:, 1:]"
+        )
+
+
 class GPT(nn.Module):
     """A GPT. `forward()` returns hidden states; `loss()`, `logits()` and `classify()` also apply the head."""
 
@@ -258,8 +266,10 @@ class GPT(nn.Module):
         Targets of -100 are ignored.
         """
         self._require_head("a language model", classifier=False)
+        _check_shapes(ids, targets)
         weight = self.tokens.weight
-        tied = TiedGradient() if weight.requires_grad and compiled.on_plain_cpu(weight) else None
+        own = compiled.on_plain_cpu(weight) and not has_hooks(self.tokens)
+        tied = TiedGradient() if weight.requires_grad and own else None
         x = tied_embedding(ids, weight, tied) if tied else self.tokens(ids)
         hidden = self._trunk(x)
         total = cross_entropy_sum(hidden.flatten(0, 1), weight, targets.flatten(), tied)
@@ -268,6 +278,7 @@ class GPT(nn.Module):
     def token_losses(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy of each of the `targets` (B, T), without gradients; 0 for target -100."""
         self._require_head("a language model", classifier=False)
+        _check_shapes(ids, targets)
         hidden = self._hidden(ids)
         losses = cross_entropy_each(hidden.flatten(0, 1), self.tokens.weight, targets.flatten())
         return losses.view(targets.shape)

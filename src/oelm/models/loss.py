@@ -33,6 +33,7 @@ def cross_entropy_sum(
     If `tied` is given, the gradient of `weight` is stored in it instead of being returned, and the backward
     pass of `tied_embedding()` adds the gradient of the embedding to it.
     """
+    _check_targets(hidden, targets)
     if torch.compiler.is_compiling():  # torch.compile of torch 2.13 fails on softmax with out=
         # Not a decorator: it would import the compiler, which takes almost as long as `import torch`.
         return torch.compiler.disable(_cross_entropy_sum)(hidden, weight, targets, tied)
@@ -40,10 +41,19 @@ def cross_entropy_sum(
 
 
 def _cross_entropy_sum(hidden: Tensor, weight: Tensor, targets: Tensor, tied: TiedGradient | None) -> Tensor:
+    if not len(targets):
+        return torch.nn.functional.cross_entropy(hidden @ weight.T, targets, reduction="sum")
     wants_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if not wants_grad:
         return cross_entropy_each(hidden, weight, targets).sum()
     return _ChunkedCrossEntropy.apply(hidden, weight, targets, tied)
+
+
+def _check_targets(hidden: Tensor, targets: Tensor) -> None:
+    if targets.dtype != torch.int64:
+        raise TypeError(f"the targets must be int64, not {targets.dtype}")
+    if targets.shape != hidden.shape[:1]:
+        raise ValueError(f"{len(hidden)} hidden states do not match targets of shape {tuple(targets.shape)}")
 
 
 def _compute_dtype(hidden: Tensor) -> torch.dtype:
@@ -66,6 +76,7 @@ def cross_entropy_each(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tenso
 
     The arguments are those of `cross_entropy_sum()`.
     """
+    _check_targets(hidden, targets)
     dtype = _compute_dtype(hidden)
     w = weight.to(dtype)
     losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
@@ -151,7 +162,7 @@ def _loss_and_gradient(
     """
     logits = buffer[:, : len(w)]
     torch.mm(h, w.T, out=logits)
-    if compiled.runs_cross_entropy(logits):
+    if compiled.runs_cross_entropy(logits, targets):
         losses, factors = compiled.cross_entropy(logits, targets)
         return losses.sum(), logits, factors[:, None]
     buffer[:, len(w) :] = float("-inf")  # padding columns get probability 0

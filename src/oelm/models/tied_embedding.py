@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass
@@ -23,10 +23,16 @@ class TiedGradient:
     gradient: Tensor | None = None
 
 
+def has_hooks(embedding: nn.Module) -> bool:
+    """Return whether hooks must run when the embedding is called, which `tied_embedding()` does not do."""
+    return bool(embedding._forward_hooks or embedding._forward_pre_hooks)
+
+
 def tied_embedding(ids: Tensor, weight: Tensor, tied: TiedGradient) -> Tensor:
     """Return weight[ids]; the backward pass adds its gradient to that of the LM head, which is in `tied`.
 
-    Plain autograd would allocate a second gradient of the size of the weight, with zeros in most rows.
+    Plain autograd would allocate a second gradient of the size of the weight, with zeros in most rows. The
+    backward pass must reach the embedding: it returns the gradient of both.
     """
     return _TiedEmbedding.apply(ids, weight, tied)
 

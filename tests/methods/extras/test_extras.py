@@ -397,3 +397,11 @@ def test_a_convolution_in_a_bidirectional_network_is_refused():
 
     with pytest.raises(OelmError, match="not a causal"):
         oelm.apply(GPT(gpt_config("smoke", vocab_size=64, context=8, causal=False, classes=2)), ON_V)
+
+
+def test_second_derivatives_of_low_rank_adapters_and_convolutions_are_an_error():
+    x, taps = torch.randn(2, 40, 32, requires_grad=True), torch.randn(4, 32, requires_grad=True)
+    weight, a, b = torch.randn(32, 32), torch.randn(2, 32, requires_grad=True), torch.randn(32, 2)
+    for y in (causal_conv(x, taps), lowrank_linear(x, weight, None, a, b, 1.0)):
+        with pytest.raises(OelmError, match="second derivatives"):
+            torch.autograd.grad(y.square().sum(), x, create_graph=True)

@@ -8,11 +8,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.amp import is_autocast_available
-from torch.autograd.function import once_differentiable
 
 from oelm.errors import OelmError
 
 _CHUNK = 2**20  # elements of x per partial sum in the convolution's backward pass, 4 MB in fp32
+
+
+def _refuse_second_derivatives() -> None:
+    """Raise an error in a backward pass with create_graph=True.
+
+    `once_differentiable` is not enough: torch.autograd.grad() may silently leave out its part of the result.
+    """
+    if torch.is_grad_enabled():
+        raise OelmError(
+            "second derivatives of low-rank adapters and convolutions are not supported: use a method "
+            "without them"
+        )
 
 
 def lowrank_linear(
@@ -71,8 +82,8 @@ class _LowRankLinear(torch.autograd.Function):
         return F.linear(x, merged, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
         x, weight, a, b = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         flat, grad_flat = x.flatten(0, -2), grad.flatten(0, -2)  # (N, d_in), (N, rows)
@@ -118,8 +129,8 @@ class _CausalConv(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        _refuse_second_derivatives()
         x, taps = ctx.saved_tensors  # (B, T, rows), (taps, rows)
         _, T, rows = x.shape
         shifts = range(1, min(len(taps), T))

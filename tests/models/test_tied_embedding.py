@@ -23,3 +23,13 @@ def test_the_gradient_of_the_tied_weight_equals_plain_autograd(micro_batches):
     F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum").backward()
     for name, p in model.named_parameters():
         assert torch.allclose(ours[name], p.grad, atol=1e-4), name
+
+
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_of_the_embedding_run_in_training(kind):
+    model = GPT(gpt_config("smoke", vocab_size=23, context=12), seeded())
+    ids = torch.randint(23, (4, 13), generator=seeded(2))
+    calls = []
+    getattr(model.tokens, kind)(lambda *values: calls.append(values))
+    model.loss(ids[:, :-1], ids[:, 1:]).backward()
+    assert len(calls) == 1
