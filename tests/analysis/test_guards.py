@@ -76,6 +76,18 @@ def test_a_diverged_seed_prevents_a_verdict_and_is_named(tmp_path):
     assert "GPT-02 seed 3" in texts(c.flags)
 
 
+@pytest.mark.parametrize("status", ["{", None])
+def test_a_diverged_seed_without_a_readable_status_prevents_a_verdict(tmp_path, status):
+    folder = write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=3), state="diverged")
+    with (folder / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 150, "kind": "event", "text": "diverged: the loss is nan"}\n')
+    (folder / "status.json").unlink()
+    if status is not None:
+        (folder / "status.json").write_text(status)
+    c = pair(tmp_path, arm=(9.0, 9.1, 9.2))
+    assert c.target.reason == "diverged"
+
+
 def test_an_unfinished_seed_is_named(tmp_path):
     write_run(tmp_path, lm_config("GPT-02", "oelm-freeze", seed=3), state="interrupted")
     assert "GPT-02 seed 3 (interrupted)" in texts(pair(tmp_path).flags)

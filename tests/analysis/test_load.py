@@ -114,6 +114,15 @@ def test_a_copied_folder_counts_once(tmp_path):
     assert "is also in" in texts
 
 
+def test_of_two_copies_the_one_at_its_path_counts_even_if_its_name_sorts_later(tmp_path):
+    folder = write_run(tmp_path, lm_config(seed=0), 8.0)
+    experiment = folder.parents[1]
+    backup = shutil.copytree(experiment, experiment.with_name("Copy of it"))
+    (backup / folder.relative_to(experiment) / "results.json").unlink()
+    (run,) = load_runs(tmp_path).runs
+    assert (run.path, run.state) == (folder, "finished")
+
+
 def test_a_renamed_study_folder_gives_a_warning(tmp_path):
     write_run(tmp_path, lm_config())
     (tmp_path / "paper").rename(tmp_path / "renamed")

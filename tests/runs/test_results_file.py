@@ -266,6 +266,21 @@ def test_merged_results_continue_as_run_folders_and_nothing_is_overwritten(tmp_p
     assert changed.read_text() == "{}"
 
 
+@pytest.mark.parametrize("status", ["{", None])
+def test_a_run_whose_state_is_unknown_is_not_left_out_silently(tmp_path: Path, status: str | None) -> None:
+    make_runs(tmp_path / "runs")
+    other = experiment("GPT-02").at("smoke", 1)
+    folder = write_finished_run(run_path(tmp_path / "runs", other), other).path
+    (folder / "status.json").unlink()
+    if status is not None:
+        (folder / "status.json").write_text(status)
+    with pytest.raises(OelmError, match=r"would be left out, because its status\.json"):
+        keep(tmp_path / "runs", tmp_path / "results")
+    folder.rename(folder.with_name("seed=1.bak"))
+    with pytest.raises(OelmError, match="is not named seed=<number>"):
+        keep(tmp_path / "runs", tmp_path / "results")
+
+
 def test_a_diverged_run_can_be_merged_twice(tmp_path: Path) -> None:
     make_runs(tmp_path / "runs")
     other = experiment("GPT-02").at("smoke", 1)

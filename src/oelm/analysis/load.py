@@ -22,6 +22,7 @@ from oelm.errors import OelmError, UsageError
 from oelm.runs.reader import RunReader
 from oelm.runs.scan import find_runs, require_runs_folder, state_of, study_names
 from oelm.runs.schema import Fairness, Manifest, ParameterCounts, Results, TimingStats
+from oelm.runs.states import DIVERGENCE
 
 FINISHED, DIVERGED, BROKEN, PENDING = "finished", "diverged", "broken", "pending"
 T = TypeVar("T")
@@ -255,6 +256,8 @@ def read_run(reader: RunReader, warnings: list[LoadWarning]) -> LoadedRun | None
     except (OelmError, OSError) as error:
         warn(_unusable("results.json", error))
         state = BROKEN
+    if state in (BROKEN, PENDING) and _diverged(reader):
+        state = DIVERGED
     damage = reader.damage() if state == FINISHED else {}
     if damage:
         warn(
@@ -285,6 +288,17 @@ def read_run(reader: RunReader, warnings: list[LoadWarning]) -> LoadedRun | None
         result if state == FINISHED else None,  # an unfinished run may have preliminary results
         warnings,
     )
+
+
+def _diverged(reader: RunReader) -> bool:
+    """Return whether metrics.jsonl ends with the event that the run diverged. status.json may be damaged."""
+    last = None
+    try:
+        for row in reader.metrics():
+            last = row
+    except OelmError:
+        return False
+    return last is not None and last.kind == "event" and str(last.values.get("text")).startswith(DIVERGENCE)
 
 
 def _recorded_as_finished(reader: RunReader) -> bool:
@@ -320,20 +334,27 @@ def _missing_in_path(path: Path, config: RunConfig) -> list[str]:
 
 
 def _drop_copies(runs: Sequence[LoadedRun], warnings: list[LoadWarning]) -> list[LoadedRun]:
-    """Return the runs without copies: of two folders with the same run, keep the first and add a warning."""
-    first: dict[tuple[object, ...], LoadedRun] = {}
+    """Return the runs without copies, and add a warning for each copy.
+
+    Of several folders with the same run, the one at the path of its config counts, otherwise a finished one.
+    """
+    same: dict[tuple[object, ...], list[LoadedRun]] = {}
     for run in runs:
         c = run.config
         key = (c.study, c.id, c.scale, c.seed, c.optim.lr if c.tune.trial else None, c.tune.trial)
-        if key in first:
-            what = Message(
-                "the same run (study, ID, scale, seed) is also in {other}; only that folder is counted",
-                other=str(first[key].path),
-            )
-            warnings.append(LoadWarning(run.path, what))
-        else:
-            first[key] = run
-    return list(first.values())
+        same.setdefault(key, []).append(run)
+    counted = []
+    for copies in same.values():
+        best = min(copies, key=lambda r: (bool(_missing_in_path(r.path, r.config)), r.state != FINISHED))
+        counted.append(best)
+        for copy in copies:
+            if copy is not best:
+                what = Message(
+                    "the same run (study, ID, scale, seed) is also in {other}; only that folder is counted",
+                    other=str(best.path),
+                )
+                warnings.append(LoadWarning(copy.path, what))
+    return counted
 
 
 def _unusable(file: str, error: Exception) -> Message:

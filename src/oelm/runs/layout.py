@@ -18,7 +18,8 @@ from oelm.files.yaml import YAML_BYTES
 from oelm.printable import printable
 
 #: The files that verdicts are computed from. checksums.json of a finished run has the hashes of these files.
-#: status.json is not one of them: it is written again after checksums.json, and no verdict depends on it.
+#: status.json is not one of them: it is written again after checksums.json, and no verdict depends on it
+#: (metrics.jsonl, too, says that a run diverged).
 VERDICT_FILES = (
     "config.yaml",
     "manifest.json",

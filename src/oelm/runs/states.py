@@ -25,6 +25,9 @@ EXIT_CODES: dict[str, int] = {
     "diverged": EXIT_DIVERGED,
 }
 
+#: The start of the event in metrics.jsonl with which a diverged run ends.
+DIVERGENCE = "diverged: "
+
 #: All states that `oelm status` shows, in display order: states that need attention come first.
 STATES = (
     "dead",

@@ -21,7 +21,7 @@ from oelm.cores import only_new_garbage
 from oelm.errors import OelmError, UsageError
 from oelm.runs.folder import RunFolder
 from oelm.runs.schema import Status
-from oelm.runs.states import EXIT_CODES, EXIT_PERMANENT, State, exit_code_of
+from oelm.runs.states import DIVERGENCE, EXIT_CODES, EXIT_PERMANENT, State, exit_code_of
 from oelm.training.checkpoints.resume import save_training
 from oelm.training.determinism import deterministic
 from oelm.training.logs.journal import Journal
@@ -110,7 +110,7 @@ def _train_and_finish(training: Training) -> Outcome:
         step = training.progress.step
         return Outcome("interrupted", f"stopped by {stopped} at step {step}; run the same command to resume")
     except Diverged as error:
-        training.event(f"diverged: {error}")
+        training.event(f"{DIVERGENCE}{error}")
         if training.recorder.metrics is not None:  # the main process; `oelm decide --budget` counts this time
             training.folder.write(training.recorder.timer.stats(training.progress.step))
         return Outcome("diverged", str(error))

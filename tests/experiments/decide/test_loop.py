@@ -13,7 +13,7 @@ import pytest
 
 from oelm.analysis.questions import GIVEN_UP, NO_VERDICT
 from oelm.config.run_config import QuestionConfig
-from oelm.errors import UsageError
+from oelm.errors import OelmError, UsageError
 from oelm.experiments.decide.look import Design, look_at
 from oelm.experiments.decide.loop import decide_study, exit_code, lock_studies
 from oelm.experiments.decide.next_runs import missing_runs, next_runs
@@ -142,6 +142,18 @@ def test_a_seed_that_diverges_after_the_verdict_does_not_change_it(tmp_path):
     assert answers(run(tmp_path, BASE, FAR)) == before
     (c,) = analyze(tmp_path).comparisons.made
     assert (c.target.outcome, c.target.stopped) == ("missed", 3)
+
+
+def test_a_run_that_has_ended_but_is_not_counted_is_an_error_and_no_endless_loop(tmp_path):
+    class Forgetting(WritingLauncher):
+        def launch(self, jobs):
+            for job in jobs:
+                job.state, job.ended_before = "finished", True
+            return jobs
+
+    design = Design((BASE, FAR), 12, ("target",))
+    with pytest.raises(OelmError, match="has ended, but is not counted"):
+        decide_study(design, tmp_path, Forgetting(tmp_path), width=2, say=lambda _: None)
 
 
 def test_a_failed_run_stops_its_question_and_is_tried_again(tmp_path):

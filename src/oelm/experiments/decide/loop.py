@@ -15,7 +15,7 @@ from pathlib import Path
 
 from oelm.analysis.questions import Question, QuestionKey
 from oelm.config.run_config import ArmKey, RunConfig
-from oelm.errors import UsageError
+from oelm.errors import OelmError, UsageError
 from oelm.experiments.decide.look import Design, Look, check_settings, look_at
 from oelm.experiments.decide.next_runs import RunKey, missing_runs, next_runs
 from oelm.experiments.launch.jobs import Job, Launcher, make_jobs, refuse_results_files
@@ -102,6 +102,7 @@ def decide_study(
     """
     check_settings(design, root)
     failed: set[RunKey] = set()
+    skipped: set[Path] = set()  # folders of runs that had ended before they were launched
     jobs: list[Job] = []
     told: dict[QuestionKey, tuple[str, int]] = {}
     while True:
@@ -117,6 +118,12 @@ def decide_study(
         if budget < float("inf") and not look.seconds:
             batch = batch[:width]  # a guessed run time can be far too short: measure it before planning more
         ended = list(launcher.launch(make_jobs(_configs(design, batch), root)))
+        if all(job.folder in skipped for job in ended):
+            raise OelmError(
+                f"the run in {ended[0].folder} has ended, but is not counted, so the questions that need it "
+                "stay open; `oelm analyze` says why"
+            )
+        skipped |= {job.folder for job in ended if job.ended_before and job.state != "failed"}
         jobs += ended
         failed |= {(job.config.arm_key, job.config.seed) for job in ended if job.state == "failed"}
         if any(not job.ended for job in ended):

@@ -59,6 +59,8 @@ def keep(root: Path | str, target: Path | str, *, study: str = "") -> Kept:
             f"{target} is the runs folder or lies inside it: choose a target folder outside of {root}"
         )
     runs = [run for run in scan(root) if not study or run.study == study]
+    for run in runs:
+        _refuse_to_leave_out(run)
     ended = [run for run in runs if run.state in KEPT_STATES]
     if not any(run.state == "finished" for run in ended):
         of_study = f" of study {study}" if study else ""
@@ -79,6 +81,20 @@ def keep(root: Path | str, target: Path | str, *, study: str = "") -> Kept:
         kept.files += 1
         kept.bytes += file.stat().st_size
     return kept
+
+
+def _refuse_to_leave_out(run: RunInfo) -> None:
+    """Raise OelmError if a run may have ended but cannot be kept, because comparisons would lack it."""
+    if run.seed < 0:
+        raise OelmError(
+            f"{run.path} is not named seed=<number>; give it its name back, or move it elsewhere."
+        )
+    trained = run.reader.exists("results.json") or run.reader.exists("metrics.jsonl")
+    if run.state in ("broken", "pending") and trained:
+        raise OelmError(
+            f"{run.path} would be left out, because its status.json is missing or damaged. Start its run "
+            "again with the same command, or move the folder elsewhere."
+        )
 
 
 def _refuse_lost_results(
