@@ -78,6 +78,28 @@ def test_a_quotation_mark_does_not_merge_rows_of_a_tsv_file(tmp_path: Path) -> N
     assert "a quotation mark opens a cell that ends lines later" in str(bad)
 
 
+def test_a_quotation_mark_that_merges_many_rows_of_a_csv_file_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "reviews.csv"
+    lines = ["label,text", *(f"{i % 2},good {i}" for i in range(100))]
+    lines[11], lines[91] = '0,"wow 10', '0,what 900"'
+    path.write_text("\n".join(lines), "utf-8")
+    rows, bad = rows_of(path)
+    assert len(rows) == 10 + 9
+    assert "this row has 81 lines of the file" in str(bad)
+    lines[91] = "0,what 900"  # the mark is never closed
+    path.write_text("\n".join(lines), "utf-8")
+    rows, bad = rows_of(path)
+    assert len(rows) == 10
+    assert "this row has 90 lines of the file" in str(bad)
+
+
+def test_a_cell_of_a_csv_file_may_have_lines_with_commas(tmp_path: Path) -> None:
+    path = tmp_path / "reviews.csv"
+    text = "Dear all,\n\nit was good, really.\nThe end, too.\n\nYours,\nA reader"
+    path.write_text(f'label,text\n1,"{text}"\n0,bad\n', "utf-8")
+    assert [row["text"] for row in rows_of(path)[0]] == [text, "bad"]
+
+
 def test_a_damaged_parquet_file_and_an_unknown_extension_are_errors(tmp_path: Path) -> None:
     for name, content, words in (("a.parquet", b"PAR1 nonsense", "parquet"), ("a.docx", b"", "jsonl")):
         (tmp_path / name).write_bytes(content)
@@ -126,6 +148,13 @@ def test_a_number_is_a_class_name_if_all_class_names_are_numbers(label: object) 
     assert clean_row(numbered, {"text": "a", "label": 0}, "f", 1, BadRows()) is None
 
 
+@pytest.mark.parametrize(("label", "index"), [(1, 0), ("1", 0), (2.0, 1), ("5+", 2), (0, None), (5, None)])
+def test_numbers_are_class_names_also_beside_other_class_names(label: object, index: int | None) -> None:
+    mixed = replace(LABELLED, label_names=("1", "2", "5+"))
+    row = clean_row(mixed, {"text": "a", "label": label}, "f", 1, BadRows())
+    assert row == (None if index is None else {"text": "a", "label": index})
+
+
 def test_thousands_of_bad_rows_give_one_short_summary() -> None:
     bad = BadRows()
     for row in range(5000):
@@ -157,6 +186,19 @@ def test_a_column_named_continues_does_not_join_documents() -> None:
     bad = BadRows()
     row = clean_row(Dataset(name="x", about=""), {"text": "a", "continues": "no"}, "f", 1, bad)
     assert row == {"text": "a"}
+
+
+def test_the_pieces_of_a_long_document_keep_the_line_breaks_between_them(tmp_path: Path) -> None:
+    document = "\n".join(f"word{i}" for i in range(200_000))
+    (tmp_path / "a.txt").write_text(f"\n{document}\n<|endoftext|>\nsecond", encoding="utf-8")
+    rows, _ = rows_of(tmp_path / "a.txt")
+    assert "".join(row["text"] for row in rows[:-1]) == document
+    assert rows[-1]["text"] == "\nsecond"
+
+
+def test_a_text_file_may_start_with_a_byte_order_mark_and_have_windows_line_ends(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("\ufeffone\r\ntwo\r\n<|endoftext|>\r\nthree".encode())
+    assert [row["text"] for row in rows_of(tmp_path / "a.txt")[0]] == ["one\ntwo", "\nthree"]
 
 
 def test_a_long_text_file_is_one_document_in_several_rows(tmp_path: Path) -> None:

@@ -286,6 +286,13 @@ def test_paths_work_without_a_catalogue_entry(tmp_path: Path, write_jsonl) -> No
     assert open_corpus(f"file:{tmp_path}/book.txt").task == "lm"
 
 
+def test_a_class_name_that_is_there_twice_is_an_error(tmp_path: Path, write_jsonl) -> None:
+    write_jsonl("x/train.jsonl", labelled(30, classes=3))
+    (tmp_path / "x" / "dataset_info.json").write_text('{"label_names": ["A", "B", "a"]}')
+    with pytest.raises(OelmError, match="has 'A' twice"):
+        open_corpus(str(tmp_path / "x"))
+
+
 def test_a_folder_may_call_its_validation_split_dev_and_no_split_is_ignored(
     tmp_path: Path, write_jsonl
 ) -> None:

@@ -68,9 +68,9 @@ def label_name(value: Any) -> str:
 def _class_index(value: Any, names: tuple[str, ...]) -> int | None:
     """Return the class index of a label (a class name or a number); None if there is no such class.
 
-    If all class names are numbers, a number is such a name and not an index.
+    If a class name is a number, all numbers are names and not indexes.
     """
-    numeric = all(name.isdecimal() for name in names)
+    numeric = any(name.isdecimal() for name in names)
     if numeric or not is_number(value):
         folded = label_name(value).casefold()
         by_name = {name.casefold(): index for index, name in enumerate(names)}

@@ -245,10 +245,21 @@ def _describe(path: Path, found: SplitFiles) -> Dataset:
     return replace(described, label_names=_class_names(found, train, present["label"][0]))
 
 
+def _check_no_class_twice(folder: Path, names: list[str]) -> None:
+    """Raise OelmError if two class names are equal, in upper or lower case: only one would be used."""
+    folded = [name.strip().casefold() for name in names]
+    twice = [name for name in names if folded.count(name.strip().casefold()) > 1]
+    if twice:
+        raise OelmError(
+            f"{folder}: label_names in dataset_info.json has {twice[0]!r} twice; give each class its own name"
+        )
+
+
 def _class_names(found: SplitFiles, train: list[Path], column: str) -> tuple[str, ...]:
     """Return the class names in dataset_info.json; if there are none, the labels in the train files."""
     names = read_info(found.folder).get("label_names")
     if isinstance(names, list) and len(names) > 1:
+        _check_no_class_twice(found.folder, [str(name) for name in names])
         return tuple(str(name) for name in names)
     seen: dict[str, str] = {}  # the first spelling of each label; case does not distinguish two classes
     has_numbers = False

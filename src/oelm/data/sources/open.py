@@ -35,7 +35,7 @@ from oelm.errors import OelmError, UsageError, install_extra, unknown_name
 
 SourceName = Literal["auto", "local", "hub", "builtin"]
 SOURCES: tuple[SourceName, ...] = ("auto", "local", "hub", "builtin")
-_READER_VERSION = 1  # increase it if the same file gives other rows; cached tokens are then not used
+_READER_VERSION = 2  # increase it if the same file gives other rows; cached tokens are then not used
 _MAX_LISTED = 12  # an error lists at most this many folders
 
 

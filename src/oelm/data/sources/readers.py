@@ -6,7 +6,6 @@ Rows that cannot be parsed are added to a `BadRows` and skipped.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import csv
 import hashlib
@@ -32,6 +31,7 @@ CONTINUES: Any = ("continues",)
 PIECE = 1 << 18  # maximum number of characters per piece; long texts are read and tokenized in pieces
 
 _MAX_CSV_FIELD = 1 << 30
+_MERGED_ROWS = 5  # lines of a cell that look like rows, from which on it is an error
 _BLOCK = 1 << 20
 
 
@@ -75,6 +75,7 @@ def _read_csv(path: Path, bad: BadRows, delimiter: str) -> Iterator[tuple[int, R
         number = 0
         while True:
             number += 1
+            before = reader.reader.line_num
             try:
                 if number == 1:
                     reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
@@ -83,20 +84,39 @@ def _read_csv(path: Path, bad: BadRows, delimiter: str) -> Iterator[tuple[int, R
             except StopIteration:
                 return
             except csv.Error as error:
-                bad.add("csv", str(path), number, "", f"invalid CSV ({error})")
+                size = _lines(reader.reader.line_num - before)
+                bad.add("csv", str(path), number, "", f"invalid CSV ({error}){size}")
                 continue
             if None in row:
                 bad.add("csv", str(path), number, "", "more cells than the header has columns")
                 continue
-            if delimiter == "\t" and any(cell and "\n" in cell and "\t" in cell for cell in row.values()):
-                # Most .tsv files have no quoted cells, so this mark has merged several rows into one.
-                bad.add("csv", str(path), number, "", "a quotation mark opens a cell that ends lines later")
+            if any(cell and _holds_rows(cell, delimiter, len(row)) for cell in row.values()):
+                what = "a quotation mark opens a cell that ends lines later"
+                bad.add("csv", str(path), number, "", what + _lines(reader.reader.line_num - before))
                 continue
             broken = next((key for key, cell in row.items() if cell is not None and not is_utf8(cell)), None)
             if broken is not None:
                 bad.add("utf-8", str(path), number, broken, "not UTF-8")
                 continue
             yield number, row
+
+
+def _lines(count: int) -> str:
+    return f"; this row has {count:,} lines of the file" if count > 1 else ""
+
+
+def _holds_rows(cell: str, delimiter: str, columns: int) -> bool:
+    """Return whether a cell with several lines consists of rows that a stray quotation mark has merged.
+
+    Most .tsv files have no quoted cells, so one tab in such a cell is enough. In other files, all lines
+    between the first and the last must look like rows, and there must be at least _MERGED_ROWS of them.
+    """
+    if "\n" not in cell:
+        return False
+    if delimiter == "\t":
+        return delimiter in cell
+    inner = cell.split("\n")[1:-1]
+    return len(inner) >= _MERGED_ROWS and all(line.count(delimiter) >= columns - 1 for line in inner)
 
 
 def _check_no_column_twice(path: Path, names: Sequence[str]) -> None:
@@ -138,7 +158,8 @@ def _read_text(path: Path, bad: BadRows) -> Iterator[tuple[int, Row]]:
     A long document becomes several rows; all of them except the last have the key CONTINUES.
     """
     with _open(path) as file:
-        blocks = codecs.iterdecode(iter(lambda: file.read(_BLOCK), b""), "utf-8", errors="surrogateescape")
+        lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape")  # \r\n becomes \n
+        blocks = iter(lambda: lines.read(_BLOCK), "")
         for number, (text, is_end) in enumerate(_documents(blocks), start=1):
             if is_utf8(text):
                 yield number, {"text": text} if is_end else {"text": text, CONTINUES: True}
@@ -148,17 +169,18 @@ def _read_text(path: Path, bad: BadRows) -> Iterator[tuple[int, Row]]:
 
 def _documents(blocks: Iterator[str]) -> Iterator[tuple[str, bool]]:
     """Yield (text, is_end) from consecutive blocks; if `is_end` is False, the next text continues it."""
-    rest = ""
+    rest, continued = "", False  # continued: whether `rest` continues a document
     for block in blocks:
         *complete, rest = (rest + block).split(DOCUMENT_END)
         for document in complete:
-            if document.strip():
-                yield document.strip("\n"), True
+            if document.strip() or continued:
+                yield (document if continued else document.lstrip("\n")).rstrip("\n"), True
+            continued = False
         while len(rest) > 2 * PIECE:
             end = _piece_end(rest, 0)
-            yield rest[:end], False
-            rest = rest[end:]
-    if rest.strip():
+            yield rest[:end] if continued else rest[:end].lstrip("\n"), False
+            rest, continued = rest[end:], True
+    if rest.strip() or continued:
         yield rest, True
 
 
