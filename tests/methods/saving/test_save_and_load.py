@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 import oelm
 from oelm.errors import OelmError
+from oelm.methods.saving import save as save_module
 from oelm.methods.saving.save import save_metadata
 
 
@@ -133,6 +134,71 @@ def test_saving_removes_the_files_of_an_older_save(tmp_path):
     oelm.save(later, tmp_path)
     assert same(later, oelm.load(tmp_path))
     assert not list(tmp_path.glob("oelm_*"))
+
+
+@pytest.mark.parametrize("family", ["own-gpt", "llama", "torch-encoder"])
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_save_that_fails_leaves_the_earlier_one(family, compact, tmp_path, monkeypatch):
+    earlier = half_trained(family, "oelm-freeze")
+    oelm.save(earlier, tmp_path)
+    files = sorted(path.name for path in tmp_path.iterdir())
+
+    def full_disk(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(save_module, "write_checksums", full_disk)
+        with pytest.raises(OSError, match="No space"):
+            oelm.save(half_trained(family, "oelm-random"), tmp_path, compact=compact)
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    assert same(earlier, loaded(tmp_path, family))
+
+
+class Counter(torch.nn.Module):
+    def __init__(self, state):
+        super().__init__()
+        self.state = state
+
+    def get_extra_state(self):
+        return self.state
+
+    def set_extra_state(self, state):
+        self.state = state
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_an_extra_state_is_saved_or_refused(compact, tmp_path):
+    def build_with(state):
+        model = build("torch-encoder")
+        model.counter = Counter(state)
+        return model
+
+    model = build_with(torch.tensor(7))
+    oelm.apply(model, "oelm-freeze")
+    if compact:
+        with pytest.raises(OelmError, match=r"'counter' has an extra state"):
+            oelm.save(model, tmp_path, compact=True)
+    else:
+        oelm.save(model, tmp_path)
+        assert oelm.load(tmp_path, model=build_with(torch.tensor(0))).counter.state == 7
+    model.counter.state = {"seen": 7}
+    with pytest.raises(OelmError, match=r"'counter' has an extra state"):
+        oelm.save(model, tmp_path / "other", compact=compact)
+
+
+def test_buffers_that_overlap_in_memory_are_saved(tmp_path):
+    def build_with(start):
+        model, values = build("torch-encoder"), torch.arange(start, start + 9.0)
+        model.register_buffer("head", values[:6])
+        model.register_buffer("tail", values[3:])
+        return model
+
+    model = build_with(0)
+    oelm.apply(model, "oelm-freeze")
+    for compact in (False, True):
+        oelm.save(model, tmp_path, compact=compact)
+        back = oelm.load(tmp_path, model=build_with(1))
+        assert torch.equal(back.tail, model.tail)
 
 
 def test_the_error_names_what_is_wrong_with_a_folder(tmp_path):

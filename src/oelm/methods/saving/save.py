@@ -17,6 +17,9 @@ their hashes.
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,6 +38,7 @@ from oelm.methods.saving.plain import plain_model
 from oelm.methods.saving.ties import rounding_ties
 
 WEIGHTS = "model.safetensors"
+_UNFINISHED = ".oelm-save-"  # start of the name of the folder in which a save is written first
 # The weight files that only oelm reads; transformers does not look for these names.
 COMPACT_WEIGHTS = "oelm_compact.safetensors"
 OELM_WEIGHTS = "oelm_model.safetensors"
@@ -60,13 +64,30 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
         )
     if folder.exists() and not folder.is_dir():
         raise OelmError(f"save: {folder} is not a folder; choose a different name")
+    _refuse_extra_state(model, compact)
     folder.mkdir(parents=True, exist_ok=True)
+    for unfinished in folder.glob(f"{_UNFINISHED}*"):  # of a save that was killed
+        shutil.rmtree(unfinished, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=folder) as new:
+        _write(model, record, Path(new), compact)
+        _replace_earlier_save(folder, Path(new))
+
+
+def _replace_earlier_save(folder: Path, new: Path) -> None:
+    """Move the files in `new` to `folder`, and delete the other files of an earlier save there."""
+    written = [path.name for path in new.iterdir()]
+    for name in sorted(written, key=lambda name: name in (METADATA, CHECKSUMS)):  # these two last
+        os.replace(new / name, folder / name)
+    own = {METADATA, CHECKSUMS, COMPACT_WEIGHTS, OELM_WEIGHTS, EXTRA_WEIGHTS}
+    for name in own.union(path.name for path in folder.glob("model*.safetensors*")).difference(written):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _write(model: nn.Module, record: Record, folder: Path, compact: bool) -> None:
+    """Write all files of a save into the empty `folder`."""
     kind = kind_of(model)
     plain = plain_model(model) if kind == "transformers" and not compact else None
-    remove_files_of_earlier_save(folder)
     if compact or (kind == "transformers" and plain is None):
-        for stale in folder.glob("model*.safetensors*"):  # weights of an earlier save
-            stale.unlink()
         _save_without_weights(model, folder, kind)
         left_out = rebuildable_tensors(record) if compact else set()
         kept = {n: t for n, t in named_tensors(model).items() if n not in left_out}
@@ -170,6 +191,19 @@ def _refuse_peft(model: nn.Module) -> None:
         )
 
 
+def _refuse_extra_state(model: nn.Module, compact: bool) -> None:
+    """Raise OelmError if a module has a state besides tensors, which would not be saved."""
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is nn.Module.get_extra_state:
+            continue
+        in_state_dict = not compact and kind_of(model) == "module"
+        if not in_state_dict or not isinstance(module.get_extra_state(), Tensor):
+            raise OelmError(
+                f"save: the module '{name}' has an extra state (get_extra_state), and "
+                + ("oelm.save stores tensors only" if in_state_dict else "this kind of save leaves it out")
+            )
+
+
 def _save_without_weights(model: nn.Module, folder: Path, kind: str) -> None:
     """Write the config files from which the model can be built, but not the weights."""
     if kind == "transformers":
@@ -198,5 +232,11 @@ def _without_aliases(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     data = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        content = serialize(data, metadata={"format": "pt"})
+    except RuntimeError:  # some of the tensors overlap in memory: store a copy of each
+        content = serialize(
+            {name: tensor.clone() for name, tensor in data.items()}, metadata={"format": "pt"}
+        )
     with atomic_open(path) as file:
-        file.write(serialize(data, metadata={"format": "pt"}))
+        file.write(content)
