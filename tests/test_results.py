@@ -140,6 +140,20 @@ def test_the_changes_in_a_page_are_those_of_the_results_page(
         assert rounded == [f"{_number(text):.{n}f}" for text, n in zip(numbers, digits, strict=True)], which
 
 
+def test_the_missed_goal_in_the_findings_is_that_of_the_results(committed: Analysis) -> None:
+    (c,) = (
+        c
+        for c in committed.comparisons.made
+        if (c.arm.id, c.reference.id) == ("GAP-OWT-oelm-bias-rope", "GAP-OWT-baseline-bias-rope")
+    )
+    assert c.ratio is not None
+    ratio = c.ratio.exp()
+    assert ratio.interval is not None
+    change, low, high = (100 * (part - 1) for part in (ratio.value, *ratio.interval))
+    sentence = f"+{change:.1f} %, with an interval\n  from +{low:.1f} to +{high:.1f} (n = {ratio.n})"
+    assert sentence in (ROOT / "docs/findings.md").read_text(encoding="utf-8")
+
+
 def test_the_step_times_in_the_findings_are_those_of_the_performance_page() -> None:
     section = (ROOT / "docs/findings.md").read_text(encoding="utf-8").partition("## Step time")[2]
     shown = re.findall(r"([\d.]+) \(([\d.]+) to ([\d.]+)\)", section)

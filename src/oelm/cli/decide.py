@@ -109,6 +109,11 @@ def decide(
     check_settings(design, runs)
     look = look_at(design, runs)
     require_questions(look, design)
+    if look.runs_before and not json:
+        print(
+            f"note: {counted(look.runs_before, 'run')} ended before --max-seeds was fixed. The verdicts are "
+            f"valid only if you chose --max-seeds {max_seeds} before you saw these results."
+        )
     limited = budget < float("inf")
     plans = forecasts.plans_of(design, runs) if dry_run or limited else {}
     if limited:

@@ -166,7 +166,7 @@ def export(
     card = model_card(
         model,
         name=f"{config.id}, scale {config.scale}, seed {config.seed}",
-        data=config.data.dataset,
+        data=_data_of(folder),
         results={name: value for name, value in measured.items() if value is not None},
         usage=usage,
     )
@@ -178,3 +178,13 @@ def export(
         print(f"{target}: load it with transformers' from_pretrained")
         if address:
             print(address)
+
+
+def _data_of(folder: RunFolder) -> str:
+    """Return what a run was trained on, for the model card; the user's folders are not named."""
+    config, manifest = folder.config(), folder.manifest()
+    if manifest is None:
+        return config.data.dataset
+    name = manifest.data.origin if config.data.source == "builtin" else config.data.dataset
+    rows = manifest.data.rows.get("train")
+    return f"{name} ({rows:,} rows)" if rows else name

@@ -23,7 +23,7 @@ from oelm.cli.options import (
 from oelm.cli.output import print, print_json
 from oelm.cli.values import Seconds
 from oelm.config.run_config import RunConfig
-from oelm.errors import OelmError
+from oelm.errors import OelmError, UsageError
 from oelm.experiments.catalogue import one_experiment
 from oelm.experiments.experiment import stand_ins
 from oelm.experiments.launch.jobs import make_jobs
@@ -57,6 +57,8 @@ def train(
     """
     load_catalogues(catalogue)
     machine.check(runs)
+    if machine.shard and int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        raise UsageError("--shard needs several processes, but this run has only one: leave out --shard")
     e, changed = one_experiment(id, arm), changes.values()
     request = Request(
         [e],

@@ -202,6 +202,8 @@ def _one_step(config: RunConfig, machine: Machine) -> Finding:
             return Finding(config.id, False, error.problem, error.remedy or _OTHER_REMEDY)
         except Exception as error:
             return Finding(config.id, False, f"{type(error).__name__}: {error}", _OTHER_REMEDY)
+        if outcome.state == "interrupted":  # Ctrl-C: the other experiments need not be tried either
+            raise KeyboardInterrupt
         if outcome.state != "finished":
             remedy = _MEMORY_REMEDY if outcome.state == "oom" else _OTHER_REMEDY
             return Finding(config.id, False, f"{outcome.state}: {outcome.reason}", remedy)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from oelm.config.overrides import override
-from oelm.config.run_config import RunConfig, Scale
+from oelm.config.run_config import ModelConfig, RunConfig, Scale
+from oelm.models.sizes import SIZES, gpt_shape
 
 SCALES: tuple[Scale, ...] = get_args(Scale)
 
@@ -100,7 +101,9 @@ STEP_SHARE: dict[str, dict[str, float]] = {
     "smoke": {"lm": 8e-5, "denoising": 8e-5, "gpt-cls": 8e-4, "finetune": 1.0},
 }
 
-MIN_STEPS = 2
+# Scale -> steps that an experiment keeps at least, if it has so many. Otherwise, a short experiment of the
+# user would train for almost no steps.
+MIN_STEPS = {"mini": 300, "smoke": 2}
 
 # Kind -> learning rate at the scales `mini` and `smoke` / learning rate at full scale. Small networks that
 # train for few steps need larger learning rates.
@@ -135,18 +138,30 @@ def shrink(config: RunConfig, scale: str, kind: str) -> RunConfig:
 
     kind: the kind of experiment (`Experiment.kind`), a key of the tables above
     """
-    recipe = RECIPES[scale][kind]
+    recipe, factor = dict(RECIPES[scale][kind]), LR_FACTOR[kind]
+    share = round(config.budget.steps * STEP_SHARE[scale][kind])
+    steps = max(share, min(config.budget.steps, MIN_STEPS[scale]))
+    if steps > share and "optim.warmup_steps" in recipe:
+        recipe["optim.warmup_steps"] = min(recipe["optim.warmup_steps"], max(2, steps // 10))
+    if _is_small(config.model, recipe.get("model.name", "")):  # its learning rate is that of a small network
+        del recipe["model.name"]
+        factor = 1.0
     small = override(config, recipe)
     for family, name in SMALL_MODELS.items():
         if family in Path(config.model.name).name:  # not in a folder around it, such as /home/bart/bert
             small = override(
                 small, {"model.name": name, "model.pretrained": False, "data.tokenizer": "bpe-1024"}
             )
-    # At least MIN_STEPS, because an experiment of the user with few steps would otherwise have zero steps.
-    steps = max(min(config.budget.steps, MIN_STEPS), round(config.budget.steps * STEP_SHARE[scale][kind]))
-    factor = LR_FACTOR[kind]
     return replace(
         small,
         budget=replace(small.budget, steps=steps),
         optim=replace(small.optim, lr=config.optim.lr * factor, qk_lr=config.optim.qk_lr * factor),
     )
+
+
+def _is_small(model: ModelConfig, name: str) -> bool:
+    """Return whether `model` is a built-in GPT that is not larger than the GPT `name`."""
+    if model.family != "gpt" or name not in SIZES:
+        return False
+    own, other = gpt_shape(model.name), SIZES[name]
+    return all(own[key] <= other[key] for key in ("width", "layers", "ff"))

@@ -62,6 +62,11 @@ class AuditReport:
         lines = [f"  {r.tensor}: {r.expected}, but {'; '.join(r.faults)}" for r in bad]
         if len(lines) > _MAX_PRINTED:
             lines[_MAX_PRINTED:] = [f"  ... and {len(lines) - _MAX_PRINTED} more (.rows has them all)"]
+        if any("optimizer" in fault for row in bad for fault in row.faults):
+            lines += [
+                "  Build the optimizer after oelm.apply, for example from oelm.param_groups(model, lr=..., "
+                "weight_decay=...)"
+            ]
         if not self.verified:
             head += "\n  not verified: apply(..., verify=False) skipped the numeric check of Q and K"
         return "\n".join([head, *lines])
@@ -186,8 +191,8 @@ class _Optimizers:
                 f"optimizer group {g}, parameter {i} of shape {tuple(p.shape)}",
                 "in the model",
                 (
-                    "it is not in the model: the model changed after the optimizer was built (build the "
-                    "optimizer after oelm.apply), or the parameter belongs to another model",
+                    "the model does not have it: it changed after the optimizer was built, or the parameter "
+                    "belongs to another model",
                 ),
             )
             for g, group in enumerate(self._groups)

@@ -262,7 +262,9 @@ def _control_of(frozen: Method) -> Method:
         lowrank=0,
         lowrank_scale=1.0,
         purpose=f"the architecture and init of {frozen.name} with trained Q/K",
-        controls=f"the architecture: it differs from {frozen.name} only in freezing",
+        controls="the architecture: it differs from "
+        + f"{frozen.name} only in freezing"
+        + (" and in having no low-rank adapters" if frozen.lowrank else ""),
         reference=f"control of {frozen.name}",
         control="",
     )

@@ -49,6 +49,7 @@ class Look:
     seconds: Mapping[ArmKey, float]  # mean time of the finished runs of an arm; only arms with such runs
     trial_seconds: Mapping[ArmKey, float]  # mean time of the finished tuning trials of an arm, likewise
     spent_seconds: float  # time of all runs and tuning trials of these arms
+    runs_before: int = 0  # finished runs that were trained before `max_seeds` was fixed, as by `oelm run`
 
     @property
     def no_verdict_possible(self) -> bool:
@@ -85,6 +86,7 @@ def look_at_runs(design: Design, loaded: Loaded) -> Look:
         {arm.key: float(np.mean(times)) for arm in arms if (times := _times(arm.finished))},
         {key: float(np.mean(times)) for key in own if (times := _times(finished_trials[key]))},
         sum(_times([*runs, *trials])),
+        sum(not run.config.compare.max_seeds for arm in arms for run in arm.finished),
     )
 
 

@@ -240,6 +240,8 @@ def _hub_dataset(study: str, section: DataSection) -> Dataset:
 
 def _budget(section: BudgetSection, data: DataConfig, task: str) -> BudgetConfig:
     budget = _base(BudgetConfig, section)
+    if budget.steps and budget.epochs:
+        raise UsageError("give either steps or epochs, not both", field="budget.epochs")
     if not section.tokens:
         return budget
     if task != "lm" or budget.steps or budget.epochs:

@@ -15,6 +15,7 @@ from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import write_json
 from oelm.files.read import read_json_object
 from oelm.methods.method import Method
+from oelm.methods.reading.wrappers import plain_parameters
 from oelm.methods.record import TensorRecord, require_record
 from oelm.methods.saving.plain import BIAS_SETTINGS
 
@@ -58,6 +59,7 @@ class Metadata:
     def of(cls, model: nn.Module, *, compact: bool, settings: dict[str, bool]) -> Metadata:
         record = require_record(model, "save")
         dtypes = {n: t.dtype for n, t in named_tensors(model).items() if t.dtype in DTYPES.values()}
+        parameters = plain_parameters(model)
         widest = functools.reduce(torch.promote_types, dtypes.values())
         return cls(
             model_class=f"{type(model).__module__}:{type(model).__qualname__}",
@@ -70,7 +72,8 @@ class Metadata:
             progress=record.progress,
             verified=record.verified,
             extras=record.extras,
-            frozen_before=record.frozen_before,
+            # without the names that a PEFT wrapper had then, which an unwrapped model does not have
+            frozen_before=[name for name in record.frozen_before if name in parameters],
             tensors=list(record.tensors.values()),
             where=list(record.selection.where),
             exclude=list(record.selection.exclude),
