@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from oelm.cli.main import main
+from oelm.config.run_config import Machine, RunConfig
 from oelm.experiments.resume.check import PREEMPTIONS, Case, Interruption, Reference, ResumeCheck
 from oelm.experiments.resume.compare_runs import FileDifference
+from oelm.training.fit import Outcome
 
 
 @pytest.fixture
@@ -85,3 +87,17 @@ def test_a_run_that_differs_is_shown_and_is_exit_code_1(
     text = capsys.readouterr().out
     assert "metrics.jsonl: step 4, train, loss, by up to 0.25" in text
     assert "not proven: 1 of 4" in text
+
+
+def test_an_interrupted_step_ends_the_whole_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = []
+
+    def interrupted(config: RunConfig, folder: Path, machine: Machine) -> Outcome:
+        calls.append(config.id)
+        return Outcome("interrupted", "stopped by SIGINT")
+
+    monkeypatch.setattr("oelm.training.fit.fit", interrupted)
+    code = main(["doctor", "GPT-01", "GPT-02", "--scale", "smoke", "--runs", str(tmp_path / "runs")])
+    assert (code, calls) == (130, ["GPT-01"])

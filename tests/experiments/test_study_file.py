@@ -80,6 +80,28 @@ def test_arms_become_experiments_that_differ_only_in_their_method(tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("model", "steps", "expected"),  # expected: model, learning rate, steps and warm-up at scale mini
+    [
+        ("size: tiny", 250, ("tiny", 1e-3, 250, 25)),
+        ("size: tiny", 50_000, ("tiny", 1e-3, 600, 120)),
+        ("size: medium-512", 500, ("mini", 4e-3, 300, 30)),
+        ("size: medium-512", 100_000, ("mini", 4e-3, 1200, 120)),
+    ],
+)
+def test_scale_mini_keeps_a_small_model_and_300_steps(model, steps, expected, tmp_path: Path) -> None:
+    text = f"""
+study: mine
+data: {{dataset: tinystories}}
+model: {{{model}}}
+arms: {{plain: baseline, frozen: oelm-freeze}}
+optim: {{lr: 1.0e-3}}
+budget: {{steps: {steps}}}
+"""
+    c = study(tmp_path, text)["frozen"].planned("mini")
+    assert (c.model.name, c.optim.lr, c.budget.steps, c.optim.warmup_steps) == expected
+
+
+@pytest.mark.parametrize(
     ("written", "instead", "line", "message"),
     [
         ("model:", "modle:", 3, "line 3: unknown field 'modle'; did you mean 'model'?"),
@@ -126,6 +148,7 @@ def test_arms_become_experiments_that_differ_only_in_their_method(tmp_path: Path
         ("width: 32, layers: 2, heads: 4", "size: tiny, ff: 64", 3, "ff belongs to a shape"),
         ("tokens: 100000", "steps: -5", 10, "budget.steps must be at least 0, not -5"),
         ("tokens: 100000", "tokens: 100000, epochs: 1", 10, "budget.tokens: tokens is allowed only"),
+        ("tokens: 100000", "steps: 20, epochs: 2", 10, "give either steps or epochs, not both"),
         ("seeds: [3, 4]", "seeds: []", 11, "seeds: must have at least one seed"),
         ("seeds: [3, 4]", "seeds: [3, 3, 4]", 11, "seeds: 3 is listed twice; list each value once"),
         ("seeds: [3, 4]", "grid: [1e-3, 0.001]", 11, "grid: 0.001 is listed twice"),

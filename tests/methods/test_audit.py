@@ -42,6 +42,7 @@ def test_a_thawed_tensor(model):
 def test_a_frozen_tensor_in_the_optimizer(model):
     optimizer = torch.optim.AdamW(model.parameters())
     assert "optimizer contains it, with weight decay" in audit_faults(model, optimizer)
+    assert "Build the optimizer after oelm.apply" in str(oelm.audit(model, optimizer))
 
 
 def test_a_tensor_changed_by_weight_decay(model):

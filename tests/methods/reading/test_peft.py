@@ -259,3 +259,12 @@ def test_the_trainer_with_an_adapter(tmp_path):
     assert callback.report.ok
     with pytest.raises(OelmError, match="contains a PEFT adapter without its base model"):
         oelm.load(tmp_path / "checkpoint-2")
+
+
+@pytest.mark.parametrize("take_out", ["unload", "merge_and_unload"])
+def test_a_classifier_whose_head_peft_had_copied_is_saved_and_loaded(take_out, tmp_path):
+    model = adapted(build("bert"), "value", task_type="SEQ_CLS")
+    oelm.apply(model, "oelm-freeze", seed=1)
+    base = getattr(model, take_out)()
+    oelm.save(base, tmp_path)
+    assert torch.equal(outputs(oelm.load(tmp_path).eval()), outputs(base.eval()))
