@@ -125,6 +125,11 @@ def test_monitor_once_shows_runs_and_the_log(root: Path, capsys: pytest.CaptureF
     assert "finished" in text
 
 
+def test_a_prompt_that_is_not_utf8_is_a_usage_error(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "GPT-02", "--runs", str(root), "--prompt", "a\udcff"]) == 2
+    assert "not valid UTF-8" in capsys.readouterr().err
+
+
 def test_generate_is_the_same_for_the_same_seed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["generate", "gpt-02", "--runs", str(root), "--prompt", "Once", "--tokens", "8", "--json"]
     texts = []

@@ -250,6 +250,7 @@ def test_a_small_file_system_that_is_full(tmp_path, machine, make):
         ({"data": {"pad_to_max": True}}, r"pad_to_max has no effect"),
         ({"model": {"name": "smok"}}, "did you mean 'smoke'"),
         ({"model": {"pretrained": True}}, "the built-in GPT has no pretrained weights"),
+        ({"model": {"causal": False}}, "a language model must be causal"),
         ({"model": {"family": "hf", "name": "tiny-bert"}}, "task lm cannot train a transformers model"),
         ({"data": {"dataset": "storys"}}, "did you mean 'stories'"),
         ({"data": {"dataset": "stories-2way"}}, "is for classification"),

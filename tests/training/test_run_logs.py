@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import io
 import math
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from oelm.errors import OelmError
+from oelm.runs.folder import RunFolder
+from oelm.training.logs import recorder
 from oelm.training.logs.journal import Journal
 from oelm.training.logs.manifest import base_manifest
 from oelm.training.logs.metrics import MetricsLog, metrics_problem
@@ -103,3 +107,13 @@ def test_a_manifest_names_the_data_folder_that_only_the_environment_knows(monkey
     typed = "oelm run GPT-01 --data-dir other"
     assert base_manifest("", typed).command == typed
     assert base_manifest("", "/src/oelm/__main__.py run GPT-01").command.endswith("oelm run GPT-01")
+
+
+def test_a_clock_that_is_set_back_does_not_stop_the_heartbeat(tmp_path, monkeypatch):
+    world = SimpleNamespace(is_main=True, device=CPU)
+    writer = recorder.Recorder(RunFolder(tmp_path), world, title="run")
+    monkeypatch.setattr(recorder, "_STATUS_SECONDS", 0)
+    assert writer.status_is_due
+    writer.write_status(state="running")
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert writer.status_is_due

@@ -42,8 +42,10 @@ def board(
     from oelm.report.board.server import Site
     from oelm.report.board.snapshot import Board
 
-    if Path(runs).exists():  # the board may be started before the first run
+    if Path(runs).exists():
         require_runs_folder(runs)
+    else:  # the board may be started before the first run
+        print(f"note: the runs folder {runs} does not exist yet")
     load_catalogues(catalogue)
     with listen(port) as listener:
         token, port = secrets.token_urlsafe(24), listener.getsockname()[1]

@@ -12,6 +12,7 @@ from oelm.cli.options import OUTPUT, Json, Runs
 from oelm.cli.output import print, print_json
 from oelm.cli.values import Count, Integer
 from oelm.config.run_config import Scale
+from oelm.data.sources.readers import is_utf8
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import write_text
 from oelm.runs.folder import RunFolder
@@ -83,6 +84,8 @@ def generate_text(
             f"{folder.path} cannot generate text: its task is {folder.config().task}, "
             "and only language models (task lm) generate text"
         )
+    if not is_utf8(prompt):
+        raise UsageError("the prompt is not valid UTF-8: give it in UTF-8")
     import torch
 
     from oelm.data.tokenize.tokenizers import Tokenizer

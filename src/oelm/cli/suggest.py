@@ -77,6 +77,7 @@ _FLAGS = {
 _NOT_NEEDED = {
     "resume": "the same command resumes a run that was interrupted",
     "continue": "the same command resumes a run that was interrupted",
+    "study": "write the names of studies without an option, such as oelm analyze gap",
     "scales": "--scale takes several scales, such as --scale mini smoke",
 }
 MIN_SIMILARITY = 0.65

@@ -114,6 +114,8 @@ def check_model(config: RunConfig) -> None:
                 "model.pretrained is set, but the built-in GPT has no pretrained weights: leave it out, or "
                 "choose a transformers model (model.family = hf)"
             )
+        if config.task == "lm" and not model.causal:
+            raise UsageError("a language model must be causal: leave out model.causal")
         if config.task == "denoising":
             raise UsageError(
                 "task denoising needs an encoder-decoder, but the built-in GPT is decoder-only: set "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from typing import Any
 
@@ -28,6 +29,7 @@ class Recorder:
             self.journal = Journal(folder.log_file, title=title, echo=echo)
         self.timer = Timer(folder.path / "step_times.bin", world.device)
         self.status = Status()
+        self._status_written = -math.inf  # by time.monotonic(): the clock of the machine may be set back
         self.metrics: MetricsLog | None = None
         self.manifest = Manifest()
         self._audits = FreezeAudit()
@@ -38,12 +40,13 @@ class Recorder:
 
     @property
     def status_is_due(self) -> bool:
-        return self.is_writer and time.time() - self.status.heartbeat >= _STATUS_SECONDS
+        return self.is_writer and time.monotonic() - self._status_written >= _STATUS_SECONDS
 
     def write_status(self, **changes: Any) -> None:
         """Write status.json: the last written status, with the fields in `changes` replaced."""
         if self.is_writer:
             self.status = self.folder.write_status(dataclasses.replace(self.status, **changes))
+            self._status_written = time.monotonic()
 
     def write_audit(self, when: str, report: dict[str, Any]) -> None:
         """Add `report`, the freeze audit at the "start" or "end" of the run, to freeze_audit.json."""
