@@ -16,6 +16,11 @@ from pathlib import Path
 # Parameters of mallopt() in glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
+# Environment of a process that trains. An OpenMP thread without work waits 0.1 ms in a busy loop for the next
+# operation of torch, and then sleeps: by default it would take 15 ms of CPU time from other processes, and a
+# thread that sleeps at once starts too late.
+OPENMP_WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
+
 
 def usable_cores() -> int:
     """Return the number of CPU cores that this process may use.

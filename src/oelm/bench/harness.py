@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from oelm.analysis.statistics.intervals import LEVEL, t_quantile
-from oelm.cores import usable_cores
+from oelm.cores import OPENMP_WAITING, usable_cores
 from oelm.errors import OelmError, UsageError
 
 Progress = Callable[[str], None]
@@ -173,7 +173,7 @@ class ArmProcess:
         self.name = str(spec["arm"])
         environment = os.environ | {
             "OMP_NUM_THREADS": str(threads),
-            "OMP_WAIT_POLICY": "passive",  # the threads of a sleeping arm must not slow the running arm
+            **OPENMP_WAITING,  # the threads of a sleeping arm must not slow the running arm
             "HF_HUB_OFFLINE": "1",
         }
         self._process = subprocess.Popen(

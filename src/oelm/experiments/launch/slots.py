@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from oelm.cores import usable_cores
+from oelm.cores import OPENMP_WAITING, usable_cores
 from oelm.errors import UsageError
 from oelm.units import counted
 
@@ -150,6 +150,4 @@ def _cpu_slots(runs: int, slots: int, threads: int) -> list[Slot]:
 
 
 def _thread_environment(threads: int) -> dict[str, str]:
-    # OMP_WAIT_POLICY: waiting OpenMP threads must sleep, because threads that wait in a busy loop make other
-    # processes several times slower.
-    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **OPENMP_WAITING}

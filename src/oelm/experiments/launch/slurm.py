@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.config.run_config import Machine
+from oelm.cores import OPENMP_WAITING
 from oelm.errors import OelmError, UsageError
 from oelm.experiments.launch.attempts import last_exit_code
 from oelm.experiments.launch.jobs import NO_RETRY, RETRIES, Events, Job, skip_if_ended
@@ -72,7 +73,7 @@ class SlurmTask:
         # computed from the present time.
         end = float(os.environ.get("SLURM_JOB_END_TIME") or time.time() + self.options.time_limit)
         near = f"{end - self.options.grace_seconds - _SIGNAL_SLACK:.0f}"
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", TIME_LIMIT_NEAR: near}
+        environment = {**os.environ, **OPENMP_WAITING, TIME_LIMIT_NEAR: near}
         if self.machine.threads:
             environment["OMP_NUM_THREADS"] = str(self.machine.threads)
         self._child = subprocess.Popen(command, env=environment, start_new_session=True)
