@@ -30,6 +30,8 @@ class Lion(torch.optim.Optimizer):
                     p.sub_(group["lr"] * momentum.sign())
 
 
+HOW_TO_BUILD = "Build the optimizer after oelm.apply, from oelm.param_groups"
+
 OPTIMIZERS = {
     "adamw": torch.optim.AdamW,
     "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9),
@@ -107,7 +109,8 @@ def test_an_optimizer_built_before_apply_holds_too_much_and_too_little(family):
     assert {name for name in found if "will not train" in found[name]} == values
     gone = [name for name in found if name.startswith("optimizer group 0, parameter")]
     assert len(gone) == 6
-    assert "build the optimizer after oelm.apply" in found[gone[0]]
+    assert all("the model changed after the optimizer was built" in found[name] for name in gone)
+    assert str(report).count(HOW_TO_BUILD) == 1
     assert oelm.audit(model, torch.optim.AdamW(oelm.param_groups(model, lr=1e-3))).ok
 
 
@@ -134,6 +137,17 @@ def test_an_optimizer_without_a_tensor_that_is_unfrozen_later_is_reported():
     found = faults(oelm.audit(model, optimizer))
     assert len(found) == 12  # weight and bias of q and k in three layers
     assert all("will not train when it is unfrozen" in fault for fault in found.values())
+    assert HOW_TO_BUILD in str(oelm.audit(model, optimizer))
+
+
+def test_state_of_a_tensor_that_is_unfrozen_later_does_not_ask_for_another_optimizer():
+    model = applied_model("gpt2", "oelm-gradual")
+    optimizer = torch.optim.AdamW(oelm.param_groups(model, lr=1e-3))
+    optimizer.state[model.transformer.h[0].attn.c_attn.q.weight] = {"step": torch.ones(1)}
+    report = oelm.audit(model, optimizer)
+    (fault,) = faults(report).values()
+    assert "applied.step(..., optimizer) deletes that state" in fault
+    assert HOW_TO_BUILD not in str(report)
 
 
 def test_a_long_report_is_shortened_only_when_printed():
@@ -142,6 +156,7 @@ def test_a_long_report_is_shortened_only_when_printed():
     trainable = [name for name, p in model.named_parameters() if p.requires_grad]
     assert {name for name in faults(report) if not name.startswith("optimizer")} == set(trainable)
     assert f"... and {len(trainable) + 1 - 20} more" in str(report)
+    assert HOW_TO_BUILD in str(report)
 
 
 def test_an_object_that_is_not_an_optimizer_is_refused():

@@ -19,6 +19,19 @@ from oelm.methods.record import Record, TensorRecord, find_parameter, require_re
 
 _MAX_PRINTED = 20  # a printed report lists at most this many tensors with faults
 
+# A printed report says how to build the optimizer if it lists one of these faults.
+_IN_OPTIMIZER = "the optimizer contains it"
+_IN_OPTIMIZER_WITH_DECAY = "the optimizer contains it, with weight decay"
+_NOT_IN_OPTIMIZER = "the optimizer does not contain it, so it will not train"
+_NOT_IN_OPTIMIZER_LATER = "the optimizer does not contain it, so it will not train when it is unfrozen"
+_NOT_IN_MODEL = (
+    "the model does not have it: the model changed after the optimizer was built, or the parameter "
+    "belongs to another model"
+)
+_WRONG_PARAMETERS = frozenset(
+    {_IN_OPTIMIZER, _IN_OPTIMIZER_WITH_DECAY, _NOT_IN_OPTIMIZER, _NOT_IN_OPTIMIZER_LATER, _NOT_IN_MODEL}
+)
+
 
 @dataclass(frozen=True)
 class AuditRow:
@@ -62,11 +75,11 @@ class AuditReport:
         lines = [f"  {r.tensor}: {r.expected}, but {'; '.join(r.faults)}" for r in bad]
         if len(lines) > _MAX_PRINTED:
             lines[_MAX_PRINTED:] = [f"  ... and {len(lines) - _MAX_PRINTED} more (.rows has them all)"]
-        if any("optimizer" in fault for row in bad for fault in row.faults):
-            lines += [
-                "  Build the optimizer after oelm.apply, for example from oelm.param_groups(model, lr=..., "
-                "weight_decay=...)"
-            ]
+        if any(fault in _WRONG_PARAMETERS for row in bad for fault in row.faults):
+            lines.append(
+                "  Build the optimizer after oelm.apply, from oelm.param_groups(model, lr=..., "
+                "weight_decay=...), not from model.parameters()"
+            )
         if not self.verified:
             head += "\n  not verified: apply(..., verify=False) skipped the numeric check of Q and K"
         return "\n".join([head, *lines])
@@ -190,10 +203,7 @@ class _Optimizers:
             AuditRow(
                 f"optimizer group {g}, parameter {i} of shape {tuple(p.shape)}",
                 "in the model",
-                (
-                    "the model does not have it: it changed after the optimizer was built, or the parameter "
-                    "belongs to another model",
-                ),
+                (_NOT_IN_MODEL,),
             )
             for g, group in enumerate(self._groups)
             for i, p in enumerate(group["params"])
@@ -255,10 +265,9 @@ def _frozen_faults(tensor: TensorRecord, parameter: nn.Parameter, optimizer: _Op
             why += f" (it is {str(parameter.dtype).removeprefix('torch.')}: cast the model before oelm.apply)"
         faults.append(f"its bytes changed since it was frozen{why}")
     if optimizer.holds(parameter) and not tensor.ever_trained:
-        decay = ", with weight decay" if optimizer.decays(parameter) else ""
-        faults.append(f"the optimizer contains it{decay}")
+        faults.append(_IN_OPTIMIZER_WITH_DECAY if optimizer.decays(parameter) else _IN_OPTIMIZER)
     if optimizer.given and tensor.thaws_at is not None and not optimizer.holds(parameter):
-        faults.append("the optimizer does not contain it, so it will not train when it is unfrozen")
+        faults.append(_NOT_IN_OPTIMIZER_LATER)
     if optimizer.has_state(parameter):
         faults.append("the optimizer keeps state for it (applied.step(..., optimizer) deletes that state)")
     return faults
@@ -269,7 +278,7 @@ def _training_faults(parameter: nn.Parameter, optimizer: _Optimizers) -> list[st
     if not parameter.requires_grad:
         faults.append("it is frozen (requires_grad is False)")
     if optimizer.given and not optimizer.holds(parameter):
-        faults.append("the optimizer does not contain it, so it will not train")
+        faults.append(_NOT_IN_OPTIMIZER)
     return faults
 
 
