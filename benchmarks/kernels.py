@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from oelm import compiled
 from oelm.bench.harness import Progress, ratio
 from oelm.bench.methods import Workload, build
 from oelm.cores import usable_cores
 from oelm.errors import UsageError
 from oelm.methods.presets import find_method
-from oelm.models import compiled
 from oelm.units import counted
 
 OURS, TORCH = "C++", "torch"

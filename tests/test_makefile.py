@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 MAKEFILE = Path(__file__).parents[1] / "Makefile"
+SOURCES = [f"src/oelm/compiled/{name}" for name in ("kernels.cpp", "products.cpp", "shared.h")]
 RUNS = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
 SHIM_OF_NOTHING = "#!/bin/sh\necho 'pyenv: command not found' >&2\nexit 127\n"
 TOO_OLD = "#!/bin/sh\nexit 1\n"  # what the version check answers
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 def make(folder: Path, pythons: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """`make -n install` in an empty project where only `pythons` are on the PATH."""
     (folder / "Makefile").write_bytes(MAKEFILE.read_bytes())
-    for name in ("pyproject.toml", "constraints.txt", "src/oelm/models/kernels.cpp"):
+    for name in ("pyproject.toml", "constraints.txt", *SOURCES):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     programs = folder / "programs"

@@ -34,8 +34,8 @@ ORDER = (
 MAY_KNOW: dict[str, set[str]] = {room: set(ORDER[:n]) for n, room in enumerate(ORDER)}
 MAY_KNOW["bench"] = MAY_KNOW["report"]
 MAY_KNOW["cli"] |= {"bench"}
-MAY_KNOW["files"] = set()
-SHARED = {"cores", "errors", "files", "low_precision", "printable", "units"}
+MAY_KNOW["files"] = MAY_KNOW["compiled"] = set()
+SHARED = {"compiled", "cores", "errors", "files", "low_precision", "printable", "units"}
 
 
 def modules() -> list[Path]:

@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks import classification, corpus, folders, kernels, page, peers, regime, startup, step
 
+from oelm import compiled
 from oelm.bench import methods, worker
 from oelm.bench.harness import Measured
-from oelm.models import compiled
 from oelm.models.gpt import GPT, gpt_config
 
 WORK = methods.Workload("smoke", vocabulary=64, context=8, batch=2)

@@ -8,18 +8,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from oelm.models import compiled
+from oelm import compiled
+from oelm.compiled import products
 
 # Elements of x from which gelu(x) is recomputed in the backward pass instead of stored. Below 8 MB per layer,
 # the memory is not worth the time.
 RECOMPUTED = 2**21
 
 
-def gelu_linear(x: Tensor, layer: nn.Linear) -> Tensor:
+def gelu_linear(x: Tensor, layer: nn.Module) -> Tensor:
     """Return layer(gelu(x))."""
-    if compiled.on_plain_cpu(x) and x.numel() >= RECOMPUTED:
-        return recomputed_gelu_linear(x, layer)
-    return layer(compiled.gelu(x) if compiled.runs_gelu(x) else F.gelu(x))
+    if products.is_plain_linear(layer):
+        if compiled.on_plain_cpu(x) and x.numel() >= RECOMPUTED:
+            return recomputed_gelu_linear(x, layer)
+        if compiled.runs_gelu(x):
+            return _Stored.apply(x, layer.weight, layer.bias)
+    return layer(F.gelu(x))
 
 
 def recomputed_gelu_linear(x: Tensor, layer: nn.Linear) -> Tensor:
@@ -27,23 +31,41 @@ def recomputed_gelu_linear(x: Tensor, layer: nn.Linear) -> Tensor:
     return _Recomputed.apply(x, layer.weight, layer.bias)
 
 
+class _Stored(torch.autograd.Function):
+    """Stores gelu(x) and its derivative, which cost less together than one after the other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y, derivative = compiled.gelu_and_derivative(x)
+        ctx.save_for_backward(y, derivative, weight)
+        return products.linear(y, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        compiled.refuse_second_derivatives()
+        y, derivative, weight = ctx.saved_tensors
+        needs = (True, *ctx.needs_input_grad[1:])
+        grad_y, grad_weight, grad_bias = products.linear_gradients(upstream[0], y, weight, needs)
+        assert grad_y is not None
+        return grad_y.mul_(derivative), grad_weight, grad_bias
+
+
 class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return F.linear(F.gelu(x), weight, bias)
+        return products.linear(F.gelu(x), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         (g,) = upstream
         _, needs_weight, needs_bias = ctx.needs_input_grad
-        grad_y = g @ weight
+        grad_y, _, grad_bias = products.linear_gradients(g, x, weight, (True, False, needs_bias))
+        assert grad_y is not None
         if compiled.runs_gelu(x) and not torch.is_grad_enabled():
             y, grad_x = compiled.gelu_and_gradient(x, grad_y)
         else:
             y, grad_x = F.gelu(x), torch.ops.aten.gelu_backward(grad_y, x)
-        flat = g.reshape(-1, g.shape[-1])
-        grad_weight = flat.T @ y.flatten(0, -2) if needs_weight else None
-        grad_bias = flat.sum(0) if needs_bias else None
+        _, grad_weight, _ = products.linear_gradients(g, y, weight, (False, needs_weight, False))
         return grad_x, grad_weight, grad_bias

@@ -17,10 +17,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from oelm import compiled
+from oelm.compiled import products
 from oelm.errors import OelmError, UsageError
 from oelm.files.atomic import write_json
 from oelm.files.read import read_json_object
-from oelm.models import compiled
 from oelm.models.gelu import gelu_linear
 from oelm.models.loss import cross_entropy_each, cross_entropy_sum
 from oelm.models.sizes import GPTConfig, gpt_config
@@ -110,13 +111,15 @@ class Attention(nn.Module):
             Then `mask` must also hide the tokens that this token does not see.
         """
         B, T, d = x.shape
-        q, k, v = (p(x).view(B, T, self.num_heads, -1) for p in (self.q, self.k, self.v))  # (B, T, nh, hs)
+        q, k, v = (
+            products.call(p, x).view(B, T, self.num_heads, -1) for p in (self.q, self.k, self.v)
+        )  # (B, T, nh, hs)
         if self.relative_bias is not None:
             mask = self.relative_scores(T, mask)
         dropout = self.dropout if self.training else 0.0
         causal = self.causal and mask is None and query is None
         if causal and not dropout and compiled.runs_attention(q, k, v):
-            return self.o(compiled.attention(q, k, v, rotation).view(B, T, d))
+            return products.call(self.o, compiled.attention(q, k, v, rotation).view(B, T, d))
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         if query is not None:
@@ -124,7 +127,7 @@ class Attention(nn.Module):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, nh, T, hs)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
         y = y.transpose(1, 2)
-        return self.o(y.reshape(B, -1, d))
+        return products.call(self.o, y.reshape(B, -1, d))
 
     def relative_scores(self, T: int, mask: Tensor | None) -> Tensor:
         """Return the relative bias as an additive mask (1 or B, nh, T, T); masked entries are -inf."""
@@ -147,7 +150,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.ff, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return gelu_linear(self.up(x), self.down)  # self.up(x) is (B, T, ff)
+        return gelu_linear(products.call(self.up, x), self.down)  # self.up(x) is (B, T, ff)
 
 
 class Block(nn.Module):
@@ -286,7 +289,7 @@ class GPT(nn.Module):
     def logits(self, ids: Tensor) -> Tensor:
         """Return the next-token logits (B, T, V) of ids (B, T)."""
         self._require_head("a language model", classifier=False)
-        return F.linear(self._hidden(ids), self.tokens.weight)
+        return products.linear(self._hidden(ids), self.tokens.weight)
 
     def classify(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """Return the class logits (B, classes) of ids (B, T), computed from the last token of each row.

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oelm.models import compiled
+from oelm import compiled
+from oelm.compiled.products import product
 from oelm.models.tied_embedding import TiedGradient
 
 IGNORE = -100  # targets with this value are ignored, as in torch.nn.functional.cross_entropy
@@ -81,7 +82,7 @@ def cross_entropy_each(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tenso
     w = weight.to(dtype)
     losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
     for part in _chunks(len(targets), len(weight)):
-        logits = (hidden[part].to(dtype) @ w.T).float()  # (n, V)
+        logits = product(hidden[part].to(dtype), w.T).float()  # (n, V)
         losses[part] = torch.nn.functional.cross_entropy(
             logits, targets[part], ignore_index=IGNORE, reduction="none"
         )
@@ -108,9 +109,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             loss, gradient, factors = _loss_and_gradient(rows, h[part], w, targets[part])
             total += loss
             if grad_h is not None:
-                grad_h[part] = factors * (gradient @ w)
+                grad_h[part] = factors * product(gradient, w)
             if grad_w is not None:
-                _accumulate(grad_w, gradient.T, factors * h[part], first=part.start == 0)
+                product(gradient.T, factors * h[part], out=grad_w, add=part.start > 0)
         ctx.grads, ctx.tied = (grad_h, grad_w), tied
         return total
 
@@ -161,7 +162,7 @@ def _loss_and_gradient(
     in it.
     """
     logits = buffer[:, : len(w)]
-    torch.mm(h, w.T, out=logits)
+    product(h, w.T, out=logits)
     if compiled.runs_cross_entropy(logits, targets):
         losses, factors = compiled.cross_entropy(logits, targets)
         return losses.sum(), logits, factors[:, None]
@@ -194,14 +195,3 @@ def _subtract_onehot(p: Tensor, targets: Tensor) -> None:
     p[rows, _target_index(targets)] -= counts.to(p.dtype)
     if not bool(counts.all()):
         p[~counts] = 0
-
-
-def _accumulate(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
-    """Add a @ b to `total` in place; if `first`, replace the content of `total` by a @ b."""
-    if total.dtype != a.dtype:
-        product = (a @ b).to(total.dtype)
-        total.copy_(product) if first else total.add_(product)
-    elif first:
-        torch.mm(a, b, out=total)
-    else:
-        total.addmm_(a, b)

@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from oelm.compiled.products import linear
 from oelm.errors import OelmError
 from oelm.methods.extras.kernels import causal_conv, lowrank_linear, rank_is_small
 from oelm.methods.method import Method
@@ -96,7 +96,7 @@ class ExtendedProjection(nn.Module):
         weight = self.weight.t() if self.transposed else self.weight  # (rows, d_in)
         bias = self.total_bias()
         if self.lowrank_a is None or self.lowrank_b is None:
-            y = F.linear(x, weight, bias)  # (B, T, rows)
+            y = linear(x, weight, bias)  # (B, T, rows)
         else:
             y = lowrank_linear(x, weight, bias, self.lowrank_a, self.lowrank_b, self.lowrank_scale)
         if self.core is not None:

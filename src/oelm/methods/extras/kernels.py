@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.amp import is_autocast_available
 
+from oelm.compiled.products import linear, product
 from oelm.errors import OelmError
 
 _CHUNK = 2**20  # elements of x per partial sum in the convolution's backward pass, 4 MB in fp32
@@ -43,7 +44,7 @@ def lowrank_linear(
     if not torch.is_autocast_enabled(device):
         if small:
             return _LowRankLinear.apply(x, weight, bias, a, b, scale)
-        return F.linear(x, torch.addmm(weight, b, a, alpha=scale), bias)
+        return linear(x, torch.addmm(weight, b, a, alpha=scale), bias)
     dtype = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):
         if small:
@@ -79,7 +80,7 @@ class _LowRankLinear(torch.autograd.Function):
         merged = torch.addmm(weight, b, a, alpha=scale)
         if x.dtype != weight.dtype:
             merged, bias = merged.to(x.dtype), None if bias is None else bias.to(x.dtype)
-        return F.linear(x, merged, bias)
+        return linear(x, merged, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -95,8 +96,8 @@ class _LowRankLinear(torch.autograd.Function):
         # on a CPU. A contiguous copy of B^T makes the first product faster still.
         b_rows = (b.mT * ctx.scale).contiguous()  # (rank, rows)
         return (  # autograd converts each gradient to the dtype of its tensor
-            grad @ merged if needs_x else None,
-            grad_flat.mT @ flat if needs_weight else None,
+            product(grad_flat, merged).view(x.shape) if needs_x else None,
+            product(grad_flat.mT, flat) if needs_weight else None,
             grad_flat.sum(0) if needs_bias else None,
             b_rows @ grad_flat.mT @ flat,
             ((a * ctx.scale) @ flat.mT @ grad_flat).mT,

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import torch
 
-from oelm.models import compiled
+from oelm import compiled
 from oelm.runs.schema import Manifest
 
 PACKAGES = ("oelm", "torch", "transformers", "tokenizers", "datasets", "safetensors", "numpy")

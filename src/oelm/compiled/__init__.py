@@ -1,5 +1,7 @@
 """Attention, GELU and cross-entropy by our own C++ code (kernels.cpp), for faster training on a CPU.
 
+`oelm.compiled.products` adds matrix products (products.cpp).
+
 The installation compiles it if there is a C++ compiler. Otherwise, and on x86 CPUs without AVX2, torch
 computes them.
 """
@@ -13,9 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-VERSION = 2  # as oelm_version() in kernels.cpp
+VERSION = 3  # as oelm_version() in kernels.cpp
 HEAD_SIZES = (8, 16, 32, 64)  # one_head() in kernels.cpp has these
 MAX_TOKENS = 1024  # with more tokens per row, the data of a head no longer fits into the cache
 
@@ -23,7 +25,7 @@ MAX_TOKENS = 1024  # with more tokens per row, the data of a head no longer fits
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """Return the compiled library; None if there is none, or if this CPU cannot run it."""
-    spec = importlib.util.find_spec("oelm.models._kernels")
+    spec = importlib.util.find_spec("oelm.compiled._kernels")
     if spec is None or spec.origin is None:
         return None
     try:
@@ -50,24 +52,26 @@ def on_plain_cpu(x: Tensor) -> bool:
 def runs_attention(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Return whether to compute causal attention for q, k, v (B, T, nh, hs) with `attention()`."""
     fits = q.shape == k.shape == v.shape and q.shape[1] <= MAX_TOKENS and q.shape[3] in HEAD_SIZES
-    return fits and _runs(q, k, v)
+    return fits and runs(q, k, v)
 
 
 def runs_gelu(x: Tensor) -> bool:
-    """Return whether to compute the GELU of x with `gelu()`."""
-    return _runs(x)
+    """Return whether to compute the GELU of x with `gelu_and_derivative()`."""
+    return runs(x)
 
 
 def runs_cross_entropy(logits: Tensor, targets: Tensor) -> bool:
     """Return whether to compute the cross-entropies of logits (n, V) with `cross_entropy()`."""
     plain = type(targets) is Tensor and targets.dtype == torch.int64 and targets.device == logits.device
-    return plain and targets.shape == logits.shape[:1] and logits.stride(-1) == 1 and _runs(logits)
+    return plain and targets.shape == logits.shape[:1] and logits.stride(-1) == 1 and runs(logits)
 
 
-def _runs(*tensors: Tensor) -> bool:
+def runs(*tensors: Tensor) -> bool:
     """Return whether the C++ code can be used for `tensors`."""
     # The C++ code reads the memory of plain tensors. Others are left to torch.
-    plain = all(type(x) is Tensor and x.dtype == torch.float32 and on_plain_cpu(x) for x in tensors)
+    plain = all(
+        type(x) in (Tensor, nn.Parameter) and x.dtype == torch.float32 and on_plain_cpu(x) for x in tensors
+    )
     found = library()
     if not plain or found is None or _must_use_torch():
         return False
@@ -85,7 +89,7 @@ def _must_use_torch() -> bool:
     return follows or not torch.backends.cuda.flash_sdp_enabled()  # despite its name also for the CPU
 
 
-def _refuse_second_derivatives() -> None:
+def refuse_second_derivatives() -> None:
     """Raise an error in a backward pass with create_graph=True.
 
     `once_differentiable` is not enough: torch.autograd.grad() may silently leave out its part of the result.
@@ -117,7 +121,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        _refuse_second_derivatives()
+        refuse_second_derivatives()
         q, k, v, rotation, y, log_sum = ctx.saved_tensors
         grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         given = (q, k, v, rotation, y, log_sum, upstream[0].contiguous())
@@ -125,24 +129,12 @@ class _Attention(torch.autograd.Function):
         return *grads, None
 
 
-def gelu(x: Tensor) -> Tensor:
-    """Return the exact GELU of x."""
-    return _Gelu.apply(x.contiguous())
-
-
-class _Gelu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y, derivative = torch.empty_like(x), torch.empty_like(x)
-        _call("oelm_gelu", (x.numel(), 1, 1, 1), x, None, y, derivative)
-        ctx.save_for_backward(derivative)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Tensor:
-        _refuse_second_derivatives()
-        (derivative,) = ctx.saved_tensors
-        return upstream[0] * derivative
+def gelu_and_derivative(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the exact GELU of each element of x, and its derivative."""
+    x = x.contiguous()
+    y, derivative = torch.empty_like(x), torch.empty_like(x)
+    _call("oelm_gelu", (x.numel(), 1, 1, 1), x, None, y, derivative)
+    return y, derivative
 
 
 def gelu_and_gradient(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:

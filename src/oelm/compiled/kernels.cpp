@@ -1,5 +1,5 @@
 // Three operations of a GPT on a CPU: causal attention, GELU and cross-entropy. Tensors are fp32 and contiguous.
-// oelm/models/compiled.py calls the functions at the end.
+// oelm/compiled calls the functions at the end.
 //
 // Attention: torch's kernel is made for rows too long for the cache. Here, all data of a head (at most 2 MB) stays in it, and
 // masked scores are not computed. Rotary positions are included. 16 queries are processed together, each in its own lane
@@ -10,25 +10,21 @@
 // GELU: the value and its derivative share the exponential function, so they are computed together.
 //
 // Cross-entropy: the gradient of the logits replaces them in two passes, each through one row that stays in the cache.
-//
-// The threads are those of torch's OpenMP library. A second set of threads would compete with them for the cores.
-
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <vector>
+
+#include "shared.h"
 
 #define INLINE inline __attribute__((always_inline))
 
 namespace {
 
 constexpr float MASKED = -INFINITY;
-constexpr int CACHE_LINE = 64;  // bytes; vectors that cross two lines are slow
-constexpr int QUERIES = 16;     // queries that are processed together
+constexpr int QUERIES = 16;  // queries that are processed together
 
 // The instruction sets for which the code is compiled: the floats of a vector register, and how many keys, columns and
 // queries are held in registers in the three kinds of matrix products below.
@@ -52,6 +48,18 @@ struct Of {
     typedef uint32_t Bits __attribute__((vector_size(F * sizeof(float))));
 };
 
+template <int F>
+INLINE typename Of<F>::Vec load(const float* from) {
+    typename Of<F>::Vec x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
+template <int F>
+INLINE void store(float* to, typename Of<F>::Vec x) {
+    std::memcpy(to, &x, sizeof x);
+}
+
 // exp(x) for x <= 0, with a relative error below 2e-7 (the polynomial of the Cephes library); 0 below -87, so that
 // no denormal numbers arise, which are slow. NaN stays NaN. X is float or a vector, and Bits the integers of its size.
 template <class X, class Bits>
@@ -74,18 +82,6 @@ INLINE X exp_of(X x) {
     X power;
     std::memcpy(&power, &bits, sizeof power);
     return x < lowest ? zero : p * power;
-}
-
-template <int F>
-INLINE typename Of<F>::Vec load(const float* from) {
-    typename Of<F>::Vec x;
-    std::memcpy(&x, from, sizeof x);
-    return x;
-}
-
-template <int F>
-INLINE void store(float* to, typename Of<F>::Vec x) {
-    std::memcpy(to, &x, sizeof x);
 }
 
 // s (n, QUERIES) = k (n, C) qt (C, QUERIES); KEYS divides n.
@@ -340,10 +336,8 @@ INLINE void take_parts(Work<Pass>& work) {
     int64_t P = padded(shape.tokens), C = shape.size;
     int64_t floats = 7 * P * C + 2 * P * QUERIES + 3 * C * QUERIES;
     std::vector<float> memory(floats + CACHE_LINE);  // padding tokens stay 0
-    uintptr_t lines = (reinterpret_cast<uintptr_t>(memory.data()) + CACHE_LINE - 1) / CACHE_LINE;
-    float* aligned = reinterpret_cast<float*>(lines * CACHE_LINE);
     for (int64_t part; (part = work.next++) < shape.rows * shape.heads;)
-        one_head<Set>(work.pass, shape, part / shape.heads, part % shape.heads, aligned);
+        one_head<Set>(work.pass, shape, part / shape.heads, part % shape.heads, aligned(memory.data()));
 }
 
 // y = gelu(x), and its derivative, times the gradient of y if `grad_y` is not null.
@@ -428,14 +422,6 @@ INLINE void take_parts(Work<CrossEntropy>& work) {
         cross_entropy(work.pass, row, shape.tokens, shape.heads);
 }
 
-using Start = void (*)(void (*)(void*), void*, unsigned, unsigned);
-
-// GOMP_parallel of the OpenMP library that torch has loaded: calls a function on several threads. Null if there is none.
-Start openmp() {
-    static const Start found = reinterpret_cast<Start>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-    return found;
-}
-
 #if defined(__x86_64__)
 template <class Pass>
 __attribute__((target("avx2,fma"))) void with_avx2(void* work) {
@@ -461,15 +447,14 @@ void run(const Pass& pass, const Shape& shape) {
 #else
     void (*compute)(void*) = plain<Pass>;
 #endif
-    if (shape.threads > 1 && openmp()) openmp()(compute, &work, static_cast<unsigned>(shape.threads), 0);
-    else compute(&work);
+    on_threads(compute, &work, shape.threads);
 }
 
 }  // namespace
 
-// Increase it, and VERSION in compiled.py, with every change of these functions: a library that was compiled from an
+// Increase it, and VERSION in __init__.py, with every change of these functions: a library that was compiled from an
 // older version of this file is then not used.
-extern "C" int oelm_version() { return 2; }
+extern "C" int oelm_version() { return 3; }
 
 // Return the best instruction set of this CPU for the functions below: 512 (AVX-512), 256 (AVX2), 128 (CPUs other than x86),
 // or 0 if this CPU cannot run them.
