@@ -121,8 +121,8 @@ def step(result: Result) -> list[str]:
     lines += [
         "",
         f"{plan}. A ratio above 1 means slower than the baseline.",
-        f"GEMM peak, the FLOP/s of products of 2048 x 2048 matrices: {peak}. The share of a step is its",
-        "own FLOP/s divided by that.",
+        f"GEMM peak, the FLOP/s of products of 2048 x 2048 matrices: {peak}, with the faster of torch's",
+        "products and ours. The share of a step is its own FLOP/s divided by that.",
         "Tokens per second follow from the median of all counted steps. Ratios compare the arms in each",
         "repetition, so they may differ from the ratio of two medians.",
         "`baseline (again)` is a second copy of our baseline: its ratio would be 1 without noise.",
