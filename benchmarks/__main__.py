@@ -63,9 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_plan(classify, Plan(steps=4, warmup=1))
     classify.set_defaults(run=run_classification)
 
-    kernels = kinds.add_parser(
-        "kernels", help="compare training steps with our C++ attention and GELU and with torch's"
-    )
+    kernels = kinds.add_parser("kernels", help="compare training steps with and without our C++ code")
     kernels.add_argument("--rounds", type=int, default=20, help="turns of each arm")
     kernels.add_argument("--steps", type=int, default=8, help="counted steps per turn")
     add_output(kernels)

@@ -1,8 +1,9 @@
 """`python -m benchmarks kernels`: compare training steps with and without our C++ code.
 
-The C++ code (`oelm.models.compiled`) computes attention and GELU. Both arms train copies of the same GPT in
-one process, with the same number of threads. They take turns of several steps, in an order that alternates
-between rounds; the first step of a turn is not counted.
+The C++ code (`oelm.compiled`) computes attention, GELU and cross-entropy, and on some CPUs matrix products;
+there, a third arm leaves the products to torch. The arms train copies of the same GPT in one process, with
+the same number of threads. They take turns of several steps, in an order that alternates between rounds; the
+first step of a turn is not counted.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import torch
 from oelm import compiled
 from oelm.bench.harness import Progress, ratio
 from oelm.bench.methods import Workload, build
+from oelm.compiled import products
 from oelm.cores import usable_cores
 from oelm.errors import UsageError
 from oelm.methods.presets import find_method
 from oelm.units import counted
 
-OURS, TORCH = "C++", "torch"
+OURS, TORCHS_PRODUCTS, TORCH = "C++", "C++ with torch's products", "torch"
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,11 @@ def run(bench: KernelsBench, progress: Progress) -> dict[str, Any]:
 
 
 def compare(work: Workload, bench: KernelsBench) -> dict[str, Any]:
-    """Return the step times of both arms for one model, and their ratio."""
+    """Return the step times of all arms for one model, and the ratios of our arm to the others."""
     spec = {**asdict(work), "arm": "", "method": find_method("baseline").to_dict()}
-    steps: dict[str, Callable[[], None]] = {arm: build(spec).step for arm in (OURS, TORCH)}
+    order = [OURS, TORCHS_PRODUCTS, TORCH] if products.available() else [OURS, TORCH]
+    steps: dict[str, Callable[[], None]] = {arm: build(spec).step for arm in order}
     seconds: dict[str, list[list[float]]] = {arm: [] for arm in steps}
-    order = [OURS, TORCH]
     for _ in range(bench.rounds):
         for arm in order:
             with kernels_of(arm):
@@ -87,7 +89,7 @@ def compare(work: Workload, bench: KernelsBench) -> dict[str, Any]:
     return {
         "workload": asdict(work),
         "median_seconds": {arm: float(np.median(turns)) for arm, turns in seconds.items()},
-        "ratio": ratio(medians[OURS], medians[TORCH]).to_dict(),
+        "ratios": {arm: ratio(medians[OURS], medians[arm]).to_dict() for arm in steps if arm != OURS},
         "seconds": seconds,
     }
 
@@ -100,14 +102,16 @@ def seconds_of(step: Callable[[], None]) -> float:
 
 @contextlib.contextmanager
 def kernels_of(arm: str) -> Iterator[None]:
-    """Use the attention and GELU of this arm in the `with` block."""
-    library = compiled.library
+    """Use the C++ code of this arm, and no other, in the `with` block."""
+    library, available = compiled.library, products.available
     if arm == TORCH:
         compiled.library = lambda: None
+    if arm != OURS:
+        products.available = lambda: False
     try:
         yield
     finally:
-        compiled.library = library
+        compiled.library, products.available = library, available
 
 
 @contextlib.contextmanager

@@ -291,7 +291,8 @@ def test_doctor_takes_a_real_step_and_reports_problems(
     assert main(["doctor", "GPT-02", "GPT-CLS-01", "--scale", "smoke", "--runs", runs, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     subjects = [f["subject"] for f in report["findings"]]
-    assert subjects[:6] == ["software", "machine", "attention", "precision", "runs folder", "disk"]
+    expected = ["software", "machine", "attention", "products", "precision", "runs folder", "disk"]
+    assert subjects[:7] == expected
     assert {"data tinystories", "GPT-02", "data imdb", "GPT-CLS-01"} <= set(subjects)
     assert not Path(runs).exists()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -206,6 +208,23 @@ def test_a_gpt_has_the_same_gradients_with_and_without_them(monkeypatch, own):
     monkeypatch.setattr(products, "available", lambda: False)
     for a, b in zip(ours, gradients(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+@needs_avx512
+def test_models_of_other_libraries_use_them_and_keep_their_hooks(own):
+    model = nn.TransformerEncoderLayer(24, 2, 37, dropout=0.0, batch_first=True)
+    x = draw(4, 20, 24)
+    expected = model(x)
+    products.speed_up_linear_layers(model)
+    seen = []
+    model.linear1.register_forward_hook(lambda module, args, output: seen.append(output.shape))
+    torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
+    assert seen == [(4, 20, 37)]
+    assert len(own) == 2  # torch's attention computes its projections itself
+    twin = copy.deepcopy(model)
+    twin.linear1.weight.data.zero_()
+    torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
+    assert twin.linear1(x).abs().max() <= twin.linear1.bias.abs().max()
 
 
 def test_without_a_library_torch_computes(monkeypatch):

@@ -143,6 +143,7 @@ def build(spec: dict[str, Any]) -> Arm:
         return Arm(products(GEMM_PRODUCTS, spec["device"]), {"flops": product_flops(GEMM_PRODUCTS)})
     import torch
 
+    from oelm.compiled.products import speed_up_linear_layers
     from oelm.config.run_config import OptimConfig
     from oelm.cores import keep_freed_memory
     from oelm.methods.apply import apply
@@ -154,6 +155,7 @@ def build(spec: dict[str, Any]) -> Arm:
     ids = token_batch(spec)
     model, loss_of = (_encoder if spec["size"] in ENCODERS else _gpt)(spec, ids)
     apply(model, Method.from_dict(spec["method"]), seed=spec["seed"])
+    speed_up_linear_layers(model)  # as in a run
     optimizer = build_optimizer(model, OptimConfig())
     synchronize = torch.cuda.synchronize if spec["device"].startswith("cuda") else (lambda: None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from oelm.compiled.products import speed_up_linear_layers
 from oelm.config.run_config import RunConfig
 from oelm.methods.apply import apply
 from oelm.runs.schema import ParameterCounts
@@ -28,6 +29,8 @@ class Learner:
         self.scaler = precision.scaler()
         self.applied = apply(self.model.train(), config.method, seed=config.seed)
         world.place_model(self.model)
+        if not config.compile:
+            speed_up_linear_layers(self.model)
         self.optimizer = build_optimizer(self.model, config.optim)
         self.schedule_changed = False  # whether this step has changed which parameters are frozen
         self.in_update = False  # whether optimizer.step() has started but not ended

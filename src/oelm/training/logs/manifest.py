@@ -17,6 +17,7 @@ import psutil
 import torch
 
 from oelm import compiled
+from oelm.compiled import products
 from oelm.runs.schema import Manifest
 
 PACKAGES = ("oelm", "torch", "transformers", "tokenizers", "datasets", "safetensors", "numpy")
@@ -42,6 +43,7 @@ def machine_facts() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "threads": torch.get_num_threads(),
         "compiled_attention": compiled.library() is not None,
+        "compiled_products": products.available(),
     }
 
 
