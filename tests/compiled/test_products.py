@@ -123,7 +123,7 @@ def test_a_linear_layer_has_the_gradients_of_torch(own, shape, bias):
     x = draw(*shape).requires_grad_()
     g = draw(*shape[:-1], 37, seed=1)
     wanted = [x, *layer.parameters()]
-    ours, expected = products.call(layer, x), F.linear(x, layer.weight, layer.bias)
+    ours, expected = products.call_linear(layer, x), F.linear(x, layer.weight, layer.bias)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
     for a, b in zip(
         torch.autograd.grad(ours, wanted, g), torch.autograd.grad(expected, wanted, g), strict=True
@@ -135,7 +135,7 @@ def test_a_linear_layer_has_the_gradients_of_torch(own, shape, bias):
 @needs_avx512
 def test_a_frozen_weight_costs_no_product(own):
     layer = nn.Linear(24, 37).requires_grad_(False)
-    products.call(layer, draw(60, 24).requires_grad_()).sum().backward()
+    products.call_linear(layer, draw(60, 24).requires_grad_()).sum().backward()
     assert len(own) == 2
     assert layer.weight.grad is None
 
@@ -170,7 +170,7 @@ def test_what_our_products_cannot_compute_is_left_to_torch(monkeypatch, own):
     assert torch.equal(out, (many @ many.T).double())
     product(many, many.T, out=out.T, add=True)
     with torch.autocast("cpu", torch.float16):
-        assert not products._runs_linear(many, many, None)
+        assert not products._use_compiled_linear(many, many, None)
     with pytest.raises(RuntimeError, match="shape"):
         product(many, many)
     assert not own
@@ -187,7 +187,7 @@ def test_a_mode_that_records_operations_sees_those_of_torch(own):
 
     names: list[str] = []
     with Recorder():
-        products.call(nn.Linear(24, 37), draw(60, 24))
+        products.call_linear(nn.Linear(24, 37), draw(60, 24))
     assert not own
     assert any("addmm" in name for name in names)
 
@@ -208,6 +208,106 @@ def test_a_gpt_has_the_same_gradients_with_and_without_them(monkeypatch, own):
     monkeypatch.setattr(products, "available", lambda: False)
     for a, b in zip(ours, gradients(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+@needs_avx512
+def test_the_result_may_be_changed_in_place(own):
+    layer, x = nn.Linear(24, 37), draw(4, 20, 24)
+    ours, expected = products.call_linear(layer, x).mul_(2), F.linear(x, layer.weight, layer.bias).mul_(2)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    assert own
+
+
+@needs_avx512
+@pytest.mark.parametrize("bias", [torch.tensor(2.0), torch.tensor([2.0]), draw(60, 37, seed=2)])
+def test_a_bias_of_another_shape_is_left_to_torch(own, bias):
+    x, weight = draw(60, 24), draw(37, 24, seed=1)
+    torch.testing.assert_close(linear(x, weight, bias), x @ weight.T + bias)
+    assert not own
+
+
+@needs_avx512
+def test_an_output_of_the_wrong_shape_is_left_to_torch(own):
+    out = torch.zeros(10, 64)
+    with pytest.warns(UserWarning, match="resized"):
+        product(draw(64, 32), draw(32, 64, seed=1), out=out)
+    assert_product(out, draw(64, 32), draw(32, 64, seed=1))
+    assert not own
+
+
+@needs_avx512
+def test_tensors_with_another_kind_of_memory_are_left_to_torch(own):
+    z, b = torch.complex(draw(60, 24), draw(60, 24, seed=1)), draw(24, 37, seed=2)
+    a = z.conj().imag  # the sign is in a bit of the tensor, not in its memory
+    torch.testing.assert_close(product(a, b), -z.imag @ b)
+    torch.testing.assert_close(product(draw(60, 24).to_sparse(), b), draw(60, 24) @ b)
+    assert not own
+
+
+def test_a_layer_is_plain_only_if_calling_it_does_nothing_else():
+    layer = nn.Linear(24, 37)
+    assert products.is_plain_linear(layer)
+    for register in (
+        lambda: layer.register_forward_hook(lambda *args: None),
+        lambda: layer.register_forward_pre_hook(lambda *args: None),
+        lambda: layer.register_full_backward_hook(lambda *args: None),
+        lambda: layer.register_full_backward_pre_hook(lambda *args: None),
+        lambda: nn.modules.module.register_module_forward_hook(lambda *args: None),
+    ):
+        handle = register()
+        assert not products.is_plain_linear(layer)
+        handle.remove()
+        assert products.is_plain_linear(layer)
+    layer.forward = lambda x: x
+    assert not products.is_plain_linear(layer)
+    assert not products.is_plain_linear(nn.Identity())
+
+
+@needs_avx512
+def test_only_what_the_backward_pass_needs_is_kept(own):
+    def kept(layer: nn.Linear, x: Tensor) -> list[tuple[int, ...]]:
+        shapes: list[tuple[int, ...]] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: shapes.append(tuple(t.shape)) or t, lambda t: t
+        ):
+            products.call_linear(layer, x)
+        return shapes
+
+    x = draw(60, 24)
+    assert kept(nn.Linear(24, 37), x.clone().requires_grad_()) == [(60, 24), (37, 24)]
+    assert kept(nn.Linear(24, 37), x) == [(60, 24)]
+    assert kept(nn.Linear(24, 37).requires_grad_(False), x.clone().requires_grad_()) == [(37, 24)]
+    assert own
+
+
+@needs_avx512
+def test_it_works_with_forward_mode_and_with_several_gradients_at_once(own):
+    x, weight, tangent = draw(60, 24), draw(37, 24, seed=1).requires_grad_(), draw(60, 24, seed=2)
+    with torch.autograd.forward_ad.dual_level():
+        y = linear(torch.autograd.forward_ad.make_dual(x, tangent), weight)
+        found = torch.autograd.forward_ad.unpack_dual(y).tangent
+    torch.testing.assert_close(found, tangent @ weight.T, atol=1e-5, rtol=1e-5)
+    g = draw(2, 60, 37, seed=3)
+    (both,) = torch.autograd.grad(linear(x, weight), weight, g, is_grads_batched=True)
+    torch.testing.assert_close(both, torch.stack([part.T @ x for part in g]), atol=1e-5, rtol=1e-5)
+
+
+@needs_avx512
+def test_torch_compile_sees_no_call_of_the_library(own):
+    """Without a break of the graph: torch.compile cannot follow calls of compiled libraries."""
+    layer, x = nn.Linear(24, 37), draw(60, 24)
+    whole = torch.compile(lambda x: linear(x, layer.weight, layer.bias), backend="eager", fullgraph=True)
+    torch.testing.assert_close(whole(x), layer(x))
+    assert not own
+
+
+@needs_avx512
+@pytest.mark.usefixtures("own")
+def test_long_sums_are_as_exact_as_those_of_torch():
+    a, b = draw(64, 40_000), draw(40_000, 32, seed=1)
+    exact = a.double() @ b.double()
+    ours, theirs = ((result.double() - exact).square().mean().sqrt() for result in (product(a, b), a @ b))
+    assert ours < 3 * theirs
 
 
 @needs_avx512

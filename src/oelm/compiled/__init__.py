@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-VERSION = 3  # as oelm_version() in kernels.cpp
+VERSION = 4  # as oelm_version() in kernels.cpp
 HEAD_SIZES = (8, 16, 32, 64)  # one_head() in kernels.cpp has these
 MAX_TOKENS = 1024  # with more tokens per row, the data of a head no longer fits into the cache
 
@@ -68,25 +68,32 @@ def runs_cross_entropy(logits: Tensor, targets: Tensor) -> bool:
 
 def runs(*tensors: Tensor) -> bool:
     """Return whether the C++ code can be used for `tensors`."""
-    # The C++ code reads the memory of plain tensors. Others are left to torch.
-    plain = all(
-        type(x) in (Tensor, nn.Parameter) and x.dtype == torch.float32 and on_plain_cpu(x) for x in tensors
-    )
-    found = library()
-    if not plain or found is None or _must_use_torch():
+    # The first test comes first, because torch.compile cannot follow the others.
+    if not all(on_plain_cpu(x) and _is_plain(x) for x in tensors) or _must_use_torch():
         return False
-    return torch.get_num_threads() == 1 or bool(found.oelm_has_threads())
+    found = library()
+    return found is not None and (torch.get_num_threads() == 1 or bool(found.oelm_has_threads()))
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Return whether the C++ code can read the memory of x: fp32 numbers with strides."""
+    if type(x) not in (Tensor, nn.Parameter) or x.dtype != torch.float32 or x.layout != torch.strided:
+        return False
+    return not (x.is_neg() or x.is_nested or torch._C._functorch.is_legacy_batchedtensor(x))
 
 
 def _must_use_torch() -> bool:
-    """Return whether torch's own attention, GELU and cross-entropy must be called.
+    """Return whether torch's own operations must be called.
 
-    That is the case while a mode of torch such as a FLOP counter, torch.func or torch.jit.trace follows the
-    operations, or if the user has chosen another kernel with torch.nn.attention.sdpa_kernel.
+    That is the case while a mode of torch such as a FLOP counter, torch.func, forward-mode differentiation or
+    torch.jit.trace follows the operations, or if the user has chosen another kernel with
+    torch.nn.attention.sdpa_kernel.
     """
     modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
     follows = modes > 0 or torch._C._are_functorch_transforms_active() or torch.jit.is_tracing()
-    return follows or not torch.backends.cuda.flash_sdp_enabled()  # despite its name also for the CPU
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    # The last one is despite its name also for the CPU.
+    return follows or forward_mode or not torch.backends.cuda.flash_sdp_enabled()
 
 
 def refuse_second_derivatives() -> None:

@@ -454,7 +454,7 @@ void run(const Pass& pass, const Shape& shape) {
 
 // Increase it, and VERSION in __init__.py, with every change of these functions: a library that was compiled from an
 // older version of this file is then not used.
-extern "C" int oelm_version() { return 3; }
+extern "C" int oelm_version() { return 4; }
 
 // Return the best instruction set of this CPU for the functions below: 512 (AVX-512), 256 (AVX2), 128 (CPUs other than x86),
 // or 0 if this CPU cannot run them.

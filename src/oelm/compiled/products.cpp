@@ -2,10 +2,9 @@
 // Intel's MKL, which torch contains, uses AVX-512 on Intel CPUs only. oelm/compiled/products.py calls the functions at the
 // end.
 //
-// The method is that of Goto and van de Geijn (2008). b is copied, in blocks that fit into the cache, to an order in which
-// it is read one number after the other, and transposed on the way if necessary. A tile of ROWS x COLUMNS sums is held in
-// registers. The numbers of a sum are always added in the same order, so the result has the same bits for any number of
-// threads.
+// The method is that of Goto and van de Geijn (2008). b is copied in blocks that fit into the cache, and transposed if
+// necessary, so that it is read contiguously. A tile of ROWS x COLUMNS sums is held in registers. The terms of a sum are
+// always added in the same order, so the result has the same bits for any number of threads.
 
 #include <algorithm>
 #include <atomic>
@@ -27,7 +26,7 @@ struct Matrix {
     int64_t row, column;
 };
 
-// c (M, N) = a (M, K) b (K, N) + bias (N,). If `add`, the product is added to c. `bias` may be null, and is if `add`.
+// c (M, N) = a (M, K) b (K, N) + bias (N,). If `add`, the product is added to c, and `bias` must be null.
 // The rows of c are `stride` floats apart.
 struct Product {
     float* c;
@@ -43,11 +42,10 @@ struct Product {
 constexpr int F = 16;             // floats of a vector register
 constexpr int ROWS = 14;          // 14 x 2 vectors of sums, 2 of b and one of a: 31 of 32 registers
 constexpr int COLUMNS = 2 * F;
-constexpr int64_t DEPTH = 1024;   // most summands that are added to the sums in registers before these are stored
-constexpr int64_t WIDTH = 2048;   // most columns of a block of b
-constexpr int64_t A_BLOCK = 96 * 1024;  // most floats of a that are used with one block of b: 384 KiB, for the L2 cache
-constexpr int64_t CONFLICT = 1024;      // rows whose distance is a multiple of this (4 KiB) share few lines of the cache
-
+constexpr int64_t DEPTH = 1024;   // maximum number of rows of a block of b
+constexpr int64_t WIDTH = 2048;   // maximum number of columns of a block of b
+constexpr int64_t A_BLOCK = 96 * 1024;  // maximum number of floats of a block of a: 384 KiB, for the L2 cache
+constexpr int64_t CONFLICT = 1024;      // rows whose distance is a multiple of this (4 KiB) map to few sets of the cache
 
 int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -57,13 +55,15 @@ int64_t part_size(int64_t n, int64_t most) {
     return (n + parts - 1) / parts;
 }
 
-// c (R, COLUMNS) = or += a (R, depth) b (depth, COLUMNS), with `bias` if c is not added to. b is contiguous.
+// c (R, COLUMNS) = a (R, depth) b (depth, COLUMNS) + bias (COLUMNS,), without the bias if it is null. If `add`, the product is
+// added to c instead. b is contiguous. The sums start from 0 also then: adding many terms one by one to a large c would
+// cause larger rounding errors.
 template <int R>
 AVX512 void tile(float* c, int64_t stride, Matrix a, const float* b, const float* bias, int64_t depth, bool add) {
     __m512 sum[R][2];
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
-        for (int h = 0; h < 2; ++h)
-            sum[r][h] = add ? _mm512_loadu_ps(c + r * stride + h * F) : bias ? _mm512_loadu_ps(bias + h * F) : _mm512_setzero_ps();
+        for (int h = 0; h < 2; ++h) sum[r][h] = bias ? _mm512_loadu_ps(bias + h * F) : _mm512_setzero_ps();
     for (int64_t k = 0; k < depth; ++k, b += COLUMNS, a.at += a.column) {
         __m512 left = _mm512_loadu_ps(b), right = _mm512_loadu_ps(b + F);
 #pragma GCC unroll 16
@@ -73,18 +73,22 @@ AVX512 void tile(float* c, int64_t stride, Matrix a, const float* b, const float
             sum[r][1] = _mm512_fmadd_ps(x, right, sum[r][1]);
         }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
-        for (int h = 0; h < 2; ++h) _mm512_storeu_ps(c + r * stride + h * F, sum[r][h]);
+        for (int h = 0; h < 2; ++h) {
+            float* to = c + r * stride + h * F;
+            _mm512_storeu_ps(to, add ? _mm512_add_ps(_mm512_loadu_ps(to), sum[r][h]) : sum[r][h]);
+        }
 }
 
 using Tile = void (*)(float*, int64_t, Matrix, const float*, const float*, int64_t, bool);
 constexpr Tile TILES[ROWS + 1] = {nullptr,  tile<1>,  tile<2>,  tile<3>,  tile<4>,  tile<5>,  tile<6>, tile<7>,
                                   tile<8>,  tile<9>,  tile<10>, tile<11>, tile<12>, tile<13>, tile<14>};
 
-// Transpose F vectors: in four stages, blocks of 8, 4, 2 and 1 numbers change places.
+// Transpose F vectors in four stages, in which blocks of 8, 4, 2 and 1 numbers are swapped.
 template <int S = F / 2>
 AVX512 inline void transpose(__m512* x) {
-    alignas(CACHE_LINE) int32_t low[F], high[F];  // where the new numbers are found in two vectors
+    alignas(CACHE_LINE) int32_t low[F], high[F];  // indices of the new numbers in two vectors
     for (int j = 0; j < F; ++j) {
         low[j] = j & S ? F + j - S : j;
         high[j] = j & S ? F + j : j + S;
@@ -133,7 +137,7 @@ int64_t memory_size(const Product& p) {
     return width * depth + rows_at_once(depth) * (depth + F) + 2 * CACHE_LINE;
 }
 
-// c (m, n) = or += a (m, depth) b (depth, n), with m <= ROWS, n <= COLUMNS and all COLUMNS columns of b in memory.
+// As `tile`, for m <= ROWS rows and n <= COLUMNS columns of c. All COLUMNS columns of b are in memory.
 AVX512 void border_tile(float* c, int64_t stride, Matrix a, const float* b, const float* bias, int64_t m, int64_t n,
                         int64_t depth, bool add) {
     alignas(CACHE_LINE) float whole[ROWS * COLUMNS] = {}, whole_bias[COLUMNS] = {};
@@ -178,10 +182,10 @@ void compute(const Product& p, float* memory) {
         }
 }
 
-// A product that several threads share. It is cut into `down` x `across` parts.
+// A product that several threads share. It is cut into row_parts x column_parts parts.
 struct Shared {
     const Product& whole;
-    int64_t down, across;
+    int64_t row_parts, column_parts;
     std::atomic<int64_t> next{0};
 };
 
@@ -195,29 +199,29 @@ void take_parts(void* shared) {
     static thread_local Memory memory;
     Shared& work = *static_cast<Shared*>(shared);
     const Product& p = work.whole;
-    int64_t rows = (p.M + work.down - 1) / work.down;
-    int64_t columns = rounded_up((p.N + work.across - 1) / work.across, COLUMNS);
-    for (int64_t part; (part = work.next++) < work.down * work.across;) {
-        int64_t i = part / work.across * rows, j = part % work.across * columns;
+    int64_t rows = (p.M + work.row_parts - 1) / work.row_parts;
+    int64_t columns = rounded_up((p.N + work.column_parts - 1) / work.column_parts, COLUMNS);
+    for (int64_t next; (next = work.next++) < work.row_parts * work.column_parts;) {
+        int64_t i = next / work.column_parts * rows, j = next % work.column_parts * columns;
         if (i >= p.M || j >= p.N) continue;
-        Product own = p;
-        own.c += i * p.stride + j;
-        own.a.at += i * p.a.row;
-        own.b.at += j * p.b.column;
-        if (p.bias) own.bias += j;
-        own.M = std::min(rows, p.M - i);
-        own.N = std::min(columns, p.N - j);
-        if (memory.size < memory_size(own)) {
-            memory.size = memory_size(own);
-            memory.floats.reset(new float[memory.size]);
+        Product part = p;
+        part.c += i * p.stride + j;
+        part.a.at += i * p.a.row;
+        part.b.at += j * p.b.column;
+        if (p.bias) part.bias += j;
+        part.M = std::min(rows, p.M - i);
+        part.N = std::min(columns, p.N - j);
+        if (memory.size < memory_size(part)) {
+            memory.floats.reset(new float[memory_size(part)]);
+            memory.size = memory_size(part);
         }
-        compute(own, aligned(memory.floats.get()));
+        compute(part, aligned(memory.floats.get()));
     }
 }
 
-// The number of parts across into which `threads` threads cut the product, so that they read as little of a and b as
+// The number of parts into which the columns are cut for `threads` threads, so that they read as little of a and b as
 // possible.
-int64_t parts_across(const Product& p, int64_t threads) {
+int64_t best_column_parts(const Product& p, int64_t threads) {
     int64_t best = 1;
     for (int64_t n = 2; n <= threads; ++n)
         if (threads % n == 0 && p.M * n / threads + p.N / n < p.M * best / threads + p.N / best) best = n;
@@ -227,7 +231,7 @@ int64_t parts_across(const Product& p, int64_t threads) {
 
 }  // namespace
 
-// Return whether to compute products with `oelm_product`: AVX-512 with whole registers on an AMD CPU, from Zen 5 on.
+// Return whether to compute products with `oelm_product`: on an AMD CPU from Zen 5 on, with AVX-512.
 extern "C" int oelm_runs_products() {
 #if defined(__x86_64__)
     unsigned a = 0, b, c, d;
@@ -241,8 +245,8 @@ extern "C" int oelm_runs_products() {
 
 extern "C" void oelm_product(const Product* product, int64_t threads) {
 #if defined(__x86_64__)
-    int64_t across = parts_across(*product, threads);
-    Shared work{*product, threads / across, across};
+    int64_t column_parts = best_column_parts(*product, threads);
+    Shared work{*product, threads / column_parts, column_parts};
     on_threads(take_parts, &work, threads);
 #endif
 }

@@ -1,7 +1,7 @@
 """Matrix products by our own C++ code (products.cpp), on CPUs on which torch's products are slow.
 
-On AMD CPUs from Zen 5 on, they take about half the time of torch's products. On other CPUs, and for small or
-thin matrices, torch computes them.
+These are AMD CPUs from Zen 5 on (docs/decisions/0012-compiled-products.md). On other CPUs, and for small or
+thin matrices, torch computes the products.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from oelm import compiled
 
-# A product with fewer rows, columns or summands is left to torch: it would spend its time on copies.
+# A product with fewer rows, columns or terms per sum is left to torch: it would spend its time on copies.
 SMALLEST = 16
 # With fewer rows of a, the copy of b takes a notable part of the time.
 FEWEST_ROWS = 48
@@ -28,23 +29,23 @@ FEWEST_ROWS = 48
 def available() -> bool:
     """Return whether there is a compiled library whose products are faster than torch's on this CPU."""
     found = compiled.library()
-    return found is not None and bool(found.oelm_runs_products())
+    return found is not None and bool(found.oelm_runs_products()) and torch.backends.mkl.is_available()
 
 
 def product(a: Tensor, b: Tensor, *, out: Tensor | None = None, add: bool = False) -> Tensor:
-    """Return a @ b for matrices without gradients.
+    """Return a @ b for matrices, without recording gradients.
 
-    out: the result is stored in it; its rows must be contiguous. With `add`, it is added to what `out` holds
+    out: the result is stored in it. With `add`, the result is added to what `out` holds.
     """
     if out is None:
         assert not add
-        if not _faster(a, b):
+        if not _use_compiled(a, b):
             return a @ b
         out = a.new_empty(a.shape[0], b.shape[1])
     elif out.dtype != a.dtype:
         result = (a @ b).to(out.dtype)
         return out.add_(result) if add else out.copy_(result)
-    elif not _faster(a, b) or out.stride(1) != 1:
+    elif not (_use_compiled(a, b, out) and out.shape == (len(a), b.shape[1]) and out.stride(1) == 1):
         return out.addmm_(a, b) if add else torch.mm(a, b, out=out)
     _compute(a, b, out, None, add)
     return out
@@ -52,19 +53,26 @@ def product(a: Tensor, b: Tensor, *, out: Tensor | None = None, add: bool = Fals
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias, as torch.nn.functional.linear."""
-    if x.dim() > 1 and _runs_linear(x, weight, bias):
+    if _use_compiled_linear(x, weight, bias):
         return _Linear.apply(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
 def is_plain_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether layer(x) computes `linear()` and nothing else: an nn.Linear without hooks."""
-    return type(layer) is nn.Linear and not layer._forward_hooks and not layer._forward_pre_hooks
+    if type(layer) is not nn.Linear or _has_any_global_hook():
+        return False
+    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+        return False
+    own = vars(layer).get("forward")
+    return own is None or getattr(own, "__func__", None) is _forward
 
 
-def call(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return layer(x), computed by `linear()` if the layer is a plain nn.Linear."""
-    return linear(x, layer.weight, layer.bias) if is_plain_linear(layer) else layer(x)
+def call_linear(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return layer(x), computed by our products if the layer is a plain nn.Linear."""
+    if is_plain_linear(layer) and _use_compiled_linear(x, layer.weight, layer.bias):
+        return _Linear.apply(x, layer.weight, layer.bias)
+    return layer(x)
 
 
 def speed_up_linear_layers(model: nn.Module) -> None:
@@ -80,36 +88,44 @@ def _forward(layer: nn.Linear, input: Tensor) -> Tensor:  # the name of the argu
 
 
 def linear_gradients(
-    g: Tensor, x: Tensor, weight: Tensor, needs: Sequence[bool]
+    g: Tensor, x: Tensor | None, weight: Tensor | None, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, weight and bias in `linear()` for the gradient g of its result.
 
-    needs: which of the three are needed; the others are None
+    x: may be None if the gradient of the weight is not needed
+    weight: may be None if the gradient of x is not needed
+    needs: which of the three gradients are needed; the others are None
     """
     needs_x, needs_weight, needs_bias = needs
-    rows = g.reshape(-1, len(weight))
+    grad_x = grad_weight = None
+    rows = g.reshape(-1, g.shape[-1])
     multiply = torch.mm if torch.is_grad_enabled() else product  # for second derivatives
-    return (
-        multiply(rows, weight).view(x.shape) if needs_x else None,
-        multiply(rows.T, x.reshape(-1, x.shape[-1])) if needs_weight else None,
-        rows.sum(0) if needs_bias else None,
-    )
+    if needs_x:
+        assert weight is not None
+        grad_x = multiply(rows, weight).view(*g.shape[:-1], weight.shape[1])
+    if needs_weight:
+        assert x is not None
+        grad_weight = multiply(rows.T, x.reshape(-1, x.shape[-1]))
+    return grad_x, grad_weight, rows.sum(0) if needs_bias else None
 
 
-def _runs_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    if not available():
-        return False
+def _use_compiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     given = (x, weight) if bias is None else (x, weight, bias)
-    rows = x.numel() // max(1, x.shape[-1])
-    fits = rows >= FEWEST_ROWS and min(weight.shape) >= SMALLEST and x.shape[-1] == weight.shape[1]
-    return fits and compiled.runs(*given)
-
-
-def _faster(a: Tensor, b: Tensor) -> bool:
-    """Return whether to compute a @ b with `_compute()`."""
-    if not available() or a.shape[0] < FEWEST_ROWS or a.shape[1] != b.shape[0]:
+    if not compiled.runs(*given) or not available() or weight.dim() != 2 or x.dim() < 2:
         return False
-    return min(*a.shape, b.shape[1]) >= SMALLEST and compiled.runs(a, b)
+    if x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
+        return False  # torch adds a bias of another shape, or raises the error
+    rows = x.numel() // max(1, x.shape[-1])
+    return rows >= FEWEST_ROWS and min(weight.shape) >= SMALLEST
+
+
+def _use_compiled(a: Tensor, b: Tensor, *out: Tensor) -> bool:
+    """Return whether to compute a @ b with `_compute()`."""
+    if not compiled.runs(a, b, *out) or not available():
+        return False
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
+        return False
+    return a.shape[0] >= FEWEST_ROWS and min(*a.shape, b.shape[1]) >= SMALLEST
 
 
 def _compute(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
@@ -126,11 +142,12 @@ def _compute(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, add: bool) 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        flat = x.reshape(-1, x.shape[-1])
-        y = x.new_empty(len(flat), len(weight))
-        _compute(flat, weight.T, y, None if bias is None else bias.contiguous(), False)
-        return y.view(*x.shape[:-1], len(weight))
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        y = x.new_empty(*x.shape[:-1], len(weight))
+        start = None if bias is None else bias.contiguous()
+        _compute(x.reshape(-1, x.shape[-1]), weight.T, y.view(-1, len(weight)), start, False)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -21,7 +21,7 @@ def gelu_linear(x: Tensor, layer: nn.Module) -> Tensor:
     if products.is_plain_linear(layer):
         if compiled.on_plain_cpu(x) and x.numel() >= RECOMPUTED:
             return recomputed_gelu_linear(x, layer)
-        if compiled.runs_gelu(x):
+        if compiled.runs(x, *layer.parameters()):
             return _Stored.apply(x, layer.weight, layer.bias)
     return layer(F.gelu(x))
 
@@ -37,17 +37,17 @@ class _Stored(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y, derivative = compiled.gelu_and_derivative(x)
-        ctx.save_for_backward(y, derivative, weight)
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        kept = (y if needs_weight else None, *((derivative, weight) if needs_x else (None, None)))
+        ctx.save_for_backward(*kept)
         return products.linear(y, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         compiled.refuse_second_derivatives()
         y, derivative, weight = ctx.saved_tensors
-        needs = (True, *ctx.needs_input_grad[1:])
-        grad_y, grad_weight, grad_bias = products.linear_gradients(upstream[0], y, weight, needs)
-        assert grad_y is not None
-        return grad_y.mul_(derivative), grad_weight, grad_bias
+        grad_y, *others = products.linear_gradients(upstream[0], y, weight, ctx.needs_input_grad)
+        return None if grad_y is None else grad_y.mul_(derivative), others[0], others[1]
 
 
 class _Recomputed(torch.autograd.Function):

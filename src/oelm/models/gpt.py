@@ -112,14 +112,14 @@ class Attention(nn.Module):
         """
         B, T, d = x.shape
         q, k, v = (
-            products.call(p, x).view(B, T, self.num_heads, -1) for p in (self.q, self.k, self.v)
+            products.call_linear(p, x).view(B, T, self.num_heads, -1) for p in (self.q, self.k, self.v)
         )  # (B, T, nh, hs)
         if self.relative_bias is not None:
             mask = self.relative_scores(T, mask)
         dropout = self.dropout if self.training else 0.0
         causal = self.causal and mask is None and query is None
         if causal and not dropout and compiled.runs_attention(q, k, v):
-            return products.call(self.o, compiled.attention(q, k, v, rotation).view(B, T, d))
+            return products.call_linear(self.o, compiled.attention(q, k, v, rotation).view(B, T, d))
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         if query is not None:
@@ -127,7 +127,7 @@ class Attention(nn.Module):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, nh, T, hs)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
         y = y.transpose(1, 2)
-        return products.call(self.o, y.reshape(B, -1, d))
+        return products.call_linear(self.o, y.reshape(B, -1, d))
 
     def relative_scores(self, T: int, mask: Tensor | None) -> Tensor:
         """Return the relative bias as an additive mask (1 or B, nh, T, T); masked entries are -inf."""
@@ -150,7 +150,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.ff, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return gelu_linear(products.call(self.up, x), self.down)  # self.up(x) is (B, T, ff)
+        return gelu_linear(products.call_linear(self.up, x), self.down)  # self.up(x) is (B, T, ff)
 
 
 class Block(nn.Module):
