@@ -166,6 +166,9 @@ def test_the_step_times_in_the_findings_are_those_of_the_performance_page() -> N
         controls = re.findall(r"^- `([\w-]+)` takes ([\d.]+ \[[\d., ]+\]) of .* control", text, re.MULTILINE)
         cpus[cpu] = dict(rows) | {f"{name} against its control": ratio for name, ratio in controls}
     expected = [cpus[cpu][tool] for cpu in cpus for tool in ("nanogpt", "transformers", "trainer")]
+    values = [float(ratio.split()[0]) for ratio in expected]
+    span = f"takes {min(values):.1f} to {max(values):.1f} times as long in nanoGPT"
+    assert span in (ROOT / "README.md").read_text(encoding="utf-8")
     expected += [measured["oelm-plus"] for measured in cpus.values()]
     expected += [measured["oelm-plus against its control"] for measured in list(cpus.values())[1:]]
     assert [f"{value} [{low}, {high}]" for value, low, high in shown] == expected
