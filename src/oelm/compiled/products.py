@@ -58,6 +58,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def compute_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return `linear()` without recording gradients, for use in the forward pass of an autograd function."""
+    if not _use_compiled_linear(x, weight, bias):
+        return F.linear(x, weight, bias)
+    y = x.new_empty(*x.shape[:-1], len(weight))
+    start = None if bias is None else bias.contiguous()
+    _compute(x.reshape(-1, x.shape[-1]), weight.T, y.view(-1, len(weight)), start, False)
+    return y
+
+
 def is_plain_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether layer(x) computes `linear()` and nothing else: an nn.Linear without hooks."""
     if type(layer) is not nn.Linear or _has_any_global_hook():
@@ -144,10 +154,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         needs_x, needs_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
-        y = x.new_empty(*x.shape[:-1], len(weight))
-        start = None if bias is None else bias.contiguous()
-        _compute(x.reshape(-1, x.shape[-1]), weight.T, y.view(-1, len(weight)), start, False)
-        return y
+        return compute_linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

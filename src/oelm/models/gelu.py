@@ -40,7 +40,7 @@ class _Stored(torch.autograd.Function):
         needs_x, needs_weight, _ = ctx.needs_input_grad
         kept = (y if needs_weight else None, *((derivative, weight) if needs_x else (None, None)))
         ctx.save_for_backward(*kept)
-        return products.linear(y, weight, bias)
+        return products.compute_linear(y, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -54,7 +54,7 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return products.linear(F.gelu(x), weight, bias)
+        return products.compute_linear(F.gelu(x), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:

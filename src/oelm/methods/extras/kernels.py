@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.amp import is_autocast_available
 
-from oelm.compiled.products import linear, product
+from oelm.compiled.products import compute_linear, product
 from oelm.errors import OelmError
 
 _CHUNK = 2**20  # elements of x per partial sum in the convolution's backward pass, 4 MB in fp32
@@ -40,14 +40,11 @@ def lowrank_linear(
     few_tokens = x.numel() // x.shape[-1] * sum(weight.shape) < weight.numel()
     if few_tokens or not is_autocast_available(device):
         return F.linear(x, weight, bias) + F.linear(F.linear(x, a) * scale, b)
-    small = rank_is_small(a, b)
     if not torch.is_autocast_enabled(device):
-        if small:
-            return _LowRankLinear.apply(x, weight, bias, a, b, scale)
-        return linear(x, torch.addmm(weight, b, a, alpha=scale), bias)
+        return _LowRankLinear.apply(x, weight, bias, a, b, scale)
     dtype = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):
-        if small:
+        if rank_is_small(a, b):
             return _LowRankLinear.apply(x.to(dtype), weight, bias, a, b, scale)
         merged = torch.addmm(weight, b, a, alpha=scale)
     return F.linear(x, merged, bias)
@@ -80,7 +77,7 @@ class _LowRankLinear(torch.autograd.Function):
         merged = torch.addmm(weight, b, a, alpha=scale)
         if x.dtype != weight.dtype:
             merged, bias = merged.to(x.dtype), None if bias is None else bias.to(x.dtype)
-        return linear(x, merged, bias)
+        return compute_linear(x, merged, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -92,15 +89,22 @@ class _LowRankLinear(torch.autograd.Function):
         merged = torch.addmm(weight, b, a, alpha=ctx.scale) if needs_x else weight
         if x.dtype != weight.dtype:
             merged, a, b = merged.to(x.dtype), a.to(x.dtype), b.to(x.dtype)
-        # The rank is the first dimension of each product: the transposed products are up to ten times slower
-        # on a CPU. A contiguous copy of B^T makes the first product faster still.
-        b_rows = (b.mT * ctx.scale).contiguous()  # (rank, rows)
+        small = rank_is_small(a, b)
+        full = product(grad_flat.mT, flat) if needs_weight or not small else None  # (rows, d_in)
+        a, b = a * ctx.scale, b.mT * ctx.scale  # (rank, d_in), (rank, rows)
+        if small:
+            # The rank is the first dimension of each product: the transposed products are up to ten times
+            # slower on a CPU. A contiguous copy of B^T makes the first product faster still.
+            grad_a, grad_b = b.contiguous() @ grad_flat.mT @ flat, a @ flat.mT @ grad_flat
+        else:
+            assert full is not None
+            grad_a, grad_b = b @ full, a @ full.mT
         return (  # autograd converts each gradient to the dtype of its tensor
             product(grad_flat, merged).view(x.shape) if needs_x else None,
-            product(grad_flat.mT, flat) if needs_weight else None,
+            full if needs_weight else None,
             grad_flat.sum(0) if needs_bias else None,
-            b_rows @ grad_flat.mT @ flat,
-            ((a * ctx.scale) @ flat.mT @ grad_flat).mT,
+            grad_a,
+            grad_b.mT,
             None,
         )
 
