@@ -68,7 +68,8 @@ def source(name: str, result: Result) -> list[str]:
     """Return the lines with the command, the machine and the library versions of a result."""
     m, v, load = result["machine"], result["versions"], result["load"]
     threads = result.get("settings", {}).get("threads", m["threads"])
-    commit = f", commit {result['commit'][:8]}" if result.get("commit") else ""
+    sha = result.get("commit") or ""  # 40 digits, and "-dirty" if there were uncommitted changes
+    commit = f", commit {sha[:8]}{sha[40:]}" if sha else ""
     return [
         f"`{result['command']}` ({name}, {result['date']}{commit})",
         "",

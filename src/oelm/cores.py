@@ -16,9 +16,9 @@ from pathlib import Path
 # Parameters of mallopt() in glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
-# Environment of a process that trains. An OpenMP thread without work waits 0.1 ms in a busy loop for the next
-# operation of torch, and then sleeps: by default it would take 15 ms of CPU time from other processes, and a
-# thread that sleeps at once starts too late.
+# Environment of a process that trains. An OpenMP thread without work waits about 0.1 ms in a busy loop for
+# the next operation of torch, and then sleeps: by default it would take about 15 ms of CPU time from other
+# processes, and a thread that sleeps at once starts too late.
 OPENMP_WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
 
 
@@ -101,10 +101,14 @@ def only_new_garbage() -> Iterator[None]:
 
     The objects of a training step cause garbage collections, and each would also visit the several hundred
     thousand objects of the imported modules. With a small model, that takes a notable part of a step.
+
+    If the caller has frozen objects, nothing is unfrozen at the end: `gc.unfreeze()` unfreezes all objects.
     """
+    frozen_before = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen_before:
+            gc.unfreeze()

@@ -72,6 +72,15 @@ def test_a_broken_folder_gives_a_warning_and_the_others_are_compared(tmp_path, n
     analysis.to_dict()
 
 
+def test_metrics_that_cannot_be_read_do_not_end_the_analysis(tmp_path):
+    folder = write_run(tmp_path, lm_config(), state="running")
+    (folder / "status.json").unlink()
+    (folder / "metrics.jsonl").unlink(missing_ok=True)
+    (folder / "metrics.jsonl").mkdir()
+    (run,) = load_runs(tmp_path).runs
+    assert run.state == "pending"
+
+
 def test_files_that_are_read_later_give_warnings_too(tmp_path):
     folder = write_run(tmp_path, cls_config(), hits=np.ones(10, dtype=int))
     for name in ("manifest.json", "timing_stats.json", "predictions.json", "freeze_audit.json"):

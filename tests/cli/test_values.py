@@ -106,6 +106,13 @@ def test_suggestion_for_an_unknown_flag(word: str, options: tuple[str, ...], mea
     assert suggest(word, options) == (f"did you mean '{meant}'?" if meant else "")
 
 
+def test_studies_are_arguments_of_analyze_and_report_only(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("analyze", "report", "generate", "train"):
+        assert main([command, "--study", "gap"]) == 2
+        hint = f"write the names of studies without an option, such as oelm {command} gap"
+        assert (hint in capsys.readouterr().err) == (command in ("analyze", "report"))
+
+
 def test_the_name_of_a_study_is_not_an_experiment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["decide", "longer", "--scale", "mini", "--dry-run"]) == 2
     assert "longer is a study, not an experiment; `--study longer`" in capsys.readouterr().err

@@ -16,9 +16,13 @@ from oelm.errors import OelmError
 LABELLED = Dataset(name="x", about="", label_names=("no", "yes"), aliases={"text": ("sentence",)})
 
 
-def rows_of(path: Path) -> tuple[list[dict], BadRows]:
+def rows_of(path: Path, dataset: Dataset | None = None) -> tuple[list[dict], BadRows]:
     bad = BadRows()
-    return [row for _, row in read_rows(path, bad)], bad
+
+    def is_row(row: dict) -> bool:
+        return clean_row(dataset, row, "", 0, BadRows()) is not None
+
+    return [row for _, row in read_rows(path, bad, is_row if dataset else None)], bad
 
 
 def test_jsonl_csv_tsv_and_parquet_give_the_same_rows(tmp_path: Path, write_jsonl) -> None:
@@ -83,12 +87,12 @@ def test_a_quotation_mark_that_merges_many_rows_of_a_csv_file_is_reported(tmp_pa
     lines = ["label,text", *(f"{i % 2},good {i}" for i in range(100))]
     lines[11], lines[91] = '0,"wow 10', '0,what 900"'
     path.write_text("\n".join(lines), "utf-8")
-    rows, bad = rows_of(path)
+    rows, bad = rows_of(path, LABELLED)
     assert len(rows) == 10 + 9
     assert "this row has 81 lines of the file" in str(bad)
     lines[91] = "0,what 900"  # the mark is never closed
     path.write_text("\n".join(lines), "utf-8")
-    rows, bad = rows_of(path)
+    rows, bad = rows_of(path, LABELLED)
     assert len(rows) == 10
     assert "this row has 90 lines of the file" in str(bad)
 
@@ -97,7 +101,27 @@ def test_a_cell_of_a_csv_file_may_have_lines_with_commas(tmp_path: Path) -> None
     path = tmp_path / "reviews.csv"
     text = "Dear all,\n\nit was good, really.\nThe end, too.\n\nYours,\nA reader"
     path.write_text(f'label,text\n1,"{text}"\n0,bad\n', "utf-8")
-    assert [row["text"] for row in rows_of(path)[0]] == [text, "bad"]
+    assert [row["text"] for row in rows_of(path, LABELLED)[0]] == [text, "bad"]
+
+
+@pytest.mark.parametrize(
+    ("header", "line"),
+    [("text", "a line"), ("label,text", "one comma, in each line"), ("label,text", "1, 2, 3")],
+)
+def test_a_cell_of_a_csv_file_may_have_many_equal_lines(tmp_path: Path, header: str, line: str) -> None:
+    path = tmp_path / "poems.csv"
+    text = "\n".join([line] * 20)
+    path.write_text(header + "\n" + "1," * header.count(",") + f'"{text}"\n', "utf-8")
+    rows, bad = rows_of(path, LABELLED)
+    assert [row["text"] for row in rows] == [text]
+    assert not bad
+
+
+def test_the_header_is_not_a_line_of_the_first_row(tmp_path: Path) -> None:
+    path = tmp_path / "reviews.csv"
+    rows = "".join(f"{i % 2},good {i}\n" for i in range(6))
+    path.write_text(f'label,text\n1,"wow\n{rows}0,the end"\n', "utf-8")
+    assert "this row has 8 lines of the file" in str(rows_of(path, LABELLED)[1])
 
 
 def test_a_damaged_parquet_file_and_an_unknown_extension_are_errors(tmp_path: Path) -> None:
@@ -151,8 +175,10 @@ def test_a_number_is_a_class_name_if_all_class_names_are_numbers(label: object) 
 @pytest.mark.parametrize(("label", "index"), [(1, 0), ("1", 0), (2.0, 1), ("5+", 2), (0, None), (5, None)])
 def test_numbers_are_class_names_also_beside_other_class_names(label: object, index: int | None) -> None:
     mixed = replace(LABELLED, label_names=("1", "2", "5+"))
-    row = clean_row(mixed, {"text": "a", "label": label}, "f", 1, BadRows())
+    row = clean_row(mixed, {"text": "a", "label": label}, "f", 1, bad := BadRows())
     assert row == (None if index is None else {"text": "a", "label": index})
+    assert bool(bad) == (index is None)
+    assert not bad or f"is {label}, not one of 1, 2, 5+\n" in str(bad)
 
 
 def test_thousands_of_bad_rows_give_one_short_summary() -> None:

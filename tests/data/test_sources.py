@@ -260,6 +260,7 @@ def test_another_column_of_a_file_has_another_fingerprint(
         {"name": "imdb"},
         {"fields": ("a", "b", "c")},
         {"label_names": ("one",)},
+        {"label_names": ("A", "B", "a")},
         {"files": {"test": "x"}},
         {"files": {"training": "x"}},
     ],
@@ -291,6 +292,21 @@ def test_a_class_name_that_is_there_twice_is_an_error(tmp_path: Path, write_json
     (tmp_path / "x" / "dataset_info.json").write_text('{"label_names": ["A", "B", "a"]}')
     with pytest.raises(OelmError, match="has 'A' twice"):
         open_corpus(str(tmp_path / "x"))
+
+
+def test_merged_rows_of_a_csv_file_are_found_and_poems_are_read(tmp_path: Path) -> None:
+    rows = [f"{i % 2},good {i}" for i in range(20)]
+    poem = "\n".join(["One comma, in each line"] * 9)
+    path = tmp_path / "train.csv"
+    path.write_text("\n".join(["label,text", f'1,"{poem}"', *rows]), "utf-8")
+    corpus = open_corpus(f"file:{path}")
+    read = [row["text"] for split in corpus.splits for row in corpus.rows(split)]
+    assert len(read) == 21
+    assert poem in read
+    rows[3], rows[12] = '1,"wow', '0,the end"'
+    path.write_text("\n".join(["label,text", *rows]), "utf-8")
+    with pytest.raises(OelmError, match="this row has 10 lines of the file"):
+        list(open_corpus(f"file:{path}").rows("train"))
 
 
 def test_a_folder_may_call_its_validation_split_dev_and_no_split_is_ignored(

@@ -11,6 +11,7 @@ from oelm.cli.main import main
 from oelm.config.overrides import override
 from oelm.experiments.catalogue import experiment
 from oelm.experiments.predict import GPUS, Predictor, find_gpu
+from oelm.models import loss
 from oelm.runs.folder import RunFolder
 from oelm.runs.layout import run_path
 from oelm.runs.schema import Manifest, TimingStats
@@ -28,6 +29,15 @@ def test_frozen_parameters_save_memory_and_communication(tmp_path: Path) -> None
     assert frozen.steps == 100_000
     assert frozen.seconds == 100_000 * frozen.step_seconds
     assert "predicted, not measured" in frozen.assumption
+
+
+def test_the_memory_contains_the_logits_of_one_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = experiment("GPT-01").at("full", 0)
+    memory = []
+    for elements in (loss.CHUNK_ELEMENTS, loss.CHUNK_ELEMENTS // 2):
+        monkeypatch.setattr(loss, "CHUNK_ELEMENTS", elements)
+        memory.append(Predictor(GPUS["A100"], tmp_path).predict(config).memory_bytes)
+    assert memory[0] - memory[1] == 10 * loss.CHUNK_ELEMENTS
 
 
 def test_a_small_model_is_limited_by_starting_kernels(tmp_path: Path) -> None:

@@ -226,7 +226,9 @@ def test_step_times_come_only_from_benchmarks_in_a_known_order(study, tmp_path):
     assert "other" not in str(source.text)  # nor "another"
     shown = [row.cells[9] for row in table.rows if "oelm-freeze" in str(row.cells[1])]
     assert shown == ["0.957 (0.950–0.964)"] * 2
-    assert any("broken.json" in str(x) for x in measured.warnings)
+    warnings = [str(x) for x in measured.warnings]
+    assert any("broken.json" in text for text in warnings)
+    assert any("other_order.json" in text and "measure it again" in text for text in warnings)
 
 
 # --- HTML ------------------------------------------------------------------------------------------------

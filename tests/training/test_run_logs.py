@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import math
+import subprocess
 import time
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from oelm.errors import OelmError
 from oelm.runs.folder import RunFolder
 from oelm.training.logs import recorder
 from oelm.training.logs.journal import Journal
-from oelm.training.logs.manifest import base_manifest
+from oelm.training.logs.manifest import base_manifest, git_commit
 from oelm.training.logs.metrics import MetricsLog, metrics_problem
 
 CPU = torch.device("cpu")
@@ -107,6 +108,27 @@ def test_a_manifest_names_the_data_folder_that_only_the_environment_knows(monkey
     typed = "oelm run GPT-01 --data-dir other"
     assert base_manifest("", typed).command == typed
     assert base_manifest("", "/src/oelm/__main__.py run GPT-01").command.endswith("oelm run GPT-01")
+
+
+def test_the_commit_says_whether_source_code_has_uncommitted_changes(tmp_path):
+    def git(*words):
+        who = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+
+    assert git_commit(tmp_path) is None
+    for name in ("src/a.py", "benchmarks/results/a.json"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("1")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    (tmp_path / "benchmarks/results/a.json").write_text("2")
+    (tmp_path / "src/new.py").write_text("2")  # not tracked
+    commit = git_commit(tmp_path / "src")
+    assert commit is not None
+    assert len(commit) == 40
+    (tmp_path / "src/a.py").write_text("2")
+    assert git_commit(tmp_path / "src") == f"{commit}-dirty"
 
 
 def test_a_clock_that_is_set_back_does_not_stop_the_heartbeat(tmp_path, monkeypatch):

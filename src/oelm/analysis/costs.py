@@ -98,12 +98,26 @@ def cost(arm: Arm, benchmarks: list[StepRatio]) -> Cost | None:
 def read_benchmarks(folder: Path, warnings: list[LoadWarning]) -> list[StepRatio]:
     """Return the step-time ratios of all benchmarks in `folder`.
 
-    For a file that cannot be read, a warning is added to `warnings`.
+    For a file whose step times cannot be used, a warning is added to `warnings`.
     """
     found: list[StepRatio] = []
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         try:
-            found.extend(_step_ratios(read_json(path), path))
+            raw = read_json(path)
+            if not isinstance(raw, dict) or raw.get("kind") != "step":
+                continue
+            if raw.get("order") in ORDERS:
+                found.extend(_step_ratios(raw, path))
+            else:
+                warnings.append(
+                    LoadWarning(
+                        path,
+                        Message(
+                            "this benchmark has no valid 'order' (turns or processes), so its step times are "
+                            "not shown: measure it again with `oelm bench`"
+                        ),
+                    )
+                )
         except (OelmError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             warnings.append(
                 LoadWarning(
@@ -117,13 +131,11 @@ def read_benchmarks(folder: Path, warnings: list[LoadWarning]) -> list[StepRatio
     return found
 
 
-def _step_ratios(raw: Any, path: Path) -> list[StepRatio]:
-    """Return the step time of each method in a benchmark file, divided by that of the baseline.
+def _step_ratios(raw: dict[str, Any], path: Path) -> list[StepRatio]:
+    """Return the step time of each method in a step benchmark, divided by that of the baseline.
 
-    The result is empty if the order is none of ORDERS, or if the first method is not the baseline.
+    The result is empty if the first method is not the baseline.
     """
-    if not isinstance(raw, dict) or raw.get("kind") != "step" or raw.get("order") not in ORDERS:
-        return []
     arms, settings = raw["arms"], raw.get("settings", {})
     if not arms or arms[0].get("method") != "baseline":
         return []

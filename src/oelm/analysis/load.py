@@ -296,7 +296,7 @@ def _diverged(reader: RunReader) -> bool:
     try:
         for row in reader.metrics():
             last = row
-    except OelmError:
+    except (OelmError, OSError):
         return False
     return last is not None and last.kind == "event" and str(last.values.get("text")).startswith(DIVERGENCE)
 

@@ -156,7 +156,8 @@ def _print_plan(design: Design, look: Look, needs: Forecast, *, gpu: str, runs: 
     if as_json:
         questions = [q.to_dict() for q in look.questions]
         predicted = {"gpu": gpu_facts(most, gpu, runs)} if gpu else {}
-        print_json({"questions": questions, "needs": needs.to_dict(), **predicted})
+        facts = {"questions": questions, "runs_before": look.runs_before, "needs": needs.to_dict()}
+        print_json({**facts, **predicted})
         return
     _print_questions(look)
     print()
@@ -230,6 +231,7 @@ def _print_summary(outcome: DecideOutcome) -> None:
 def _facts(outcome: DecideOutcome) -> dict[str, Any]:
     return {
         "questions": [q.to_dict() for q in outcome.questions],
+        "runs_before": outcome.look.runs_before,
         "stopped": outcome.stopped,
         "spent_seconds": outcome.look.spent_seconds,
         "tuned": [choice.to_dict() for choice in outcome.choices],

@@ -50,7 +50,7 @@ def explain(error: CycloptsError) -> str:
 
 
 def _unknown_option(word: str, options: set[str], command: str) -> str:
-    hint = suggest(word, options)
+    hint = suggest(word, options, command)
     return f"unknown option '{word}'; {hint}" if hint else f"unknown option '{word}' of `{command}`"
 
 

@@ -77,14 +77,14 @@ _FLAGS = {
 _NOT_NEEDED = {
     "resume": "the same command resumes a run that was interrupted",
     "continue": "the same command resumes a run that was interrupted",
-    "study": "write the names of studies without an option, such as oelm analyze gap",
     "scales": "--scale takes several scales, such as --scale mini smoke",
 }
+_STUDY_COMMANDS = ("oelm analyze", "oelm report")  # their arguments are names of studies
 MIN_SIMILARITY = 0.65
 
 
-def suggest(word: str, options: Collection[str]) -> str:
-    """Return a hint for the unknown option `word` of a command that has `options`; "" if none is similar.
+def suggest(word: str, options: Collection[str], command: str = "oelm") -> str:
+    """Return a hint for the unknown option `word` of `command`, which has `options`; "" if none is similar.
 
     >>> suggest("--lr", ["--all", "--set"]), suggest("--sed", ["--seed", "--set"])
     ("did you mean '--set optim.lr=1e-3'?", "did you mean '--seed'?")
@@ -98,6 +98,8 @@ def suggest(word: str, options: Collection[str]) -> str:
         meant = _set_option(name, value)
     elif not meant and name in _NOT_NEEDED:
         return _NOT_NEEDED[name]
+    elif not meant and name == "study" and command in _STUDY_COMMANDS:
+        return f"write the names of studies without an option, such as {command} gap"
     if not meant:
         names = {option.lstrip("-"): option for option in options}
         if "--set" in options:

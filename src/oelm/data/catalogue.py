@@ -365,6 +365,12 @@ def dataset(name: str) -> Dataset:
     return _REGISTRY[name]
 
 
+def class_name_used_twice(names: tuple[str, ...]) -> str:
+    """Return the first of `names` that occurs twice, ignoring case; "" if there is none."""
+    folded = [name.strip().casefold() for name in names]
+    return next((name for name in names if folded.count(name.strip().casefold()) > 1), "")
+
+
 def register_dataset(entry: Dataset) -> Dataset:
     """Add a dataset to the catalogue, and return the dataset. The docstring of this module has an example."""
     if not entry.name or any(character in entry.name for character in "/\\:, "):
@@ -379,6 +385,10 @@ def register_dataset(entry: Dataset) -> Dataset:
         )
     if len(entry.label_names) == 1:
         raise UsageError(f"dataset '{entry.name}' has only one class in `label_names`: give at least two")
+    if twice := class_name_used_twice(entry.label_names):
+        raise UsageError(
+            f"dataset '{entry.name}' has {twice!r} twice in `label_names`: give each class its own name"
+        )
     for split in entry.files:
         if split not in SPLITS:
             raise unknown_name("split", split, SPLITS)

@@ -110,7 +110,7 @@ def _hardware(machine: Machine) -> Iterator[Finding]:
     gpus = ", ".join(facts["gpus"]) or "no GPU"
     yield Finding("machine", True, f"{facts['cores']} cores, {bytes_text(facts['memory_bytes'])}, {gpus}")
     code = "our own C++ code" if facts["compiled_attention"] else "torch (C++ code not compiled, or no AVX2)"
-    yield Finding("attention", True, f"attention and GELU of our GPT on a CPU: {code}")
+    yield Finding("attention", True, f"attention, GELU and cross-entropy of our GPT on a CPU: {code}")
     code = "our own C++ code" if facts["compiled_products"] else "torch"
     yield Finding("products", True, f"matrix products on a CPU: {code}")
     try:

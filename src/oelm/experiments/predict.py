@@ -36,7 +36,6 @@ PEAK_SHARE = 0.4
 BANDWIDTH_SHARE = 0.7
 KERNEL_SECONDS = 10e-6  # time to start one GPU kernel
 KERNELS_PER_LAYER = 60  # kernels of the forward pass, the backward pass and the optimizer step of one layer
-_LOGITS_AT_ONCE = 512  # maximum number of tokens whose logits are in memory together (models.loss)
 
 
 @dataclass(frozen=True)
@@ -154,6 +153,8 @@ class Predictor:
 
 
 def _predict(config: RunConfig, gpu: Gpu) -> Prediction:
+    from oelm.models.loss import CHUNK_ELEMENTS
+
     counts, model, note = count_parameters(config)
     if counts is None or model is None:
         raise OelmError(f"{config.id} cannot be predicted: {note}")
@@ -175,7 +176,7 @@ def _predict(config: RunConfig, gpu: Gpu) -> Prediction:
             flops / (PEAK_SHARE * gpu.flops) + moved / (BANDWIDTH_SHARE * gpu.bandwidth),
             kernels * KERNEL_SECONDS,
         ),
-        6 * total + 12 * trainable + micro_tokens * kept + 10 * words * min(micro_tokens, _LOGITS_AT_ONCE),
+        6 * total + 12 * trainable + micro_tokens * kept + 10 * min(words * micro_tokens, CHUNK_ELEMENTS),
         # On two GPUs with DDP, each GPU sends every fp32 gradient once (ring all-reduce). With FSDP, each GPU
         # receives the other half of the weights twice, for the forward and the backward pass, and then half
         # of the gradients.

@@ -255,6 +255,7 @@ def _control_of(frozen: Method) -> Method:
 
     The control has no low-rank adapter: trained Q/K can represent everything that an adapter adds.
     """
+    no_adapters = " and in having no low-rank adapters" if frozen.lowrank else ""
     return replace(
         frozen,
         name=frozen.control,
@@ -262,9 +263,7 @@ def _control_of(frozen: Method) -> Method:
         lowrank=0,
         lowrank_scale=1.0,
         purpose=f"the architecture and init of {frozen.name} with trained Q/K",
-        controls="the architecture: it differs from "
-        + f"{frozen.name} only in freezing"
-        + (" and in having no low-rank adapters" if frozen.lowrank else ""),
+        controls=f"the architecture: it differs from {frozen.name} only in freezing{no_adapters}",
         reference=f"control of {frozen.name}",
         control="",
     )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 
 @dataclass
@@ -25,7 +26,8 @@ class TiedGradient:
 
 def has_hooks(embedding: nn.Module) -> bool:
     """Return whether hooks must run when the embedding is called, which `tied_embedding()` does not do."""
-    return bool(embedding._forward_hooks or embedding._forward_pre_hooks)
+    own = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(embedding, kind) for kind in own) or bool(_has_any_global_hook())
 
 
 def tied_embedding(ids: Tensor, weight: Tensor, tied: TiedGradient) -> Tensor:

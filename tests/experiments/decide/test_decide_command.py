@@ -33,6 +33,17 @@ def test_a_large_difference_is_decided_after_few_seeds(run_oelm, tmp_path):
     assert facts["runs"] == []
 
 
+def test_runs_before_max_seeds_was_fixed_are_counted(run_oelm):
+    code, output = run_oelm("NOISY-WORSE", "--seeds", "0-1", command="run")
+    assert code == 0, output
+    _, output = run_oelm("NOISY-WORSE", "--dry-run", command="decide")
+    assert "note: 2 runs ended before --max-seeds was fixed" in output
+    for words in (["--dry-run"], []):
+        _, output = run_oelm("NOISY-WORSE", "--json", *words, command="decide")
+        facts, _ = json.JSONDecoder().raw_decode(output)
+        assert facts["runs_before"] == 2
+
+
 def test_what_stays_undecided_has_its_own_exit_code_and_reason(run_oelm, tmp_path):
     words = ("NOISY-SAME", "NOISY-DIVERGES-LATE", "--max-seeds", "8")
     code, output = run_oelm(*words, command="decide")

@@ -1,7 +1,11 @@
 """oelm.save and oelm.load: a loaded model is bit-equal and frozen as before, or loading is an error."""
 
 import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -154,6 +158,29 @@ def test_a_save_that_fails_leaves_the_earlier_one(family, compact, tmp_path, mon
     assert same(earlier, loaded(tmp_path, family))
 
 
+def test_saving_keeps_files_of_the_user(tmp_path):
+    ours = ["model.safetensors.index.json", "model-00001-of-00002.safetensors"]
+    users = ["model_ema.safetensors", "model.safetensors.bak"]
+    for name in [*ours, *users]:
+        (tmp_path / name).write_text("{}")
+    oelm.save(half_trained("own-gpt", "oelm-freeze"), tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left.issuperset(users)
+    assert left.isdisjoint(ours)
+
+
+def test_saving_deletes_the_folders_of_killed_saves_only(tmp_path):
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    host = socket.gethostname()
+    names = {pid: f".oelm-save-{host}-{pid}-x" for pid in (killed.pid, os.getppid())}
+    names["other host"] = ".oelm-save-elsewhere-1-x"
+    for name in names.values():
+        (tmp_path / name).mkdir()
+    oelm.save(half_trained("own-gpt", "oelm-freeze"), tmp_path)
+    assert {path.name for path in tmp_path.glob(".oelm*")} == {names[os.getppid()], names["other host"]}
+
+
 class Counter(torch.nn.Module):
     def __init__(self, state):
         super().__init__()
@@ -176,13 +203,13 @@ def test_an_extra_state_is_saved_or_refused(compact, tmp_path):
     model = build_with(torch.tensor(7))
     oelm.apply(model, "oelm-freeze")
     if compact:
-        with pytest.raises(OelmError, match=r"'counter' has an extra state"):
+        with pytest.raises(OelmError, match=r"'counter' has an extra state .* save without compact=True"):
             oelm.save(model, tmp_path, compact=True)
     else:
         oelm.save(model, tmp_path)
         assert oelm.load(tmp_path, model=build_with(torch.tensor(0))).counter.state == 7
     model.counter.state = {"seen": 7}
-    with pytest.raises(OelmError, match=r"'counter' has an extra state"):
+    with pytest.raises(OelmError, match=r"'counter' has an extra state .* keep it in a buffer"):
         oelm.save(model, tmp_path / "other", compact=compact)
 
 

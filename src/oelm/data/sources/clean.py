@@ -32,7 +32,9 @@ def clean_row(dataset: Dataset, raw: Row, file: str, number: int, bad: BadRows) 
         label = _class_index(row["label"], dataset.label_names)
         if label is None:
             names = dataset.label_names
-            problem = f"is {row['label']!r}, not one of 0..{len(names) - 1} ({', '.join(names)})"
+            listed = ", ".join(names)
+            valid = listed if _has_numbers(names) else f"0..{len(names) - 1} ({listed})"
+            problem = f"is {row['label']!r}, not one of {valid}"
             bad.add("label", file, number, "label", problem)
             return None
         row["label"] = label
@@ -65,12 +67,16 @@ def label_name(value: Any) -> str:
     return "" if name == "-1" else name
 
 
+def _has_numbers(names: tuple[str, ...]) -> bool:
+    return any(name.isdecimal() for name in names)
+
+
 def _class_index(value: Any, names: tuple[str, ...]) -> int | None:
     """Return the class index of a label (a class name or a number); None if there is no such class.
 
     If a class name is a number, all numbers are names and not indexes.
     """
-    numeric = any(name.isdecimal() for name in names)
+    numeric = _has_numbers(names)
     if numeric or not is_number(value):
         folded = label_name(value).casefold()
         by_name = {name.casefold(): index for index, name in enumerate(names)}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from oelm.data.bad_rows import BadRows
-from oelm.data.catalogue import SPLITS, Dataset, Variant
+from oelm.data.catalogue import SPLITS, Dataset, Variant, class_name_used_twice
 from oelm.data.sources.clean import is_number, label_name
 from oelm.data.sources.readers import EXTENSIONS, read_rows
 from oelm.errors import OelmError, UsageError
@@ -245,22 +245,17 @@ def _describe(path: Path, found: SplitFiles) -> Dataset:
     return replace(described, label_names=_class_names(found, train, present["label"][0]))
 
 
-def _check_no_class_twice(folder: Path, names: list[str]) -> None:
-    """Raise OelmError if two class names are equal, in upper or lower case: only one would be used."""
-    folded = [name.strip().casefold() for name in names]
-    twice = [name for name in names if folded.count(name.strip().casefold()) > 1]
-    if twice:
-        raise OelmError(
-            f"{folder}: label_names in dataset_info.json has {twice[0]!r} twice; give each class its own name"
-        )
-
-
 def _class_names(found: SplitFiles, train: list[Path], column: str) -> tuple[str, ...]:
     """Return the class names in dataset_info.json; if there are none, the labels in the train files."""
     names = read_info(found.folder).get("label_names")
     if isinstance(names, list) and len(names) > 1:
-        _check_no_class_twice(found.folder, [str(name) for name in names])
-        return tuple(str(name) for name in names)
+        given = tuple(str(name) for name in names)
+        if twice := class_name_used_twice(given):
+            raise OelmError(
+                f"{found.folder}: label_names in dataset_info.json has {twice!r} twice; give each class its "
+                "own name"
+            )
+        return given
     seen: dict[str, str] = {}  # the first spelling of each label; case does not distinguish two classes
     has_numbers = False
     for _, row in itertools.chain.from_iterable(read_rows(file, BadRows()) for file in train):

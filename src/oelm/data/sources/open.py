@@ -20,6 +20,7 @@ from oelm.data.bad_rows import BadRows
 from oelm.data.catalogue import Dataset, dataset, datasets, is_path
 from oelm.data.corpus import Corpus, Source
 from oelm.data.sources import hub
+from oelm.data.sources.clean import clean_row
 from oelm.data.sources.folders import SplitFiles, dataset_folder, dataset_from_path, find_files
 from oelm.data.sources.readers import (
     TEXT_EXTENSIONS,
@@ -35,7 +36,7 @@ from oelm.errors import OelmError, UsageError, install_extra, unknown_name
 
 SourceName = Literal["auto", "local", "hub", "builtin"]
 SOURCES: tuple[SourceName, ...] = ("auto", "local", "hub", "builtin")
-_READER_VERSION = 2  # increase it if the same file gives other rows; cached tokens are then not used
+_READER_VERSION = 3  # increase it if the same file gives other rows; cached tokens are then not used
 _MAX_LISTED = 12  # an error lists at most this many folders
 
 
@@ -209,8 +210,12 @@ class LocalSource(Source):
     def _file_rows(self, path: Path, bad: BadRows) -> Iterator[tuple[int, Row]]:
         if self.dataset.lines and path.suffix in TEXT_EXTENSIONS:
             return join_articles(read_lines(path, bad))
-        rows = read_rows(path, bad)
+        # Without labels, lines of a text cannot be told from rows.
+        rows = read_rows(path, bad, self._is_row if self.dataset.label_names else None)
         return join_articles(rows) if self.dataset.lines and self.found.hub_copy else rows
+
+    def _is_row(self, row: Row) -> bool:
+        return clean_row(self.dataset, row, "", 0, BadRows()) is not None
 
     def fingerprint(self, split: str) -> str:
         digests = [cached_sha256(path, self.cache) for path in self.found.files[split]]

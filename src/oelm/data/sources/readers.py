@@ -12,7 +12,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,21 @@ _MERGED_ROWS = 5  # lines of a cell that look like rows, from which on it is an 
 _BLOCK = 1 << 20
 
 
-def read_rows(path: Path, bad: BadRows) -> Iterator[tuple[int, Row]]:
-    """Yield (row number from 1, row) for each row of a jsonl, csv, tsv, parquet or text file."""
+def read_rows(
+    path: Path, bad: BadRows, is_row: Callable[[Row], bool] | None = None
+) -> Iterator[tuple[int, Row]]:
+    """Yield (row number from 1, row) for each row of a jsonl, csv, tsv, parquet or text file.
+
+    If `is_row` is given, a cell of a csv file with many lines that are all rows is a bad row: `is_row` says
+    whether a row has a valid label.
+    """
     kind = path.suffix.lower()
     if kind == ".jsonl":
         return _read_jsonl(path, bad)
     if kind == ".parquet":
         return _read_parquet(path)
     if kind in (".csv", ".tsv"):
-        return _read_csv(path, bad, "\t" if kind == ".tsv" else ",")
+        return _read_csv(path, bad, "\t" if kind == ".tsv" else ",", is_row)
     if kind in TEXT_EXTENSIONS:
         return _read_text(path, bad)
     raise OelmError(f"{path}: cannot read '{kind}' files; supported: {', '.join(EXTENSIONS)}")
@@ -67,7 +73,9 @@ def _read_jsonl(path: Path, bad: BadRows) -> Iterator[tuple[int, Row]]:
                     bad.add("json", str(path), number, "", f"a {type(row).__name__}, not an object")
 
 
-def _read_csv(path: Path, bad: BadRows, delimiter: str) -> Iterator[tuple[int, Row]]:
+def _read_csv(
+    path: Path, bad: BadRows, delimiter: str, is_row: Callable[[Row], bool] | None
+) -> Iterator[tuple[int, Row]]:
     csv.field_size_limit(_MAX_CSV_FIELD)  # the default limit of 128 KB is too small for long documents
     with _open(path) as file:
         lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -80,6 +88,7 @@ def _read_csv(path: Path, bad: BadRows, delimiter: str) -> Iterator[tuple[int, R
                 if number == 1:
                     reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
                     _check_no_column_twice(path, reader.fieldnames)
+                    before = reader.reader.line_num
                 row = next(reader)
             except StopIteration:
                 return
@@ -90,7 +99,7 @@ def _read_csv(path: Path, bad: BadRows, delimiter: str) -> Iterator[tuple[int, R
             if None in row:
                 bad.add("csv", str(path), number, "", "more cells than the header has columns")
                 continue
-            if any(cell and _holds_rows(cell, delimiter, len(row)) for cell in row.values()):
+            if any(cell and _holds_rows(cell, delimiter, list(row), is_row) for cell in row.values()):
                 what = "a quotation mark opens a cell that ends lines later"
                 bad.add("csv", str(path), number, "", what + _lines(reader.reader.line_num - before))
                 continue
@@ -105,18 +114,28 @@ def _lines(count: int) -> str:
     return f"; this row has {count:,} lines of the file" if count > 1 else ""
 
 
-def _holds_rows(cell: str, delimiter: str, columns: int) -> bool:
+def _holds_rows(
+    cell: str, delimiter: str, columns: Sequence[str], is_row: Callable[[Row], bool] | None
+) -> bool:
     """Return whether a cell with several lines consists of rows that a stray quotation mark has merged.
 
     Most .tsv files have no quoted cells, so one tab in such a cell is enough. In other files, all lines
-    between the first and the last must look like rows, and there must be at least _MERGED_ROWS of them.
+    between the first and the last must be rows, and there must be at least _MERGED_ROWS of them.
     """
-    if "\n" not in cell:
+    if "\n" not in cell or len(columns) < 2:
         return False
     if delimiter == "\t":
         return delimiter in cell
     inner = cell.split("\n")[1:-1]
-    return len(inner) >= _MERGED_ROWS and all(line.count(delimiter) >= columns - 1 for line in inner)
+    if is_row is None or len(inner) < _MERGED_ROWS:
+        return False
+    try:
+        return all(
+            len(cells) == len(columns) and is_row(dict(zip(columns, cells, strict=True)))
+            for cells in csv.reader(inner, delimiter=delimiter, strict=True)
+        )
+    except csv.Error:
+        return False
 
 
 def _check_no_column_twice(path: Path, names: Sequence[str]) -> None:

@@ -9,13 +9,9 @@ the first uninterrupted run. Every run is a separate worker process, as a launch
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -27,7 +23,7 @@ from oelm.errors import OelmError
 from oelm.experiments.doctor import existing_parent, with_few_rows
 from oelm.experiments.launch.worker import worker_command
 from oelm.experiments.resume.compare_runs import FileDifference, compare_runs
-from oelm.files.locks import process_alive
+from oelm.files.temporary import temporary_folder
 from oelm.runs.folder import RunFolder
 from oelm.runs.states import EXIT_FINISHED, EXIT_INTERRUPTED
 from oelm.training.signals import STOP_SIGNALS
@@ -144,19 +140,8 @@ def resume_check(config: RunConfig, root: Path | str, machine: Machine) -> Itera
     root: the runs folder; the check also covers its file system
     """
     place = existing_parent(Path(root))
-    _remove_abandoned(place)
-    name = f"{_FOLDER}{socket.gethostname()}-{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=name, dir=place) as folder:
-        yield ResumeCheck(short_run(config), Path(folder), replace(machine, trackers=()))
-
-
-def _remove_abandoned(place: Path) -> None:
-    """Remove the folders in `place` of checks on this host whose process was killed."""
-    mine = f"{_FOLDER}{socket.gethostname()}-"
-    for folder in place.glob(f"{_FOLDER}*"):
-        pid = folder.name.removeprefix(mine).partition("-")[0]
-        if folder.name.startswith(mine) and pid.isdecimal() and not process_alive(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
+    with temporary_folder(place, _FOLDER) as folder:
+        yield ResumeCheck(short_run(config), folder, replace(machine, trackers=()))
 
 
 class ResumeCheck:

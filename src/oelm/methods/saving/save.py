@@ -18,8 +18,6 @@ their hashes.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,6 +28,7 @@ from torch import Tensor, nn
 from oelm.errors import OelmError
 from oelm.files.atomic import atomic_open
 from oelm.files.checksums import CHECKSUMS, write_checksums
+from oelm.files.temporary import temporary_folder
 from oelm.methods.reading.wrappers import unwrap, uses_peft
 from oelm.methods.record import Record, require_parameter, require_record, sha256
 from oelm.methods.saving.fold import UNFOLDED_PREFIX, unfolded_tensors
@@ -38,6 +37,7 @@ from oelm.methods.saving.plain import plain_model
 from oelm.methods.saving.ties import rounding_ties
 
 WEIGHTS = "model.safetensors"
+_SHARDS = "model-*-of-*.safetensors"  # the files in which transformers saves a large model
 _UNFINISHED = ".oelm-save-"  # start of the name of the folder in which a save is written first
 # The weight files that only oelm reads; transformers does not look for these names.
 COMPACT_WEIGHTS = "oelm_compact.safetensors"
@@ -66,11 +66,9 @@ def save(model: nn.Module, folder: Path | str, *, compact: bool = False) -> None
         raise OelmError(f"save: {folder} is not a folder; choose a different name")
     _refuse_extra_state(model, compact)
     folder.mkdir(parents=True, exist_ok=True)
-    for unfinished in folder.glob(f"{_UNFINISHED}*"):  # of a save that was killed
-        shutil.rmtree(unfinished, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=folder) as new:
-        _write(model, record, Path(new), compact)
-        _replace_earlier_save(folder, Path(new))
+    with temporary_folder(folder, _UNFINISHED) as new:
+        _write(model, record, new, compact)
+        _replace_earlier_save(folder, new)
 
 
 def _replace_earlier_save(folder: Path, new: Path) -> None:
@@ -79,7 +77,8 @@ def _replace_earlier_save(folder: Path, new: Path) -> None:
     for name in sorted(written, key=lambda name: name in (METADATA, CHECKSUMS)):  # these two last
         os.replace(new / name, folder / name)
     own = {METADATA, CHECKSUMS, COMPACT_WEIGHTS, OELM_WEIGHTS, EXTRA_WEIGHTS}
-    for name in own.union(path.name for path in folder.glob("model*.safetensors*")).difference(written):
+    own |= {WEIGHTS, f"{WEIGHTS}.index.json"}.union(path.name for path in folder.glob(_SHARDS))
+    for name in own.difference(written):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -171,7 +170,7 @@ def only_oelm_can_load(folder: Path) -> bool:
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the paths of the weight file, or of the shards that transformers writes for a large model."""
-    shards = sorted(folder.glob("model-*-of-*.safetensors"))
+    shards = sorted(folder.glob(_SHARDS))
     return [folder / WEIGHTS] if (folder / WEIGHTS).exists() or not shards else shards
 
 
@@ -196,12 +195,13 @@ def _refuse_extra_state(model: nn.Module, compact: bool) -> None:
     for name, module in model.named_modules():
         if type(module).get_extra_state is nn.Module.get_extra_state:
             continue
-        in_state_dict = not compact and kind_of(model) == "module"
-        if not in_state_dict or not isinstance(module.get_extra_state(), Tensor):
-            raise OelmError(
-                f"save: the module '{name}' has an extra state (get_extra_state), and "
-                + ("oelm.save stores tensors only" if in_state_dict else "this kind of save leaves it out")
-            )
+        if kind_of(model) != "module" or not isinstance(module.get_extra_state(), Tensor):
+            problem = "which oelm.save cannot store: keep it in a buffer (register_buffer) instead"
+        elif compact:
+            problem = "which compact=True leaves out: save without compact=True"
+        else:
+            continue
+        raise OelmError(f"save: the module '{name}' has an extra state (get_extra_state), {problem}")
 
 
 def _save_without_weights(model: nn.Module, folder: Path, kind: str) -> None:
