@@ -70,12 +70,16 @@ def compute_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 def is_plain_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether layer(x) computes `linear()` and nothing else: an nn.Linear without hooks."""
-    if type(layer) is not nn.Linear or _has_any_global_hook():
-        return False
-    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+    if type(layer) is not nn.Linear or has_hooks(layer):
         return False
     own = vars(layer).get("forward")
     return own is None or getattr(own, "__func__", None) is _forward
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a call of the module runs hooks before or after its computation."""
+    own = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in own) or bool(_has_any_global_hook())
 
 
 def call_linear(layer: nn.Module, x: Tensor) -> Tensor:

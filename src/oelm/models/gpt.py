@@ -25,7 +25,7 @@ from oelm.files.read import read_json_object
 from oelm.models.gelu import gelu_linear
 from oelm.models.loss import cross_entropy_each, cross_entropy_sum
 from oelm.models.sizes import GPTConfig, gpt_config
-from oelm.models.tied_embedding import TiedGradient, has_hooks, tied_embedding
+from oelm.models.tied_embedding import TiedGradient, tied_embedding
 
 __all__ = ["GPT", "MLP", "Attention", "Block", "GPTConfig", "gpt_config", "rotary_table", "rotate"]
 
@@ -271,7 +271,7 @@ class GPT(nn.Module):
         self._require_head("a language model", classifier=False)
         _check_shapes(ids, targets)
         weight = self.tokens.weight
-        own = compiled.on_plain_cpu(weight) and not has_hooks(self.tokens)
+        own = compiled.on_plain_cpu(weight) and not products.has_hooks(self.tokens)
         tied = TiedGradient() if weight.requires_grad and own else None
         x = tied_embedding(ids, weight, tied) if tied else self.tokens(ids)
         hidden = self._trunk(x)

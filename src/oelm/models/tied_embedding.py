@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch import Tensor
 
 
 @dataclass
@@ -24,17 +23,11 @@ class TiedGradient:
     gradient: Tensor | None = None
 
 
-def has_hooks(embedding: nn.Module) -> bool:
-    """Return whether hooks must run when the embedding is called, which `tied_embedding()` does not do."""
-    own = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(embedding, kind) for kind in own) or bool(_has_any_global_hook())
-
-
 def tied_embedding(ids: Tensor, weight: Tensor, tied: TiedGradient) -> Tensor:
     """Return weight[ids]; the backward pass adds its gradient to that of the LM head, which is in `tied`.
 
     Plain autograd would allocate a second gradient of the size of the weight, with zeros in most rows. The
-    backward pass must reach the embedding: it returns the gradient of both.
+    backward pass must reach the embedding: it returns the gradient of both. The embedding runs no hooks.
     """
     return _TiedEmbedding.apply(ids, weight, tied)
 
