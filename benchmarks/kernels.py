@@ -24,6 +24,7 @@ from oelm.compiled import products
 from oelm.cores import usable_cores
 from oelm.errors import UsageError
 from oelm.methods.presets import find_method
+from oelm.training.measure.flops import gemm_peak
 from oelm.units import counted
 
 OURS, TORCHS_PRODUCTS, TORCH = "C++", "C++ with torch's products", "torch"
@@ -70,7 +71,17 @@ def run(bench: KernelsBench, progress: Progress) -> dict[str, Any]:
             models.append({"threads": threads, **compare(case.workload, bench)})
         progress(f"{case.workload.size}, {counted(threads, 'thread')}: measured")
     settings = {"rounds": bench.rounds, "steps": bench.steps}
-    return {"kind": "kernels", "settings": settings, "models": models}
+    return {"kind": "kernels", "settings": settings, "models": models, "gemm_peaks": gemm_peaks()}
+
+
+def gemm_peaks() -> dict[str, float]:
+    """Return the FLOP/s of large matrix products on one thread: of torch, and of our own if there are any."""
+    peaks = {}
+    with thread_count(1):
+        for arm in (OURS, TORCH) if products.available() else (TORCH,):
+            with kernels_of(arm):
+                peaks[arm] = gemm_peak(torch.device("cpu"))
+    return peaks
 
 
 def compare(work: Workload, bench: KernelsBench) -> dict[str, Any]:

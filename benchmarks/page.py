@@ -205,7 +205,15 @@ def kernels(result: Result) -> list[str]:
     head = ("model", "threads", "arm", "median ms/step", "time with C++ / time of the arm [95 %]")
     s = result["settings"]
     plan = f"{counted(s['rounds'], 'round')} of {counted(s['steps'], 'counted step')} per arm."
-    return [*table(head, rows), "", plan, *KERNELS.splitlines()]
+    lines = [*table(head, rows), "", plan, *KERNELS.splitlines()]
+    peaks = result.get("gemm_peaks", {})  # results of earlier versions have none
+    if len(peaks) == 2:
+        ours, theirs = (f"{speed / 1e9:.0f}" for speed in peaks.values())
+        lines += [
+            "",
+            f"Products of 1024 x 1024 matrices on one thread: {ours} GFLOP/s, by torch {theirs} GFLOP/s.",
+        ]
+    return lines
 
 
 def folders(result: Result) -> list[str]:
