@@ -125,7 +125,7 @@ def linear_gradients(
 
 def _use_compiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     given = (x, weight) if bias is None else (x, weight, bias)
-    if not compiled.runs(*given) or not available() or weight.dim() != 2 or x.dim() < 2:
+    if not _can_run(*given) or weight.dim() != 2 or x.dim() < 2:
         return False
     if x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
         return False  # torch adds a bias of another shape, or raises the error
@@ -135,11 +135,16 @@ def _use_compiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool
 
 def _use_compiled(a: Tensor, b: Tensor, *out: Tensor) -> bool:
     """Return whether to compute a @ b with `_compute()`."""
-    if not compiled.runs(a, b, *out) or not available():
+    if not _can_run(a, b, *out):
         return False
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         return False
     return a.shape[0] >= FEWEST_ROWS and min(*a.shape, b.shape[1]) >= SMALLEST
+
+
+def _can_run(*tensors: Tensor) -> bool:
+    # torch.compile cannot follow `available()`.
+    return not torch.compiler.is_compiling() and available() and compiled.runs(*tensors)
 
 
 def _compute(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
