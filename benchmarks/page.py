@@ -26,7 +26,11 @@ repeated with new processes, in an order that is shuffled every time, and the 95
 REFERENCE = """\
 The speed of the machine varies over minutes. So ratios and shares compare steps in units of the time that two
 products of 2048 x 2048 matrices take in the same process, just before and after the step. These matrices add
-32 MiB to the peak memory of every arm, and up to 17 MiB where the products are our own."""
+32 MiB to the peak memory of every arm."""
+
+OWN_PRODUCTS = """\
+These products, and so the GEMM peak, are those of our own code, the faster ones on this CPU. They keep up to
+9 MiB of memory per thread, also in the processes of other tools, which do not use them."""
 
 TOGETHER = """\
 Every method runs in a process of its own. All of them are in memory and take turns of several steps, in an
@@ -40,10 +44,10 @@ a token file with its hash. `datasets.map` is measured without reading and writi
 
 KERNELS = """\
 The time of a training step of the baseline (forward and backward pass, gradient clipping and AdamW) with our
-C++ code, divided by that of another arm: `torch` uses none of it, `C++ with torch's products` leaves matrix
-products to torch. All arms are in one process and take turns of several steps, in alternating order; the
-first step of a turn is not counted. The 95 % confidence interval is over rounds (Student's t of log ratios).
-It covers the noise of this one process, not the differences between processes or machines."""
+C++ code, divided by that of another arm. The arm `torch` uses none of it. All arms are in one process and
+take turns of several steps, in alternating order; the first step of a turn is not counted. The 95 %
+confidence interval is over rounds (Student's t of log ratios). It covers the noise of this one process, not
+the differences between processes or machines."""
 
 
 def make(results: Path | str, document: Path | str) -> str:
@@ -128,14 +132,15 @@ def step(result: Result) -> list[str]:
     lines += [
         "",
         f"{plan}. A ratio above 1 means slower than the baseline.",
-        f"GEMM peak, the FLOP/s of products of 2048 x 2048 matrices: {peak}, with the faster of torch's",
-        "products and ours. The share of a step is its own FLOP/s divided by that.",
+        f"GEMM peak, the FLOP/s of products of 2048 x 2048 matrices: {peak}. The share of a step is its",
+        "own FLOP/s divided by that.",
         "Tokens per second follow from the median of all counted steps. Ratios compare the arms in each",
         "repetition, so they may differ from the ratio of two medians.",
         "`baseline (again)` is a second copy of our baseline: its ratio would be 1 without noise.",
         "",
         *(ALONE if result["order"] == "processes" else TOGETHER).splitlines(),
         *(REFERENCE.splitlines() if result["arms"][0].get("reference") else ()),
+        *(OWN_PRODUCTS.splitlines() if result.get("machine", {}).get("compiled_products") else ()),
     ]
     controls = [
         f"- `{arm['name']}` takes {interval(arm['control_ratio'])} of the time of its control "
@@ -206,11 +211,14 @@ def kernels(result: Result) -> list[str]:
     s = result["settings"]
     plan = f"{counted(s['rounds'], 'round')} of {counted(s['steps'], 'counted step')} per arm."
     lines = [*table(head, rows), "", plan, *KERNELS.splitlines()]
-    peaks = result.get("gemm_peaks", {})  # results of earlier versions have none
-    if len(peaks) == 2:
+    peaks = result.get("gemm_peaks")
+    if peaks is None:
+        lines += ["", "Measured when only attention and GELU were C++ code."]
+    elif len(peaks) == 2:
         ours, theirs = (f"{speed / 1e9:.0f}" for speed in peaks.values())
         lines += [
             "",
+            "The arm `C++ with torch's products` leaves matrix products to torch.",
             f"Products of 1024 x 1024 matrices on one thread: {ours} GFLOP/s, by torch {theirs} GFLOP/s.",
         ]
     return lines

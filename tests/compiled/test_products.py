@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -14,16 +15,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from oelm import compiled
 from oelm.compiled import products
 from oelm.compiled.products import FEWEST_ROWS, SMALLEST, linear, product
+from oelm.methods.extras.kernels import lowrank_linear
+from oelm.models.gelu import gelu_linear, recomputed_gelu_linear
 from oelm.models.gpt import GPT, GPTConfig
 
 
 def can_run() -> bool:
     """Whether this CPU has the instructions. The products may still be no faster than torch's."""
-    return compiled.library() is not None and compiled.instruction_set() == 512
+    if compiled.library() is None or compiled.instruction_set() != 512:
+        return False
+    return torch.get_num_threads() == 1 or bool(compiled.library().oelm_has_threads())
 
 
 needs_avx512 = pytest.mark.skipif(
-    not can_run(), reason="oelm was installed without a C++ compiler, or this CPU has no AVX-512"
+    not can_run(), reason="no C++ compiler at the installation, no AVX-512, or another OpenMP library"
 )
 
 
@@ -211,6 +216,34 @@ def test_a_gpt_has_the_same_gradients_with_and_without_them(monkeypatch, own):
 
 
 @needs_avx512
+@pytest.mark.parametrize("rank", [2, 20])
+def test_adapters_have_the_gradients_of_torch(own, rank):
+    x, g = draw(4, 20, 48).requires_grad_(), draw(4, 20, 64, seed=1)
+    shapes = ((64, 48), (64,), (rank, 48), (64, rank))
+    weight, bias, a, b = (draw(*shape, seed=2 + i).requires_grad_() for i, shape in enumerate(shapes))
+    wanted = [x, weight, bias, a, b]
+    ours = lowrank_linear(x, weight, bias, a, b, 0.5)
+    expected = F.linear(x, weight + 0.5 * b @ a, bias)
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-5)
+    pairs = zip(torch.autograd.grad(ours, wanted, g), torch.autograd.grad(expected, wanted, g), strict=True)
+    for found, want in pairs:
+        torch.testing.assert_close(found, want, atol=1e-3, rtol=1e-4)
+    assert own
+
+
+@needs_avx512
+@pytest.mark.parametrize("function", [gelu_linear, recomputed_gelu_linear])
+def test_gelu_and_a_linear_layer_have_the_gradients_of_torch(own, function):
+    layer, x, g = nn.Linear(48, 64), draw(60, 48).requires_grad_(), draw(60, 64, seed=1)
+    wanted = [x, *layer.parameters()]
+    ours, expected = function(x, layer), F.linear(F.gelu(x), layer.weight, layer.bias)
+    pairs = zip(torch.autograd.grad(ours, wanted, g), torch.autograd.grad(expected, wanted, g), strict=True)
+    for found, want in pairs:
+        torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-4)
+    assert len(own) == 3
+
+
+@needs_avx512
 def test_the_result_may_be_changed_in_place(own):
     layer, x = nn.Linear(24, 37), draw(4, 20, 24)
     ours, expected = products.call_linear(layer, x).mul_(2), F.linear(x, layer.weight, layer.bias).mul_(2)
@@ -317,10 +350,12 @@ def test_models_of_other_libraries_use_them_and_keep_their_hooks(own):
     expected = model(x)
     products.speed_up_linear_layers(model)
     seen = []
-    model.linear1.register_forward_hook(lambda module, args, output: seen.append(output.shape))
+    handle = model.linear1.register_forward_hook(lambda module, args, output: seen.append(output.shape))
     torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
     assert seen == [(4, 20, 37)]
     assert len(own) == 2  # torch's attention computes its projections itself
+    handle.remove()
+    assert pickle.loads(pickle.dumps(model.linear1))(x).shape == (4, 20, 37)
     twin = copy.deepcopy(model)
     twin.linear1.weight.data.zero_()
     torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import math
+import shutil
 import subprocess
 import time
 from types import SimpleNamespace
@@ -110,9 +111,10 @@ def test_a_manifest_names_the_data_folder_that_only_the_environment_knows(monkey
     assert base_manifest("", "/src/oelm/__main__.py run GPT-01").command.endswith("oelm run GPT-01")
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_the_commit_says_whether_source_code_has_uncommitted_changes(tmp_path):
     def git(*words):
-        who = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+        who = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false")
         subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
 
     assert git_commit(tmp_path) is None

@@ -69,7 +69,7 @@ def runs_cross_entropy(logits: Tensor, targets: Tensor) -> bool:
 def runs(*tensors: Tensor) -> bool:
     """Return whether the C++ code can be used for `tensors`."""
     # The first test comes first, because torch.compile cannot follow the others.
-    if not all(on_plain_cpu(x) and _is_plain(x) for x in tensors) or _must_use_torch():
+    if not all(on_plain_cpu(x) and _is_plain(x) for x in tensors) or must_use_torch():
         return False
     found = library()
     return found is not None and (torch.get_num_threads() == 1 or bool(found.oelm_has_threads()))
@@ -79,10 +79,11 @@ def _is_plain(x: Tensor) -> bool:
     """Return whether the C++ code can read the memory of x: fp32 numbers with strides."""
     if type(x) not in (Tensor, nn.Parameter) or x.dtype != torch.float32 or x.layout != torch.strided:
         return False
-    return not (x.is_neg() or x.is_nested or torch._C._functorch.is_legacy_batchedtensor(x))
+    without_own_memory = x._is_zerotensor() or torch._C._functorch.is_legacy_batchedtensor(x)
+    return not (x.is_neg() or x.is_nested or without_own_memory)
 
 
-def _must_use_torch() -> bool:
+def must_use_torch() -> bool:
     """Return whether torch's own operations must be called.
 
     That is the case while a mode of torch such as a FLOP counter, torch.func, forward-mode differentiation or
@@ -92,7 +93,7 @@ def _must_use_torch() -> bool:
     modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
     follows = modes > 0 or torch._C._are_functorch_transforms_active() or torch.jit.is_tracing()
     forward_mode = torch.autograd.forward_ad._current_level >= 0
-    # The last one is despite its name also for the CPU.
+    # flash_sdp_enabled() also applies to the CPU, despite its module.
     return follows or forward_mode or not torch.backends.cuda.flash_sdp_enabled()
 
 

@@ -56,8 +56,8 @@ int64_t part_size(int64_t n, int64_t most) {
 }
 
 // c (R, COLUMNS) = a (R, depth) b (depth, COLUMNS) + bias (COLUMNS,), without the bias if it is null. If `add`, the product is
-// added to c instead. b is contiguous. The sums start from 0 also then: adding many terms one by one to a large c would
-// cause larger rounding errors.
+// added to c instead. b is contiguous. With `add`, the sums also start from 0: adding many terms one by one to a large c
+// would cause larger rounding errors.
 template <int R>
 AVX512 void tile(float* c, int64_t stride, Matrix a, const float* b, const float* bias, int64_t depth, bool add) {
     __m512 sum[R][2];

@@ -19,7 +19,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from oelm import compiled
 
-# A product with fewer rows, columns or terms per sum is left to torch: it would spend its time on copies.
+# Smaller products are left to torch, because copying the matrices would take most of the time.
 SMALLEST = 16
 # With fewer rows of a, the copy of b takes a notable part of the time.
 FEWEST_ROWS = 48
@@ -33,7 +33,7 @@ def available() -> bool:
 
 
 def product(a: Tensor, b: Tensor, *, out: Tensor | None = None, add: bool = False) -> Tensor:
-    """Return a @ b for matrices, without recording gradients.
+    """Return a @ b for matrices. Call it only where autograd records nothing.
 
     out: the result is stored in it. With `add`, the result is added to what `out` holds.
     """
@@ -99,6 +99,9 @@ def speed_up_linear_layers(model: nn.Module) -> None:
 
 def _forward(layer: nn.Linear, input: Tensor) -> Tensor:  # the name of the argument is that of nn.Linear
     return linear(input, layer.weight, layer.bias)
+
+
+_forward.__name__ = "forward"  # a bound method is pickled by this name; nn.Linear's own is read then
 
 
 def linear_gradients(

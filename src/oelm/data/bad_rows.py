@@ -10,9 +10,9 @@ from oelm.errors import OelmError
 _EXAMPLES = 3
 
 _ADVICE = {
-    "label": "a label must be a class name, or a number from 0 to classes - 1 if no class name is a number. "
-    "A label of -1 means that the publisher withheld the labels of this split: use the official validation "
-    "split as the test split",
+    "label": "a label must be a class name; or its index, from 0 to classes - 1, unless a class name is "
+    "itself a number. A label of -1 means that the publisher withheld the labels of this split: use the "
+    "official validation split as the test split",
     "field": "rename the columns, or list their names in the `aliases` of the dataset",
     "json": "write one JSON object per line",
     "utf-8": "convert the file to UTF-8",

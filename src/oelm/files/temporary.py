@@ -26,8 +26,8 @@ def temporary_folder(place: Path, prefix: str) -> Iterator[Path]:
 
 
 def _remove_abandoned(place: Path, prefix: str) -> None:
-    mine = f"{prefix}{socket.gethostname()}-"
     for folder in place.glob(f"{prefix}*"):
-        pid = folder.name.removeprefix(mine).partition("-")[0]
-        if folder.name.startswith(mine) and pid.isdecimal() and not process_alive(int(pid)):
+        parts = folder.name.removeprefix(prefix).rsplit("-", 2)  # host, pid and a random suffix
+        here = len(parts) == 3 and parts[0] == socket.gethostname() and parts[1].isdecimal()
+        if here and not process_alive(int(parts[1])):
             shutil.rmtree(folder, ignore_errors=True)

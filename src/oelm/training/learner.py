@@ -29,7 +29,7 @@ class Learner:
         self.scaler = precision.scaler()
         self.applied = apply(self.model.train(), config.method, seed=config.seed)
         world.place_model(self.model)
-        if not config.compile:
+        if not config.compile and world.device.type == "cpu":
             speed_up_linear_layers(self.model)
         self.optimizer = build_optimizer(self.model, config.optim)
         self.schedule_changed = False  # whether this step has changed which parameters are frozen

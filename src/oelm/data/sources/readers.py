@@ -40,8 +40,8 @@ def read_rows(
 ) -> Iterator[tuple[int, Row]]:
     """Yield (row number from 1, row) for each row of a jsonl, csv, tsv, parquet or text file.
 
-    If `is_row` is given, a cell of a csv file with many lines that are all rows is a bad row: `is_row` says
-    whether a row has a valid label.
+    If `is_row` is given, a cell of a csv file in which every line is a valid row is reported as a bad row.
+    `is_row(row)` returns whether the label of a row is valid.
     """
     kind = path.suffix.lower()
     if kind == ".jsonl":
@@ -133,6 +133,7 @@ def _holds_rows(
         return all(
             len(cells) == len(columns) and is_row(dict(zip(columns, cells, strict=True)))
             for cells in csv.reader(inner, delimiter=delimiter, strict=True)
+            if cells  # an empty line is no row
         )
     except csv.Error:
         return False

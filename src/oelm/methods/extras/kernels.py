@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.amp import is_autocast_available
 
+from oelm import compiled
 from oelm.compiled.products import compute_linear, product
 from oelm.errors import OelmError
 
@@ -22,8 +23,8 @@ def _refuse_second_derivatives() -> None:
     """
     if torch.is_grad_enabled():
         raise OelmError(
-            "second derivatives of low-rank adapters and convolutions are not supported: use a method "
-            "without them"
+            "second derivatives of low-rank adapters with a small rank and of convolutions are not "
+            "supported: use a method without them"
         )
 
 
@@ -41,6 +42,8 @@ def lowrank_linear(
     if few_tokens or not is_autocast_available(device):
         return F.linear(x, weight, bias) + F.linear(F.linear(x, a) * scale, b)
     if not torch.is_autocast_enabled(device):
+        if not rank_is_small(a, b) and compiled.must_use_torch():
+            return F.linear(x, torch.addmm(weight, b, a, alpha=scale), bias)
         return _LowRankLinear.apply(x, weight, bias, a, b, scale)
     dtype = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):
@@ -81,16 +84,18 @@ class _LowRankLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives()
         x, weight, a, b = ctx.saved_tensors
+        small = rank_is_small(a, b)
+        if small:
+            _refuse_second_derivatives()
+        multiply = torch.mm if torch.is_grad_enabled() else product  # for second derivatives
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         flat, grad_flat = x.flatten(0, -2), grad.flatten(0, -2)  # (N, d_in), (N, rows)
         # Computing W + s B A again is cheaper than keeping it in memory for every projection.
         merged = torch.addmm(weight, b, a, alpha=ctx.scale) if needs_x else weight
         if x.dtype != weight.dtype:
             merged, a, b = merged.to(x.dtype), a.to(x.dtype), b.to(x.dtype)
-        small = rank_is_small(a, b)
-        full = product(grad_flat.mT, flat) if needs_weight or not small else None  # (rows, d_in)
+        full = multiply(grad_flat.mT, flat) if needs_weight or not small else None  # (rows, d_in)
         a, b = a * ctx.scale, b.mT * ctx.scale  # (rank, d_in), (rank, rows)
         if small:
             # The rank is the first dimension of each product: the transposed products are up to ten times
@@ -100,7 +105,7 @@ class _LowRankLinear(torch.autograd.Function):
             assert full is not None
             grad_a, grad_b = b @ full, a @ full.mT
         return (  # autograd converts each gradient to the dtype of its tensor
-            product(grad_flat, merged).view(x.shape) if needs_x else None,
+            multiply(grad_flat, merged).view(x.shape) if needs_x else None,
             full if needs_weight else None,
             grad_flat.sum(0) if needs_bias else None,
             grad_a,

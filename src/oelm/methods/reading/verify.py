@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from types import MethodType
 from typing import Any
 
 import torch
@@ -101,6 +102,8 @@ def _plain(value: Any, depth: int) -> Any:
     """
     if depth == 0 or isinstance(value, nn.Module | torch.Tensor):
         return None
+    if isinstance(value, MethodType):
+        return value.__func__  # the module to which it is bound differs from layer to layer
     if isinstance(value, Mapping):
         return _settings(value, depth - 1)
     if isinstance(value, list | tuple | set | frozenset):

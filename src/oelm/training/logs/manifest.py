@@ -86,20 +86,22 @@ def _cpu_name() -> str:
 def git_commit(folder: Path = Path(__file__).parent) -> str | None:
     """Return the git commit of oelm's source code; None if oelm does not run from a git repository.
 
-    "-dirty" is appended if the source code, or that of the benchmarks, has changes that are not committed.
+    "-dirty" is appended if the source code, or that of the benchmarks, has changes that are not committed, or
+    if git cannot tell.
     """
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return None
     changes = ("--no-optional-locks", "status", "--porcelain", "--untracked-files=no")
-    return f"{commit}-dirty" if _git(folder, *changes, "--", ":/src", ":/benchmarks/*.py") else commit
+    clean = _git(folder, *changes, "--", ":/src", ":/benchmarks/*.py") == ""
+    return commit if clean else f"{commit}-dirty"
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    """Return what a git command prints; "" if it fails."""
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what a git command prints; None if it fails."""
     command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
