@@ -16,6 +16,7 @@ from oelm import compiled
 from oelm.compiled import products
 from oelm.compiled.products import FEWEST_ROWS, SMALLEST, linear, product
 from oelm.methods.extras.kernels import lowrank_linear
+from oelm.methods.reading.verify import kind_of_module
 from oelm.models.gelu import gelu_linear, recomputed_gelu_linear
 from oelm.models.gpt import GPT, GPTConfig
 
@@ -174,8 +175,9 @@ def test_what_our_products_cannot_compute_is_left_to_torch(monkeypatch, own):
     product(many, many.T, out=out)
     assert torch.equal(out, (many @ many.T).double())
     product(many, many.T, out=out.T, add=True)
-    with torch.autocast("cpu", torch.float16):
-        assert not products._use_compiled_linear(many, many, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "is_autocast_enabled", lambda kind: True)
+        assert torch.equal(product(many, many.T), many @ many.T)
     with pytest.raises(RuntimeError, match="shape"):
         product(many, many)
     assert not own
@@ -356,6 +358,9 @@ def test_models_of_other_libraries_use_them_and_keep_their_hooks(own):
     assert len(own) == 2  # torch's attention computes its projections itself
     handle.remove()
     assert pickle.loads(pickle.dumps(model.linear1))(x).shape == (4, 20, 37)
+    pair = nn.ModuleList([nn.Linear(24, 37), nn.Linear(24, 37)])
+    products.speed_up_linear_layers(pair)
+    assert kind_of_module(pair[0]) == kind_of_module(pair[1])  # what is read in one layer holds for the other
     twin = copy.deepcopy(model)
     twin.linear1.weight.data.zero_()
     torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)

@@ -60,12 +60,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def compute_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `linear()` without recording gradients, for use in the forward pass of an autograd function."""
-    if not _use_compiled_linear(x, weight, bias):
-        return F.linear(x, weight, bias)
-    y = x.new_empty(*x.shape[:-1], len(weight))
-    start = None if bias is None else bias.contiguous()
-    _compute(x.reshape(-1, x.shape[-1]), weight.T, y.view(-1, len(weight)), start, False)
-    return y
+    if _use_compiled_linear(x, weight, bias):
+        return _compute_linear(x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 def is_plain_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
@@ -161,12 +158,20 @@ def _compute(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, add: bool) 
     found.oelm_product((ctypes.c_int64 * len(fields))(*fields), ctypes.c_int64(torch.get_num_threads()))
 
 
+def _compute_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x @ weight.T + bias; `_use_compiled_linear()` must be true."""
+    y = x.new_empty(*x.shape[:-1], len(weight))
+    start = None if bias is None else bias.contiguous()
+    _compute(x.reshape(-1, x.shape[-1]), weight.T, y.view(-1, len(weight)), start, False)
+    return y
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         needs_x, needs_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
-        return compute_linear(x, weight, bias)
+        return _compute_linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
